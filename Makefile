@@ -1,0 +1,64 @@
+# `make` lists what can be done. Everything lives in .venv; nothing outside this folder is changed.
+# PYTHON=/path/to/python3.12 chooses another interpreter, WORKERS=8 more test processes,
+# TESTS=tests/test_docs.py fewer tests.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?=
+WORKERS ?= 2
+TESTS ?= tests
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+CODE := $(wildcard src tests benchmarks examples)
+
+# pyright brings its own Node.js and its own copy of pyright: it has no reason to ask for a newer one.
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+.PHONY: help demo test lint format bench clean
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | while IFS=$$'\t' read -r name what; do printf 'make %-8s %s\n' "$$name" "$$what"; done
+
+demo: .venv/.installed-demo ## look at a real model's attention, in the terminal and in attention.html
+	$(BIN)/regard see "Life is short, eat dessert first"
+
+test: lint ## lint, types and tests: what has to pass before a commit
+	$(BIN)/python -m pytest -n $(WORKERS) $(TESTS)
+
+lint: .venv/.installed-dev ## ruff and pyright
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/pyright
+
+format: .venv/.installed-dev ## let ruff mend what it can
+	$(BIN)/ruff check --fix-only $(CODE)
+	$(BIN)/ruff format $(CODE)
+
+bench: .venv/.installed-dev ## the benchmarks: memory, speed, start-up
+	$(BIN)/python -m benchmarks.run
+
+clean: ## remove .venv, caches and builds
+	rm -rf .venv build dist .hypothesis .pytest_cache .ruff_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/.installed-demo .venv/.installed-dev: .venv/.installed-%: pyproject.toml constraints.txt | $(BIN)/pip
+	@echo "Installing regard[$*] into .venv; the first time takes a few minutes ..."
+	@$(PIP) --editable '.[$*]'
+	@touch $@
+
+# The interpreter: $(PYTHON), or the first that is new enough and can make a virtual environment.
+$(BIN)/pip:
+	@for python in $(or $(PYTHON),python3.11 python3.12 python3.13 python3.14 python3); do \
+	    if "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	        exec "$$python" -m venv .venv; \
+	    fi; \
+	done; \
+	echo "No usable Python: regard needs Python 3.11 or newer with its venv module." >&2; \
+	echo "    Debian 12:         apt install python3-venv" >&2; \
+	echo "    Debian and Ubuntu: apt install python3.11-venv   (or 3.12, 3.13: the version you have)" >&2; \
+	echo "    elsewhere:         make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; \
+	exit 1
