@@ -1,0 +1,197 @@
+"""The sweep over blocks of complete rows: any reduction, any device, plain PyTorch.
+
+Memory holds a few blocks of about 2^21 scores, however long the sequence is. Gradients come from
+computing each block a second time and letting autograd differentiate that block alone.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from regard.backends.backend import Backend
+from regard.block import Block
+from regard.indexing import Box, Cut, Index, cut_whole, narrow
+from regard.masks import Mask
+from regard.reductions import Reduction
+from regard.scores import Scores, accumulation_dtype
+
+__all__ = ["Blocks", "boxes"]
+
+# A block and its few temporaries should stay in the cache, and its rows be many enough for the
+# matrix product to run at speed.
+BLOCK_SIZE = 2**21
+MIN_ROWS, MAX_ROWS = 64, 256
+
+
+class Blocks(Backend):
+    """Every reduction, in one sweep over blocks of rows."""
+
+    def takes(self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> bool:
+        return True
+
+    def reduce(
+        self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
+    ) -> tuple[Any, ...]:
+        sweep = _Sweep(source, mask, tuple(reductions))
+        buffers = sweep.start()
+        tensors = sweep.tensors
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+            filled = iter(_Recompute.apply(sweep, buffers, *tensors))
+            buffers = [tuple(next(filled) for _ in sums) for sums in buffers]
+        else:
+            sweep.fill(buffers)
+        pairs = zip(reductions, buffers, strict=True)
+        return tuple(reduction.finish(sums, source.shape) for reduction, sums in pairs)
+
+
+def boxes(shape: torch.Size, mask: Mask | None, group: int, rows: range) -> Iterator[Box]:
+    """The blocks that cover these rows: several heads where they are short, else rows of one.
+
+    A block holds whole groups of heads or a part of one, so that grouped heads share their keys.
+    """
+    *leading, _, kv_len = shape
+    height = min(len(rows), max(MIN_ROWS, min(MAX_ROWS, BLOCK_SIZE // kv_len)))
+    if len(rows) * kv_len <= BLOCK_SIZE:
+        height = len(rows)
+    room = max(1, BLOCK_SIZE // (height * kv_len))
+    for part in _leading_parts(tuple(leading), room, group):
+        for start in range(rows.start, rows.stop, height):
+            taken = slice(start, min(start + height, rows.stop))
+            columns = slice(0, kv_len) if mask is None else mask.columns(taken, shape)
+            if columns.start == columns.stop:  # rows without keys still have an answer
+                columns = slice(0, 1)
+            yield Box(part, taken, columns)
+
+
+def _leading_parts(leading: tuple[int, ...], room: int, group: int) -> Iterator[tuple[slice, ...]]:
+    """Parts of the leading axes of at most `room` matrices each, last axis first."""
+    if not leading:
+        yield ()
+        return
+    *outer, last = leading
+    if room >= last:
+        step = last
+    elif room >= group:
+        step = room // group * group
+    else:
+        step = max(n for n in range(1, room + 1) if group % n == 0)
+    for rest in _leading_parts(tuple(outer), room // last, 1):
+        for start in range(0, last, step):
+            yield (*rest, slice(start, min(start + step, last)))
+
+
+@dataclass(frozen=True, eq=False)
+class _Sweep:
+    source: Scores
+    mask: Mask | None
+    reductions: tuple[Reduction, ...]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What gradients flow to, each tensor once."""
+        extra = [tensor for reduction in self.reductions for tensor in reduction.tensors]
+        unique = {id(tensor): tensor for tensor in (*self.source.tensors, *extra)}
+        return tuple(unique.values())
+
+    def boxes(self) -> Iterator[Box]:
+        ranges = [reduction.rows(self.source.shape[-2]) for reduction in self.reductions]
+        ranges = [rows for rows in ranges if len(rows)]
+        if not ranges:
+            return iter(())
+        rows = range(min(r[0] for r in ranges), max(r[-1] for r in ranges) + 1)
+        return boxes(self.source.shape, self.mask, self.source.group, rows)
+
+    def start(self) -> list[tuple[Tensor, ...]]:
+        shape, device = self.source.shape, self.source.device
+        dtype = accumulation_dtype(self.source.dtype)
+        return [reduction.start(shape, dtype, device) for reduction in self.reductions]
+
+    def block(self, box: Box, cut: Cut) -> Block:
+        return Block(self.source, self.mask, box, cut)
+
+    def fill(self, buffers: list[tuple[Tensor, ...]]) -> None:
+        """Add what every block has to say."""
+        with torch.no_grad(), torch.autocast(self.source.device.type, enabled=False):
+            for box in self.boxes():
+                block = self.block(box, cut_whole)
+                for reduction, sums in zip(self.reductions, buffers, strict=True):
+                    for total, part in zip(sums, reduction.update(block), strict=True):
+                        total[part.index].add_(part.value)
+
+    def pull_back(self, gradients: list[tuple[Tensor | None, ...]], totals: list[Tensor]) -> None:
+        """Add the gradients of the inputs, block by block, from those of the buffers."""
+        with torch.enable_grad(), torch.autocast(self.source.device.type, enabled=False):
+            for box in self.boxes():
+                leaves = _Leaves(self.tensors)
+                block = self.block(box, leaves.cut)
+                values: list[Tensor] = []
+                arriving: list[Tensor] = []
+                for reduction, grads in zip(self.reductions, gradients, strict=True):
+                    if all(grad is None for grad in grads):
+                        continue
+                    for part, grad in zip(reduction.update(block), grads, strict=True):
+                        if grad is not None and part.value.requires_grad:
+                            values.append(part.value)
+                            arriving.append(grad[part.index])
+                leaves.add_gradients(values, arriving, totals)
+
+
+class _Leaves:
+    """Cuts that remember what they cut, so that one block can be differentiated by itself."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._places = {id(tensor): place for place, tensor in enumerate(tensors)}
+        self._taken: list[tuple[int, Index, Tensor]] = []
+
+    def cut(self, tensor: Tensor, index: Index) -> Tensor:
+        leaf = narrow(tensor.detach(), index)
+        if tensor.requires_grad:
+            leaf.requires_grad_()
+            self._taken.append((self._places[id(tensor)], index, leaf))
+        return leaf
+
+    def add_gradients(
+        self, values: list[Tensor], arriving: list[Tensor], totals: list[Tensor]
+    ) -> None:
+        """Differentiate the values and add each leaf's gradient where it was cut."""
+        if not values:
+            return
+        leaves = [leaf for _, _, leaf in self._taken]
+        gradients = torch.autograd.grad(values, leaves, arriving, allow_unused=True)
+        for (place, index, _), gradient in zip(self._taken, gradients, strict=True):
+            if gradient is not None:
+                narrow(totals[place], index).add_(gradient)
+
+
+class _Recompute(torch.autograd.Function):
+    """A sweep whose backward is a second sweep; no derivative is written by hand."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, sweep: _Sweep, buffers: list[tuple[Tensor, ...]], *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        sweep.fill(buffers)
+        flat = tuple(total for sums in buffers for total in sums)
+        ctx.sweep, ctx.counts = sweep, [len(sums) for sums in buffers]
+        ctx.save_for_backward(*tensors)  # notices inputs that were changed in place since
+        ctx.mark_non_differentiable(*(total for total in flat if not total.is_floating_point()))
+        ctx.set_materialize_grads(False)
+        return flat
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        tensors: tuple[Tensor, ...] = ctx.saved_tensors
+        dtype = accumulation_dtype(ctx.sweep.source.dtype)
+        totals = [torch.zeros_like(tensor, dtype=dtype) for tensor in tensors]
+        arriving = iter(gradients)
+        grouped = [tuple(next(arriving) for _ in range(count)) for count in ctx.counts]
+        ctx.sweep.pull_back(grouped, totals)
+        return None, None, *(
+            total.to(tensor.dtype) if tensor.requires_grad else None
+            for total, tensor in zip(totals, tensors, strict=True)
+        )

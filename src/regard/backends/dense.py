@@ -1,0 +1,46 @@
+"""The whole matrix at once, in float64: the definition that faster backends are measured by."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from regard.backends.backend import Backend
+from regard.block import Block
+from regard.errors import DENSE_LIMIT, check_memory
+from regard.indexing import Box
+from regard.masks import Mask
+from regard.reductions import Reduction
+from regard.scores import Scores
+
+__all__ = ["Dense"]
+
+
+class Dense(Backend):
+    """softmax(scores) as a dense float64 tensor, and every reduction of it. For small matrices."""
+
+    def takes(self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> bool:
+        return False  # never chosen unasked: it costs the square of the length
+
+    def reduce(
+        self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
+    ) -> tuple[Any, ...]:
+        """One answer for each reduction, in float64.
+
+        Raises:
+            MemoryError: the matrix would be larger than 4 GiB.
+        """
+        shape = source.shape
+        check_memory("backend='dense'", shape, torch.float64, DENSE_LIMIT)
+        source = source.map(lambda tensor: tensor.double())
+        buffers = [r.start(shape, torch.float64, source.device) for r in reductions]
+        box = Box(
+            tuple(slice(0, n) for n in shape[:-2]), slice(0, shape[-2]), slice(0, shape[-1])
+        )
+        block = Block(source, mask, box)
+        answers: list[Any] = []
+        for reduction, sums in zip(reductions, buffers, strict=True):
+            for total, part in zip(sums, reduction.update(block), strict=True):
+                total[part.index].add_(part.value)
+            answers.append(reduction.finish(sums, shape))
+        return tuple(answers)

@@ -1,0 +1,90 @@
+"""What is one call of PyTorch's fused attention: weights @ value."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.backends.backend import Backend
+from regard.masks import Causal, Keep, Mask, Padding
+from regard.products import Output
+from regard.reductions import Reduction
+from regard.scores import QueryKey, Scores
+
+__all__ = ["Fused"]
+
+
+class Fused(Backend):
+    """``scaled_dot_product_attention`` where it never forms the matrix.
+
+    Its kernels fall back to the matrix itself in some cases; ``takes`` says no to those: value
+    heads that differ from key heads, a bias that needs a gradient, two masks at once.
+    """
+
+    def takes(self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> bool:
+        if len(reductions) != 1 or not isinstance(source, QueryKey):
+            return False
+        (reduction,) = reductions
+        if not isinstance(reduction, Output):
+            return False
+        value, key = reduction.value, source.key
+        batched = value.ndim == key.ndim and value.shape[:-2] == key.shape[:-2]
+        if not batched or value.dtype != key.dtype:
+            return False
+        if source.bias is None:
+            return _expressible(mask, source.shape)
+        return mask is None and not source.bias.requires_grad
+
+    def reduce(
+        self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
+    ) -> tuple[Any, ...]:
+        (reduction,) = reductions
+        if not isinstance(source, QueryKey) or not isinstance(reduction, Output):
+            raise ValueError("the fused backend computes weights @ value of query and key only")
+        reduction.start(source.shape, source.dtype, source.device)
+        return (_attend(source, mask, reduction.value),)
+
+
+def _expressible(mask: Mask | None, shape: torch.Size) -> bool:
+    """Whether PyTorch's kernel takes the mask without a tensor of the size of the matrix."""
+    if mask is None or isinstance(mask, Keep | Padding):
+        return True
+    return isinstance(mask, Causal) and (mask.align == "top-left" or shape[-2] in (1, shape[-1]))
+
+
+def _attend(source: QueryKey, mask: Mask | None, value: Tensor) -> Tensor:
+    # The kernel wants four axes and one width for query, key and value; zeros change nothing.
+    shape, value_dim = source.shape, value.shape[-1]
+    width = max(source.query.shape[-1], value_dim)
+    query, key, value = (_four_axes(_widen(t, width)) for t in (source.query, source.key, value))
+    extra: Tensor | None = source.bias
+    if isinstance(mask, Keep):
+        extra = mask.mask
+    elif isinstance(mask, Padding):
+        extra = torch.arange(shape[-1], device=query.device) < mask.lengths
+    if extra is not None and extra.dtype != torch.bool:
+        extra = extra.to(query.dtype)
+    output = F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=None if extra is None else _four_axes(extra),
+        is_causal=isinstance(mask, Causal) and (mask.align == "top-left" or shape[-2] > 1),
+        scale=source.scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return output.reshape(*shape[:-1], width)[..., :value_dim]
+
+
+def _widen(tensor: Tensor, width: int) -> Tensor:
+    missing = width - tensor.shape[-1]
+    return F.pad(tensor, (0, missing)) if missing else tensor
+
+
+def _four_axes(tensor: Tensor) -> Tensor:
+    """(batch, heads, tokens, dim), with all batch axes in one."""
+    while tensor.ndim < 4:
+        tensor = tensor[None]
+    return tensor.flatten(0, -4)

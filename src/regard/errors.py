@@ -1,0 +1,377 @@
+"""The exceptions of regard, and every check of shapes and kinds with its message.
+
+Each message has one form: ``<argument> has <what came>; <what must hold>.`` and, on the next
+line, what to do. A check runs before any work.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "RegardError",
+    "check_bias",
+    "check_broadcast",
+    "check_count",
+    "check_index_bounds",
+    "check_memory",
+    "check_operand",
+    "check_product",
+    "check_query_key",
+    "check_scale",
+    "check_scores",
+    "check_spans",
+    "check_tensor",
+    "check_weights",
+    "check_whole",
+]
+
+GIB = 2**30
+DENSE_LIMIT = 4 * GIB
+_LAYOUT = "(..., num_heads, tokens, head_dim)"
+
+
+class RegardError(Exception):
+    """What went wrong is regard's own: a model without attention, a recording that is damaged.
+
+    Wrong arguments raise the usual ValueError, TypeError or MemoryError instead.
+
+    Example:
+        >>> import regard
+        >>> issubclass(regard.RegardError, Exception)
+        True
+    """
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """A shape as people write it: ``(2, 8, 128, 64)``."""
+    return str(tuple(shape))
+
+
+def dtype_text(dtype: torch.dtype) -> str:
+    """A dtype without the name of the library: ``float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def check_tensor(name: str, value: object, axes: str) -> Tensor:
+    """That value is a floating tensor with at least two axes, none of them empty.
+
+    Raises:
+        TypeError: value is no tensor, or not of a floating dtype.
+        ValueError: value has fewer than two axes, or an axis of length 0.
+    """
+    if not isinstance(value, Tensor):
+        raise TypeError(
+            f"{name} is a {type(value).__name__}; it must be a tensor of shape {axes}.\n"
+            f"    Use torch.as_tensor({name})."
+        )
+    if not value.is_floating_point():
+        raise TypeError(
+            f"{name} is {dtype_text(value.dtype)}; attention needs a floating dtype.\n"
+            f"    Use {name}.float()."
+        )
+    if value.ndim < 2:
+        raise ValueError(
+            f"{name} has shape {shape_text(value.shape)}; it must have at least two axes, {axes}.\n"
+            f"    For one token use {name}[None, :]."
+        )
+    if 0 in value.shape:
+        raise ValueError(
+            f"{name} has shape {shape_text(value.shape)}; every axis of {axes} must be at least 1.\n"
+            "    Leave out empty sequences before attending."
+        )
+    return value
+
+
+def check_query_key(query: object, key: object) -> tuple[Tensor, Tensor]:
+    """That a query and a key belong together: kinds, dtype, device, axes, heads.
+
+    Raises:
+        TypeError: not tensors, not floating, or of two dtypes.
+        ValueError: shapes or devices that do not fit.
+    """
+    query = check_tensor("query", query, _LAYOUT)
+    key = check_tensor("key", key, _LAYOUT)
+    both = f"query {shape_text(query.shape)} and key {shape_text(key.shape)}"
+    if query.dtype != key.dtype:
+        raise TypeError(
+            f"key is {dtype_text(key.dtype)} and query is {dtype_text(query.dtype)}; "
+            "both must have one dtype.\n    Use key.to(query.dtype)."
+        )
+    if query.device != key.device:
+        raise ValueError(
+            f"key is on {key.device} and query is on {query.device}; "
+            "both must be on one device.\n    Use key.to(query.device)."
+        )
+    if query.ndim != key.ndim:
+        raise ValueError(
+            f"key has {key.ndim} axes and query has {query.ndim}; both must have the same axes.\n"
+            f"    {both} were read as {_LAYOUT}."
+        )
+    if query.shape[-1] != key.shape[-1]:
+        remedy = f"{both} were read as {_LAYOUT}."
+        if key.shape[-2] == query.shape[-1]:
+            remedy = f"{both}: the key looks transposed; pass key.mT."
+        raise ValueError(
+            f"key has head_dim {key.shape[-1]} and query has {query.shape[-1]}; "
+            f"they must be equal.\n    {remedy}"
+        )
+    _check_leading(query, key, both)
+    return query, key
+
+
+def _check_leading(query: Tensor, key: Tensor, both: str) -> None:
+    if query.ndim == 2:
+        return
+    for axis, (of_query, of_key) in enumerate(zip(query.shape[:-3], key.shape[:-3], strict=True)):
+        if of_query != of_key and 1 not in (of_query, of_key):
+            raise ValueError(
+                f"key has length {of_key} on axis {axis} and query has {of_query}; "
+                "batch axes must be equal or 1.\n"
+                f"    {both} were read as {_LAYOUT}."
+            )
+    num_heads, num_kv_heads = query.shape[-3], key.shape[-3]
+    if num_heads % num_kv_heads:
+        remedy = f"{both} were read as {_LAYOUT}."
+        if query.ndim > 3 and query.shape[-2] % key.shape[-2] == 0:
+            remedy = (
+                f"{both} fit as (..., tokens, num_heads, head_dim): "
+                "pass query.transpose(-3, -2) and key.transpose(-3, -2)."
+            )
+        raise ValueError(
+            f"key has {num_kv_heads} heads and query has {num_heads}; "
+            "num_heads must be a multiple of num_kv_heads (grouped-query attention).\n"
+            f"    {remedy}"
+        )
+
+
+def check_scale(scale: object, head_dim: int) -> float:
+    """The factor on query·key: 1/sqrt(head_dim) when None is given.
+
+    Raises:
+        TypeError: scale is no number.
+        ValueError: scale is not finite.
+    """
+    if scale is None:
+        return head_dim**-0.5
+    if isinstance(scale, bool) or not isinstance(scale, int | float):
+        raise TypeError(
+            f"scale is a {type(scale).__name__}; it must be a number.\n"
+            "    Leave it out for 1/sqrt(head_dim); pass 1.0 for no scaling."
+        )
+    if not isfinite(scale):
+        raise ValueError(
+            f"scale is {scale}; it must be finite.\n    Leave it out for 1/sqrt(head_dim)."
+        )
+    return float(scale)
+
+
+def check_broadcast(name: str, tensor: Tensor, shape: torch.Size, device: torch.device) -> Tensor:
+    """The tensor with the axes of shape, each equal or 1, on the device.
+
+    Raises:
+        ValueError: it does not broadcast, or is on another device.
+    """
+    if tensor.device != device:
+        raise ValueError(
+            f"{name} is on {tensor.device} and the query is on {device}; "
+            f"both must be on one device.\n    Use {name}.to(query.device)."
+        )
+    axes = shape_text(shape)
+    aligned = (1,) * (len(shape) - tensor.ndim) + tuple(tensor.shape)
+    if len(aligned) == len(shape) and all(
+        got in (1, wanted) for got, wanted in zip(aligned, shape, strict=True)
+    ):
+        return tensor.reshape(aligned)
+    remedy = "Its axes are aligned with the last axes of the matrix, (..., num_heads, q_len, kv_len)."
+    if len(shape) == 4 and tensor.shape == (shape[0], shape[-1]):
+        remedy = f"For padding of shape (batch, kv_len) pass {name}[:, None, None, :]."
+    elif len(shape) == 4 and tensor.shape == (shape[0], shape[-2], shape[-1]):
+        remedy = f"For one of shape (batch, q_len, kv_len) pass {name}[:, None]."
+    raise ValueError(
+        f"{name} has shape {shape_text(tensor.shape)}; it must broadcast to {axes}.\n    {remedy}"
+    )
+
+
+def check_bias(bias: object, shape: torch.Size, query: Tensor) -> Tensor | None:
+    """That bias, numbers added to the scores, is a floating tensor that broadcasts.
+
+    Raises:
+        TypeError: bias is no floating tensor.
+        ValueError: it does not broadcast to the matrix, or is on another device.
+    """
+    if bias is None:
+        return None
+    if not isinstance(bias, Tensor) or not bias.is_floating_point():
+        came = dtype_text(bias.dtype) if isinstance(bias, Tensor) else f"a {type(bias).__name__}"
+        raise TypeError(
+            f"bias is {came}; it must be a floating tensor, numbers added to the scores.\n"
+            "    A bool tensor (True = may attend) goes to mask=."
+        )
+    return check_broadcast("bias", bias, shape, query.device)
+
+
+def check_scores(scores: object) -> Tensor:
+    """That given scores are a floating tensor of shape (..., q_len, kv_len)."""
+    return check_tensor("scores", scores, "(..., num_heads, q_len, kv_len)")
+
+
+def check_weights(weights: object) -> Tensor:
+    """That given weights are a softmax: nothing below 0, every row sums to 1 or is all 0.
+
+    Raises:
+        ValueError: a row does neither; the first such row and its sum are named.
+    """
+    tensor = check_tensor("weights", weights, "(..., num_heads, q_len, kv_len)")
+    sums = tensor.detach().double().sum(-1)
+    tolerance = 8 * torch.finfo(tensor.dtype).eps + 1e-6
+    wrong = ((sums - 1).abs() > tolerance) & (sums != 0)
+    wrong |= (tensor.detach() < 0).any(-1)
+    if not wrong.any():
+        return tensor
+    first = tuple(int(i) for i in wrong.nonzero()[0])
+    columns = tensor.detach().double().sum(-2)
+    remedy = "Divide each row by its sum, or pass what went into the softmax to from_scores."
+    if bool(((columns - 1).abs() <= tolerance).all()):
+        remedy = "Its columns sum to 1: the softmax ran over the queries. Pass weights.mT."
+    raise ValueError(
+        f"weights has row {first} with the sum {float(sums[first]):.6g}; "
+        f"weights must be at least 0 and each row must sum to 1 (or be all 0).\n    {remedy}"
+    )
+
+
+def check_product(name: str, operand: object, dtype: torch.dtype) -> Tensor:
+    """That a matrix of this dtype can be multiplied with the operand, as two tensors could.
+
+    Raises:
+        TypeError: no tensor, or of another dtype.
+    """
+    if not isinstance(operand, Tensor):
+        raise TypeError(
+            f"{name} is a {type(operand).__name__}; an attention matrix multiplies tensors.\n"
+            f"    Use torch.as_tensor({name})."
+        )
+    if operand.dtype != dtype:
+        raise TypeError(
+            f"{name} is {dtype_text(operand.dtype)} and the matrix is {dtype_text(dtype)}; "
+            f"both must have one dtype.\n    Use {name}.to({dtype})."
+        )
+    return operand
+
+
+def check_operand(
+    name: str, operand: Tensor, length_name: str, shape: torch.Size, device: torch.device
+) -> None:
+    """That the operand of a product fits a matrix; shape is (*leading axes, tokens) of its side.
+
+    Raises:
+        ValueError: a length, a number of heads or a device that does not fit.
+    """
+    if operand.device != device:
+        raise ValueError(
+            f"{name} is on {operand.device} and the matrix is on {device}; "
+            f"both must be on one device.\n    Use {name}.to(A.device)."
+        )
+    came = f"{name} has shape {shape_text(operand.shape)}"
+    wanted = f"    It must broadcast to ({', '.join(map(str, shape))}, value_dim)."
+    tokens = operand.shape[-2:-1] or operand.shape
+    if tuple(tokens) != (shape[-1],):
+        raise ValueError(
+            f"{came}; its tokens axis must have {length_name} = {shape[-1]}.\n{wanted}"
+        )
+    leading, full = operand.shape[:-2], shape[:-1]
+    fits = len(leading) <= len(full) and 0 not in operand.shape
+    for axis, (got, of_matrix) in enumerate(zip(leading[::-1], full[::-1], strict=False)):
+        grouped = axis == 0 and got > 0 and of_matrix % got == 0
+        fits = fits and (grouped or got in (1, of_matrix))
+    if not fits:
+        raise ValueError(
+            f"{came}; its leading axes must fit those of the matrix, {shape_text(full)}.\n"
+            f"{wanted[:-1]}, where heads may be grouped."
+        )
+
+
+def check_memory(what: str, shape: Sequence[int], dtype: torch.dtype, limit: int | None) -> None:
+    """That a dense tensor stays within the limit in bytes; None is no limit.
+
+    Raises:
+        MemoryError: it would not; the message says how large it would be.
+    """
+    size = dtype.itemsize
+    for length in shape:
+        size *= length
+    if limit is None or size <= limit:
+        return
+    raise MemoryError(
+        f"{what} would make {shape_text(shape)} {dtype_text(dtype)} = {size / GIB:.1f} GiB; "
+        f"the limit is {limit / GIB:.1f} GiB.\n"
+        "    Ask for a part, A[..., rows, cols], or for a summary, A.pool(512, 512), "
+        "or pass limit=None to to_dense()."
+    )
+
+
+def check_index_bounds(index: int, length: int, axis: int) -> int:
+    """The index counted from the start.
+
+    Raises:
+        IndexError: it lies outside the axis.
+    """
+    if not -length <= index < length:
+        raise IndexError(
+            f"index {index} is out of range for axis {axis} of length {length}.\n"
+            f"    Use {-length} to {length - 1}."
+        )
+    return index % length
+
+
+def check_whole(name: str, value: object) -> int:
+    """That value is a whole number.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} is a {type(value).__name__}; it must be a whole number.")
+    return value
+
+
+def check_count(name: str, value: object) -> int:
+    """That value is a whole number, at least 1.
+
+    Raises:
+        TypeError: it is no whole number.
+        ValueError: it is below 1.
+    """
+    if check_whole(name, value) < 1:
+        raise ValueError(f"{name} is {value}; it must be at least 1.")
+    return check_whole(name, value)
+
+
+def check_spans(name: str, spans: object, length_name: str, length: int) -> list[tuple[int, int]]:
+    """That spans are (start, stop) pairs inside the text, none of them empty.
+
+    Raises:
+        TypeError: not pairs of whole numbers.
+        ValueError: no spans, an empty span, or one beyond the text.
+    """
+    remedy = f"    Give (start, stop) pairs with 0 <= start < stop <= {length_name} = {length}."
+    pairs = list(spans.values()) if isinstance(spans, Mapping) else spans
+    if not isinstance(pairs, Sequence) or isinstance(pairs, str):
+        raise TypeError(f"{name} is a {type(pairs).__name__}; it must be (start, stop) pairs.\n{remedy}")
+    if not pairs:
+        raise ValueError(f"{name} is empty; it must have at least one span.\n{remedy}")
+    checked: list[tuple[int, int]] = []
+    for pair in pairs:
+        whole = isinstance(pair, Sequence) and [type(edge) for edge in pair] == [int, int]
+        if not whole:
+            raise TypeError(f"{name} has {pair!r}; each span must be two whole numbers.\n{remedy}")
+        start, stop = pair
+        if not 0 <= start < stop <= length:
+            raise ValueError(
+                f"{name} has {(start, stop)}; each span must hold at least one token of the text.\n"
+                f"{remedy}"
+            )
+        checked.append((start, stop))
+    return checked

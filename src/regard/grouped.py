@@ -1,0 +1,55 @@
+"""Grouped-query heads: several query heads share one key head (Ainslie et al. 2023, GQA).
+
+Query head h uses key head ``h // group`` with ``group = num_heads // num_kv_heads``; keys and
+values are never repeated in memory.
+"""
+
+import torch
+from torch import Tensor
+
+from regard.indexing import Index
+
+__all__ = ["group_size", "grouped_matmul", "kv_leading", "select_kv"]
+
+
+def group_size(leading: torch.Size, kv_tensor: Tensor) -> int:
+    """How many query heads share one head of kv_tensor; leading is (..., num_heads)."""
+    return leading[-1] // kv_tensor.shape[-3] if leading else 1
+
+
+def kv_leading(leading: tuple[slice, ...], group: int) -> tuple[slice, ...]:
+    """The slices of batch and key heads that the query heads of a box use."""
+    if group == 1:
+        return leading
+    heads = leading[-1]
+    return (*leading[:-1], slice(heads.start // group, (heads.stop - 1) // group + 1))
+
+
+def grouped_matmul(left: Tensor, right: Tensor) -> Tensor:
+    """left @ right, (..., n, r, d) @ (..., m, d, c) -> (..., n, r, c), where m divides n."""
+    if min(left.ndim, right.ndim) == 2 or left.shape[-3] == right.shape[-3]:
+        return left @ right
+    *batch, heads, rows, _ = left.shape
+    kv_heads = right.shape[-3]
+    packed = left.reshape(*batch, kv_heads, heads // kv_heads * rows, left.shape[-1])
+    return (packed @ right).reshape(*batch, heads, rows, right.shape[-1])
+
+
+def select_kv(tensor: Tensor, index: Index, num_heads: int) -> Tensor:
+    """The key heads (..., num_kv_heads, kv_len, dim) that ``A[index]`` needs.
+
+    A slice that cuts a group in two copies the key heads it needs; every other index is a view.
+    """
+    if not index:
+        return tensor
+    group = num_heads // tensor.shape[-3]
+    *batch, heads = index
+    if isinstance(heads, int):
+        return tensor[(*batch, heads // group)]
+    chosen = range(num_heads)[heads]
+    if group == 1:
+        return tensor[(*batch, heads)]
+    if chosen.step == 1 and chosen.start % group == 0 and len(chosen) % group == 0:
+        return tensor[(*batch, slice(chosen.start // group, chosen.stop // group))]
+    kv_heads = torch.tensor([head // group for head in chosen], device=tensor.device)
+    return tensor[tuple(batch)].index_select(-3, kv_heads)

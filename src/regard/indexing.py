@@ -1,0 +1,106 @@
+"""Which part of the matrix: what stands in ``A[...]``, and boxes of rows and columns."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.errors import check_index_bounds
+
+__all__ = ["Box", "Cut", "Index", "cut_whole", "narrow", "parse_index"]
+
+Index = tuple[int | slice, ...]
+Cut = Callable[[Tensor, Index], Tensor]
+"""Takes the part of a tensor that a block needs; how gradients are collected hides behind it."""
+
+
+class Box(NamedTuple):
+    """A part of the matrix: one slice for every axis, each with a start and a stop, no step."""
+
+    leading: tuple[slice, ...]
+    rows: slice
+    columns: slice
+
+    @property
+    def at_rows(self) -> Index:
+        """Where the rows of the box lie in a tensor of shape (..., q_len)."""
+        return (*self.leading, self.rows)
+
+    @property
+    def at_columns(self) -> Index:
+        """Where the columns of the box lie in a tensor of shape (..., kv_len)."""
+        return (*self.leading, self.columns)
+
+    @property
+    def at_both(self) -> Index:
+        """Where the box lies in a tensor of shape (..., q_len, kv_len)."""
+        return (*self.leading, self.rows, self.columns)
+
+
+def narrow(tensor: Tensor, index: Index) -> Tensor:
+    """tensor[index], where an axis of length 1 stands for every index (broadcasting)."""
+    adapted: list[int | slice] = []
+    for axis, item in enumerate(index):
+        if tensor.shape[axis] != 1:
+            adapted.append(item)
+        else:
+            adapted.append(0 if isinstance(item, int) else slice(None))
+    return tensor[tuple(adapted)]
+
+
+def cut_whole(tensor: Tensor, index: Index) -> Tensor:
+    """The plain cut: the part itself."""
+    return narrow(tensor, index)
+
+
+def parse_index(key: Any, shape: torch.Size) -> tuple[Index, int | range, int | range]:
+    """What ``A[key]`` asks for: the leading axes, the rows, the columns.
+
+    Args:
+        key: what stands between the brackets: integers, slices and one ``...``.
+        shape: the shape of the matrix, (..., q_len, kv_len).
+
+    Returns:
+        One integer or slice for every leading axis; an integer or a range for rows and columns.
+
+    Raises:
+        TypeError: an index of another kind.
+        IndexError: too many indices, or one out of range.
+        ValueError: a slice with a negative step.
+    """
+    items = list(key) if isinstance(key, tuple) else [key]
+    for item in items:
+        if isinstance(item, bool) or not (item is ... or isinstance(item, int | slice)):
+            raise TypeError(
+                f"an attention matrix has no index of type {type(item).__name__}; "
+                "it takes integers, slices and one '...'.\n"
+                "    For chosen rows take A[..., start:stop, :] and index the tensor that comes back."
+            )
+    dots = [i for i, item in enumerate(items) if item is ...]
+    given = len(items) - len(dots)
+    if len(dots) > 1 or given > len(shape):
+        raise IndexError(
+            f"the index has {given} entries and {len(dots)} '...'; a matrix of shape "
+            f"{tuple(shape)} takes at most {len(shape)} and one '...'."
+        )
+    at = dots[0] if dots else len(items)
+    missing: list[Any] = [slice(None)] * (len(shape) - given)
+    items = [*items[:at], *missing, *items[at + 1 :]]
+    resolved = [_resolve(item, n, axis) for axis, (item, n) in enumerate(zip(items, shape))]
+    leading = tuple(
+        item if isinstance(item, int) else slice(item.start, item.stop, item.step)
+        for item in resolved[:-2]
+    )
+    return leading, resolved[-2], resolved[-1]
+
+
+def _resolve(item: int | slice, length: int, axis: int) -> int | range:
+    if isinstance(item, int):
+        return check_index_bounds(item, length, axis)
+    if item.step is not None and item.step < 1:
+        raise ValueError(
+            f"the slice on axis {axis} has step {item.step}; steps must be at least 1, as in "
+            "PyTorch.\n    Take the part and use .flip() on it."
+        )
+    return range(length)[item]

@@ -1,0 +1,469 @@
+"""The attention matrix: what it is, a part of it, products; no method computes."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from regard.backends.choose import choose
+from regard.errors import (
+    DENSE_LIMIT,
+    check_bias,
+    check_memory,
+    check_product,
+    check_query_key,
+    check_scale,
+    check_scores,
+    check_weights,
+    dtype_text,
+)
+from regard.indexing import Box, Index, cut_whole, narrow, parse_index
+from regard.masks import Mask, as_mask
+from regard.products import Output, TransposedOutput, Window
+from regard.reductions import (
+    Diagonal,
+    Entropy,
+    LogSumExp,
+    Max,
+    Pool,
+    Reduction,
+    Segments,
+    Sum,
+    Top,
+    TopK,
+)
+from regard.scores import Given, QueryKey, Scores
+
+__all__ = ["AttentionMatrix", "attend"]
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    *,
+    mask: Mask | Tensor | None = None,
+    scale: float | None = None,
+    bias: Tensor | None = None,
+) -> "AttentionMatrix":
+    """The attention matrix softmax(scale · query·keyᵀ + bias, masked); nothing is computed yet.
+
+    Args:
+        query: (..., num_heads, q_len, head_dim), or (q_len, head_dim) for one head. float16,
+            bfloat16, float32 or float64.
+        key: (..., num_kv_heads, kv_len, head_dim). num_heads must be a multiple of num_kv_heads
+            (grouped-query attention); batch axes are equal or 1.
+        mask: one of ``regard.masks``, or a bool tensor that broadcasts to
+            (..., num_heads, q_len, kv_len) in which True means *may attend*.
+        scale: multiplies query·key; 1/sqrt(head_dim) when left out.
+        bias: numbers added to the scaled scores, broadcastable to (..., num_heads, q_len, kv_len).
+
+    Returns:
+        The matrix, (..., num_heads, q_len, kv_len): a query attends *to* keys, rows are queries.
+
+    Raises:
+        TypeError: an argument of the wrong kind or dtype.
+        ValueError: shapes or devices that do not fit.
+
+    Example:
+        >>> import torch, regard
+        >>> query = key = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+        >>> A = regard.attend(query, key, scale=1.0)
+        >>> A[0]
+        tensor([0.7311, 0.2689])
+        >>> A @ torch.tensor([[10.0], [20.0]])
+        tensor([[12.6894],
+                [17.3106]])
+
+    Source:
+        Vaswani et al. 2017, "Attention Is All You Need", equation 1.
+    """
+    query, key = check_query_key(query, key)
+    batch = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3])
+    query = query.expand(*batch, *query.shape[-3:])
+    key = key.expand(*batch, *key.shape[-3:])
+    shape = torch.Size((*query.shape[:-1], key.shape[-2]))
+    factor = check_scale(scale, query.shape[-1])
+    source = QueryKey(query, key, factor, check_bias(bias, shape, query))
+    return AttentionMatrix(source, _bound(mask, source))
+
+
+class AttentionMatrix:
+    """An attention matrix that is never formed: it knows what it is and answers when asked.
+
+    It behaves as a tensor of shape (..., num_heads, q_len, kv_len) would: index it, multiply it,
+    reduce it. Leading indices give a smaller attention matrix; indices of rows or columns give an
+    ordinary tensor of weights. Every answer is exact and differentiable and takes memory that
+    grows with the length, not with its square.
+
+    Make one with ``regard.attend``, ``AttentionMatrix.from_scores`` or
+    ``AttentionMatrix.from_weights``.
+
+    Attributes:
+        source: where its scores come from.
+        mask: which keys a query may attend to, fitted to its shape; None: all.
+
+    Example:
+        >>> import torch, regard
+        >>> A = regard.attend(torch.randn(2, 8, 100, 64), torch.randn(2, 8, 100, 64))
+        >>> A[0, 3].shape, A[0, 3, 99].shape, A.entropy().shape
+        (torch.Size([100, 100]), torch.Size([100]), torch.Size([2, 8, 100]))
+    """
+
+    def __init__(self, source: Scores, mask: Mask | None = None) -> None:
+        self.source = source
+        self.mask = mask
+
+    @classmethod
+    def from_scores(
+        cls, scores: Tensor, *, mask: Mask | Tensor | None = None
+    ) -> "AttentionMatrix":
+        """The attention matrix softmax(scores, masked) of scores that are given.
+
+        Args:
+            scores: (..., num_heads, q_len, kv_len) or (q_len, kv_len); -inf is a masked key.
+            mask: as in ``regard.attend``.
+
+        Raises:
+            TypeError: scores are no floating tensor.
+            ValueError: fewer than two axes, or an empty one.
+
+        Example:
+            >>> import torch, regard
+            >>> regard.AttentionMatrix.from_scores(torch.tensor([[13.0, 9.0, 9.0]]))[0]
+            tensor([0.9647, 0.0177, 0.0177])
+        """
+        source = Given(check_scores(scores))
+        return cls(source, _bound(mask, source))
+
+    @classmethod
+    def from_weights(cls, weights: Tensor) -> "AttentionMatrix":
+        """The attention matrix of weights that some tool computed already.
+
+        Its scores are log(weights), so that the softmax gives the weights back.
+
+        Args:
+            weights: (..., num_heads, q_len, kv_len) or (q_len, kv_len); nothing below 0, each row
+                sums to 1 or is all 0.
+
+        Raises:
+            TypeError: weights are no floating tensor.
+            ValueError: a row sums to something else; the first one is named.
+
+        Example:
+            >>> import torch, regard
+            >>> A = regard.AttentionMatrix.from_weights(torch.tensor([[0.25, 0.75], [1.0, 0.0]]))
+            >>> A.max().values
+            tensor([0.7500, 1.0000])
+        """
+        return cls(Given(check_weights(weights).log()))
+
+    @property
+    def shape(self) -> torch.Size:
+        """(..., num_heads, q_len, kv_len)."""
+        return self.source.shape
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.source.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of its inputs, and of products and parts; statistics have at least float32."""
+        return self.source.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where its inputs are and answers will be."""
+        return self.source.device
+
+    @property
+    def scores(self) -> "ScoreMatrix":
+        """The numbers before the softmax; index it to see them."""
+        return ScoreMatrix(self)
+
+    @property
+    def T(self) -> "TransposedMatrix":  # noqa: N802, as in PyTorch
+        """The transposed matrix, (..., num_heads, kv_len, q_len), for ``A.T @ x``."""
+        return TransposedMatrix(self)
+
+    def __getitem__(self, key: Any) -> Any:
+        """A part: of the leading axes an AttentionMatrix, of rows and columns a tensor."""
+        index, rows, columns = parse_index(key, self.shape)
+        part = self._select(index)
+        whole = (range(self.shape[-2]), range(self.shape[-1]))
+        if (rows, columns) == whole:
+            return part
+        return part._window(rows, columns, "this part", DENSE_LIMIT)
+
+    def __matmul__(self, value: Tensor) -> Tensor:
+        """weights @ value, (..., num_heads, q_len, value_dim); the value's heads may be grouped."""
+        return cast(Tensor, self.reduce(Output(check_product("value", value, self.dtype))))
+
+    def reduce(self, *reductions: Reduction, backend: str | None = None) -> Any:
+        """The answers to several questions in one pass over the matrix.
+
+        Args:
+            reductions: what to ask: ``regard.TopK(8)``, ``regard.Entropy()``, your own.
+            backend: "fused", "blocks" or "dense" (float64, forms the matrix); the fastest exact
+                one is chosen when left out.
+
+        Returns:
+            One answer for one reduction, a tuple of them for several.
+
+        Raises:
+            TypeError: an argument that is no reduction.
+            ValueError: no reductions, or one that does not fit the matrix.
+
+        Example:
+            >>> import torch, regard
+            >>> A = regard.attend(torch.zeros(4, 2), torch.zeros(4, 2))
+            >>> top, entropy = A.reduce(regard.TopK(2), regard.Entropy())
+            >>> top.indices[0].tolist(), entropy[0].item()
+            ([0, 1], 1.3862943649291992)
+        """
+        if not reductions:
+            raise ValueError(
+                "reduce() has no reductions; it needs at least one.\n"
+                "    Pass for example regard.Entropy(), regard.TopK(8)."
+            )
+        for reduction in reductions:
+            if not isinstance(reduction, Reduction):
+                came = reduction.__name__ if isinstance(reduction, type) else type(reduction).__name__
+                raise TypeError(
+                    f"reduce() got {came}; each argument must be an instance of a reduction.\n"
+                    "    Pass for example regard.Entropy(), regard.TopK(8)."
+                )
+        chosen = choose(self.source, self.mask, reductions, backend)
+        answers = chosen.reduce(self.source, self.mask, reductions)
+        return answers[0] if len(answers) == 1 else answers
+
+    def logsumexp(self) -> Tensor:
+        """The logsumexp of each row of scores, (..., num_heads, q_len); see ``LogSumExp``."""
+        return cast(Tensor, self.reduce(LogSumExp()))
+
+    def entropy(self) -> Tensor:
+        """The entropy of each row in nats, (..., num_heads, q_len); see ``Entropy``."""
+        return cast(Tensor, self.reduce(Entropy()))
+
+    def topk(self, k: int) -> Top:
+        """The k largest weights of each row and their keys; see ``TopK``."""
+        return cast(Top, self.reduce(TopK(k)))
+
+    def max(self) -> Top:
+        """The largest weight of each row and its key; see ``Max``."""
+        return cast(Top, self.reduce(Max()))
+
+    def sum(self, dim: int) -> Tensor:
+        """The sum over the keys (dim=-1) or over the queries (dim=-2); see ``Sum``."""
+        return cast(Tensor, self.reduce(Sum(dim)))
+
+    def pool(self, rows: int, columns: int) -> Tensor:
+        """The mean weight in each cell of at most rows x columns; see ``Pool``."""
+        return cast(Tensor, self.reduce(Pool(rows, columns)))
+
+    def segments(self, query_spans: Any, key_spans: Any = None) -> Tensor:
+        """How much spans of queries attend to spans of keys; see ``Segments``."""
+        return cast(Tensor, self.reduce(Segments(query_spans, key_spans)))
+
+    def diagonal(self, offset: int = 0) -> Tensor:
+        """The weights A[i, i + offset]; see ``Diagonal``."""
+        return cast(Tensor, self.reduce(Diagonal(offset)))
+
+    def to_dense(self, *, limit: int | None = DENSE_LIMIT) -> Tensor:
+        """The whole matrix as a tensor, by name only: it takes q_len x kv_len numbers a head.
+
+        Args:
+            limit: the most bytes it may take, 4 GiB unless given; None is no limit.
+
+        Raises:
+            MemoryError: it would take more; the message says how much.
+
+        Example:
+            >>> import torch, regard
+            >>> regard.attend(torch.zeros(1, 2), torch.zeros(4, 2)).to_dense()
+            tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
+        """
+        whole = (range(self.shape[-2]), range(self.shape[-1]))
+        return self._window(*whole, "to_dense()", limit)
+
+    def to(self, *args: Any, **kwargs: Any) -> "AttentionMatrix":
+        """The matrix of inputs on another device or of another dtype, as ``Tensor.to`` takes them."""
+        source = self.source.map(lambda tensor: tensor.to(*args, **kwargs))
+        mask = self.mask
+        if mask is not None:
+            mask = mask.map(lambda tensor: tensor.to(source.device))
+        return AttentionMatrix(source, mask)
+
+    def detach(self) -> "AttentionMatrix":
+        """The matrix of the detached inputs: no gradient flows back through it."""
+        return AttentionMatrix(self.source.map(Tensor.detach), self.mask)
+
+    def __repr__(self) -> str:
+        """What it is, without computing it."""
+        names = ("batch", "num_heads", "q_len", "kv_len")
+        names = names[-self.ndim :] if self.ndim <= len(names) else ("...",) * self.ndim
+        axes = ", ".join(f"{name}={n}" for name, n in zip(names, self.shape, strict=True))
+        facts = [axes, f"dtype={dtype_text(self.dtype)}", f"device={self.device}"]
+        if isinstance(self.source, QueryKey):
+            facts.append(f"scale={self.source.scale:.4g}")
+            if self.source.group > 1:
+                facts.append(f"num_kv_heads={self.source.key.shape[-3]}")
+            if self.source.bias is not None:
+                facts.append(f"bias={tuple(self.source.bias.shape)}")
+        else:
+            facts.append("from given scores")
+        if self.mask is not None:
+            facts.append(f"mask={self.mask!r}")
+        return f"AttentionMatrix({', '.join(facts)})"
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """torch.matmul(A, value); no other function of torch takes a matrix that is not formed."""
+        if func is torch.matmul and len(args) == 2 and isinstance(args[0], AttentionMatrix):
+            return args[0] @ args[1]
+        raise TypeError(
+            f"torch.{func.__name__} does not take an AttentionMatrix; "
+            "only torch.matmul(A, value) does.\n"
+            "    Use a method, A.topk(8), a part, A[..., rows, cols], or A.to_dense()."
+        )
+
+    def _select(self, index: Index) -> "AttentionMatrix":
+        if all(item == slice(0, n, 1) for item, n in zip(index, self.shape, strict=False)):
+            return self
+        mask = self.mask
+        if mask is not None:
+            mask = mask.map(lambda tensor: narrow(tensor, index))
+        return AttentionMatrix(self.source.select(index), mask)
+
+    def _window(
+        self, rows: int | range, columns: int | range, what: str, limit: int | None
+    ) -> Tensor:
+        many_rows, many_columns = _as_range(rows), _as_range(columns)
+        size = (*self.shape[:-2], len(many_rows), len(many_columns))
+        check_memory(what, size, self.dtype, limit)
+        weights = cast(Tensor, self.reduce(Window(many_rows, many_columns)))
+        return _drop_axes(weights.to(self.dtype), rows, columns)
+
+
+class ScoreMatrix:
+    """The scores of an attention matrix: scaled, biased and masked, before the softmax.
+
+    Example:
+        >>> import torch, regard
+        >>> x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+        >>> regard.attend(x, x, scale=1.0, mask=regard.Causal()).scores[:, :]
+        tensor([[5., -inf],
+                [11., 25.]])
+    """
+
+    def __init__(self, matrix: AttentionMatrix) -> None:
+        self._matrix = matrix
+
+    @property
+    def shape(self) -> torch.Size:
+        """(..., num_heads, q_len, kv_len)."""
+        return self._matrix.shape
+
+    def __getitem__(self, key: Any) -> Tensor:
+        """A part of the scores, as a tensor."""
+        index, rows, columns = parse_index(key, self.shape)
+        return self._part(index, rows, columns, "these scores", DENSE_LIMIT)
+
+    def to_dense(self, *, limit: int | None = DENSE_LIMIT) -> Tensor:
+        """All scores as a tensor, by name only.
+
+        Args:
+            limit: the most bytes it may take, 4 GiB unless given; None is no limit.
+
+        Raises:
+            MemoryError: it would take more.
+        """
+        index, rows, columns = parse_index(..., self.shape)
+        return self._part(index, rows, columns, "scores.to_dense()", limit)
+
+    def __repr__(self) -> str:
+        """What it is, without computing it."""
+        return f"ScoreMatrix(of {self._matrix!r})"
+
+    def _part(
+        self,
+        index: Index,
+        rows: int | range,
+        columns: int | range,
+        what: str,
+        limit: int | None,
+    ) -> Tensor:
+        part = self._matrix[(*index, ...)] if index else self._matrix
+        shape, at_rows, at_columns = part.shape, _as_range(rows), _as_range(columns)
+        size = (*shape[:-2], len(at_rows), len(at_columns))
+        check_memory(what, size, part.dtype, limit)
+        box = Box(tuple(slice(0, n) for n in shape[:-2]), _span(at_rows), _span(at_columns))
+        scores = part.source.block(box, cut_whole)
+        allowed = None if part.mask is None else part.mask.block(box, shape, part.device)
+        if allowed is not None:
+            scores = scores.masked_fill(~allowed, -torch.inf)
+        scores = scores[..., :: at_rows.step, :: at_columns.step].to(part.dtype)
+        return _drop_axes(scores, rows, columns)
+
+
+class TransposedMatrix:
+    """An attention matrix seen from the keys, (..., num_heads, kv_len, q_len): ``A.T``.
+
+    Example:
+        >>> import torch, regard
+        >>> x = torch.zeros(2, 1)
+        >>> A = regard.attend(x, x, mask=regard.Causal())
+        >>> A.T @ torch.tensor([[1.0], [1.0]])
+        tensor([[1.5000],
+                [0.5000]])
+    """
+
+    def __init__(self, matrix: AttentionMatrix) -> None:
+        self.T = matrix
+
+    @property
+    def shape(self) -> torch.Size:
+        """(..., num_heads, kv_len, q_len)."""
+        *leading, q_len, kv_len = self.T.shape
+        return torch.Size((*leading, kv_len, q_len))
+
+    def __matmul__(self, operand: Tensor) -> Tensor:
+        """weights transposed @ operand, (..., num_heads, kv_len, dim)."""
+        operand = check_product("operand", operand, self.T.dtype)
+        return cast(Tensor, self.T.reduce(TransposedOutput(operand)))
+
+    def to_dense(self, *, limit: int | None = DENSE_LIMIT) -> Tensor:
+        """The whole transposed matrix as a tensor, by name only; see AttentionMatrix.to_dense."""
+        return self.T.to_dense(limit=limit).mT
+
+    def __repr__(self) -> str:
+        """What it is, without computing it."""
+        return f"TransposedMatrix(of {self.T!r})"
+
+
+def _bound(mask: Mask | Tensor | None, source: Scores) -> Mask | None:
+    return None if mask is None else as_mask(mask).bind(source.shape, source.device)
+
+
+def _as_range(index: int | range) -> range:
+    return range(index, index + 1) if isinstance(index, int) else index
+
+
+def _span(positions: range) -> slice:
+    """The slice without a step that holds all positions."""
+    return slice(positions[0], positions[-1] + 1) if positions else slice(0, 0)
+
+
+def _drop_axes(part: Tensor, rows: int | range, columns: int | range) -> Tensor:
+    """Without the axes that an integer index took."""
+    part = part.squeeze(-1) if isinstance(columns, int) else part
+    at_rows = -1 if isinstance(columns, int) else -2
+    return part.squeeze(at_rows) if isinstance(rows, int) else part

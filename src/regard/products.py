@@ -1,0 +1,145 @@
+"""Products with the matrix and parts of it, as reductions over its blocks."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.block import Block
+from regard.errors import check_operand
+from regard.grouped import grouped_matmul, kv_leading
+from regard.reductions import Part, Reduction
+
+__all__ = ["Output", "TransposedOutput", "Window"]
+
+
+@dataclass(frozen=True, eq=False)
+class Output(Reduction):
+    """weights @ value: what an attention layer computes.
+
+    The answer has shape (..., num_heads, q_len, value_dim) and the dtype of the value. It is what
+    ``A @ value`` asks; as a reduction it shares its pass with others.
+
+    Args:
+        value: (..., num_kv_heads, kv_len, value_dim), or (kv_len,) for one number a key. Leading
+            axes broadcast; its heads may be grouped.
+
+    Raises:
+        ValueError: the value does not fit the matrix.
+
+    Example:
+        >>> import torch, regard
+        >>> A = regard.attend(torch.zeros(1, 1), torch.zeros(2, 1))
+        >>> A.reduce(regard.Output(torch.tensor([[1.0], [3.0]])))
+        tensor([[2.]])
+    """
+
+    value: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.value,)
+
+    def start(
+        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        side = torch.Size((*shape[:-2], shape[-1]))
+        check_operand("value", self.value, "kv_len", side, device)
+        return (torch.zeros((*shape[:-1], _width(self.value)), dtype=dtype, device=device),)
+
+    def update(self, block: Block) -> tuple[Part, ...]:
+        value = _part(block, self.value, block.box.columns)
+        return (Part(block.box.at_rows, grouped_matmul(block.weights, value)),)
+
+    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
+        return _as_operand(buffers[0], self.value)
+
+
+@dataclass(frozen=True, eq=False)
+class TransposedOutput(Reduction):
+    """weights transposed @ operand, what ``A.T @ x`` asks: (..., num_heads, kv_len, value_dim).
+
+    Args:
+        operand: (..., num_heads, q_len, value_dim) or (q_len,); leading axes broadcast.
+    """
+
+    operand: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.operand,)
+
+    def start(
+        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        check_operand("operand", self.operand, "q_len", shape[:-1], device)
+        size = (*shape[:-2], shape[-1], _width(self.operand))
+        return (torch.zeros(size, dtype=dtype, device=device),)
+
+    def update(self, block: Block) -> tuple[Part, ...]:
+        operand = _part(block, self.operand, block.box.rows)
+        return (Part(block.box.at_columns, grouped_matmul(block.weights.mT, operand)),)
+
+    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
+        return _as_operand(buffers[0], self.operand)
+
+
+def _width(operand: Tensor) -> int:
+    return 1 if operand.ndim == 1 else operand.shape[-1]
+
+
+def _part(block: Block, operand: Tensor, positions: slice) -> Tensor:
+    """The rows of an operand (..., heads, tokens, dim) that a block meets."""
+    if operand.ndim == 1:
+        return block.part(operand, (positions,))[:, None]
+    axes = operand.ndim - 2
+    if not axes:
+        return block.part(operand, (positions,))
+    leading = kv_leading(block.box.leading, block.shape[-3] // operand.shape[-3])
+    return block.part(operand, (*leading[len(leading) - axes :], positions))
+
+
+def _as_operand(total: Tensor, operand: Tensor) -> Tensor:
+    total = total.to(operand.dtype)
+    return total.squeeze(-1) if operand.ndim == 1 else total
+
+
+@dataclass(frozen=True)
+class Window(Reduction):
+    """The weights at some rows and columns: (..., num_heads, rows, columns).
+
+    Args:
+        at_rows: which queries, in rising order.
+        at_columns: which keys, in rising order.
+    """
+
+    at_rows: range
+    at_columns: range
+
+    def rows(self, q_len: int) -> range:
+        return self.at_rows
+
+    def start(
+        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        size = (*shape[:-2], len(self.at_rows), len(self.at_columns))
+        return (torch.zeros(size, dtype=dtype, device=device),)
+
+    def update(self, block: Block) -> tuple[Part, ...]:
+        rows, in_block_rows = _meet(self.at_rows, block.box.rows)
+        columns, in_block_columns = _meet(self.at_columns, block.box.columns)
+        values = block.weights[..., in_block_rows, in_block_columns]
+        return (Part((*block.box.leading, rows, columns), values),)
+
+    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
+        return buffers[0]
+
+
+def _meet(wanted: range, part: slice) -> tuple[slice, slice]:
+    """Which entries of wanted lie in the part: their places in wanted, and in the part."""
+    first = max(0, -(-(part.start - wanted.start) // wanted.step))
+    stop = min(len(wanted), max(0, -(-(part.stop - wanted.start) // wanted.step)))
+    if first >= stop:
+        return slice(0, 0), slice(0, 0)
+    start = wanted[first] - part.start
+    return slice(first, stop), slice(start, wanted[stop - 1] - part.start + 1, wanted.step)

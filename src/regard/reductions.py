@@ -1,0 +1,476 @@
+"""What can be asked of an attention matrix, one block of complete rows at a time.
+
+A reduction starts with buffers of zeros, says for each block what to add to them and where, and
+finishes the sums into an answer. ``update`` depends on its block alone, so a block can be
+recomputed for gradients, and blocks can come in any order.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.block import Block
+from regard.errors import check_count, check_spans, check_whole
+from regard.indexing import Index
+
+__all__ = [
+    "Diagonal",
+    "Entropy",
+    "LogSumExp",
+    "Max",
+    "Part",
+    "Pool",
+    "Reduction",
+    "Segments",
+    "Sum",
+    "TopK",
+    "Top",
+]
+
+
+class Part(NamedTuple):
+    """What a block adds to a buffer: ``buffer[index] += value``."""
+
+    index: Index
+    value: Tensor
+
+
+class Top(NamedTuple):
+    """The largest weights of each row and the keys they belong to.
+
+    Attributes:
+        values: weights, in falling order.
+        indices: int64 positions of the keys; -1 (with weight 0) where a row may attend to fewer.
+
+    Example:
+        >>> import torch, regard
+        >>> x = torch.eye(2)
+        >>> regard.attend(x, x).topk(1).indices.tolist()
+        [[0], [1]]
+    """
+
+    values: Tensor
+    indices: Tensor
+
+
+class Reduction(ABC):
+    """A question to an attention matrix; write one by subclassing it with three methods.
+
+    Example:
+        >>> import torch, regard
+        >>> class SelfWeight(regard.Reduction):
+        ...     '''The weight each query gives to its own position.'''
+        ...     def start(self, shape, dtype, device):
+        ...         return (torch.zeros(shape[:-1], dtype=dtype, device=device),)
+        ...     def update(self, block):
+        ...         offset = block.box.rows.start - block.box.columns.start
+        ...         own = block.weights.diagonal(offset, dim1=-2, dim2=-1)
+        ...         return (regard.Part(block.box.at_rows, own),)
+        ...     def finish(self, buffers, shape):
+        ...         return buffers[0]
+        >>> x = torch.zeros(4, 1)
+        >>> regard.attend(x, x).reduce(SelfWeight())
+        tensor([0.2500, 0.2500, 0.2500, 0.2500])
+    """
+
+    @abstractmethod
+    def start(
+        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        """Check the question against the matrix and give one buffer of zeros for each sum.
+
+        Args:
+            shape: of the matrix, (..., num_heads, q_len, kv_len).
+            dtype: in which statistics accumulate, float32 or float64.
+            device: where the matrix is.
+        """
+
+    @abstractmethod
+    def update(self, block: Block) -> tuple[Part, ...]:
+        """What one block adds to each buffer. Must depend on nothing but the block."""
+
+    @abstractmethod
+    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Any:
+        """The answer, from the filled buffers."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Tensors beside the matrix that gradients flow to; read them with ``block.part``."""
+        return ()
+
+    def rows(self, q_len: int) -> range:
+        """The rows that the answer depends on."""
+        return range(q_len)
+
+
+class _OfEachRow(Reduction):
+    """One number for each query: blocks concatenate."""
+
+    def start(
+        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        return (torch.zeros(shape[:-1], dtype=dtype, device=device),)
+
+    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
+        return buffers[0]
+
+
+@dataclass(frozen=True)
+class LogSumExp(_OfEachRow):
+    """log of the sum over the keys of exp(scores), for each query, in nats.
+
+    The answer has shape (..., num_heads, q_len); -inf for a query with no key to attend to.
+
+    Example:
+        >>> import torch, regard
+        >>> regard.attend(torch.zeros(1, 4), torch.zeros(2, 4)).reduce(regard.LogSumExp())
+        tensor([0.6931])
+    """
+
+    def update(self, block: Block) -> tuple[Part, ...]:
+        return (Part(block.box.at_rows, block.logsumexp),)
+
+
+@dataclass(frozen=True)
+class Entropy(_OfEachRow):
+    """The entropy of each query's weights, -sum(w log w), in nats (Shannon 1948).
+
+    From 0 (all attention on one key) to log(kv_len) (spread evenly); 0 for a query with no key.
+    The answer has shape (..., num_heads, q_len). Computed as (L - m) - sum(w (s - m)) with the
+    scores s, their logsumexp L and their maximum m, which cancels least.
+
+    Example:
+        >>> import torch, regard
+        >>> regard.attend(torch.zeros(1, 4), torch.zeros(2, 4)).reduce(regard.Entropy())
+        tensor([0.6931])
+    """
+
+    def update(self, block: Block) -> tuple[Part, ...]:
+        lowest = torch.finfo(block.scores.dtype).min
+        maximum = block.maximum.detach().clamp(min=lowest)
+        # A masked score of -inf has weight 0; a finite stand-in makes their product 0, not NaN.
+        below = (block.scores - maximum).clamp(min=lowest)
+        expected = torch.linalg.vecdot(block.weights, below)
+        entropy = block.logsumexp - maximum.squeeze(-1) - expected
+        return (Part(block.box.at_rows, entropy.clamp(min=0)),)
+
+
+@dataclass(frozen=True)
+class TopK(Reduction):
+    """The k largest weights of each query and their keys; ties go to the lowest index.
+
+    The answer is a ``Top`` of values and int64 indices, each (..., num_heads, q_len, k). Where a
+    query may attend to fewer than k keys, the rest have weight 0 and index -1.
+
+    Args:
+        k: how many keys, from 1 to kv_len.
+
+    Raises:
+        TypeError: k is no whole number.
+        ValueError: k is below 1, or larger than kv_len.
+
+    Example:
+        >>> import torch, regard
+        >>> A = regard.AttentionMatrix.from_scores(torch.tensor([[0.0, 2.0, 1.0]]))
+        >>> A.reduce(regard.TopK(2)).indices
+        tensor([[1, 2]])
+    """
+
+    k: int
+
+    def __post_init__(self) -> None:
+        check_count("k", self.k)
+
+    def start(
+        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        if self.k > shape[-1]:
+            raise ValueError(
+                f"k is {self.k}; it must be at most kv_len = {shape[-1]}.\n"
+                f"    Use topk(min(k, {shape[-1]}))."
+            )
+        size = (*shape[:-1], self.k)
+        values = torch.zeros(size, dtype=dtype, device=device)
+        return values, torch.zeros(size, dtype=torch.int64, device=device)
+
+    def update(self, block: Block) -> tuple[Part, ...]:
+        indices = _largest(block.scores.detach(), min(self.k, block.scores.shape[-1]))
+        allowed = block.scores.detach().gather(-1, indices) != -torch.inf
+        values = block.weights.gather(-1, indices).masked_fill(~allowed, 0)
+        indices = torch.where(allowed, indices + block.box.columns.start, -1)
+        missing = self.k - indices.shape[-1]
+        values = torch.nn.functional.pad(values, (0, missing))
+        indices = torch.nn.functional.pad(indices, (0, missing), value=-1)
+        return Part(block.box.at_rows, values), Part(block.box.at_rows, indices)
+
+    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Top:
+        return Top(*buffers)
+
+
+def _largest(scores: Tensor, k: int) -> Tensor:
+    """Positions of the k largest scores of each row, falling; ties to the lowest index."""
+    values, indices = scores.topk(k, -1)
+    # torch.topk picks any of the scores that tie for the last place: find those rows, do them anew.
+    tied = ((scores >= values[..., -1:]).sum(-1) > k) & (values[..., -1] > -torch.inf)
+    if bool(tied.any()):
+        stable = scores[tied].sort(dim=-1, descending=True, stable=True).indices[..., :k]
+        indices = indices.masked_scatter(tied[..., None], stable)
+        values = scores.gather(-1, indices)
+    by_index, order = indices.sort(-1)
+    by_value = values.gather(-1, order).sort(dim=-1, descending=True, stable=True).indices
+    return by_index.gather(-1, by_value)
+
+
+@dataclass(frozen=True)
+class Max(Reduction):
+    """The largest weight of each query and its key; ties go to the lowest index.
+
+    The answer is a ``Top`` of values and int64 indices, each (..., num_heads, q_len); weight 0 and
+    index -1 for a query with no key to attend to.
+
+    Example:
+        >>> import torch, regard
+        >>> A = regard.AttentionMatrix.from_scores(torch.tensor([[0.0, 0.0, 1.0]]))
+        >>> A.reduce(regard.Max()).indices
+        tensor([2])
+    """
+
+    def start(
+        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        return TopK(1).start(shape, dtype, device)
+
+    def update(self, block: Block) -> tuple[Part, ...]:
+        scores = block.scores.detach()
+        maximum = block.maximum.detach()
+        positions = torch.arange(scores.shape[-1], dtype=torch.int32, device=scores.device)
+        # A row with NaN has no score equal to its maximum: it gets its first position.
+        first = torch.where(scores == maximum, positions, scores.shape[-1]).amin(-1, keepdim=True)
+        indices = first.remainder(scores.shape[-1]).long()
+        values = block.weights.gather(-1, indices)
+        indices = (indices + block.box.columns.start).masked_fill(maximum == -torch.inf, -1)
+        return Part(block.box.at_rows, values), Part(block.box.at_rows, indices)
+
+    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Top:
+        return Top(buffers[0].squeeze(-1), buffers[1].squeeze(-1))
+
+
+@dataclass(frozen=True)
+class Sum(Reduction):
+    """The sum of the weights over the keys (dim=-1) or over the queries (dim=-2).
+
+    Over the queries it is the attention that each key receives, (..., num_heads, kv_len). Over the
+    keys it is 1, or 0 for a query with no key to attend to, (..., num_heads, q_len).
+
+    Args:
+        dim: -1 or -2.
+
+    Raises:
+        ValueError: another axis.
+
+    Example:
+        >>> import torch, regard
+        >>> x = torch.zeros(2, 1)
+        >>> regard.attend(x, x, mask=regard.Causal()).reduce(regard.Sum(-2))
+        tensor([1.5000, 0.5000])
+    """
+
+    dim: int
+
+    def __post_init__(self) -> None:
+        if self.dim not in (-1, -2):
+            raise ValueError(
+                f"dim is {self.dim}; it must be -1 (over the keys) or -2 (over the queries).\n"
+                "    Sum the answer over other axes."
+            )
+
+    def start(
+        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        length = shape[-2] if self.dim == -1 else shape[-1]
+        return (torch.zeros((*shape[:-2], length), dtype=dtype, device=device),)
+
+    def update(self, block: Block) -> tuple[Part, ...]:
+        index = block.box.at_rows if self.dim == -1 else block.box.at_columns
+        return (Part(index, block.weights.sum(self.dim)),)
+
+    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
+        return buffers[0]
+
+
+@dataclass(frozen=True)
+class Pool(Reduction):
+    """The matrix as a picture: the mean weight in each cell of a rows x columns grid.
+
+    The answer has shape (..., num_heads, min(rows, q_len), min(columns, kv_len)). Cell i of an axis
+    of n cells holds positions ``floor(i * length / n)`` up to ``floor((i + 1) * length / n)``.
+
+    Args:
+        rows: at most how many cells along the queries.
+        columns: at most how many cells along the keys.
+
+    Raises:
+        TypeError: not whole numbers.
+        ValueError: below 1.
+
+    Example:
+        >>> import torch, regard
+        >>> x = torch.zeros(4, 1)
+        >>> regard.attend(x, x).reduce(regard.Pool(1, 2))
+        tensor([[0.2500, 0.2500]])
+    """
+
+    rows_wanted: int
+    columns_wanted: int
+
+    def __init__(self, rows: int, columns: int) -> None:
+        check_count("rows", rows)
+        check_count("columns", columns)
+        object.__setattr__(self, "rows_wanted", rows)
+        object.__setattr__(self, "columns_wanted", columns)
+
+    def _cells(self, shape: torch.Size) -> tuple[int, int]:
+        return min(self.rows_wanted, shape[-2]), min(self.columns_wanted, shape[-1])
+
+    def start(
+        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        return (torch.zeros((*shape[:-2], *self._cells(shape)), dtype=dtype, device=device),)
+
+    def update(self, block: Block) -> tuple[Part, ...]:
+        box, device = block.box, block.scores.device
+        row_cells, column_cells = self._cells(block.shape)
+        row_cell = _cell_of(box.rows, block.shape[-2], row_cells, device)
+        column_cell = _cell_of(box.columns, block.shape[-1], column_cells, device)
+        first, last = int(row_cell[0]), int(row_cell[-1])
+        cells = torch.arange(first, last + 1, device=device)
+        member = (row_cell == cells[:, None]).to(block.weights.dtype)
+        by_key = block.weights.mT @ member.mT  # (..., columns, row cells): few, so keys next
+        pooled = by_key.new_zeros((*by_key.shape[:-2], column_cells, len(cells)))
+        pooled = pooled.index_add(-2, column_cell, by_key)
+        index = (*box.leading, slice(first, last + 1), slice(0, column_cells))
+        return (Part(index, pooled.mT),)
+
+    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
+        (total,) = buffers
+        row_cells, column_cells = self._cells(shape)
+        rows = _cell_lengths(shape[-2], row_cells, total)
+        columns = _cell_lengths(shape[-1], column_cells, total)
+        return total / (rows[:, None] * columns)
+
+
+def _cell_of(part: slice, length: int, cells: int, device: torch.device) -> Tensor:
+    positions = torch.arange(part.start, part.stop, device=device)
+    return ((positions + 1) * cells - 1) // length
+
+
+def _cell_lengths(length: int, cells: int, like: Tensor) -> Tensor:
+    edges = torch.arange(cells + 1, device=like.device) * length // cells
+    return edges.diff().to(like.dtype)
+
+
+@dataclass(frozen=True)
+class Segments(Reduction):
+    """How much each span of queries attends to each span of keys.
+
+    Entry [i, j] is the weight that a query of span i gives to span j as a whole, in the mean over
+    the queries of span i. Where the key spans cover every key once, the rows sum to 1. The answer
+    has shape (..., num_heads, query spans, key spans).
+
+    Args:
+        query_spans: (start, stop) pairs, or a mapping from names to them.
+        key_spans: the same for the keys; the query spans when left out.
+
+    Raises:
+        TypeError: not pairs of whole numbers.
+        ValueError: no spans, an empty span, or one that reaches beyond the text.
+
+    Example:
+        >>> import torch, regard
+        >>> x = torch.zeros(4, 1)
+        >>> regard.attend(x, x).reduce(regard.Segments([(0, 1), (1, 4)]))
+        tensor([[0.2500, 0.7500],
+                [0.2500, 0.7500]])
+    """
+
+    query_spans: Mapping[str, tuple[int, int]] | Sequence[tuple[int, int]]
+    key_spans: Mapping[str, tuple[int, int]] | Sequence[tuple[int, int]] | None = None
+
+    def _spans(self, shape: torch.Size) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        keys = self.query_spans if self.key_spans is None else self.key_spans
+        return (
+            check_spans("query_spans", self.query_spans, "q_len", shape[-2]),
+            check_spans("key_spans", keys, "kv_len", shape[-1]),
+        )
+
+    def start(
+        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        queries, keys = self._spans(shape)
+        return (torch.zeros((*shape[:-2], len(queries), len(keys)), dtype=dtype, device=device),)
+
+    def update(self, block: Block) -> tuple[Part, ...]:
+        queries, keys = self._spans(block.shape)
+        by_query = _member(block.box.rows, queries, block.weights) @ block.weights
+        mass = by_query @ _member(block.box.columns, keys, block.weights).mT
+        return (Part(block.box.leading, mass),)
+
+    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
+        lengths = [stop - start for start, stop in self._spans(shape)[0]]
+        return buffers[0] / buffers[0].new_tensor(lengths)[:, None]
+
+
+def _member(part: slice, spans: list[tuple[int, int]], like: Tensor) -> Tensor:
+    """1 where a position of the part lies in a span, (spans, part)."""
+    positions = torch.arange(part.start, part.stop, device=like.device)
+    edges = torch.tensor(spans, device=like.device)
+    return ((positions >= edges[:, :1]) & (positions < edges[:, 1:])).to(like.dtype)
+
+
+@dataclass(frozen=True)
+class Diagonal(Reduction):
+    """The weights A[i, i + offset], as ``torch.diagonal`` has them.
+
+    Offset -1 is the attention to the previous token, 0 to itself. The answer has shape
+    (..., num_heads, n), where n is the length of that diagonal.
+
+    Args:
+        offset: kv_idx - q_idx.
+
+    Raises:
+        TypeError: offset is no whole number.
+
+    Example:
+        >>> import torch, regard
+        >>> x = torch.zeros(3, 1)
+        >>> regard.attend(x, x, mask=regard.Causal()).reduce(regard.Diagonal(-1))
+        tensor([0.5000, 0.3333])
+    """
+
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        check_whole("offset", self.offset)
+
+    def _length(self, shape: torch.Size) -> int:
+        q_len, kv_len = shape[-2:]
+        return max(0, min(q_len, kv_len - self.offset) - max(0, -self.offset))
+
+    def start(
+        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        return (torch.zeros((*shape[:-2], self._length(shape)), dtype=dtype, device=device),)
+
+    def update(self, block: Block) -> tuple[Part, ...]:
+        rows, columns = block.box.rows, block.box.columns
+        offset = self.offset + rows.start - columns.start
+        values = block.weights.diagonal(offset, dim1=-2, dim2=-1)
+        first = rows.start + max(0, -offset) + min(self.offset, 0)
+        return (Part((*block.box.leading, slice(first, first + values.shape[-1])), values),)
+
+    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
+        return buffers[0]

@@ -1,0 +1,136 @@
+"""Where scores come from: query·key with a scale and a bias, or given numbers."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.grouped import group_size, grouped_matmul, kv_leading, select_kv
+from regard.indexing import Box, Cut, Index, narrow
+
+__all__ = ["Given", "QueryKey", "Scores", "accumulation_dtype"]
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which scores and statistics are computed: float32, or float64 for float64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+class Scores(ABC):
+    """The numbers before mask and softmax, (..., num_heads, q_len, kv_len), block by block."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> torch.Size:
+        """(..., num_heads, q_len, kv_len)."""
+
+    @property
+    @abstractmethod
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that gradients flow to."""
+
+    @abstractmethod
+    def select(self, index: Index) -> "Scores":
+        """The scores of a part of the leading axes; a view where PyTorch has one."""
+
+    @abstractmethod
+    def block(self, box: Box, cut: Cut) -> Tensor:
+        """The scores of one box, in the accumulation dtype."""
+
+    @abstractmethod
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Scores":
+        """The same scores with the function applied to every tensor."""
+
+    @property
+    def group(self) -> int:
+        """How many neighbouring heads are cheapest when computed together."""
+        return 1
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the inputs."""
+        return self.tensors[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the inputs are."""
+        return self.tensors[0].device
+
+
+@dataclass(frozen=True, eq=False)
+class QueryKey(Scores):
+    """scale · query·key + bias.
+
+    Attributes:
+        query: (..., num_heads, q_len, head_dim).
+        key: (..., num_kv_heads, kv_len, head_dim); the batch axes equal the query's.
+        scale: multiplies query·key.
+        bias: numbers added to the scaled scores; every axis of the matrix, each full or 1.
+    """
+
+    query: Tensor
+    key: Tensor
+    scale: float
+    bias: Tensor | None = None
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((*self.query.shape[:-1], self.key.shape[-2]))
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.query, self.key) if self.bias is None else (self.query, self.key, self.bias)
+
+    @property
+    def group(self) -> int:
+        return group_size(self.query.shape[:-2], self.key)
+
+    def select(self, index: Index) -> "QueryKey":
+        num_heads = self.query.shape[-3] if self.query.ndim > 2 else 1
+        bias = None if self.bias is None else narrow(self.bias, index)
+        key = select_kv(self.key, index, num_heads)
+        return QueryKey(self.query[index], key, self.scale, bias)
+
+    def block(self, box: Box, cut: Cut) -> Tensor:
+        dtype = accumulation_dtype(self.query.dtype)
+        leading = kv_leading(box.leading, self.group)
+        query = cut(self.query, box.at_rows).to(dtype) * self.scale
+        key = cut(self.key, (*leading, box.columns)).to(dtype)
+        scores = grouped_matmul(query, key.mT)
+        if self.bias is not None:
+            scores = scores + cut(self.bias, box.at_both).to(dtype)
+        return scores
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "QueryKey":
+        bias = None if self.bias is None else function(self.bias)
+        return QueryKey(function(self.query), function(self.key), self.scale, bias)
+
+
+@dataclass(frozen=True, eq=False)
+class Given(Scores):
+    """Scores that somebody computed already.
+
+    Attributes:
+        values: (..., num_heads, q_len, kv_len).
+    """
+
+    values: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.values.shape
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.values,)
+
+    def select(self, index: Index) -> "Given":
+        return Given(self.values[index])
+
+    def block(self, box: Box, cut: Cut) -> Tensor:
+        return cut(self.values, box.at_both).to(accumulation_dtype(self.values.dtype))
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Given":
+        return Given(function(self.values))
