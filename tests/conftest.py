@@ -1,0 +1,64 @@
+"""What every test runs under: fixed random numbers, no network, poisoned memory."""
+
+import os
+import shutil
+from collections.abc import Iterator
+
+# Before torch and transformers are imported: cuBLAS is deterministic only with a fixed workspace,
+# and no test may fetch anything.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+# One profile, on a laptop as in CI: the same examples every time, and no deadline because a loaded
+# machine is not a bug. Both names exist so that CI can never become the laxer one unnoticed.
+for profile in ("default", "ci"):
+    settings.register_profile(
+        profile,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        print_blob=True,
+        # Drawing tensors is slow on a loaded machine; all other health checks stay on.
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+settings.load_profile("ci" if "CI" in os.environ else "default")
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)  # the workers share the cores already
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what this machine cannot run, and say why."""
+    lacking = {
+        "gpu": None if torch.cuda.is_available() else "needs an NVIDIA GPU; torch sees none",
+        "browser": None if chromium_path() else "needs chromium on the PATH; apt install chromium",
+    }
+    for item in items:
+        for marker, reason in lacking.items():
+            if reason is not None and item.get_closest_marker(marker) is not None:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def chromium_path() -> str | None:
+    """Where Chromium is; None where it is not installed."""
+    return shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory() -> Iterator[None]:
+    """Fill torch.empty with NaN, so that memory nobody wrote cannot pass; no float atomics."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def chromium() -> str:
+    """The executable for playwright's ``launch(executable_path=...)``; mark the test `browser`."""
+    path = chromium_path()
+    assert path is not None, "mark this test with @pytest.mark.browser: it is skipped without one"
+    return path
