@@ -21,7 +21,7 @@ def direct_dependencies() -> set[str]:
 
 
 def pins(text: str) -> dict[str, str]:
-    """The version that each line pins; a line that is no plain ``name==version`` is a ValueError."""
+    """The version each line pins; a line that is no plain ``name==version`` is a ValueError."""
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     pinned: dict[str, str] = {}
     for line in lines:
