@@ -139,6 +139,8 @@ def docstring_problems(name: str, item: object) -> list[str]:
     )
     if not text:
         return [f"{name} has no docstring"]
+    if inspect.isclass(item) and (bare := methods_without_docstring(item)):
+        return [f"{name} has no docstring for {', '.join(bare)}"]
     if inspect.isclass(item) and issubclass(item, Exception):
         return []  # its text is shown where it is raised: test_errors.py
     section = re.search(r"^Example:\n((?:[ ]{4}.*\n?|\n)+)", text, re.MULTILINE)
@@ -147,8 +149,18 @@ def docstring_problems(name: str, item: object) -> list[str]:
     return []
 
 
+def methods_without_docstring(item: type) -> list[str]:
+    """The public methods and properties that have none, not even an inherited one."""
+    own = [name for name, member in vars(item).items() if is_method(member)]
+    return [name for name in own if name[0] != "_" and not inspect.getdoc(getattr(item, name))]
+
+
+def is_method(member: object) -> bool:
+    return isinstance(member, property | classmethod | staticmethod) or inspect.isfunction(member)
+
+
 def example_failures(name: str, item: object) -> list[str]:
-    """What goes wrong when the examples of an object and its methods run; they import all they use."""
+    """What goes wrong when the examples of an object and its methods run, with nothing given."""
     output: list[str] = []
     runner = doctest.DocTestRunner(
         verbose=False, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -183,6 +195,12 @@ class WithoutExample:
     """
 
 
+class WithBareMethod:
+    """Leaves a method unexplained."""
+
+    def method(self) -> None: ...
+
+
 class WithWrongExample:
     """Claims too much.
 
@@ -202,6 +220,10 @@ class WithWrongExample:
 
 def test_a_missing_docstring_is_seen() -> None:
     assert docstring_problems("f", lambda: None) == ["f has no docstring"]
+
+
+def test_a_method_without_a_docstring_is_seen() -> None:
+    assert docstring_problems("W", WithBareMethod) == ["W has no docstring for method"]
 
 
 def test_a_missing_example_is_seen() -> None:
