@@ -18,7 +18,8 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+DOCUMENTS = [ROOT / "README.md", CONTRIBUTING, *sorted((ROOT / "docs").rglob("*.md"))]
 
 FENCE = re.compile(r"^(?P<indent> *)(?P<fence>```+|~~~+) *(?P<language>[^\s`]*)")
 MARK = re.compile(r"<!-- *not executed(?P<rest>.*?)-->")
@@ -139,6 +140,24 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_every_block_of_the_documents_runs(path: Path, folder: Path) -> None:
     run_document(path.read_text(), str(path), folder)
+
+
+def missing_paths(text: str) -> list[str]:
+    """The files and folders that a text names in backticks and that are not there."""
+    named = re.findall(r"`([\w./-]+(?:\.(?:py|md|txt|toml)|/))`", text)
+    places = (ROOT, ROOT / "src" / "regard")
+    return [name for name in named if not any((place / name).exists() for place in places)]
+
+
+def test_every_file_that_contributing_names_is_there() -> None:
+    assert missing_paths(CONTRIBUTING.read_text()) == []
+
+
+def test_a_file_that_is_not_there_is_seen() -> None:
+    text = (
+        "See `Makefile`, `tests/test_docs.py`, `masks.py`, `gone.py`, `tests/gone/`, `A[..., 3]`."
+    )
+    assert missing_paths(text) == ["gone.py", "tests/gone/"]
 
 
 # The runner itself
