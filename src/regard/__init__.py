@@ -1,10 +1,12 @@
 """regard: self-attention that you can compute, see and trust, from 3 tokens to 100,000."""
 
 from regard.block import Block
+from regard.capture import observe
 from regard.errors import RegardError
 from regard.masks import Causal, Drop, Keep, Mask, Padding, SlidingWindow
 from regard.matrix import AttentionMatrix, attend
 from regard.products import Output
+from regard.recording import Recording, Token
 from regard.reductions import (
     Diagonal,
     Entropy,
@@ -34,12 +36,15 @@ __all__ = [
     "Padding",
     "Part",
     "Pool",
+    "Recording",
     "Reduction",
     "RegardError",
     "Segments",
     "SlidingWindow",
     "Sum",
+    "Token",
     "Top",
     "TopK",
     "attend",
+    "observe",
 ]

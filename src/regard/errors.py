@@ -185,7 +185,9 @@ def check_broadcast(name: str, tensor: Tensor, shape: torch.Size, device: torch.
         got in (1, wanted) for got, wanted in zip(aligned, shape, strict=True)
     ):
         return tensor.reshape(aligned)
-    remedy = "Its axes are aligned with the last axes of the matrix, (..., num_heads, q_len, kv_len)."
+    remedy = (
+        "Its axes are aligned with the last axes of the matrix, (..., num_heads, q_len, kv_len)."
+    )
     if len(shape) == 4 and tensor.shape == (shape[0], shape[-1]):
         remedy = f"For padding of shape (batch, kv_len) pass {name}[:, None, None, :]."
     elif len(shape) == 4 and tensor.shape == (shape[0], shape[-2], shape[-1]):
@@ -359,7 +361,9 @@ def check_spans(name: str, spans: object, length_name: str, length: int) -> list
     remedy = f"    Give (start, stop) pairs with 0 <= start < stop <= {length_name} = {length}."
     pairs = list(spans.values()) if isinstance(spans, Mapping) else spans
     if not isinstance(pairs, Sequence) or isinstance(pairs, str):
-        raise TypeError(f"{name} is a {type(pairs).__name__}; it must be (start, stop) pairs.\n{remedy}")
+        raise TypeError(
+            f"{name} is a {type(pairs).__name__}; it must be (start, stop) pairs.\n{remedy}"
+        )
     if not pairs:
         raise ValueError(f"{name} is empty; it must have at least one span.\n{remedy}")
     checked: list[tuple[int, int]] = []

@@ -115,9 +115,7 @@ class AttentionMatrix:
         self.mask = mask
 
     @classmethod
-    def from_scores(
-        cls, scores: Tensor, *, mask: Mask | Tensor | None = None
-    ) -> "AttentionMatrix":
+    def from_scores(cls, scores: Tensor, *, mask: Mask | Tensor | None = None) -> "AttentionMatrix":
         """The attention matrix softmax(scores, masked) of scores that are given.
 
         Args:
@@ -230,7 +228,9 @@ class AttentionMatrix:
             )
         for reduction in reductions:
             if not isinstance(reduction, Reduction):
-                came = reduction.__name__ if isinstance(reduction, type) else type(reduction).__name__
+                came = (
+                    reduction.__name__ if isinstance(reduction, type) else type(reduction).__name__
+                )
                 raise TypeError(
                     f"reduce() got {came}; each argument must be an instance of a reduction.\n"
                     "    Pass for example regard.Entropy(), regard.TopK(8)."

@@ -79,7 +79,7 @@ def _leading_parts(leading: tuple[int, ...], room: int, group: int) -> Iterator[
         step = room // group * group
     else:
         step = max(n for n in range(1, room + 1) if group % n == 0)
-    for rest in _leading_parts(tuple(outer), room // last, 1):
+    for rest in _leading_parts(tuple(outer), max(1, room // last), 1):
         for start in range(0, last, step):
             yield (*rest, slice(start, min(start + step, last)))
 
@@ -191,7 +191,11 @@ class _Recompute(torch.autograd.Function):
         arriving = iter(gradients)
         grouped = [tuple(next(arriving) for _ in range(count)) for count in ctx.counts]
         ctx.sweep.pull_back(grouped, totals)
-        return None, None, *(
-            total.to(tensor.dtype) if tensor.requires_grad else None
-            for total, tensor in zip(totals, tensors, strict=True)
+        return (
+            None,
+            None,
+            *(
+                total.to(tensor.dtype) if tensor.requires_grad else None
+                for total, tensor in zip(totals, tensors, strict=True)
+            ),
         )

@@ -34,9 +34,7 @@ class Dense(Backend):
         check_memory("backend='dense'", shape, torch.float64, DENSE_LIMIT)
         source = source.map(lambda tensor: tensor.double())
         buffers = [r.start(shape, torch.float64, source.device) for r in reductions]
-        box = Box(
-            tuple(slice(0, n) for n in shape[:-2]), slice(0, shape[-2]), slice(0, shape[-1])
-        )
+        box = Box(tuple(slice(0, n) for n in shape[:-2]), slice(0, shape[-2]), slice(0, shape[-1]))
         block = Block(source, mask, box)
         answers: list[Any] = []
         for reduction, sums in zip(reductions, buffers, strict=True):
