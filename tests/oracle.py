@@ -1,0 +1,241 @@
+"""The definition of attention written a second time, dense and in float64, and the error budget.
+
+Imports nothing of regard, so that no mistake is shared. Every function is differentiable by
+autograd where the mathematics is.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Dense(NamedTuple):
+    """A whole attention matrix: scores and weights, each (..., num_heads, q_len, kv_len)."""
+
+    scores: Tensor
+    weights: Tensor
+
+
+class Top(NamedTuple):
+    values: Tensor
+    indices: Tensor
+
+
+def repeated(kv_tensor: Tensor, num_heads: int) -> Tensor:
+    """Grouped key or value heads, each repeated for the query heads that share it."""
+    if kv_tensor.ndim < 3 or kv_tensor.shape[-3] == 1:
+        return kv_tensor
+    return kv_tensor.repeat_interleave(num_heads // kv_tensor.shape[-3], dim=-3)
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    *,
+    allowed: Tensor | None = None,
+    scale: float | None = None,
+    bias: Tensor | None = None,
+) -> Dense:
+    """softmax(scale * query @ key.T + bias, masked), in the dtype of the inputs."""
+    if query.ndim > 2:
+        key = repeated(key, query.shape[-3])
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = (query @ key.mT) * factor
+    return softmax(scores if bias is None else scores + bias.to(scores.dtype), allowed)
+
+
+def softmax(scores: Tensor, allowed: Tensor | None = None) -> Dense:
+    """The softmax over the keys; a row with nothing to attend to has weights 0."""
+    if allowed is not None:
+        scores = torch.where(allowed, scores, -torch.inf)
+    empty = (scores == -torch.inf).all(-1, keepdim=True)
+    safe = torch.where(empty, 0.0, scores)
+    powers = torch.exp(safe - safe.detach().amax(-1, keepdim=True))
+    weights = powers / powers.sum(-1, keepdim=True)
+    return Dense(scores, torch.where(empty, 0.0, weights))
+
+
+def double(tensor: Tensor | None) -> Tensor | None:
+    """The same rounded numbers in float64, with a gradient of their own where they had one."""
+    if tensor is None:
+        return None
+    return tensor.detach().double().requires_grad_(tensor.requires_grad)
+
+
+# Masks: True = may attend. Both ends are aligned (bottom right) unless the name says otherwise.
+
+
+def positions(q_len: int, kv_len: int) -> tuple[Tensor, Tensor]:
+    """The position of each query on the axis of the keys, and that of each key."""
+    return torch.arange(q_len)[:, None] + (kv_len - q_len), torch.arange(kv_len)[None, :]
+
+
+def causal(q_len: int, kv_len: int) -> Tensor:
+    query, key = positions(q_len, kv_len)
+    return key <= query
+
+
+def causal_top_left(q_len: int, kv_len: int) -> Tensor:
+    return torch.ones(q_len, kv_len, dtype=torch.bool).tril()
+
+
+def window(q_len: int, kv_len: int, left: int, right: int) -> Tensor:
+    query, key = positions(q_len, kv_len)
+    return ((query - key) <= left) & ((key - query) <= right)
+
+
+def padding(lengths: Sequence[int], shape: Sequence[int]) -> Tensor:
+    """One length for each entry of the first axis of a matrix of this shape."""
+    columns = torch.arange(shape[-1]).expand(*shape)
+    ends = torch.tensor(lengths).reshape(-1, *(1,) * (len(shape) - 1))
+    return columns < ends
+
+
+# Reductions, each of a whole matrix.
+
+
+def logsumexp(dense: Dense) -> Tensor:
+    empty = (dense.scores == -torch.inf).all(-1)
+    safe = torch.where(empty[..., None], 0.0, dense.scores)
+    return torch.where(empty, -torch.inf, safe.logsumexp(-1))
+
+
+def entropy(dense: Dense) -> Tensor:
+    return torch.special.entr(dense.weights).sum(-1)
+
+
+def entropy_from_scores(dense: Dense) -> Tensor:
+    """The same entropy with a gradient where weights underflow to 0: sum of w * (lse - score)."""
+    below = logsumexp(dense)[..., None] - dense.scores
+    below = torch.where(dense.weights > 0, below, 0.0)
+    return (dense.weights * below).sum(-1)
+
+
+def topk(dense: Dense, k: int) -> Top:
+    """Falling weights; among equal scores the lowest index first; index -1 for a masked key."""
+    indices = dense.scores.detach().sort(dim=-1, descending=True, stable=True).indices[..., :k]
+    values = dense.weights.gather(-1, indices)
+    masked = dense.scores.detach().gather(-1, indices) == -torch.inf
+    return Top(values, indices.masked_fill(masked, -1))
+
+
+def maximum(dense: Dense) -> Top:
+    values, indices = topk(dense, 1)
+    return Top(values[..., 0], indices[..., 0])
+
+
+def pool(dense: Dense, rows: int, columns: int) -> Tensor:
+    """The mean weight in each cell, cell by cell."""
+    weights = dense.weights
+    row_edges = _edges(weights.shape[-2], rows)
+    column_edges = _edges(weights.shape[-1], columns)
+    cells = [
+        [weights[..., top:bottom, left:right].mean((-2, -1)) for left, right in column_edges]
+        for top, bottom in row_edges
+    ]
+    return torch.stack([torch.stack(row, -1) for row in cells], -2)
+
+
+def _edges(length: int, wanted: int) -> list[tuple[int, int]]:
+    cells = min(length, wanted)
+    return [(i * length // cells, (i + 1) * length // cells) for i in range(cells)]
+
+
+def segments(
+    dense: Dense, queries: Sequence[tuple[int, int]], keys: Sequence[tuple[int, int]]
+) -> Tensor:
+    """Summed over the keys of a span, in the mean over the queries of a span."""
+    rows = [[dense.weights[..., a:b, c:d].sum(-1).mean(-1) for c, d in keys] for a, b in queries]
+    return torch.stack([torch.stack(row, -1) for row in rows], -2)
+
+
+def diagonal(dense: Dense, offset: int) -> Tensor:
+    return dense.weights.diagonal(offset, dim1=-2, dim2=-1)
+
+
+def product(dense: Dense, value: Tensor) -> Tensor:
+    """weights @ value."""
+    return _times(dense.weights, value)
+
+
+def transposed_product(dense: Dense, operand: Tensor) -> Tensor:
+    """weights transposed @ operand."""
+    return _times(dense.weights.mT, operand)
+
+
+def _times(weights: Tensor, operand: Tensor) -> Tensor:
+    if operand.ndim == 1:
+        return weights @ operand
+    num_heads = weights.shape[-3] if weights.ndim > 2 else 1
+    return weights @ repeated(operand, num_heads)
+
+
+# The budget.
+
+
+def allowed_error(
+    exact: Tensor, plain: Tensor, *, dtype: torch.dtype, scores: float, unit: float | None = None
+) -> float:
+    """The largest error an answer may have: twice that of plain PyTorch, plus one rounding.
+
+    On a few numbers plain PyTorch has no error by luck, so what the rounding of a score costs is
+    allowed whatever its error was: an error e of a score is a relative error e of its weight.
+
+    Args:
+        exact: the answer of the oracle in float64, on the same rounded inputs.
+        plain: the answer of plain PyTorch on them.
+        dtype: of the answer.
+        scores: how large a score can be.
+        unit: what an error of a score is multiplied with in the answer: its size when left out.
+    """
+    size = _largest(exact)
+    twice = 2 * _largest(finite(plain).double() - finite(exact))
+    accumulated = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
+    of_scores = 2 * accumulated * (1 + scores) * (size if unit is None else unit)
+    return twice + torch.finfo(dtype).eps * size + of_scores
+
+
+def assert_close(actual: Tensor, exact: Tensor, within: float) -> None:
+    """That an answer equals the exact one up to an absolute error; infinities and NaN exactly.
+
+    Raises:
+        AssertionError: it does not, with the place and the size of the largest error.
+    """
+    assert actual.shape == exact.shape, f"{tuple(actual.shape)} instead of {tuple(exact.shape)}"
+    same = _special(actual) == _special(exact)
+    assert bool(same.all()), f"infinite or NaN where it should not be, or finite: {actual}, {exact}"
+    error = (finite(actual).double() - finite(exact).double()).abs()
+    largest = _largest(error)
+    assert largest <= within, (
+        f"error {largest:.3g} is more than {within:.3g}, at flat position {int(error.argmax())}: "
+        f"{actual.flatten()[error.argmax()].item()!r} instead of "
+        f"{exact.flatten()[error.argmax()].item()!r}"
+    )
+
+
+def finite(tensor: Tensor) -> Tensor:
+    """The tensor with 0 where it is infinite or NaN; no gradient flows through those."""
+    return torch.where(torch.isfinite(tensor), tensor, 0.0)
+
+
+def _special(tensor: Tensor) -> Tensor:
+    """0 for a number, else which of inf, -inf, NaN."""
+    return tensor.isposinf() + 2 * tensor.isneginf() + 3 * tensor.isnan()
+
+
+def _largest(tensor: Tensor) -> float:
+    return float(finite(tensor.detach()).abs().max()) if tensor.numel() else 0.0
+
+
+def gradients(
+    answer: Callable[..., Tensor], inputs: Sequence[Tensor], seed: int = 0
+) -> list[Tensor]:
+    """The gradients of the answer times fixed random numbers; infinite answers are left out."""
+    leaves = [tensor.detach().requires_grad_() for tensor in inputs]
+    result = finite(answer(*leaves))
+    arriving = torch.randn(result.shape, generator=torch.Generator().manual_seed(seed))
+    found = torch.autograd.grad(result, leaves, arriving.to(result.dtype), allow_unused=True)
+    pairs = zip(found, leaves, strict=True)
+    return [torch.zeros_like(leaf) if grad is None else grad for grad, leaf in pairs]
