@@ -1,0 +1,175 @@
+/** Where the map lies on its canvas and what stands beside it: tokens on both axes, at any zoom. */
+
+import { named } from "./tokens.js";
+
+/**
+ * @typedef {import("./tokens.js").Token} Token
+ * @typedef {{ground: string, ink: string, grey: string, faint: string, line: string, accent: string}} Ink
+ *
+ * @typedef {object} Frame
+ * @property {number} left CSS pixels from the canvas's edge to the map
+ * @property {number} top
+ * @property {number} cellWidth
+ * @property {number} cellHeight
+ * @property {number} row first query shown
+ * @property {number} column first key shown
+ * @property {number} rows how many are shown
+ * @property {number} columns
+ * @property {boolean} slanted key labels do not fit side by side
+ */
+
+const LARGEST = 84; // pixels of a cell, so that one token is not a poster
+const LABEL = 13; // pixels of type
+const SLANT = -Math.PI / 3;
+const APART = 17; // pixels between two labels
+
+/** @param {CanvasRenderingContext2D} context @param {Token} token @param {string} family */
+function setType(context, token, family) {
+  context.font = token.special ? `600 10px ${family}` : `${LABEL}px ${family}`;
+  context.letterSpacing = token.special ? "0.6px" : "0px";
+}
+
+/** @param {Token} token @returns {string} */
+function written(token) {
+  return token.special ? named(token, 16).toUpperCase() : named(token, 16);
+}
+
+export class Axes {
+  /** @param {CanvasRenderingContext2D} context */
+  constructor(context) {
+    this.context = context;
+    this.family = getComputedStyle(document.body).fontFamily;
+    /** @type {Map<Token, number>} */ this.widths = new Map();
+  }
+
+  /** @param {Token} token @returns {number} */
+  widthOf(token) {
+    let width = this.widths.get(token);
+    if (width === undefined) {
+      setType(this.context, token, this.family);
+      width = this.context.measureText(written(token)).width;
+      this.widths.set(token, width);
+    }
+    return width;
+  }
+
+  /** @param {Token[]} tokens @param {number} limit @returns {number} of the widest label */
+  widest(tokens, limit) {
+    let widest = 12;
+    for (const token of tokens) {
+      widest = Math.max(widest, this.widthOf(token));
+      if (widest >= limit) return limit;
+    }
+    return widest;
+  }
+
+  /**
+   * @param {{width: number, height: number}} stage
+   * @param {Token[]} queries those shown
+   * @param {Token[]} keys those shown
+   * @param {{row: number, column: number}} first
+   * @returns {Frame}
+   */
+  frame(stage, queries, keys, first) {
+    const limit = stage.width < 560 ? 84 : 124;
+    // With fewer pixels than labels need, each label carries its position: "250 the".
+    const counter = queries.length * APART > stage.height * 0.8 ? 34 : 0;
+    const left = Math.ceil(this.widest(queries, limit) + counter + 16);
+    const room = { width: stage.width - left - 2, height: stage.height - 30 };
+    const flat = Math.min(room.width / keys.length, room.height / queries.length, LARGEST);
+    const slanted = this.widest(keys, limit) > flat - 10;
+    const label = this.widest(keys, limit) + (keys.length * APART > room.width * 0.8 ? 34 : 0);
+    const top = slanted ? Math.ceil(label * Math.sin(-SLANT) + 16) : 30;
+    const right = slanted ? Math.ceil(label * Math.cos(SLANT)) : 0;
+    const { cellWidth, cellHeight } = sides(room.width - right, stage.height - top - 2, keys.length, queries.length);
+    return { left, top, cellWidth, cellHeight, ...first, rows: queries.length, columns: keys.length, slanted };
+  }
+
+  /**
+   * All labels that have room, quiet.
+   * @param {Frame} frame @param {Token[]} queries @param {Token[]} keys @param {Ink} ink
+   */
+  draw(frame, queries, keys, ink) {
+    const down = stride(frame.cellHeight);
+    const across = stride(frame.cellWidth);
+    for (let i = aligned(frame.row, down); i < frame.row + frame.rows; i += down) {
+      this.queryLabel(frame, queries[i], i, down > 1, ink);
+    }
+    for (let i = aligned(frame.column, across); i < frame.column + frame.columns; i += across) {
+      this.keyLabel(frame, keys[i], i, across > 1, ink);
+    }
+  }
+
+  /**
+   * @param {Frame} frame @param {Token} token @param {number} at
+   * @param {boolean} counts with its position @param {Ink} ink @param {boolean} chosen
+   */
+  queryLabel(frame, token, at, counts, ink, chosen = false) {
+    const y = frame.top + (at - frame.row + 0.5) * frame.cellHeight;
+    this.context.save();
+    this.context.translate(frame.left - 8, y);
+    this.context.textAlign = "right";
+    this.label(token, at, counts, ink, chosen);
+    this.context.restore();
+  }
+
+  /**
+   * @param {Frame} frame @param {Token} token @param {number} at
+   * @param {boolean} counts with its position @param {Ink} ink @param {boolean} chosen
+   */
+  keyLabel(frame, token, at, counts, ink, chosen = false) {
+    const x = frame.left + (at - frame.column + 0.5) * frame.cellWidth;
+    this.context.save();
+    this.context.translate(x, frame.top - (frame.slanted ? 7 : 14));
+    this.context.textAlign = frame.slanted ? "left" : "center";
+    if (frame.slanted) this.context.rotate(SLANT);
+    this.label(token, at, counts, ink, chosen);
+    this.context.restore();
+  }
+
+  /** @param {Token} token @param {number} at @param {boolean} counts @param {Ink} ink @param {boolean} chosen */
+  label(token, at, counts, ink, chosen) {
+    const context = this.context;
+    context.textBaseline = "middle";
+    setType(context, token, this.family);
+    context.fillStyle = chosen ? ink.accent : token.special ? ink.faint : ink.grey;
+    const text = written(token);
+    context.fillText(text, 0, 0);
+    if (!counts) return;
+    const shift = context.measureText(text).width + 7;
+    context.font = `11px ${this.family}`;
+    context.letterSpacing = "0px";
+    context.fillStyle = ink.faint;
+    context.fillText(String(at), context.textAlign === "right" ? -shift : shift, 0);
+  }
+}
+
+/**
+ * Square cells, whole device pixels where they are large enough to show it; a matrix much longer
+ * than wide may stretch.
+ * @param {number} width @param {number} height @param {number} columns @param {number} rows
+ */
+function sides(width, height, columns, rows) {
+  const fit = [Math.min(width / columns, LARGEST), Math.min(height / rows, LARGEST)];
+  const square = Math.min(fit[0], fit[1]);
+  const long = Math.max(columns / rows, rows / columns) > 4;
+  const [cellWidth, cellHeight] = fit.map((side) => {
+    const chosen = long ? Math.min(side, Math.max(square, 28)) : square;
+    const device = chosen * devicePixelRatio;
+    return device >= 6 ? Math.floor(device) / devicePixelRatio : chosen;
+  });
+  return { cellWidth, cellHeight };
+}
+
+/** @param {number} cell pixels @returns {number} every how many tokens there is room for a label */
+function stride(cell) {
+  const least = APART / cell;
+  if (least <= 1.06) return 1;
+  const power = 10 ** Math.floor(Math.log10(least));
+  return power * (/** @type {number} */ ([1, 2, 5, 10].find((n) => n * power >= least)));
+}
+
+/** @param {number} first @param {number} every @returns {number} */
+function aligned(first, every) {
+  return Math.ceil(first / every) * every;
+}

@@ -1,0 +1,104 @@
+/** The bar and the stage's head: words to press, each showing the state it changes. */
+
+import { BINDINGS, writeHelp } from "./keys.js";
+import { counted } from "./numbers.js";
+import { find } from "./prose.js";
+import { bringIntoView } from "./travel.js";
+
+/**
+ * @typedef {import("./state.js").State} State
+ * @typedef {import("./main.js").Page} Page
+ */
+
+export class Controls {
+  /** @param {Page} page */
+  constructor(page) {
+    this.page = page;
+    this.layer = /** @type {HTMLSelectElement} */ (part("layer"));
+    this.head = /** @type {HTMLSelectElement} */ (part("head"));
+    this.describe();
+    this.layer.replaceChildren(...page.recording.layers.map((_, i) => option(i)));
+    this.layer.addEventListener("change", () => page.store.set({ layer: Number(this.layer.value) }));
+    this.head.addEventListener("change", () => page.store.set({ head: Number(this.head.value) }));
+    document.addEventListener("click", (event) => this.press(event));
+    this.search();
+    writeHelp(part("keys"));
+  }
+
+  /** What this is: told once, at the top. */
+  describe() {
+    const { title, model, layers, query_tokens } = this.page.recording;
+    document.title = `${title} · regard`;
+    part("title").textContent = title;
+    const heads = Math.max(...layers.map((info) => info.num_heads));
+    const tokens = query_tokens?.length ?? layers[0].q_len;
+    part("about").textContent = [
+      model, counted(tokens, "token"), `${counted(layers.length, "layer")} × ${counted(heads, "head")}`,
+    ].filter(Boolean).join(" · ");
+  }
+
+  /** @param {MouseEvent} event any button with data-set="name=value" or data-key="a key" */
+  press(event) {
+    const button = /** @type {HTMLElement} */ (event.target).closest?.("button");
+    if (!button) return;
+    const [name, value] = (button.dataset.set ?? "").split("=");
+    if (name) this.page.store.set({ [name]: value });
+    const { key } = button.dataset;
+    if (key) BINDINGS.find(({ keys }) => keys.includes(key))?.run(this.page, key, new KeyboardEvent("keydown", { key }));
+    if (button.id === "theme") this.turnTheme();
+    if (button.id === "close") /** @type {HTMLDialogElement} */ (part("help")).close();
+  }
+
+  turnTheme() {
+    const dark = getComputedStyle(document.documentElement).colorScheme === "dark";
+    this.page.store.set({ theme: dark ? "light" : "dark" });
+  }
+
+  search() {
+    const input = /** @type {HTMLInputElement} */ (part("find"));
+    input.form?.addEventListener("submit", (event) => {
+      event.preventDefault();
+      const { layer, side, query, key } = this.page.store.state;
+      const axes = this.page.axes(layer);
+      const looks = side === "looks";
+      const at = find(looks ? axes.queries : axes.keys, input.value, looks ? query : key);
+      part("found").textContent = at === null && input.value.trim() ? "not in this text" : "";
+      if (at === null) return;
+      this.page.choose(looks ? { query: at, key: null } : { query: null, key: at });
+      bringIntoView(this.page);
+    });
+    input.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") input.blur();
+    });
+    input.addEventListener("blur", () => { part("found").textContent = ""; });
+  }
+
+  /** @param {State} state */
+  show(state) {
+    const info = this.page.recording.layers[state.layer];
+    if (this.head.childElementCount !== info.num_heads) {
+      this.head.replaceChildren(...Array.from({ length: info.num_heads }, (_, i) => option(i)));
+    }
+    this.layer.value = String(state.layer);
+    this.head.value = String(state.head);
+    part("layer-name").textContent = info.name;
+    for (const button of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("button[data-set]"))) {
+      const [name, value] = (button.dataset.set ?? "").split("=");
+      button.setAttribute("aria-pressed", String(String(state[/** @type {"scale"} */ (name)]) === value));
+    }
+    part("sinks").setAttribute("aria-pressed", String(state.hidden));
+    part("fold").textContent = state.folded ? "Show the text" : "Fold";
+    part("whole").hidden = state.zoom === 1;
+    part("closer").hidden = Math.max(info.q_len, info.kv_len) <= 8;
+  }
+}
+
+/** @param {number} i @returns {HTMLOptionElement} */
+function option(i) {
+  return new Option(String(i), String(i));
+}
+
+/** @param {string} id @returns {HTMLElement} */
+function part(id) {
+  return /** @type {HTMLElement} */ (document.getElementById(id));
+}

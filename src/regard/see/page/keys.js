@@ -1,0 +1,80 @@
+/** The keyboard: one table, read by the page and shown as its help. */
+
+import { bringIntoView, zoomBy } from "./travel.js";
+
+/**
+ * @typedef {import("./main.js").Page} Page
+ *
+ * @typedef {object} Binding
+ * @property {string[]} keys
+ * @property {string} shown
+ * @property {string} does
+ * @property {(page: Page, key: string, event: KeyboardEvent) => void} run
+ */
+
+/** @type {Record<string, [number, number]>} */
+const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+const SCALES = /** @type {const} */ (["linear", "log", "row"]);
+
+/** @type {Binding[]} */
+export const BINDINGS = [
+  { keys: Object.keys(ARROWS), shown: "← → ↑ ↓", does: "move the crosshair; ten at once with Shift", run: moveCell },
+  { keys: ["[", "]"], shown: "[  ]", does: "previous, next head", run: (page, key) => page.step("head", key === "[" ? -1 : 1) },
+  { keys: ["{", "}"], shown: "{  }", does: "previous, next layer", run: (page, key) => page.step("layer", key === "{" ? -1 : 1) },
+  { keys: ["+", "="], shown: "+", does: "zoom in", run: (page) => zoomBy(page, 2) },
+  { keys: ["-"], shown: "−", does: "zoom out", run: (page) => zoomBy(page, 0.5) },
+  { keys: ["0"], shown: "0", does: "the whole matrix", run: (page) => page.store.set({ zoom: 1, row: 0, column: 0 }) },
+  { keys: ["l"], shown: "l", does: "scale: linear, log, by row", run: nextScale },
+  { keys: ["s"], shown: "s", does: "set sinks (the first and the special tokens) aside and renormalise", run: (page) => page.store.set({ hidden: !page.store.state.hidden }) },
+  { keys: ["d"], shown: "d", does: "in the text: where the token looks, or who looks at it", run: turn },
+  { keys: ["t"], shown: "t", does: "fold the text", run: (page) => page.store.set({ folded: !page.store.state.folded }) },
+  { keys: ["/"], shown: "/", does: "find a token or a phrase; Enter goes on", run: () => document.getElementById("find")?.focus() },
+  { keys: ["?"], shown: "?", does: "this help", run: (page) => page.help() },
+];
+
+/** @param {Page} page @param {string} key @param {KeyboardEvent} event */
+function moveCell(page, key, event) {
+  const [down, right] = ARROWS[key];
+  const far = event.shiftKey ? 10 : 1;
+  const { query, key: at } = page.cell();
+  page.store.set({ query: query + down * far, key: at + right * far, hover: null });
+  bringIntoView(page);
+}
+
+/** @param {Page} page */
+function nextScale(page) {
+  const at = SCALES.indexOf(page.store.state.scale);
+  page.store.set({ scale: SCALES[(at + 1) % SCALES.length] });
+}
+
+/** @param {Page} page */
+function turn(page) {
+  page.store.set({ side: page.store.state.side === "looks" ? "looked" : "looks" });
+}
+
+/** @param {Page} page */
+export function listen(page) {
+  document.addEventListener("keydown", (event) => {
+    const target = /** @type {HTMLElement} */ (event.target);
+    if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
+    if (target.matches("input, select, textarea") || document.querySelector("dialog[open]")) return;
+    const binding = BINDINGS.find(({ keys }) => keys.includes(event.key));
+    if (!binding) return;
+    event.preventDefault();
+    binding.run(page, event.key, event);
+  });
+}
+
+/** @param {HTMLElement} table */
+export function writeHelp(table) {
+  table.replaceChildren(...BINDINGS.map(({ shown, does }) => {
+    const row = document.createElement("tr");
+    const key = document.createElement("th");
+    key.scope = "row";
+    key.textContent = shown;
+    const what = document.createElement("td");
+    what.textContent = does;
+    row.append(key, what);
+    return row;
+  }));
+}

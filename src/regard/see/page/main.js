@@ -1,0 +1,247 @@
+/**
+ * The page: reads the recording, makes the views and keeps them in step.
+ *
+ * One rule for every module in this folder, because file.py joins them into one script: an import
+ * is `import { a, b } from "./name.js";` at the top, an export stands before a function, a const or
+ * a class at the start of a line, nothing is exported twice or under another name, and no two
+ * modules import each other.
+ */
+
+import { Client } from "./client.js";
+import { ramp } from "./colours.js";
+import { Controls } from "./controls.js";
+import { engine } from "./engine.js";
+import { listen } from "./keys.js";
+import { drawLegend } from "./legend.js";
+import { MapView } from "./map.js";
+import { Overview, smallMap } from "./overview.js";
+import { notes } from "./notes.js";
+import { readRecording } from "./payload.js";
+import { Prose } from "./prose.js";
+import { Reader } from "./reading.js";
+import { ReadingView } from "./sentence.js";
+import { Store } from "./state.js";
+import { forAxis, sinksOf } from "./tokens.js";
+import { followPointer } from "./travel.js";
+
+/**
+ * @typedef {import("./state.js").State} State
+ * @typedef {import("./state.js").Cell} Cell
+ * @typedef {import("./tokens.js").Token} Token
+ * @typedef {import("./reading.js").Reading} Reading
+ */
+
+export class Page {
+  /** @param {import("./payload.js").Recording} recording */
+  constructor(recording) {
+    this.recording = recording;
+    this.maps = recording.layers.map(smallMap);
+    /** @type {Map<string, {queries: Token[], keys: Token[]}>} */ this.axesOf = new Map();
+    this.store = new Store(this.freshState(), (state) => this.fitted(state));
+    this.client = new Client(recording.layers, ({ q_len, kv_len }) => sinksOf(this.axesFor(q_len, kv_len).keys));
+    this.look = this.themed();
+    /** @type {Reading | null} */ this.reading = null;
+    this.overview = new Overview(part("overview"), recording.layers, this.maps, this.store);
+    this.map = new MapView(part("stage"), this);
+    this.prose = new Prose(part("prose"), this);
+    this.words = new ReadingView(this);
+    this.controls = new Controls(this);
+    this.reader = new Reader(this.client, (reading) => this.read(reading), (error) => this.damaged(error));
+  }
+
+  start() {
+    this.store.subscribe((state, changed) => this.show(state, changed));
+    followPointer(this.map, this);
+    listen(this);
+    window.addEventListener("hashchange", () => this.store.go(location.hash));
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
+    window.addEventListener("resize", () => this.overview.draw(this.store.state.scale, this.look.ramp, this.look.ink));
+    this.store.go(location.hash);
+    this.show(this.store.state, new Set(Object.keys(this.store.state)));
+    document.body.classList.add("ready");
+  }
+
+  /** @returns {State} the middle of the model, the last word: something to see at once */
+  freshState() {
+    const { layers } = this.recording;
+    const whole = layers.findIndex(({ kind }) => kind !== "map");
+    const { q_len, kv_len } = layers[Math.max(0, whole)];
+    const { queries } = this.axesFor(q_len, kv_len);
+    const words = queries.flatMap((token, i) => (token.special ? [] : [i]));
+    return {
+      layer: Math.max(0, whole), head: 0, query: words.at(-1) ?? q_len - 1, key: words[0] ?? 0, hover: null,
+      scale: kv_len > 48 ? "log" : "linear", hidden: false, side: "looks", zoom: 1, row: 0, column: 0, theme: "auto", folded: false,
+    };
+  }
+
+  /** @param {State} state @returns {State} every number inside the recording */
+  fitted(state) {
+    const layer = within(state.layer, this.recording.layers.length);
+    const { num_heads, q_len, kv_len } = this.recording.layers[layer];
+    const zoom = Math.max(1, state.zoom);
+    return {
+      ...state, layer, zoom,
+      head: within(state.head, num_heads), query: within(state.query, q_len), key: within(state.key, kv_len),
+      row: within(state.row, q_len - Math.max(1, Math.round(q_len / zoom)) + 1),
+      column: within(state.column, kv_len - Math.max(1, Math.round(kv_len / zoom)) + 1),
+    };
+  }
+
+  /** @param {number} layer @returns {{queries: Token[], keys: Token[]}} */
+  axes(layer) {
+    const { q_len, kv_len } = this.recording.layers[layer];
+    return this.axesFor(q_len, kv_len);
+  }
+
+  /** @param {number} q_len @param {number} kv_len */
+  axesFor(q_len, kv_len) {
+    const name = `${q_len} ${kv_len}`;
+    let axes = this.axesOf.get(name);
+    if (!axes) {
+      const queries = forAxis(this.recording.query_tokens, q_len);
+      const one = q_len === kv_len && this.recording.one_text;
+      axes = { queries, keys: one ? queries : forAxis(this.recording.key_tokens, kv_len) };
+      this.axesOf.set(name, axes);
+    }
+    return axes;
+  }
+
+  /** @returns {{query: number, key: number}} the pointed or chosen cell, as far as it is known */
+  cell() {
+    const { hover, query, key } = this.store.state;
+    if (!hover) return { query, key };
+    return { query: hover.query ?? this.reading?.query ?? query, key: hover.key ?? this.reading?.key ?? key };
+  }
+
+  /** @param {Cell | null} cell */
+  hover(cell) {
+    const { hover } = this.store.state;
+    if (cell?.query === hover?.query && cell?.key === hover?.key) return;
+    this.store.set({ hover: cell });
+  }
+
+  /** Keeps a cell of which one side may still be unknown; the reading fills it in. @param {Cell} cell */
+  choose(cell) {
+    const { query, key } = this.store.state;
+    this.chosen = cell;
+    this.store.set({ hover: cell, query: cell.query ?? query, key: cell.key ?? key });
+    if (this.reading) this.settle(this.reading);
+  }
+
+  /** @param {Reading} reading a chosen token brings its strongest partner with it */
+  settle({ query, key, column }) {
+    const chosen = this.chosen;
+    if (!chosen || (chosen.query ?? query) !== query || (chosen.key ?? key) !== key || !column) return;
+    this.chosen = null;
+    this.store.set({ query, key });
+  }
+
+  /** @param {"layer" | "head"} what @param {number} by */
+  step(what, by) {
+    this.store.set({ [what]: this.store.state[what] + by });
+  }
+
+  help() {
+    /** @type {HTMLDialogElement} */ (part("help")).showModal();
+  }
+
+  /** @param {State} state @param {Set<string>} changed */
+  show(state, changed) {
+    if (changed.has("theme")) this.look = this.themed();
+    if (changed.has("folded")) document.body.classList.toggle("folded", state.folded);
+    if (changed.has("layer")) this.open(state);
+    if (["layer", "scale", "theme"].some((name) => changed.has(name))) {
+      this.overview.draw(state.scale, this.look.ramp, this.look.ink);
+    }
+    if (changed.has("layer") || changed.has("head")) {
+      this.overview.name();
+      this.overview.outline();
+    }
+    this.controls.show(state);
+    drawLegend(part("legend"), state.scale, this.recording.layers[state.layer].kv_len, this.unit(state), this.look.ramp);
+    this.map.update(state, changed);
+    this.reader.update(state, changed);
+    if (this.reading && ["scale", "side", "theme"].some((name) => changed.has(name))) this.prose.read(this.reading);
+    this.map.point();
+    if (!state.hover) history.replaceState(null, "", this.store.address());
+  }
+
+  /** @param {State} state another layer: its tokens, and what must be said about its numbers */
+  open({ layer }) {
+    part("damage").hidden = true;
+    this.prose.write(this.axes(layer));
+    part("notes").replaceChildren(...notes(this.recording, layer).map((text) => {
+      const line = document.createElement("li");
+      line.textContent = text;
+      return line;
+    }));
+  }
+
+  /** @param {State} state @returns {string} */
+  unit({ layer }) {
+    return this.recording.layers[layer].kind === "map" ? "share between blocks of tokens" : "share of a query’s attention";
+  }
+
+  /** @param {Reading} reading */
+  read(reading) {
+    this.reading = reading;
+    this.settle(reading);
+    this.words.read(reading);
+    this.prose.read(reading);
+    this.map.point();
+    document.body.dataset.read = [reading.layer, reading.head, reading.query, reading.key, Number(reading.hidden)].join();
+  }
+
+  /** @param {Error} error */
+  damaged(error) {
+    const { layer } = this.store.state;
+    part("damage").hidden = false;
+    part("damage").textContent = `Layer ${layer} of this file is damaged: ${error.message} The small map is shown instead. Write the file again to see the whole.`;
+    part("sentence").textContent = "";
+    part("value").textContent = "";
+  }
+
+  redraw() {
+    this.show(this.store.state, new Set(["theme"]));
+  }
+
+  /** The theme's colours, as the style sheet has them. @returns {import("./map.js").Look} */
+  themed() {
+    const root = document.documentElement;
+    const { theme } = this.store.state;
+    root.dataset.theme = theme;
+    const dark = theme === "dark" || (theme === "auto" && matchMedia("(prefers-color-scheme: dark)").matches);
+    const style = getComputedStyle(root);
+    const read = /** @param {string} name */ (name) => style.getPropertyValue(name).trim();
+    const ink = { ground: read("--ground"), ink: read("--ink"), grey: read("--grey"), faint: read("--faint"), line: read("--line"), accent: read("--accent") };
+    return { ramp: ramp(dark ? "dark" : "light"), ink };
+  }
+}
+
+/** @param {number} value @param {number} count @returns {number} from 0 to count - 1, whole */
+function within(value, count) {
+  return Math.max(0, Math.min(count - 1, Math.round(value)));
+}
+
+/** @param {string} id @returns {HTMLElement} */
+function part(id) {
+  return /** @type {HTMLElement} */ (document.getElementById(id));
+}
+
+function start() {
+  try {
+    new Page(readRecording(document.getElementById("recording")?.textContent)).start();
+  } catch (error) {
+    const reason = error instanceof Error ? error.message : String(error);
+    part("failure").textContent = `This file is damaged: ${reason} Write it again with regard to see its attention.`;
+    document.body.classList.add("failed");
+  }
+}
+
+// The page and its worker run the same script.
+if (typeof document === "undefined") {
+  const ask = engine((answer) => postMessage(answer));
+  onmessage = (event) => void ask(event.data);
+} else {
+  start();
+}

@@ -1,0 +1,58 @@
+/** Numbers as people read them: three significant digits, shares in percent. */
+
+const THIN = "\u202f"; // narrow no-break space: a number and its unit stay together
+const SUPERSCRIPT = ["⁰", "¹", "²", "³", "⁴", "⁵", "⁶", "⁷", "⁸", "⁹"];
+
+/**
+ * Three significant digits, without an exponent where a reader does not need one.
+ * @param {number} value
+ * @returns {string}
+ */
+export function digits(value) {
+  if (Number.isNaN(value)) return "not a number";
+  if (value === 0) return "0";
+  if (Math.abs(value) >= 0.001) {
+    const text = value.toPrecision(3);
+    return text.includes("e") ? grouped(Math.round(value)) : text;
+  }
+  const [mantissa, exponent] = value.toExponential(2).split("e");
+  const power = String(Math.abs(Number(exponent))).replace(/\d/g, (d) => SUPERSCRIPT[Number(d)]);
+  return `${mantissa}${THIN}×${THIN}10⁻${power}`;
+}
+
+/**
+ * A weight as a share: "31.2 %".
+ * @param {number} weight
+ * @returns {string}
+ */
+export function share(weight) {
+  return Number.isNaN(weight) ? "not a number" : `${digits(weight * 100)}${THIN}%`;
+}
+
+/**
+ * A weight with every digit that float32 holds.
+ * @param {number} weight
+ * @returns {string}
+ */
+export function full(weight) {
+  return Number.isNaN(weight) ? "NaN" : String(Number(weight.toPrecision(8)));
+}
+
+/**
+ * A count with its thousands apart: "2,048".
+ * @param {number} count
+ * @returns {string}
+ */
+export function grouped(count) {
+  return String(count).replace(/\B(?=(\d{3})+$)/g, ",");
+}
+
+/**
+ * "1 token", "9 tokens".
+ * @param {number} count
+ * @param {string} noun
+ * @returns {string}
+ */
+export function counted(count, noun) {
+  return `${grouped(count)} ${noun}${count === 1 ? "" : "s"}`;
+}

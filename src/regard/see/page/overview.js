@@ -1,0 +1,202 @@
+/** The layers x heads grid of small maps: always there, the way to move. */
+
+import { fromBase64 } from "./payload.js";
+import { edge } from "./engine.js";
+import { level, logFloor } from "./colours.js";
+
+/**
+ * @typedef {import("./payload.js").LayerInfo} LayerInfo
+ * @typedef {import("./colours.js").Scale} Scale
+ *
+ * @typedef {object} SmallMap
+ * @property {number} rows
+ * @property {number} columns
+ * @property {Float32Array} means (num_heads, rows, columns): mean weight of each cell
+ * @property {Float32Array} shares the same times the keys in a cell: what the cell receives
+ */
+
+/** @param {LayerInfo} info @returns {SmallMap} */
+export function smallMap(info) {
+  const { rows, columns, maximum, levels } = info.overview;
+  const bytes = fromBase64(levels);
+  const means = Float32Array.from(bytes, (byte) => maximum * (byte / 255) ** 2);
+  const shares = means.map((mean, i) => {
+    const column = i % columns;
+    return mean * (edge(column + 1, info.kv_len, columns) - edge(column, info.kv_len, columns));
+  });
+  return { rows, columns, means, shares };
+}
+
+export class Overview {
+  /**
+   * @param {HTMLElement} pane
+   * @param {LayerInfo[]} layers
+   * @param {SmallMap[]} maps
+   * @param {import("./state.js").Store} store
+   */
+  constructor(pane, layers, maps, store) {
+    this.pane = pane;
+    this.layers = layers;
+    this.maps = maps;
+    this.store = store;
+    this.heads = Math.max(...layers.map((info) => info.num_heads));
+    this.canvas = /** @type {HTMLCanvasElement} */ (pane.querySelector("canvas"));
+    this.caption = /** @type {HTMLElement} */ (pane.querySelector(".caption"));
+    this.canvas.addEventListener("pointermove", (event) => this.point(this.at(event)));
+    this.canvas.addEventListener("pointerleave", () => this.point(null));
+    this.canvas.addEventListener("click", (event) => {
+      const tile = this.at(event);
+      if (tile) store.set(tile);
+    });
+    this.canvas.addEventListener("keydown", (event) => this.key(event));
+    this.measure();
+    /** @type {{layer: number, head: number} | null} */ this.pointed = null;
+  }
+
+  /** Tiles as large as the pane allows, from 13 to 44 pixels. */
+  measure() {
+    const width = Number.parseFloat(getComputedStyle(this.pane).getPropertyValue("--grid-width"));
+    this.left = 24;
+    this.top = 18;
+    this.step = Math.max(13, Math.min(44, Math.floor((width - this.left) / this.heads)));
+    this.gap = this.step >= 24 ? 4 : 2;
+  }
+
+  /** @param {MouseEvent} event */
+  at(event) {
+    const head = Math.floor((event.offsetX - this.left) / this.step);
+    const layer = Math.floor((event.offsetY - this.top) / this.step);
+    return this.layers[layer] && head >= 0 && head < this.layers[layer].num_heads ? { layer, head } : null;
+  }
+
+  /** @param {{layer: number, head: number} | null} tile */
+  point(tile) {
+    if (tile?.layer === this.pointed?.layer && tile?.head === this.pointed?.head) return;
+    this.pointed = tile;
+    this.canvas.classList.toggle("can-open", tile !== null);
+    this.name();
+    this.outline();
+  }
+
+  /** @param {KeyboardEvent} event arrows go from head to head here */
+  key(event) {
+    const { layer, head } = this.store.state;
+    const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+    const step = steps[/** @type {"ArrowUp"} */ (event.key)];
+    if (!step) return;
+    event.preventDefault();
+    event.stopPropagation();
+    this.store.set({ layer: layer + step[0], head: head + step[1] });
+  }
+
+  /** @param {import("./state.js").State} state */
+  name({ layer, head } = this.pointed ?? this.store.state) {
+    const missing = this.layers[layer].kind === "map" ? ", small map only" : "";
+    this.caption.textContent = `${this.pointed ? "Open" : "Open now:"} layer ${layer}, head ${head}${missing}`;
+    this.canvas.setAttribute("aria-label", `Small maps of every head. ${this.caption.textContent}. Arrow keys move.`);
+  }
+
+  /**
+   * @param {Scale} scale
+   * @param {ReturnType<import("./colours.js").ramp>} ramp
+   * @param {{faint: string, accent: string, ground: string}} ink
+   */
+  draw(scale, ramp, ink) {
+    this.ink = ink;
+    this.measure();
+    const ratio = devicePixelRatio;
+    const width = this.left + this.heads * this.step + 2;
+    const height = this.top + this.layers.length * this.step + 2;
+    this.picture = document.createElement("canvas");
+    this.picture.width = Math.round(width * ratio);
+    this.picture.height = Math.round(height * ratio);
+    this.canvas.style.width = `${width}px`;
+    this.canvas.style.height = `${height}px`;
+    const context = /** @type {CanvasRenderingContext2D} */ (this.picture.getContext("2d"));
+    context.scale(ratio, ratio);
+    this.labels(context);
+    context.imageSmoothingQuality = "high";
+    this.layers.forEach((info, layer) => {
+      for (let head = 0; head < info.num_heads; head++) this.tile(context, layer, head, scale, ramp);
+    });
+    this.outline();
+  }
+
+  /** @param {CanvasRenderingContext2D} context */
+  labels(context) {
+    context.font = `11px ${getComputedStyle(document.body).fontFamily}`;
+    context.fillStyle = this.ink?.faint ?? "";
+    context.textBaseline = "middle";
+    const every = this.step >= 18 ? 1 : 2;
+    context.textAlign = "center";
+    for (let head = 0; head < this.heads; head += every) {
+      context.fillText(String(head), this.left + (head + 0.5) * this.step - this.gap / 2, 8);
+    }
+    context.textAlign = "right";
+    for (let layer = 0; layer < this.layers.length; layer++) {
+      context.fillText(String(layer), this.left - 7, this.top + (layer + 0.5) * this.step - this.gap / 2);
+    }
+  }
+
+  /**
+   * @param {CanvasRenderingContext2D} context @param {number} layer @param {number} head
+   * @param {Scale} scale @param {ReturnType<import("./colours.js").ramp>} ramp
+   */
+  tile(context, layer, head, scale, ramp) {
+    const picture = picturedMap(this.maps[layer], head, scale, ramp);
+    const side = this.step - this.gap;
+    const { width, height } = picture;
+    // Fewer pixels than cells: let the browser average. More: keep the cells' edges sharp.
+    context.imageSmoothingEnabled = width > side * devicePixelRatio;
+    const x = this.left + head * this.step;
+    const y = this.top + layer * this.step;
+    context.fillStyle = ramp.css[0];
+    context.drawImage(picture, 0, 0, width, height, x, y, side, side);
+    context.strokeStyle = this.ink?.line ?? "";
+    context.lineWidth = 1;
+    context.strokeRect(x - 0.5, y - 0.5, side + 1, side + 1);
+  }
+
+  /** The open head and the one pointed at, over the finished picture. */
+  outline() {
+    if (!this.picture || !this.ink) return;
+    const ratio = devicePixelRatio;
+    this.canvas.width = this.picture.width;
+    this.canvas.height = this.picture.height;
+    const context = /** @type {CanvasRenderingContext2D} */ (this.canvas.getContext("2d"));
+    context.drawImage(this.picture, 0, 0);
+    context.scale(ratio, ratio);
+    context.strokeStyle = this.ink.accent;
+    const side = this.step - this.gap;
+    for (const [tile, width] of /** @type {const} */ ([[this.pointed, 1], [this.store.state, 2]])) {
+      if (!tile) continue;
+      context.lineWidth = width;
+      const [x, y] = [this.left + tile.head * this.step, this.top + tile.layer * this.step];
+      context.strokeRect(x - width / 2, y - width / 2, side + width, side + width);
+    }
+  }
+}
+
+/**
+ * One small map, a pixel for each cell.
+ * @param {SmallMap} map @param {number} head @param {Scale} scale
+ * @param {ReturnType<import("./colours.js").ramp>} ramp
+ * @returns {HTMLCanvasElement}
+ */
+export function picturedMap(map, head, scale, ramp) {
+  const { rows, columns } = map;
+  const canvas = document.createElement("canvas");
+  canvas.width = columns;
+  canvas.height = rows;
+  const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  const image = context.createImageData(columns, rows);
+  const pixels = new Uint32Array(image.data.buffer);
+  const floor = logFloor(columns);
+  for (let row = 0; row < rows; row++) {
+    const shares = map.shares.subarray((head * rows + row) * columns, (head * rows + row + 1) * columns);
+    const highest = Math.max(...shares);
+    shares.forEach((share, i) => { pixels[row * columns + i] = ramp.packed[level(share, scale, floor, highest)]; });
+  }
+  context.putImageData(image, 0, 0);
+  return canvas;
+}

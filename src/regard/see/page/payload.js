@@ -1,0 +1,124 @@
+/**
+ * What file.py put into the page, read back. Every damage is found here and told in one sentence.
+ *
+ * @typedef {import("./tokens.js").Token} Token
+ *
+ * @typedef {object} LayerInfo
+ * @property {string} name
+ * @property {number} num_heads
+ * @property {number} q_len
+ * @property {number} kv_len
+ * @property {"query-key" | "weights" | "map"} kind what is in this file besides the small map
+ * @property {number} num_kv_heads
+ * @property {number} head_dim
+ * @property {number} scale
+ * @property {"float32" | "float16"} dtype
+ * @property {number} deviation largest difference of a weight, measured, that dtype brings
+ * @property {number} span_heads 0: no mask; 1: one mask for all heads; num_heads: one each
+ * @property {{rows: number, columns: number, maximum: number, levels: string}} overview
+ *
+ * @typedef {object} Recording
+ * @property {number} version
+ * @property {string} title
+ * @property {string} model
+ * @property {number} batch entries in the recording; the page shows the first
+ * @property {Token[] | null} query_tokens
+ * @property {Token[] | null} key_tokens
+ * @property {boolean} one_text the keys are the queries' own tokens
+ * @property {LayerInfo[]} layers
+ */
+
+/** A page whose data cannot be trusted; the message is for people. */
+export class Damaged extends Error {}
+
+/**
+ * @param {string | null | undefined} text of the page's JSON block
+ * @returns {Recording}
+ */
+export function readRecording(text) {
+  let raw;
+  try {
+    raw = JSON.parse(text ?? "");
+  } catch {
+    throw new Damaged("its list of layers and tokens is cut off or changed.");
+  }
+  if (raw?.version !== 1) throw new Damaged(`it has format ${String(raw?.version)}; this page reads format 1.`);
+  if (!Array.isArray(raw.layers) || raw.layers.length === 0) throw new Damaged("it holds no layer.");
+  for (const layer of raw.layers) {
+    const counts = [layer.num_heads, layer.q_len, layer.kv_len];
+    if (!counts.every((n) => Number.isInteger(n) && n > 0)) throw new Damaged("a layer has no valid shape.");
+  }
+  const query = readTokens(raw.query_tokens);
+  return { ...raw, query_tokens: query, key_tokens: raw.one_text ? query : readTokens(raw.key_tokens) };
+}
+
+/** @param {{texts: string[], special: number[]} | null} tokens @returns {Token[] | null} */
+function readTokens(tokens) {
+  if (!tokens) return null;
+  const special = new Set(tokens.special);
+  return tokens.texts.map((text, i) => ({ text: String(text), special: special.has(i) }));
+}
+
+/** @param {string} text base64 @returns {Uint8Array<ArrayBuffer>} */
+export function fromBase64(text) {
+  let binary;
+  try {
+    binary = atob(text);
+  } catch {
+    throw new Damaged("its numbers are cut off or changed.");
+  }
+  const bytes = new Uint8Array(binary.length);
+  for (let i = 0; i < bytes.length; i++) bytes[i] = binary.charCodeAt(i);
+  return bytes;
+}
+
+/**
+ * The inverse of `_packed` in file.py: base64, deflate, the bytes of each number apart.
+ * @param {string} text
+ * @param {"float32" | "float16" | "int32"} dtype
+ * @param {number} length how many numbers there must be
+ * @returns {Promise<Float32Array | Int32Array>}
+ */
+export async function unpack(text, dtype, length) {
+  const width = dtype === "float16" ? 2 : 4;
+  const planes = await inflate(fromBase64(text));
+  if (planes.length !== length * width) {
+    throw new Damaged(`it has ${planes.length} bytes where ${length * width} belong.`);
+  }
+  if (width === 2) {
+    const table = halfTable();
+    return Float32Array.from({ length }, (_, i) => table[planes[i] | (planes[length + i] << 8)]);
+  }
+  const joined = new Uint8Array(planes.length);
+  for (let byte = 0; byte < 4; byte++) {
+    for (let i = 0, from = byte * length, to = byte; i < length; i++, from++, to += 4) joined[to] = planes[from];
+  }
+  return dtype === "int32" ? new Int32Array(joined.buffer) : new Float32Array(joined.buffer);
+}
+
+/** @param {Uint8Array<ArrayBuffer>} bytes @returns {Promise<Uint8Array>} */
+async function inflate(bytes) {
+  try {
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+    return new Uint8Array(await new Response(stream).arrayBuffer());
+  } catch {
+    throw new Damaged("its numbers are cut off or changed.");
+  }
+}
+
+/** @type {Float32Array | null} */
+let halves = null;
+
+/** @returns {Float32Array} the value of each of the 65,536 half-precision numbers */
+function halfTable() {
+  if (halves) return halves;
+  halves = new Float32Array(65536);
+  for (let bits = 0; bits < 65536; bits++) {
+    const exponent = (bits >> 10) & 31;
+    const fraction = bits & 1023;
+    let value = exponent === 0 ? fraction * 2 ** -24 : (1024 + fraction) * 2 ** (exponent - 25);
+    if (exponent === 31) value = fraction ? NaN : Infinity;
+    halves[bits] = bits & 0x8000 ? -value : value;
+  }
+  return halves;
+}

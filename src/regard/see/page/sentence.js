@@ -1,0 +1,127 @@
+/** The cell as a sentence, and the readable twin of the map: the strongest of its row and column. */
+
+import { counted, full, share } from "./numbers.js";
+import { isShortened, named, visible } from "./tokens.js";
+import { rankOf, top } from "./reading.js";
+
+/**
+ * @typedef {import("./tokens.js").Token} Token
+ * @typedef {import("./reading.js").Reading} Reading
+ */
+
+const LISTED = 8;
+
+/**
+ * A token in a sentence; where the same token stands more than once, with its position.
+ * @param {Token[]} tokens @param {number} at @returns {string}
+ */
+export function quoted(tokens, at) {
+  const name = named(tokens[at]);
+  const repeated = tokens.some((token, i) => i !== at && token.text.trim() === tokens[at].text.trim());
+  return repeated ? `“${name}” (token ${at})` : `“${name}”`;
+}
+
+/**
+ * @param {Reading} reading @param {{queries: Token[], keys: Token[]}} axes
+ * @returns {string}
+ */
+export function sentence({ layer, head, hidden, query, key, row, mask }, { queries, keys }) {
+  const [from, to] = [quoted(queries, query), quoted(keys, key)];
+  const where = `layer ${layer} head ${head}`;
+  const aside = hidden ? ", the first and the special tokens set aside" : "";
+  const { rank, of } = rankOf(row, mask, key);
+  if (of === 0) return `${from} may attend to nothing: all its weights are 0, ${where}${aside}.`;
+  if (!mask[key]) return `${from} ${hidden ? "is read without" : "may not attend to"} ${to}, ${where}${aside}.`;
+  return `${from} gives ${share(row[key])} of its attention to ${to} (rank ${rank} of ${of}), ${where}${aside}.`;
+}
+
+export class ReadingView {
+  /** @param {import("./main.js").Page} page */
+  constructor(page) {
+    this.page = page;
+    this.line = find("sentence");
+    this.value = find("value");
+    this.whole = find("whole-token");
+    this.looks = find("looks-table");
+    this.looked = find("looked-table");
+  }
+
+  /** @param {Reading} reading */
+  read(reading) {
+    const axes = this.page.axes(reading.layer);
+    const text = sentence(reading, axes);
+    if (this.line.textContent !== text) this.line.textContent = text;
+    this.value.textContent = `weight ${full(reading.row[reading.key])}`;
+    this.list(this.looks, `${quoted(axes.queries, reading.query)} looks at`, reading.row, axes.keys, "key");
+    if (reading.column) this.list(this.looked, `${quoted(axes.keys, reading.key)} is looked at by`, reading.column, axes.queries, "query");
+    this.spell(axes, reading);
+  }
+
+  /**
+   * @param {HTMLElement} table @param {string} caption @param {Float32Array} weights
+   * @param {Token[]} tokens @param {"query" | "key"} axis
+   */
+  list(table, caption, weights, tokens, axis) {
+    const best = top(weights, LISTED);
+    const name = document.createElement("caption");
+    name.textContent = caption;
+    const rows = best.map((at) => this.row(at, weights[at], tokens, axis));
+    if (rows.length === 0) rows.push(note("nothing"));
+    const rest = weights.reduce((sum, weight) => sum + weight, 0) - best.reduce((sum, at) => sum + weights[at], 0);
+    const others = weights.length - best.length;
+    if (axis === "key" && others > 0 && best.length === LISTED) rows.push(note(`${counted(others, "other")}`, share(Math.max(0, rest))));
+    const body = document.createElement("tbody");
+    body.append(...rows);
+    table.replaceChildren(name, body);
+  }
+
+  /** @param {number} at @param {number} weight @param {Token[]} tokens @param {"query" | "key"} axis */
+  row(at, weight, tokens, axis) {
+    const row = document.createElement("tr");
+    const token = document.createElement("th");
+    token.scope = "row";
+    const button = document.createElement("button");
+    button.textContent = named(tokens[at], 22);
+    if (tokens[at].special) button.className = "special";
+    button.addEventListener("click", () => this.page.store.set({ [axis]: at, hover: null }));
+    const position = document.createElement("td");
+    position.textContent = String(at);
+    position.className = "position";
+    const value = document.createElement("td");
+    value.textContent = share(weight);
+    value.title = full(weight);
+    token.append(button);
+    row.append(token, position, value);
+    return row;
+  }
+
+  /** The whole text of a token that is too long to show. @param {{queries: Token[], keys: Token[]}} axes @param {Reading} reading */
+  spell({ queries, keys }, { query, key }) {
+    const token = [queries[query], keys[key]].find(isShortened);
+    this.whole.hidden = !token;
+    if (!token || this.whole.dataset.text === token.text) return;
+    this.whole.dataset.text = token.text;
+    const [summary, body] = this.whole.children;
+    summary.textContent = `All ${counted(token.text.length, "character")} of “${named(token)}”`;
+    body.textContent = visible(token.text, "\n\t");
+  }
+}
+
+/** @param {string} text @param {string} [value] @returns {HTMLTableRowElement} */
+function note(text, value = "") {
+  const row = document.createElement("tr");
+  row.className = "note";
+  const name = document.createElement("th");
+  name.scope = "row";
+  name.colSpan = 2;
+  name.textContent = text;
+  const cell = document.createElement("td");
+  cell.textContent = value;
+  row.append(name, cell);
+  return row;
+}
+
+/** @param {string} id @returns {HTMLElement} */
+function find(id) {
+  return /** @type {HTMLElement} */ (document.getElementById(id));
+}

@@ -1,0 +1,157 @@
+/**
+ * The definition, row by row: weights = softmax(scale · query·key over the allowed keys).
+ * Sums run in double precision; a row without an allowed key has weights 0.
+ */
+
+import { unpack, Damaged } from "./payload.js";
+
+/**
+ * @typedef {import("./payload.js").LayerInfo} LayerInfo
+ *
+ * @typedef {object} Rows what is kept of each row once it was computed
+ * @property {Float64Array} logsumexp NaN: not computed yet
+ * @property {Float64Array} highest the largest weight of the row
+ *
+ * @typedef {object} Layer
+ * @property {LayerInfo} info
+ * @property {Float32Array | null} query (num_heads, q_len, head_dim)
+ * @property {Float32Array | null} key (num_kv_heads, kv_len, head_dim)
+ * @property {Float32Array | null} weights (num_heads, q_len, kv_len)
+ * @property {Int32Array | null} spans (span_heads, q_len, 2): first allowed key, and the one past the last
+ * @property {Uint8Array} sinks (kv_len): 1 where a key is set aside by `hide sinks`
+ * @property {Map<string, Rows>} rows by head and by whether sinks are hidden
+ *
+ * @typedef {object} Which
+ * @property {number} head
+ * @property {boolean} hidden sinks are set aside and the rows renormalised
+ */
+
+/**
+ * @param {LayerInfo} info
+ * @param {string} text the layer's JSON block
+ * @param {number[]} sinks
+ * @returns {Promise<Layer>}
+ */
+export async function readLayer(info, text, sinks) {
+  let raw;
+  try {
+    raw = JSON.parse(text);
+  } catch {
+    throw new Damaged("its numbers are cut off or changed.");
+  }
+  const { num_heads, num_kv_heads, q_len, kv_len, head_dim, span_heads, dtype } = info;
+  /** @type {Layer} */
+  const layer = { info, query: null, key: null, weights: null, spans: null, sinks: new Uint8Array(kv_len), rows: new Map() };
+  for (const position of sinks) layer.sinks[position] = 1;
+  if (info.kind === "weights") {
+    layer.weights = /** @type {Float32Array} */ (await unpack(raw.weights, dtype, num_heads * q_len * kv_len));
+  } else {
+    layer.query = /** @type {Float32Array} */ (await unpack(raw.query, dtype, num_heads * q_len * head_dim));
+    layer.key = /** @type {Float32Array} */ (await unpack(raw.key, dtype, num_kv_heads * kv_len * head_dim));
+  }
+  if (span_heads > 0) layer.spans = /** @type {Int32Array} */ (await unpack(raw.spans, "int32", span_heads * q_len * 2));
+  return layer;
+}
+
+/** @param {Layer} layer @param {Which} which @returns {Rows} */
+export function rowsOf(layer, { head, hidden }) {
+  const name = `${head} ${hidden}`;
+  let rows = layer.rows.get(name);
+  if (!rows) {
+    const length = layer.info.q_len;
+    rows = { logsumexp: new Float64Array(length).fill(NaN), highest: new Float64Array(length) };
+    layer.rows.set(name, rows);
+  }
+  return rows;
+}
+
+/**
+ * The allowed keys of a query, as the first and the one past the last.
+ * @param {Layer} layer @param {number} head @param {number} query @returns {[number, number]}
+ */
+export function allowed(layer, head, query) {
+  if (!layer.spans) return [0, layer.info.kv_len];
+  const at = 2 * ((layer.info.span_heads > 1 ? head * layer.info.q_len : 0) + query);
+  return [layer.spans[at], layer.spans[at + 1]];
+}
+
+/**
+ * The weights of one whole row.
+ * @param {Layer} layer
+ * @param {Which} which
+ * @param {number} query
+ * @param {Float64Array} out (kv_len), overwritten
+ */
+export function rowWeights(layer, which, query, out) {
+  const rows = rowsOf(layer, which);
+  out.fill(0);
+  const [start, stop] = allowed(layer, which.head, query);
+  scores(layer, which, query, start, stop, out);
+  let highest = -Infinity;
+  for (let key = start; key < stop; key++) if (!(out[key] <= highest)) highest = out[key];
+  let total = 0;
+  for (let key = start; key < stop; key++) {
+    out[key] = highest === -Infinity ? 0 : Math.exp(out[key] - highest);
+    total += out[key];
+  }
+  // Embedded weights are already divided by their sum; with all keys shown they stay as they are.
+  const divisor = layer.weights && !which.hidden ? Math.exp(-highest) : total;
+  for (let key = start; key < stop && total > 0; key++) out[key] /= divisor;
+  if (Number.isNaN(total)) out.fill(NaN, start, stop);
+  rows.logsumexp[query] = total === 0 ? -Infinity : highest + Math.log(divisor);
+  rows.highest[query] = total === 0 ? 0 : 1 / divisor;
+}
+
+/**
+ * Some weights of one row; cheap once the row's logsumexp is known.
+ * @param {Layer} layer
+ * @param {Which} which
+ * @param {number} query
+ * @param {number} from first key
+ * @param {number} to past the last key
+ * @param {Float64Array} out (kv_len); only from..to is meant
+ */
+export function partOfRow(layer, which, query, from, to, out) {
+  const logsumexp = rowsOf(layer, which).logsumexp[query];
+  if (Number.isNaN(logsumexp)) {
+    rowWeights(layer, which, query, out);
+    return;
+  }
+  out.fill(0, from, to);
+  if (logsumexp === -Infinity) return;
+  const [start, stop] = allowed(layer, which.head, query);
+  const [first, end] = [Math.max(from, start), Math.min(to, stop)];
+  scores(layer, which, query, first, end, out);
+  for (let key = first; key < end; key++) out[key] = Math.exp(out[key] - logsumexp);
+}
+
+/**
+ * The numbers before the softmax, -Infinity for a key set aside. For embedded weights they are
+ * the logarithms: the softmax gives the weights back.
+ * @param {Layer} layer
+ * @param {Which} which
+ * @param {number} query
+ * @param {number} from
+ * @param {number} to
+ * @param {Float64Array} out
+ */
+function scores(layer, { head, hidden }, query, from, to, out) {
+  const { num_heads, num_kv_heads, q_len, kv_len, head_dim, scale } = layer.info;
+  if (layer.weights) {
+    const start = (head * q_len + query) * kv_len;
+    for (let key = from; key < to; key++) out[key] = Math.log(layer.weights[start + key]);
+  } else {
+    const queries = /** @type {Float32Array} */ (layer.query);
+    const keys = /** @type {Float32Array} */ (layer.key);
+    const i = (head * q_len + query) * head_dim;
+    const kvHead = Math.floor((head * num_kv_heads) / num_heads);
+    for (let key = from; key < to; key++) {
+      const j = (kvHead * kv_len + key) * head_dim;
+      let sum = 0;
+      for (let d = 0; d < head_dim; d++) sum += queries[i + d] * keys[j + d];
+      out[key] = sum * scale;
+    }
+  }
+  if (!hidden) return;
+  for (let key = from; key < to; key++) if (layer.sinks[key]) out[key] = -Infinity;
+}

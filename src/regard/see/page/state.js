@@ -1,0 +1,94 @@
+/**
+ * The one state that all views share, and its address. Every change goes through `set`; views are
+ * told once per frame which parts changed.
+ *
+ * @typedef {object} Cell
+ * @property {number | null} query null: the one that gives the key the most
+ * @property {number | null} key null: the one the query gives the most
+ *
+ * @typedef {object} State
+ * @property {number} layer
+ * @property {number} head
+ * @property {number} query chosen
+ * @property {number} key chosen
+ * @property {Cell | null} hover pointed at; shown instead of the chosen cell while it lasts
+ * @property {import("./colours.js").Scale} scale
+ * @property {boolean} hidden sinks set aside
+ * @property {"looks" | "looked"} side where the token looks, or who looks at it
+ * @property {number} zoom 1: the whole matrix
+ * @property {number} row first query on the map
+ * @property {number} column first key on the map
+ * @property {"auto" | "light" | "dark"} theme
+ * @property {boolean} folded the text is put away
+ *
+ * @typedef {(state: State, changed: Set<string>) => void} View
+ */
+
+const WORDS = {
+  scale: ["linear", "log", "row"],
+  side: ["looks", "looked"],
+  theme: ["auto", "light", "dark"],
+};
+const COUNTS = ["layer", "head", "query", "key", "zoom", "row", "column"];
+const FLAGS = ["hidden", "folded"];
+
+export class Store {
+  /**
+   * @param {State} state the state of a fresh page
+   * @param {(state: State) => State} fitted keeps every number inside the recording
+   */
+  constructor(state, fitted) {
+    this.fresh = state;
+    this.fitted = fitted;
+    this.state = fitted(state);
+    /** @type {View[]} */ this.views = [];
+    /** @type {Set<string>} */ this.changed = new Set();
+  }
+
+  /** @param {View} view */
+  subscribe(view) {
+    this.views.push(view);
+  }
+
+  /** @param {Partial<State>} patch */
+  set(patch) {
+    const before = this.state;
+    this.state = this.fitted({ ...before, ...patch });
+    const waits = this.changed.size > 0;
+    for (const name of /** @type {(keyof State)[]} */ (Object.keys(this.state))) {
+      if (this.state[name] !== before[name]) this.changed.add(name);
+    }
+    if (!waits && this.changed.size > 0) requestAnimationFrame(() => this.tell());
+  }
+
+  tell() {
+    const changed = this.changed;
+    this.changed = new Set();
+    for (const view of this.views) view(this.state, changed);
+  }
+
+  /** @returns {string} what must be remembered to come back here */
+  address() {
+    const parts = [];
+    for (const name of [...COUNTS, ...Object.keys(WORDS), ...FLAGS]) {
+      const value = this.state[/** @type {keyof State} */ (name)];
+      const fresh = this.fresh[/** @type {keyof State} */ (name)];
+      if (value !== fresh) parts.push(`${name}=${FLAGS.includes(name) ? Number(value) : value}`);
+    }
+    return parts.length ? `#${parts.join("&")}` : "#";
+  }
+
+  /**
+   * Go where an address points; what it does not say, or says wrongly, is as on a fresh page.
+   * @param {string} address
+   */
+  go(address) {
+    /** @type {Record<string, unknown>} */ const patch = { ...this.fresh };
+    for (const [name, text] of new URLSearchParams(address.replace(/^#/, ""))) {
+      if (COUNTS.includes(name) && /^\d{1,9}(\.\d{1,3})?$/.test(text)) patch[name] = Number(text);
+      if (name in WORDS && WORDS[/** @type {"scale"} */ (name)].includes(text)) patch[name] = text;
+      if (FLAGS.includes(name)) patch[name] = text === "1";
+    }
+    this.set(patch);
+  }
+}

@@ -1,0 +1,108 @@
+/**
+ * Tokens as people write them. Their text is untrusted: characters that could turn, hide or break
+ * the text around them are drawn as visible symbols, and nothing here is ever parsed as HTML.
+ *
+ * @typedef {object} Token
+ * @property {string} text exactly as in the source, leading space included
+ * @property {boolean} special [CLS], <s>, padding …
+ */
+
+const LONG = 120; // characters of one token that flow with the prose
+const MARKS = new Map([
+  [0x061c, "ALM"], [0x200b, "ZWSP"], [0x200e, "LRM"], [0x200f, "RLM"], [0x202a, "LRE"],
+  [0x202b, "RLE"], [0x202c, "PDF"], [0x202d, "LRO"], [0x202e, "RLO"], [0x2060, "WJ"],
+  [0x2066, "LRI"], [0x2067, "RLI"], [0x2068, "FSI"], [0x2069, "PDI"], [0xfeff, "BOM"],
+  [0x2028, "LSEP"], [0x2029, "PSEP"], [0xfff9, "IAA"], [0xfffa, "IAS"], [0xfffb, "IAT"],
+]);
+const HIDDEN = new RegExp(
+  "[\\u0000-\\u001f\\u007f-\\u009f\\u061c\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u206f"
+    + "\\ufeff\\ufff9-\\ufffb\\u{e0000}-\\u{e007f}]|[\\ud800-\\udbff](?![\\udc00-\\udfff])"
+    + "|(?<![\\ud800-\\udbff])[\\udc00-\\udfff]",
+  "gu",
+);
+
+/** @param {string} character @returns {string} */
+function symbol(character) {
+  const code = /** @type {number} */ (character.codePointAt(0));
+  if (code < 0x20) return String.fromCodePoint(0x2400 + code);
+  if (code === 0x7f) return "␡";
+  return `⟨${MARKS.get(code) ?? `U+${code.toString(16).toUpperCase().padStart(4, "0")}`}⟩`;
+}
+
+/**
+ * Every invisible character as a symbol; spaces stay spaces.
+ * @param {string} text
+ * @param {string} [kept] characters that are left as they are
+ * @returns {string}
+ */
+export function visible(text, kept = "") {
+  return text.replace(HIDDEN, (character) => (kept.includes(character) ? character : symbol(character)));
+}
+
+/**
+ * The token inside the prose: line breaks break, tabs advance, a very long one is shortened.
+ * @param {Token} token
+ * @returns {string}
+ */
+export function inProse(token) {
+  if (token.special) return named(token, LONG);
+  const rest = token.text.length - LONG;
+  if (rest <= 20) return visible(token.text, "\n\t");
+  return `${visible(cut(token.text, LONG), "\n\t")}… (${rest} more characters)`;
+}
+
+/**
+ * The token as a name, for axes, tables and sentences: one line, no space around it.
+ * @param {Token} token
+ * @param {number} [length] at most so many characters
+ * @returns {string}
+ */
+export function named(token, length = 28) {
+  const bare = token.special ? token.text.replace(/^[[<|]+(?=.)|(?<=.)[\]>|]+$/g, "") : token.text;
+  const trimmed = bare.trim();
+  if (trimmed === "") return blank(bare);
+  const text = visible(trimmed.replace(/\r\n|\n/g, "↵").replace(/\t/g, "⇥"));
+  return text.length > length ? `${cut(text, length - 1)}…` : text;
+}
+
+/** @param {string} text @returns {string} a name for a token without a visible character */
+function blank(text) {
+  if (text === "") return "∅";
+  const one = { "\n": "↵", "\t": "⇥", " ": "␣" };
+  return visible([...text.slice(0, 8)].map((c) => one[/** @type {" "} */ (c)] ?? (c.trim() === "" && c > "\u007f" ? "␣" : c)).join(""));
+}
+
+/** @param {string} text @param {number} length @returns {string} never half a surrogate pair */
+function cut(text, length) {
+  const last = text.charCodeAt(length - 1);
+  return text.slice(0, last >= 0xd800 && last < 0xdc00 ? length - 1 : length);
+}
+
+/**
+ * Is more of the token there than its name shows?
+ * @param {Token} token
+ * @returns {boolean}
+ */
+export function isShortened(token) {
+  return token.text.length > LONG;
+}
+
+/**
+ * The tokens of an axis; positions where no token text was recorded.
+ * @param {Token[] | null} tokens
+ * @param {number} length
+ * @returns {Token[]}
+ */
+export function forAxis(tokens, length) {
+  if (tokens && tokens.length === length) return tokens;
+  return Array.from({ length }, (_, i) => ({ text: ` ${i}`, special: false }));
+}
+
+/**
+ * The positions that `hide sinks` sets aside: the first token and the special ones.
+ * @param {Token[]} tokens
+ * @returns {number[]}
+ */
+export function sinksOf(tokens) {
+  return tokens.flatMap((token, i) => (i === 0 || token.special ? [i] : []));
+}
