@@ -95,8 +95,15 @@ def _part(block: Block, operand: Tensor, positions: slice) -> Tensor:
     axes = operand.ndim - 2
     if not axes:
         return block.part(operand, (positions,))
-    leading = kv_leading(block.box.leading, block.shape[-3] // operand.shape[-3])
-    return block.part(operand, (*leading[len(leading) - axes :], positions))
+    group = block.shape[-3] // operand.shape[-3]
+    leading = kv_leading(block.box.leading, group)
+    part = block.part(operand, (*leading[len(leading) - axes :], positions))
+    heads = range(block.shape[-3])[block.box.leading[-1]]
+    if part.shape[-3] == 1 or (heads.start % group == 0 and len(heads) % group == 0):
+        return part
+    # The heads of the block cut a group of the operand in two: each takes its own.
+    own = torch.tensor([head // group - heads.start // group for head in heads])
+    return part.index_select(-3, own.to(part.device))
 
 
 def _as_operand(total: Tensor, operand: Tensor) -> Tensor:
