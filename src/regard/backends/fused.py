@@ -34,7 +34,7 @@ class Fused(Backend):
         if not batched or value.dtype != key.dtype:
             return False
         if source.bias is None:
-            return _expressible(mask, source.shape)
+            return _expressible(mask, source)
         return mask is None and not source.bias.requires_grad
 
     def reduce(
@@ -47,11 +47,13 @@ class Fused(Backend):
         return (_attend(source, mask, reduction.value),)
 
 
-def _expressible(mask: Mask | None, shape: torch.Size) -> bool:
+def _expressible(mask: Mask | None, source: QueryKey) -> bool:
     """Whether PyTorch's kernel takes the mask without a tensor of the size of the matrix."""
     if mask is None or isinstance(mask, Keep | Padding):
         return True
-    return isinstance(mask, Causal) and (mask.align == "top-left" or shape[-2] in (1, shape[-1]))
+    if not isinstance(mask, Causal) or source.scale <= 0:
+        return False  # its causal kernel masks with -inf before it scales: wrong for scale <= 0
+    return mask.align == "top-left" or source.shape[-2] in (1, source.shape[-1])
 
 
 def _attend(source: QueryKey, mask: Mask | None, value: Tensor) -> Tensor:
