@@ -1,0 +1,333 @@
+"""One table of cases, and one of questions, that the tests of the core run over.
+
+A new reduction is one line in QUESTIONS; a new kind of input is one line in CASES.
+"""
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import oracle
+import regard
+from regard.products import TransposedOutput, Window
+
+MaskOf = Callable[[torch.Size], regard.Mask | Tensor | None]
+AllowedOf = Callable[[torch.Size], Tensor | None]
+
+
+def _lengths(shape: torch.Size) -> list[int]:
+    """The first sequence is whole, the second empty, the third holds one key, and so on."""
+    count = shape[0] if len(shape) > 2 else 1
+    return [(shape[-1], 0, 1, shape[-1] - 1)[i % 4] for i in range(count)]
+
+
+def _padding(shape: torch.Size) -> regard.Mask:
+    lengths = _lengths(shape)
+    return regard.Padding(lengths if len(shape) > 2 else lengths[0])
+
+
+def _random(*shape: int) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(3)) < 0.6
+
+
+def _keys(shape: torch.Size) -> Tensor:
+    return _random(shape[-1])
+
+
+def _pairs(shape: torch.Size) -> Tensor:
+    """Every pair of its own; the first query may attend to nothing."""
+    return _random(*shape) & (torch.arange(shape[-2]) > 0)[:, None]
+
+
+# How each mask is written with regard, and which keys it allows by the oracle.
+MASKS: dict[str, tuple[MaskOf, AllowedOf]] = {
+    "none": (lambda _: None, lambda _: None),
+    "causal": (lambda _: regard.Causal(), lambda s: oracle.causal(*s[-2:])),
+    "causal-top-left": (
+        lambda _: regard.Causal(align="top-left"),
+        lambda s: oracle.causal_top_left(*s[-2:]),
+    ),
+    "window-left": (
+        lambda _: regard.SlidingWindow(2, 0),
+        lambda s: oracle.window(*s[-2:], 2, 0),
+    ),
+    "window-both": (
+        lambda _: regard.SlidingWindow(1, 3),
+        lambda s: oracle.window(*s[-2:], 1, 3),
+    ),
+    "window-right": (
+        lambda _: regard.SlidingWindow(0, 2),
+        lambda s: oracle.window(*s[-2:], 0, 2),
+    ),
+    "padding": (_padding, lambda s: oracle.padding(_lengths(s), s)),
+    "bool-keys": (_keys, _keys),
+    "keep-pairs": (lambda s: regard.Keep(_pairs(s)), _pairs),
+    "drop-pairs": (lambda s: regard.Drop(~_pairs(s)), _pairs),
+    "keep-nothing": (
+        lambda _: torch.zeros(1, dtype=torch.bool),
+        lambda s: torch.zeros(s[-2:], dtype=torch.bool),
+    ),
+    "causal-and-padding": (
+        lambda s: regard.Causal() & _padding(s),
+        lambda s: oracle.causal(*s[-2:]) & oracle.padding(_lengths(s), s),
+    ),
+    "tensor-and-window-and-causal": (
+        lambda s: _keys(s) & (regard.SlidingWindow(3, 1) & regard.Causal()),
+        lambda s: _keys(s) & oracle.window(*s[-2:], 3, 1) & oracle.causal(*s[-2:]),
+    ),
+}
+
+
+class Inputs(NamedTuple):
+    """What a case gives: the operands of attention, and of products with the matrix."""
+
+    query: Tensor
+    key: Tensor
+    bias: Tensor | None
+    value: Tensor
+    operand: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the matrix."""
+        leading = torch.broadcast_shapes(self.query.shape[:-3], self.key.shape[:-3])
+        return torch.Size((*leading, *self.query.shape[-3:-1], self.key.shape[-2]))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of attention matrix.
+
+    Attributes:
+        name: its id.
+        why: what would be missed without it.
+        query: shape of the query.
+        key: shape of the key; the value has its tokens and heads.
+        value: leading axes of the value where they are not the key's.
+        value_dim: width of the value.
+        mask: one of MASKS.
+        bias: shape of a bias.
+        sharp: what the query is multiplied with: 30 puts nearly all weight on one key.
+    """
+
+    name: str
+    why: str
+    query: tuple[int, ...] = (2, 4, 13, 5)
+    key: tuple[int, ...] = (2, 4, 13, 5)
+    value: tuple[int, ...] | None = None
+    value_dim: int = 5
+    mask: str = "none"
+    bias: tuple[int, ...] | None = None
+    scale: float | None = None
+    sharp: float = 1.0
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def inputs(self) -> Inputs:
+        """Normal random numbers in the case's dtype, the same every time."""
+        return _inputs(self)
+
+    @property
+    def allowed(self) -> Tensor | None:
+        """Which keys may be attended to, by the oracle."""
+        return MASKS[self.mask][1](self.inputs.shape)
+
+    def matrix(self, query: Tensor, key: Tensor, bias: Tensor | None) -> regard.AttentionMatrix:
+        """The attention matrix of these inputs, with the case's mask and scale."""
+        mask = MASKS[self.mask][0](self.inputs.shape)
+        return regard.attend(query, key, mask=mask, scale=self.scale, bias=bias)
+
+    def dense(self, query: Tensor, key: Tensor, bias: Tensor | None) -> oracle.Dense:
+        """The same by the oracle's definition, in the dtype of the inputs."""
+        return oracle.attend(query, key, allowed=self.allowed, scale=self.scale, bias=bias)
+
+    @property
+    def largest_score(self) -> float:
+        """A bound on the scores: the longest query times the longest key, and the bias."""
+        query, key, bias, *_ = self.inputs
+        scale = self.query[-1] ** -0.5 if self.scale is None else abs(self.scale)
+        product = query.double().norm(dim=-1).max() * key.double().norm(dim=-1).max() * scale
+        return float(product + (0 if bias is None else finite_size(bias)))
+
+
+def finite_size(tensor: Tensor) -> float:
+    return float(oracle.finite(tensor).abs().max())
+
+
+@cache
+def _inputs(case: Case) -> Inputs:
+    generator = torch.Generator().manual_seed(zlib.crc32(case.name.encode()))
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(case.dtype)
+
+    value = case.key[:-2] if case.value is None else case.value
+    return Inputs(
+        (normal(*case.query) * case.sharp).to(case.dtype),
+        normal(*case.key),
+        None if case.bias is None else normal(*case.bias),
+        normal(*value, case.key[-2], case.value_dim),
+        normal(*case.query[:-1], 3),
+    )
+
+
+GROUPED = {"query": (2, 6, 7, 4), "key": (2, 2, 7, 4)}
+SHAPES = [
+    Case("tokens-dim", "the notebooks' case: no batch, no heads", (7, 3), (7, 3)),
+    Case("one-number", "every axis is 1", (1, 1, 1, 1), (1, 1, 1, 1), value_dim=1),
+    Case("one-query", "decoding: one query, many keys", (2, 3, 1, 5), (2, 3, 17, 5)),
+    Case("one-key", "every weight is 1", (2, 3, 7, 5), (2, 3, 1, 5)),
+    Case("no-batch", "heads without a batch", (3, 11, 5), (3, 11, 5)),
+    Case("primes", "no axis divides another", (3, 5, 13, 7), (3, 5, 11, 7), value_dim=2),
+    Case("more-keys", "a KV cache", (2, 3, 5, 4), (2, 3, 19, 4), mask="causal"),
+    Case("more-queries", "some queries see nothing", (2, 3, 19, 4), (2, 3, 5, 4), mask="causal"),
+    Case("two-batch-axes", "leading axes of any number", (2, 3, 2, 5, 4), (2, 3, 2, 5, 4)),
+    Case(
+        "broadcast-batch",
+        "batch axes of 1",
+        (1, 3, 2, 5, 4),
+        (2, 1, 2, 5, 4),
+    ),
+    Case("wide-value", "value_dim larger than head_dim", value_dim=17),
+    Case("narrow-value", "value_dim smaller than head_dim", value_dim=1),
+    Case("plain-value", "one value matrix for every batch and head", value=()),
+    Case("grouped", "three query heads share a key head", **GROUPED),
+    Case("one-kv-head", "multi-query attention", (2, 5, 7, 4), (2, 1, 7, 4)),
+    Case("grouped-no-batch", "groups without a batch", (6, 7, 4), (3, 7, 4), mask="causal"),
+    Case(
+        "value-grouped",
+        "value heads in larger groups",
+        (2, 6, 7, 4),
+        (2, 6, 7, 4),
+        value=(2, 2),
+    ),
+    Case("key-grouped", "a value for each query head, keys in groups", **GROUPED, value=(2, 6)),
+]
+MASKED = [
+    replace(case, name=f"{name}-{mask}", why=f"{mask} on {why}", mask=mask)
+    for mask in MASKS
+    if mask != "none"
+    for name, why, case in [
+        ("square", "as many keys as queries", Case("", "")),
+        ("grouped", "grouped heads and more keys", Case("", "", (3, 4, 6, 3), (3, 2, 11, 3))),
+    ]
+]
+NUMBERS = [
+    replace(case, name=f"{case.name}-{str(dtype).removeprefix('torch.')}", dtype=dtype)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    for case in [
+        Case("plain", "this dtype"),
+        Case("sharp", "nearly all weight on one key", sharp=30.0, mask="causal"),
+        Case("flat", "all scores nearly equal", sharp=1e-4, **GROUPED),
+        Case("empty-rows", "rows with nothing to attend to", mask="keep-pairs"),
+        Case("bias", "numbers added to the scores", bias=(2, 4, 13, 13)),
+    ]
+]
+SCORES = [
+    Case("scale-one", "no scaling", scale=1.0),
+    Case("scale-zero", "every score is the same", scale=0.0, mask="causal"),
+    Case("scale-negative", "the order of the keys turned round", scale=-0.5, mask="causal"),
+    Case("bias-keys", "a bias for each key", bias=(13,), mask="causal"),
+    Case("bias-heads", "a bias for each head and distance", bias=(4, 13, 13)),
+    Case("bias-batch", "a bias for each sequence", bias=(2, 1, 1, 13), mask="padding"),
+    Case("bias-queries", "a bias that changes no weight", bias=(13, 1)),
+    Case(
+        "long",
+        "many blocks of rows",
+        (1, 2, 67, 3),
+        (1, 1, 71, 3),
+        mask="causal",
+    ),
+]
+CASES = [*SHAPES, *MASKED, *NUMBERS, *SCORES]
+
+
+def parametrised(cases: list[Case]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in cases])
+
+
+@dataclass(frozen=True)
+class Question:
+    """One thing to ask of a matrix, and the oracle's way to answer it.
+
+    Attributes:
+        ask: the reduction.
+        exact: the answer from the dense matrix.
+        differentiable: the same for gradients, where that is another expression.
+        kind: "statistic" (float32 at least), "nats" (the same, with the error of a score in it) or
+            "product" (in the dtype of the inputs).
+    """
+
+    ask: Callable[[Inputs], regard.Reduction]
+    exact: Callable[[oracle.Dense, Inputs], Tensor | oracle.Top]
+    differentiable: Callable[[oracle.Dense, Inputs], Tensor] | None = None
+    kind: str = "statistic"
+
+
+def _spans(length: int) -> list[tuple[int, int]]:
+    """The whole, one token, and two that overlap."""
+    return [
+        (0, length),
+        (length // 2, length // 2 + 1),
+        (0, (length + 1) // 2),
+        (length // 3, length),
+    ]
+
+
+def _k(inputs: Inputs, wanted: int) -> int:
+    return min(wanted, inputs.shape[-1])
+
+
+def _every_third(length: int) -> range:
+    return range(length)[length // 5 :: 3]
+
+
+QUESTIONS: dict[str, Question] = {
+    "logsumexp": Question(
+        lambda _: regard.LogSumExp(), lambda d, _: oracle.logsumexp(d), kind="nats"
+    ),
+    "entropy": Question(
+        lambda _: regard.Entropy(),
+        lambda d, _: oracle.entropy(d),
+        lambda d, _: oracle.entropy_from_scores(d),
+        kind="nats",
+    ),
+    "top-1": Question(lambda _: regard.TopK(1), lambda d, _: oracle.topk(d, 1)),
+    "top-3": Question(lambda x: regard.TopK(_k(x, 3)), lambda d, x: oracle.topk(d, _k(x, 3))),
+    "top-all": Question(
+        lambda x: regard.TopK(x.shape[-1]), lambda d, x: oracle.topk(d, x.shape[-1])
+    ),
+    "max": Question(lambda _: regard.Max(), lambda d, _: oracle.maximum(d)),
+    "sum-keys": Question(lambda _: regard.Sum(-1), lambda d, _: d.weights.sum(-1)),
+    "sum-queries": Question(lambda _: regard.Sum(-2), lambda d, _: d.weights.sum(-2)),
+    "pool-3x4": Question(lambda _: regard.Pool(3, 4), lambda d, _: oracle.pool(d, 3, 4)),
+    "pool-one-cell": Question(lambda _: regard.Pool(1, 1), lambda d, _: oracle.pool(d, 1, 1)),
+    "pool-beyond": Question(lambda _: regard.Pool(99, 99), lambda d, _: d.weights),
+    "segments": Question(
+        lambda x: regard.Segments(_spans(x.shape[-2]), _spans(x.shape[-1])),
+        lambda d, x: oracle.segments(d, _spans(x.shape[-2]), _spans(x.shape[-1])),
+    ),
+    "diagonal": Question(lambda _: regard.Diagonal(), lambda d, _: oracle.diagonal(d, 0)),
+    "diagonal-previous": Question(
+        lambda _: regard.Diagonal(-1), lambda d, _: oracle.diagonal(d, -1)
+    ),
+    "diagonal-above": Question(lambda _: regard.Diagonal(3), lambda d, _: oracle.diagonal(d, 3)),
+    "window": Question(
+        lambda x: Window(_every_third(x.shape[-2]), _every_third(x.shape[-1])),
+        lambda d, x: d.weights[..., x.shape[-2] // 5 :: 3, x.shape[-1] // 5 :: 3],
+    ),
+    "output": Question(
+        lambda x: regard.Output(x.value), lambda d, x: oracle.product(d, x.value), kind="product"
+    ),
+    "transposed-output": Question(
+        lambda x: TransposedOutput(x.operand),
+        lambda d, x: oracle.transposed_product(d, x.operand),
+        kind="product",
+    ),
+}
