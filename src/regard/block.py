@@ -7,31 +7,83 @@ from torch import Tensor
 
 from regard.indexing import Box, Cut, Index, cut_whole
 from regard.masks import Mask
-from regard.scores import Scores
+from regard.scores import Scores, accumulation_dtype
 
-__all__ = ["Block"]
+__all__ = ["Block", "Scratch"]
+
+
+class Scratch:
+    """Memory that one block after another uses again: fresh pages cost more than the arithmetic."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Tensor] = {}
+
+    def take(self, name: str, like: tuple[int, ...], dtype: torch.dtype, device: object) -> Tensor:
+        """A tensor of this shape with unspecified content, valid until the name is taken again."""
+        size = 1
+        for length in like:
+            size *= length
+        held = self._held.get(name)
+        if held is None or held.numel() < size or held.dtype != dtype:
+            held = torch.empty(size, dtype=dtype, device=str(device))
+            self._held[name] = held
+        return held[:size].view(like)
 
 
 class Block:
     """Complete rows of an attention matrix; what a reduction is shown.
 
     Rows are complete: every key that they may attend to lies in the columns of the block, so the
-    softmax of the block is final. Columns outside the block have weight 0.
+    softmax of the block is final. Columns outside the block have weight 0. Its tensors are valid
+    while ``update`` runs; float32, or float64 for float64 inputs.
 
     Attributes:
         shape: the shape of the whole matrix, (..., num_heads, q_len, kv_len).
         box: where the block lies in it.
-        scores: (..., rows, columns), after scale, bias and mask; -inf where a key may not be
-            attended to. float32, or float64 for float64 inputs.
+        maximum: the largest score of each row, (..., rows, 1); -inf for a row without keys.
+        below: scores - maximum, (..., rows, columns): at most 0, and the lowest finite number
+            where a key may not be attended to.
+
+    Example:
+        >>> import torch, regard
+        >>> class Shape(regard.Reduction):
+        ...     def start(self, shape, dtype, device):
+        ...         return ()
+        ...     def update(self, block):
+        ...         print(block.box.rows, tuple(block.weights.shape))
+        ...         return ()
+        ...     def finish(self, buffers, shape):
+        ...         return None
+        >>> regard.attend(torch.zeros(3, 1), torch.zeros(4, 1)).reduce(Shape())
+        slice(0, 3, None) (3, 4)
     """
 
-    def __init__(self, source: Scores, mask: Mask | None, box: Box, cut: Cut = cut_whole) -> None:
+    def __init__(
+        self,
+        source: Scores,
+        mask: Mask | None,
+        box: Box,
+        cut: Cut = cut_whole,
+        scratch: Scratch | None = None,
+    ) -> None:
         self.shape = source.shape
         self.box = box
         self._cut = cut
-        scores = source.block(box, cut)
+        self._scratch = scratch
+        self._dtype = accumulation_dtype(source.dtype)
+        self._device = source.device
+        self._size = tuple(part.stop - part.start for part in box.at_both)
+        scores = source.block(box, cut, self._room("scores"))
         allowed = None if mask is None else mask.block(box, self.shape, source.device)
-        self.scores = scores if allowed is None else scores.masked_fill(~allowed, -torch.inf)
+        if allowed is not None:
+            scores = scores.masked_fill_(~allowed, -torch.inf)
+        self.maximum = scores.detach().amax(-1, keepdim=True)
+        empty = self.maximum == -torch.inf
+        self._empty = empty if bool(empty.any()) else None
+        reference = self.maximum if self._empty is None else self.maximum.masked_fill(empty, 0)
+        # A finite stand-in for -inf: times a weight of 0 it makes 0, not NaN.
+        lowest = torch.finfo(self._dtype).min
+        self.below = scores.sub_(reference).clamp_(min=lowest)
 
     def part(self, tensor: Tensor, index: Index) -> Tensor:
         """tensor[index] in the dtype of the scores, for an operand that gradients flow to.
@@ -40,40 +92,39 @@ class Block:
             tensor: one of the reduction's ``tensors``.
             index: integers and slices for its first axes; an axis of length 1 broadcasts.
         """
-        return self._cut(tensor, index).to(self.scores.dtype)
+        return self._cut(tensor, index).to(self._dtype)
 
     @cached_property
-    def maximum(self) -> Tensor:
-        """The largest score of each row, (..., rows, 1); -inf for a row without keys."""
-        return self.scores.amax(-1, keepdim=True)
+    def allowed(self) -> Tensor:
+        """True where a key may be attended to, (..., rows, columns)."""
+        return self.below > torch.finfo(self._dtype).min
 
     @cached_property
-    def _without_keys(self) -> Tensor | None:
-        """Rows that may attend to nothing, (..., rows, 1); None when there are none."""
-        empty = self.maximum.detach() == -torch.inf
-        return empty if bool(empty.any()) else None
-
-    @cached_property
-    def _safe_scores(self) -> Tensor:
-        """The scores, with 0 in rows without keys, where a softmax would give NaN."""
-        if self._without_keys is None:
-            return self.scores
-        return self.scores.masked_fill(self._without_keys, 0.0)
+    def scores(self) -> Tensor:
+        """After scale, bias and mask, (..., rows, columns); -inf where a key is masked."""
+        return torch.where(self.allowed, self.below + self.maximum, -torch.inf)
 
     @cached_property
     def weights(self) -> Tensor:
         """softmax(scores) over the keys, (..., rows, columns); 0 in rows without keys."""
-        weights = torch.softmax(self._safe_scores, -1)
-        return weights if self._without_keys is None else weights.masked_fill(self._without_keys, 0)
+        weights = torch.softmax(self.below, -1, out=self._room("weights"))
+        return weights if self._empty is None else weights.masked_fill(self._empty, 0)
 
     @cached_property
     def logsumexp(self) -> Tensor:
         """log of the sum of exp(scores) of each row, (..., rows), in nats; -inf without keys."""
-        if self.scores.requires_grad:
-            lse = torch.logsumexp(self._safe_scores, -1, keepdim=True)
+        if torch.is_grad_enabled():
+            above = torch.logsumexp(self.below, -1, keepdim=True)
         else:
-            # The largest weight is exp(maximum - logsumexp): two cheap passes for a costly one.
-            lse = self.maximum - self.weights.amax(-1, keepdim=True).log()
-        if self._without_keys is not None:
-            lse = lse.masked_fill(self._without_keys, -torch.inf)
-        return lse.squeeze(-1)
+            # The largest weight is exp(maximum - logsumexp): a cheap pass for a costly one.
+            above = -self.weights.amax(-1, keepdim=True).log()
+        lse = self.maximum + above
+        return (lse if self._empty is None else lse.masked_fill(self._empty, -torch.inf)).squeeze(
+            -1
+        )
+
+    def _room(self, name: str) -> Tensor | None:
+        """Where to put a result of the size of the block; None where gradients are wanted."""
+        if self._scratch is None:
+            return None
+        return self._scratch.take(name, self._size, self._dtype, self._device)

@@ -7,9 +7,9 @@ so a model that holds one is refused.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,7 @@ __all__ = ["observe"]
 
 
 @contextmanager
-def observe(model: nn.Module) -> Iterator[Recording]:
+def observe(model: nn.Module) -> Generator[Recording, None, None]:
     """Watch what the attention of a model does while the block runs.
 
     Each ``scaled_dot_product_attention`` that a module of the model calls on this thread is kept as
@@ -42,8 +42,9 @@ def observe(model: nn.Module) -> Iterator[Recording]:
 
     Raises:
         TypeError: model is no ``nn.Module``.
-        RegardError: the model holds an ``nn.MultiheadAttention`` or is compiled; or the block ended
-            and no attention was seen.
+        RegardError: the model holds an ``nn.MultiheadAttention`` or a compiled module; or, when the
+            block has ended, no attention was seen or one could not be kept. The model's own run
+            is never stopped.
 
     Example:
         >>> import torch, regard, regard.nn
@@ -55,8 +56,10 @@ def observe(model: nn.Module) -> Iterator[Recording]:
     """
     _check_model(model)
     seen = Recording({}, model=type(model).__name__)
-    with _Watch(model, seen):
+    with _Watch(model, seen) as watch:
         yield seen
+    if watch.problem is not None:
+        raise watch.problem
     if not seen:
         raise RegardError(
             f"no attention was seen in {type(model).__name__}; "
@@ -72,12 +75,14 @@ def _check_model(model: object) -> None:
             f"model is a {type(model).__name__}; observe needs a torch.nn.Module.\n"
             "    Pass the module whose forward runs the attention."
         )
-    if type(model).__module__.startswith("torch._dynamo"):
-        raise RegardError(
-            "model is compiled; observe cannot look into compiled code.\n"
-            "    Observe the model that was given to torch.compile."
-        )
-    for name, module in model.named_modules():
+    for name, module in _modules(model).items():
+        in_place = getattr(module, "_compiled_call_impl", None) is not None
+        if in_place or type(module).__module__.startswith("torch._dynamo"):
+            what = f"model has a compiled module at {name!r}" if name else "model is compiled"
+            raise RegardError(
+                f"{what}; observe cannot look into compiled code.\n"
+                "    Observe the same model without torch.compile."
+            )
         if isinstance(module, nn.MultiheadAttention):
             raise RegardError(
                 f"model has an nn.MultiheadAttention at {name or type(model).__name__!r}; "
@@ -86,12 +91,22 @@ def _check_model(model: object) -> None:
             )
 
 
+def _modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Every module once, by its name; the model itself is ''."""
+    return dict(cast(Any, model.named_modules()))  # PyTorch leaves it untyped
+
+
 class _Watch(TorchFunctionMode):
-    """Keeps the arguments of each attention call that comes from a module of the model."""
+    """Keeps the arguments of each attention call that comes from a module of the model.
+
+    Attributes:
+        problem: the first attention that could not be kept; None when all were.
+    """
 
     def __init__(self, model: nn.Module, seen: Recording) -> None:
         super().__init__()
-        self._names = {id(module): name for name, module in model.named_modules()}
+        self.problem: RegardError | None = None
+        self._names = {id(module): name for name, module in _modules(model).items()}
         self._root = type(model).__name__
         self._seen = seen
         self._masks: list[Tensor] = []
@@ -104,25 +119,52 @@ class _Watch(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         output = func(*args, **(kwargs or {}))
-        if func is F.scaled_dot_product_attention:
-            name = self._caller()
+        if func is F.scaled_dot_product_attention or func is F.multi_head_attention_forward:
+            name, packed = self._caller()
             if name is not None:
-                self._keep(name, *args, **(kwargs or {}))
+                self._keep_or_note(func, name, packed, *args, **(kwargs or {}))
         return output
 
-    def _caller(self) -> str | None:
-        """The name of the innermost module of the model whose method is running."""
+    def _caller(self) -> tuple[str | None, bool]:
+        """The name of the innermost module of the model whose method is running; and `packed`.
+
+        With one query token and grouped heads, transformers moves the heads that share a key to
+        the axis of the tokens (`pack_gqa`); only its local variable still tells the difference.
+        """
+        packed = False
         frame = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
         while frame is not None:
-            name = self._names.get(id(frame.f_locals.get("self")))
-            if name is not None:
-                return name or self._root
+            # Reading f_locals keeps all locals of a frame alive: only where it can tell something.
+            code = frame.f_code
+            if code.co_name == "sdpa_attention_forward":
+                packed = frame.f_locals.get("q_length") == 1
+            if "self" in code.co_varnames:
+                name = self._names.get(id(frame.f_locals.get("self")))
+                if name is not None:
+                    return name or self._root, packed
             frame = frame.f_back
-        return None
+        return None, packed
+
+    def _keep_or_note(
+        self, func: Callable[..., Any], name: str, packed: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        """Keep an attention; what cannot be kept is said when the block ends."""
+        try:
+            if func is F.multi_head_attention_forward:
+                raise ValueError(
+                    "it calls multi_head_attention_forward, which hides what happens inside.\n"
+                    "    Call scaled_dot_product_attention in the module itself."
+                )
+            self._keep(name, packed, *args, **kwargs)
+        except (TypeError, ValueError, RuntimeError) as cause:
+            if self.problem is None:
+                self.problem = RegardError(f"the attention of {name!r} cannot be kept: {cause}")
+                self.problem.__cause__ = cause
 
     def _keep(
         self,
         name: str,
+        packed: bool,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -132,6 +174,12 @@ class _Watch(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> None:
+        if query.is_nested:
+            raise ValueError("query is a nested tensor; it must be an ordinary one.")
+        if packed and query.shape[-2] > 1:
+            query = query.flatten(1, 2)[:, :, None]
+            if attn_mask is not None and attn_mask.shape[1] > 1:
+                attn_mask = attn_mask.flatten(1, 2)[:, :, None]
         mask: Mask | None = Causal(align="top-left") if is_causal else None
         bias: Tensor | None = None
         # Outside inference mode, so that what is kept can meet autograd later.
@@ -139,9 +187,10 @@ class _Watch(TorchFunctionMode):
             if attn_mask is not None and attn_mask.dtype == torch.bool:
                 mask = Keep(self._kept_once(attn_mask))
             elif attn_mask is not None:
-                bias = self._kept_once(attn_mask)
-            matrix = attend(_copy(query), _copy(key), mask=mask, scale=scale, bias=bias)
-        self._seen.add(name, matrix)
+                bias = self._kept_once(_as_computed(attn_mask))
+            query, key = _copy(_as_computed(query)), _copy(_as_computed(key))
+            factor = None if scale is None else float(scale)
+            self._seen.add(name, attend(query, key, mask=mask, scale=factor, bias=bias))
 
     def _kept_once(self, mask: Tensor) -> Tensor:
         """A copy of the mask; one copy serves all layers that share its content."""
@@ -157,3 +206,12 @@ class _Watch(TorchFunctionMode):
 
 def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _as_computed(tensor: Tensor) -> Tensor:
+    """The tensor in the dtype that the call computed in: autocast rounds inside it."""
+    kind = tensor.device.type
+    available = torch.amp.is_autocast_available(kind)
+    if not available or not torch.is_autocast_enabled(kind) or tensor.dtype == torch.float64:
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(kind))

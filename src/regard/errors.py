@@ -74,12 +74,14 @@ def check_tensor(name: str, value: object, axes: str) -> Tensor:
         )
     if value.ndim < 2:
         raise ValueError(
-            f"{name} has shape {shape_text(value.shape)}; it must have at least two axes, {axes}.\n"
+            f"{name} has shape {shape_text(value.shape)}; "
+            f"it must have at least two axes, {axes}.\n"
             f"    For one token use {name}[None, :]."
         )
     if 0 in value.shape:
         raise ValueError(
-            f"{name} has shape {shape_text(value.shape)}; every axis of {axes} must be at least 1.\n"
+            f"{name} has shape {shape_text(value.shape)}; "
+            f"every axis of {axes} must be at least 1.\n"
             "    Leave out empty sequences before attending."
         )
     return value

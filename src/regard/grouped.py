@@ -25,14 +25,16 @@ def kv_leading(leading: tuple[slice, ...], group: int) -> tuple[slice, ...]:
     return (*leading[:-1], slice(heads.start // group, (heads.stop - 1) // group + 1))
 
 
-def grouped_matmul(left: Tensor, right: Tensor) -> Tensor:
+def grouped_matmul(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
     """left @ right, (..., n, r, d) @ (..., m, d, c) -> (..., n, r, c), where m divides n."""
     if min(left.ndim, right.ndim) == 2 or left.shape[-3] == right.shape[-3]:
-        return left @ right
+        return torch.matmul(left, right, out=out)
     *batch, heads, rows, _ = left.shape
-    kv_heads = right.shape[-3]
+    kv_heads, columns = right.shape[-3], right.shape[-1]
     packed = left.reshape(*batch, kv_heads, heads // kv_heads * rows, left.shape[-1])
-    return (packed @ right).reshape(*batch, heads, rows, right.shape[-1])
+    if out is not None:
+        out = out.view(*batch, kv_heads, heads // kv_heads * rows, columns)
+    return torch.matmul(packed, right, out=out).view(*batch, heads, rows, columns)
 
 
 def select_kv(tensor: Tensor, index: Index, num_heads: int) -> Tensor:

@@ -75,7 +75,7 @@ def parse_index(key: Any, shape: torch.Size) -> tuple[Index, int | range, int | 
             raise TypeError(
                 f"an attention matrix has no index of type {type(item).__name__}; "
                 "it takes integers, slices and one '...'.\n"
-                "    For chosen rows take A[..., start:stop, :] and index the tensor that comes back."
+                "    For chosen rows take A[..., start:stop, :] and index that tensor."
             )
     dots = [i for i, item in enumerate(items) if item is ...]
     given = len(items) - len(dots)
@@ -87,7 +87,9 @@ def parse_index(key: Any, shape: torch.Size) -> tuple[Index, int | range, int | 
     at = dots[0] if dots else len(items)
     missing: list[Any] = [slice(None)] * (len(shape) - given)
     items = [*items[:at], *missing, *items[at + 1 :]]
-    resolved = [_resolve(item, n, axis) for axis, (item, n) in enumerate(zip(items, shape))]
+    resolved = [
+        _resolve(item, n, axis) for axis, (item, n) in enumerate(zip(items, shape, strict=True))
+    ]
     leading = tuple(
         item if isinstance(item, int) else slice(item.start, item.stop, item.step)
         for item in resolved[:-2]

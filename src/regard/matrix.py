@@ -182,7 +182,7 @@ class AttentionMatrix:
         return ScoreMatrix(self)
 
     @property
-    def T(self) -> "TransposedMatrix":  # noqa: N802, as in PyTorch
+    def T(self) -> "TransposedMatrix":
         """The transposed matrix, (..., num_heads, kv_len, q_len), for ``A.T @ x``."""
         return TransposedMatrix(self)
 
@@ -289,7 +289,7 @@ class AttentionMatrix:
         return self._window(*whole, "to_dense()", limit)
 
     def to(self, *args: Any, **kwargs: Any) -> "AttentionMatrix":
-        """The matrix of inputs on another device or of another dtype, as ``Tensor.to`` takes them."""
+        """The matrix of its inputs on another device or of another dtype, as ``Tensor.to``."""
         source = self.source.map(lambda tensor: tensor.to(*args, **kwargs))
         mask = self.mask
         if mask is not None:

@@ -27,15 +27,25 @@ __all__ = [
     "Reduction",
     "Segments",
     "Sum",
-    "TopK",
     "Top",
+    "TopK",
 ]
 
 
 class Part(NamedTuple):
-    """What a block adds to a buffer: ``buffer[index] += value``."""
+    """What a block adds to a buffer: ``buffer[at] += value``.
 
-    index: Index
+    Attributes:
+        at: integers and slices for the first axes of the buffer; ``block.box`` has the usual ones.
+        value: what to add there.
+
+    Example:
+        >>> import torch, regard
+        >>> regard.Part((slice(0, 2),), torch.ones(2)).value
+        tensor([1., 1.])
+    """
+
+    at: Index
     value: Tensor
 
 
@@ -150,12 +160,10 @@ class Entropy(_OfEachRow):
     """
 
     def update(self, block: Block) -> tuple[Part, ...]:
-        lowest = torch.finfo(block.scores.dtype).min
-        maximum = block.maximum.detach().clamp(min=lowest)
-        # A masked score of -inf has weight 0; a finite stand-in makes their product 0, not NaN.
-        below = (block.scores - maximum).clamp(min=lowest)
-        expected = torch.linalg.vecdot(block.weights, below)
-        entropy = block.logsumexp - maximum.squeeze(-1) - expected
+        expected = torch.linalg.vecdot(block.weights, block.below)
+        above = block.logsumexp - block.maximum.squeeze(-1)
+        # A row without keys has -inf - -inf here; its entropy is 0 by convention.
+        entropy = torch.where(block.logsumexp == -torch.inf, 0.0, above - expected)
         return (Part(block.box.at_rows, entropy.clamp(min=0)),)
 
 
@@ -198,9 +206,10 @@ class TopK(Reduction):
         return values, torch.zeros(size, dtype=torch.int64, device=device)
 
     def update(self, block: Block) -> tuple[Part, ...]:
-        indices = _largest(block.scores.detach(), min(self.k, block.scores.shape[-1]))
-        allowed = block.scores.detach().gather(-1, indices) != -torch.inf
-        values = block.weights.gather(-1, indices).masked_fill(~allowed, 0)
+        below = block.below.detach()
+        indices = _largest(below, min(self.k, below.shape[-1]))
+        allowed = block.below.detach().gather(-1, indices) > torch.finfo(below.dtype).min
+        values = block.weights.gather(-1, indices)
         indices = torch.where(allowed, indices + block.box.columns.start, -1)
         missing = self.k - indices.shape[-1]
         values = torch.nn.functional.pad(values, (0, missing))
@@ -211,18 +220,50 @@ class TopK(Reduction):
         return Top(*buffers)
 
 
+_GROUPS = 32
+
+
 def _largest(scores: Tensor, k: int) -> Tensor:
     """Positions of the k largest scores of each row, falling; ties to the lowest index."""
-    values, indices = scores.topk(k, -1)
-    # torch.topk picks any of the scores that tie for the last place: find those rows, do them anew.
-    tied = ((scores >= values[..., -1:]).sum(-1) > k) & (values[..., -1] > -torch.inf)
+    columns = scores.shape[-1]
+    if columns >= 4 * k * _GROUPS:
+        indices, tied = _largest_of_groups(scores, k)
+    else:
+        values, indices = scores.topk(k, -1)
+        tied = (scores >= values[..., -1:]).sum(-1) > k
+    # torch.topk picks any of the scores that tie for the last place: do those rows anew.
     if bool(tied.any()):
         stable = scores[tied].sort(dim=-1, descending=True, stable=True).indices[..., :k]
         indices = indices.masked_scatter(tied[..., None], stable)
-        values = scores.gather(-1, indices)
-    by_index, order = indices.sort(-1)
-    by_value = values.gather(-1, order).sort(dim=-1, descending=True, stable=True).indices
-    return by_index.gather(-1, by_value)
+    by_index = indices.sort(-1).values
+    values = scores.gather(-1, by_index)
+    order = values.sort(dim=-1, descending=True, stable=True).indices
+    return by_index.gather(-1, order)
+
+
+def _largest_of_groups(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """As torch.topk, in less time: the k largest lie in the k groups with the largest maxima.
+
+    Group g holds the columns g, g + n, g + 2n, ... of n groups, so that the maxima are one pass
+    over whole rows.
+
+    Returns:
+        The positions, in any order, and which rows have more scores than k that might belong.
+    """
+    columns = scores.shape[-1]
+    groups = columns // _GROUPS
+    even = groups * _GROUPS
+    maxima = scores[..., :even].unflatten(-1, (_GROUPS, groups)).amax(-2)
+    best = maxima.topk(k, -1).indices  # (..., rows, k)
+    steps = torch.arange(0, even, groups, device=scores.device)
+    inside = (best[..., None] + steps).flatten(-2)  # (..., rows, k * _GROUPS)
+    rest = torch.arange(even, columns, device=scores.device)
+    inside = torch.cat((inside, rest.expand(*inside.shape[:-1], -1)), -1)
+    candidates = scores.gather(-1, inside)
+    values, places = candidates.topk(k, -1)
+    last = values[..., -1:]
+    tied = ((maxima >= last).sum(-1) > k) | ((candidates >= last).sum(-1) > k)
+    return inside.gather(-1, places), tied
 
 
 @dataclass(frozen=True)
@@ -245,15 +286,7 @@ class Max(Reduction):
         return TopK(1).start(shape, dtype, device)
 
     def update(self, block: Block) -> tuple[Part, ...]:
-        scores = block.scores.detach()
-        maximum = block.maximum.detach()
-        positions = torch.arange(scores.shape[-1], dtype=torch.int32, device=scores.device)
-        # A row with NaN has no score equal to its maximum: it gets its first position.
-        first = torch.where(scores == maximum, positions, scores.shape[-1]).amin(-1, keepdim=True)
-        indices = first.remainder(scores.shape[-1]).long()
-        values = block.weights.gather(-1, indices)
-        indices = (indices + block.box.columns.start).masked_fill(maximum == -torch.inf, -1)
-        return Part(block.box.at_rows, values), Part(block.box.at_rows, indices)
+        return TopK(1).update(block)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Top:
         return Top(buffers[0].squeeze(-1), buffers[1].squeeze(-1))
@@ -342,18 +375,16 @@ class Pool(Reduction):
         return (torch.zeros((*shape[:-2], *self._cells(shape)), dtype=dtype, device=device),)
 
     def update(self, block: Block) -> tuple[Part, ...]:
-        box, device = block.box, block.scores.device
+        box, device = block.box, block.below.device
         row_cells, column_cells = self._cells(block.shape)
         row_cell = _cell_of(box.rows, block.shape[-2], row_cells, device)
         column_cell = _cell_of(box.columns, block.shape[-1], column_cells, device)
-        first, last = int(row_cell[0]), int(row_cell[-1])
-        cells = torch.arange(first, last + 1, device=device)
-        member = (row_cell == cells[:, None]).to(block.weights.dtype)
-        by_key = block.weights.mT @ member.mT  # (..., columns, row cells): few, so keys next
-        pooled = by_key.new_zeros((*by_key.shape[:-2], column_cells, len(cells)))
-        pooled = pooled.index_add(-2, column_cell, by_key)
-        index = (*box.leading, slice(first, last + 1), slice(0, column_cells))
-        return (Part(index, pooled.mT),)
+        first, counts = int(row_cell[0]), row_cell.bincount()[int(row_cell[0]) :].tolist()
+        by_row = torch.stack([rows.sum(-2) for rows in block.weights.split(counts, -2)], -2)
+        pooled = by_row.new_zeros((*by_row.shape[:-1], column_cells))
+        pooled = pooled.index_add(-1, column_cell, by_row)
+        index = (*box.leading, slice(first, first + len(counts)), slice(0, column_cells))
+        return (Part(index, pooled),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         (total,) = buffers
@@ -415,13 +446,29 @@ class Segments(Reduction):
 
     def update(self, block: Block) -> tuple[Part, ...]:
         queries, keys = self._spans(block.shape)
-        by_query = _member(block.box.rows, queries, block.weights) @ block.weights
-        mass = by_query @ _member(block.box.columns, keys, block.weights).mT
-        return (Part(block.box.leading, mass),)
+        rows, columns = block.box.rows, block.box.columns
+        met = [place for place, span in enumerate(queries) if _meets(span, rows)]
+        if not met:
+            return (Part((*block.box.leading, slice(0, 0)), block.weights.new_zeros(0, len(keys))),)
+        by_query = torch.stack([_sum_rows(block.weights, queries[i], rows) for i in met], -2)
+        mass = by_query @ _member(columns, keys, block.weights).mT
+        total = mass.new_zeros((*mass.shape[:-2], len(queries), len(keys)))
+        at = torch.tensor(met, device=mass.device)
+        return (Part(block.box.leading, total.index_copy(-2, at, mass)),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         lengths = [stop - start for start, stop in self._spans(shape)[0]]
         return buffers[0] / buffers[0].new_tensor(lengths)[:, None]
+
+
+def _meets(span: tuple[int, int], part: slice) -> bool:
+    return span[0] < part.stop and part.start < span[1]
+
+
+def _sum_rows(weights: Tensor, span: tuple[int, int], rows: slice) -> Tensor:
+    """The sum of the rows of a block that lie in the span, (..., columns)."""
+    start, stop = max(span[0], rows.start), min(span[1], rows.stop)
+    return weights[..., start - rows.start : stop - rows.start, :].sum(-2)
 
 
 def _member(part: slice, spans: list[tuple[int, int]], like: Tensor) -> Tensor:

@@ -36,8 +36,8 @@ class Scores(ABC):
         """The scores of a part of the leading axes; a view where PyTorch has one."""
 
     @abstractmethod
-    def block(self, box: Box, cut: Cut) -> Tensor:
-        """The scores of one box, in the accumulation dtype."""
+    def block(self, box: Box, cut: Cut, out: Tensor | None = None) -> Tensor:
+        """The scores of one box, in the accumulation dtype: a new tensor, or in ``out``."""
 
     @abstractmethod
     def map(self, function: Callable[[Tensor], Tensor]) -> "Scores":
@@ -93,14 +93,14 @@ class QueryKey(Scores):
         key = select_kv(self.key, index, num_heads)
         return QueryKey(self.query[index], key, self.scale, bias)
 
-    def block(self, box: Box, cut: Cut) -> Tensor:
+    def block(self, box: Box, cut: Cut, out: Tensor | None = None) -> Tensor:
         dtype = accumulation_dtype(self.query.dtype)
         leading = kv_leading(box.leading, self.group)
         query = cut(self.query, box.at_rows).to(dtype) * self.scale
         key = cut(self.key, (*leading, box.columns)).to(dtype)
-        scores = grouped_matmul(query, key.mT)
+        scores = grouped_matmul(query, key.mT, out)
         if self.bias is not None:
-            scores = scores + cut(self.bias, box.at_both).to(dtype)
+            scores = torch.add(scores, cut(self.bias, box.at_both).to(dtype), out=out)
         return scores
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "QueryKey":
@@ -129,8 +129,11 @@ class Given(Scores):
     def select(self, index: Index) -> "Given":
         return Given(self.values[index])
 
-    def block(self, box: Box, cut: Cut) -> Tensor:
-        return cut(self.values, box.at_both).to(accumulation_dtype(self.values.dtype))
+    def block(self, box: Box, cut: Cut, out: Tensor | None = None) -> Tensor:
+        values = cut(self.values, box.at_both)
+        if out is not None:
+            return out.copy_(values)
+        return values.to(accumulation_dtype(self.values.dtype), copy=True)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Given":
         return Given(function(self.values))

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from regard.backends.backend import Backend
-from regard.block import Block
-from regard.indexing import Box, Cut, Index, cut_whole, narrow
+from regard.block import Block, Scratch
+from regard.indexing import Box, Index, cut_whole, narrow
 from regard.masks import Mask
 from regard.reductions import Reduction
 from regard.scores import Scores, accumulation_dtype
@@ -110,24 +110,22 @@ class _Sweep:
         dtype = accumulation_dtype(self.source.dtype)
         return [reduction.start(shape, dtype, device) for reduction in self.reductions]
 
-    def block(self, box: Box, cut: Cut) -> Block:
-        return Block(self.source, self.mask, box, cut)
-
     def fill(self, buffers: list[tuple[Tensor, ...]]) -> None:
         """Add what every block has to say."""
         with torch.no_grad(), torch.autocast(self.source.device.type, enabled=False):
+            scratch = Scratch()
             for box in self.boxes():
-                block = self.block(box, cut_whole)
+                block = Block(self.source, self.mask, box, cut_whole, scratch)
                 for reduction, sums in zip(self.reductions, buffers, strict=True):
                     for total, part in zip(sums, reduction.update(block), strict=True):
-                        total[part.index].add_(part.value)
+                        total[part.at].add_(part.value)
 
     def pull_back(self, gradients: list[tuple[Tensor | None, ...]], totals: list[Tensor]) -> None:
         """Add the gradients of the inputs, block by block, from those of the buffers."""
         with torch.enable_grad(), torch.autocast(self.source.device.type, enabled=False):
             for box in self.boxes():
                 leaves = _Leaves(self.tensors)
-                block = self.block(box, leaves.cut)
+                block = Block(self.source, self.mask, box, leaves.cut)
                 values: list[Tensor] = []
                 arriving: list[Tensor] = []
                 for reduction, grads in zip(self.reductions, gradients, strict=True):
@@ -136,7 +134,7 @@ class _Sweep:
                     for part, grad in zip(reduction.update(block), grads, strict=True):
                         if grad is not None and part.value.requires_grad:
                             values.append(part.value)
-                            arriving.append(grad[part.index])
+                            arriving.append(grad[part.at])
                 leaves.add_gradients(values, arriving, totals)
 
 

@@ -39,6 +39,6 @@ class Dense(Backend):
         answers: list[Any] = []
         for reduction, sums in zip(reductions, buffers, strict=True):
             for total, part in zip(sums, reduction.update(block), strict=True):
-                total[part.index].add_(part.value)
+                total[part.at].add_(part.value)
             answers.append(reduction.finish(sums, shape))
         return tuple(answers)
