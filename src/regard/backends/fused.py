@@ -19,8 +19,9 @@ __all__ = ["Fused"]
 class Fused(Backend):
     """``scaled_dot_product_attention`` where it never forms the matrix.
 
-    Its kernels fall back to the matrix itself in some cases; ``takes`` says no to those: value
-    heads that differ from key heads, a bias that needs a gradient, two masks at once.
+    Its kernels fall back to the matrix itself, or are not exact, in some cases; ``takes`` says no
+    to those: value heads that differ from key heads, a bias that needs a gradient or has a wider
+    dtype, two masks at once, numbers that are not finite.
     """
 
     def takes(self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> bool:
@@ -33,9 +34,7 @@ class Fused(Backend):
         batched = value.ndim == key.ndim and value.shape[:-2] == key.shape[:-2]
         if not batched or value.dtype != key.dtype:
             return False
-        if source.bias is None:
-            return _expressible(mask, source)
-        return mask is None and not source.bias.requires_grad
+        return _expressible(source, mask) and _all_finite(source)
 
     def reduce(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
@@ -47,13 +46,39 @@ class Fused(Backend):
         return (_attend(source, mask, reduction.value),)
 
 
-def _expressible(mask: Mask | None, source: QueryKey) -> bool:
-    """Whether PyTorch's kernel takes the mask without a tensor of the size of the matrix."""
-    if mask is None or isinstance(mask, Keep | Padding):
-        return True
-    if not isinstance(mask, Causal) or source.scale <= 0:
-        return False  # its causal kernel masks with -inf before it scales: wrong for scale <= 0
-    return mask.align == "top-left" or source.shape[-2] in (1, source.shape[-1])
+def _expressible(source: QueryKey, mask: Mask | None) -> bool:
+    """Whether PyTorch's kernel takes bias and mask as they are, without forming the matrix."""
+    if source.bias is not None:
+        same = torch.promote_types(source.bias.dtype, source.dtype) == source.dtype
+        plain = mask is None and same and not source.bias.requires_grad
+        return plain and _one_batch_axis(source.bias, source.shape)
+    if isinstance(mask, Keep):
+        return _one_batch_axis(mask.mask, source.shape)
+    if isinstance(mask, Padding):
+        return _one_batch_axis(mask.lengths, source.shape)
+    if not isinstance(mask, Causal):
+        return mask is None
+    # The causal kernel masks with -inf before it scales: wrong for a scale of 0 or below.
+    first = mask.align == "top-left" or source.shape[-2] in (1, source.shape[-1])
+    return first and source.scale > 0
+
+
+def _one_batch_axis(tensor: Tensor, shape: torch.Size) -> bool:
+    """Whether the batch axes of a tensor become one without a copy: all full, or all 1."""
+    batch = shape[:-3]
+    return tensor.shape[:-3] in (batch, (1,) * len(batch))
+
+
+def _all_finite(source: QueryKey) -> bool:
+    """Whether query and key hold numbers only, read in one pass; an overflow counts as none.
+
+    The CPU kernel gives 0 for some rows of NaN, and lets NaN out of keys that are masked.
+    """
+    total = source.query.detach().sum(dtype=torch.float32)
+    total = total + source.key.detach().sum(dtype=torch.float32)
+    if source.bias is not None:
+        total = total + 0 * source.bias.amax().clamp(min=0)  # -inf masks a key; NaN and inf do not
+    return bool(total.isfinite())
 
 
 def _attend(source: QueryKey, mask: Mask | None, value: Tensor) -> Tensor:
