@@ -1,0 +1,430 @@
+"""Where observe looks, what it leaves behind (nothing), and what it refuses."""
+
+import re
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils.checkpoint import checkpoint
+
+import regard
+from models import MODELS, Heads, ImportedByName, bert, llama, noise
+
+
+def x() -> Tensor:
+    return noise(3, 7, 22)
+
+
+class Stack(nn.Module):
+    """Two layers of attention, one of which runs as often as it is told to."""
+
+    def __init__(self, times: int = 1) -> None:
+        super().__init__()
+        self.first, self.second = ImportedByName(), ImportedByName()
+        self.times = times
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(self.times):
+            x = self.first(x).transpose(-3, -2).flatten(-2)
+        return self.second(x)
+
+
+# Nothing is left behind
+
+
+def hooks(model: nn.Module) -> list[object]:
+    """Every hook on every module: their dictionaries, whatever PyTorch calls them."""
+    return [
+        hook
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if "hook" in name and isinstance(value, dict)
+        for hook in value.values()
+    ]
+
+
+def test_a_hook_would_be_seen() -> None:
+    model = Stack()
+    model.first.register_forward_hook(lambda *_: None)
+    assert len(hooks(model)) == 1
+
+
+def test_nothing_is_patched_or_hooked_inside_the_block() -> None:
+    model, function = Stack(), F.scaled_dot_product_attention
+    before = [dict(vars(module)) for module in model.modules()]
+    with regard.observe(model):
+        model(x())
+        assert F.scaled_dot_product_attention is function
+        assert hooks(model) == []
+        assert [dict(vars(module)) for module in model.modules()] == before
+
+
+def test_no_mode_is_left_after_the_block() -> None:
+    model = Stack()
+    with regard.observe(model):
+        assert len(_get_current_function_mode_stack()) == 1
+        model(x())
+    assert _get_current_function_mode_stack() == []
+
+
+def test_no_mode_is_left_after_an_exception_and_it_passes_through() -> None:
+    with pytest.raises(ZeroDivisionError), regard.observe(Stack()):
+        1 / 0  # noqa: B018
+    assert _get_current_function_mode_stack() == []
+
+
+def test_no_mode_is_left_when_no_attention_was_seen() -> None:
+    with pytest.raises(regard.RegardError), regard.observe(Stack()):
+        pass
+    assert _get_current_function_mode_stack() == []
+
+
+def test_after_the_block_nothing_more_is_kept() -> None:
+    model = Stack()
+    with regard.observe(model) as seen:
+        model(x())
+    model(x())
+    assert list(seen) == ["first", "second"]
+
+
+# Where it looks
+
+
+def test_layers_have_the_names_of_their_modules_in_the_order_they_ran() -> None:
+    case = MODELS["bart, cross-attention"]
+    model = case.model()
+    with regard.observe(model) as seen:
+        model(**case.inputs)
+    assert list(seen) == [
+        "encoder.layers.0.self_attn",
+        "decoder.layers.0.self_attn",
+        "decoder.layers.0.encoder_attn",
+    ]
+
+
+def test_a_module_that_runs_twice_has_a_number_after_its_name() -> None:
+    model = Stack(times=3)
+    with regard.observe(model) as seen:
+        model(x())
+        model(x())
+    assert list(seen) == [
+        *("first", "first#2", "first#3", "second"),
+        *("first#4", "first#5", "first#6", "second#2"),
+    ]
+
+
+def test_the_model_itself_has_the_name_of_its_class() -> None:
+    model = ImportedByName()
+    with regard.observe(model) as seen:
+        model(x())
+    assert list(seen) == ["ImportedByName"]
+
+
+def test_calls_outside_the_model_are_not_kept() -> None:
+    model, other = Stack(), ImportedByName()
+    with regard.observe(model) as seen:
+        F.scaled_dot_product_attention(x(), x(), x())
+        other(x())
+        model(x())
+        regard.attend(x(), x()) @ x()
+        seen[0] @ noise(3, 2, 7, 11)
+    assert list(seen) == ["first", "second"]
+
+
+def test_a_part_of_a_model_can_be_observed() -> None:
+    model = Stack()
+    with regard.observe(model.second) as seen:
+        model(x())
+    assert list(seen) == ["ImportedByName"]
+
+
+def test_two_models_at_once_each_have_their_own() -> None:
+    one, two = Stack(), ImportedByName()
+    with regard.observe(one) as seen_one, regard.observe(two) as seen_two:
+        one(x())
+        two(noise(5, 22))
+    assert [tuple(m.shape) for m in seen_one.values()] == [(3, 2, 7, 7)] * 2
+    assert [tuple(m.shape) for m in seen_two.values()] == [(2, 5, 5)]
+
+
+def test_nested_blocks_each_keep_what_ran_inside_them() -> None:
+    model = Stack()
+    with regard.observe(model) as outer:
+        model(x())
+        with regard.observe(model) as inner:
+            model(x())
+    assert list(inner) == ["first", "second"]
+    assert list(outer) == ["first", "second", "first#2", "second#2"]
+    assert torch.equal(outer[-1].to_dense(), inner[-1].to_dense())
+
+
+def test_other_threads_are_not_seen() -> None:
+    model = Stack()
+    with regard.observe(model) as seen:
+        thread = threading.Thread(target=model, args=(x(),))
+        thread.start()
+        thread.join()
+        assert len(seen) == 0
+        model(x())
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize("reentrant", [False, True], ids=["not reentrant", "reentrant"])
+def test_what_a_checkpoint_computes_again_is_kept_once(reentrant: bool) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = ImportedByName()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.layer, x, use_reentrant=reentrant)
+
+    model = Checkpointed().train()
+    gradients: list[Tensor] = []
+    for watched in (False, True):
+        torch.manual_seed(5)
+        model.zero_grad()
+        start = x().requires_grad_()
+        if watched:
+            with regard.observe(model) as seen:
+                model(start).square().sum().backward()
+            assert list(seen) == ["layer"]
+        else:
+            model(start).square().sum().backward()
+        gradients.append(model.layer.query.weight.grad.clone())
+    assert torch.equal(*gradients)
+
+
+# What it costs
+
+
+def kept_tensors(seen: regard.Recording) -> dict[int, Tensor]:
+    """Every tensor of a recording once, by the address of its numbers."""
+    found: dict[int, Tensor] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        found[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    for matrix in seen.values():
+        matrix.source.map(note)
+        if matrix.mask is not None:
+            matrix.mask.map(note)
+    return found
+
+
+def kept_bytes(build: Callable[[str], nn.Module], tokens: int) -> int:
+    torch.manual_seed(0)
+    model = build("sdpa").eval()
+    with torch.no_grad(), regard.observe(model) as seen:
+        model(input_ids=torch.ones(1, tokens, dtype=torch.int64))
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept_tensors(seen).values())
+
+
+@pytest.mark.parametrize("build", [bert, llama], ids=["bert", "llama"])
+def test_the_memory_of_a_recording_grows_with_the_length(
+    build: Callable[[str], nn.Module],
+) -> None:
+    assert kept_bytes(build, 14) == 2 * kept_bytes(build, 7)
+    assert kept_bytes(build, 56) == 8 * kept_bytes(build, 7)
+
+
+def test_llama_is_kept_with_its_few_key_heads() -> None:
+    # 2 layers of 7 tokens of 8 numbers of 4 bytes, 4 query heads and 2 key heads
+    assert kept_bytes(llama, 7) == 2 * 7 * 8 * 4 * (4 + 2)
+
+
+@pytest.mark.parametrize("name", ["bert padded", "t5 padded"])
+def test_layers_that_share_a_mask_keep_it_once(name: str) -> None:
+    case = MODELS[name]
+    model = case.model()
+    with regard.observe(model) as seen:
+        model(**case.inputs)
+        model(**case.inputs)
+    masks = {
+        address for address, tensor in kept_tensors(seen).items() if tensor.shape[-2:] == (7, 7)
+    }
+    assert len(masks) == 1
+
+
+class Padded(Heads):
+    """A padding mask that stands for every head and every query, expanded before the call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        keep = (torch.arange(7) < 5).expand(3, 2, 7, 7)
+        return F.scaled_dot_product_attention(*self.project(x), attn_mask=keep)
+
+
+def test_an_expanded_mask_is_kept_narrow() -> None:
+    model = Padded()
+    with regard.observe(model) as seen:
+        model(x())
+    assert [t.shape for t in kept_tensors(seen).values() if t.dtype == torch.bool] == [(1, 1, 1, 7)]
+
+
+# What it refuses before any work
+
+
+def refusal(model: Any) -> BaseException:
+    with pytest.raises((TypeError, regard.RegardError)) as caught, regard.observe(model):
+        pytest.fail("the block must not run")
+    return caught.value
+
+
+class WithMultihead(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2)
+
+
+COMPILED = """; observe cannot look into compiled code.
+    Observe the same model without torch.compile."""
+MULTIHEAD = """; observing it would change the last bits of its output.
+    observe sees models that call scaled_dot_product_attention themselves."""
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        pytest.param(
+            lambda: print,
+            "model is a builtin_function_or_method; observe needs a torch.nn.Module.\n"
+            "    Pass the module whose forward runs the attention.",
+            id="no module",
+        ),
+        pytest.param(
+            WithMultihead,
+            "model has an nn.MultiheadAttention at 'attention'" + MULTIHEAD,
+            id="MultiheadAttention inside",
+        ),
+        pytest.param(
+            lambda: nn.MultiheadAttention(8, 2),
+            "model has an nn.MultiheadAttention at 'MultiheadAttention'" + MULTIHEAD,
+            id="MultiheadAttention itself",
+        ),
+        pytest.param(
+            lambda: torch.compile(Stack(), backend="eager"),
+            "model is compiled" + COMPILED,
+            id="compiled",
+        ),
+        pytest.param(
+            lambda: nn.Sequential(torch.compile(Stack(), backend="eager")),
+            "model has a compiled module at '0'" + COMPILED,
+            id="compiled part",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_observed_is_refused(
+    model: Callable[[], object], message: str
+) -> None:
+    assert str(refusal(model())) == message
+
+
+def test_a_module_compiled_in_place_is_refused() -> None:
+    model = Stack()
+    model.second.compile(backend="eager")
+    assert str(refusal(model)) == "model has a compiled module at 'second'" + COMPILED
+
+
+# What it says when the block ends
+
+
+def test_a_block_without_attention_says_so() -> None:
+    message = (
+        "no attention was seen in Linear; observe sees calls of scaled_dot_product_attention.\n"
+        "    Run the model inside the block; load a Hugging Face model with "
+        'attn_implementation="sdpa".'
+    )
+    with (
+        pytest.raises(regard.RegardError, match=f"^{re.escape(message)}$"),
+        regard.observe(nn.Linear(22, 2)) as seen,
+    ):
+        pass
+    assert len(seen) == 0
+
+
+class Scaled(Heads):
+    """Passes on a scale of any kind."""
+
+    def __init__(self, scale: Any) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(*self.project(x), scale=self.scale)
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [
+        pytest.param(1, id="int"),
+        pytest.param(torch.tensor(0.25), id="tensor"),
+        pytest.param(numpy.float32(0.25), id="numpy"),
+    ],
+)
+def test_every_scale_that_pytorch_takes_is_kept(scale: Any) -> None:
+    model = Scaled(scale)
+    with regard.observe(model) as seen:
+        model(x())
+    assert seen[0].source.scale == float(scale)
+
+
+class HidesAttention(Stack):
+    """Its last attention is inside a function that observe cannot look into."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, one = torch.ones(66, 22), torch.eye(22)
+        shapes = {"embed_dim_to_check": 22, "num_heads": 2, "training": False}
+        parts = {"in_proj_weight": weight, "in_proj_bias": None, "bias_k": None, "bias_v": None}
+        parts |= {"add_zero_attn": False, "dropout_p": 0.0, "need_weights": False}
+        parts |= {"out_proj_weight": one, "out_proj_bias": None}
+        super().forward(x)
+        return F.multi_head_attention_forward(x, x, x, **shapes, **parts)[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "message"),
+    [
+        pytest.param(
+            ImportedByName,
+            (3, 0, 22),
+            "the attention of 'ImportedByName' cannot be kept: query has shape (3, 2, 0, 11); "
+            "every axis of (..., num_heads, tokens, head_dim) must be at least 1.\n"
+            "    Leave out empty sequences before attending.",
+            id="empty sequence",
+        ),
+        pytest.param(
+            lambda: Scaled(float("inf")),
+            (3, 7, 22),
+            "the attention of 'Scaled' cannot be kept: scale is inf; it must be finite.\n"
+            "    Leave it out for 1/sqrt(head_dim).",
+            id="infinite scale",
+        ),
+        pytest.param(
+            HidesAttention,
+            (3, 7, 22),
+            "the attention of 'HidesAttention' cannot be kept: it calls "
+            "multi_head_attention_forward, which hides what happens inside.\n"
+            "    Call scaled_dot_product_attention in the module itself.",
+            id="hidden attention",
+        ),
+    ],
+)
+def test_what_cannot_be_kept_stops_no_model_and_is_said_when_the_block_ends(
+    model: Callable[[], nn.Module], given: tuple[int, ...], message: str
+) -> None:
+    built, inputs = model(), noise(*given)
+    plain = built(inputs)
+    output = None
+    with (
+        pytest.raises(regard.RegardError, match=f"^{re.escape(message)}$"),
+        regard.observe(built),
+    ):
+        output = built(inputs)
+    torch.testing.assert_close(output, plain, atol=0, rtol=0, equal_nan=True)
