@@ -249,6 +249,15 @@ def test_the_layers_mask_and_the_calls_mask_must_both_allow(x: Tensor) -> None:
     assert torch.equal(layer(x, mask=KEPT), both(x, mask=regard.Causal() & KEPT))
 
 
+def test_cross_attention_takes_a_mask_for_one_call(x: Tensor, memory: Tensor) -> None:
+    padding = regard.Padding([11, 5, 1])
+    always = CrossAttention(DIM, 2, memory_dim=5, mask=padding)
+    layer = CrossAttention(DIM, 2, memory_dim=5)
+    layer.load_state_dict(always.state_dict())
+    assert torch.equal(layer(x, memory, mask=padding), always(x, memory))
+    assert not torch.equal(layer(x, memory), always(x, memory))
+
+
 def test_what_comes_later_cannot_move_a_causal_output(x: Tensor) -> None:
     layer = SelfAttention(DIM, 2, mask=regard.Causal(), positions=Rotary(6))
     changed = torch.cat((x[:, :4], torch.randn(BATCH, 3, DIM)), dim=1)
@@ -290,6 +299,16 @@ def test_the_state_dict_has_the_projections_and_nothing_else() -> None:
     block = SelfAttention(DIM, 2, mask=KEPT, positions=Rotary(6))
     names = ("query", "key", "value", "output_projection")
     assert list(block.state_dict()) == [f"{n}.{p}" for n in names for p in ("weight", "bias")]
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [SelfAttention(8, bias=False), CrossAttention(8, bias=False)],
+    ids=["self-attention", "cross-attention"],
+)
+def test_without_bias_no_projection_has_one(layer: SelfAttention | CrossAttention) -> None:
+    names = ("query", "key", "value", "output_projection")
+    assert list(layer.state_dict()) == [f"{n}.weight" for n in names]
 
 
 @pytest.mark.parametrize(
@@ -358,6 +377,18 @@ def test_a_block_is_pytorchs_encoder_layer_with_norms_first(x: Tensor) -> None:
     copy_of(reference.self_attn, block.attention)
     block.mlp[0], block.mlp[-1] = reference.linear1, reference.linear2
     torch.testing.assert_close(block(x), reference(x), **CLOSE[torch.float32])
+
+
+def test_a_block_hands_its_arguments_to_its_attention() -> None:
+    rotary = Rotary(4)
+    block = TransformerBlock(16, 4, num_kv_heads=2, mask=regard.Causal(), positions=rotary)
+    assert block.attention.extra_repr() == "num_heads=4, head_dim=4, num_kv_heads=2, mask=Causal()"
+    assert block.attention.positions is rotary
+
+
+def test_an_mlp_is_four_times_as_wide_as_its_block() -> None:
+    block = TransformerBlock(16, 4)
+    assert repr(block.mlp[0]) == "Linear(in_features=16, out_features=64, bias=True)"
 
 
 def test_the_weights_of_a_block_are_those_of_its_attention(x: Tensor) -> None:

@@ -141,6 +141,13 @@ ERRORS: list[tuple[str, Callable[[], object], type[Exception], str]] = [
         "    Make it with a larger max_len, or use Sinusoidal or Rotary: they have no end.",
     ),
     (
+        "a learned position before the first",
+        lambda: Learned(8, 10)(torch.ones(5, 8), offset=-2),
+        ValueError,
+        "x has tokens at positions -2 to 2; this layer has positions 0 to 9.\n"
+        "    Make it with a larger max_len, or use Sinusoidal or Rotary: they have no end.",
+    ),
+    (
         "half a position",
         lambda: Rotary(4)(torch.ones(5, 4), offset=0.5),
         TypeError,
