@@ -71,6 +71,8 @@ class Recording(Mapping[str, AttentionMatrix]):
         """
         names = list(self._layers)
         if isinstance(layer, int):
+            if not names:
+                raise IndexError(f"layer is {layer}; this recording has no layers yet.")
             if not -len(names) <= layer < len(names):
                 raise IndexError(
                     f"layer is {layer}; this recording has {len(names)} layers, "
