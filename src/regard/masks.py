@@ -8,12 +8,12 @@ the last key, as with a KV cache.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
-from regard.errors import check_broadcast, dtype_text, shape_text
+from regard.errors import check_broadcast, check_whole, dtype_text, shape_text
 from regard.indexing import Box, narrow
 
 __all__ = ["Both", "Causal", "Drop", "Keep", "Mask", "Padding", "SlidingWindow", "as_mask"]
@@ -68,9 +68,8 @@ def as_mask(mask: object) -> Mask:
             f"mask is the class {mask.__name__}; it must be an instance.\n"
             f"    Use {mask.__name__}(...)."
         )
-    came = f"a {type(mask).__name__}"
-    if isinstance(mask, Tensor):
-        came = f"a {dtype_text(mask.dtype)} tensor"
+    kind = type(mask).__name__  # pyright: ignore[reportUnknownArgumentType]
+    came = f"a {dtype_text(mask.dtype)} tensor" if isinstance(mask, Tensor) else f"a {kind}"
     raise TypeError(
         f"mask is {came}; a mask is a bool tensor (True = may attend) or one of regard.masks.\n"
         "    To add numbers to the scores, pass bias=. For nn.MultiheadAttention's convention "
@@ -100,19 +99,15 @@ class _Band(Mask):
 
     def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor | None:
         low, high = self._band(shape)
-        nearest = box.columns.start - (box.rows.stop - 1)
-        farthest = box.columns.stop - 1 - box.rows.start
-        checks_low = low is not None and nearest < low
-        checks_high = high is not None and farthest > high
-        if not (checks_low or checks_high):
-            return None
         q_idx = torch.arange(box.rows.start, box.rows.stop, device=device)[:, None]
         kv_idx = torch.arange(box.columns.start, box.columns.stop, device=device)
-        if not checks_low:
-            return kv_idx <= q_idx + high
-        if not checks_high:
-            return kv_idx >= q_idx + low
-        return (kv_idx <= q_idx + high) & (kv_idx >= q_idx + low)
+        allowed: Tensor | None = None
+        if high is not None and box.columns.stop - 1 - box.rows.start > high:
+            allowed = kv_idx <= q_idx + high
+        if low is not None and box.columns.start - (box.rows.stop - 1) < low:
+            above = kv_idx >= q_idx + low
+            allowed = above if allowed is None else allowed & above
+        return allowed
 
 
 @dataclass(frozen=True)
@@ -163,6 +158,7 @@ class SlidingWindow(_Band):
         right: how many keys after it.
 
     Raises:
+        TypeError: not whole numbers.
         ValueError: a negative number.
 
     Example:
@@ -178,7 +174,7 @@ class SlidingWindow(_Band):
     right: int
 
     def __post_init__(self) -> None:
-        if self.left < 0 or self.right < 0:
+        if check_whole("left", self.left) < 0 or check_whole("right", self.right) < 0:
             raise ValueError(
                 f"SlidingWindow has left={self.left} and right={self.right}; "
                 "both count keys and must be at least 0.\n"
@@ -217,19 +213,19 @@ class Padding(Mask):
     lengths: Tensor
 
     def __init__(self, lengths: Tensor | Sequence[int] | int) -> None:
-        tensor = torch.as_tensor(lengths)
-        if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
-            raise TypeError(
-                f"lengths is {dtype_text(tensor.dtype)}; it must be whole numbers, one for each "
-                "sequence.\n    For a bool mask of the keys use "
-                "attention_mask[:, None, None, :].bool()."
-            )
+        try:
+            tensor = torch.as_tensor(lengths)
+        except (TypeError, ValueError, RuntimeError):
+            raise _not_lengths(f"a {type(lengths).__name__}") from None
+        if tensor.numel() and (tensor.is_floating_point() or tensor.dtype == torch.bool):
+            raise _not_lengths(dtype_text(tensor.dtype))
         object.__setattr__(self, "lengths", tensor)
 
     def bind(self, shape: torch.Size, device: torch.device) -> Mask:
         batch = (shape[0],) if len(shape) > 2 else ()
         lengths = self.lengths
-        if lengths.shape != batch and lengths.ndim > 0:
+        bound = _fits(lengths, (*shape[:-2], 1, 1))
+        if not bound and lengths.shape != batch and lengths.ndim > 0:
             raise ValueError(
                 f"lengths has shape {shape_text(lengths.shape)}; a matrix of shape "
                 f"{shape_text(shape)} needs {shape_text(batch)}, one length for each sequence.\n"
@@ -242,7 +238,7 @@ class Padding(Mask):
                 f"lengths has {value}; each must be between 0 and kv_len = {shape[-1]}.\n"
                 "    A length counts the real keys of one sequence."
             )
-        axes = (lengths.numel(),) + (1,) * (len(shape) - 1)
+        axes = lengths.shape if bound else (lengths.numel(),) + (1,) * (len(shape) - 1)
         return Padding(lengths.to(device).reshape(axes))
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Mask:
@@ -259,8 +255,23 @@ class Padding(Mask):
 
     def __repr__(self) -> str:
         flat = self.lengths.flatten()
-        shown = flat[:8].tolist() if self.lengths.ndim else flat.item()
-        return f"Padding({shown})" if flat.numel() <= 8 else f"Padding({flat.numel()} lengths)"
+        if flat.numel() > 8:
+            return f"Padding({flat.numel()} lengths)"
+        lengths = cast(list[int], flat.tolist())
+        return f"Padding({lengths if self.lengths.ndim else lengths[0]})"
+
+
+def _fits(lengths: Tensor, axes: tuple[int, ...]) -> bool:
+    """Whether the tensor has these axes, each full or 1."""
+    same = lengths.ndim == len(axes)
+    return same and all(n in (1, full) for n, full in zip(lengths.shape, axes, strict=True))
+
+
+def _not_lengths(came: str) -> TypeError:
+    return TypeError(
+        f"lengths is {came}; it must be whole numbers, one for each sequence.\n"
+        "    For a bool mask of the keys use attention_mask[:, None, None, :].bool()."
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,209 @@
+"""Masks: what they allow, what they say of rows, how they combine and print."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import oracle
+import regard
+from cases import MASKS
+from regard.indexing import Box
+from regard.masks import Both, as_mask
+
+CPU = torch.device("cpu")
+SHAPES = [(5, 5), (1, 7), (7, 1), (3, 8), (8, 3), (2, 1, 4, 6), (3, 2, 6, 4)]
+KINDS = [name for name in MASKS if name != "none"]
+kinds = pytest.mark.parametrize("kind", KINDS)
+shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
+
+
+def bound(kind: str, shape: tuple[int, ...]) -> tuple[regard.Mask, Tensor]:
+    """The mask fitted to a matrix of this shape, and what it allows by the oracle."""
+    size = torch.Size(shape)
+    mask, allowed = MASKS[kind]
+    right = allowed(size)
+    assert right is not None
+    return as_mask(mask(size)).bind(size, CPU), right.expand(size)
+
+
+def whole(shape: tuple[int, ...]) -> Box:
+    return Box(tuple(slice(0, n) for n in shape[:-2]), slice(0, shape[-2]), slice(0, shape[-1]))
+
+
+@kinds
+@shapes
+def test_a_mask_allows_what_the_oracle_allows(kind: str, shape: tuple[int, ...]) -> None:
+    mask, right = bound(kind, shape)
+    block = mask.block(whole(shape), torch.Size(shape), CPU)
+    everywhere = torch.ones(shape, dtype=torch.bool)
+    assert torch.equal(everywhere if block is None else block & everywhere, right)
+
+
+@kinds
+@shapes
+@pytest.mark.parametrize(("first", "last"), [(0, 1), (1, 3), (2, 3)])
+def test_no_allowed_key_lies_outside_the_columns_a_mask_names(
+    kind: str, shape: tuple[int, ...], first: int, last: int
+) -> None:
+    mask, right = bound(kind, shape)
+    rows = slice(min(first, shape[-2] - 1), min(last, shape[-2]))
+    columns = mask.columns(rows, torch.Size(shape))
+    outside = right[..., rows, :].clone()
+    outside[..., columns] = False
+    assert not bool(outside.any())
+
+
+@kinds
+@shapes
+def test_the_columns_a_mask_names_lie_in_the_matrix(kind: str, shape: tuple[int, ...]) -> None:
+    mask, _ = bound(kind, shape)
+    columns = mask.columns(slice(0, 1), torch.Size(shape))
+    assert 0 <= columns.start <= columns.stop <= shape[-1]
+
+
+@pytest.mark.parametrize(
+    ("mask", "rows", "columns"),
+    [
+        pytest.param(regard.Causal(), slice(2, 4), slice(0, 4), id="causal"),
+        pytest.param(regard.SlidingWindow(1, 0), slice(4, 6), slice(3, 6), id="window"),
+        pytest.param(regard.SlidingWindow(1, 2), slice(4, 6), slice(3, 8), id="window-both"),
+        pytest.param(regard.Padding(3), slice(0, 9), slice(0, 3), id="padding"),
+        pytest.param(
+            regard.Causal() & regard.SlidingWindow(2, 2), slice(4, 6), slice(2, 6), id="both"
+        ),
+        pytest.param(
+            regard.Padding(2) & regard.SlidingWindow(0, 0), slice(4, 6), slice(4, 4), id="disjoint"
+        ),
+    ],
+)
+def test_a_mask_names_the_narrowest_columns(mask: regard.Mask, rows: slice, columns: slice) -> None:
+    shape = torch.Size((9, 9))
+    assert mask.bind(shape, CPU).columns(rows, shape) == columns
+
+
+@pytest.mark.parametrize(
+    ("mask", "box"),
+    [
+        pytest.param(regard.Causal(), Box((), slice(4, 6), slice(0, 5)), id="causal-below"),
+        pytest.param(regard.SlidingWindow(5, 5), Box((), slice(2, 4), slice(1, 5)), id="window"),
+        pytest.param(regard.Padding(6), Box((), slice(0, 9), slice(0, 6)), id="padding"),
+    ],
+)
+def test_a_mask_makes_no_tensor_where_it_allows_the_whole_box(mask: regard.Mask, box: Box) -> None:
+    shape = torch.Size((9, 9))
+    assert mask.bind(shape, CPU).block(box, shape, CPU) is None
+
+
+def test_a_causal_matrix_aligns_the_last_query_with_the_last_key() -> None:
+    matrix = regard.attend(torch.zeros(2, 1), torch.zeros(3, 1), mask=regard.Causal())
+    assert torch.equal(matrix.to_dense() > 0, torch.tensor([[True, True, False], [True] * 3]))
+
+
+def test_a_top_left_causal_matrix_is_what_is_causal_means_in_pytorch() -> None:
+    query, key, value = torch.randn(1, 1, 2, 4), torch.randn(1, 1, 3, 4), torch.eye(3)[None, None]
+    matrix = regard.attend(query, key, mask=regard.Causal(align="top-left"))
+    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+    torch.testing.assert_close(matrix.to_dense(), expected)  # two float32 kernels: default
+
+
+def test_a_window_of_mistral_has_as_many_keys_as_its_name_says() -> None:
+    x = torch.zeros(9, 1)
+    matrix = regard.attend(x, x, mask=regard.SlidingWindow(4 - 1, 0))
+    assert int((matrix[8] > 0).sum()) == 4
+
+
+def test_keep_of_a_tensor_and_drop_of_its_opposite_are_one_mask() -> None:
+    x, allowed = torch.randn(5, 2), torch.rand(5, 5) < 0.5
+    keep = regard.attend(x, x, mask=regard.Keep(allowed))
+    drop = regard.attend(x, x, mask=regard.Drop(~allowed))
+    assert torch.equal(keep.to_dense(), drop.to_dense())
+
+
+def test_drop_means_what_the_mask_of_multihead_attention_means() -> None:
+    dropped = torch.tensor([[False, True, True], [False, False, True], [False, False, False]])
+    layer = torch.nn.MultiheadAttention(4, 1, bias=False)
+    x = torch.randn(3, 4)
+    _, weights = layer(x, x, x, attn_mask=dropped)
+    query, key, _ = (x @ layer.in_proj_weight.mT).chunk(3, -1)
+    matrix = regard.attend(query, key, mask=regard.Drop(dropped))
+    torch.testing.assert_close(matrix.to_dense(), weights)  # two float32 kernels: default
+
+
+def test_a_bool_tensor_is_a_keep_mask() -> None:
+    mask = torch.tensor([True, False])
+    kept = as_mask(mask)
+    assert isinstance(kept, regard.Keep)
+    assert kept.mask is mask
+
+
+@pytest.mark.parametrize("first", KINDS)
+@pytest.mark.parametrize("second", ["causal", "window-both", "padding", "bool-keys"])
+def test_both_masks_must_allow(first: str, second: str) -> None:
+    shape = (2, 2, 6, 6)
+    one, allowed_by_one = bound(first, shape)
+    two, allowed_by_two = bound(second, shape)
+    matrix = regard.AttentionMatrix.from_scores(torch.zeros(shape), mask=one & two)
+    right = oracle.softmax(torch.zeros(shape), allowed_by_one & allowed_by_two)
+    torch.testing.assert_close(matrix.to_dense(), right.weights)  # one division: default
+
+
+@pytest.mark.parametrize(
+    "combine",
+    [
+        pytest.param(lambda t: regard.Causal() & t, id="mask-and-tensor"),
+        pytest.param(lambda t: t & regard.Causal(), id="tensor-and-mask"),
+    ],
+)
+def test_a_mask_combines_with_a_bool_tensor(combine: Callable[[Tensor], regard.Mask]) -> None:
+    assert isinstance(combine(torch.ones(3, 3, dtype=torch.bool)), Both)
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        pytest.param([3, 1], id="list"),
+        pytest.param((3, 1), id="tuple"),
+        pytest.param(torch.tensor([3, 1]), id="tensor"),
+        pytest.param(torch.tensor([3, 1], dtype=torch.int32), id="int32"),
+    ],
+)
+def test_padding_takes_lengths_in_any_usual_form(lengths: Tensor) -> None:
+    x = torch.zeros(2, 1, 3, 1)
+    matrix = regard.attend(x, x, mask=regard.Padding(lengths))
+    assert (matrix[:, 0, 0] > 0).sum(-1).tolist() == [3, 1]
+
+
+def test_one_length_stands_for_every_sequence() -> None:
+    x = torch.zeros(2, 1, 3, 1)
+    matrix = regard.attend(x, x, mask=regard.Padding(2))
+    assert (matrix[:, 0, 0] > 0).sum(-1).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("mask", "text"),
+    [
+        (regard.Causal(), "Causal()"),
+        (regard.Causal(align="top-left"), "Causal(align='top-left')"),
+        (regard.SlidingWindow(3, 1), "SlidingWindow(3, 1)"),
+        (regard.Padding(4), "Padding(4)"),
+        (regard.Padding([4, 2]), "Padding([4, 2])"),
+        (regard.Padding([1] * 9), "Padding(9 lengths)"),
+        (regard.Keep(torch.ones(2, 3, dtype=torch.bool)), "Keep((2, 3))"),
+        (regard.Drop(torch.ones(3, dtype=torch.bool)), "Drop((3,))"),
+        (regard.Causal() & regard.Padding(4), "Causal() & Padding(4)"),
+    ],
+    ids=str,
+)
+def test_a_mask_prints_as_it_is_written(mask: regard.Mask, text: str) -> None:
+    assert repr(mask) == text
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "pairs" not in kind])
+def test_the_mask_of_one_matrix_fits_another_of_its_shape(kind: str) -> None:
+    first = regard.attend(
+        *torch.randn(2, 2, 3, 5, 4), mask=MASKS[kind][0](torch.Size((2, 3, 5, 5)))
+    )
+    second = regard.attend(*torch.zeros(2, 2, 3, 5, 4), mask=first.mask)
+    assert torch.equal(second.to_dense() > 0, first.to_dense() > 0)
