@@ -35,9 +35,7 @@ SMALL = 32
 SAMPLED_ROWS = 32
 
 _MODULE_IMPORT = re.compile(r'^import \{ ([\w, ]+) \} from "\./(\w+)\.js";$', re.MULTILINE)
-_MODULE_EXPORT = re.compile(
-    r"^export ((?:async )?(?:function\*?|class|const) (\w+))", re.MULTILINE
-)
+_MODULE_EXPORT = re.compile(r"^export ((?:async )?(?:function\*?|class|const) (\w+))", re.MULTILINE)
 _DOC_COMMENT = re.compile(r"^[ \t]*/\*\*(?:(?!\*/).)*\*/\n", re.MULTILINE | re.DOTALL)
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 
@@ -146,7 +144,8 @@ def _page(
     matrices = [_first_sequence(recording[name]) for name in recording]
     layers: list[_Layer] = []
     for name, matrix in zip(recording, matrices, strict=True):
-        layers.append(_Layer(name, *matrix.shape, _small_map(matrix)))
+        num_heads, q_len, kv_len = matrix.shape
+        layers.append(_Layer(name, num_heads, q_len, kv_len, _small_map(matrix)))
         if progress is not None:
             progress(len(layers), len(matrices))
     blocks = _blocks(layers, matrices, wanted, min(limit, FULL_PRECISION), torch.float32)

@@ -39,26 +39,39 @@ export class Axes {
   constructor(context) {
     this.context = context;
     this.family = getComputedStyle(document.body).fontFamily;
-    /** @type {Map<Token, number>} */ this.widths = new Map();
+    this.limit = 124;
+    /** @type {Map<Token, {text: string, width: number}>} */ this.labels = new Map();
   }
 
-  /** @param {Token} token @returns {number} */
-  widthOf(token) {
-    let width = this.widths.get(token);
-    if (width === undefined) {
+  /** @param {number} limit pixels of the widest label */
+  setLimit(limit) {
+    if (limit !== this.limit) this.labels.clear();
+    this.limit = limit;
+  }
+
+  /** @param {Token} token @returns {{text: string, width: number}} shortened until it fits */
+  labelOf(token) {
+    let label = this.labels.get(token);
+    if (!label) {
       setType(this.context, token, this.family);
-      width = this.context.measureText(written(token)).width;
-      this.widths.set(token, width);
+      let text = written(token);
+      let { width } = this.context.measureText(text);
+      while (width > this.limit && text.length > 2) {
+        text = `${text.slice(0, -2)}…`;
+        ({ width } = this.context.measureText(text));
+      }
+      label = { text, width };
+      this.labels.set(token, label);
     }
-    return width;
+    return label;
   }
 
-  /** @param {Token[]} tokens @param {number} limit @returns {number} of the widest label */
-  widest(tokens, limit) {
+  /** @param {Token[]} tokens @returns {number} of the widest label */
+  widest(tokens) {
     let widest = 12;
     for (const token of tokens) {
-      widest = Math.max(widest, this.widthOf(token));
-      if (widest >= limit) return limit;
+      widest = Math.max(widest, this.labelOf(token).width);
+      if (widest > this.limit - 8) return this.limit;
     }
     return widest;
   }
@@ -71,14 +84,14 @@ export class Axes {
    * @returns {Frame}
    */
   frame(stage, queries, keys, first) {
-    const limit = stage.width < 560 ? 84 : 124;
+    this.setLimit(Math.round(Math.max(60, Math.min(124, stage.width * 0.12))));
     // With fewer pixels than labels need, each label carries its position: "250 the".
     const counter = queries.length * APART > stage.height * 0.8 ? 34 : 0;
-    const left = Math.ceil(this.widest(queries, limit) + counter + 16);
+    const left = Math.ceil(this.widest(queries) + counter + 16);
     const room = { width: stage.width - left - 2, height: stage.height - 30 };
     const flat = Math.min(room.width / keys.length, room.height / queries.length, LARGEST);
-    const slanted = this.widest(keys, limit) > flat - 10;
-    const label = this.widest(keys, limit) + (keys.length * APART > room.width * 0.8 ? 34 : 0);
+    const slanted = this.widest(keys) > flat - 10;
+    const label = this.widest(keys) + (keys.length * APART > room.width * 0.8 ? 34 : 0);
     const top = slanted ? Math.ceil(label * Math.sin(-SLANT) + 16) : 30;
     const right = slanted ? Math.ceil(label * Math.cos(SLANT)) : 0;
     const { cellWidth, cellHeight } = sides(room.width - right, stage.height - top - 2, keys.length, queries.length);
@@ -105,12 +118,7 @@ export class Axes {
    * @param {boolean} counts with its position @param {Ink} ink @param {boolean} chosen
    */
   queryLabel(frame, token, at, counts, ink, chosen = false) {
-    const y = frame.top + (at - frame.row + 0.5) * frame.cellHeight;
-    this.context.save();
-    this.context.translate(frame.left - 8, y);
-    this.context.textAlign = "right";
-    this.label(token, at, counts, ink, chosen);
-    this.context.restore();
+    this.atQuery(frame, at, () => this.label(token, at, counts, ink, chosen));
   }
 
   /**
@@ -118,12 +126,46 @@ export class Axes {
    * @param {boolean} counts with its position @param {Ink} ink @param {boolean} chosen
    */
   keyLabel(frame, token, at, counts, ink, chosen = false) {
-    const x = frame.left + (at - frame.column + 0.5) * frame.cellWidth;
+    this.atKey(frame, at, () => this.label(token, at, counts, ink, chosen));
+  }
+
+  /** Clears the way for one label: what would overlap it is covered whole, never cut in half.
+   * @param {Frame} frame @param {number} at @param {Ink} ink */
+  coverQueries(frame, at, ink) {
+    this.context.fillStyle = ink.ground;
+    for (const near of neighbours(frame.row, frame.rows, frame.cellHeight, at)) {
+      this.atQuery(frame, near, () => this.context.fillRect(3 - frame.left, -8, frame.left, 16));
+    }
+  }
+
+  /** @param {Frame} frame @param {number} at @param {Ink} ink */
+  coverKeys(frame, at, ink) {
+    this.context.fillStyle = ink.ground;
+    const length = frame.top / Math.sin(-SLANT);
+    for (const near of neighbours(frame.column, frame.columns, frame.cellWidth, at)) {
+      this.atKey(frame, near, () => {
+        if (frame.slanted) this.context.fillRect(-1, -8, length, 16);
+        else this.context.fillRect(-frame.cellWidth / 2, -9, frame.cellWidth, 18);
+      });
+    }
+  }
+
+  /** @param {Frame} frame @param {number} at @param {() => void} draw */
+  atQuery(frame, at, draw) {
     this.context.save();
-    this.context.translate(x, frame.top - (frame.slanted ? 7 : 14));
+    this.context.translate(frame.left - 8, frame.top + (at - frame.row + 0.5) * frame.cellHeight);
+    this.context.textAlign = "right";
+    draw();
+    this.context.restore();
+  }
+
+  /** @param {Frame} frame @param {number} at @param {() => void} draw */
+  atKey(frame, at, draw) {
+    this.context.save();
+    this.context.translate(frame.left + (at - frame.column + 0.5) * frame.cellWidth, frame.top - (frame.slanted ? 7 : 14));
     this.context.textAlign = frame.slanted ? "left" : "center";
     if (frame.slanted) this.context.rotate(SLANT);
-    this.label(token, at, counts, ink, chosen);
+    draw();
     this.context.restore();
   }
 
@@ -131,12 +173,12 @@ export class Axes {
   label(token, at, counts, ink, chosen) {
     const context = this.context;
     context.textBaseline = "middle";
-    setType(context, token, this.family);
     context.fillStyle = chosen ? ink.accent : token.special ? ink.faint : ink.grey;
-    const text = written(token);
+    const { text, width } = this.labelOf(token);
+    setType(context, token, this.family);
     context.fillText(text, 0, 0);
-    if (!counts) return;
-    const shift = context.measureText(text).width + 7;
+    if (!counts || text === String(at)) return;
+    const shift = width + 7;
     context.font = `11px ${this.family}`;
     context.letterSpacing = "0px";
     context.fillStyle = ink.faint;
@@ -145,7 +187,7 @@ export class Axes {
 }
 
 /**
- * Square cells, whole device pixels where they are large enough to show it; a matrix much longer
+ * Square cells, of whole device pixels where they are large enough to show it, else as a whole; a matrix much longer
  * than wide may stretch.
  * @param {number} width @param {number} height @param {number} columns @param {number} rows
  */
@@ -153,10 +195,12 @@ function sides(width, height, columns, rows) {
   const fit = [Math.min(width / columns, LARGEST), Math.min(height / rows, LARGEST)];
   const square = Math.min(fit[0], fit[1]);
   const long = Math.max(columns / rows, rows / columns) > 4;
-  const [cellWidth, cellHeight] = fit.map((side) => {
+  const [cellWidth, cellHeight] = fit.map((side, axis) => {
     const chosen = long ? Math.min(side, Math.max(square, 28)) : square;
     const device = chosen * devicePixelRatio;
-    return device >= 6 ? Math.floor(device) / devicePixelRatio : chosen;
+    if (device >= 6) return Math.floor(device) / devicePixelRatio;
+    const count = axis === 0 ? columns : rows;
+    return Math.max(1, Math.floor(device * count)) / (count * devicePixelRatio);
   });
   return { cellWidth, cellHeight };
 }
@@ -167,6 +211,20 @@ function stride(cell) {
   if (least <= 1.06) return 1;
   const power = 10 ** Math.floor(Math.log10(least));
   return power * (/** @type {number} */ ([1, 2, 5, 10].find((n) => n * power >= least)));
+}
+
+/**
+ * The position itself and the labels that it would overlap.
+ * @param {number} first @param {number} count @param {number} cell pixels @param {number} at
+ * @returns {number[]}
+ */
+function neighbours(first, count, cell, at) {
+  const every = stride(cell);
+  const found = [at];
+  for (let i = aligned(first, every); i < first + count; i += every) {
+    if (i !== at && Math.abs(i - at) * cell < APART - 1) found.push(i);
+  }
+  return found;
 }
 
 /** @param {number} first @param {number} every @returns {number} */

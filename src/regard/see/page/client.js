@@ -87,19 +87,31 @@ export class Client {
 }
 
 /**
+ * A worker; where the page's host forbids it, the same engine beside the page: it works in slices.
  * @param {(answer: Answer) => void} onAnswer
  * @returns {(question: Question) => void}
  */
 function connect(onAnswer) {
   const source = document.getElementById("code")?.textContent ?? "";
+  const here = engine(onAnswer);
+  /** @type {Question[]} */ let unanswered = [];
   try {
-    const address = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
-    const worker = new Worker(address);
-    worker.onmessage = (event) => onAnswer(event.data);
-    return (question) => worker.postMessage(question);
+    const worker = new Worker(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
+    let works = true;
+    worker.onmessage = (event) => {
+      unanswered = [];
+      onAnswer(event.data);
+    };
+    worker.onerror = () => {
+      works = false;
+      for (const question of unanswered.splice(0)) void here(question);
+    };
+    return (question) => {
+      if (!works) return void here(question);
+      unanswered.push(question);
+      worker.postMessage(question);
+    };
   } catch {
-    // Some hosts forbid workers; the engine works in slices, so it may run here as well.
-    const ask = engine(onAnswer);
-    return (question) => void ask(question);
+    return (question) => void here(question);
   }
 }

@@ -5,16 +5,35 @@
  * @typedef {"linear" | "log" | "row"} Scale
  */
 
-// [lightness, chroma, hue] at even steps: paper to deep indigo; night to warm light.
+// After the ground, [lightness, chroma, hue] at even steps: to deep indigo; to warm light.
 const STOPS = {
-  light: [[0.985, 0.003, 270], [0.86, 0.055, 272], [0.7, 0.115, 275], [0.52, 0.17, 278], [0.36, 0.165, 280], [0.235, 0.11, 283]],
-  dark: [[0.185, 0.006, 270], [0.32, 0.06, 25], [0.47, 0.115, 38], [0.64, 0.135, 55], [0.81, 0.115, 76], [0.965, 0.05, 95]],
+  light: [[0.87, 0.055, 272], [0.7, 0.115, 275], [0.52, 0.17, 278], [0.36, 0.165, 280], [0.235, 0.11, 283]],
+  dark: [[0.33, 0.07, 28], [0.48, 0.12, 38], [0.645, 0.135, 55], [0.81, 0.115, 76], [0.965, 0.05, 95]],
 };
 
-/** @param {number[]} lch @returns {number[]} red, green, blue in 0..255 */
-function toRgb([lightness, chroma, hue]) {
-  const a = chroma * Math.cos((hue * Math.PI) / 180);
-  const b = chroma * Math.sin((hue * Math.PI) / 180);
+/** @param {number[]} lch @returns {number[]} lightness, green to red, blue to yellow */
+function toLab([lightness, chroma, hue]) {
+  return [lightness, chroma * Math.cos((hue * Math.PI) / 180), chroma * Math.sin((hue * Math.PI) / 180)];
+}
+
+/** @param {string} hex "#fafaf9" @returns {number[]} the same in OKLab */
+function labOf(hex) {
+  const [red, green, blue] = [1, 3, 5].map((at) => {
+    const part = Number.parseInt(hex.slice(at, at + 2), 16) / 255;
+    return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+  });
+  const l = Math.cbrt(0.4122214708 * red + 0.5363325363 * green + 0.0514459929 * blue);
+  const m = Math.cbrt(0.2119034982 * red + 0.6806995451 * green + 0.1073969566 * blue);
+  const s = Math.cbrt(0.0883024619 * red + 0.2817188376 * green + 0.6299787005 * blue);
+  return [
+    0.2104542553 * l + 0.793617785 * m - 0.0040720468 * s,
+    1.9779984951 * l - 2.428592205 * m + 0.4505937099 * s,
+    0.0259040371 * l + 0.7827717662 * m - 0.808675766 * s,
+  ];
+}
+
+/** @param {number[]} lab @returns {number[]} red, green, blue in 0..255 */
+function toRgb([lightness, a, b]) {
   const l = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3;
   const m = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3;
   const s = (lightness - 0.0894841775 * a - 1.291485548 * b) ** 3;
@@ -29,11 +48,12 @@ function toRgb([lightness, chroma, hue]) {
 /**
  * The 256 colours of a theme.
  * @param {"light" | "dark"} theme
+ * @param {string} ground its ground, as "#fafaf9"
  * @returns {{packed: Uint32Array, css: string[], onTop: string[]}} pixels, CSS colours, and the
  *   colour in which text can be read on each
  */
-export function ramp(theme) {
-  const stops = STOPS[theme];
+export function ramp(theme, ground) {
+  const stops = [labOf(ground), ...STOPS[theme].map(toLab)];
   const packed = new Uint32Array(256);
   /** @type {string[]} */ const css = [];
   /** @type {string[]} */ const onTop = [];
@@ -41,23 +61,23 @@ export function ramp(theme) {
     const position = (i / 255) * (stops.length - 1);
     const left = Math.min(stops.length - 2, Math.floor(position));
     const mix = position - left;
-    const lch = stops[left].map((value, c) => value + (stops[left + 1][c] - value) * mix);
-    const [red, green, blue] = toRgb(lch).map(Math.round);
+    const lab = stops[left].map((value, c) => value + (stops[left + 1][c] - value) * mix);
+    const [red, green, blue] = toRgb(lab).map(Math.round);
     packed[i] = (255 << 24) | (blue << 16) | (green << 8) | red;
     css.push(`rgb(${red},${green},${blue})`);
-    onTop.push(lch[0] > 0.62 ? "#17181c" : "#fbfaf7");
+    onTop.push(lab[0] > 0.62 ? "#17181c" : "#fbfaf7");
   }
   return { packed, css, onTop };
 }
 
 /**
- * The smallest weight that the log scale tells from nothing: a tenth of an even share, as a power
- * of ten, so that it is the same for every head that is compared.
+ * Where the log scale begins: the power of ten below half an even share. It depends on the number
+ * of keys alone, so it is the same for every head that is compared.
  * @param {number} keys
  * @returns {number}
  */
 export function logFloor(keys) {
-  return 10 ** Math.min(-2, Math.floor(Math.log10(0.2 / keys)));
+  return 10 ** Math.min(-2, Math.floor(Math.log10(0.5 / keys)));
 }
 
 /**

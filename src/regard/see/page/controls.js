@@ -50,15 +50,15 @@ export class Controls {
   }
 
   turnTheme() {
-    const dark = getComputedStyle(document.documentElement).colorScheme === "dark";
-    this.page.store.set({ theme: dark ? "light" : "dark" });
+    this.page.store.set({ theme: isDark() ? "light" : "dark" });
   }
 
   search() {
     const input = /** @type {HTMLInputElement} */ (part("find"));
     input.form?.addEventListener("submit", (event) => {
       event.preventDefault();
-      const { layer, side, query, key } = this.page.store.state;
+      const { layer, side } = this.page.store.state;
+      const { query, key } = this.page.cell();
       const axes = this.page.axes(layer);
       const looks = side === "looks";
       const at = find(looks ? axes.queries : axes.keys, input.value, looks ? query : key);
@@ -86,11 +86,17 @@ export class Controls {
       const [name, value] = (button.dataset.set ?? "").split("=");
       button.setAttribute("aria-pressed", String(String(state[/** @type {"scale"} */ (name)]) === value));
     }
+    part("theme").textContent = isDark() ? "Light" : "Dark";
     part("sinks").setAttribute("aria-pressed", String(state.hidden));
     part("fold").textContent = state.folded ? "Show the text" : "Fold";
     part("whole").hidden = state.zoom === 1;
     part("closer").hidden = Math.max(info.q_len, info.kv_len) <= 8;
   }
+}
+
+/** @returns {boolean} */
+function isDark() {
+  return getComputedStyle(document.documentElement).colorScheme === "dark";
 }
 
 /** @param {number} i @returns {HTMLOptionElement} */

@@ -1,5 +1,6 @@
 /** The keyboard: one table, read by the page and shown as its help. */
 
+import { sinksOf } from "./tokens.js";
 import { bringIntoView, zoomBy } from "./travel.js";
 
 /**
@@ -25,7 +26,7 @@ export const BINDINGS = [
   { keys: ["-"], shown: "−", does: "zoom out", run: (page) => zoomBy(page, 0.5) },
   { keys: ["0"], shown: "0", does: "the whole matrix", run: (page) => page.store.set({ zoom: 1, row: 0, column: 0 }) },
   { keys: ["l"], shown: "l", does: "scale: linear, log, by row", run: nextScale },
-  { keys: ["s"], shown: "s", does: "set sinks (the first and the special tokens) aside and renormalise", run: (page) => page.store.set({ hidden: !page.store.state.hidden }) },
+  { keys: ["s"], shown: "s", does: "set sinks (the first and the special tokens) aside and renormalise", run: setSinksAside },
   { keys: ["d"], shown: "d", does: "in the text: where the token looks, or who looks at it", run: turn },
   { keys: ["t"], shown: "t", does: "fold the text", run: (page) => page.store.set({ folded: !page.store.state.folded }) },
   { keys: ["/"], shown: "/", does: "find a token or a phrase; Enter goes on", run: () => document.getElementById("find")?.focus() },
@@ -45,6 +46,13 @@ function moveCell(page, key, event) {
 function nextScale(page) {
   const at = SCALES.indexOf(page.store.state.scale);
   page.store.set({ scale: SCALES[(at + 1) % SCALES.length] });
+}
+
+/** Sinks go, and a chosen key that is one of them with them. @param {Page} page */
+function setSinksAside(page) {
+  const { hidden, layer, key } = page.store.state;
+  const gone = !hidden && key !== null && sinksOf(page.axes(layer).keys).includes(key);
+  page.store.set({ hidden: !hidden, key: gone ? null : key });
 }
 
 /** @param {Page} page */

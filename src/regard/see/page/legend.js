@@ -14,7 +14,10 @@ export function marks(scale, keys) {
   const powers = Math.round(-Math.log10(logFloor(keys)));
   const every = powers > 4 ? 2 : 1;
   const all = Array.from({ length: powers + 1 }, (_, i) => powers - i).filter((power) => power % every === 0);
-  return all.map((power) => ({ at: 1 - power / powers, text: power === 0 ? "100\u202f%" : digits(100 * 10 ** -power).replace(/\.0+$|(\.\d*?)0+$/, "$1") }));
+  return all.map((power) => {
+    const short = digits(100 * 10 ** -power).replace(/\.0+$|(\.\d*?)0+$/, "$1");
+    return { at: 1 - power / powers, text: power === 0 ? "100\u202f%" : power === powers ? `≤\u202f${short}` : short };
+  });
 }
 
 const KINDS = {

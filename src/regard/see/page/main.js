@@ -19,7 +19,7 @@ import { notes } from "./notes.js";
 import { readRecording } from "./payload.js";
 import { Prose } from "./prose.js";
 import { Reader } from "./reading.js";
-import { ReadingView } from "./sentence.js";
+import { blockSentence, ReadingView } from "./sentence.js";
 import { Store } from "./state.js";
 import { forAxis, sinksOf } from "./tokens.js";
 import { followPointer } from "./travel.js";
@@ -69,7 +69,7 @@ export class Page {
     const { queries } = this.axesFor(q_len, kv_len);
     const words = queries.flatMap((token, i) => (token.special ? [] : [i]));
     return {
-      layer: Math.max(0, whole), head: 0, query: words.at(-1) ?? q_len - 1, key: words[0] ?? 0, hover: null,
+      layer: Math.max(0, whole), head: 0, query: words.at(-1) ?? q_len - 1, key: null, hover: null,
       scale: kv_len > 48 ? "log" : "linear", hidden: false, side: "looks", zoom: 1, row: 0, column: 0, theme: "auto", folded: false,
     };
   }
@@ -81,7 +81,9 @@ export class Page {
     const zoom = Math.max(1, state.zoom);
     return {
       ...state, layer, zoom,
-      head: within(state.head, num_heads), query: within(state.query, q_len), key: within(state.key, kv_len),
+      head: within(state.head, num_heads),
+      query: state.query === null ? null : within(state.query, q_len),
+      key: state.key === null ? null : within(state.key, kv_len),
       row: within(state.row, q_len - Math.max(1, Math.round(q_len / zoom)) + 1),
       column: within(state.column, kv_len - Math.max(1, Math.round(kv_len / zoom)) + 1),
     };
@@ -108,9 +110,8 @@ export class Page {
 
   /** @returns {{query: number, key: number}} the pointed or chosen cell, as far as it is known */
   cell() {
-    const { hover, query, key } = this.store.state;
-    if (!hover) return { query, key };
-    return { query: hover.query ?? this.reading?.query ?? query, key: hover.key ?? this.reading?.key ?? key };
+    const { query, key } = this.store.state.hover ?? this.store.state;
+    return { query: query ?? this.reading?.query ?? 0, key: key ?? this.reading?.key ?? 0 };
   }
 
   /** @param {Cell | null} cell */
@@ -120,20 +121,9 @@ export class Page {
     this.store.set({ hover: cell });
   }
 
-  /** Keeps a cell of which one side may still be unknown; the reading fills it in. @param {Cell} cell */
+  /** Keeps a cell; the reading fills in a side that is still unknown. @param {Cell} cell */
   choose(cell) {
-    const { query, key } = this.store.state;
-    this.chosen = cell;
-    this.store.set({ hover: cell, query: cell.query ?? query, key: cell.key ?? key });
-    if (this.reading) this.settle(this.reading);
-  }
-
-  /** @param {Reading} reading a chosen token brings its strongest partner with it */
-  settle({ query, key, column }) {
-    const chosen = this.chosen;
-    if (!chosen || (chosen.query ?? query) !== query || (chosen.key ?? key) !== key || !column) return;
-    this.chosen = null;
-    this.store.set({ query, key });
+    this.store.set({ ...cell, hover: null });
   }
 
   /** @param {"layer" | "head"} what @param {number} by */
@@ -161,9 +151,16 @@ export class Page {
     drawLegend(part("legend"), state.scale, this.recording.layers[state.layer].kv_len, this.unit(state), this.look.ramp);
     this.map.update(state, changed);
     this.reader.update(state, changed);
-    if (this.reading && ["scale", "side", "theme"].some((name) => changed.has(name))) this.prose.read(this.reading);
+    if (this.recording.layers[state.layer].kind === "map") this.readBlock(state);
+    else if (this.reading && ["scale", "side", "theme"].some((name) => changed.has(name))) this.prose.read(this.reading);
     this.map.point();
-    if (!state.hover) history.replaceState(null, "", this.store.address());
+    if (!state.hover && state.query !== null && state.key !== null) this.remember();
+  }
+
+  /** Puts the state into the address, not oftener than a browser allows. */
+  remember() {
+    clearTimeout(this.remembering);
+    this.remembering = setTimeout(() => history.replaceState(null, "", this.store.address()), 150);
   }
 
   /** @param {State} state another layer: its tokens, and what must be said about its numbers */
@@ -185,11 +182,25 @@ export class Page {
   /** @param {Reading} reading */
   read(reading) {
     this.reading = reading;
-    this.settle(reading);
+    const { hover, query, key } = this.store.state;
+    if (!hover && (query === null || key === null)) this.store.set({ query: reading.query, key: reading.key });
     this.words.read(reading);
     this.prose.read(reading);
     this.map.point();
     document.body.dataset.read = [reading.layer, reading.head, reading.query, reading.key, Number(reading.hidden)].join();
+  }
+
+  /** @param {State} state of a layer that has only its small map */
+  readBlock(state) {
+    const text = blockSentence(this.maps[state.layer], this.recording.layers[state.layer], state, this.cell());
+    this.forget(text);
+  }
+
+  /** @param {string} [text] what is said instead of a reading */
+  forget(text) {
+    this.reading = null;
+    this.prose.clear();
+    this.words.clear(text);
   }
 
   /** @param {Error} error */
@@ -197,8 +208,8 @@ export class Page {
     const { layer } = this.store.state;
     part("damage").hidden = false;
     part("damage").textContent = `Layer ${layer} of this file is damaged: ${error.message} The small map is shown instead. Write the file again to see the whole.`;
-    part("sentence").textContent = "";
-    part("value").textContent = "";
+    this.forget();
+    this.map.holder.dataset.ready = "damaged";
   }
 
   redraw() {
@@ -214,7 +225,7 @@ export class Page {
     const style = getComputedStyle(root);
     const read = /** @param {string} name */ (name) => style.getPropertyValue(name).trim();
     const ink = { ground: read("--ground"), ink: read("--ink"), grey: read("--grey"), faint: read("--faint"), line: read("--line"), accent: read("--accent") };
-    return { ramp: ramp(dark ? "dark" : "light"), ink };
+    return { ramp: ramp(dark ? "dark" : "light", ink.ground), ink };
   }
 }
 

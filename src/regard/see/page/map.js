@@ -20,9 +20,12 @@ import { picturedMap } from "./overview.js";
  * @property {number} width
  * @property {Float32Array} values mean weight of each cell, filled from the top
  * @property {number} filled rows that have arrived
+ * @property {HTMLCanvasElement} canvas a pixel for each cell
+ * @property {number} painted rows that have their colours
  */
 
-const NUMBERS = 46; // pixels of a cell that holds a number
+const NUMBERS = 40; // pixels of a cell that holds a number
+const SLICE = 12; // milliseconds of painting in one frame
 const REDRAWN = ["layer", "head", "hidden", "scale", "zoom", "row", "column", "theme", "folded", "size"];
 
 export class MapView {
@@ -48,8 +51,10 @@ export class MapView {
   update(state, changed) {
     if (!REDRAWN.some((name) => changed.has(name)) || this.holder.clientWidth === 0) return;
     this.arrange(state);
-    this.draw();
+    if (this.picture && (changed.has("scale") || changed.has("theme"))) this.picture.painted = 0;
     this.ask(state);
+    this.draw();
+    this.paint();
   }
 
   /** The part of the matrix that is shown, and where. @param {State} state */
@@ -73,20 +78,29 @@ export class MapView {
       keys.slice(first.column, first.column + columns),
       first,
     );
+    this.overAxes.setLimit(this.axes.limit);
+    const { left, top, cellWidth, cellHeight } = this.frame;
+    this.holder.dataset.frame = [left, top, cellWidth, cellHeight].join();
   }
 
   /** @param {State} state asks for the numbers unless they are there */
   ask(state) {
     const frame = /** @type {Frame} */ (this.frame);
     const info = this.page.recording.layers[state.layer];
-    const height = Math.min(frame.rows, Math.ceil(frame.rows * frame.cellHeight * devicePixelRatio));
-    const width = Math.min(frame.columns, Math.ceil(frame.columns * frame.cellWidth * devicePixelRatio));
+    const height = Math.min(frame.rows, Math.round(frame.rows * frame.cellHeight * devicePixelRatio));
+    const width = Math.min(frame.columns, Math.round(frame.columns * frame.cellWidth * devicePixelRatio));
     const byRow = state.scale === "row";
     const name = [state.layer, state.head, state.hidden, byRow, frame.row, frame.column, frame.rows, frame.columns, height, width].join();
-    if (info.kind === "map") return void (this.picture = null);
+    if (info.kind === "map") {
+      this.picture = null;
+      this.holder.dataset.ready = "small map";
+      return;
+    }
     if (this.picture?.name === name) return;
-    const picture = { name, height, width, values: new Float32Array(height * width), filled: 0 };
+    const picture = { name, height, width, values: new Float32Array(height * width), filled: 0, canvas: document.createElement("canvas"), painted: 0 };
+    [picture.canvas.width, picture.canvas.height] = [width, height];
     this.picture = picture;
+    this.holder.dataset.ready = "";
     const part = {
       layer: state.layer, head: state.head, hidden: state.hidden, byRow, cells: /** @type {[number, number]} */ ([height, width]),
       rows: /** @type {[number, number]} */ ([frame.row, frame.row + frame.rows]),
@@ -104,8 +118,31 @@ export class MapView {
     this.status.textContent = part < 1 ? `exact map: ${Math.floor(part * 100)} %` : "";
     this.holder.style.setProperty("--done", String(part));
     this.holder.classList.toggle("loading", part < 1);
-    this.holder.dataset.ready = part < 1 ? "" : picture.name;
+    this.paint();
+  }
+
+  /** Colours what has arrived, a little in each frame. */
+  paint() {
+    const { picture } = this;
+    if (!picture || picture.painted === picture.filled) return;
+    const { scale, layer } = this.page.store.state;
+    const floor = logFloor(this.page.recording.layers[layer].kv_len);
+    const { packed } = this.page.look.ramp;
+    const context = /** @type {CanvasRenderingContext2D} */ (picture.canvas.getContext("2d"));
+    const start = performance.now();
+    while (picture.painted < picture.filled && performance.now() - start < SLICE) {
+      const rows = Math.min(16, picture.filled - picture.painted);
+      const image = context.createImageData(picture.width, rows);
+      const pixels = new Uint32Array(image.data.buffer);
+      const first = picture.painted * picture.width;
+      // By row the engine has divided each row by its highest weight already.
+      for (let i = 0; i < pixels.length; i++) pixels[i] = packed[level(picture.values[first + i], scale, floor, 1)];
+      context.putImageData(image, 0, picture.painted);
+      picture.painted += rows;
+    }
     this.draw();
+    if (picture.painted === picture.height) this.holder.dataset.ready = picture.name;
+    else if (picture.painted < picture.filled) requestAnimationFrame(() => this.paint());
   }
 
   draw() {
@@ -120,12 +157,12 @@ export class MapView {
     context.rect(frame.left, frame.top, width, height);
     context.clip();
     this.drawCoarse(state);
-    if (this.picture && this.picture.filled > 0) this.drawPicture(this.picture);
+    if (this.picture && this.picture.painted > 0) this.drawPicture(this.picture);
     context.restore();
     context.strokeStyle = ink.line;
     context.lineWidth = 1;
     context.strokeRect(frame.left - 0.5, frame.top - 0.5, width + 1, height + 1);
-    if (this.picture && this.picture.filled === frame.rows && frame.cellWidth >= NUMBERS) this.drawNumbers(ramp);
+    if (this.picture && this.picture.painted === frame.rows && frame.cellWidth >= NUMBERS) this.drawNumbers(ramp);
     this.axes.draw(frame, /** @type {Token[]} */ (this.queries), /** @type {Token[]} */ (this.keys), ink);
     this.point();
   }
@@ -137,25 +174,24 @@ export class MapView {
     const picture = picturedMap(this.page.maps[layer], head, scale, this.page.look.ramp);
     const { context } = this;
     context.imageSmoothingEnabled = false;
-    context.globalAlpha = info.kind === "map" ? 1 : 0.5;
     const across = picture.width / info.kv_len;
     const down = picture.height / info.q_len;
     context.drawImage(
       picture, frame.column * across, frame.row * down, frame.columns * across, frame.rows * down,
       frame.left, frame.top, frame.columns * frame.cellWidth, frame.rows * frame.cellHeight,
     );
-    context.globalAlpha = 1;
   }
 
   /** @param {Picture} picture */
   drawPicture(picture) {
     const frame = /** @type {Frame} */ (this.frame);
-    const canvas = this.coloured(picture);
-    const height = (frame.rows * frame.cellHeight * picture.filled) / picture.height;
+    const { canvas, painted } = picture;
+    const height = (frame.rows * frame.cellHeight * painted) / picture.height;
     const width = frame.columns * frame.cellWidth;
     this.context.clearRect(frame.left, frame.top, width, height);
     this.context.imageSmoothingEnabled = false;
     let source = canvas;
+    let from = painted;
     const enlarged = Math.ceil(Math.max(frame.cellWidth, frame.cellHeight) * devicePixelRatio);
     const whole = Number.isInteger(frame.cellWidth * devicePixelRatio) && picture.width === frame.columns;
     if (!whole && picture.width === frame.columns && enlarged <= 6) {
@@ -163,31 +199,15 @@ export class MapView {
       // that no row looks thicker than its neighbour.
       source = document.createElement("canvas");
       source.width = canvas.width * enlarged;
-      source.height = canvas.height * enlarged;
+      source.height = painted * enlarged;
+      from = source.height;
       const large = /** @type {CanvasRenderingContext2D} */ (source.getContext("2d"));
       large.imageSmoothingEnabled = false;
-      large.drawImage(canvas, 0, 0, source.width, source.height);
+      large.drawImage(canvas, 0, 0, canvas.width, painted, 0, 0, source.width, source.height);
       this.context.imageSmoothingEnabled = true;
       this.context.imageSmoothingQuality = "high";
     }
-    this.context.drawImage(source, frame.left, frame.top, width, height);
-  }
-
-  /** @param {Picture} picture @returns {HTMLCanvasElement} a pixel for each cell that has arrived */
-  coloured(picture) {
-    const { scale, layer } = this.page.store.state;
-    const floor = logFloor(this.page.recording.layers[layer].kv_len);
-    const { packed } = this.page.look.ramp;
-    const canvas = document.createElement("canvas");
-    canvas.width = picture.width;
-    canvas.height = picture.filled;
-    const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
-    const image = context.createImageData(canvas.width, canvas.height);
-    const pixels = new Uint32Array(image.data.buffer);
-    // By row the engine has divided each row by its highest weight already.
-    for (let i = 0; i < pixels.length; i++) pixels[i] = packed[level(picture.values[i], scale, floor, 1)];
-    context.putImageData(image, 0, 0);
-    return canvas;
+    this.context.drawImage(source, 0, 0, source.width, from, frame.left, frame.top, width, height);
   }
 
   /** Shares in percent inside cells that are large enough. @param {Look["ramp"]} ramp */
@@ -198,7 +218,7 @@ export class MapView {
     const picture = /** @type {Picture} */ (this.picture);
     const floor = logFloor(this.page.recording.layers[layer].kv_len);
     const { context } = this;
-    context.font = `12px ${getComputedStyle(document.body).getPropertyValue("--mono")}`;
+    context.font = `${frame.cellWidth < 50 ? 11 : 12}px ${getComputedStyle(document.body).getPropertyValue("--mono")}`;
     context.textAlign = "center";
     context.textBaseline = "middle";
     picture.values.forEach((weight, i) => {
@@ -246,24 +266,14 @@ export class MapView {
   /** @param {Frame} frame @param {number | null} query @param {number | null} key */
   nameCell(frame, query, key) {
     const { ink } = this.page.look;
-    const context = this.overContext;
     const queries = /** @type {Token[]} */ (this.queries);
     const keys = /** @type {Token[]} */ (this.keys);
     if (query !== null) {
-      const y = frame.top + (query - frame.row + 0.5) * frame.cellHeight;
-      context.fillStyle = ink.ground;
-      context.fillRect(0, y - 9, frame.left - 5, 18);
+      this.overAxes.coverQueries(frame, query, ink);
       this.overAxes.queryLabel(frame, queries[query], query, frame.cellHeight < 16, ink, true);
     }
     if (key !== null) {
-      const x = frame.left + (key - frame.column + 0.5) * frame.cellWidth;
-      context.save();
-      context.translate(x, frame.top - (frame.slanted ? 7 : 14));
-      if (frame.slanted) context.rotate(-Math.PI / 3);
-      context.fillStyle = ink.ground;
-      const wide = this.overAxes.widthOf(keys[key]) + (frame.cellWidth < 16 ? 44 : 6);
-      context.fillRect(frame.slanted ? -3 : -wide / 2, -9, wide, 18);
-      context.restore();
+      this.overAxes.coverKeys(frame, key, ink);
       this.overAxes.keyLabel(frame, keys[key], key, frame.cellWidth < 16, ink, true);
     }
   }

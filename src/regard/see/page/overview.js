@@ -1,6 +1,6 @@
 /** The layers x heads grid of small maps: always there, the way to move. */
 
-import { fromBase64 } from "./payload.js";
+import { Damaged, fromBase64 } from "./payload.js";
 import { edge } from "./engine.js";
 import { level, logFloor } from "./colours.js";
 
@@ -19,6 +19,7 @@ import { level, logFloor } from "./colours.js";
 export function smallMap(info) {
   const { rows, columns, maximum, levels } = info.overview;
   const bytes = fromBase64(levels);
+  if (bytes.length !== info.num_heads * rows * columns) throw new Damaged("a small map has the wrong size.");
   const means = Float32Array.from(bytes, (byte) => maximum * (byte / 255) ** 2);
   const shares = means.map((mean, i) => {
     const column = i % columns;
@@ -53,13 +54,13 @@ export class Overview {
     /** @type {{layer: number, head: number} | null} */ this.pointed = null;
   }
 
-  /** Tiles as large as the pane allows, from 13 to 44 pixels. */
+  /** Tiles as large as the pane allows, from 10 to 44 pixels. */
   measure() {
     const width = Number.parseFloat(getComputedStyle(this.pane).getPropertyValue("--grid-width"));
     this.left = 24;
     this.top = 18;
-    this.step = Math.max(13, Math.min(44, Math.floor((width - this.left) / this.heads)));
-    this.gap = this.step >= 24 ? 4 : 2;
+    this.step = Math.max(10, Math.min(44, Math.floor((width - this.left) / this.heads)));
+    this.gap = this.step >= 18 ? 4 : 2;
   }
 
   /** @param {MouseEvent} event */
@@ -127,13 +128,13 @@ export class Overview {
     context.font = `11px ${getComputedStyle(document.body).fontFamily}`;
     context.fillStyle = this.ink?.faint ?? "";
     context.textBaseline = "middle";
-    const every = this.step >= 18 ? 1 : 2;
+    const every = this.step >= 18 ? 1 : this.step >= 13 ? 2 : 4;
     context.textAlign = "center";
     for (let head = 0; head < this.heads; head += every) {
       context.fillText(String(head), this.left + (head + 0.5) * this.step - this.gap / 2, 8);
     }
     context.textAlign = "right";
-    for (let layer = 0; layer < this.layers.length; layer++) {
+    for (let layer = 0; layer < this.layers.length; layer += this.step >= 13 ? 1 : 2) {
       context.fillText(String(layer), this.left - 7, this.top + (layer + 0.5) * this.step - this.gap / 2);
     }
   }
@@ -150,8 +151,8 @@ export class Overview {
     context.imageSmoothingEnabled = width > side * devicePixelRatio;
     const x = this.left + head * this.step;
     const y = this.top + layer * this.step;
-    context.fillStyle = ramp.css[0];
     context.drawImage(picture, 0, 0, width, height, x, y, side, side);
+    if (this.gap < 4) return; // so small, frames would be all one sees
     context.strokeStyle = this.ink?.line ?? "";
     context.lineWidth = 1;
     context.strokeRect(x - 0.5, y - 0.5, side + 1, side + 1);

@@ -1,6 +1,7 @@
 /** The text as people read it; the tokens that give or take attention are tinted. */
 
-import { level, logFloor } from "./colours.js";
+import { level } from "./colours.js";
+import { share } from "./numbers.js";
 import { inProse } from "./tokens.js";
 
 /**
@@ -17,6 +18,7 @@ export class Prose {
   constructor(pane, page) {
     this.page = page;
     this.pane = pane;
+    this.caption = /** @type {HTMLElement} */ (document.getElementById("tint"));
     /** @type {Span[]} */ this.queries = [];
     /** @type {Span[]} */ this.keys = [];
     /** @type {Token[] | null} */ this.shown = null;
@@ -46,16 +48,16 @@ export class Prose {
     paragraph.dir = "auto";
     paragraph.setAttribute("aria-label", name);
     const spans = tokens.map((token, i) => {
+      const [, space, word] = /** @type {RegExpMatchArray} */ (inProse(token).match(/^(\s*)(.*)$/s));
       const span = document.createElement("span");
-      span.textContent = inProse(token);
+      span.textContent = word || space;
       span.dataset.at = String(i);
       if (token.special) span.className = "special";
+      // The space before a word is not tinted; a special token has none of its own.
+      const apart = token.special || tokens[i - 1]?.special ? " " : "";
+      paragraph.append(word ? space || apart : apart, span);
       return span;
     });
-    // Special tokens have no space of their own; without one they would stick to the text.
-    paragraph.append(...spans.flatMap((span, i) => (
-      tokens[i].special || tokens[i - 1]?.special ? [" ", span] : [span]
-    )));
     if (this.pane.childElementCount > 0 || name !== "The text") {
       const heading = document.createElement("h3");
       heading.textContent = name;
@@ -89,12 +91,15 @@ export class Prose {
     if (!weights) return;
     const { css, onTop } = this.page.look.ramp;
     const tinted = looks ? this.keys : this.queries;
-    const floor = logFloor(this.page.recording.layers[reading.layer].kv_len);
-    const highest = scale === "row" ? weights.reduce((a, b) => Math.max(a, b), 0) : 1;
+    // A tint points at words; on a log scale nearly every word would have one.
+    const relative = scale !== "linear";
+    const highest = relative ? weights.reduce((a, b) => Math.max(a, b), 0) : 1;
+    const caption = `Full tint: ${share(highest)}${relative ? ", the strongest" : ""}`;
     if (this.lastTinted !== tinted || this.lastCss !== css) this.clear();
+    this.caption.textContent = caption;
     [this.lastTinted, this.lastCss] = [tinted, css];
     tinted.forEach((span, i) => {
-      const tint = level(weights[i], scale, floor, highest);
+      const tint = level(weights[i], "row", 0, highest);
       if (tint === this.tints[i]) return;
       this.tints[i] = tint;
       span.style.backgroundColor = tint === 0 ? "" : css[tint];
@@ -104,7 +109,11 @@ export class Prose {
   }
 
   clear() {
-    for (const span of [...this.queries, ...this.keys]) span.removeAttribute("style");
+    for (const span of [...this.queries, ...this.keys]) {
+      span.removeAttribute("style");
+      span.classList.remove("chosen", "other");
+    }
+    this.caption.textContent = "";
     this.tints.fill(0);
   }
 

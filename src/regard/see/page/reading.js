@@ -46,10 +46,10 @@ export class Reader {
    * @param {State} state
    * @param {(reading: Reading) => void} onReading
    */
-  async read({ layer, head, hidden, query: chosenQuery, key: chosenKey, hover }, onReading) {
+  async read(state, onReading) {
+    const { layer, head, hidden } = state;
     const which = { layer, head, hidden };
-    let query = hover ? hover.query : chosenQuery;
-    let key = hover ? hover.key : chosenKey;
+    let { query, key } = state.hover ?? state;
     let column = null;
     if (query === null) {
       key ??= 0;

@@ -1,5 +1,6 @@
 /** The cell as a sentence, and the readable twin of the map: the strongest of its row and column. */
 
+import { edge } from "./engine.js";
 import { counted, full, share } from "./numbers.js";
 import { isShortened, named, visible } from "./tokens.js";
 import { rankOf, top } from "./reading.js";
@@ -12,13 +13,21 @@ import { rankOf, top } from "./reading.js";
 const LISTED = 8;
 
 /**
- * A token in a sentence; where the same token stands more than once, with its position.
+ * Does the same token stand elsewhere too?
+ * @param {Token[]} tokens @param {number} at @returns {boolean}
+ */
+function isRepeated(tokens, at) {
+  const text = tokens[at].text.trim();
+  return tokens.some((token, i) => i !== at && token.text.trim() === text);
+}
+
+/**
+ * A token in a sentence; a repeated one with its position.
  * @param {Token[]} tokens @param {number} at @returns {string}
  */
 export function quoted(tokens, at) {
-  const name = named(tokens[at]);
-  const repeated = tokens.some((token, i) => i !== at && token.text.trim() === tokens[at].text.trim());
-  return repeated ? `“${name}” (token ${at})` : `“${name}”`;
+  const name = named({ ...tokens[at], special: false });
+  return isRepeated(tokens, at) ? `“${name}” (token ${at})` : `“${name}”`;
 }
 
 /**
@@ -35,6 +44,25 @@ export function sentence({ layer, head, hidden, query, key, row, mask }, { queri
   return `${from} gives ${share(row[key])} of its attention to ${to} (rank ${rank} of ${of}), ${where}${aside}.`;
 }
 
+/**
+ * A cell of a small map, where there is nothing finer.
+ * @param {import("./overview.js").SmallMap} map @param {import("./payload.js").LayerInfo} info
+ * @param {{head: number, layer: number}} which @param {{query: number, key: number}} cell
+ * @returns {string}
+ */
+export function blockSentence({ rows, columns, shares }, { q_len, kv_len }, { head, layer }, { query, key }) {
+  const [row, column] = [block(query, q_len, rows), block(key, kv_len, columns)];
+  const value = shares[(head * rows + row.at) * columns + column.at];
+  return `Of ${row.name}, about ${share(value)} of the attention goes to ${column.name} (small map), layer ${layer} head ${head}.`;
+}
+
+/** @param {number} position @param {number} length @param {number} cells */
+function block(position, length, cells) {
+  const at = Math.floor(((position + 1) * cells - 1) / length);
+  const [first, last] = [edge(at, length, cells), edge(at + 1, length, cells) - 1];
+  return { at, name: first === last ? `token ${first}` : `tokens ${first} to ${last}` };
+}
+
 export class ReadingView {
   /** @param {import("./main.js").Page} page */
   constructor(page) {
@@ -44,6 +72,15 @@ export class ReadingView {
     this.whole = find("whole-token");
     this.looks = find("looks-table");
     this.looked = find("looked-table");
+  }
+
+  /** Nothing can be read here. @param {string} text what is said instead */
+  clear(text = "") {
+    this.line.textContent = text;
+    this.value.textContent = "";
+    this.whole.hidden = true;
+    this.looks.replaceChildren();
+    this.looked.replaceChildren();
   }
 
   /** @param {Reading} reading */
@@ -62,14 +99,14 @@ export class ReadingView {
    * @param {Token[]} tokens @param {"query" | "key"} axis
    */
   list(table, caption, weights, tokens, axis) {
-    const best = top(weights, LISTED);
+    const best = top(weights, weights.length === LISTED + 1 ? LISTED + 1 : LISTED);
     const name = document.createElement("caption");
     name.textContent = caption;
     const rows = best.map((at) => this.row(at, weights[at], tokens, axis));
     if (rows.length === 0) rows.push(note("nothing"));
     const rest = weights.reduce((sum, weight) => sum + weight, 0) - best.reduce((sum, at) => sum + weights[at], 0);
     const others = weights.length - best.length;
-    if (axis === "key" && others > 0 && best.length === LISTED) rows.push(note(`${counted(others, "other")}`, share(Math.max(0, rest))));
+    if (axis === "key" && others > 0 && best.length >= LISTED) rows.push(note(`${counted(others, "other")}`, share(Math.max(0, rest))));
     const body = document.createElement("tbody");
     body.append(...rows);
     table.replaceChildren(name, body);
@@ -84,14 +121,16 @@ export class ReadingView {
     button.textContent = named(tokens[at], 22);
     if (tokens[at].special) button.className = "special";
     button.addEventListener("click", () => this.page.store.set({ [axis]: at, hover: null }));
-    const position = document.createElement("td");
-    position.textContent = String(at);
+    const position = document.createElement("span");
+    position.textContent = isRepeated(tokens, at) ? String(at) : "";
     position.className = "position";
     const value = document.createElement("td");
     value.textContent = share(weight);
     value.title = full(weight);
-    token.append(button);
-    row.append(token, position, value);
+    const label = document.createElement("span");
+    label.append(button, position);
+    token.append(label);
+    row.append(token, value);
     return row;
   }
 
@@ -113,7 +152,6 @@ function note(text, value = "") {
   row.className = "note";
   const name = document.createElement("th");
   name.scope = "row";
-  name.colSpan = 2;
   name.textContent = text;
   const cell = document.createElement("td");
   cell.textContent = value;

@@ -9,8 +9,8 @@
  * @typedef {object} State
  * @property {number} layer
  * @property {number} head
- * @property {number} query chosen
- * @property {number} key chosen
+ * @property {number | null} query chosen; null for a moment, as in a Cell
+ * @property {number | null} key chosen
  * @property {Cell | null} hover pointed at; shown instead of the chosen cell while it lasts
  * @property {import("./colours.js").Scale} scale
  * @property {boolean} hidden sinks set aside
@@ -73,7 +73,7 @@ export class Store {
     for (const name of [...COUNTS, ...Object.keys(WORDS), ...FLAGS]) {
       const value = this.state[/** @type {keyof State} */ (name)];
       const fresh = this.fresh[/** @type {keyof State} */ (name)];
-      if (value !== fresh) parts.push(`${name}=${FLAGS.includes(name) ? Number(value) : value}`);
+      if (value !== fresh && value !== null) parts.push(`${name}=${FLAGS.includes(name) ? Number(value) : value}`);
     }
     return parts.length ? `#${parts.join("&")}` : "#";
   }

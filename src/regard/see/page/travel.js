@@ -35,8 +35,9 @@ function kept(first, at, length, zoom, next) {
  * @param {import("./main.js").Page} page
  */
 export function bringIntoView(page) {
-  const { zoom, row, column, layer, query, key } = page.store.state;
+  const { zoom, row, column, layer } = page.store.state;
   if (zoom === 1) return;
+  const { query, key } = page.cell();
   const { q_len, kv_len } = page.recording.layers[layer];
   page.store.set({ row: seen(row, query, q_len, zoom), column: seen(column, key, kv_len, zoom) });
 }
