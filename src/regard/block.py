@@ -1,6 +1,7 @@
 """One block of the matrix: some complete rows, their scores and their weights."""
 
 from functools import cached_property
+from math import prod
 
 import torch
 from torch import Tensor
@@ -18,16 +19,15 @@ class Scratch:
     def __init__(self) -> None:
         self._held: dict[str, Tensor] = {}
 
-    def take(self, name: str, like: tuple[int, ...], dtype: torch.dtype, device: object) -> Tensor:
+    def take(
+        self, name: str, size: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
         """A tensor of this shape with unspecified content, valid until the name is taken again."""
-        size = 1
-        for length in like:
-            size *= length
         held = self._held.get(name)
-        if held is None or held.numel() < size or held.dtype != dtype:
-            held = torch.empty(size, dtype=dtype, device=str(device))
+        if held is None or held.numel() < prod(size):
+            held = torch.empty(prod(size), dtype=dtype, device=device)
             self._held[name] = held
-        return held[:size].view(like)
+        return held[: prod(size)].view(size)
 
 
 class Block:
@@ -119,9 +119,9 @@ class Block:
             # The largest weight is exp(maximum - logsumexp): a cheap pass for a costly one.
             above = -self.weights.amax(-1, keepdim=True).log()
         lse = self.maximum + above
-        return (lse if self._empty is None else lse.masked_fill(self._empty, -torch.inf)).squeeze(
-            -1
-        )
+        if self._empty is not None:
+            lse = lse.masked_fill(self._empty, -torch.inf)
+        return lse.squeeze(-1)
 
     def _room(self, name: str) -> Tensor | None:
         """Where to put a result of the size of the block; None where gradients are wanted."""

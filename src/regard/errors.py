@@ -6,6 +6,7 @@ line, what to do. A check runs before any work.
 
 from collections.abc import Mapping, Sequence
 from math import isfinite
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -361,19 +362,21 @@ def check_spans(name: str, spans: object, length_name: str, length: int) -> list
         ValueError: no spans, an empty span, or one beyond the text.
     """
     remedy = f"    Give (start, stop) pairs with 0 <= start < stop <= {length_name} = {length}."
-    pairs = list(spans.values()) if isinstance(spans, Mapping) else spans
-    if not isinstance(pairs, Sequence) or isinstance(pairs, str):
+    if isinstance(spans, Mapping):
+        spans = list(cast(Mapping[Any, Any], spans).values())
+    if not isinstance(spans, Sequence) or isinstance(spans, str):
         raise TypeError(
-            f"{name} is a {type(pairs).__name__}; it must be (start, stop) pairs.\n{remedy}"
+            f"{name} is a {type(spans).__name__}; it must be (start, stop) pairs.\n{remedy}"
         )
+    pairs = cast(Sequence[Any], spans)
     if not pairs:
         raise ValueError(f"{name} is empty; it must have at least one span.\n{remedy}")
     checked: list[tuple[int, int]] = []
     for pair in pairs:
-        whole = isinstance(pair, Sequence) and [type(edge) for edge in pair] == [int, int]
-        if not whole:
+        edges = list(cast(Sequence[Any], pair)) if isinstance(pair, Sequence) else []
+        if [type(edge) for edge in edges] != [int, int]:
             raise TypeError(f"{name} has {pair!r}; each span must be two whole numbers.\n{remedy}")
-        start, stop = pair
+        start, stop = int(edges[0]), int(edges[1])
         if not 0 <= start < stop <= length:
             raise ValueError(
                 f"{name} has {(start, stop)}; each span must hold at least one token of the text.\n"

@@ -1,7 +1,7 @@
 """Which part of the matrix: what stands in ``A[...]``, and boxes of rows and columns."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -23,17 +23,17 @@ class Box(NamedTuple):
     columns: slice
 
     @property
-    def at_rows(self) -> Index:
+    def at_rows(self) -> tuple[slice, ...]:
         """Where the rows of the box lie in a tensor of shape (..., q_len)."""
         return (*self.leading, self.rows)
 
     @property
-    def at_columns(self) -> Index:
+    def at_columns(self) -> tuple[slice, ...]:
         """Where the columns of the box lie in a tensor of shape (..., kv_len)."""
         return (*self.leading, self.columns)
 
     @property
-    def at_both(self) -> Index:
+    def at_both(self) -> tuple[slice, ...]:
         """Where the box lies in a tensor of shape (..., q_len, kv_len)."""
         return (*self.leading, self.rows, self.columns)
 
@@ -69,7 +69,7 @@ def parse_index(key: Any, shape: torch.Size) -> tuple[Index, int | range, int | 
         IndexError: too many indices, or one out of range.
         ValueError: a slice with a negative step.
     """
-    items = list(key) if isinstance(key, tuple) else [key]
+    items = list(cast(tuple[Any, ...], key)) if isinstance(key, tuple) else [key]
     for item in items:
         if isinstance(item, bool) or not (item is ... or isinstance(item, int | slice)):
             raise TypeError(

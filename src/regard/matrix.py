@@ -79,7 +79,7 @@ def attend(
         Vaswani et al. 2017, "Attention Is All You Need", equation 1.
     """
     query, key = check_query_key(query, key)
-    batch = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3])
+    batch = cast(torch.Size, torch.broadcast_shapes(query.shape[:-3], key.shape[:-3]))
     query = query.expand(*batch, *query.shape[-3:])
     key = key.expand(*batch, *key.shape[-3:])
     shape = torch.Size((*query.shape[:-1], key.shape[-2]))

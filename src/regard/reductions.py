@@ -8,7 +8,7 @@ recomputed for gradients, and blocks can come in any order.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -160,7 +160,7 @@ class Entropy(_OfEachRow):
     """
 
     def update(self, block: Block) -> tuple[Part, ...]:
-        expected = torch.linalg.vecdot(block.weights, block.below)
+        expected = cast(Tensor, torch.linalg.vecdot(block.weights, block.below))
         above = block.logsumexp - block.maximum.squeeze(-1)
         # A row without keys has -inf - -inf here; its entropy is 0 by convention.
         entropy = torch.where(block.logsumexp == -torch.inf, 0.0, above - expected)
@@ -253,7 +253,8 @@ def _largest_of_groups(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     columns = scores.shape[-1]
     groups = columns // _GROUPS
     even = groups * _GROUPS
-    maxima = scores[..., :even].unflatten(-1, (_GROUPS, groups)).amax(-2)
+    grouped = scores[..., :even].reshape(*scores.shape[:-1], _GROUPS, groups)
+    maxima = grouped.amax(-2)
     best = maxima.topk(k, -1).indices  # (..., rows, k)
     steps = torch.arange(0, even, groups, device=scores.device)
     inside = (best[..., None] + steps).flatten(-2)  # (..., rows, k * _GROUPS)
@@ -379,8 +380,10 @@ class Pool(Reduction):
         row_cells, column_cells = self._cells(block.shape)
         row_cell = _cell_of(box.rows, block.shape[-2], row_cells, device)
         column_cell = _cell_of(box.columns, block.shape[-1], column_cells, device)
-        first, counts = int(row_cell[0]), row_cell.bincount()[int(row_cell[0]) :].tolist()
-        by_row = torch.stack([rows.sum(-2) for rows in block.weights.split(counts, -2)], -2)
+        first = int(row_cell[0])
+        counts = cast(list[int], row_cell.bincount()[first:].tolist())
+        parts = cast(tuple[Tensor, ...], block.weights.split(counts, -2))
+        by_row = torch.stack([rows.sum(-2) for rows in parts], -2)
         pooled = by_row.new_zeros((*by_row.shape[:-1], column_cells))
         pooled = pooled.index_add(-1, column_cell, by_row)
         index = (*box.leading, slice(first, first + len(counts)), slice(0, column_cells))

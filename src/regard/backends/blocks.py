@@ -6,7 +6,7 @@ computing each block a second time and letting autograd differentiate that block
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ class Blocks(Backend):
         buffers = sweep.start()
         tensors = sweep.tensors
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-            filled = iter(_Recompute.apply(sweep, buffers, *tensors))
+            filled = iter(cast(tuple[Tensor, ...], _Recompute.apply(sweep, buffers, *tensors)))
             buffers = [tuple(next(filled) for _ in sums) for sums in buffers]
         else:
             sweep.fill(buffers)
@@ -159,10 +159,9 @@ class _Leaves:
         if not values:
             return
         leaves = [leaf for _, _, leaf in self._taken]
-        gradients = torch.autograd.grad(values, leaves, arriving, allow_unused=True)
+        gradients = torch.autograd.grad(values, leaves, arriving, materialize_grads=True)
         for (place, index, _), gradient in zip(self._taken, gradients, strict=True):
-            if gradient is not None:
-                narrow(totals[place], index).add_(gradient)
+            narrow(totals[place], index).add_(gradient)
 
 
 class _Recompute(torch.autograd.Function):
@@ -182,11 +181,13 @@ class _Recompute(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grad_outputs: Any
+    ) -> tuple[Tensor | None, ...]:
         tensors: tuple[Tensor, ...] = ctx.saved_tensors
         dtype = accumulation_dtype(ctx.sweep.source.dtype)
         totals = [torch.zeros_like(tensor, dtype=dtype) for tensor in tensors]
-        arriving = iter(gradients)
+        arriving = iter(grad_outputs)
         grouped = [tuple(next(arriving) for _ in range(count)) for count in ctx.counts]
         ctx.sweep.pull_back(grouped, totals)
         return (
