@@ -10,7 +10,16 @@ from regard.indexing import Box, Cut, Index, cut_whole
 from regard.masks import Mask
 from regard.scores import Scores, accumulation_dtype
 
-__all__ = ["Block", "Scratch"]
+__all__ = ["Block", "Scratch", "lowest"]
+
+
+def lowest(dtype: torch.dtype) -> float:
+    """The finite stand-in for a score of -inf, about -1.8e19 in float32.
+
+    Times a weight of 0 it makes 0, not NaN; and so does its product with any usual gradient, which
+    would overflow from the lowest finite number.
+    """
+    return -(torch.finfo(dtype).max ** 0.5)
 
 
 class Scratch:
@@ -41,8 +50,8 @@ class Block:
         shape: the shape of the whole matrix, (..., num_heads, q_len, kv_len).
         box: where the block lies in it.
         maximum: the largest score of each row, (..., rows, 1); -inf for a row without keys.
-        below: scores - maximum, (..., rows, columns): at most 0, and the lowest finite number
-            where a key may not be attended to.
+        below: scores - maximum, (..., rows, columns): at most 0, and ``lowest(dtype)`` where a key
+            may not be attended to.
 
     Example:
         >>> import torch, regard
@@ -81,9 +90,7 @@ class Block:
         empty = self.maximum == -torch.inf
         self._empty = empty if bool(empty.any()) else None
         reference = self.maximum if self._empty is None else self.maximum.masked_fill(empty, 0)
-        # A finite stand-in for -inf: times a weight of 0 it makes 0, not NaN.
-        lowest = torch.finfo(self._dtype).min
-        self.below = scores.sub_(reference).clamp_(min=lowest)
+        self.below = scores.sub_(reference).clamp_(min=lowest(self._dtype))
 
     def part(self, tensor: Tensor, index: Index) -> Tensor:
         """tensor[index] in the dtype of the scores, for an operand that gradients flow to.
@@ -96,8 +103,8 @@ class Block:
 
     @cached_property
     def allowed(self) -> Tensor:
-        """True where a key may be attended to, (..., rows, columns)."""
-        return self.below > torch.finfo(self._dtype).min
+        """True where a key may be attended to, (..., rows, columns); also where a score is NaN."""
+        return ~(self.below <= lowest(self._dtype))
 
     @cached_property
     def scores(self) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from regard.block import Block
+from regard.block import Block, lowest
 from regard.errors import check_count, check_spans, check_whole
 from regard.indexing import Index
 
@@ -208,9 +208,9 @@ class TopK(Reduction):
     def update(self, block: Block) -> tuple[Part, ...]:
         below = block.below.detach()
         indices = _largest(below, min(self.k, below.shape[-1]))
-        allowed = block.below.detach().gather(-1, indices) > torch.finfo(below.dtype).min
+        masked = below.gather(-1, indices) <= lowest(below.dtype)
         values = block.weights.gather(-1, indices)
-        indices = torch.where(allowed, indices + block.box.columns.start, -1)
+        indices = (indices + block.box.columns.start).masked_fill(masked, -1)
         missing = self.k - indices.shape[-1]
         values = torch.nn.functional.pad(values, (0, missing))
         indices = torch.nn.functional.pad(indices, (0, missing), value=-1)
