@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -201,10 +202,10 @@ def _rows(weights: Tensor, first: int, sinks: Sequence[int], top: int) -> list[R
     queries = torch.arange(len(weights))
     others = on_text.clone()
     others[queries, queries + first] = 0
-    strongest: list[float] = others.amax(-1).tolist()
+    strongest = cast("list[float]", others.amax(-1).tolist())
     best = _top(weights, top)
     best_text = _top(on_text / left.clamp(min=torch.finfo(left.dtype).tiny)[:, None], top)
-    on_sinks: list[float] = (weights.sum(-1) - left).clamp(0, 1).tolist()
+    on_sinks = cast("list[float]", (weights.sum(-1) - left).clamp(0, 1).tolist())
     return [
         Row(first + i, best[i], on_sinks[i], best_text[i], strongest[i])
         for i in range(len(weights))
@@ -214,8 +215,8 @@ def _rows(weights: Tensor, first: int, sinks: Sequence[int], top: int) -> list[R
 def _top(shares: Tensor, count: int) -> list[tuple[Share, ...]]:
     """The tokens with the largest shares; those without any share are left out."""
     values, tokens = shares.sort(dim=-1, descending=True, stable=True)
-    most: list[list[float]] = values[:, :count].tolist()
-    where: list[list[int]] = tokens[:, :count].tolist()
+    most = cast("list[list[float]]", values[:, :count].tolist())
+    where = cast("list[list[int]]", tokens[:, :count].tolist())
     return [
         tuple(Share(token, share) for token, share in zip(*row, strict=True) if share > 0)
         for row in zip(where, most, strict=True)

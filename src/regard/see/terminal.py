@@ -1,0 +1,392 @@
+"""A recording in the terminal: the text, where each token looks, and what the heads do.
+
+Everything is readable without colour, from 60 columns on. What a token says is never taken as
+markup, and nothing in it reaches the terminal but what can be seen.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, ConsoleOptions
+from rich.text import Text
+
+from regard.heads import KINDS, Head, stand_out
+from regard.see.summary import Row, Share, Summary
+from regard.see.visible import SUBSCRIPTS, labels, visible
+
+__all__ = ["TerminalView"]
+
+_BAR = "#5b8def"
+_QUIET = "bright_black"
+# Of middle lightness, so that they are seen on light and on dark ground; blue, green and orange
+# are told apart with any kind of colour sight, and the letters do not need it.
+_COLOURS = {
+    "previous token": "#4c8dd6",
+    "next token": "#2fa37c",
+    "same token": "#c77cb0",
+    "first token": "#b8872b",
+    "separator": "#cc6a3a",
+    "spread out": "#8a8f98",
+    "mixed": _QUIET,
+}
+_WIDEST = 120
+# From this mean share on, special tokens are called sinks.
+_SINK = 0.3
+_PROSE_LINES = 8
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_HEIGHTS = " ▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True)
+class TerminalView:
+    """What ``regard see`` shows; rich prints it.
+
+    Attributes:
+        summary: what to show.
+        most_rows: of a longer text, only so many tokens get a row.
+
+    Example:
+        >>> import torch, regard
+        >>> from rich.console import Console
+        >>> from regard.see.summary import summarise
+        >>> from regard.see.terminal import TerminalView
+        >>> tokens = [regard.Token("to"), regard.Token(" be")]
+        >>> A = regard.attend(torch.zeros(2, 1), torch.zeros(2, 1))
+        >>> seen = regard.Recording({"layer": A}, model="tiny", query_tokens=tokens)
+        >>> console = Console(width=60)
+        >>> with console.capture() as capture:
+        ...     console.print(TerminalView(summarise(seen)))
+        >>> print(capture.get().splitlines()[0])
+        tiny   2 tokens · 1 layer × 1 head
+    """
+
+    summary: Summary
+    most_rows: int = 16
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        """The lines, fitted to the console's width."""
+        width = min(options.max_width, _WIDEST)
+        sections = [
+            _header(self.summary, width),
+            _prose(self.summary, console, width),
+            _rows(self.summary, self.most_rows, width),
+            _overview(self.summary, width),
+            _standing_out(self.summary, width),
+        ]
+        for number, section in enumerate(sections):
+            if number and section:
+                yield Text("")
+            for line in section:
+                line.no_wrap, line.overflow = True, "ellipsis"
+                line.rstrip()
+                yield line
+
+
+# The text
+
+
+def _header(summary: Summary, width: int) -> list[Text]:
+    counts = sorted(set(Counter(head.layer for head in summary.heads).values()))
+    heads = _count(counts[0], "head") if len(counts) == 1 else f"{counts[0]}–{counts[-1]} heads"
+    size = f"{_count(len(summary.tokens), 'token')} · {_count(len(summary.layers), 'layer')}"
+    return _hanging(
+        Text(visible(summary.model) or "a model", "bold").append("   "), f"{size} × {heads}", width
+    )
+
+
+def _prose(summary: Summary, console: Console, width: int) -> list[Text]:
+    """The text as it was written, special tokens beside it in grey."""
+    prose = Text()
+    for token in summary.tokens:
+        if token.special:
+            prose.append(" " if prose and not prose.plain.endswith(("\n", " ")) else "")
+            prose.append(visible(token.text), _QUIET).append(" ", _QUIET)
+        else:
+            text = token.text.lstrip(" ") if prose.plain.endswith(" ") else token.text
+            prose.append("\n".join(visible(line) for line in text.expandtabs(4).split("\n")))
+    lines = list(prose.wrap(console, width))
+    if len(lines) <= _PROSE_LINES:
+        return lines
+    rest = f"… and {len(lines) - _PROSE_LINES + 1:,} more lines"
+    return [*lines[: _PROSE_LINES - 1], Text(rest, _QUIET)]
+
+
+# Where each token looks
+
+
+def _rows(summary: Summary, most_rows: int, width: int) -> list[Text]:
+    names = labels(summary.tokens)
+    shown = _interesting(summary, most_rows)
+    title = Text("Where each token looks", "bold").append("   ")
+    lines = _hanging(title, _whose(summary), width)
+    for sentence in _remarks(summary, shown, names):
+        lines += _wrapped(sentence, width)
+    table = _Table.fitted(summary, shown, names, width)
+    lines += [Text(""), table.head()]
+    for row in shown:
+        lines += table.row(row)
+    return lines
+
+
+def _whose(summary: Summary) -> str:
+    layer, head = summary.selection.layer, summary.selection.head
+    if head is not None:
+        return f"head {head} of layer {layer}"
+    place = "all layers" if layer is None else f"layer {layer}"
+    if summary.num_selected == 1:
+        return f"the one head of {place}"
+    return f"mean of the {summary.num_selected} heads of {place}"
+
+
+def _remarks(summary: Summary, shown: list[Row], names: list[str]) -> Iterator[str]:
+    """What is left out, and what was renormalised."""
+    if summary.sinks:
+        text = [row.on_sinks for row in summary.rows if row.token not in summary.sinks]
+        share = sum(text) / len(text) if text else 1.0
+        who = _listed([names[place] for place in summary.sinks])
+        one = len(summary.sinks) == 1
+        if share < _SINK:
+            start = f"{who} {'takes' if one else 'take'}"
+        else:
+            start = f"{who} is a sink: it takes" if one else f"{who} are sinks: they take"
+        yield (
+            f"{start} {_percent(share).strip()} of the attention. Beside that share stand the "
+            f"other tokens, without {'it' if one else 'them'} and renormalised to 100 %."
+        )
+    if len(shown) < len(summary.rows):
+        yield (
+            f"{len(shown)} of the {len(summary.rows):,} tokens: those that look most at one other "
+            "token. --json gives all."
+        )
+    if any(name[-1] in SUBSCRIPTS for name in names):
+        yield "Small numbers tell words that come again apart: their places, from 0."
+
+
+def _interesting(summary: Summary, most_rows: int) -> list[Row]:
+    """All rows, or those with the largest share for one other token, in the text's order."""
+    if len(summary.rows) <= most_rows:
+        return list(summary.rows)
+    text = [row for row in summary.rows if row.token not in summary.sinks] or list(summary.rows)
+    best = sorted(text, key=lambda row: -row.strongest)[:most_rows]
+    return sorted(best, key=lambda row: row.token)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Widths in cells, fitted once for all rows."""
+
+    summary: Summary
+    names: list[str]
+    label: int
+    sink_bar: int
+    word: int
+    percent: int
+    bar: int
+    across: int
+    longest_bar: float
+
+    @classmethod
+    def fitted(cls, summary: Summary, shown: list[Row], names: list[str], width: int) -> "_Table":
+        """As many tokens side by side as were asked for, if the words stay readable."""
+        label = min(max(cell_len(names[row.token]) for row in shown), max(10, width // 6))
+        told = [share for row in shown for share in row.top_text]
+        longest = max((cell_len(names[share.token]) for share in told), default=1)
+        most = max((share.share for share in told), default=1.0)
+        across = max(len(row.top_text) for row in shown) or 1
+        percent = 5 if most >= 0.995 else 4
+        for bar, sink_bar, least in (
+            (10, 6, 9),
+            (8, 6, 9),
+            (6, 6, 9),
+            (4, 4, 9),
+            (2, 4, 9),
+            (0, 0, 7),
+        ):
+            left = width - label - 2 - cls._sink_cells(summary, sink_bar)
+            gaps = 1 + percent + (bar + 1 if bar else 0) + 2
+            word = min(longest, 14, (left + 2) // across - gaps)
+            if word >= min(longest, least):
+                return cls(summary, names, label, sink_bar, word, percent, bar, across, most)
+        left = width - label - 2 - cls._sink_cells(summary, 0)
+        word = min(longest, 10)
+        across = max(1, (left + 2) // (word + percent + 3))
+        return cls(summary, names, label, 0, word, percent, 0, across, most)
+
+    @staticmethod
+    def _sink_cells(summary: Summary, bar: int) -> int:
+        return 0 if not summary.sinks else 5 + (bar + 1 if bar else 0) + 3
+
+    def head(self) -> Text:
+        """What stands in the columns."""
+        line = Text(" " * (self.label + 2), _QUIET)
+        if self.summary.sinks:
+            cells = self._sink_cells(self.summary, self.sink_bar)
+            who = " ".join(self.names[place] for place in self.summary.sinks)
+            line.append(_fit(who if len(who) <= cells - 3 else "sinks", cells), _QUIET)
+        line.append("looks most at", _QUIET)
+        if self.bar:
+            line.append(f"   the longest bar is {_percent(self.longest_bar).strip()}", _QUIET)
+        return line
+
+    def row(self, row: Row) -> list[Text]:
+        """One token; a second line where not all fit beside each other."""
+        is_sink = row.token in self.summary.sinks
+        line = Text().append(_fit(self.names[row.token], self.label), _QUIET if is_sink else "")
+        line.append("  ")
+        if self.summary.sinks:
+            line.append(_percent(row.on_sinks))
+            if self.sink_bar:
+                line.append(" ").append(_bar(row.on_sinks, self.sink_bar), _QUIET)
+            line.append("   ")
+        margin = cell_len(line.plain)
+        if not row.top_text:
+            return [line.append("nothing else", _QUIET)]
+        lines = [line]
+        for place, share in enumerate(row.top_text):
+            if place and place % self.across == 0:
+                lines.append(Text(" " * margin))
+            self._entry(lines[-1], share)
+        return lines
+
+    def _entry(self, line: Text, share: Share) -> None:
+        line.append(_fit(self.names[share.token], self.word) + " ")
+        line.append(_percent(share.share)[-self.percent :])
+        if self.bar:
+            line.append(" ").append(_bar(share.share / self.longest_bar, self.bar), _BAR)
+        line.append("  ")
+
+
+# What the heads do
+
+
+def _overview(summary: Summary, width: int) -> list[Text]:
+    layers = [
+        [head for head in summary.heads if head.layer == layer]
+        for layer in range(len(summary.layers))
+    ]
+    widest = max(len(layer) for layer in layers)
+    margin = len(f"layer {len(layers) - 1}") + 2
+    cell = next((n for n in (4, 3, 2) if widest * n <= width - margin), 1)
+    fitting = (width - margin) // cell
+    lines = _hanging(Text("What the heads do", "bold").append("   "), _scale(cell), width)
+    lines.append(Text(""))
+    for start in range(0, widest, fitting):
+        part = range(start, min(start + fitting, widest))
+        lines.append(Text(_numbers(part, cell, margin), _QUIET))
+        for number, layer in enumerate(layers):
+            line = Text(f"layer {number}".ljust(margin), _QUIET)
+            for head in layer[part.start : part.stop]:
+                _cell(line, head, cell)
+            lines.append(line)
+    lines.append(Text(""))
+    return lines + _legend(summary, width)
+
+
+def _scale(cell: int) -> str:
+    return "" if cell == 1 else "the bar: ▁ attention spread evenly, █ all on one token"
+
+
+def _numbers(part: range, cell: int, margin: int) -> str:
+    step = 1 if cell > 2 else 5
+    marks = [str(head).ljust(cell * step) for head in part if head % step == 0]
+    before = " " * (margin + cell * (-part.start % step))
+    return before + "".join(marks)
+
+
+def _cell(line: Text, head: Head, cell: int) -> None:
+    kind = next(kind for kind in KINDS if kind.name == head.kind)
+    letter = kind.letter.upper() if head.score >= kind.strong else kind.letter
+    colour = _COLOURS[kind.name]
+    line.append(letter, f"bold {colour}" if letter.isupper() else colour)
+    if cell > 1:
+        focus = 1 - head.scores["spread out"]
+        line.append(_HEIGHTS[max(1, min(8, round(8 * focus)))], colour)
+        line.append(" " * (cell - 2))
+
+
+def _legend(summary: Summary, width: int) -> list[Text]:
+    counts = Counter(head.kind for head in summary.heads)
+    lines, used = [Text()], 0
+    for kind in KINDS:
+        if not counts[kind.name]:
+            continue
+        entry = f"{kind.letter} {kind.name} {counts[kind.name]}"
+        if used and used + len(entry) > width:
+            lines.append(Text())
+            used = 0
+        lines[-1].append(kind.letter, _COLOURS[kind.name]).append(entry[1:] + "   ")
+        used += len(entry) + 3
+    meaning = "Small letter: over half of the attention goes there; capital: over three quarters."
+    if counts["spread out"]:
+        meaning += " Spread out: over 90 and 97 % of the entropy of even attention."
+    return lines + _wrapped(meaning, width)
+
+
+def _standing_out(summary: Summary, width: int) -> list[Text]:
+    found = stand_out(summary.heads)
+    if not found:
+        return [Text("No head stands out: all are mixed.", "bold")]
+    names = max(len(head.name) for head, _ in found)
+    kinds = max(len(head.kind) for head, _ in found)
+    lines = [Text("Heads that stand out", "bold")]
+    for head, reason in found:
+        start = Text(head.name.ljust(names + 2)).append(
+            head.kind.ljust(kinds + 2), _COLOURS[head.kind]
+        )
+        lines += _hanging(start, reason, width)
+    return lines
+
+
+# Words, numbers, bars
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def _listed(names: list[str]) -> str:
+    if len(names) > 3:
+        return f"{names[0]}, {names[1]} and {len(names) - 2} more"
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
+
+
+def _percent(share: float) -> str:
+    """Four or five cells: 100 %, 37 %, <1 %."""
+    if 0 < share < 0.005:
+        return " <1 %"
+    return f"{100 * share:3.0f} %"
+
+
+def _bar(share: float, cells: int) -> str:
+    eighths = max(1, round(share * cells * 8)) if share >= 0.005 else 0
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(cells)
+
+
+def _fit(text: str, cells: int) -> str:
+    """Exactly so many cells, also with wide characters; what is cut ends with an ellipsis."""
+    if cell_len(text) <= cells:
+        return set_cell_size(text, cells)
+    return set_cell_size(text, cells - 1) + "…"
+
+
+def _wrapped(sentence: str, width: int) -> list[Text]:
+    return _hanging(Text(), sentence, width)
+
+
+def _hanging(start: Text, words: str, width: int) -> list[Text]:
+    """The words in grey after a start; further lines are indented to where the words began."""
+    margin = cell_len(start.plain)
+    lines, line, used = [], start, margin
+    for number, word in enumerate(words.split(" ")):
+        if number and used + 1 + cell_len(word) > width:
+            lines.append(line)
+            line, used = Text(" " * margin), margin
+        elif number:
+            line.append(" ")
+            used += 1
+        line.append(word, _QUIET)
+        used += cell_len(word)
+    return [*lines, line]
