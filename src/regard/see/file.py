@@ -279,16 +279,21 @@ def _stored(tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, float]:
 def _deviation(matrix: AttentionMatrix, rounded: AttentionMatrix) -> float:
     """The largest difference of a weight, on evenly spaced rows."""
     step = max(1, matrix.shape[-2] // SAMPLED_ROWS)
-    difference = matrix[..., ::step, :].float() - rounded[..., ::step, :].float()
+    rows = slice(None, None, step)
+    difference = _weights(matrix, rows).float() - _weights(rounded, rows).float()
     return float(difference.abs().nan_to_num(0.0).max())
 
 
 def _rounded_weights(matrix: AttentionMatrix, dtype: torch.dtype) -> Tensor:
-    rows = max(1, 2**22 // matrix.shape[-1])
-    return torch.cat(
-        [matrix[..., row : row + rows, :].to(dtype) for row in range(0, matrix.shape[-2], rows)],
-        dim=-2,
-    )
+    length = matrix.shape[-2]
+    step = max(1, 2**22 // matrix.shape[-1])
+    parts = [slice(start, start + step) for start in range(0, length, step)]
+    return torch.cat([_weights(matrix, rows).to(dtype) for rows in parts], dim=-2)
+
+
+def _weights(matrix: AttentionMatrix, rows: slice) -> Tensor:
+    part = matrix[..., rows, :]
+    return part.to_dense() if isinstance(part, AttentionMatrix) else part
 
 
 # Masks

@@ -94,8 +94,22 @@ export class Axes {
     const label = this.widest(keys) + (keys.length * APART > room.width * 0.8 ? 34 : 0);
     const top = slanted ? Math.ceil(label * Math.sin(-SLANT) + 16) : 30;
     const right = slanted ? Math.ceil(label * Math.cos(SLANT)) : 0;
-    const { cellWidth, cellHeight } = sides(room.width - right, stage.height - top - 2, keys.length, queries.length);
-    return { left, top, cellWidth, cellHeight, ...first, rows: queries.length, columns: keys.length, slanted };
+    const { cellWidth, cellHeight } = sides(
+      room.width - right,
+      stage.height - top - 2,
+      keys.length,
+      queries.length,
+    );
+    return {
+      left,
+      top,
+      cellWidth,
+      cellHeight,
+      ...first,
+      rows: queries.length,
+      columns: keys.length,
+      slanted,
+    };
   }
 
   /**
@@ -162,7 +176,10 @@ export class Axes {
   /** @param {Frame} frame @param {number} at @param {() => void} draw */
   atKey(frame, at, draw) {
     this.context.save();
-    this.context.translate(frame.left + (at - frame.column + 0.5) * frame.cellWidth, frame.top - (frame.slanted ? 7 : 14));
+    this.context.translate(
+      frame.left + (at - frame.column + 0.5) * frame.cellWidth,
+      frame.top - (frame.slanted ? 7 : 14),
+    );
     this.context.textAlign = frame.slanted ? "left" : "center";
     if (frame.slanted) this.context.rotate(SLANT);
     draw();
@@ -210,7 +227,7 @@ function stride(cell) {
   const least = APART / cell;
   if (least <= 1.06) return 1;
   const power = 10 ** Math.floor(Math.log10(least));
-  return power * (/** @type {number} */ ([1, 2, 5, 10].find((n) => n * power >= least)));
+  return power * /** @type {number} */ ([1, 2, 5, 10].find((n) => n * power >= least));
 }
 
 /**

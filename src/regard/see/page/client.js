@@ -67,7 +67,16 @@ export class Client {
       this.loaded.add(layer);
       const info = this.layers[layer];
       const text = document.getElementById(`layer-${layer}`)?.textContent ?? "";
-      this.post(/** @type {Question} */ ({ id: ++this.id, kind: "load", layer, info, text, sinks: this.sinksOf(info) }));
+      this.post(
+        /** @type {Question} */ ({
+          id: ++this.id,
+          kind: "load",
+          layer,
+          info,
+          text,
+          sinks: this.sinksOf(info),
+        }),
+      );
     }
     const id = ++this.id;
     const kind = /** @type {string} */ (question.kind);

@@ -33,8 +33,12 @@ export class Controls {
     const heads = Math.max(...layers.map((info) => info.num_heads));
     const tokens = query_tokens?.length ?? layers[0].q_len;
     part("about").textContent = [
-      model, counted(tokens, "token"), `${counted(layers.length, "layer")} × ${counted(heads, "head")}`,
-    ].filter(Boolean).join(" · ");
+      model,
+      counted(tokens, "token"),
+      `${counted(layers.length, "layer")} × ${counted(heads, "head")}`,
+    ]
+      .filter(Boolean)
+      .join(" · ");
   }
 
   /** @param {MouseEvent} event any button with data-set="name=value" or data-key="a key" */
@@ -44,7 +48,12 @@ export class Controls {
     const [name, value] = (button.dataset.set ?? "").split("=");
     if (name) this.page.store.set({ [name]: value });
     const { key } = button.dataset;
-    if (key) BINDINGS.find(({ keys }) => keys.includes(key))?.run(this.page, key, new KeyboardEvent("keydown", { key }));
+    if (key)
+      BINDINGS.find(({ keys }) => keys.includes(key))?.run(
+        this.page,
+        key,
+        new KeyboardEvent("keydown", { key }),
+      );
     if (button.id === "theme") this.turnTheme();
     if (button.id === "close") /** @type {HTMLDialogElement} */ (part("help")).close();
   }
@@ -70,7 +79,9 @@ export class Controls {
     input.addEventListener("keydown", (event) => {
       if (event.key === "Escape") input.blur();
     });
-    input.addEventListener("blur", () => { part("found").textContent = ""; });
+    input.addEventListener("blur", () => {
+      part("found").textContent = "";
+    });
   }
 
   /** @param {State} state */
@@ -82,7 +93,9 @@ export class Controls {
     this.layer.value = String(state.layer);
     this.head.value = String(state.head);
     part("layer-name").textContent = info.name;
-    for (const button of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("button[data-set]"))) {
+    for (const button of /** @type {NodeListOf<HTMLElement>} */ (
+      document.querySelectorAll("button[data-set]")
+    )) {
       const [name, value] = (button.dataset.set ?? "").split("=");
       button.setAttribute("aria-pressed", String(String(state[/** @type {"scale"} */ (name)]) === value));
     }

@@ -27,7 +27,7 @@
  * @property {string} [damage]
  */
 
-import { allowed, partOfRow, readLayer, rowWeights, rowsOf } from "./softmax.js";
+import { allowed, isMaskKnown, partOfRow, readLayer, rowWeights, rowsOf } from "./softmax.js";
 
 const SLICE = 8; // milliseconds of work between two looks at what else was asked
 const STRIP = 60; // milliseconds between two strips of a map
@@ -113,7 +113,10 @@ function rowAnswer(question, layer) {
   rowWeights(layer, question, question.at, row);
   const [start, stop] = allowed(layer, question.head, question.at);
   const mask = new Uint8Array(layer.info.kv_len);
-  for (let key = start; key < stop; key++) mask[key] = question.hidden && layer.sinks[key] ? 0 : 1;
+  for (let key = start; key < stop; key++) {
+    const counts = isMaskKnown(layer.info) || row[key] !== 0;
+    mask[key] = counts && !(question.hidden && layer.sinks[key]) ? 1 : 0;
+  }
   return { values: Float32Array.from(row), mask };
 }
 

@@ -19,17 +19,52 @@ const SCALES = /** @type {const} */ (["linear", "log", "row"]);
 
 /** @type {Binding[]} */
 export const BINDINGS = [
-  { keys: Object.keys(ARROWS), shown: "← → ↑ ↓", does: "move the crosshair; ten at once with Shift", run: moveCell },
-  { keys: ["[", "]"], shown: "[  ]", does: "previous, next head", run: (page, key) => page.step("head", key === "[" ? -1 : 1) },
-  { keys: ["{", "}"], shown: "{  }", does: "previous, next layer", run: (page, key) => page.step("layer", key === "{" ? -1 : 1) },
+  {
+    keys: Object.keys(ARROWS),
+    shown: "← → ↑ ↓",
+    does: "move the crosshair; ten at once with Shift",
+    run: moveCell,
+  },
+  {
+    keys: ["[", "]"],
+    shown: "[  ]",
+    does: "previous, next head",
+    run: (page, key) => page.step("head", key === "[" ? -1 : 1),
+  },
+  {
+    keys: ["{", "}"],
+    shown: "{  }",
+    does: "previous, next layer",
+    run: (page, key) => page.step("layer", key === "{" ? -1 : 1),
+  },
   { keys: ["+", "="], shown: "+", does: "zoom in", run: (page) => zoomBy(page, 2) },
   { keys: ["-"], shown: "−", does: "zoom out", run: (page) => zoomBy(page, 0.5) },
-  { keys: ["0"], shown: "0", does: "the whole matrix", run: (page) => page.store.set({ zoom: 1, row: 0, column: 0 }) },
+  {
+    keys: ["0"],
+    shown: "0",
+    does: "the whole matrix",
+    run: (page) => page.store.set({ zoom: 1, row: 0, column: 0 }),
+  },
   { keys: ["l"], shown: "l", does: "scale: linear, log, by row", run: nextScale },
-  { keys: ["s"], shown: "s", does: "set sinks (the first and the special tokens) aside and renormalise", run: setSinksAside },
+  {
+    keys: ["s"],
+    shown: "s",
+    does: "set sinks (the first and the special tokens) aside and renormalise",
+    run: setSinksAside,
+  },
   { keys: ["d"], shown: "d", does: "in the text: where the token looks, or who looks at it", run: turn },
-  { keys: ["t"], shown: "t", does: "fold the text", run: (page) => page.store.set({ folded: !page.store.state.folded }) },
-  { keys: ["/"], shown: "/", does: "find a token or a phrase; Enter goes on", run: () => document.getElementById("find")?.focus() },
+  {
+    keys: ["t"],
+    shown: "t",
+    does: "fold the text",
+    run: (page) => page.store.set({ folded: !page.store.state.folded }),
+  },
+  {
+    keys: ["/"],
+    shown: "/",
+    does: "find a token or a phrase; Enter goes on",
+    run: () => document.getElementById("find")?.focus(),
+  },
   { keys: ["?"], shown: "?", does: "this help", run: (page) => page.help() },
 ];
 
@@ -75,14 +110,16 @@ export function listen(page) {
 
 /** @param {HTMLElement} table */
 export function writeHelp(table) {
-  table.replaceChildren(...BINDINGS.map(({ shown, does }) => {
-    const row = document.createElement("tr");
-    const key = document.createElement("th");
-    key.scope = "row";
-    key.textContent = shown;
-    const what = document.createElement("td");
-    what.textContent = does;
-    row.append(key, what);
-    return row;
-  }));
+  table.replaceChildren(
+    ...BINDINGS.map(({ shown, does }) => {
+      const row = document.createElement("tr");
+      const key = document.createElement("th");
+      key.scope = "row";
+      key.textContent = shown;
+      const what = document.createElement("td");
+      what.textContent = does;
+      row.append(key, what);
+      return row;
+    }),
+  );
 }

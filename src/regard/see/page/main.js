@@ -38,15 +38,22 @@ export class Page {
     this.maps = recording.layers.map(smallMap);
     /** @type {Map<string, {queries: Token[], keys: Token[]}>} */ this.axesOf = new Map();
     this.store = new Store(this.freshState(), (state) => this.fitted(state));
-    this.client = new Client(recording.layers, ({ q_len, kv_len }) => sinksOf(this.axesFor(q_len, kv_len).keys));
+    this.client = new Client(recording.layers, ({ q_len, kv_len }) =>
+      sinksOf(this.axesFor(q_len, kv_len).keys),
+    );
     this.look = this.themed();
     /** @type {Reading | null} */ this.reading = null;
+    this.remembering = 0;
     this.overview = new Overview(part("overview"), recording.layers, this.maps, this.store);
     this.map = new MapView(part("stage"), this);
     this.prose = new Prose(part("prose"), this);
     this.words = new ReadingView(this);
     this.controls = new Controls(this);
-    this.reader = new Reader(this.client, (reading) => this.read(reading), (error) => this.damaged(error));
+    this.reader = new Reader(
+      this.client,
+      (reading) => this.read(reading),
+      (error) => this.damaged(error),
+    );
   }
 
   start() {
@@ -55,7 +62,9 @@ export class Page {
     listen(this);
     window.addEventListener("hashchange", () => this.store.go(location.hash));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
-    window.addEventListener("resize", () => this.overview.draw(this.store.state.scale, this.look.ramp, this.look.ink));
+    window.addEventListener("resize", () =>
+      this.overview.draw(this.store.state.scale, this.look.ramp, this.look.ink),
+    );
     this.store.go(location.hash);
     this.show(this.store.state, new Set(Object.keys(this.store.state)));
     document.body.classList.add("ready");
@@ -69,8 +78,19 @@ export class Page {
     const { queries } = this.axesFor(q_len, kv_len);
     const words = queries.flatMap((token, i) => (token.special ? [] : [i]));
     return {
-      layer: Math.max(0, whole), head: 0, query: words.at(-1) ?? q_len - 1, key: null, hover: null,
-      scale: kv_len > 48 ? "log" : "linear", hidden: false, side: "looks", zoom: 1, row: 0, column: 0, theme: "auto", folded: false,
+      layer: Math.max(0, whole),
+      head: 0,
+      query: words.at(-1) ?? q_len - 1,
+      key: null,
+      hover: null,
+      scale: kv_len > 48 ? "log" : "linear",
+      hidden: false,
+      side: "looks",
+      zoom: 1,
+      row: 0,
+      column: 0,
+      theme: "auto",
+      folded: false,
     };
   }
 
@@ -80,7 +100,9 @@ export class Page {
     const { num_heads, q_len, kv_len } = this.recording.layers[layer];
     const zoom = Math.max(1, state.zoom);
     return {
-      ...state, layer, zoom,
+      ...state,
+      layer,
+      zoom,
       head: within(state.head, num_heads),
       query: state.query === null ? null : within(state.query, q_len),
       key: state.key === null ? null : within(state.key, kv_len),
@@ -148,11 +170,18 @@ export class Page {
       this.overview.outline();
     }
     this.controls.show(state);
-    drawLegend(part("legend"), state.scale, this.recording.layers[state.layer].kv_len, this.unit(state), this.look.ramp);
+    drawLegend(
+      part("legend"),
+      state.scale,
+      this.recording.layers[state.layer].kv_len,
+      this.unit(state),
+      this.look.ramp,
+    );
     this.map.update(state, changed);
     this.reader.update(state, changed);
     if (this.recording.layers[state.layer].kind === "map") this.readBlock(state);
-    else if (this.reading && ["scale", "side", "theme"].some((name) => changed.has(name))) this.prose.read(this.reading);
+    else if (this.reading && ["scale", "side", "theme"].some((name) => changed.has(name)))
+      this.prose.read(this.reading);
     this.map.point();
     if (!state.hover && state.query !== null && state.key !== null) this.remember();
   }
@@ -167,32 +196,48 @@ export class Page {
   open({ layer }) {
     part("damage").hidden = true;
     this.prose.write(this.axes(layer));
-    part("notes").replaceChildren(...notes(this.recording, layer).map((text) => {
-      const line = document.createElement("li");
-      line.textContent = text;
-      return line;
-    }));
+    part("notes").replaceChildren(
+      ...notes(this.recording, layer).map((text) => {
+        const line = document.createElement("li");
+        line.textContent = text;
+        return line;
+      }),
+    );
   }
 
   /** @param {State} state @returns {string} */
   unit({ layer }) {
-    return this.recording.layers[layer].kind === "map" ? "share between blocks of tokens" : "share of a query’s attention";
+    return this.recording.layers[layer].kind === "map"
+      ? "share between blocks of tokens"
+      : "share of a query’s attention";
   }
 
   /** @param {Reading} reading */
   read(reading) {
     this.reading = reading;
     const { hover, query, key } = this.store.state;
-    if (!hover && (query === null || key === null)) this.store.set({ query: reading.query, key: reading.key });
+    if (!hover && (query === null || key === null))
+      this.store.set({ query: reading.query, key: reading.key });
     this.words.read(reading);
     this.prose.read(reading);
     this.map.point();
-    document.body.dataset.read = [reading.layer, reading.head, reading.query, reading.key, Number(reading.hidden)].join();
+    document.body.dataset.read = [
+      reading.layer,
+      reading.head,
+      reading.query,
+      reading.key,
+      Number(reading.hidden),
+    ].join();
   }
 
   /** @param {State} state of a layer that has only its small map */
   readBlock(state) {
-    const text = blockSentence(this.maps[state.layer], this.recording.layers[state.layer], state, this.cell());
+    const text = blockSentence(
+      this.maps[state.layer],
+      this.recording.layers[state.layer],
+      state,
+      this.cell(),
+    );
     this.forget(text);
   }
 
@@ -207,7 +252,8 @@ export class Page {
   damaged(error) {
     const { layer } = this.store.state;
     part("damage").hidden = false;
-    part("damage").textContent = `Layer ${layer} of this file is damaged: ${error.message} The small map is shown instead. Write the file again to see the whole.`;
+    part("damage").textContent =
+      `Layer ${layer} of this file is damaged: ${error.message} The small map is shown instead. Write the file again to see the whole.`;
     this.forget();
     this.map.holder.dataset.ready = "damaged";
   }
@@ -224,7 +270,14 @@ export class Page {
     const dark = theme === "dark" || (theme === "auto" && matchMedia("(prefers-color-scheme: dark)").matches);
     const style = getComputedStyle(root);
     const read = /** @param {string} name */ (name) => style.getPropertyValue(name).trim();
-    const ink = { ground: read("--ground"), ink: read("--ink"), grey: read("--grey"), faint: read("--faint"), line: read("--line"), accent: read("--accent") };
+    const ink = {
+      ground: read("--ground"),
+      ink: read("--ink"),
+      grey: read("--grey"),
+      faint: read("--faint"),
+      line: read("--line"),
+      accent: read("--accent"),
+    };
     return { ramp: ramp(dark ? "dark" : "light", ink.ground), ink };
   }
 }
@@ -244,7 +297,8 @@ function start() {
     new Page(readRecording(document.getElementById("recording")?.textContent)).start();
   } catch (error) {
     const reason = error instanceof Error ? error.message : String(error);
-    part("failure").textContent = `This file is damaged: ${reason} Write it again with regard to see its attention.`;
+    part("failure").textContent =
+      `This file is damaged: ${reason} Write it again with regard to see its attention.`;
     document.body.classList.add("failed");
   }
 }

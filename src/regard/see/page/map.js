@@ -37,7 +37,9 @@ export class MapView {
     this.page = page;
     this.holder = /** @type {HTMLElement} */ (stage.querySelector(".map"));
     this.status = /** @type {HTMLElement} */ (stage.querySelector(".progress"));
-    [this.base, this.over] = /** @type {HTMLCanvasElement[]} */ ([...this.holder.querySelectorAll("canvas")]);
+    const [base, over] = /** @type {HTMLCanvasElement[]} */ ([...this.holder.querySelectorAll("canvas")]);
+    this.base = base;
+    this.over = over;
     this.context = /** @type {CanvasRenderingContext2D} */ (this.base.getContext("2d"));
     this.overContext = /** @type {CanvasRenderingContext2D} */ (this.over.getContext("2d"));
     this.axes = new Axes(this.context);
@@ -62,7 +64,10 @@ export class MapView {
     const { queries, keys } = this.page.axes(state.layer);
     const rows = Math.max(1, Math.round(queries.length / state.zoom));
     const columns = Math.max(1, Math.round(keys.length / state.zoom));
-    const first = { row: Math.min(state.row, queries.length - rows), column: Math.min(state.column, keys.length - columns) };
+    const first = {
+      row: Math.min(state.row, queries.length - rows),
+      column: Math.min(state.column, keys.length - columns),
+    };
     const size = { width: this.holder.clientWidth, height: this.holder.clientHeight };
     for (const canvas of [this.base, this.over]) {
       canvas.width = Math.round(size.width * devicePixelRatio);
@@ -90,23 +95,48 @@ export class MapView {
     const height = Math.min(frame.rows, Math.round(frame.rows * frame.cellHeight * devicePixelRatio));
     const width = Math.min(frame.columns, Math.round(frame.columns * frame.cellWidth * devicePixelRatio));
     const byRow = state.scale === "row";
-    const name = [state.layer, state.head, state.hidden, byRow, frame.row, frame.column, frame.rows, frame.columns, height, width].join();
+    const name = [
+      state.layer,
+      state.head,
+      state.hidden,
+      byRow,
+      frame.row,
+      frame.column,
+      frame.rows,
+      frame.columns,
+      height,
+      width,
+    ].join();
     if (info.kind === "map") {
       this.picture = null;
       this.holder.dataset.ready = "small map";
       return;
     }
     if (this.picture?.name === name) return;
-    const picture = { name, height, width, values: new Float32Array(height * width), filled: 0, canvas: document.createElement("canvas"), painted: 0 };
+    const picture = {
+      name,
+      height,
+      width,
+      values: new Float32Array(height * width),
+      filled: 0,
+      canvas: document.createElement("canvas"),
+      painted: 0,
+    };
     [picture.canvas.width, picture.canvas.height] = [width, height];
     this.picture = picture;
     this.holder.dataset.ready = "";
     const part = {
-      layer: state.layer, head: state.head, hidden: state.hidden, byRow, cells: /** @type {[number, number]} */ ([height, width]),
+      layer: state.layer,
+      head: state.head,
+      hidden: state.hidden,
+      byRow,
+      cells: /** @type {[number, number]} */ ([height, width]),
       rows: /** @type {[number, number]} */ ([frame.row, frame.row + frame.rows]),
       columns: /** @type {[number, number]} */ ([frame.column, frame.column + frame.columns]),
     };
-    this.page.client.map(part, (top, values) => this.receive(picture, top, values)).catch((error) => this.page.damaged(error));
+    this.page.client
+      .map(part, (top, values) => this.receive(picture, top, values))
+      .catch((error) => this.page.damaged(error));
   }
 
   /** @param {Picture} picture @param {number} top @param {Float32Array} values */
@@ -136,7 +166,8 @@ export class MapView {
       const pixels = new Uint32Array(image.data.buffer);
       const first = picture.painted * picture.width;
       // By row the engine has divided each row by its highest weight already.
-      for (let i = 0; i < pixels.length; i++) pixels[i] = packed[level(picture.values[first + i], scale, floor, 1)];
+      for (let i = 0; i < pixels.length; i++)
+        pixels[i] = packed[level(picture.values[first + i], scale, floor, 1)];
       context.putImageData(image, 0, picture.painted);
       picture.painted += rows;
     }
@@ -162,7 +193,8 @@ export class MapView {
     context.strokeStyle = ink.line;
     context.lineWidth = 1;
     context.strokeRect(frame.left - 0.5, frame.top - 0.5, width + 1, height + 1);
-    if (this.picture && this.picture.painted === frame.rows && frame.cellWidth >= NUMBERS) this.drawNumbers(ramp);
+    if (this.picture && this.picture.painted === frame.rows && frame.cellWidth >= NUMBERS)
+      this.drawNumbers(ramp);
     this.axes.draw(frame, /** @type {Token[]} */ (this.queries), /** @type {Token[]} */ (this.keys), ink);
     this.point();
   }
@@ -177,8 +209,15 @@ export class MapView {
     const across = picture.width / info.kv_len;
     const down = picture.height / info.q_len;
     context.drawImage(
-      picture, frame.column * across, frame.row * down, frame.columns * across, frame.rows * down,
-      frame.left, frame.top, frame.columns * frame.cellWidth, frame.rows * frame.cellHeight,
+      picture,
+      frame.column * across,
+      frame.row * down,
+      frame.columns * across,
+      frame.rows * down,
+      frame.left,
+      frame.top,
+      frame.columns * frame.cellWidth,
+      frame.rows * frame.cellHeight,
     );
   }
 
@@ -238,15 +277,27 @@ export class MapView {
     const context = this.overContext;
     context.clearRect(0, 0, this.over.width, this.over.height);
     const { query, key } = this.page.cell();
-    const [x, y] = [frame.left + (key - frame.column) * frame.cellWidth, frame.top + (query - frame.row) * frame.cellHeight];
-    const onMap = { row: query >= frame.row && query < frame.row + frame.rows, column: key >= frame.column && key < frame.column + frame.columns };
+    const [x, y] = [
+      frame.left + (key - frame.column) * frame.cellWidth,
+      frame.top + (query - frame.row) * frame.cellHeight,
+    ];
+    const onMap = {
+      row: query >= frame.row && query < frame.row + frame.rows,
+      column: key >= frame.column && key < frame.column + frame.columns,
+    };
     const { cellWidth, cellHeight } = frame;
     context.strokeStyle = ink.accent;
     context.lineWidth = 1;
     context.beginPath();
     if (onMap.row) {
       for (const edge of cellHeight < 6 ? [y + cellHeight / 2] : [y, y + cellHeight]) {
-        lineTo(context, frame.left - 4, edge, onMap.column ? x : frame.left + frame.columns * cellWidth, edge);
+        lineTo(
+          context,
+          frame.left - 4,
+          edge,
+          onMap.column ? x : frame.left + frame.columns * cellWidth,
+          edge,
+        );
       }
     }
     if (onMap.column) {

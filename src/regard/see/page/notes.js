@@ -10,11 +10,16 @@ export function notes(recording, layer) {
   const info = recording.layers[layer];
   const found = [];
   if (info.kind === "map") {
-    found.push(`Only the small map of this layer is in this file (${info.overview.rows} × ${info.overview.columns} blocks); with all layers it would be too large. Name the layers you want: write_page(recording, path, layers=[${layer}]).`);
+    found.push(
+      `Only the small map of this layer is in this file (${info.overview.rows} × ${info.overview.columns} blocks); with all layers it would be too large. Name the layers you want: write_page(recording, path, layers=[${layer}]).`,
+    );
   } else if (info.dtype === "float16") {
     const stored = info.kind === "weights" ? "Weights are" : "Queries and keys are";
-    found.push(`${stored} stored in half precision: weights are within ${digits(info.deviation * 100)} percentage points of the recording, measured on a sample of rows.`);
+    found.push(
+      `${stored} stored in half precision: weights are within ${digits(info.deviation * 100)} percentage points of the recording, measured on a sample of rows.`,
+    );
   }
-  if (recording.batch > 1) found.push(`The recording holds ${counted(recording.batch, "sequence")}; this is the first.`);
+  if (recording.batch > 1)
+    found.push(`The recording holds ${counted(recording.batch, "sequence")}; this is the first.`);
   return found;
 }

@@ -50,15 +50,18 @@ export class Overview {
       if (tile) store.set(tile);
     });
     this.canvas.addEventListener("keydown", (event) => this.key(event));
-    this.measure();
+    this.left = 24;
+    this.top = 18;
+    this.step = 0;
+    this.gap = 0;
     /** @type {{layer: number, head: number} | null} */ this.pointed = null;
+    /** @type {HTMLCanvasElement | null} */ this.picture = null;
+    /** @type {import("./axes.js").Ink | null} */ this.ink = null;
   }
 
   /** Tiles as large as the pane allows, from 10 to 44 pixels. */
   measure() {
     const width = Number.parseFloat(getComputedStyle(this.pane).getPropertyValue("--grid-width"));
-    this.left = 24;
-    this.top = 18;
     this.step = Math.max(10, Math.min(44, Math.floor((width - this.left) / this.heads)));
     this.gap = this.step >= 18 ? 4 : 2;
   }
@@ -90,17 +93,21 @@ export class Overview {
     this.store.set({ layer: layer + step[0], head: head + step[1] });
   }
 
-  /** @param {import("./state.js").State} state */
-  name({ layer, head } = this.pointed ?? this.store.state) {
+  /** Says which head is pointed at or open. */
+  name() {
+    const { layer, head } = this.pointed ?? this.store.state;
     const missing = this.layers[layer].kind === "map" ? ", small map only" : "";
     this.caption.textContent = `${this.pointed ? "Open" : "Open now:"} layer ${layer}, head ${head}${missing}`;
-    this.canvas.setAttribute("aria-label", `Small maps of every head. ${this.caption.textContent}. Arrow keys move.`);
+    this.canvas.setAttribute(
+      "aria-label",
+      `Small maps of every head. ${this.caption.textContent}. Arrow keys move.`,
+    );
   }
 
   /**
    * @param {Scale} scale
    * @param {ReturnType<import("./colours.js").ramp>} ramp
-   * @param {{faint: string, accent: string, ground: string}} ink
+   * @param {import("./axes.js").Ink} ink
    */
   draw(scale, ramp, ink) {
     this.ink = ink;
@@ -169,7 +176,10 @@ export class Overview {
     context.scale(ratio, ratio);
     context.strokeStyle = this.ink.accent;
     const side = this.step - this.gap;
-    for (const [tile, width] of /** @type {const} */ ([[this.pointed, 1], [this.store.state, 2]])) {
+    for (const [tile, width] of /** @type {const} */ ([
+      [this.pointed, 1],
+      [this.store.state, 2],
+    ])) {
       if (!tile) continue;
       context.lineWidth = width;
       const [x, y] = [this.left + tile.head * this.step, this.top + tile.layer * this.step];
@@ -196,7 +206,9 @@ export function picturedMap(map, head, scale, ramp) {
   for (let row = 0; row < rows; row++) {
     const shares = map.shares.subarray((head * rows + row) * columns, (head * rows + row + 1) * columns);
     const highest = Math.max(...shares);
-    shares.forEach((share, i) => { pixels[row * columns + i] = ramp.packed[level(share, scale, floor, highest)]; });
+    shares.forEach((share, i) => {
+      pixels[row * columns + i] = ramp.packed[level(share, scale, floor, highest)];
+    });
   }
   context.putImageData(image, 0, 0);
   return canvas;

@@ -42,7 +42,8 @@ export function readRecording(text) {
   } catch {
     throw new Damaged("its list of layers and tokens is cut off or changed.");
   }
-  if (raw?.version !== 1) throw new Damaged(`it has format ${String(raw?.version)}; this page reads format 1.`);
+  if (raw?.version !== 1)
+    throw new Damaged(`it has format ${String(raw?.version)}; this page reads format 1.`);
   if (!Array.isArray(raw.layers) || raw.layers.length === 0) throw new Damaged("it holds no layer.");
   for (const layer of raw.layers) {
     const counts = [layer.num_heads, layer.q_len, layer.kv_len];
@@ -91,7 +92,8 @@ export async function unpack(text, dtype, length) {
   }
   const joined = new Uint8Array(planes.length);
   for (let byte = 0; byte < 4; byte++) {
-    for (let i = 0, from = byte * length, to = byte; i < length; i++, from++, to += 4) joined[to] = planes[from];
+    for (let i = 0, from = byte * length, to = byte; i < length; i++, from++, to += 4)
+      joined[to] = planes[from];
   }
   return dtype === "int32" ? new Int32Array(joined.buffer) : new Float32Array(joined.buffer);
 }

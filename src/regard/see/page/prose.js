@@ -23,6 +23,8 @@ export class Prose {
     /** @type {Span[]} */ this.keys = [];
     /** @type {Token[] | null} */ this.shown = null;
     /** @type {Uint8Array} */ this.tints = new Uint8Array(0);
+    /** @type {Span[]} */ this.lastTinted = [];
+    /** @type {string[]} */ this.lastCss = [];
     pane.addEventListener("pointermove", (event) => this.point(event));
     pane.addEventListener("pointerleave", () => page.hover(null));
     pane.addEventListener("click", (event) => {
@@ -105,7 +107,10 @@ export class Prose {
       span.style.backgroundColor = tint === 0 ? "" : css[tint];
       span.style.color = tint === 0 ? "" : onTop[tint];
     });
-    this.mark(looks ? this.queries[reading.query] : this.keys[reading.key], looks ? this.keys[reading.key] : this.queries[reading.query]);
+    this.mark(
+      looks ? this.queries[reading.query] : this.keys[reading.key],
+      looks ? this.keys[reading.key] : this.queries[reading.query],
+    );
   }
 
   clear() {
@@ -119,7 +124,8 @@ export class Prose {
 
   /** @param {Span} chosen @param {Span} other */
   mark(chosen, other) {
-    for (const span of this.pane.querySelectorAll(".chosen, .other")) span.classList.remove("chosen", "other");
+    for (const span of this.pane.querySelectorAll(".chosen, .other"))
+      span.classList.remove("chosen", "other");
     other.classList.add("other");
     chosen.classList.add("chosen");
     if (!this.page.store.state.hover) this.scrollTo(chosen);

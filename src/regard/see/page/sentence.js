@@ -2,6 +2,7 @@
 
 import { edge } from "./engine.js";
 import { counted, full, share } from "./numbers.js";
+import { isMaskKnown } from "./softmax.js";
 import { isShortened, named, visible } from "./tokens.js";
 import { rankOf, top } from "./reading.js";
 
@@ -32,15 +33,19 @@ export function quoted(tokens, at) {
 
 /**
  * @param {Reading} reading @param {{queries: Token[], keys: Token[]}} axes
+ * @param {boolean} isKnown whether a weight of 0 is known to be the mask's doing
  * @returns {string}
  */
-export function sentence({ layer, head, hidden, query, key, row, mask }, { queries, keys }) {
+export function sentence({ layer, head, hidden, query, key, row, mask }, { queries, keys }, isKnown) {
   const [from, to] = [quoted(queries, query), quoted(keys, key)];
   const where = `layer ${layer} head ${head}`;
   const aside = hidden ? ", the first and the special tokens set aside" : "";
   const { rank, of } = rankOf(row, mask, key);
   if (of === 0) return `${from} may attend to nothing: all its weights are 0, ${where}${aside}.`;
-  if (!mask[key]) return `${from} ${hidden ? "is read without" : "may not attend to"} ${to}, ${where}${aside}.`;
+  if (!mask[key]) {
+    const verb = !isKnown ? "gives nothing to" : hidden ? "is read without" : "may not attend to";
+    return `${from} ${verb} ${to}, ${where}${aside}.`;
+  }
   return `${from} gives ${share(row[key])} of its attention to ${to} (rank ${rank} of ${of}), ${where}${aside}.`;
 }
 
@@ -86,11 +91,18 @@ export class ReadingView {
   /** @param {Reading} reading */
   read(reading) {
     const axes = this.page.axes(reading.layer);
-    const text = sentence(reading, axes);
+    const text = sentence(reading, axes, isMaskKnown(this.page.recording.layers[reading.layer]));
     if (this.line.textContent !== text) this.line.textContent = text;
     this.value.textContent = `weight ${full(reading.row[reading.key])}`;
     this.list(this.looks, `${quoted(axes.queries, reading.query)} looks at`, reading.row, axes.keys, "key");
-    if (reading.column) this.list(this.looked, `${quoted(axes.keys, reading.key)} is looked at by`, reading.column, axes.queries, "query");
+    if (reading.column)
+      this.list(
+        this.looked,
+        `${quoted(axes.keys, reading.key)} is looked at by`,
+        reading.column,
+        axes.queries,
+        "query",
+      );
     this.spell(axes, reading);
   }
 
@@ -104,9 +116,11 @@ export class ReadingView {
     name.textContent = caption;
     const rows = best.map((at) => this.row(at, weights[at], tokens, axis));
     if (rows.length === 0) rows.push(note("nothing"));
-    const rest = weights.reduce((sum, weight) => sum + weight, 0) - best.reduce((sum, at) => sum + weights[at], 0);
+    const rest =
+      weights.reduce((sum, weight) => sum + weight, 0) - best.reduce((sum, at) => sum + weights[at], 0);
     const others = weights.length - best.length;
-    if (axis === "key" && others > 0 && best.length >= LISTED) rows.push(note(`${counted(others, "other")}`, share(Math.max(0, rest))));
+    if (axis === "key" && others > 0 && best.length >= LISTED)
+      rows.push(note(`${counted(others, "other")}`, share(Math.max(0, rest))));
     const body = document.createElement("tbody");
     body.append(...rows);
     table.replaceChildren(name, body);

@@ -41,15 +41,26 @@ export async function readLayer(info, text, sinks) {
   }
   const { num_heads, num_kv_heads, q_len, kv_len, head_dim, span_heads, dtype } = info;
   /** @type {Layer} */
-  const layer = { info, query: null, key: null, weights: null, spans: null, sinks: new Uint8Array(kv_len), rows: new Map() };
+  const layer = {
+    info,
+    query: null,
+    key: null,
+    weights: null,
+    spans: null,
+    sinks: new Uint8Array(kv_len),
+    rows: new Map(),
+  };
   for (const position of sinks) layer.sinks[position] = 1;
   if (info.kind === "weights") {
-    layer.weights = /** @type {Float32Array} */ (await unpack(raw.weights, dtype, num_heads * q_len * kv_len));
+    layer.weights = /** @type {Float32Array} */ (
+      await unpack(raw.weights, dtype, num_heads * q_len * kv_len)
+    );
   } else {
     layer.query = /** @type {Float32Array} */ (await unpack(raw.query, dtype, num_heads * q_len * head_dim));
     layer.key = /** @type {Float32Array} */ (await unpack(raw.key, dtype, num_kv_heads * kv_len * head_dim));
   }
-  if (span_heads > 0) layer.spans = /** @type {Int32Array} */ (await unpack(raw.spans, "int32", span_heads * q_len * 2));
+  if (span_heads > 0)
+    layer.spans = /** @type {Int32Array} */ (await unpack(raw.spans, "int32", span_heads * q_len * 2));
   return layer;
 }
 
@@ -73,6 +84,14 @@ export function allowed(layer, head, query) {
   if (!layer.spans) return [0, layer.info.kv_len];
   const at = 2 * ((layer.info.span_heads > 1 ? head * layer.info.q_len : 0) + query);
   return [layer.spans[at], layer.spans[at + 1]];
+}
+
+/**
+ * Of embedded weights with a mask that is no interval, only the zeros are known, not their cause.
+ * @param {LayerInfo} info @returns {boolean}
+ */
+export function isMaskKnown(info) {
+  return info.kind === "query-key" || info.span_heads > 0;
 }
 
 /**

@@ -29,7 +29,8 @@ const WORDS = {
   side: ["looks", "looked"],
   theme: ["auto", "light", "dark"],
 };
-const COUNTS = ["layer", "head", "query", "key", "zoom", "row", "column"];
+const ALWAYS = ["layer", "head", "query", "key"];
+const COUNTS = [...ALWAYS, "zoom", "row", "column"];
 const FLAGS = ["hidden", "folded"];
 
 export class Store {
@@ -73,9 +74,10 @@ export class Store {
     for (const name of [...COUNTS, ...Object.keys(WORDS), ...FLAGS]) {
       const value = this.state[/** @type {keyof State} */ (name)];
       const fresh = this.fresh[/** @type {keyof State} */ (name)];
-      if (value !== fresh && value !== null) parts.push(`${name}=${FLAGS.includes(name) ? Number(value) : value}`);
+      const told = ALWAYS.includes(name) ? value !== null : value !== fresh;
+      if (told) parts.push(`${name}=${FLAGS.includes(name) ? Number(value) : value}`);
     }
-    return parts.length ? `#${parts.join("&")}` : "#";
+    return `#${parts.join("&")}`;
   }
 
   /**

@@ -9,28 +9,44 @@
 
 const LONG = 120; // characters of one token that flow with the prose
 const MARKS = new Map([
-  [0x061c, "ALM"], [0x200b, "ZWSP"], [0x200e, "LRM"], [0x200f, "RLM"], [0x202a, "LRE"],
-  [0x202b, "RLE"], [0x202c, "PDF"], [0x202d, "LRO"], [0x202e, "RLO"], [0x2060, "WJ"],
-  [0x2066, "LRI"], [0x2067, "RLI"], [0x2068, "FSI"], [0x2069, "PDI"], [0xfeff, "BOM"],
-  [0x2028, "LSEP"], [0x2029, "PSEP"], [0xfff9, "IAA"], [0xfffa, "IAS"], [0xfffb, "IAT"],
+  [0x061c, "ALM"],
+  [0x200b, "ZWSP"],
+  [0x200e, "LRM"],
+  [0x200f, "RLM"],
+  [0x202a, "LRE"],
+  [0x202b, "RLE"],
+  [0x202c, "PDF"],
+  [0x202d, "LRO"],
+  [0x202e, "RLO"],
+  [0x2060, "WJ"],
+  [0x2066, "LRI"],
+  [0x2067, "RLI"],
+  [0x2068, "FSI"],
+  [0x2069, "PDI"],
+  [0xfeff, "BOM"],
+  [0x2028, "LSEP"],
+  [0x2029, "PSEP"],
+  [0xfff9, "IAA"],
+  [0xfffa, "IAS"],
+  [0xfffb, "IAT"],
 ]);
 const CONTROLS = (
-  "NUL SOH STX ETX EOT ENQ ACK BEL BS TAB LF VT FF CR SO SI "
-    + "DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN EM SUB ESC FS GS RS US"
+  "NUL SOH STX ETX EOT ENQ ACK BEL BS TAB LF VT FF CR SO SI " +
+  "DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN EM SUB ESC FS GS RS US"
 ).split(" ");
 const HIDDEN = new RegExp(
-  "[\\u0000-\\u001f\\u007f-\\u009f\\u061c\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u206f"
-    + "\\ufeff\\ufff9-\\ufffb\\u{e0000}-\\u{e007f}]|[\\ud800-\\udbff](?![\\udc00-\\udfff])"
-    + "|(?<![\\ud800-\\udbff])[\\udc00-\\udfff]",
+  "[\\u0000-\\u001f\\u007f-\\u009f\\u061c\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u206f" +
+    "\\ufeff\\ufff9-\\ufffb\\u{e0000}-\\u{e007f}]|[\\ud800-\\udbff](?![\\udc00-\\udfff])" +
+    "|(?<![\\ud800-\\udbff])[\\udc00-\\udfff]",
   "gu",
 );
 
 /** @param {string} character @returns {string} */
 function symbol(character) {
   const code = /** @type {number} */ (character.codePointAt(0));
-  if (code < 0x20) return `⟨${CONTROLS[code]}⟩`;
-  if (code === 0x7f) return "⟨DEL⟩";
-  return `⟨${MARKS.get(code) ?? `U+${code.toString(16).toUpperCase().padStart(4, "0")}`}⟩`;
+  if (code < 0x20) return `‹${CONTROLS[code]}›`;
+  if (code === 0x7f) return "‹DEL›";
+  return `‹${MARKS.get(code) ?? `U+${code.toString(16).toUpperCase().padStart(4, "0")}`}›`;
 }
 
 /**
@@ -72,7 +88,11 @@ export function named(token, length = 28) {
 /** @param {string} text @returns {string} a name for a token without a visible character */
 function blank(text) {
   if (text === "") return "∅";
-  const signs = new Map([["\n", "↵"], ["\t", "⇥"], ["\r", "⟨CR⟩"]]);
+  const signs = new Map([
+    ["\n", "↵"],
+    ["\t", "⇥"],
+    ["\r", "‹CR›"],
+  ]);
   return [...text.slice(0, 8)].map((character) => signs.get(character) ?? "␣").join("");
 }
 

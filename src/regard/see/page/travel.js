@@ -68,7 +68,12 @@ export function followPointer(map, page) {
       const [dx, dy] = [event.clientX - drag.x, event.clientY - drag.y];
       moved ||= Math.hypot(dx, dy) > 4;
       const { cellWidth, cellHeight } = map.frame;
-      if (moved) page.store.set({ row: drag.row - Math.round(dy / cellHeight), column: drag.column - Math.round(dx / cellWidth), hover: null });
+      if (moved)
+        page.store.set({
+          row: drag.row - Math.round(dy / cellHeight),
+          column: drag.column - Math.round(dx / cellWidth),
+          hover: null,
+        });
       if (moved) return;
     }
     page.hover(map.at(event));
@@ -79,13 +84,19 @@ export function followPointer(map, page) {
     if (!moved && cell) page.store.set({ ...cell, hover: null });
     holder.focus({ preventScroll: true });
   });
-  over.addEventListener("pointercancel", () => { drag = null; });
+  over.addEventListener("pointercancel", () => {
+    drag = null;
+  });
   over.addEventListener("pointerleave", () => page.hover(null));
   over.addEventListener("dblclick", (event) => zoomBy(page, 2, map.at(event) ?? undefined));
-  over.addEventListener("wheel", (event) => {
-    // A plain wheel scrolls what the page stands in (a notebook); with Ctrl, or pinching, it zooms.
-    if (!event.ctrlKey && !event.metaKey) return;
-    event.preventDefault();
-    zoomBy(page, 2 ** (-event.deltaY / 200), map.at(event) ?? undefined);
-  }, { passive: false });
+  over.addEventListener(
+    "wheel",
+    (event) => {
+      // A plain wheel scrolls what the page stands in (a notebook); with Ctrl, or pinching, it zooms.
+      if (!event.ctrlKey && !event.metaKey) return;
+      event.preventDefault();
+      zoomBy(page, 2 ** (-event.deltaY / 200), map.at(event) ?? undefined);
+    },
+    { passive: false },
+  );
 }
