@@ -67,7 +67,7 @@ def parse_index(key: Any, shape: torch.Size) -> tuple[Index, int | range, int | 
     Raises:
         TypeError: an index of another kind.
         IndexError: too many indices, or one out of range.
-        ValueError: a slice with a negative step.
+        ValueError: a slice with a negative step, or an empty one of a leading axis.
     """
     items = list(cast(tuple[Any, ...], key)) if isinstance(key, tuple) else [key]
     for item in items:
@@ -90,11 +90,20 @@ def parse_index(key: Any, shape: torch.Size) -> tuple[Index, int | range, int | 
     resolved = [
         _resolve(item, n, axis) for axis, (item, n) in enumerate(zip(items, shape, strict=True))
     ]
-    leading = tuple(
-        item if isinstance(item, int) else slice(item.start, item.stop, item.step)
-        for item in resolved[:-2]
-    )
+    leading = tuple(_kept(item, axis) for axis, item in enumerate(resolved[:-2]))
     return leading, resolved[-2], resolved[-1]
+
+
+def _kept(item: int | range, axis: int) -> int | slice:
+    """An index of a leading axis, which must leave something to attend with."""
+    if isinstance(item, int):
+        return item
+    if not item:
+        raise ValueError(
+            f"the slice on axis {axis} is empty; it must keep at least one matrix.\n"
+            "    Only the slices of rows and columns, the last two axes, may be empty."
+        )
+    return slice(item.start, item.stop, item.step)
 
 
 def _resolve(item: int | slice, length: int, axis: int) -> int | range:

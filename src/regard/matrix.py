@@ -18,20 +18,18 @@ from regard.errors import (
     check_weights,
     dtype_text,
 )
-from regard.indexing import Box, Index, cut_whole, narrow, parse_index
+from regard.indexing import Index, narrow, parse_index
 from regard.masks import Mask, as_mask
-from regard.products import Output, TransposedOutput, Window
+from regard.products import Output, TransposedOutput, Window, scores_at
+from regard.ranking import Max, Top, TopK
 from regard.reductions import (
     Diagonal,
     Entropy,
     LogSumExp,
-    Max,
     Pool,
     Reduction,
     Segments,
     Sum,
-    Top,
-    TopK,
 )
 from regard.scores import Given, QueryKey, Scores
 
@@ -154,7 +152,7 @@ class AttentionMatrix:
             >>> A.max().values
             tensor([0.7500, 1.0000])
         """
-        return cls(Given(check_weights(weights).log()))
+        return cls(Given(check_weights(weights), are_weights=True))
 
     @property
     def shape(self) -> torch.Size:
@@ -289,8 +287,17 @@ class AttentionMatrix:
         return self._window(*whole, "to_dense()", limit)
 
     def to(self, *args: Any, **kwargs: Any) -> "AttentionMatrix":
-        """The matrix of its inputs on another device or of another dtype, as ``Tensor.to``."""
+        """The matrix of its inputs on another device or of another dtype, as ``Tensor.to``.
+
+        Raises:
+            TypeError: a dtype that is not floating.
+        """
         source = self.source.map(lambda tensor: tensor.to(*args, **kwargs))
+        if not source.dtype.is_floating_point:
+            raise TypeError(
+                f"to() has {dtype_text(source.dtype)}; attention needs a floating dtype.\n"
+                "    Use to_dense().to(...) for a tensor of another kind."
+            )
         mask = self.mask
         if mask is not None:
             mask = mask.map(lambda tensor: tensor.to(source.device))
@@ -302,18 +309,19 @@ class AttentionMatrix:
 
     def __repr__(self) -> str:
         """What it is, without computing it."""
-        names = ("batch", "num_heads", "q_len", "kv_len")
-        names = names[-self.ndim :] if self.ndim <= len(names) else ("...",) * self.ndim
-        axes = ", ".join(f"{name}={n}" for name, n in zip(names, self.shape, strict=True))
-        facts = [axes, f"dtype={dtype_text(self.dtype)}", f"device={self.device}"]
+        batch, inner = tuple(self.shape[:-3]), self.shape[-3:]
+        names = ("num_heads", "q_len", "kv_len")[-len(inner) :]
+        facts = [f"batch={batch[0] if len(batch) == 1 else batch}"] if batch else []
+        facts += [f"{name}={n}" for name, n in zip(names, inner, strict=True)]
+        facts += [f"dtype={dtype_text(self.dtype)}", f"device={self.device}"]
         if isinstance(self.source, QueryKey):
             facts.append(f"scale={self.source.scale:.4g}")
             if self.source.group > 1:
                 facts.append(f"num_kv_heads={self.source.key.shape[-3]}")
             if self.source.bias is not None:
                 facts.append(f"bias={tuple(self.source.bias.shape)}")
-        else:
-            facts.append("from given scores")
+        elif isinstance(self.source, Given):
+            facts.append(f"from given {'weights' if self.source.are_weights else 'scores'}")
         if self.mask is not None:
             facts.append(f"mask={self.mask!r}")
         return f"AttentionMatrix({', '.join(facts)})"
@@ -402,15 +410,10 @@ class ScoreMatrix:
         limit: int | None,
     ) -> Tensor:
         part = self._matrix[(*index, ...)] if index else self._matrix
-        shape, at_rows, at_columns = part.shape, _as_range(rows), _as_range(columns)
-        size = (*shape[:-2], len(at_rows), len(at_columns))
+        at_rows, at_columns = _as_range(rows), _as_range(columns)
+        size = (*part.shape[:-2], len(at_rows), len(at_columns))
         check_memory(what, size, part.dtype, limit)
-        box = Box(tuple(slice(0, n) for n in shape[:-2]), _span(at_rows), _span(at_columns))
-        scores = part.source.block(box, cut_whole)
-        allowed = None if part.mask is None else part.mask.block(box, shape, part.device)
-        if allowed is not None:
-            scores = scores.masked_fill(~allowed, -torch.inf)
-        scores = scores[..., :: at_rows.step, :: at_columns.step].to(part.dtype)
+        scores = scores_at(part.source, part.mask, at_rows, at_columns)
         return _drop_axes(scores, rows, columns)
 
 
@@ -455,11 +458,6 @@ def _bound(mask: Mask | Tensor | None, source: Scores) -> Mask | None:
 
 def _as_range(index: int | range) -> range:
     return range(index, index + 1) if isinstance(index, int) else index
-
-
-def _span(positions: range) -> slice:
-    """The slice without a step that holds all positions."""
-    return slice(positions[0], positions[-1] + 1) if positions else slice(0, 0)
 
 
 def _drop_axes(part: Tensor, rows: int | range, columns: int | range) -> Tensor:

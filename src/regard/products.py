@@ -1,6 +1,7 @@
 """Products with the matrix and parts of it, as reductions over its blocks."""
 
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -8,9 +9,14 @@ from torch import Tensor
 from regard.block import Block
 from regard.errors import check_operand
 from regard.grouped import grouped_matmul, kv_leading
+from regard.indexing import Box, cut_whole
+from regard.masks import Mask
 from regard.reductions import Part, Reduction
+from regard.scores import Scores
 
-__all__ = ["Output", "TransposedOutput", "Window"]
+__all__ = ["Output", "TransposedOutput", "Window", "scores_at"]
+
+_SCORES_AT_ONCE = 2**21
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,3 +156,26 @@ def _meet(wanted: range, part: slice) -> tuple[slice, slice]:
         return slice(0, 0), slice(0, 0)
     start = wanted[first] - part.start
     return slice(first, stop), slice(start, wanted[stop - 1] - part.start + 1, wanted.step)
+
+
+def scores_at(source: Scores, mask: Mask | None, at_rows: range, at_columns: range) -> Tensor:
+    """The scores at some rows and columns, a few rows at a time: what a step skips is not kept."""
+    shape = source.shape
+    if not (at_rows and at_columns):
+        size = (*shape[:-2], len(at_rows), len(at_columns))
+        return torch.zeros(size, dtype=source.dtype, device=source.device)
+    leading = tuple(slice(0, n) for n in shape[:-2])
+    columns = slice(at_columns[0], at_columns[-1] + 1)
+    row_size = prod(shape[:-2]) * (columns.stop - columns.start) * at_rows.step
+    height = max(1, _SCORES_AT_ONCE // row_size)
+    parts: list[Tensor] = []
+    for first in range(0, len(at_rows), height):
+        rows = at_rows[first : first + height]
+        box = Box(leading, slice(rows[0], rows[-1] + 1), columns)
+        with torch.autocast(source.device.type, enabled=False):
+            scores = source.block(box, cut_whole)
+        allowed = None if mask is None else mask.block(box, shape, source.device)
+        if allowed is not None:
+            scores = scores.masked_fill(~allowed, -torch.inf)
+        parts.append(scores[..., :: rows.step, :: at_columns.step].to(source.dtype))
+    return torch.cat(parts, -2)

@@ -110,13 +110,15 @@ class QueryKey(Scores):
 
 @dataclass(frozen=True, eq=False)
 class Given(Scores):
-    """Scores that somebody computed already.
+    """Scores that somebody computed already, or the logarithms of weights.
 
     Attributes:
         values: (..., num_heads, q_len, kv_len).
+        are_weights: whether the values are weights, so that the scores are their logarithms.
     """
 
     values: Tensor
+    are_weights: bool = False
 
     @property
     def shape(self) -> torch.Size:
@@ -127,13 +129,17 @@ class Given(Scores):
         return (self.values,)
 
     def select(self, index: Index) -> "Given":
-        return Given(self.values[index])
+        return Given(self.values[index], self.are_weights)
 
     def block(self, box: Box, cut: Cut, out: Tensor | None = None) -> Tensor:
         values = cut(self.values, box.at_both)
+        if self.are_weights:
+            values = values.to(accumulation_dtype(values.dtype))
+            zero = values == 0  # its gradient is 0, not 0 times infinity
+            values = values.masked_fill(zero, 1).log().masked_fill(zero, -torch.inf)
         if out is not None:
             return out.copy_(values)
         return values.to(accumulation_dtype(self.values.dtype), copy=True)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Given":
-        return Given(function(self.values))
+        return Given(function(self.values), self.are_weights)
