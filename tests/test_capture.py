@@ -202,11 +202,27 @@ class FloatQuery(Heads):
         return F.scaled_dot_product_attention(query.float(), key, value)
 
 
-def test_autocast_inside_the_call_is_kept_too() -> None:
-    model, x = FloatQuery(), noise(3, 7, 22)
+class FloatBias(Heads):
+    """Under autocast its bias is float32, and rounded in the call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = torch.arange(49.0, dtype=x.dtype).reshape(7, 7)
+        return F.scaled_dot_product_attention(*self.project(x), attn_mask=bias)
+
+
+@pytest.mark.parametrize("model", [FloatQuery, FloatBias])
+def test_what_autocast_rounds_inside_the_call_is_kept_rounded(model: Callable[[], Heads]) -> None:
+    built = model()
+    with SURROUNDINGS["autocast"](), regard.observe(built) as seen:
+        built(noise(3, 7, 22))
+    assert {tensor.dtype for tensor in seen[0].source.tensors} == {torch.bfloat16}
+
+
+def test_float64_is_kept_under_autocast_which_leaves_it_alone() -> None:
+    model = FloatBias().double()
     with SURROUNDINGS["autocast"](), regard.observe(model) as seen:
-        model(x)
-    assert seen[0].dtype == torch.bfloat16
+        model(noise(3, 7, 22).double())
+    assert {tensor.dtype for tensor in seen[0].source.tensors} == {torch.float64}
 
 
 def test_a_query_without_keys_has_no_weights() -> None:

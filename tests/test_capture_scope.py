@@ -388,6 +388,35 @@ class HidesAttention(Stack):
         return F.multi_head_attention_forward(x, x, x, **shapes, **parts)[0]
 
 
+# PyTorch says of nested tensors that they are a prototype: not what is tested here.
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_is_refused_when_the_block_ends() -> None:
+    class Same(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(x, x, x)
+
+    model = Same()
+    sentences = [noise(3, 2, 11), noise(5, 2, 11)]
+    nested = torch.nested.nested_tensor(sentences, layout=torch.jagged).transpose(1, 2)
+    message = "cannot be kept: query is a nested tensor; it must be an ordinary one."
+    with pytest.raises(regard.RegardError, match=re.escape(message)), regard.observe(model):
+        model(nested)
+
+
+def test_of_several_attentions_that_cannot_be_kept_the_first_is_named() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = Scaled(float("inf")), Scaled(float("nan"))
+
+        def forward(self, x: Tensor) -> None:
+            self.one(x), self.two(x)
+
+    model = Both()
+    with pytest.raises(regard.RegardError, match=r"'one' cannot be kept"), regard.observe(model):
+        model(x())
+
+
 @pytest.mark.parametrize(
     ("model", "given", "message"),
     [

@@ -178,12 +178,12 @@ class _Watch(TorchFunctionMode):
             raise ValueError("query is a nested tensor; it must be an ordinary one.")
         if packed and query.shape[-2] > 1:
             query = query.flatten(1, 2)[:, :, None]
-            if attn_mask is not None and attn_mask.shape[1] > 1:
+            if attn_mask is not None:
                 attn_mask = attn_mask.flatten(1, 2)[:, :, None]
         mask: Mask | None = Causal(align="top-left") if is_causal else None
         bias: Tensor | None = None
         # Outside inference mode, so that what is kept can meet autograd later.
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False):
             if attn_mask is not None and attn_mask.dtype == torch.bool:
                 mask = Keep(self._kept_once(attn_mask))
             elif attn_mask is not None:
