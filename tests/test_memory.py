@@ -1,0 +1,183 @@
+"""No tensor of the size of the matrix is ever made, forwards or backwards."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import regard
+from regard.products import TransposedOutput, Window
+
+LENGTH = 4096
+MATRIX = LENGTH * LENGTH
+# A block of 2^21 numbers would be an eighth; the largest input or answer is 4096 x 16.
+MOST = MATRIX // 6
+
+
+class LargestTensor(TorchDispatchMode):
+    """Records the number of elements of the largest tensor that any operation gave memory to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        # Memory, not elements: an expanded view of one number takes one number.
+        sizes = [leaf.untyped_storage().nbytes() // leaf.itemsize for leaf in tensors]
+        self.elements = max([self.elements, *sizes])
+        return result
+
+
+def inputs(*, gradients: bool) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    made = [torch.randn(1, LENGTH, 8, generator=generator) for _ in range(3)]
+    query, key, value = (tensor.requires_grad_(gradients) for tensor in made)
+    return query, key, value
+
+
+def largest(work: Callable[[], object]) -> int:
+    with LargestTensor() as mode:
+        work()
+    return mode.elements
+
+
+REDUCTIONS: dict[str, Callable[[Tensor], regard.Reduction]] = {
+    "logsumexp": lambda _: regard.LogSumExp(),
+    "entropy": lambda _: regard.Entropy(),
+    "topk": lambda _: regard.TopK(8),
+    "max": lambda _: regard.Max(),
+    "sum-keys": lambda _: regard.Sum(-1),
+    "sum-queries": lambda _: regard.Sum(-2),
+    "pool": lambda _: regard.Pool(128, 128),
+    "segments": lambda _: regard.Segments([(0, 1000), (1000, LENGTH)]),
+    "diagonal": lambda _: regard.Diagonal(-1),
+    "window": lambda _: Window(range(0, LENGTH, 500), range(0, LENGTH, 500)),
+    "output": regard.Output,
+    "transposed-output": TransposedOutput,
+}
+MASKS: dict[str, regard.Mask | None] = {
+    "no-mask": None,
+    "causal": regard.Causal(),
+    "window": regard.SlidingWindow(100, 0),
+    "causal-and-padding": regard.Causal() & regard.Padding(4000),
+    "padding": regard.Padding(4000),
+    "keys": regard.Keep(torch.arange(LENGTH) % 3 > 0),
+}
+masks = pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+reductions = pytest.mark.parametrize("reduction", REDUCTIONS.values(), ids=REDUCTIONS)
+
+
+@reductions
+def test_a_reduction_never_makes_the_matrix(
+    reduction: Callable[[Tensor], regard.Reduction],
+) -> None:
+    query, key, value = inputs(gradients=False)
+    matrix = regard.attend(query, key)
+    assert largest(lambda: matrix.reduce(reduction(value))) < MOST
+
+
+@reductions
+def test_the_gradient_of_a_reduction_never_makes_the_matrix(
+    reduction: Callable[[Tensor], regard.Reduction],
+) -> None:
+    query, key, value = inputs(gradients=True)
+
+    def work() -> None:
+        answer = regard.attend(query, key).reduce(reduction(value))
+        numbers = answer if isinstance(answer, Tensor) else answer.values
+        numbers.sum().backward()
+
+    assert largest(work) < MOST
+
+
+@masks
+def test_no_mask_makes_the_matrix(mask: regard.Mask | None) -> None:
+    query, key, _ = inputs(gradients=True)
+
+    def work() -> None:
+        matrix = regard.attend(query, key, mask=mask)
+        entropy, received = matrix.reduce(regard.Entropy(), regard.Sum(-2))
+        (entropy.sum() + received.square().sum()).backward()
+
+    assert largest(work) < MOST
+
+
+@masks
+def test_a_product_with_a_mask_never_makes_the_matrix(mask: regard.Mask | None) -> None:
+    query, key, value = inputs(gradients=True)
+
+    def work() -> None:
+        (regard.attend(query, key, mask=mask) @ value).sum().backward()
+
+    assert largest(work) < MOST
+
+
+@pytest.mark.parametrize(
+    "bias",
+    [
+        pytest.param(torch.zeros(LENGTH), id="keys"),
+        pytest.param(torch.zeros(LENGTH, 1), id="queries"),
+        pytest.param(torch.zeros(LENGTH, requires_grad=True), id="with-a-gradient"),
+    ],
+)
+def test_a_product_with_a_bias_never_makes_the_matrix(bias: Tensor) -> None:
+    query, key, value = inputs(gradients=True)
+    assert largest(lambda: regard.attend(query, key, bias=bias) @ value) < MOST
+
+
+def test_a_product_of_grouped_heads_repeats_no_key() -> None:
+    _, key, value = inputs(gradients=False)
+    query = torch.randn(8, LENGTH, 8)
+    assert largest(lambda: regard.attend(query, key) @ value) <= 2 * query.numel()
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        pytest.param(lambda m: m[0, 100:200, :50], id="window"),
+        pytest.param(lambda m: m[0, 7], id="row"),
+        pytest.param(lambda m: m[0, :, 7], id="column"),
+        pytest.param(lambda m: m[0, ::500, ::500], id="steps"),
+        pytest.param(lambda m: m.scores[0, 7:9], id="scores"),
+        pytest.param(lambda m: m.scores[0, :, 7], id="column-of-scores"),
+        pytest.param(lambda m: m.scores[0, ::500, ::500], id="steps-of-scores"),
+    ],
+)
+def test_a_part_never_makes_the_matrix(part: Callable) -> None:
+    query, key, _ = inputs(gradients=False)
+    matrix = regard.attend(query, key, mask=regard.Causal())
+    assert largest(lambda: part(matrix)) < MOST
+
+
+def test_the_fused_product_with_a_wide_value_never_makes_the_matrix() -> None:
+    query, key, value = inputs(gradients=False)
+    wide = torch.cat((value, value), -1)
+    assert largest(lambda: regard.attend(query, key) @ wide) < MOST
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [
+        pytest.param(lambda m: m.to_dense(), id="to-dense"),
+        pytest.param(lambda m: m.scores.to_dense(), id="scores-to-dense"),
+        pytest.param(lambda m: m.reduce(regard.Entropy(), backend="dense"), id="dense-backend"),
+    ],
+)
+def test_the_check_itself_fails_on_what_makes_the_matrix(whole: Callable) -> None:
+    query, key, _ = inputs(gradients=False)
+    assert largest(lambda: whole(regard.attend(query, key))) >= MATRIX
+
+
+def test_the_check_sees_what_the_backward_pass_makes() -> None:
+    x = torch.ones(LENGTH, requires_grad=True)
+    squared = x[:, None].expand(LENGTH, LENGTH).pow(2)
+    gradient = torch.ones(1).expand(LENGTH, LENGTH)
+    assert largest(lambda: squared.backward(gradient)) >= MATRIX
