@@ -1,24 +1,23 @@
 """regard: self-attention that you can compute, see and trust, from 3 tokens to 100,000."""
 
+from regard import nn
 from regard.block import Block
 from regard.capture import observe
 from regard.errors import RegardError
 from regard.masks import Causal, Drop, Keep, Mask, Padding, SlidingWindow
 from regard.matrix import AttentionMatrix, attend
 from regard.products import Output
+from regard.ranking import Max, Top, TopK
 from regard.recording import Recording, Token
 from regard.reductions import (
     Diagonal,
     Entropy,
     LogSumExp,
-    Max,
     Part,
     Pool,
     Reduction,
     Segments,
     Sum,
-    Top,
-    TopK,
 )
 
 __all__ = [
@@ -46,5 +45,6 @@ __all__ = [
     "Top",
     "TopK",
     "attend",
+    "nn",
     "observe",
 ]

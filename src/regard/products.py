@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.block import Block
-from regard.errors import check_operand
+from regard.errors import check_floating, check_operand
 from regard.grouped import grouped_matmul, kv_leading
 from regard.indexing import Box, cut_whole
 from regard.masks import Mask
@@ -31,6 +31,7 @@ class Output(Reduction):
             axes broadcast; its heads may be grouped.
 
     Raises:
+        TypeError: the value is no floating tensor.
         ValueError: the value does not fit the matrix.
 
     Example:
@@ -41,6 +42,9 @@ class Output(Reduction):
     """
 
     value: Tensor
+
+    def __post_init__(self) -> None:
+        check_floating("value", self.value, "(..., num_kv_heads, kv_len, value_dim)")
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

@@ -34,7 +34,7 @@ class Fused(Backend):
         batched = value.ndim == key.ndim and value.shape[:-2] == key.shape[:-2]
         if not batched or value.dtype != key.dtype:
             return False
-        return _expressible(source, mask) and _all_finite(source)
+        return _expressible(source, mask) and _numbers_only(source)
 
     def reduce(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
@@ -69,11 +69,15 @@ def _one_batch_axis(tensor: Tensor, shape: torch.Size) -> bool:
     return tensor.shape[:-3] in (batch, (1,) * len(batch))
 
 
-def _all_finite(source: QueryKey) -> bool:
+def _numbers_only(source: QueryKey) -> bool:
     """Whether query and key hold numbers only, read in one pass; an overflow counts as none.
 
-    The CPU kernel gives 0 for some rows of NaN, and lets NaN out of keys that are masked.
+    The CPU kernel gives 0 for some rows of NaN, and lets NaN out of keys that are masked. Elsewhere
+    and under torch.compile the question is not asked: the answer would stop the device, or the
+    graph.
     """
+    if source.device.type != "cpu" or torch.compiler.is_compiling():
+        return True
     total = source.query.detach().sum(dtype=torch.float32)
     total = total + source.key.detach().sum(dtype=torch.float32)
     if source.bias is not None:

@@ -1,0 +1,157 @@
+"""The largest weights of each row and the keys they belong to: TopK and Max."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.block import Block, lowest
+from regard.errors import check_count
+from regard.reductions import Part, Reduction
+
+__all__ = ["Max", "Top", "TopK"]
+
+
+class Top(NamedTuple):
+    """The largest weights of each row and the keys they belong to.
+
+    Attributes:
+        values: weights, in falling order.
+        indices: int64 positions of the keys; -1 (with weight 0) where a row may attend to fewer.
+
+    Example:
+        >>> import torch, regard
+        >>> x = torch.eye(2)
+        >>> regard.attend(x, x).topk(1).indices.tolist()
+        [[0], [1]]
+    """
+
+    values: Tensor
+    indices: Tensor
+
+
+@dataclass(frozen=True)
+class TopK(Reduction):
+    """The k largest weights of each query and their keys; ties go to the lowest index.
+
+    The answer is a ``Top`` of values and int64 indices, each (..., num_heads, q_len, k). Where a
+    query may attend to fewer than k keys, the rest have weight 0 and index -1.
+
+    Args:
+        k: how many keys, from 1 to kv_len.
+
+    Raises:
+        TypeError: k is no whole number.
+        ValueError: k is below 1, or larger than kv_len.
+
+    Example:
+        >>> import torch, regard
+        >>> A = regard.AttentionMatrix.from_scores(torch.tensor([[0.0, 2.0, 1.0]]))
+        >>> A.reduce(regard.TopK(2)).indices
+        tensor([[1, 2]])
+    """
+
+    k: int
+
+    def __post_init__(self) -> None:
+        check_count("k", self.k)
+
+    def start(
+        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        if self.k > shape[-1]:
+            raise ValueError(
+                f"k is {self.k}; it must be at most kv_len = {shape[-1]}.\n"
+                f"    Use topk(min(k, {shape[-1]}))."
+            )
+        size = (*shape[:-1], self.k)
+        values = torch.zeros(size, dtype=dtype, device=device)
+        return values, torch.zeros(size, dtype=torch.int64, device=device)
+
+    def update(self, block: Block) -> tuple[Part, ...]:
+        below = block.below.detach()
+        indices = _largest(below, min(self.k, below.shape[-1]))
+        masked = below.gather(-1, indices) <= lowest(below.dtype)
+        values = block.weights.gather(-1, indices)
+        indices = (indices + block.box.columns.start).masked_fill(masked, -1)
+        missing = self.k - indices.shape[-1]
+        values = torch.nn.functional.pad(values, (0, missing))
+        indices = torch.nn.functional.pad(indices, (0, missing), value=-1)
+        return Part(block.box.at_rows, values), Part(block.box.at_rows, indices)
+
+    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Top:
+        return Top(*buffers)
+
+
+_GROUPS = 32
+
+
+def _largest(scores: Tensor, k: int) -> Tensor:
+    """Positions of the k largest scores of each row, falling; ties to the lowest index."""
+    columns = scores.shape[-1]
+    if columns >= 4 * k * _GROUPS:
+        indices, tied = _largest_of_groups(scores, k)
+    else:
+        values, indices = scores.topk(k, -1)
+        tied = (scores >= values[..., -1:]).sum(-1) > k
+    # torch.topk picks any of the scores that tie for the last place: do those rows anew.
+    if bool(tied.any()):
+        stable = scores[tied].sort(dim=-1, descending=True, stable=True).indices[..., :k]
+        indices = indices.masked_scatter(tied[..., None], stable)
+    by_index = indices.sort(-1).values
+    values = scores.gather(-1, by_index)
+    order = values.sort(dim=-1, descending=True, stable=True).indices
+    return by_index.gather(-1, order)
+
+
+def _largest_of_groups(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """As torch.topk, in less time: the k largest lie in the k groups with the largest maxima.
+
+    Group g holds the columns g, g + n, g + 2n, ... of n groups, so that the maxima are one pass
+    over whole rows.
+
+    Returns:
+        The positions, in any order, and which rows have more scores than k that might belong.
+    """
+    columns = scores.shape[-1]
+    groups = columns // _GROUPS
+    even = groups * _GROUPS
+    grouped = scores[..., :even].reshape(*scores.shape[:-1], _GROUPS, groups)
+    maxima = grouped.amax(-2)
+    best = maxima.topk(k, -1).indices  # (..., rows, k)
+    steps = torch.arange(0, even, groups, device=scores.device)
+    inside = (best[..., None] + steps).flatten(-2)  # (..., rows, k * _GROUPS)
+    rest = torch.arange(even, columns, device=scores.device)
+    inside = torch.cat((inside, rest.expand(*inside.shape[:-1], -1)), -1)
+    candidates = scores.gather(-1, inside)
+    values, places = candidates.topk(k, -1)
+    last = values[..., -1:]
+    tied = ((maxima >= last).sum(-1) > k) | ((candidates >= last).sum(-1) > k)
+    return inside.gather(-1, places), tied
+
+
+@dataclass(frozen=True)
+class Max(Reduction):
+    """The largest weight of each query and its key; ties go to the lowest index.
+
+    The answer is a ``Top`` of values and int64 indices, each (..., num_heads, q_len); weight 0 and
+    index -1 for a query with no key to attend to.
+
+    Example:
+        >>> import torch, regard
+        >>> A = regard.AttentionMatrix.from_scores(torch.tensor([[0.0, 0.0, 1.0]]))
+        >>> A.reduce(regard.Max()).indices
+        tensor([2])
+    """
+
+    def start(
+        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        return TopK(1).start(shape, dtype, device)
+
+    def update(self, block: Block) -> tuple[Part, ...]:
+        return TopK(1).update(block)
+
+    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Top:
+        return Top(buffers[0].squeeze(-1), buffers[1].squeeze(-1))
