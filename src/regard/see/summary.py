@@ -27,10 +27,20 @@ class Selection:
     Attributes:
         layer: its place, from 0; None for all layers.
         head: its place in the layer, from 0; None for all heads.
+
+    Raises:
+        ValueError: a head without a layer.
     """
 
     layer: int | None = None
     head: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.layer is None and self.head is not None:
+            raise ValueError(
+                f"head is {self.head} and no layer is given; heads of different layers have "
+                "nothing in common.\n    Give a layer too."
+            )
 
 
 @dataclass(frozen=True)
@@ -141,20 +151,18 @@ def _selected(recording: Recording, selection: Selection) -> list[AttentionMatri
     """The layers that are averaged, each with the heads that are."""
     layer, head = selection.layer, selection.head
     if layer is None:
-        if head is not None:
-            raise ValueError(
-                f"head is {head} and no layer is given; heads of different layers have nothing "
-                f"in common.\n    Give a layer too, 0 to {len(recording) - 1}."
-            )
         return [one_text(recording, name) for name in recording]
     if not 0 <= layer < len(recording):
-        raise ValueError(f"layer is {layer}; {_who(recording)} has {_places(len(recording))}.")
+        raise ValueError(
+            f"layer is {layer}; {_who(recording)} has layers {_places(len(recording))}."
+        )
     matrix = one_text(recording, list(recording)[layer])
     if head is None:
         return [matrix]
     if not 0 <= head < _num_heads(matrix):
         raise ValueError(
-            f"head is {head}; layer {layer} of {_who(recording)} has {_places(_num_heads(matrix))}."
+            f"head is {head}; layer {layer} of {_who(recording)} has heads "
+            f"{_places(_num_heads(matrix))}."
         )
     return [matrix if matrix.ndim == 2 else matrix[head : head + 1]]
 
@@ -164,7 +172,7 @@ def _who(recording: Recording) -> str:
 
 
 def _places(count: int) -> str:
-    return "only 0" if count == 1 else f"0 to {count - 1}"
+    return f"0 to {count - 1}"
 
 
 def _num_heads(matrix: AttentionMatrix) -> int:
