@@ -233,7 +233,7 @@ export class MapView {
     let from = painted;
     const enlarged = Math.ceil(Math.max(frame.cellWidth, frame.cellHeight) * devicePixelRatio);
     const whole = Number.isInteger(frame.cellWidth * devicePixelRatio) && picture.width === frame.columns;
-    if (!whole && picture.width === frame.columns && enlarged <= 6) {
+    if (!whole && painted === picture.height && picture.width === frame.columns && enlarged <= 6) {
       // Cells of, say, 2.3 pixels: enlarge by a whole number, then let the browser average, so
       // that no row looks thicker than its neighbour.
       source = document.createElement("canvas");
