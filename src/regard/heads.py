@@ -41,13 +41,13 @@ class Kind:
     reason: str
 
 
-_PREVIOUS = Kind("previous token", "p", 0.5, 0.75, "gives {} of its attention to the token before")
-_NEXT = Kind("next token", "n", 0.5, 0.75, "gives {} of its attention to the token after")
-_SELF = Kind("same token", "i", 0.5, 0.75, "gives {} of its attention to the token itself")
-_FIRST = Kind("first token", "f", 0.5, 0.75, "gives {} of its attention to the first token")
-_SEPARATOR = Kind("separator", "s", 0.5, 0.75, "gives {} of its attention to separators")
+_PREVIOUS = Kind("previous token", "p", 0.5, 0.75, "puts {} of its attention on the token before")
+_NEXT = Kind("next token", "n", 0.5, 0.75, "puts {} of its attention on the token after")
+_SELF = Kind("same token", "i", 0.5, 0.75, "puts {} of its attention on the token itself")
+_FIRST = Kind("first token", "f", 0.5, 0.75, "puts {} of its attention on the first token")
+_SEPARATOR = Kind("separator", "s", 0.5, 0.75, "puts {} of its attention on separators")
 _SPREAD = Kind("spread out", "e", 0.9, 0.97, "has {} of the entropy of even attention")
-_MIXED = Kind("mixed", "·", 0.0, 1.1, "gives no more than {} to any of these")
+_MIXED = Kind("mixed", "·", 0.0, 1.1, "puts no more than {} on any of these")
 
 KINDS = (_PREVIOUS, _NEXT, _SELF, _FIRST, _SEPARATOR, _SPREAD, _MIXED)
 """Every kind, in the order in which they are shown.
@@ -237,15 +237,12 @@ def stand_out(heads: Sequence[Head]) -> tuple[tuple[Head, str], ...]:
     Example:
         >>> from regard.heads import Head, stand_out
         >>> stand_out([Head(0, 2, "previous token", 0.96, {})])[0][1]
-        'gives 96 % of its attention to the token before'
+        'puts 96 % of its attention on the token before'
     """
     found: list[tuple[Head, str]] = []
     for kind in KINDS:
         alike = [head for head in heads if head.kind == kind.name]
         if alike and kind is not _MIXED:
             best = max(alike, key=lambda head: head.score)
-            reason = kind.reason.format(f"{100 * best.score:.0f} %")
-            if len(alike) > 1:
-                reason += f"; {len(alike) - 1} more of this kind"
-            found.append((best, reason))
+            found.append((best, kind.reason.format(f"{100 * best.score:.0f} %")))
     return tuple(found)

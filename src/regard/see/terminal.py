@@ -35,7 +35,6 @@ _WIDEST = 120
 # From this mean share on, special tokens are called sinks.
 _SINK = 0.3
 _PROSE_LINES = 8
-_EIGHTHS = " ▏▎▍▌▋▊▉█"
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
 
 
@@ -45,7 +44,7 @@ class TerminalView:
 
     Attributes:
         summary: what to show.
-        most_rows: of a longer text, only so many tokens get a row.
+        most_rows: so many tokens get a row when the text has over half as many again.
 
     Example:
         >>> import torch, regard
@@ -92,7 +91,9 @@ def _header(summary: Summary, width: int) -> list[Text]:
     heads = _count(counts[0], "head") if len(counts) == 1 else f"{counts[0]}–{counts[-1]} heads"
     size = f"{_count(len(summary.tokens), 'token')} · {_count(len(summary.layers), 'layer')}"
     return _hanging(
-        Text(visible(summary.model) or "a model", "bold").append("   "), f"{size} × {heads}", width
+        Text().append(visible(summary.model) or "a model", "bold").append("   "),
+        f"{size} × {heads}",
+        width,
     )
 
 
@@ -119,7 +120,7 @@ def _prose(summary: Summary, console: Console, width: int) -> list[Text]:
 def _rows(summary: Summary, most_rows: int, width: int) -> list[Text]:
     names = labels(summary.tokens)
     shown = _interesting(summary, most_rows)
-    title = Text("Where each token looks", "bold").append("   ")
+    title = Text().append("Where each token looks", "bold").append("   ")
     lines = _hanging(title, _whose(summary), width)
     for sentence in _remarks(summary, shown, names):
         lines += _wrapped(sentence, width)
@@ -166,7 +167,7 @@ def _remarks(summary: Summary, shown: list[Row], names: list[str]) -> Iterator[s
 
 def _interesting(summary: Summary, most_rows: int) -> list[Row]:
     """All rows, or those with the largest share for one other token, in the text's order."""
-    if len(summary.rows) <= most_rows:
+    if 2 * len(summary.rows) <= 3 * most_rows:
         return list(summary.rows)
     text = [row for row in summary.rows if row.token not in summary.sinks] or list(summary.rows)
     best = sorted(text, key=lambda row: -row.strongest)[:most_rows]
@@ -270,7 +271,7 @@ def _overview(summary: Summary, width: int) -> list[Text]:
     margin = len(f"layer {len(layers) - 1}") + 2
     cell = next((n for n in (4, 3, 2) if widest * n <= width - margin), 1)
     fitting = (width - margin) // cell
-    lines = _hanging(Text("What the heads do", "bold").append("   "), _scale(cell), width)
+    lines = _hanging(Text().append("What the heads do", "bold").append("   "), _scale(cell), width)
     lines.append(Text(""))
     for start in range(0, widest, fitting):
         part = range(start, min(start + fitting, widest))
@@ -318,9 +319,9 @@ def _legend(summary: Summary, width: int) -> list[Text]:
             used = 0
         lines[-1].append(kind.letter, _COLOURS[kind.name]).append(entry[1:] + "   ")
         used += len(entry) + 3
-    meaning = "Small letter: over half of the attention goes there; capital: over three quarters."
+    meaning = "Small: over half of its attention goes there; capital: over three quarters."
     if counts["spread out"]:
-        meaning += " Spread out: over 90 and 97 % of the entropy of even attention."
+        meaning += " Spread out: over 90 and over 97 % of the entropy of even attention."
     return lines + _wrapped(meaning, width)
 
 
@@ -360,9 +361,9 @@ def _percent(share: float) -> str:
 
 
 def _bar(share: float, cells: int) -> str:
-    eighths = max(1, round(share * cells * 8)) if share >= 0.005 else 0
-    full, rest = divmod(eighths, 8)
-    return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(cells)
+    """A line whose length is the share, to half a cell; nothing only for nothing."""
+    halves = max(1, round(2 * share * cells)) if share > 0 else 0
+    return ("━" * (halves // 2) + "╸" * (halves % 2)).ljust(cells)
 
 
 def _fit(text: str, cells: int) -> str:
