@@ -16,6 +16,7 @@ __all__ = [
     "check_bias",
     "check_broadcast",
     "check_count",
+    "check_floating",
     "check_index_bounds",
     "check_memory",
     "check_operand",
@@ -56,16 +57,27 @@ def dtype_text(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def check_tensor(name: str, value: object, axes: str) -> Tensor:
-    """That value is a floating tensor with at least two axes, none of them empty.
+def kind_text(value: object) -> str:
+    """What kind of thing a value is, with its article: ``an int``, ``a list``, ``None``."""
+    if value is None:
+        return "None"
+    return with_article(type(value).__name__)
+
+
+def with_article(name: str) -> str:
+    """A name after its article: ``an int64 tensor``, ``a float32 tensor``."""
+    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
+
+
+def check_floating(name: str, value: object, axes: str) -> Tensor:
+    """That value is a floating tensor.
 
     Raises:
         TypeError: value is no tensor, or not of a floating dtype.
-        ValueError: value has fewer than two axes, or an axis of length 0.
     """
     if not isinstance(value, Tensor):
         raise TypeError(
-            f"{name} is a {type(value).__name__}; it must be a tensor of shape {axes}.\n"
+            f"{name} is {kind_text(value)}; it must be a tensor of shape {axes}.\n"
             f"    Use torch.as_tensor({name})."
         )
     if not value.is_floating_point():
@@ -73,6 +85,17 @@ def check_tensor(name: str, value: object, axes: str) -> Tensor:
             f"{name} is {dtype_text(value.dtype)}; attention needs a floating dtype.\n"
             f"    Use {name}.float()."
         )
+    return value
+
+
+def check_tensor(name: str, value: object, axes: str) -> Tensor:
+    """That value is a floating tensor with at least two axes, none of them empty.
+
+    Raises:
+        TypeError: value is no tensor, or not of a floating dtype.
+        ValueError: value has fewer than two axes, or an axis of length 0.
+    """
+    value = check_floating(name, value, axes)
     if value.ndim < 2:
         raise ValueError(
             f"{name} has shape {shape_text(value.shape)}; "
@@ -138,7 +161,8 @@ def _check_leading(query: Tensor, key: Tensor, both: str) -> None:
     num_heads, num_kv_heads = query.shape[-3], key.shape[-3]
     if num_heads % num_kv_heads:
         remedy = f"{both} were read as {_LAYOUT}."
-        if query.ndim > 3 and query.shape[-2] % key.shape[-2] == 0:
+        likely = query.ndim > 3 and num_heads > query.shape[-2]  # more tokens than heads
+        if likely and query.shape[-2] % key.shape[-2] == 0:
             remedy = (
                 f"{both} fit as (..., tokens, num_heads, head_dim): "
                 "pass query.transpose(-3, -2) and key.transpose(-3, -2)."
@@ -161,7 +185,7 @@ def check_scale(scale: object, head_dim: int) -> float:
         return head_dim**-0.5
     if isinstance(scale, bool) or not isinstance(scale, int | float):
         raise TypeError(
-            f"scale is a {type(scale).__name__}; it must be a number.\n"
+            f"scale is {kind_text(scale)}; it must be a number.\n"
             "    Leave it out for 1/sqrt(head_dim); pass 1.0 for no scaling."
         )
     if not isfinite(scale):
@@ -210,7 +234,7 @@ def check_bias(bias: object, shape: torch.Size, query: Tensor) -> Tensor | None:
     if bias is None:
         return None
     if not isinstance(bias, Tensor) or not bias.is_floating_point():
-        came = dtype_text(bias.dtype) if isinstance(bias, Tensor) else f"a {type(bias).__name__}"
+        came = dtype_text(bias.dtype) if isinstance(bias, Tensor) else kind_text(bias)
         raise TypeError(
             f"bias is {came}; it must be a floating tensor, numbers added to the scores.\n"
             "    A bool tensor (True = may attend) goes to mask=."
@@ -241,8 +265,10 @@ def check_weights(weights: object) -> Tensor:
     remedy = "Divide each row by its sum, or pass what went into the softmax to from_scores."
     if bool(((columns - 1).abs() <= tolerance).all()):
         remedy = "Its columns sum to 1: the softmax ran over the queries. Pass weights.mT."
+    least = float(tensor.detach()[first].min())
+    came = f"the number {least:.6g}" if least < 0 else f"the sum {float(sums[first]):.6g}"
     raise ValueError(
-        f"weights has row {first} with the sum {float(sums[first]):.6g}; "
+        f"weights has row {first} with {came}; "
         f"weights must be at least 0 and each row must sum to 1 (or be all 0).\n    {remedy}"
     )
 
@@ -255,8 +281,8 @@ def check_product(name: str, operand: object, dtype: torch.dtype) -> Tensor:
     """
     if not isinstance(operand, Tensor):
         raise TypeError(
-            f"{name} is a {type(operand).__name__}; an attention matrix multiplies tensors.\n"
-            f"    Use torch.as_tensor({name})."
+            f"{name} is {kind_text(operand)}; an attention matrix multiplies tensors.\n"
+            f"    Use torch.as_tensor({name}); for a second matrix B use A @ (B @ x)."
         )
     if operand.dtype != dtype:
         raise TypeError(
@@ -281,15 +307,17 @@ def check_operand(
         )
     came = f"{name} has shape {shape_text(operand.shape)}"
     wanted = f"    It must broadcast to ({', '.join(map(str, shape))}, value_dim)."
+    if 0 in operand.shape:
+        raise ValueError(f"{came}; every axis must be at least 1.\n{wanted}")
     tokens = operand.shape[-2:-1] or operand.shape
     if tuple(tokens) != (shape[-1],):
         raise ValueError(
             f"{came}; its tokens axis must have {length_name} = {shape[-1]}.\n{wanted}"
         )
     leading, full = operand.shape[:-2], shape[:-1]
-    fits = len(leading) <= len(full) and 0 not in operand.shape
+    fits = len(leading) <= len(full)
     for axis, (got, of_matrix) in enumerate(zip(leading[::-1], full[::-1], strict=False)):
-        grouped = axis == 0 and got > 0 and of_matrix % got == 0
+        grouped = axis == 0 and of_matrix % got == 0
         fits = fits and (grouped or got in (1, of_matrix))
     if not fits:
         raise ValueError(
@@ -338,7 +366,7 @@ def check_whole(name: str, value: object) -> int:
         TypeError: it is not.
     """
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} is a {type(value).__name__}; it must be a whole number.")
+        raise TypeError(f"{name} is {kind_text(value)}; it must be a whole number.")
     return value
 
 
@@ -365,9 +393,7 @@ def check_spans(name: str, spans: object, length_name: str, length: int) -> list
     if isinstance(spans, Mapping):
         spans = list(cast(Mapping[Any, Any], spans).values())
     if not isinstance(spans, Sequence) or isinstance(spans, str):
-        raise TypeError(
-            f"{name} is a {type(spans).__name__}; it must be (start, stop) pairs.\n{remedy}"
-        )
+        raise TypeError(f"{name} is {kind_text(spans)}; it must be (start, stop) pairs.\n{remedy}")
     pairs = cast(Sequence[Any], spans)
     if not pairs:
         raise ValueError(f"{name} is empty; it must have at least one span.\n{remedy}")

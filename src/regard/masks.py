@@ -13,7 +13,14 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from regard.errors import check_broadcast, check_whole, dtype_text, shape_text
+from regard.errors import (
+    check_broadcast,
+    check_whole,
+    dtype_text,
+    kind_text,
+    shape_text,
+    with_article,
+)
 from regard.indexing import Box, narrow
 
 __all__ = ["Both", "Causal", "Drop", "Keep", "Mask", "Padding", "SlidingWindow", "as_mask"]
@@ -68,8 +75,9 @@ def as_mask(mask: object) -> Mask:
             f"mask is the class {mask.__name__}; it must be an instance.\n"
             f"    Use {mask.__name__}(...)."
         )
-    kind = type(mask).__name__  # pyright: ignore[reportUnknownArgumentType]
-    came = f"a {dtype_text(mask.dtype)} tensor" if isinstance(mask, Tensor) else f"a {kind}"
+    came = kind_text(mask)  # pyright: ignore[reportUnknownArgumentType]
+    if isinstance(mask, Tensor):
+        came = with_article(f"{dtype_text(mask.dtype)} tensor")
     raise TypeError(
         f"mask is {came}; a mask is a bool tensor (True = may attend) or one of regard.masks.\n"
         "    To add numbers to the scores, pass bias=. For nn.MultiheadAttention's convention "
@@ -216,7 +224,7 @@ class Padding(Mask):
         try:
             tensor = torch.as_tensor(lengths)
         except (TypeError, ValueError, RuntimeError):
-            raise _not_lengths(f"a {type(lengths).__name__}") from None
+            raise _not_lengths(kind_text(lengths)) from None
         if tensor.numel() and (tensor.is_floating_point() or tensor.dtype == torch.bool):
             raise _not_lengths(dtype_text(tensor.dtype))
         object.__setattr__(self, "lengths", tensor)
@@ -228,8 +236,8 @@ class Padding(Mask):
         if not bound and lengths.shape != batch and lengths.ndim > 0:
             raise ValueError(
                 f"lengths has shape {shape_text(lengths.shape)}; a matrix of shape "
-                f"{shape_text(shape)} needs {shape_text(batch)}, one length for each sequence.\n"
-                "    One number stands for all."
+                f"{shape_text(shape)} needs {shape_text(batch) if batch else 'one number'}, "
+                "one length for each sequence.\n    One number stands for all."
             )
         wrong = (lengths < 0) | (lengths > shape[-1])
         if bool(wrong.any()):

@@ -1,0 +1,339 @@
+"""Errors of what is asked of a matrix, word for word: products, parts, reductions, backends."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import regard
+from regard.products import TransposedOutput
+
+SMALL = torch.zeros(3, 2)
+A = regard.attend(torch.zeros(2, 6, 7, 4), torch.zeros(2, 2, 5, 4))
+LONG = regard.attend(torch.zeros(1, 1).expand(65536, 1), torch.zeros(1, 1).expand(65536, 1))
+REMEDY_OF_MEMORY = (
+    "    Ask for a part, A[..., rows, cols], or for a summary, A.pool(512, 512), "
+    "or pass limit=None to to_dense()."
+)
+REMEDY_OF_REDUCE = "    Pass for example regard.Entropy(), regard.TopK(8)."
+SPANS = "    Give (start, stop) pairs with 0 <= start < stop <= q_len = 7."
+
+# id: (what is called, kind of error, its whole text)
+ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+    "value-is-a-number": (
+        lambda: A @ 3,
+        TypeError,
+        "value is an int; an attention matrix multiplies tensors.\n"
+        "    Use torch.as_tensor(value); for a second matrix B use A @ (B @ x).",
+    ),
+    "value-is-a-matrix": (
+        lambda: A @ A,
+        TypeError,
+        "value is an AttentionMatrix; an attention matrix multiplies tensors.\n"
+        "    Use torch.as_tensor(value); for a second matrix B use A @ (B @ x).",
+    ),
+    "value-dtype": (
+        lambda: A @ torch.zeros(5, 3).half(),
+        TypeError,
+        "value is float16 and the matrix is float32; both must have one dtype.\n"
+        "    Use value.to(torch.float32).",
+    ),
+    "value-device": (
+        lambda: A @ torch.zeros(5, 3, device="meta"),
+        ValueError,
+        "value is on meta and the matrix is on cpu; both must be on one device.\n"
+        "    Use value.to(A.device).",
+    ),
+    "value-tokens": (
+        lambda: A @ torch.zeros(7, 3),
+        ValueError,
+        "value has shape (7, 3); its tokens axis must have kv_len = 5.\n"
+        "    It must broadcast to (2, 6, 5, value_dim).",
+    ),
+    "value-without-axes": (
+        lambda: A @ torch.tensor(1.0),
+        ValueError,
+        "value has shape (); its tokens axis must have kv_len = 5.\n"
+        "    It must broadcast to (2, 6, 5, value_dim).",
+    ),
+    "value-of-no-width": (
+        lambda: A @ torch.zeros(5, 0),
+        ValueError,
+        "value has shape (5, 0); every axis must be at least 1.\n"
+        "    It must broadcast to (2, 6, 5, value_dim).",
+    ),
+    "value-heads": (
+        lambda: A @ torch.zeros(2, 4, 5, 3),
+        ValueError,
+        "value has shape (2, 4, 5, 3); its leading axes must fit those of the matrix, (2, 6).\n"
+        "    It must broadcast to (2, 6, 5, value_dim), where heads may be grouped.",
+    ),
+    "value-with-too-many-axes": (
+        lambda: regard.attend(SMALL, SMALL) @ torch.zeros(1, 3, 2),
+        ValueError,
+        "value has shape (1, 3, 2); its leading axes must fit those of the matrix, ().\n"
+        "    It must broadcast to (3, value_dim), where heads may be grouped.",
+    ),
+    "operand-tokens": (
+        lambda: A.T @ torch.zeros(5, 3),
+        ValueError,
+        "operand has shape (5, 3); its tokens axis must have q_len = 7.\n"
+        "    It must broadcast to (2, 6, 7, value_dim).",
+    ),
+    "operand-is-a-list": (
+        lambda: A.T @ [1.0],
+        TypeError,
+        "operand is a list; an attention matrix multiplies tensors.\n"
+        "    Use torch.as_tensor(operand); for a second matrix B use A @ (B @ x).",
+    ),
+    "output-of-a-list": (
+        lambda: regard.Output([1.0]),
+        TypeError,
+        "value is a list; it must be a tensor of shape (..., num_kv_heads, kv_len, value_dim).\n"
+        "    Use torch.as_tensor(value).",
+    ),
+    "output-of-integers": (
+        lambda: regard.Output(torch.zeros(5, 1, dtype=torch.int64)),
+        TypeError,
+        "value is int64; attention needs a floating dtype.\n    Use value.float().",
+    ),
+    "to-dense": (
+        lambda: regard.attend(
+            torch.zeros(1, 1).expand(1, 32, 23170, 1), torch.zeros(1, 1).expand(1, 32, 23170, 1)
+        ).to_dense(),
+        MemoryError,
+        "to_dense() would make (1, 32, 23170, 23170) float32 = 64.0 GiB; the limit is 4.0 GiB.\n"
+        + REMEDY_OF_MEMORY,
+    ),
+    "to-dense-own-limit": (
+        lambda: A.to_dense(limit=1000),
+        MemoryError,
+        "to_dense() would make (2, 6, 7, 5) float32 = 0.0 GiB; the limit is 0.0 GiB.\n"
+        + REMEDY_OF_MEMORY,
+    ),
+    "transposed-to-dense": (
+        LONG.T.to_dense,
+        MemoryError,
+        "to_dense() would make (65536, 65536) float32 = 16.0 GiB; the limit is 4.0 GiB.\n"
+        + REMEDY_OF_MEMORY,
+    ),
+    "scores-to-dense": (
+        LONG.scores.to_dense,
+        MemoryError,
+        "scores.to_dense() would make (65536, 65536) float32 = 16.0 GiB; the limit is 4.0 GiB.\n"
+        + REMEDY_OF_MEMORY,
+    ),
+    "a-part-too-large": (
+        lambda: LONG[:32768],
+        MemoryError,
+        "this part would make (32768, 65536) float32 = 8.0 GiB; the limit is 4.0 GiB.\n"
+        + REMEDY_OF_MEMORY,
+    ),
+    "scores-too-large": (
+        lambda: LONG.scores[:32768],
+        MemoryError,
+        "these scores would make (32768, 65536) float32 = 8.0 GiB; the limit is 4.0 GiB.\n"
+        + REMEDY_OF_MEMORY,
+    ),
+    "dense-backend-too-large": (
+        lambda: LONG.reduce(regard.Entropy(), backend="dense"),
+        MemoryError,
+        "backend='dense' would make (65536, 65536) float64 = 32.0 GiB; the limit is 4.0 GiB.\n"
+        + REMEDY_OF_MEMORY,
+    ),
+    "no-reductions": (
+        A.reduce,
+        ValueError,
+        "reduce() has no reductions; it needs at least one.\n" + REMEDY_OF_REDUCE,
+    ),
+    "a-reduction-that-is-none": (
+        lambda: A.reduce("entropy"),
+        TypeError,
+        "reduce() got str; each argument must be an instance of a reduction.\n" + REMEDY_OF_REDUCE,
+    ),
+    "a-reduction-class": (
+        lambda: A.reduce(regard.Entropy),
+        TypeError,
+        "reduce() got Entropy; each argument must be an instance of a reduction.\n"
+        + REMEDY_OF_REDUCE,
+    ),
+    "backend": (
+        lambda: A.reduce(regard.Max(), backend="fast"),
+        ValueError,
+        "backend is 'fast'; it must be one of 'fused', 'blocks', 'dense'.\n"
+        "    Leave it out to have the fastest chosen.",
+    ),
+    "k-beyond-the-keys": (
+        lambda: A.topk(6),
+        ValueError,
+        "k is 6; it must be at most kv_len = 5.\n    Use topk(min(k, 5)).",
+    ),
+    "k-below-1": (lambda: A.topk(0), ValueError, "k is 0; it must be at least 1."),
+    "k-is-true": (lambda: A.topk(True), TypeError, "k is a bool; it must be a whole number."),
+    "k-is-a-fraction": (
+        lambda: A.topk(2.0),
+        TypeError,
+        "k is a float; it must be a whole number.",
+    ),
+    "dim": (
+        lambda: A.sum(0),
+        ValueError,
+        "dim is 0; it must be -1 (over the keys) or -2 (over the queries).\n"
+        "    Sum the answer over other axes.",
+    ),
+    "pool-of-no-rows": (lambda: A.pool(0, 4), ValueError, "rows is 0; it must be at least 1."),
+    "pool-of-text": (
+        lambda: A.pool(4, "4"),
+        TypeError,
+        "columns is a str; it must be a whole number.",
+    ),
+    "offset": (
+        lambda: A.diagonal(0.5),
+        TypeError,
+        "offset is a float; it must be a whole number.",
+    ),
+    "spans-is-a-number": (
+        lambda: A.segments(5),
+        TypeError,
+        f"query_spans is an int; it must be (start, stop) pairs.\n{SPANS}",
+    ),
+    "spans-is-text": (
+        lambda: A.segments("ab"),
+        TypeError,
+        f"query_spans is a str; it must be (start, stop) pairs.\n{SPANS}",
+    ),
+    "no-spans": (
+        lambda: A.segments([]),
+        ValueError,
+        f"query_spans is empty; it must have at least one span.\n{SPANS}",
+    ),
+    "span-of-one-number": (
+        lambda: A.segments([(0, 3), (4,)]),
+        TypeError,
+        f"query_spans has (4,); each span must be two whole numbers.\n{SPANS}",
+    ),
+    "span-beyond-the-text": (
+        lambda: A.segments([(0, 8)]),
+        ValueError,
+        f"query_spans has (0, 8); each span must hold at least one token of the text.\n{SPANS}",
+    ),
+    "empty-span": (
+        lambda: A.segments({"title": (3, 3)}),
+        ValueError,
+        f"query_spans has (3, 3); each span must hold at least one token of the text.\n{SPANS}",
+    ),
+    "span-beyond-the-keys": (
+        lambda: A.segments([(0, 7)]),
+        ValueError,
+        "key_spans has (0, 7); each span must hold at least one token of the text.\n"
+        "    Give (start, stop) pairs with 0 <= start < stop <= kv_len = 5.",
+    ),
+    "index-of-another-kind": (
+        lambda: A[1.0],
+        TypeError,
+        "an attention matrix has no index of type float; it takes integers, slices and one '...'.\n"
+        "    For chosen rows take A[..., start:stop, :] and index that tensor.",
+    ),
+    "index-is-a-list": (
+        lambda: A[0, 0, [1, 2]],
+        TypeError,
+        "an attention matrix has no index of type list; it takes integers, slices and one '...'.\n"
+        "    For chosen rows take A[..., start:stop, :] and index that tensor.",
+    ),
+    "index-is-true": (
+        lambda: A[True],
+        TypeError,
+        "an attention matrix has no index of type bool; it takes integers, slices and one '...'.\n"
+        "    For chosen rows take A[..., start:stop, :] and index that tensor.",
+    ),
+    "index-out-of-range": (
+        lambda: A[2],
+        IndexError,
+        "index 2 is out of range for axis 0 of length 2.\n    Use -2 to 1.",
+    ),
+    "row-out-of-range": (
+        lambda: A[0, 0, -8],
+        IndexError,
+        "index -8 is out of range for axis 2 of length 7.\n    Use -7 to 6.",
+    ),
+    "too-many-indices": (
+        lambda: A[0, 0, 0, 0, 0],
+        IndexError,
+        "the index has 5 entries and 0 '...'; a matrix of shape (2, 6, 7, 5) takes at most 4 and "
+        "one '...'.",
+    ),
+    "two-ellipses": (
+        lambda: A[..., ...],
+        IndexError,
+        "the index has 0 entries and 2 '...'; a matrix of shape (2, 6, 7, 5) takes at most 4 and "
+        "one '...'.",
+    ),
+    "negative-step": (
+        lambda: A[..., ::-1, :],
+        ValueError,
+        "the slice on axis 2 has step -1; steps must be at least 1, as in PyTorch.\n"
+        "    Take the part and use .flip() on it.",
+    ),
+    "no-heads": (
+        lambda: A[:, 3:3],
+        ValueError,
+        "the slice on axis 1 is empty; it must keep at least one matrix.\n"
+        "    Only the slices of rows and columns, the last two axes, may be empty.",
+    ),
+    "to-integers": (
+        lambda: A.to(torch.int64),
+        TypeError,
+        "to() has int64; attention needs a floating dtype.\n"
+        "    Use to_dense().to(...) for a tensor of another kind.",
+    ),
+    "another-function-of-torch": (
+        lambda: torch.softmax(A, -1),
+        TypeError,
+        "torch.softmax does not take an AttentionMatrix; only torch.matmul(A, value) does.\n"
+        "    Use a method, A.topk(8), a part, A[..., rows, cols], or A.to_dense().",
+    ),
+    "matrix-on-the-right": (
+        lambda: torch.matmul(SMALL, A),
+        TypeError,
+        "torch.matmul does not take an AttentionMatrix; only torch.matmul(A, value) does.\n"
+        "    Use a method, A.topk(8), a part, A[..., rows, cols], or A.to_dense().",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "kind", "text"), ERRORS.values(), ids=ERRORS)
+def test_a_wrong_call_says_what_came_and_what_to_do(
+    call: Callable[[], object], kind: type[Exception], text: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        call()
+    assert str(caught.value) == text
+
+
+FUSED_REFUSES = {
+    "another-reduction": (A, regard.Max(), "Max"),
+    "a-transposed-product": (A, TransposedOutput(torch.zeros(7, 1)), "TransposedOutput"),
+    "an-own-value": (A, regard.Output(torch.zeros(5, 3)), "Output"),
+    "given-scores": (
+        regard.AttentionMatrix.from_scores(SMALL),
+        regard.Output(torch.zeros(2, 1)),
+        "Output",
+    ),
+    "two-masks": (
+        regard.attend(SMALL, SMALL, mask=regard.Causal() & regard.Padding(2)),
+        regard.Output(SMALL),
+        "Output",
+    ),
+}
+
+
+@pytest.mark.parametrize(("matrix", "reduction", "name"), FUSED_REFUSES.values(), ids=FUSED_REFUSES)
+def test_the_fused_backend_says_what_it_cannot_answer(
+    matrix: regard.AttentionMatrix, reduction: regard.Reduction, name: str
+) -> None:
+    with pytest.raises(ValueError, match="backend") as caught:
+        matrix.reduce(reduction, backend="fused")
+    assert str(caught.value) == (
+        f"backend is 'fused'; no fused attention call answers {name} of this matrix.\n"
+        "    Leave it out to have the fastest chosen."
+    )
