@@ -1,21 +1,20 @@
-"""The page in a real browser: its numbers are the library's, and nothing it shows can run."""
+"""The page in a real browser: its numbers are the library's, every key does its part."""
 
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser
 
+import pages
 import regard
+from pages import LEVEL, WORDS, Open, address, go, level_at, ready, recorded, sentence, three_digits
 from regard.see.file import write_page
 
 pytestmark = pytest.mark.browser
 
-Open = Callable[..., Page]
-WORDS = ["Life", "is", "short", ",", "eat", "dessert", "first", "and", "then", "rest"]
 NO_WORKER = """
 window.Worker = class {
   constructor() { setTimeout(() => this.onerror?.(new Event("error")), 20); }
@@ -26,98 +25,14 @@ window.Worker = class {
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    path = shutil.which("chromium") or shutil.which("chromium-browser")
-    arguments = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=arguments)
+    with pages.chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture
 def show(browser: Browser, tmp_path: Path) -> Iterator[Open]:
-    """Writes a recording as a page and opens it; any error, dialog or request fails the test."""
-    troubles: list[str] = []
-    contexts: list[Any] = []
-
-    def opened(recording: regard.Recording | Path, address: str = "", **context: Any) -> Page:
-        path = recording
-        if isinstance(recording, regard.Recording):
-            path = write_page(recording, tmp_path / "page.html")
-        script = context.pop("script", None)
-        contexts.append(
-            browser.new_context(**{"viewport": {"width": 1280, "height": 800}} | context)
-        )
-        page = contexts[-1].new_page()
-        if script:
-            page.add_init_script(script)
-        page.on("console", lambda message: troubles.extend(complaint(message.text)))
-        page.on("pageerror", lambda error: troubles.append(f"error: {error}"))
-        page.on("dialog", lambda dialog: (troubles.append("dialog"), dialog.dismiss()))
-        page.on(
-            "request", lambda request: troubles.append(request.url) if foreign(request) else None
-        )
-        page.goto(f"file://{path}{address}")
-        page.wait_for_selector("body.ready, body.failed")
-        return page
-
-    yield opened
-    for context in contexts:
-        context.close()
-    assert troubles == []
-
-
-def complaint(text: str) -> list[str]:
-    # These tests read pixels back, which the browser would like announced; the page never does.
-    return [] if "willReadFrequently" in text else [f"console: {text}"]
-
-
-def foreign(request: Any) -> bool:
-    return not request.url.startswith(("file:", "blob:"))
-
-
-def recorded(
-    *, heads: int = 2, kv_heads: int = 2, tokens: int = 9, keys: int | None = None, **options: Any
-) -> regard.Recording:
-    torch.manual_seed(3)
-    layers = {
-        f"layer.{layer}": regard.attend(
-            torch.randn(1, heads, tokens, 8) * 1.5,
-            torch.randn(1, kv_heads, keys or tokens, 8) * 1.5,
-            **options,
-        )
-        for layer in range(2)
-    }
-    if keys is not None or tokens > len(WORDS):
-        return regard.Recording(layers, model="a model")
-    return regard.Recording(layers, model="a model", query_tokens=words(tokens))
-
-
-def words(count: int) -> list[regard.Token]:
-    text = [regard.Token(f" {word}" if i else word) for i, word in enumerate(WORDS[: count - 1])]
-    return [regard.Token("[CLS]", special=True), *text]
-
-
-def go(page: Page, layer: int, head: int, query: int, key: int, **more: str) -> None:
-    parts = {"layer": layer, "head": head, "query": query, "key": key, **more}
-    page.evaluate(
-        "address => { location.hash = address }", "&".join(f"{k}={v}" for k, v in parts.items())
-    )
-    hidden = int(more.get("hidden", 0))
-    page.wait_for_selector(f'body[data-read="{layer},{head},{query},{key},{hidden}"]')
-
-
-def sentence(page: Page) -> str:
-    return page.inner_text("#sentence").replace("\u202f", " ")
-
-
-def three_digits(weight: float) -> str:
-    """A share as the page writes it, from 0.001 % up."""
-    return f"{100 * weight:#.3g}".rstrip(".") + " %" if weight else "0 %"
-
-
-def ready(page: Page) -> None:
-    page.wait_for_selector('.map[data-ready]:not([data-ready=""])')
+    with pages.opener(browser, tmp_path) as show:
+        yield show
 
 
 # Its numbers are the library's
@@ -200,22 +115,6 @@ def test_a_row_with_no_key_is_said_to_attend_to_nothing(show: Open) -> None:
     assert sentence(page) == "“is” may attend to nothing: all its weights are 0, layer 0 head 0."
 
 
-LEVEL = """([x, y]) => {
-  const read = (canvas, x, y) => [...canvas.getContext("2d").getImageData(x, y, 1, 1).data];
-  const scale = document.querySelector("#legend canvas");
-  const map = document.querySelector(".map canvas");
-  const colours = Array.from({ length: 256 }, (_, i) => String(read(scale, i, 0)));
-  return colours.indexOf(String(read(map, x, y)));
-}"""
-
-
-def level_at(page: Page, row: float, column: float) -> int:
-    """Which of the 256 colours of the legend the map has at a cell, near its left edge."""
-    frame = page.get_attribute(".map", "data-frame") or ""
-    left, top, width, height = map(float, frame.split(","))
-    return page.evaluate(LEVEL, [left + column * width + 0.1 * width, top + (row + 0.5) * height])
-
-
 def test_the_map_has_the_colour_of_every_cell(show: Open) -> None:
     recording = recorded(mask=regard.Causal())
     page = show(recording, "#layer=1&head=1&query=0&key=8")
@@ -256,12 +155,6 @@ KEYS = [
     pytest.param("d", {"side": "looked"}, id="side"),
     pytest.param("t", {"folded": "1"}, id="fold"),
 ]
-
-
-def address(page: Page) -> dict[str, str]:
-    page.wait_for_timeout(300)  # the address follows a moment after the state
-    hash_ = page.url.partition("#")[2]
-    return dict(part.split("=") for part in hash_.split("&") if part)
 
 
 @pytest.mark.parametrize(("key", "expected"), KEYS)
@@ -439,81 +332,3 @@ def test_a_layer_that_is_not_in_the_file_says_so(show: Open, tmp_path: Path) -> 
     assert "Only the small map of this layer is in this file" in page.inner_text("#notes")
     go(page, 0, 1, 20, 41)
     assert page.inner_text("#notes") == ""
-
-
-def test_a_damaged_layer_leaves_the_others_whole(show: Open, tmp_path: Path) -> None:
-    path = write_page(recorded(), tmp_path / "page.html")
-    text = path.read_text()
-    at = text.index('id="layer-0"') + 200
-    path.write_text(text[:at] + ("A" if text[at] != "A" else "B") * 8 + text[at + 8 :])
-    page = show(path)
-    page.wait_for_selector("#damage:not([hidden])")
-    assert page.inner_text("#damage").startswith("Layer 0 of this file is damaged: its numbers are")
-    go(page, 1, 0, 3, 2)
-    assert not page.is_visible("#damage")
-    assert "of its attention to" in sentence(page)
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        pytest.param('"version":1', '"version":2', id="another version"),
-        pytest.param('"version":1', '"version":', id="no JSON"),
-        pytest.param('"num_heads":2', '"num_heads":0', id="a shape"),
-        pytest.param('"num_heads":2', '"num_heads":3', id="a small map"),
-    ],
-)
-def test_a_damaged_page_says_so(old: str, new: str, show: Open, tmp_path: Path) -> None:
-    path = write_page(recorded(), tmp_path / "page.html")
-    path.write_text(path.read_text().replace(old, new))
-    page = show(path)
-    assert page.inner_text("#failure").startswith("This file is damaged: ")
-    assert not page.is_visible("#stage")
-
-
-# Tokens are hostile text
-
-HOSTILE = [
-    "<script>document.title = 'pwned'</script>",
-    " </style></script><img src=x onerror=\"document.title='pwned'\">",
-    " \u202eevil\u2066",
-    "\x00null",
-    " " + "long" * 2500,
-    " {{code}}",
-    "\ud800",
-    "\n",
-    " --><!--",
-    " javascript:alert(1)",
-]
-
-
-def hostile() -> regard.Recording:
-    recording = recorded(tokens=len(HOSTILE), heads=2)
-    tokens = [regard.Token(text) for text in HOSTILE]
-    layers = {"<img src=x onerror=alert(1)>": recording[0], "b": recording[1]}
-    return regard.Recording(layers, model="<script>alert(2)</script>", query_tokens=tokens)
-
-
-def test_hostile_tokens_are_shown_and_nothing_runs(show: Open) -> None:
-    page = show(hostile())
-    ready(page)
-    for at in range(len(HOSTILE)):
-        go(page, 0, 0, at, at)
-    assert "pwned" not in page.title()
-    assert page.locator("#prose img, #prose script, #prose style").count() == 0
-    assert page.inner_text('#prose [data-at="0"]') == HOSTILE[0]
-
-
-def test_hidden_characters_are_drawn_as_symbols(show: Open) -> None:
-    page = show(hostile())
-    assert page.inner_text('#prose [data-at="2"]') == "‹RLO›evil‹LRI›"
-    assert page.inner_text('#prose [data-at="3"]') == "‹NUL›null"
-    assert page.inner_text('#prose [data-at="6"]') == "‹U+D800›"
-
-
-def test_a_very_long_token_is_shortened_and_whole_on_demand(show: Open) -> None:
-    page = show(hostile())
-    assert len(page.inner_text('#prose [data-at="4"]')) < 200
-    go(page, 0, 0, 4, 0)
-    page.click("#whole-token summary")
-    assert page.inner_text("#whole-token pre").strip() == HOSTILE[4].strip()

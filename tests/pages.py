@@ -1,0 +1,137 @@
+"""Opening a recording as a page in Chromium and reading what it shows; for the page's tests."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from playwright.sync_api import Browser, Page, sync_playwright
+
+import regard
+from regard.see.file import write_page
+
+Open = Callable[..., Page]
+WORDS = ["Life", "is", "short", ",", "eat", "dessert", "first", "and", "then", "rest"]
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """The installed Chromium, without a window."""
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    arguments = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=arguments)
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def opener(browser: Browser, folder: Path) -> Iterator[Open]:
+    """Writes a recording as a page and opens it; any error, dialog or request fails the test."""
+    troubles: list[str] = []
+    contexts: list[Any] = []
+
+    def opened(recording: regard.Recording | Path, address: str = "", **context: Any) -> Page:
+        path = recording
+        if isinstance(recording, regard.Recording):
+            path = write_page(recording, folder / "page.html")
+        script = context.pop("script", None)
+        contexts.append(
+            browser.new_context(**{"viewport": {"width": 1280, "height": 800}} | context)
+        )
+        page = contexts[-1].new_page()
+        if script:
+            page.add_init_script(script)
+        page.on("console", lambda message: troubles.extend(complaint(message.text)))
+        page.on("pageerror", lambda error: troubles.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: (troubles.append("dialog"), dialog.dismiss()))
+        page.on(
+            "request", lambda request: troubles.append(request.url) if foreign(request) else None
+        )
+        page.goto(f"file://{path}{address}")
+        page.wait_for_selector("body.ready, body.failed")
+        return page
+
+    try:
+        yield opened
+    finally:
+        for context in contexts:
+            context.close()
+    assert not troubles, "\n".join(troubles)
+
+
+def complaint(text: str) -> list[str]:
+    # These tests read pixels back, which the browser would like announced; the page never does.
+    return [] if "willReadFrequently" in text else [f"console: {text}"]
+
+
+def foreign(request: Any) -> bool:
+    return not request.url.startswith(("file:", "blob:"))
+
+
+def recorded(
+    *, heads: int = 2, kv_heads: int = 2, tokens: int = 9, keys: int | None = None, **options: Any
+) -> regard.Recording:
+    torch.manual_seed(3)
+    layers = {
+        f"layer.{layer}": regard.attend(
+            torch.randn(1, heads, tokens, 8) * 1.5,
+            torch.randn(1, kv_heads, keys or tokens, 8) * 1.5,
+            **options,
+        )
+        for layer in range(2)
+    }
+    if keys is not None or tokens > len(WORDS):
+        return regard.Recording(layers, model="a model")
+    return regard.Recording(layers, model="a model", query_tokens=words(tokens))
+
+
+def words(count: int) -> list[regard.Token]:
+    text = [regard.Token(f" {word}" if i else word) for i, word in enumerate(WORDS[: count - 1])]
+    return [regard.Token("[CLS]", special=True), *text]
+
+
+def go(page: Page, layer: int, head: int, query: int, key: int, **more: str) -> None:
+    parts = {"layer": layer, "head": head, "query": query, "key": key, **more}
+    page.evaluate(
+        "address => { location.hash = address }", "&".join(f"{k}={v}" for k, v in parts.items())
+    )
+    hidden = int(more.get("hidden", 0))
+    page.wait_for_selector(f'body[data-read="{layer},{head},{query},{key},{hidden}"]')
+
+
+def sentence(page: Page) -> str:
+    return page.inner_text("#sentence").replace("\u202f", " ")
+
+
+def three_digits(weight: float) -> str:
+    """A share as the page writes it, from 0.001 % up."""
+    return f"{100 * weight:#.3g}".rstrip(".") + " %" if weight else "0 %"
+
+
+def ready(page: Page) -> None:
+    page.wait_for_selector('.map[data-ready]:not([data-ready=""])')
+
+
+LEVEL = """([x, y]) => {
+  const read = (canvas, x, y) => [...canvas.getContext("2d").getImageData(x, y, 1, 1).data];
+  const scale = document.querySelector("#legend canvas");
+  const map = document.querySelector(".map canvas");
+  const colours = Array.from({ length: 256 }, (_, i) => String(read(scale, i, 0)));
+  return colours.indexOf(String(read(map, x, y)));
+}"""
+
+
+def level_at(page: Page, row: float, column: float) -> int:
+    """Which of the 256 colours of the legend the map has at a cell, near its left edge."""
+    frame = page.get_attribute(".map", "data-frame") or ""
+    left, top, width, height = map(float, frame.split(","))
+    return page.evaluate(LEVEL, [left + column * width + 0.1 * width, top + (row + 0.5) * height])
+
+
+def address(page: Page) -> dict[str, str]:
+    page.wait_for_timeout(300)  # the address follows a moment after the state
+    hash_ = page.url.partition("#")[2]
+    return dict(part.split("=") for part in hash_.split("&") if part)
