@@ -245,7 +245,18 @@ SCORES = [
         mask="causal",
     ),
 ]
-CASES = [*SHAPES, *MASKED, *NUMBERS, *SCORES]
+MANY = [
+    Case("many-keys", "enough keys for the search in groups", (1, 2, 5, 3), (1, 2, 421, 3)),
+    Case(
+        "many-masked-keys",
+        "groups of keys that are all masked",
+        (1, 2, 150, 3),
+        (1, 2, 311, 3),
+        mask="causal-and-padding",
+    ),
+    Case("many-ties", "every key ties", (3, 2), (300, 2), scale=0.0, mask="bool-keys"),
+]
+CASES = [*SHAPES, *MASKED, *NUMBERS, *SCORES, *MANY]
 
 
 def parametrised(cases: list[Case]) -> pytest.MarkDecorator:
@@ -260,14 +271,27 @@ class Question:
         ask: the reduction.
         exact: the answer from the dense matrix.
         differentiable: the same for gradients, where that is another expression.
-        kind: "statistic" (float32 at least), "nats" (the same, with the error of a score in it) or
-            "product" (in the dtype of the inputs).
+        kind: "statistic" (float32 at least), "sum" (the same, of many numbers), "nats" (the same,
+            with the error of a score in it) or "product" (in the dtype of the inputs).
     """
 
     ask: Callable[[Inputs], regard.Reduction]
     exact: Callable[[oracle.Dense, Inputs], Tensor | oracle.Top]
     differentiable: Callable[[oracle.Dense, Inputs], Tensor] | None = None
     kind: str = "statistic"
+
+    def allowed_error(
+        self, exact: Tensor, plain: Tensor, *, dtype: torch.dtype, scores: float
+    ) -> float:
+        """The budget of an answer: see oracle.allowed_error."""
+        return oracle.allowed_error(
+            exact,
+            plain,
+            dtype=dtype,
+            scores=scores,
+            unit=1.0 if self.kind == "nats" else None,
+            roundings=oracle.SUM_ROUNDINGS if self.kind == "sum" else 1,
+        )
 
 
 def _spans(length: int) -> list[tuple[int, int]]:
@@ -304,14 +328,19 @@ QUESTIONS: dict[str, Question] = {
         lambda x: regard.TopK(x.shape[-1]), lambda d, x: oracle.topk(d, x.shape[-1])
     ),
     "max": Question(lambda _: regard.Max(), lambda d, _: oracle.maximum(d)),
-    "sum-keys": Question(lambda _: regard.Sum(-1), lambda d, _: d.weights.sum(-1)),
-    "sum-queries": Question(lambda _: regard.Sum(-2), lambda d, _: d.weights.sum(-2)),
-    "pool-3x4": Question(lambda _: regard.Pool(3, 4), lambda d, _: oracle.pool(d, 3, 4)),
-    "pool-one-cell": Question(lambda _: regard.Pool(1, 1), lambda d, _: oracle.pool(d, 1, 1)),
-    "pool-beyond": Question(lambda _: regard.Pool(99, 99), lambda d, _: d.weights),
+    "sum-keys": Question(lambda _: regard.Sum(-1), lambda d, _: d.weights.sum(-1), kind="sum"),
+    "sum-queries": Question(lambda _: regard.Sum(-2), lambda d, _: d.weights.sum(-2), kind="sum"),
+    "pool-3x4": Question(
+        lambda _: regard.Pool(3, 4), lambda d, _: oracle.pool(d, 3, 4), kind="sum"
+    ),
+    "pool-one-cell": Question(
+        lambda _: regard.Pool(1, 1), lambda d, _: oracle.pool(d, 1, 1), kind="sum"
+    ),
+    "pool-beyond": Question(lambda _: regard.Pool(999, 999), lambda d, _: d.weights),
     "segments": Question(
         lambda x: regard.Segments(_spans(x.shape[-2]), _spans(x.shape[-1])),
         lambda d, x: oracle.segments(d, _spans(x.shape[-2]), _spans(x.shape[-1])),
+        kind="sum",
     ),
     "diagonal": Question(lambda _: regard.Diagonal(), lambda d, _: oracle.diagonal(d, 0)),
     "diagonal-previous": Question(

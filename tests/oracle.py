@@ -175,8 +175,19 @@ def _times(weights: Tensor, operand: Tensor) -> Tensor:
 # The budget.
 
 
+# design.md: sums and pools to 1e-5 relative in float32, which is this many roundings; sums of
+# hundreds of numbers, one after another, need some of them.
+SUM_ROUNDINGS = 84
+
+
 def allowed_error(
-    exact: Tensor, plain: Tensor, *, dtype: torch.dtype, scores: float, unit: float | None = None
+    exact: Tensor,
+    plain: Tensor,
+    *,
+    dtype: torch.dtype,
+    scores: float,
+    unit: float | None = None,
+    roundings: int = 1,
 ) -> float:
     """The largest error an answer may have: twice that of plain PyTorch, plus one rounding.
 
@@ -189,12 +200,13 @@ def allowed_error(
         dtype: of the answer.
         scores: how large a score can be.
         unit: what an error of a score is multiplied with in the answer: its size when left out.
+        roundings: how many roundings of the answer; SUM_ROUNDINGS for sums.
     """
     size = _largest(exact)
     twice = 2 * _largest(finite(plain).double() - finite(exact))
     accumulated = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
     of_scores = 2 * accumulated * (1 + scores) * (size if unit is None else unit)
-    return twice + torch.finfo(dtype).eps * size + of_scores
+    return twice + roundings * torch.finfo(dtype).eps * size + of_scores
 
 
 def assert_close(actual: Tensor, exact: Tensor, within: float) -> None:

@@ -58,13 +58,8 @@ def within(case: Case, name: str, dtype: torch.dtype) -> float:
     as_plain = case.dtype if question.kind == "product" else statistic_dtype(case.dtype)
     inputs = Inputs(*(None if x is None else x.to(as_plain) for x in case.inputs))
     plain = question.exact(case.dense(*inputs[:3]), inputs)
-    unit = 1.0 if question.kind == "nats" else None
-    return oracle.allowed_error(
-        numbers(exact(case, name)),
-        numbers(plain),
-        dtype=dtype,
-        scores=case.largest_score,
-        unit=unit,
+    return question.allowed_error(
+        numbers(exact(case, name)), numbers(plain), dtype=dtype, scores=case.largest_score
     )
 
 
