@@ -39,7 +39,7 @@ format: .venv/.installed-dev ## let ruff mend what it can
 	$(BIN)/ruff format $(CODE)
 
 bench: .venv/.installed-dev ## the benchmarks: memory, speed, start-up
-	$(BIN)/python -m benchmarks.run
+	$(BIN)/python -m benchmarks
 
 clean: ## remove .venv, caches and builds
 	rm -rf .venv build dist .hypothesis .pytest_cache .ruff_cache
