@@ -25,6 +25,7 @@ from transformers import (
     LlamaForCausalLM,
     LlamaModel,
     MistralConfig,
+    MistralForCausalLM,
     MistralModel,
     T5Config,
     T5Model,
@@ -183,6 +184,7 @@ vit = of(ViTModel, ViTConfig, **VIT)
 bart = of(BartModel, BartConfig, **BART)
 t5 = of(T5Model, T5Config, **T5, d_ff=37)
 llama_head = of(LlamaForCausalLM, LlamaConfig, **LLAMA)
+mistral_head = of(MistralForCausalLM, MistralConfig, **LLAMA, sliding_window=3)
 
 PLAIN = {"input_ids": ids()}
 PADDED = {"input_ids": ids(), "attention_mask": padded()}

@@ -19,7 +19,17 @@ from torch.overrides import TorchFunctionMode
 from transformers import AutoModel
 
 import regard
-from models import MODELS, PADDED, Heads, ModelCase, ids, llama, llama_head, noise
+from models import (
+    MODELS,
+    PADDED,
+    Heads,
+    ModelCase,
+    ids,
+    llama,
+    llama_head,
+    mistral_head,
+    noise,
+)
 
 CASES = [pytest.param(case, id=name) for name, case in MODELS.items()]
 HUGGING_FACE = [pytest.param(case, id=name) for name, case in MODELS.items() if case.hugging_face]
@@ -238,26 +248,26 @@ def test_a_query_without_keys_has_no_weights() -> None:
 
 
 @pytest.mark.parametrize("left", [0, 3], ids=["not padded", "padded on the left"])
-def test_every_step_of_generation_is_kept(left: int) -> None:
+@pytest.mark.parametrize("build", [llama_head, mistral_head], ids=["llama", "sliding window"])
+def test_every_step_of_generation_is_kept(build: Callable[[str], nn.Module], left: int) -> None:
     mask = torch.ones(2, 7, dtype=torch.int64)
     mask[1, :left] = 0
     options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
     options |= {"output_attentions": True, "return_dict_in_generate": True}
-    case = ModelCase(llama_head)
+    case = ModelCase(build)
     eager = case.model("eager").generate(ids(), attention_mask=mask, **options)
     model = case.model()
     plain = model.generate(ids(), attention_mask=mask, **options)
     with regard.observe(model) as seen:
         output = model.generate(ids(), attention_mask=mask, **options)
     assert torch.equal(plain.sequences, output.sequences)
-    assert [tuple(m.shape) for m in seen.values()][::2] == [
-        (2, 4, 7, 7),
-        (2, 4, 1, 8),
-        (2, 4, 1, 9),
+    assert [tuple(matrix.shape[:3]) for matrix in seen.values()][::2] == [
+        *((2, 4, 7), (2, 4, 1), (2, 4, 1))
     ]
     steps = [weights for step in eager.attentions for weights in step]
     for matrix, weights in zip(seen.values(), steps, strict=True):
-        has_keys = mask[:, None, : matrix.shape[-2], None].bool() | (matrix.shape[-2] == 1)
+        q_len = matrix.shape[-2]
+        has_keys = mask[:, None, :q_len, None].bool() | (q_len == 1)
         expected = weights.where(has_keys, 0.0)
         torch.testing.assert_close(matrix.to_dense(), expected, atol=1e-5, rtol=0)
 
