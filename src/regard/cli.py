@@ -30,8 +30,9 @@ try:
     from regard.see.terminal import TerminalView
     from regard.see.visible import visible
 except ModuleNotFoundError as missing:
+    name = str(missing.name).partition(".")[0]
     sys.stderr.write(
-        f"regard: the command needs {missing.name}, which is not installed.\n"
+        f"regard: the command needs {name}, which is not installed.\n"
         "    Run: pip install 'regard[demo]'\n"
     )
     raise SystemExit(2) from None
@@ -99,52 +100,59 @@ def regard(
         typer.echo(context.get_help())
 
 
+Text = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="TEXT",
+        help="What the model reads; - is standard input, which is also read when piped.",
+        show_default=False,
+    ),
+]
+TextFile = Annotated[
+    Path | None,
+    typer.Option("--file", "-f", metavar="FILE", help="Read the text from this file."),
+]
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model", "-m", metavar="NAME", help="A Hugging Face model: its name or its folder."
+    ),
+]
+Layer = Annotated[
+    int | None, typer.Option(min=0, metavar="PLACE", help="Show this layer only, counted from 0.")
+]
+HeadOfLayer = Annotated[
+    int | None,
+    typer.Option(min=0, metavar="PLACE", help="Show this head of the layer only, counted from 0."),
+]
+Top = Annotated[
+    int, typer.Option(min=1, metavar="COUNT", help="How many tokens to name for each token.")
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Write the page to this file: attention.html, or none with --json.",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print numbers for programs, and nothing else.")
+]
+
+
 @app.command()
 def see(
-    text: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="TEXT",
-            help="What the model reads; - is standard input, which is also read when piped.",
-            show_default=False,
-        ),
-    ] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option("--file", "-f", metavar="FILE", help="Read the text from this file."),
-    ] = None,
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model", "-m", metavar="NAME", help="A Hugging Face model: its name or its folder."
-        ),
-    ] = DEFAULT_MODEL,
-    layer: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="PLACE", help="Show this layer only, counted from 0."),
-    ] = None,
-    head: Annotated[
-        int | None,
-        typer.Option(
-            min=0, metavar="PLACE", help="Show this head of the layer only, counted from 0."
-        ),
-    ] = None,
-    top: Annotated[
-        int, typer.Option(min=1, metavar="COUNT", help="How many tokens to name for each token.")
-    ] = 3,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Write the page to this file: attention.html, or none with --json.",
-            show_default=False,
-        ),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print numbers for programs, and nothing else.")
-    ] = False,
+    text: Text = None,
+    file: TextFile = None,
+    model: Model = DEFAULT_MODEL,
+    layer: Layer = None,
+    head: HeadOfLayer = None,
+    top: Top = 3,
+    output: Output = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show what a model attends to when it reads a text."""
     selection = Selection(layer, head)

@@ -135,10 +135,10 @@ def _whose(summary: Summary) -> str:
     layer, head = summary.selection.layer, summary.selection.head
     if head is not None:
         return f"head {head} of layer {layer}"
-    place = "all layers" if layer is None else f"layer {layer}"
+    place = "" if layer is None else f" of layer {layer}"
     if summary.num_selected == 1:
-        return f"the one head of {place}"
-    return f"mean of the {summary.num_selected} heads of {place}"
+        return f"the one head{place}"
+    return f"mean of the {summary.num_selected} heads{place or ' of all layers'}"
 
 
 def _remarks(summary: Summary, shown: list[Row], names: list[str]) -> Iterator[str]:
