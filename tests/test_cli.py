@@ -1,5 +1,6 @@
 """The command: what it prints and writes, and what it says when it cannot."""
 
+import doctest
 import io
 import json
 import os
@@ -10,13 +11,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import regard
 import tiny_models
-from regard import cli
+from regard import cli, heads, pretrained
 from regard.pretrained import Pretrained
+from regard.see import summary, terminal, visible
 
 SENTENCE = "Life is short, eat dessert first"
 REGARD = Path(sys.executable).with_name("regard")
@@ -140,7 +143,16 @@ def test_control_characters_and_html_are_shown_as_text(
     assert "<script>alert(1)" not in (working_folder / "attention.html").read_text()
 
 
-# Help and version
+# Help, version, examples
+
+
+@pytest.mark.parametrize(
+    "module", [cli, heads, pretrained, summary, terminal, visible], ids=lambda m: m.__name__
+)
+def test_the_examples_in_docstrings_give_what_they_say(module: ModuleType) -> None:
+    failed, tried = doctest.testmod(module)
+    assert failed == 0
+    assert tried > 0
 
 
 @pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",)], ids=["nothing", "--help", "-h"])

@@ -319,10 +319,14 @@ def _legend(summary: Summary, width: int) -> list[Text]:
             used = 0
         lines[-1].append(kind.letter, _COLOURS[kind.name]).append(entry[1:] + "   ")
         used += len(entry) + 3
-    meaning = "Small: over half of its attention goes there; capital: over three quarters."
+    meaning = ["Small: over half of its attention goes there; capital: over three quarters."]
+    if not set(counts) - {"mixed", "spread out"}:
+        meaning = []
     if counts["spread out"]:
-        meaning += " Spread out: over 90 and over 97 % of the entropy of even attention."
-    return lines + _wrapped(meaning, width)
+        meaning.append("Spread out: over 90 and over 97 % of the entropy of even attention.")
+    for sentence in meaning:
+        lines += _wrapped(sentence, width)
+    return lines
 
 
 def _standing_out(summary: Summary, width: int) -> list[Text]:
