@@ -83,7 +83,7 @@ def test_the_sentence_is_seen_in_the_terminal_and_as_a_page(working_folder: Path
 def test_the_view_and_the_page_of_a_folder(run: Run, bert: str, working_folder: Path) -> None:
     code, out, err = run("see", SENTENCE, "--model", bert, "--output", "page.html")
     assert (code, err) == (0, "")
-    assert "9 tokens · 2 layers × 4 heads" in out
+    assert out.startswith("bert   9 tokens · 2 layers × 4 heads\n")
     assert out.splitlines()[-1].startswith("page.html   ")
     assert left_behind(working_folder) == ["page.html"]
 
@@ -212,7 +212,7 @@ def test_a_wrong_call_is_a_sentence_and_exit_code_2(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        pytest.param(["--layer", "2"], "has layers 0 to 1.", id="layer"),
+        pytest.param(["--layer", "2"], "layer is 2; bert has layers 0 to 1.", id="layer"),
         pytest.param(["--layer", "0", "--head", "4"], "has heads 0 to 3.", id="head"),
     ],
 )

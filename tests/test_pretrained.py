@@ -104,6 +104,10 @@ def test_the_weights_are_those_of_eager_attention(
         torch.testing.assert_close(seen[layer].to_dense(), expected, atol=1e-5, rtol=0)
 
 
+def test_a_model_in_a_folder_is_called_by_the_name_of_the_folder(loaded: Pretrained) -> None:
+    assert loaded.observe(SENTENCE).model == "bert"
+
+
 def test_loading_and_running_prints_nothing_and_leaves_settings_alone(
     bert: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

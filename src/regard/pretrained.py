@@ -172,7 +172,9 @@ class Pretrained:
             ) from error
         except Exception as error:
             raise RegardError(f"model {self.name!r} cannot read text: {_cause(error)}") from error
-        seen.model = self.name
+        # Of a folder its last part says what the model is, and leaves room for the rest.
+        is_folder = self.name != DEFAULT_MODEL and Path(self.source).is_dir()
+        seen.model = Path(self.source).resolve().name if is_folder else self.name
         return seen.with_tokens(tokens)
 
     def encode(self, text: str) -> tuple[tuple[Token, ...], dict[str, torch.Tensor]]:
