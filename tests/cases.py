@@ -198,6 +198,7 @@ SHAPES = [
     Case("narrow-value", "value_dim smaller than head_dim", value_dim=1),
     Case("plain-value", "one value matrix for every batch and head", value=()),
     Case("grouped", "three query heads share a key head", **GROUPED),
+    Case("large-groups", "blocks of heads cut groups", (1, 10, 3, 2), (1, 2, 3, 2)),
     Case("one-kv-head", "multi-query attention", (2, 5, 7, 4), (2, 1, 7, 4)),
     Case("grouped-no-batch", "groups without a batch", (6, 7, 4), (3, 7, 4), mask="causal"),
     Case(

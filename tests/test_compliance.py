@@ -19,6 +19,7 @@ BLOCKS = {
     "uneven-rows": (1, 3, 3),
     "two-heads": (2 * 13 * 13, 1, 13),
     "four-heads": (4 * 7 * 7, 1, 13),
+    "four-of-a-group": (4 * 3 * 3, 1, 13),
 }
 BLOCKED = [case for case in (*SHAPES, *MASKED, *SCORES) if "square" not in case.name]
 DIFFERENTIABLE = [name for name in QUESTIONS if not name.startswith(("top-1", "max"))]
