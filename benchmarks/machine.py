@@ -34,11 +34,12 @@ def commit() -> str:
 
 
 def description() -> dict[str, str | int]:
-    """Processor, cores and versions."""
+    """Processor, cores, the threads that PyTorch uses, and versions."""
     return {
         "processor": processor(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "cores": len(os.sched_getaffinity(0)),
+        "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "regard": version("regard"),

@@ -92,7 +92,7 @@ def test_what_names_the_machine_or_its_folders_is_not_written(
 ) -> None:
     written, _ = results("memory", "--case", "entropy")
     assert set(written["machine"]) == {
-        *("processor", "instructions", "cores", "python", "torch", "regard")
+        *("processor", "instructions", "cores", "threads", "python", "torch", "regard")
     }
     hostname = Path("/etc/hostname")
     private = {str(ROOT), str(Path.home()), str(tmp_path)}
