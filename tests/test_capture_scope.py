@@ -457,3 +457,22 @@ def test_what_cannot_be_kept_stops_no_model_and_is_said_when_the_block_ends(
     ):
         output = built(inputs)
     torch.testing.assert_close(output, plain, atol=0, rtol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        pytest.param(None, id="fused"),
+        pytest.param(regard.SlidingWindow(1, 0), id="blocks"),
+        pytest.param(regard.Causal() & regard.Padding(4), id="two masks"),
+    ],
+)
+def test_our_own_layers_are_seen_whichever_backend_runs_them(mask: regard.Mask | None) -> None:
+    layer = regard.nn.SelfAttention(8, num_heads=2, mask=mask)
+    x = torch.randn(1, 4, 8)
+    expected = layer(x)
+    with regard.observe(layer) as seen:
+        output = layer(x)
+    assert torch.equal(output, expected)
+    assert list(seen) == ["SelfAttention"]
+    assert torch.equal(seen[0].to_dense(), layer.weights(x).to_dense())

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from regard.errors import RegardError
 from regard.masks import Causal, Keep, Mask
-from regard.matrix import attend
+from regard.matrix import AttentionMatrix, attend
 from regard.recording import Recording
 
 __all__ = ["observe"]
@@ -35,7 +35,8 @@ def observe(model: nn.Module) -> Generator[Recording, None, None]:
 
     Args:
         model: any module that calls ``torch.nn.functional.scaled_dot_product_attention``: Hugging
-            Face with ``attn_implementation="sdpa"`` (its default), timm, your own.
+            Face with ``attn_implementation="sdpa"`` (its default), timm, your own; or ``A @ value``
+            of regard, as the layers of ``regard.nn`` do.
 
     Yields:
         The Recording; it fills as the model runs.
@@ -119,7 +120,8 @@ class _Watch(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         output = func(*args, **(kwargs or {}))
-        if func is F.scaled_dot_product_attention or func is F.multi_head_attention_forward:
+        own = func is torch.matmul and bool(args) and isinstance(args[0], AttentionMatrix)
+        if own or func in (F.scaled_dot_product_attention, F.multi_head_attention_forward):
             name, packed = self._caller()
             if name is not None:
                 self._keep_or_note(func, name, packed, *args, **(kwargs or {}))
@@ -155,11 +157,20 @@ class _Watch(TorchFunctionMode):
                     "it calls multi_head_attention_forward, which hides what happens inside.\n"
                     "    Call scaled_dot_product_attention in the module itself."
                 )
+            if func is torch.matmul:
+                self._keep_matrix(name, *args)
+                return
             self._keep(name, packed, *args, **kwargs)
         except (TypeError, ValueError, RuntimeError) as cause:
             if self.problem is None:
                 self.problem = RegardError(f"the attention of {name!r} cannot be kept: {cause}")
                 self.problem.__cause__ = cause
+
+    def _keep_matrix(self, name: str, matrix: AttentionMatrix, value: Tensor) -> None:
+        """Keep regard's own `A @ value`, whichever backend ran it."""
+        with torch.inference_mode(False):
+            mask = None if matrix.mask is None else matrix.mask.map(_copy)
+            self._seen.add(name, AttentionMatrix(matrix.source.map(_copy), mask))
 
     def _keep(
         self,

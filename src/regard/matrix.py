@@ -195,7 +195,10 @@ class AttentionMatrix:
 
     def __matmul__(self, value: Tensor) -> Tensor:
         """weights @ value, (..., num_heads, q_len, value_dim); the value's heads may be grouped."""
-        return cast(Tensor, self.reduce(Output(check_product("value", value, self.dtype))))
+        value = check_product("value", value, self.dtype)
+        if torch.compiler.is_compiling():  # Dynamo takes a matrix that is no tensor for an error
+            return cast(Tensor, self.reduce(Output(value)))
+        return torch.matmul(cast(Tensor, self), value)  # where observe sees it pass
 
     def reduce(self, *reductions: Reduction, backend: str | None = None) -> Any:
         """The answers to several questions in one pass over the matrix.
@@ -336,7 +339,7 @@ class AttentionMatrix:
     ) -> Any:
         """torch.matmul(A, value); no other function of torch takes a matrix that is not formed."""
         if func is torch.matmul and len(args) == 2 and isinstance(args[0], AttentionMatrix):
-            return args[0] @ args[1]
+            return args[0].reduce(Output(check_product("value", args[1], args[0].dtype)))
         raise TypeError(
             f"torch.{func.__name__} does not take an AttentionMatrix; "
             "only torch.matmul(A, value) does.\n"

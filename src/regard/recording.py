@@ -43,7 +43,7 @@ class Recording(Mapping[str, AttentionMatrix]):
         >>> with regard.observe(layer) as seen:
         ...     output = layer(torch.randn(5, 16))
         >>> seen[0].shape
-        torch.Size([1, 2, 5, 5])
+        torch.Size([2, 5, 5])
     """
 
     def __init__(

@@ -9,7 +9,6 @@ from regard.masks import Mask, as_mask
 from regard.matrix import AttentionMatrix, attend
 from regard.nn.checks import check_heads, check_input, check_memory_input
 from regard.nn.positions import Rotary
-from regard.products import Output
 
 __all__ = ["CrossAttention", "SelfAttention"]
 
@@ -68,8 +67,7 @@ class _Attention(nn.Module):
     def _output(self, weights: AttentionMatrix, memory: Tensor) -> Tensor:
         """weights @ value, the heads joined, (..., q_len, embed_dim or num_heads · value_dim)."""
         value = _split_heads(self.value(memory), self.num_kv_heads)
-        # As `weights @ value`, in the words that torch.compile can read.
-        output = cast(Tensor, weights.reduce(Output(value))).transpose(-3, -2).flatten(-2)
+        output = (weights @ value).transpose(-3, -2).flatten(-2)
         return output if self.output_projection is None else self.output_projection(output)
 
     def extra_repr(self) -> str:
