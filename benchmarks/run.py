@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks import others
 from benchmarks.case import Case
 from benchmarks.registry import chosen
 
@@ -17,7 +18,8 @@ ROOT = Path(__file__).parent.parent
 
 def row(case: Case, quick: bool) -> dict[str, Any]:
     """One line of the results; a quick run stays in this process, and reaches or misses no goal."""
-    measured = asdict(case.measure(True)) if quick else in_own_process(case)
+    with others.watch() as seen:
+        measured = asdict(case.measure(True)) if quick else in_own_process(case)
     value, goal = measured["value"], case.goal
     return {
         "group": case.group,
@@ -28,6 +30,7 @@ def row(case: Case, quick: bool) -> dict[str, Any]:
         "floor": case.floor,
         "goal": goal,
         "reached": None if goal is None or quick else value <= goal,
+        "others": significant(seen.share),
         "beside": measured["beside"],
     }
 

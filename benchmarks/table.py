@@ -6,7 +6,7 @@ from typing import Any
 __all__ = ["COLUMNS", "header", "line", "summary"]
 
 COLUMNS = (("case", 44), ("measured", 16), ("quartiles", 13), ("floor", 6), ("goal", 6))
-COLUMNS += (("reached", 8), ("beside", 0))
+COLUMNS += (("reached", 8), ("others", 7), ("beside", 0))
 FAILED = "failed: "
 
 
@@ -28,6 +28,7 @@ def line(row: dict[str, Any]) -> str:
             "" if low is None else f"{low:g} to {high:g}",
             *("" if row[name] is None else f"{row[name]:g}" for name in ("floor", "goal")),
             reached,
+            "" if row["others"] is None else f"{row['others']:.0%}",
             row["beside"],
         ]
     )
