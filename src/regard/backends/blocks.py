@@ -1,10 +1,11 @@
 """The sweep over blocks of complete rows: any reduction, any device, plain PyTorch.
 
-Memory holds a few blocks of about 2^21 scores, however long the sequence is. Gradients come from
-computing each block a second time and letting autograd differentiate that block alone.
+Memory holds a few blocks of about 2^20 scores for each thread, however long the sequence is.
+Gradients come from computing each block a second time and letting autograd differentiate that block
+alone.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -13,18 +14,19 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from regard.backends.backend import Backend
+from regard.backends.turns import in_turns
 from regard.block import Block, Scratch
 from regard.indexing import Box, Index, cut_whole, narrow
 from regard.masks import Mask
-from regard.reductions import Reduction
+from regard.reductions import Part, Reduction
 from regard.scores import Scores, accumulation_dtype
 
 __all__ = ["Blocks", "boxes"]
 
 # A block and its few temporaries should stay in the cache, and its rows be many enough for the
 # matrix product to run at speed.
-BLOCK_SIZE = 2**21
-MIN_ROWS, MAX_ROWS = 64, 256
+BLOCK_SIZE = 2**20
+MIN_ROWS, MAX_ROWS = 32, 256
 
 
 class Blocks(Backend):
@@ -112,19 +114,31 @@ class _Sweep:
 
     def fill(self, buffers: list[tuple[Tensor, ...]]) -> None:
         """Add what every block has to say."""
-        with torch.no_grad(), torch.autocast(self.source.device.type, enabled=False):
+
+        def worker() -> Callable[[Box], list[tuple[Part, ...]]]:
             scratch = Scratch()
-            for box in self.boxes():
-                block = Block(self.source, self.mask, box, cut_whole, scratch)
-                for reduction, sums in zip(self.reductions, buffers, strict=True):
-                    for total, part in zip(sums, reduction.update(block), strict=True):
+
+            def answer(box: Box) -> list[tuple[Part, ...]]:
+                with torch.no_grad(), torch.autocast(self.source.device.type, enabled=False):
+                    block = Block(self.source, self.mask, box, cut_whole, scratch)
+                    return [reduction.update(block) for reduction in self.reductions]
+
+            return answer
+
+        def take(answers: list[tuple[Part, ...]]) -> None:
+            with torch.no_grad():
+                for sums, parts in zip(buffers, answers, strict=True):
+                    for total, part in zip(sums, parts, strict=True):
                         total[part.at].add_(part.value)
+
+        in_turns(self.boxes(), worker, take, self.source.device)
 
     def pull_back(self, gradients: list[tuple[Tensor | None, ...]], totals: list[Tensor]) -> None:
         """Add the gradients of the inputs, block by block, from those of the buffers."""
-        with torch.enable_grad(), torch.autocast(self.source.device.type, enabled=False):
-            for box in self.boxes():
-                leaves = _Leaves(self.tensors)
+
+        def answer(box: Box) -> list[tuple[int, Index, Tensor]]:
+            leaves = _Leaves(self.tensors)
+            with torch.enable_grad(), torch.autocast(self.source.device.type, enabled=False):
                 block = Block(self.source, self.mask, box, leaves.cut)
                 values: list[Tensor] = []
                 arriving: list[Tensor] = []
@@ -135,7 +149,14 @@ class _Sweep:
                         if grad is not None and part.value.requires_grad:
                             values.append(part.value)
                             arriving.append(grad[part.at])
-                leaves.add_gradients(values, arriving, totals)
+                return leaves.gradients(values, arriving)
+
+        def take(answers: list[tuple[int, Index, Tensor]]) -> None:
+            with torch.no_grad():
+                for place, index, gradient in answers:
+                    narrow(totals[place], index).add_(gradient)
+
+        in_turns(self.boxes(), lambda: answer, take, self.source.device)
 
 
 class _Leaves:
@@ -152,16 +173,16 @@ class _Leaves:
             self._taken.append((self._places[id(tensor)], index, leaf))
         return leaf
 
-    def add_gradients(
-        self, values: list[Tensor], arriving: list[Tensor], totals: list[Tensor]
-    ) -> None:
-        """Differentiate the values and add each leaf's gradient where it was cut."""
+    def gradients(
+        self, values: list[Tensor], arriving: list[Tensor]
+    ) -> list[tuple[int, Index, Tensor]]:
+        """The gradient of each leaf, with the tensor and the place it was cut from."""
         if not values:
-            return
+            return []
         leaves = [leaf for _, _, leaf in self._taken]
-        gradients = torch.autograd.grad(values, leaves, arriving, materialize_grads=True)
-        for (place, index, _), gradient in zip(self._taken, gradients, strict=True):
-            narrow(totals[place], index).add_(gradient)
+        found = torch.autograd.grad(values, leaves, arriving, materialize_grads=True)
+        taken = zip(self._taken, found, strict=True)
+        return [(place, index, gradient) for (place, index, _), gradient in taken]
 
 
 class _Recompute(torch.autograd.Function):
