@@ -1,5 +1,6 @@
 """Errors of what is asked of a matrix, word for word: products, parts, reductions, backends."""
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -337,3 +338,34 @@ def test_the_fused_backend_says_what_it_cannot_answer(
         f"backend is 'fused'; no fused attention call answers {name} of this matrix.\n"
         "    Leave it out to have the fastest chosen."
     )
+
+
+@pytest.mark.parametrize(
+    ("reduction", "message"),
+    [
+        pytest.param(
+            regard.Pool(10**5, 10**5),
+            "Pool would make (100000, 100000) float32 = 37.3 GiB; the limit is 4.0 GiB.\n"
+            "    Ask for fewer cells, A.pool(512, 512).",
+            id="pool",
+        ),
+        pytest.param(
+            regard.TopK(10**5),
+            "TopK would make (100000, 100000) int64 = 74.5 GiB; the limit is 4.0 GiB.\n"
+            "    Ask for a smaller k, or for one head at a time, A[0, 3].",
+            id="topk",
+        ),
+        pytest.param(
+            regard.Segments([(i, i + 1) for i in range(50_000)]),
+            "Segments would make (50000, 50000) float32 = 9.3 GiB; the limit is 4.0 GiB.\n"
+            "    Ask for fewer spans.",
+            id="segments",
+        ),
+    ],
+)
+def test_an_answer_as_large_as_the_matrix_is_refused(
+    reduction: regard.Reduction, message: str
+) -> None:
+    x = torch.zeros(10**5, 1)
+    with pytest.raises(MemoryError, match=f"^{re.escape(message)}$"):
+        regard.attend(x, x).reduce(reduction)

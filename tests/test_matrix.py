@@ -414,3 +414,13 @@ def test_a_users_own_reduction_is_differentiable() -> None:
     assert torch.autograd.gradcheck(
         lambda q: regard.attend(q, key).reduce(MeanDistance()), (query,)
     )
+
+
+@pytest.mark.parametrize("backend", ["fused", "blocks"])
+def test_autocast_changes_no_answer(backend: str) -> None:
+    query, key, value = (torch.randn(1, 2, 7, 4) for _ in range(3))
+    A = regard.attend(query, key)
+    expected = A.reduce(regard.Output(value), backend=backend)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = A.reduce(regard.Output(value), backend=backend)
+    assert torch.equal(output, expected)

@@ -14,7 +14,7 @@ from regard.products import TransposedOutput, Window
 
 LENGTH = 4096
 MATRIX = LENGTH * LENGTH
-# A block of 2^21 numbers would be an eighth; the largest input or answer is 4096 x 16.
+# A block of 2^20 numbers would be a sixteenth; the largest input or answer is 4096 x 16.
 MOST = MATRIX // 6
 
 
@@ -181,3 +181,28 @@ def test_the_check_sees_what_the_backward_pass_makes() -> None:
     squared = x[:, None].expand(LENGTH, LENGTH).pow(2)
     gradient = torch.ones(1).expand(LENGTH, LENGTH)
     assert largest(lambda: squared.backward(gradient)) >= MATRIX
+
+
+@pytest.mark.parametrize(
+    "strided",
+    [
+        pytest.param(lambda x: x.mT.contiguous().mT, id="transposed, as in the notebooks"),
+        pytest.param(lambda x: x.repeat_interleave(2, -1)[..., ::2], id="every second number"),
+    ],
+)
+def test_numbers_that_do_not_lie_side_by_side_form_no_matrix(
+    strided: Callable[[Tensor], Tensor],
+) -> None:
+    query, key, value = map(strided, inputs(gradients=False))
+    assert query.stride(-1) != 1
+    assert largest(lambda: regard.attend(query, key) @ value) < MOST
+
+
+def test_steps_over_scores_keep_nothing_of_what_they_skip() -> None:
+    query, key, _ = inputs(gradients=True)
+    scores = regard.attend(query, key, mask=regard.Causal()).scores[..., ::64, ::64]
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, id):
+        scores = regard.attend(query, key, mask=regard.Causal()).scores[..., ::64, ::64]
+    assert scores.shape == (1, 64, 64)
+    assert max([0, *kept]) < 64 * LENGTH

@@ -254,14 +254,14 @@ def check_weights(weights: object) -> Tensor:
         ValueError: a row does neither; the first such row and its sum are named.
     """
     tensor = check_tensor("weights", weights, "(..., num_heads, q_len, kv_len)")
-    sums = tensor.detach().double().sum(-1)
+    sums = tensor.detach().sum(-1, dtype=torch.float64)
     tolerance = 8 * torch.finfo(tensor.dtype).eps + 1e-6
     wrong = ((sums - 1).abs() > tolerance) & (sums != 0)
-    wrong |= (tensor.detach() < 0).any(-1)
+    wrong |= tensor.detach().amin(-1) < 0
     if not wrong.any():
         return tensor
     first = tuple(int(i) for i in wrong.nonzero()[0])
-    columns = tensor.detach().double().sum(-2)
+    columns = tensor.detach().sum(-2, dtype=torch.float64)
     remedy = "Divide each row by its sum, or pass what went into the softmax to from_scores."
     if bool(((columns - 1).abs() <= tolerance).all()):
         remedy = "Its columns sum to 1: the softmax ran over the queries. Pass weights.mT."
@@ -326,7 +326,19 @@ def check_operand(
         )
 
 
-def check_memory(what: str, shape: Sequence[int], dtype: torch.dtype, limit: int | None) -> None:
+_SMALLER = (
+    "Ask for a part, A[..., rows, cols], or for a summary, A.pool(512, 512), "
+    "or pass limit=None to to_dense()."
+)
+
+
+def check_memory(
+    what: str,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    limit: int | None = DENSE_LIMIT,
+    remedy: str = _SMALLER,
+) -> None:
     """That a dense tensor stays within the limit in bytes; None is no limit.
 
     Raises:
@@ -339,9 +351,7 @@ def check_memory(what: str, shape: Sequence[int], dtype: torch.dtype, limit: int
         return
     raise MemoryError(
         f"{what} would make {shape_text(shape)} {dtype_text(dtype)} = {size / GIB:.1f} GiB; "
-        f"the limit is {limit / GIB:.1f} GiB.\n"
-        "    Ask for a part, A[..., rows, cols], or for a summary, A.pool(512, 512), "
-        "or pass limit=None to to_dense()."
+        f"the limit is {limit / GIB:.1f} GiB.\n    {remedy}"
     )
 
 

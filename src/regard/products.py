@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 from math import prod
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 from regard.block import Block
 from regard.errors import check_floating, check_operand
@@ -173,13 +175,19 @@ def scores_at(source: Scores, mask: Mask | None, at_rows: range, at_columns: ran
     row_size = prod(shape[:-2]) * (columns.stop - columns.start) * at_rows.step
     height = max(1, _SCORES_AT_ONCE // row_size)
     parts: list[Tensor] = []
-    for first in range(0, len(at_rows), height):
-        rows = at_rows[first : first + height]
+
+    def part(rows: range) -> Tensor:
         box = Box(leading, slice(rows[0], rows[-1] + 1), columns)
         with torch.autocast(source.device.type, enabled=False):
             scores = source.block(box, cut_whole)
         allowed = None if mask is None else mask.block(box, shape, source.device)
         if allowed is not None:
             scores = scores.masked_fill(~allowed, -torch.inf)
-        parts.append(scores[..., :: rows.step, :: at_columns.step].to(source.dtype))
+        return scores[..., :: rows.step, :: at_columns.step].to(source.dtype)
+
+    for first in range(0, len(at_rows), height):
+        rows = at_rows[first : first + height]
+        # Autograd would keep what the step skips; it computes the few rows again instead.
+        again = cast(Any, checkpoint)(part, rows, use_reentrant=False, preserve_rng_state=False)
+        parts.append(cast(Tensor, again))
     return torch.cat(parts, -2)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.block import Block, lowest
-from regard.errors import check_count
+from regard.errors import check_count, check_memory
 from regard.reductions import Part, Reduction
 
 __all__ = ["Max", "Top", "TopK"]
@@ -66,6 +66,8 @@ class TopK(Reduction):
                 f"    Use topk(min(k, {shape[-1]}))."
             )
         size = (*shape[:-1], self.k)
+        remedy = "Ask for a smaller k, or for one head at a time, A[0, 3]."
+        check_memory("TopK", size, torch.int64, remedy=remedy)
         values = torch.zeros(size, dtype=dtype, device=device)
         return values, torch.zeros(size, dtype=torch.int64, device=device)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.block import Block
-from regard.errors import check_count, check_spans, check_whole
+from regard.errors import check_count, check_memory, check_spans, check_whole
 from regard.indexing import Index
 
 __all__ = [
@@ -226,7 +226,9 @@ class Pool(Reduction):
     def start(
         self, shape: torch.Size, dtype: torch.dtype, device: torch.device
     ) -> tuple[Tensor, ...]:
-        return (torch.zeros((*shape[:-2], *self._cells(shape)), dtype=dtype, device=device),)
+        size = (*shape[:-2], *self._cells(shape))
+        check_memory("Pool", size, dtype, remedy="Ask for fewer cells, A.pool(512, 512).")
+        return (torch.zeros(size, dtype=dtype, device=device),)
 
     def update(self, block: Block) -> tuple[Part, ...]:
         box, device = block.box, block.below.device
@@ -298,7 +300,9 @@ class Segments(Reduction):
         self, shape: torch.Size, dtype: torch.dtype, device: torch.device
     ) -> tuple[Tensor, ...]:
         queries, keys = self._spans(shape)
-        return (torch.zeros((*shape[:-2], len(queries), len(keys)), dtype=dtype, device=device),)
+        size = (*shape[:-2], len(queries), len(keys))
+        check_memory("Segments", size, dtype, remedy="Ask for fewer spans.")
+        return (torch.zeros(size, dtype=dtype, device=device),)
 
     def update(self, block: Block) -> tuple[Part, ...]:
         queries, keys = self._spans(block.shape)

@@ -97,15 +97,16 @@ def _attend(source: QueryKey, mask: Mask | None, value: Tensor) -> Tensor:
         extra = torch.arange(shape[-1], device=query.device) < mask.lengths
     if extra is not None and extra.dtype != torch.bool:
         extra = extra.to(query.dtype)
-    output = F.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=None if extra is None else _four_axes(extra),
-        is_causal=isinstance(mask, Causal) and (mask.align == "top-left" or shape[-2] > 1),
-        scale=source.scale,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
+    with torch.autocast(query.device.type, enabled=False):  # in the dtype that A.dtype says
+        output = F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=None if extra is None else _four_axes(extra),
+            is_causal=isinstance(mask, Causal) and (mask.align == "top-left" or shape[-2] > 1),
+            scale=source.scale,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
     return output.reshape(*shape[:-1], width)[..., :value_dim]
 
 
@@ -115,7 +116,12 @@ def _widen(tensor: Tensor, width: int) -> Tensor:
 
 
 def _four_axes(tensor: Tensor) -> Tensor:
-    """(batch, heads, tokens, dim), with all batch axes in one."""
+    """(batch, heads, tokens, dim), with all batch axes in one and the last one contiguous.
+
+    The kernel would form the matrix for numbers that do not lie side by side.
+    """
     while tensor.ndim < 4:
         tensor = tensor[None]
-    return tensor.flatten(0, -4)
+    tensor = tensor.flatten(0, -4)
+    beside = tensor.shape[-1] == 1 or tensor.stride(-1) == 1
+    return tensor if beside else tensor.contiguous()
