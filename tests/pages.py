@@ -42,6 +42,7 @@ def opener(browser: Browser, folder: Path) -> Iterator[Open]:
             browser.new_context(**{"viewport": {"width": 1280, "height": 800}} | context)
         )
         page = contexts[-1].new_page()
+        page.set_default_timeout(120_000)  # a loaded machine is slow, not wrong
         if script:
             page.add_init_script(script)
         page.on("console", lambda message: troubles.extend(complaint(message.text)))
@@ -131,7 +132,13 @@ def level_at(page: Page, row: float, column: float) -> int:
     return page.evaluate(LEVEL, [left + column * width + 0.1 * width, top + (row + 0.5) * height])
 
 
-def address(page: Page) -> dict[str, str]:
-    page.wait_for_timeout(300)  # the address follows a moment after the state
-    hash_ = page.url.partition("#")[2]
-    return dict(part.split("=") for part in hash_.split("&") if part)
+def address(page: Page, until: Callable[[dict[str, str]], bool]) -> dict[str, str]:
+    """What the address says, once it says so; it follows the state a moment later."""
+    said: dict[str, str] = {}
+    for _ in range(100):
+        hash_ = page.evaluate("location.hash").lstrip("#")
+        said = dict(part.split("=") for part in hash_.split("&") if part)
+        if until(said):
+            break
+        page.wait_for_timeout(100)
+    return said

@@ -14,6 +14,7 @@ from functools import partial
 from importlib.metadata import version
 from io import TextIOWrapper
 from pathlib import Path
+from textwrap import shorten
 from typing import Annotated, Any, NoReturn
 
 from regard.errors import RegardError
@@ -167,7 +168,9 @@ def see(
             seen, selection=selection, top=top, progress=partial(tell, "asking every head")
         )
         if page is not None:
-            write_page(seen, page, progress=partial(tell, f"writing {page}"))
+            title = visible(shorten(words, 60, placeholder=" …"))
+            told = partial(tell, f"writing {page}")
+            write_page(seen, page, title=title, opened=(layer, head), progress=told)
     if as_json:
         sys.stdout.write(json.dumps(_as_json(summary, page)) + "\n")
     else:

@@ -31,6 +31,7 @@ __all__ = ["write_page"]
 
 MIB = 2**20
 FULL_PRECISION = 8 * MIB
+MOST_WEIGHTS = 2**25  # a layer that can only be held as weights is held in memory on the way
 SMALL = 32
 SAMPLED_ROWS = 32
 
@@ -44,7 +45,8 @@ def write_page(
     recording: Recording,
     path: str | Path,
     *,
-    title: str | None = None,
+    title: str = "Attention",
+    opened: tuple[int | None, int | None] = (None, None),
     layers: Iterable[str | int] | None = None,
     limit: int = 64 * MIB,
     progress: Callable[[int, int], None] | None = None,
@@ -57,7 +59,8 @@ def write_page(
     Args:
         recording: what was seen.
         path: the file to write; one that exists is replaced only once the new one is complete.
-        title: what stands at the top; the model's name when left out.
+        title: what stands at the top.
+        opened: places of the layer and the head that it shows first; the first ones for None.
         layers: names or places of the layers to hold in full; all that fit when left out. The
             others keep their small map.
         limit: about how many bytes the file may have.
@@ -90,7 +93,7 @@ def write_page(
         if target.is_dir():
             raise IsADirectoryError(21, "it is a folder")
         with temporary.open("w", encoding="ascii", newline="\n") as file:
-            file.writelines(_page(recording, title, wanted, limit, progress))
+            file.writelines(_page(recording, title, opened, wanted, limit, progress))
         temporary.replace(target)
     except OSError as error:
         raise OSError(
@@ -136,7 +139,8 @@ class _Layer:
 
 def _page(
     recording: Recording,
-    title: str | None,
+    title: str,
+    opened: tuple[int | None, int | None],
     wanted: set[int],
     limit: int,
     progress: Callable[[int, int], None] | None,
@@ -154,7 +158,8 @@ def _page(
     first = recording[0]
     manifest = {
         "version": 1,
-        "title": title or recording.model or "Attention",
+        "title": title,
+        "opened": opened,
         "model": recording.model,
         "batch": math.prod(first.shape[:-3]),
         "one_text": recording.key_tokens == recording.query_tokens,
@@ -221,6 +226,8 @@ def _blocks(
         if _least_size(matrix, dtype) > limit - size:
             continue
         block = _embed(layer, matrix, dtype)
+        if layer.kind == "map":
+            continue
         cost = sum(map(len, block.values()))
         if size + cost > limit:
             layer.kind = "map"
@@ -248,6 +255,8 @@ def _embed(layer: _Layer, matrix: AttentionMatrix, dtype: torch.dtype) -> dict[s
         layer.span_heads = spans.shape[0]
         block["spans"] = _packed(spans, zlib.Z_DEFAULT_STRATEGY)
     if not isinstance(source, QueryKey) or source.bias is not None or spans is _IRREGULAR:
+        if math.prod(matrix.shape) > MOST_WEIGHTS:
+            return {}  # its small map only
         layer.kind = "weights"
         weights = _rounded_weights(matrix, dtype)
         layer.deviation = 2**-12 if dtype == torch.float16 else 0.0

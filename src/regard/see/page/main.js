@@ -72,14 +72,15 @@ export class Page {
 
   /** @returns {State} the middle of the model, the last word: something to see at once */
   freshState() {
-    const { layers } = this.recording;
+    const { layers, opened } = this.recording;
     const whole = layers.findIndex(({ kind }) => kind !== "map");
-    const { q_len, kv_len } = layers[Math.max(0, whole)];
+    const layer = within(opened[0] ?? Math.max(0, whole), layers.length);
+    const { q_len, kv_len } = layers[layer];
     const { queries } = this.axesFor(q_len, kv_len);
     const words = queries.flatMap((token, i) => (token.special ? [] : [i]));
     return {
-      layer: Math.max(0, whole),
-      head: 0,
+      layer,
+      head: opened[1] ?? 0,
       query: words.at(-1) ?? q_len - 1,
       key: null,
       hover: null,

@@ -25,6 +25,7 @@
  * @property {Token[] | null} query_tokens
  * @property {Token[] | null} key_tokens
  * @property {boolean} one_text the keys are the queries' own tokens
+ * @property {(number | null)[]} opened layer and head of a fresh page; null: the first one here
  * @property {LayerInfo[]} layers
  */
 
@@ -49,8 +50,10 @@ export function readRecording(text) {
     const counts = [layer.num_heads, layer.q_len, layer.kv_len];
     if (!counts.every((n) => Number.isInteger(n) && n > 0)) throw new Damaged("a layer has no valid shape.");
   }
+  const places = Array.isArray(raw.opened) ? raw.opened : [];
+  const opened = [0, 1].map((i) => (Number.isInteger(places[i]) ? places[i] : null));
   const query = readTokens(raw.query_tokens);
-  return { ...raw, query_tokens: query, key_tokens: raw.one_text ? query : readTokens(raw.key_tokens) };
+  return { ...raw, opened, query_tokens: query, key_tokens: raw.one_text ? query : readTokens(raw.key_tokens) };
 }
 
 /** @param {{texts: string[], special: number[]} | null} tokens @returns {Token[] | null} */
