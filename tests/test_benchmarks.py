@@ -141,3 +141,10 @@ def test_the_results_files_have_a_machine_and_rows_with_a_date_and_a_commit() ->
         for row in written["results"]:
             assert re.fullmatch(r"\d{4}-\d\d-\d\d", row["date"])
             assert row["commit"]
+
+
+@pytest.mark.usefixtures("command")
+def test_the_readme_quotes_the_committed_results() -> None:
+    figures = importlib.import_module("benchmarks.figures")
+    readme = (ROOT / "README.md").read_text()
+    assert figures.with_figures(readme, json.loads(figures.RESULTS.read_text())) == readme

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "DENSE_LIMIT",
     "RegardError",
     "check_bias",
     "check_broadcast",
@@ -28,6 +29,10 @@ __all__ = [
     "check_tensor",
     "check_weights",
     "check_whole",
+    "dtype_text",
+    "kind_text",
+    "shape_text",
+    "with_article",
 ]
 
 GIB = 2**30
