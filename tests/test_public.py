@@ -32,6 +32,7 @@ ASSETS = [path for path in PACKAGE.rglob("*") if path.suffix in {".js", ".css", 
 
 # What may know the core. Everything else in the package is the core, which knows none of these.
 OUTER = {
+    "__main__",
     "capture",
     "cli",
     "faults",

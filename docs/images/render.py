@@ -71,7 +71,7 @@ def page(recording, path: Path) -> None:
     """The page that it writes, as Chromium shows it."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        file = write_page(recording, Path(folder) / "attention.html")
+        file = write_page(recording, Path(folder) / "attention.html", title=SENTENCE)
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         tab = browser.new_page(viewport={"width": 1280, "height": 800})
         tab.goto(file.as_uri())
