@@ -30,7 +30,8 @@ class Output(Reduction):
 
     Args:
         value: (..., num_kv_heads, kv_len, value_dim), or (kv_len,) for one number a key. Leading
-            axes broadcast; its heads may be grouped.
+            axes broadcast; its heads may be grouped. A NaN in it reaches every row, masked or not,
+            as in any product of two tensors.
 
     Raises:
         TypeError: the value is no floating tensor.
