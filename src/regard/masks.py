@@ -288,8 +288,8 @@ class Keep(Mask):
 
     Args:
         mask: bool, broadcastable to (..., num_heads, q_len, kv_len). For padding of shape
-            (batch, kv_len) pass ``mask[:, None, None, :]``: with batch = q_len it would be taken for
-            (q_len, kv_len).
+            (batch, kv_len) pass ``mask[:, None, None, :]``; as it is, with batch = q_len, it would
+            be taken for (q_len, kv_len).
 
     Raises:
         TypeError: not a bool tensor.
