@@ -17,7 +17,7 @@ from regard.block import Block
 from regard.errors import RegardError
 from regard.matrix import AttentionMatrix
 from regard.recording import Recording
-from regard.reductions import Diagonal, Part, Reduction, Segments
+from regard.reductions import Diagonal, OfEachRow, Part, Segments
 
 __all__ = ["KINDS", "Head", "Kind", "Spread", "classify", "stand_out"]
 
@@ -93,7 +93,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Spread(Reduction):
+class Spread(OfEachRow):
     """How evenly each query spreads its attention, from 0 (one key) to 1 (all keys alike).
 
     The entropy of its weights as a share of log(n), n the number of keys that it may attend to; 0
@@ -107,20 +107,12 @@ class Spread(Reduction):
         tensor([0., 1., 1.])
     """
 
-    def start(
-        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
-    ) -> tuple[Tensor, ...]:
-        return (torch.zeros(shape[:-1], dtype=dtype, device=device),)
-
     def update(self, block: Block) -> tuple[Part, ...]:
         entropy = -torch.xlogy(block.weights, block.weights).sum(-1)
         # Some models mask by adding the lowest number of their dtype, -65504 in float16.
         keys = (block.scores > block.maximum - 10_000).sum(-1)
         # One key has log 1 = 0 and entropy 0: any divisor but 0 gives 0.
         return (Part(block.box.at_rows, entropy / keys.clamp(min=2).log()),)
-
-    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
-        return buffers[0]
 
 
 def classify(

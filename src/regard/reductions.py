@@ -21,6 +21,7 @@ __all__ = [
     "Diagonal",
     "Entropy",
     "LogSumExp",
+    "OfEachRow",
     "Part",
     "Pool",
     "Reduction",
@@ -96,7 +97,7 @@ class Reduction(ABC):
         return range(q_len)
 
 
-class _OfEachRow(Reduction):
+class OfEachRow(Reduction):
     """One number for each query: blocks concatenate."""
 
     def start(
@@ -109,7 +110,7 @@ class _OfEachRow(Reduction):
 
 
 @dataclass(frozen=True)
-class LogSumExp(_OfEachRow):
+class LogSumExp(OfEachRow):
     """log of the sum over the keys of exp(scores), for each query, in nats.
 
     The answer has shape (..., num_heads, q_len); -inf for a query with no key to attend to.
@@ -125,7 +126,7 @@ class LogSumExp(_OfEachRow):
 
 
 @dataclass(frozen=True)
-class Entropy(_OfEachRow):
+class Entropy(OfEachRow):
     """The entropy of each query's weights, -sum(w log w), in nats (Shannon 1948).
 
     From 0 (all attention on one key) to log(kv_len) (spread evenly); 0 for a query with no key.
