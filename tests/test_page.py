@@ -189,6 +189,18 @@ def test_an_address_reopens_what_it_names(show: Open) -> None:
     assert not page.is_visible("#prose")
 
 
+def test_an_address_typed_while_the_last_state_is_being_remembered_wins(show: Open) -> None:
+    page = show(recorded())
+    page.evaluate(
+        """() => {
+          const last = location.href;
+          location.hash = "layer=1&head=1&query=3&key=2";
+          history.replaceState(null, "", last);
+        }"""
+    )
+    page.wait_for_selector('body[data-read="1,1,3,2,0"]', timeout=20_000)
+
+
 @pytest.mark.parametrize(
     "wrong", ["#layer=99&head=-1&query=1e9&scale=<b>", "#%00=&&=&query=x", "#zoom=99999"]
 )

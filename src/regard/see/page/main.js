@@ -60,7 +60,8 @@ export class Page {
     this.store.subscribe((state, changed) => this.show(state, changed));
     followPointer(this.map, this);
     listen(this);
-    window.addEventListener("hashchange", () => this.store.go(location.hash));
+    // Not location.hash: remember() may have put the last state back before this event comes.
+    window.addEventListener("hashchange", ({ newURL }) => this.store.go(new URL(newURL).hash));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
     window.addEventListener("resize", () =>
       this.overview.draw(this.store.state.scale, this.look.ramp, this.look.ink),
