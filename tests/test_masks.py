@@ -37,8 +37,7 @@ def whole(shape: tuple[int, ...]) -> Box:
 def test_a_mask_allows_what_the_oracle_allows(kind: str, shape: tuple[int, ...]) -> None:
     mask, right = bound(kind, shape)
     block = mask.block(whole(shape), torch.Size(shape), CPU)
-    everywhere = torch.ones(shape, dtype=torch.bool)
-    assert torch.equal(everywhere if block is None else block & everywhere, right)
+    assert torch.equal(block.expand(shape), right)
 
 
 @kinds
@@ -49,7 +48,7 @@ def test_no_allowed_key_lies_outside_the_columns_a_mask_names(
 ) -> None:
     mask, right = bound(kind, shape)
     rows = slice(min(first, shape[-2] - 1), min(last, shape[-2]))
-    columns = mask.columns(rows, torch.Size(shape))
+    columns = mask.columns(whole(shape).leading, rows, torch.Size(shape)).some
     outside = right[..., rows, :].clone()
     outside[..., columns] = False
     assert not bool(outside.any())
@@ -57,10 +56,22 @@ def test_no_allowed_key_lies_outside_the_columns_a_mask_names(
 
 @kinds
 @shapes
+@pytest.mark.parametrize(("first", "last"), [(0, 1), (1, 3), (2, 3)])
+def test_every_row_may_attend_to_the_columns_that_a_mask_says_are_free(
+    kind: str, shape: tuple[int, ...], first: int, last: int
+) -> None:
+    mask, right = bound(kind, shape)
+    rows = slice(min(first, shape[-2] - 1), min(last, shape[-2]))
+    columns = mask.columns(whole(shape).leading, rows, torch.Size(shape)).every
+    assert bool(right[..., rows, columns].all())
+
+
+@kinds
+@shapes
 def test_the_columns_a_mask_names_lie_in_the_matrix(kind: str, shape: tuple[int, ...]) -> None:
     mask, _ = bound(kind, shape)
-    columns = mask.columns(slice(0, 1), torch.Size(shape))
-    assert 0 <= columns.start <= columns.stop <= shape[-1]
+    for columns in mask.columns(whole(shape).leading, slice(0, 1), torch.Size(shape)):
+        assert 0 <= columns.start <= columns.stop <= shape[-1]
 
 
 @pytest.mark.parametrize(
@@ -80,20 +91,22 @@ def test_the_columns_a_mask_names_lie_in_the_matrix(kind: str, shape: tuple[int,
 )
 def test_a_mask_names_the_narrowest_columns(mask: regard.Mask, rows: slice, columns: slice) -> None:
     shape = torch.Size((9, 9))
-    assert mask.bind(shape, CPU).columns(rows, shape) == columns
+    assert mask.bind(shape, CPU).columns((), rows, shape).some == columns
 
 
 @pytest.mark.parametrize(
-    ("mask", "box"),
+    ("mask", "rows", "columns"),
     [
-        pytest.param(regard.Causal(), Box((), slice(4, 6), slice(0, 5)), id="causal-below"),
-        pytest.param(regard.SlidingWindow(5, 5), Box((), slice(2, 4), slice(1, 5)), id="window"),
-        pytest.param(regard.Padding(6), Box((), slice(0, 9), slice(0, 6)), id="padding"),
+        pytest.param(regard.Causal(), slice(4, 6), slice(0, 5), id="causal"),
+        pytest.param(regard.SlidingWindow(5, 5), slice(2, 4), slice(0, 8), id="window"),
+        pytest.param(regard.Padding(6), slice(0, 9), slice(0, 6), id="padding"),
     ],
 )
-def test_a_mask_makes_no_tensor_where_it_allows_the_whole_box(mask: regard.Mask, box: Box) -> None:
+def test_a_mask_names_the_widest_free_columns(
+    mask: regard.Mask, rows: slice, columns: slice
+) -> None:
     shape = torch.Size((9, 9))
-    assert mask.bind(shape, CPU).block(box, shape, CPU) is None
+    assert mask.bind(shape, CPU).columns((), rows, shape).every == columns
 
 
 def test_a_causal_matrix_aligns_the_last_query_with_the_last_key() -> None:

@@ -1,5 +1,6 @@
 """One block of the matrix: some complete rows, their scores and their weights."""
 
+from collections.abc import Iterator
 from functools import cached_property
 from math import prod
 
@@ -10,7 +11,7 @@ from regard.indexing import Box, Cut, Index, cut_whole
 from regard.masks import Mask
 from regard.scores import Scores, accumulation_dtype
 
-__all__ = ["Block", "Scratch", "lowest"]
+__all__ = ["Block", "Scratch", "edges", "lowest"]
 
 
 def lowest(dtype: torch.dtype) -> float:
@@ -37,6 +38,20 @@ class Scratch:
             held = torch.empty(prod(size), dtype=dtype, device=device)
             self._held[name] = held
         return held[: prod(size)].view(size)
+
+
+def edges(mask: Mask, box: Box, shape: torch.Size) -> Iterator[Box]:
+    """The parts of a box in which the mask may hide something; elsewhere it allows every key."""
+    start, stop = box.columns.start, box.columns.stop
+    every = mask.columns(box.leading, box.rows, shape).every
+    left, right = max(start, every.start), min(stop, every.stop)
+    if left >= right:
+        yield box
+        return
+    if start < left:
+        yield box._replace(columns=slice(start, left))
+    if right < stop:
+        yield box._replace(columns=slice(right, stop))
 
 
 class Block:
@@ -83,9 +98,13 @@ class Block:
         self._device = source.device
         self._size = tuple(part.stop - part.start for part in box.at_both)
         scores = source.block(box, cut, self._room("scores"))
-        allowed = None if mask is None else mask.block(box, self.shape, source.device)
-        if allowed is not None:
-            scores = scores.masked_fill_(~allowed, -torch.inf)
+        if mask is not None:
+            for edge in edges(mask, box, self.shape):
+                allowed = mask.block(edge, self.shape, source.device)
+                columns = slice(
+                    edge.columns.start - box.columns.start, edge.columns.stop - box.columns.start
+                )
+                scores[..., columns].masked_fill_(~allowed, -torch.inf)
         self.maximum = scores.detach().amax(-1, keepdim=True)
         empty = self.maximum == -torch.inf
         self._empty = empty if bool(empty.any()) else None

@@ -181,8 +181,8 @@ def scores_at(source: Scores, mask: Mask | None, at_rows: range, at_columns: ran
         box = Box(leading, slice(rows[0], rows[-1] + 1), columns)
         with torch.autocast(source.device.type, enabled=False):
             scores = source.block(box, cut_whole)
-        allowed = None if mask is None else mask.block(box, shape, source.device)
-        if allowed is not None:
+        if mask is not None:
+            allowed = mask.block(box, shape, source.device)
             scores = scores.masked_fill(~allowed, -torch.inf)
         return scores[..., :: rows.step, :: at_columns.step].to(source.dtype)
 

@@ -40,6 +40,13 @@ class Scores(ABC):
         """The scores of one box, in the accumulation dtype: a new tensor, or in ``out``."""
 
     @abstractmethod
+    def sink(self, box: Box, cut: Cut) -> Tensor | None:
+        """A logit that stands in the denominator of the softmax beside the keys' scores.
+
+        Broadcastable to (..., rows, 1) of the box, in the accumulation dtype; None: there is none.
+        """
+
+    @abstractmethod
     def map(self, function: Callable[[Tensor], Tensor]) -> "Scores":
         """The same scores with the function applied to every tensor."""
 
@@ -103,6 +110,9 @@ class QueryKey(Scores):
             scores = torch.add(scores, cut(self.bias, box.at_both).to(dtype), out=out)
         return scores
 
+    def sink(self, box: Box, cut: Cut) -> Tensor | None:
+        return None
+
     def map(self, function: Callable[[Tensor], Tensor]) -> "QueryKey":
         bias = None if self.bias is None else function(self.bias)
         return QueryKey(function(self.query), function(self.key), self.scale, bias)
@@ -140,6 +150,9 @@ class Given(Scores):
         if out is not None:
             return out.copy_(values)
         return values.to(accumulation_dtype(self.values.dtype), copy=True)
+
+    def sink(self, box: Box, cut: Cut) -> Tensor | None:
+        return None
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Given":
         return Given(function(self.values), self.are_weights)

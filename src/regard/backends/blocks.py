@@ -56,17 +56,25 @@ def boxes(shape: torch.Size, mask: Mask | None, group: int, rows: range) -> Iter
     A block holds whole groups of heads or a part of one, so that grouped heads share their keys.
     """
     *leading, _, kv_len = shape
+    everywhere = tuple(slice(0, n) for n in leading)
+
+    def some(part: tuple[slice, ...], taken: slice) -> slice:
+        columns = slice(0, kv_len) if mask is None else mask.columns(part, taken, shape).some
+        # Rows without keys still have an answer.
+        return columns if columns.start < columns.stop else slice(0, 1)
+
     height = min(len(rows), max(MIN_ROWS, min(MAX_ROWS, BLOCK_SIZE // kv_len)))
     if len(rows) * kv_len <= BLOCK_SIZE:
         height = len(rows)
-    room = max(1, BLOCK_SIZE // (height * kv_len))
+    tiles = [
+        slice(first, min(first + height, rows.stop))
+        for first in range(rows.start, rows.stop, height)
+    ]
+    widest = max(c.stop - c.start for c in (some(everywhere, tile) for tile in tiles))
+    room = max(1, BLOCK_SIZE // (height * widest))
     for part in _leading_parts(tuple(leading), room, group):
-        for start in range(rows.start, rows.stop, height):
-            taken = slice(start, min(start + height, rows.stop))
-            columns = slice(0, kv_len) if mask is None else mask.columns(taken, shape)
-            if columns.start == columns.stop:  # rows without keys still have an answer
-                columns = slice(0, 1)
-            yield Box(part, taken, columns)
+        for tile in tiles:
+            yield Box(part, tile, some(part, tile))
 
 
 def _leading_parts(leading: tuple[int, ...], room: int, group: int) -> Iterator[tuple[slice, ...]]:

@@ -338,8 +338,6 @@ def _row_spans(mask: Mask, matrix: AttentionMatrix, rows: slice) -> Tensor | Non
     kv_len = matrix.shape[-1]
     box = Box((slice(0, matrix.shape[0]),), rows, slice(0, kv_len))
     block = mask.block(box, matrix.shape, matrix.device)
-    if block is None:
-        block = torch.ones(1, 1, 1, dtype=torch.bool, device=matrix.device)
     heads = block.shape[0] if block.ndim == 3 else 1
     allowed = block.expand(heads, rows.stop - rows.start, kv_len).to(torch.uint8)
     count = allowed.sum(-1)
