@@ -1,6 +1,6 @@
 """One block of the matrix: some complete rows, their scores and their weights."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from math import prod
 
@@ -28,6 +28,11 @@ class Scratch:
 
     def __init__(self) -> None:
         self._held: dict[str, Tensor] = {}
+
+    @cached_property
+    def another(self) -> "Scratch":
+        """Scratch for a second block that lives at the same time."""
+        return Scratch()
 
     def take(
         self, name: str, size: tuple[int, ...], dtype: torch.dtype, device: torch.device
@@ -59,7 +64,7 @@ class Block:
 
     Rows are complete: every key that they may attend to lies in the columns of the block, so the
     softmax of the block is final. Columns outside the block have weight 0. Its tensors are valid
-    while ``update`` runs; float32, or float64 for float64 inputs.
+    while ``update`` runs and must not be changed; float32, or float64 for float64 inputs.
 
     Attributes:
         shape: the shape of the whole matrix, (..., num_heads, q_len, kv_len).
@@ -90,26 +95,46 @@ class Block:
         cut: Cut = cut_whole,
         scratch: Scratch | None = None,
     ) -> None:
+        """The block of these scores at a box.
+
+        With ``scratch`` its tensors are leaves of autograd's graph, and ``sources`` goes on from
+        their gradients to those of the scores; without, they are a part of the graph.
+        """
         self.shape = source.shape
         self.box = box
         self._cut = cut
         self._scratch = scratch
+        self._staged = scratch is not None and torch.is_grad_enabled()
         self._dtype = accumulation_dtype(source.dtype)
         self._device = source.device
         self._size = tuple(part.stop - part.start for part in box.at_both)
-        scores = source.block(box, cut, self._room("scores"))
-        if mask is not None:
-            for edge in edges(mask, box, self.shape):
-                allowed = mask.block(edge, self.shape, source.device)
-                columns = slice(
-                    edge.columns.start - box.columns.start, edge.columns.stop - box.columns.start
-                )
-                scores[..., columns].masked_fill_(~allowed, -torch.inf)
-        self.maximum = scores.detach().amax(-1, keepdim=True)
-        empty = self.maximum == -torch.inf
-        self._empty = empty if bool(empty.any()) else None
-        reference = self.maximum if self._empty is None else self.maximum.masked_fill(empty, 0)
-        self.below = scores.sub_(reference).clamp_(min=lowest(self._dtype))
+        self._beside: list[Block] = []
+        self._source_sink = source.sink(box, cut)
+        self._source_scores = source.block(box, cut, None if self._staged else self._room("scores"))
+        self.maximum, self._empty, below = self._shifted(mask)
+        self.below = self._leaf(below)
+
+    def _shifted(self, mask: Mask | None) -> tuple[Tensor, Tensor | None, Tensor]:
+        """The maximum of each row, which rows have no keys (None: all have some), and below."""
+        scores = self._source_scores
+        if self._staged:
+            scores = self._scratched("scores").copy_(scores.detach())
+        if mask is not None and self._scratch is None:  # autograd may need the scores as they are
+            scores = scores.masked_fill(~mask.block(self.box, self.shape, self._device), -torch.inf)
+        elif mask is not None:
+            for edge in edges(mask, self.box, self.shape):
+                start = self.box.columns.start
+                columns = slice(edge.columns.start - start, edge.columns.stop - start)
+                hidden = ~mask.block(edge, self.shape, self._device)
+                scores[..., columns].masked_fill_(hidden, -torch.inf)
+        maximum = scores.detach().amax(-1, keepdim=True)
+        empty = maximum == -torch.inf
+        if not bool(empty.any()):
+            empty = None
+        reference = maximum if empty is None else maximum.masked_fill(empty, 0)
+        if self._scratch is None:
+            return maximum, empty, (scores - reference).clamp(min=lowest(self._dtype))
+        return maximum, empty, scores.sub_(reference).clamp_(min=lowest(self._dtype))
 
     def part(self, tensor: Tensor, index: Index) -> Tensor:
         """tensor[index] in the dtype of the scores, for an operand that gradients flow to.
@@ -119,6 +144,21 @@ class Block:
             index: integers and slices for its first axes; an axis of length 1 broadcasts.
         """
         return self._cut(tensor, index).to(self._dtype)
+
+    def beside(self, source: Scores, mask: Mask | None, columns: slice) -> "Block":
+        """The same rows of another matrix of the same shape, for a question about two.
+
+        Args:
+            source: the scores of the other matrix; its tensors are among the reduction's.
+            mask: of the other matrix.
+            columns: must hold every key that these rows of the other matrix may attend to.
+        """
+        scratch = None if self._scratch is None else self._scratch.another
+        for _ in self._beside:
+            scratch = None if scratch is None else scratch.another
+        other = Block(source, mask, self.box._replace(columns=columns), self._cut, scratch)
+        self._beside.append(other)
+        return other
 
     @cached_property
     def allowed(self) -> Tensor:
@@ -130,27 +170,117 @@ class Block:
         """After scale, bias and mask, (..., rows, columns); -inf where a key is masked."""
         return torch.where(self.allowed, self.below + self.maximum, -torch.inf)
 
-    @cached_property
+    @property
     def weights(self) -> Tensor:
-        """softmax(scores) over the keys, (..., rows, columns); 0 in rows without keys."""
-        weights = torch.softmax(self.below, -1, out=self._room("weights"))
-        return weights if self._empty is None else weights.masked_fill(self._empty, 0)
+        """exp(scores - logsumexp), (..., rows, columns); 0 in rows without keys."""
+        return self._softmax[0]
 
     @cached_property
     def logsumexp(self) -> Tensor:
         """log of the sum of exp(scores) of each row, (..., rows), in nats; -inf without keys."""
-        if torch.is_grad_enabled():
-            above = torch.logsumexp(self.below, -1, keepdim=True)
-        else:
-            # The largest weight is exp(maximum - logsumexp): a cheap pass for a costly one.
-            above = -self.weights.amax(-1, keepdim=True).log()
-        lse = self.maximum + above
+        lse = self.maximum + self._softmax[1]
         if self._empty is not None:
             lse = lse.masked_fill(self._empty, -torch.inf)
-        return lse.squeeze(-1)
+        return self._leaf(lse.squeeze(-1))
+
+    @cached_property
+    def expected(self) -> Tensor:
+        """The sum of weights times ``below`` of each row, (..., rows)."""
+        if self._scratch is None:
+            return (self.weights * self.below).sum(-1)
+        product = torch.mul(
+            self.weights.detach(), self.below.detach(), out=self._scratched("product")
+        )
+        return self._leaf(product.sum(-1))
+
+    @cached_property
+    def mass(self) -> Tensor:
+        """The sum of each row of weights, (..., rows): 1; less beside a sink, 0 without keys."""
+        if self._source_sink is not None:
+            return self.weights.sum(-1)
+        return (self.maximum > -torch.inf).to(self._dtype).squeeze(-1)
+
+    @cached_property
+    def _softmax(self) -> tuple[Tensor, Tensor]:
+        """The weights, and logsumexp - maximum of each row, (..., rows, 1)."""
+        below = self.below.detach() if self._staged else self.below
+        weights = torch.softmax(below, -1, out=self._room("weights"))
+        if self._scratch is None:
+            above = torch.logsumexp(below, -1, keepdim=True)
+        else:
+            # The largest weight is exp(-above): a cheap pass for a costly one.
+            above = -weights.amax(-1, keepdim=True).log()
+        if self._source_sink is not None:
+            sink = self._source_sink.detach() if self._staged else self._source_sink
+            of_keys = above
+            above = torch.logaddexp(of_keys, sink - self.maximum)
+            weights = torch.mul(weights, (of_keys - above).exp(), out=self._room("weights"))
+        if self._empty is not None:
+            weights = weights.masked_fill(self._empty, 0)
+        return self._leaf(weights), above
+
+    # From here on: how gradients pass a block whose tensors are leaves.
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """The tensors that have been read so far, of this block and of those beside it."""
+        read = [self.below]
+        if "_softmax" in self.__dict__:
+            read.append(self.weights)
+        read += [self.__dict__[name] for name in ("logsumexp", "expected") if name in self.__dict__]
+        return read + [leaf for other in self._beside for leaf in other.leaves]
+
+    def sources(self, gradients: Callable[[Tensor], Tensor | None]) -> list[tuple[Tensor, Tensor]]:
+        """The scores and the sink as functions of what was cut, each with its gradient.
+
+        With weights w, gradients g and e the row's ``expected``, the gradient of score j is
+        ``g_below_j + w_j (g_weights_j - sum(w g_weights) + g_e (1 + below_j - e) + g_logsumexp)``:
+        the derivative of the softmax, with the maximum as a constant.
+
+        Args:
+            gradients: of each of the leaves; None for one that nothing depends on.
+        """
+
+        def of(name: str) -> Tensor | None:
+            return gradients(self.__dict__[name]) if name in self.__dict__ else None
+
+        found = [pair for other in self._beside for pair in other.sources(gradients)]
+        weights, below = self.weights.detach(), self.below.detach()
+        of_weights, of_expected, of_lse = gradients(self.weights), of("expected"), of("logsumexp")
+        row = torch.zeros_like(self.maximum) if of_lse is None else of_lse[..., None]
+        slope: Tensor | None = None
+        of_scores = self._scratched("product")
+        if of_expected is not None:
+            row = row - (self.expected.detach() * of_expected)[..., None]
+            slope = torch.mul(below, of_expected[..., None], out=of_scores)
+        if of_weights is not None:
+            product = torch.mul(weights, of_weights, out=self._scratched("second product"))
+            row = row - product.sum(-1, keepdim=True)
+            slope = of_weights if slope is None else slope.add_(of_weights)
+        if self._empty is not None:
+            row = row.masked_fill(self._empty, 0)
+        if self._source_sink is not None:
+            share = (self._source_sink.detach() - self.logsumexp.detach()[..., None]).exp()
+            found.append((self._source_sink, row * share.nan_to_num(posinf=0)))
+        if of_expected is not None:
+            row = row + of_expected[..., None]
+        if slope is None:
+            torch.mul(weights, row, out=of_scores)
+        else:
+            torch.add(slope, row, out=of_scores).mul_(weights)
+        of_below = gradients(self.below)
+        if of_below is not None:
+            of_scores.add_(torch.where(below <= lowest(self._dtype), 0.0, of_below))
+        return [*found, (self._source_scores, of_scores)]
+
+    def _leaf(self, tensor: Tensor) -> Tensor:
+        """The tensor, where gradients are gathered if blocks are differentiated one by one."""
+        return tensor.detach().requires_grad_() if self._staged else tensor
 
     def _room(self, name: str) -> Tensor | None:
-        """Where to put a result of the size of the block; None where gradients are wanted."""
-        if self._scratch is None:
-            return None
+        """Where to put a result of the size of the block; None where autograd needs it fresh."""
+        return None if self._scratch is None else self._scratched(name)
+
+    def _scratched(self, name: str) -> Tensor:
+        assert self._scratch is not None
         return self._scratch.take(name, self._size, self._dtype, self._device)

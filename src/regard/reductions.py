@@ -130,8 +130,9 @@ class Entropy(OfEachRow):
     """The entropy of each query's weights, -sum(w log w), in nats (Shannon 1948).
 
     From 0 (all attention on one key) to log(kv_len) (spread evenly); 0 for a query with no key.
-    The answer has shape (..., num_heads, q_len). Computed as (L - m) - sum(w (s - m)) with the
-    scores s, their logsumexp L and their maximum m, which cancels least.
+    Beside a sink the sum goes over the keys alone. The answer has shape (..., num_heads, q_len).
+    Computed as (L - m) sum(w) - sum(w (s - m)) with the scores s, their logsumexp L and their
+    maximum m, which cancels least.
 
     Example:
         >>> import torch, regard
@@ -140,10 +141,8 @@ class Entropy(OfEachRow):
     """
 
     def update(self, block: Block) -> tuple[Part, ...]:
-        expected = cast(Tensor, torch.linalg.vecdot(block.weights, block.below))
-        above = block.logsumexp - block.maximum.squeeze(-1)
-        # A row without keys has -inf - -inf here; its entropy is 0 by convention.
-        entropy = torch.where(block.logsumexp == -torch.inf, 0.0, above - expected)
+        above = (block.logsumexp - block.maximum.squeeze(-1)).masked_fill(block.mass == 0, 0)
+        entropy = above * block.mass - block.expected
         return (Part(block.box.at_rows, entropy.clamp(min=0)),)
 
 

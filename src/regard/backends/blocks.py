@@ -144,27 +144,32 @@ class _Sweep:
     def pull_back(self, gradients: list[tuple[Tensor | None, ...]], totals: list[Tensor]) -> None:
         """Add the gradients of the inputs, block by block, from those of the buffers."""
 
-        def answer(box: Box) -> list[tuple[int, Index, Tensor]]:
-            leaves = _Leaves(self.tensors)
-            with torch.enable_grad(), torch.autocast(self.source.device.type, enabled=False):
-                block = Block(self.source, self.mask, box, leaves.cut)
-                values: list[Tensor] = []
-                arriving: list[Tensor] = []
-                for reduction, grads in zip(self.reductions, gradients, strict=True):
-                    if all(grad is None for grad in grads):
-                        continue
-                    for part, grad in zip(reduction.update(block), grads, strict=True):
-                        if grad is not None and part.value.requires_grad:
-                            values.append(part.value)
-                            arriving.append(grad[part.at])
-                return leaves.gradients(values, arriving)
+        def worker() -> Callable[[Box], list[tuple[int, Index, Tensor]]]:
+            scratch = Scratch()
+
+            def answer(box: Box) -> list[tuple[int, Index, Tensor]]:
+                leaves = _Leaves(self.tensors)
+                with torch.enable_grad(), torch.autocast(self.source.device.type, enabled=False):
+                    block = Block(self.source, self.mask, box, leaves.cut, scratch)
+                    values: list[Tensor] = []
+                    arriving: list[Tensor] = []
+                    for reduction, grads in zip(self.reductions, gradients, strict=True):
+                        if all(grad is None for grad in grads):
+                            continue
+                        for part, grad in zip(reduction.update(block), grads, strict=True):
+                            if grad is not None and part.value.requires_grad:
+                                values.append(part.value)
+                                arriving.append(grad[part.at])
+                    return leaves.gradients(block, values, arriving)
+
+            return answer
 
         def take(answers: list[tuple[int, Index, Tensor]]) -> None:
             with torch.no_grad():
                 for place, index, gradient in answers:
                     narrow(totals[place], index).add_(gradient)
 
-        in_turns(self.boxes(), lambda: answer, take, self.source.device)
+        in_turns(self.boxes(), worker, take, self.source.device)
 
 
 class _Leaves:
@@ -182,15 +187,36 @@ class _Leaves:
         return leaf
 
     def gradients(
-        self, values: list[Tensor], arriving: list[Tensor]
+        self, block: Block, values: list[Tensor], arriving: list[Tensor]
     ) -> list[tuple[int, Index, Tensor]]:
-        """The gradient of each leaf, with the tensor and the place it was cut from."""
+        """The gradient of each leaf, with the tensor and the place it was cut from.
+
+        Autograd goes from the values to the tensors of the block, the block itself from there to
+        its scores, and autograd on to what the scores are made of.
+        """
         if not values:
             return []
-        leaves = [leaf for _, _, leaf in self._taken]
-        found = torch.autograd.grad(values, leaves, arriving, materialize_grads=True)
-        taken = zip(self._taken, found, strict=True)
-        return [(place, index, gradient) for (place, index, _), gradient in taken]
+        cuts = [leaf for _, _, leaf in self._taken]
+        read = block.leaves
+        found = torch.autograd.grad(values, [*read, *cuts], arriving, allow_unused=True)
+        of_read = {id(leaf): gradient for leaf, gradient in zip(read, found, strict=False)}
+        with torch.no_grad():
+            sources = block.sources(lambda leaf: of_read.get(id(leaf)))
+        sources = [(source, gradient) for source, gradient in sources if source.requires_grad]
+        through: tuple[Tensor | None, ...] = (None,) * len(cuts)
+        if sources:
+            through = torch.autograd.grad(
+                [source for source, _ in sources],
+                cuts,
+                [gradient for _, gradient in sources],
+                allow_unused=True,
+            )
+        answers: list[tuple[int, Index, Tensor]] = []
+        for half in (found[len(read) :], through):
+            for (place, index, _), gradient in zip(self._taken, half, strict=True):
+                if gradient is not None:
+                    answers.append((place, index, gradient))
+        return answers
 
 
 class _Recompute(torch.autograd.Function):
