@@ -92,6 +92,14 @@ class Reduction(ABC):
         """Tensors beside the matrix that gradients flow to; read them with ``block.part``."""
         return ()
 
+    @property
+    def group(self) -> int:
+        """How many neighbouring heads a block must hold whole, or a part of.
+
+        More than 1 for a question about a second matrix whose heads share keys.
+        """
+        return 1
+
     def rows(self, q_len: int) -> range:
         """The rows that the answer depends on."""
         return range(q_len)

@@ -50,10 +50,13 @@ class Blocks(Backend):
         return tuple(reduction.finish(sums, source.shape) for reduction, sums in pairs)
 
 
-def boxes(shape: torch.Size, mask: Mask | None, group: int, rows: range) -> Iterator[Box]:
+def boxes(
+    shape: torch.Size, mask: Mask | None, groups: Sequence[int], rows: range
+) -> Iterator[Box]:
     """The blocks that cover these rows: several heads where they are short, else rows of one.
 
-    A block holds whole groups of heads or a part of one, so that grouped heads share their keys.
+    A block holds whole groups of heads or a part of one, so that grouped heads share their keys;
+    of each of the sizes of groups, where several matrices are asked at once.
     """
     *leading, _, kv_len = shape
     everywhere = tuple(slice(0, n) for n in leading)
@@ -72,24 +75,24 @@ def boxes(shape: torch.Size, mask: Mask | None, group: int, rows: range) -> Iter
     ]
     widest = max(c.stop - c.start for c in (some(everywhere, tile) for tile in tiles))
     room = max(1, BLOCK_SIZE // (height * widest))
-    for part in _leading_parts(tuple(leading), room, group):
+    for part in _leading_parts(tuple(leading), room, groups):
         for tile in tiles:
             yield Box(part, tile, some(part, tile))
 
 
-def _leading_parts(leading: tuple[int, ...], room: int, group: int) -> Iterator[tuple[slice, ...]]:
+def _leading_parts(
+    leading: tuple[int, ...], room: int, groups: Sequence[int]
+) -> Iterator[tuple[slice, ...]]:
     """Parts of the leading axes of at most `room` matrices each, last axis first."""
     if not leading:
         yield ()
         return
     *outer, last = leading
-    if room >= last:
-        step = last
-    elif room >= group:
-        step = room // group * group
-    else:
-        step = max(n for n in range(1, room + 1) if group % n == 0)
-    for rest in _leading_parts(tuple(outer), max(1, room // last), 1):
+    whole_or_part = (
+        n for n in range(min(room, last), 0, -1) if all(n % g == 0 or g % n == 0 for g in groups)
+    )
+    step = next(whole_or_part)
+    for rest in _leading_parts(tuple(outer), max(1, room // last), ()):
         for start in range(0, last, step):
             yield (*rest, slice(start, min(start + step, last)))
 
@@ -113,7 +116,8 @@ class _Sweep:
         if not ranges:
             return iter(())
         rows = range(min(r[0] for r in ranges), max(r[-1] for r in ranges) + 1)
-        return boxes(self.source.shape, self.mask, self.source.group, rows)
+        groups = {self.source.group, *(reduction.group for reduction in self.reductions)}
+        return boxes(self.source.shape, self.mask, tuple(groups), rows)
 
     def start(self) -> list[tuple[Tensor, ...]]:
         shape, device = self.source.shape, self.source.device
