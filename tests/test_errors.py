@@ -127,14 +127,16 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "bias-is-bool": (
         attending(3, 2, key=(3, 2), bias=torch.ones(3, dtype=torch.bool)),
         TypeError,
-        "bias is bool; it must be a floating tensor, numbers added to the scores.\n"
-        "    A bool tensor (True = may attend) goes to mask=.",
+        "bias is bool; it must be a floating tensor, numbers added to the scores, or a position "
+        "bias such as ALiBi(num_heads).\n"
+        "    A bool tensor (True = may attend) goes to mask=, a callable to score_mod=.",
     ),
     "bias-is-a-number": (
         attending(3, 2, key=(3, 2), bias=1.0),
         TypeError,
-        "bias is a float; it must be a floating tensor, numbers added to the scores.\n"
-        "    A bool tensor (True = may attend) goes to mask=.",
+        "bias is a float; it must be a floating tensor, numbers added to the scores, or a position "
+        "bias such as ALiBi(num_heads).\n"
+        "    A bool tensor (True = may attend) goes to mask=, a callable to score_mod=.",
     ),
     "bias-shape": (
         attending(3, 2, key=(3, 2), bias=torch.zeros(4)),

@@ -25,12 +25,16 @@ class CountingScores(regard.matrix.Scores):
 
     shape = torch.Size((3, 4))
     tensors = (torch.zeros(3, 4),)
+    facts = ("shown",)
 
     def select(self, index: object) -> "CountingScores":
         return self
 
     def block(self, *_: object) -> Tensor:
         raise AssertionError("something was computed")
+
+    def sink(self, *_: object) -> None:
+        return None
 
     def map(self, function: object) -> "CountingScores":
         return self

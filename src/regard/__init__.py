@@ -1,6 +1,7 @@
 """regard: self-attention that you can compute, see and trust, from 3 tokens to 100,000."""
 
 from regard import nn
+from regard.biases import ALiBi, Bias, T5Bias
 from regard.block import Block
 from regard.capture import observe
 from regard.errors import RegardError
@@ -21,7 +22,9 @@ from regard.reductions import (
 )
 
 __all__ = [
+    "ALiBi",
     "AttentionMatrix",
+    "Bias",
     "Block",
     "Causal",
     "Diagonal",
@@ -41,6 +44,7 @@ __all__ = [
     "Segments",
     "SlidingWindow",
     "Sum",
+    "T5Bias",
     "Token",
     "Top",
     "TopK",

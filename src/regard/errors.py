@@ -5,7 +5,7 @@ line, what to do. A check runs before any work.
 """
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, cast
 
 import torch
@@ -20,11 +20,14 @@ __all__ = [
     "check_floating",
     "check_index_bounds",
     "check_memory",
+    "check_nothing_added",
     "check_operand",
     "check_product",
     "check_query_key",
     "check_scale",
     "check_scores",
+    "check_sink_bias",
+    "check_softcap",
     "check_spans",
     "check_tensor",
     "check_weights",
@@ -241,10 +244,54 @@ def check_bias(bias: object, shape: torch.Size, query: Tensor) -> Tensor | None:
     if not isinstance(bias, Tensor) or not bias.is_floating_point():
         came = dtype_text(bias.dtype) if isinstance(bias, Tensor) else kind_text(bias)
         raise TypeError(
-            f"bias is {came}; it must be a floating tensor, numbers added to the scores.\n"
-            "    A bool tensor (True = may attend) goes to mask=."
+            f"bias is {came}; it must be a floating tensor, numbers added to the scores, or a "
+            "position bias such as ALiBi(num_heads).\n"
+            "    A bool tensor (True = may attend) goes to mask=, a callable to score_mod=."
         )
     return check_broadcast("bias", bias, shape, query.device)
+
+
+def check_softcap(softcap: object) -> float | None:
+    """That softcap, the bound of the scores, is a positive number.
+
+    Raises:
+        TypeError: softcap is no number.
+        ValueError: it is 0, negative or not finite.
+    """
+    if softcap is None:
+        return None
+    if isinstance(softcap, bool) or not isinstance(softcap, int | float):
+        raise TypeError(
+            f"softcap is {kind_text(softcap)}; it must be a number.\n"
+            "    Leave it out for scores without a bound; Gemma 2 has softcap=50.0."
+        )
+    if not 0 < softcap < inf:
+        raise ValueError(
+            f"softcap is {softcap}; it must be positive and finite.\n"
+            "    Leave it out for scores without a bound; Gemma 2 has softcap=50.0."
+        )
+    return float(softcap)
+
+
+def check_sink_bias(sink_bias: object, shape: torch.Size, query: Tensor) -> Tensor | None:
+    """That sink_bias is one logit for each head, or one for all; with the axes of the matrix.
+
+    Raises:
+        TypeError: sink_bias is no floating tensor.
+        ValueError: it has another shape, or is on another device.
+    """
+    if sink_bias is None:
+        return None
+    tensor = check_floating("sink_bias", sink_bias, "(num_heads,)")
+    num_heads = shape[-3] if len(shape) > 2 else 1
+    if tensor.shape not in ((), (num_heads,)):
+        raise ValueError(
+            f"sink_bias has shape {shape_text(tensor.shape)}; a matrix of shape "
+            f"{shape_text(shape)} needs ({num_heads},), one logit for each head.\n"
+            "    One number, a tensor without axes, stands for all heads."
+        )
+    one_a_head = tensor.reshape((-1, 1, 1)[-len(shape) :])
+    return check_broadcast("sink_bias", one_a_head, shape, query.device)
 
 
 def check_scores(scores: object) -> Tensor:
@@ -276,6 +323,20 @@ def check_weights(weights: object) -> Tensor:
         f"weights has row {first} with {came}; "
         f"weights must be at least 0 and each row must sum to 1 (or be all 0).\n    {remedy}"
     )
+
+
+def check_nothing_added(mask: object, bias: object) -> None:
+    """That weights, which are a softmax already, come without what goes in before it.
+
+    Raises:
+        TypeError: there is a mask or a bias.
+    """
+    if mask is not None or bias is not None:
+        name, remedy = ("bias", " + bias)") if mask is None else ("mask", ", mask=mask)")
+        raise TypeError(
+            f"from_weights() has a {name}; weights are after the softmax and take none.\n"
+            f"    For a second softmax use from_scores(weights.log(){remedy}."
+        )
 
 
 def check_product(name: str, operand: object, dtype: torch.dtype) -> Tensor:

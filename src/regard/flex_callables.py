@@ -123,6 +123,9 @@ class FlexCallable:
         leading = [part.stop - part.start for part in box.leading]
         return values.reshape(*leading, len(q_idx), len(kv_idx))
 
+    def __repr__(self) -> str:
+        return getattr(self.function, "__name__", type(self.function).__name__)
+
 
 def _over(function: Callable[..., Tensor], scores: int) -> Callable[..., Tensor]:
     """The function over vectors of b, h, q_idx and kv_idx: (b, h, q_idx, kv_idx)."""

@@ -7,14 +7,18 @@ import torch
 from torch import Tensor
 
 from regard.backends.choose import choose
+from regard.biases import Bias
 from regard.errors import (
     DENSE_LIMIT,
     check_bias,
     check_memory,
+    check_nothing_added,
     check_product,
     check_query_key,
     check_scale,
     check_scores,
+    check_sink_bias,
+    check_softcap,
     check_weights,
     dtype_text,
 )
@@ -31,7 +35,7 @@ from regard.reductions import (
     Segments,
     Sum,
 )
-from regard.scores import Given, QueryKey, Scores
+from regard.scores import Given, QueryKey, ScoreMod, Scores, as_score_mod
 
 __all__ = ["AttentionMatrix", "attend"]
 
@@ -42,9 +46,15 @@ def attend(
     *,
     mask: Mask | Tensor | None = None,
     scale: float | None = None,
-    bias: Tensor | None = None,
+    bias: Tensor | Bias | None = None,
+    score_mod: ScoreMod | None = None,
+    softcap: float | None = None,
+    sink_bias: Tensor | None = None,
 ) -> "AttentionMatrix":
     """The attention matrix softmax(scale · query·keyᵀ + bias, masked); nothing is computed yet.
+
+    The scores are made in this order: scale · query·key, plus bias, then score_mod, then softcap,
+    then mask.
 
     Args:
         query: (..., num_heads, q_len, head_dim), or (q_len, head_dim) for one head. float16,
@@ -54,7 +64,16 @@ def attend(
         mask: one of ``regard.masks``, or a bool tensor that broadcasts to
             (..., num_heads, q_len, kv_len) in which True means *may attend*.
         scale: multiplies query·key; 1/sqrt(head_dim) when left out.
-        bias: numbers added to the scaled scores, broadcastable to (..., num_heads, q_len, kv_len).
+        bias: numbers added to the scaled scores: a tensor that broadcasts to
+            (..., num_heads, q_len, kv_len), or a position bias, ``regard.ALiBi`` or
+            ``regard.T5Bias``.
+        score_mod: a callable of FlexAttention, score_mod(score, b, h, q_idx, kv_idx) -> score,
+            written for one score: every argument is a scalar tensor, which ``torch.vmap`` runs over
+            blocks. b counts through all batch axes. Gradients flow to the score, not to tensors
+            that the callable uses; one that requires a gradient is an error.
+        softcap: replaces each score by softcap · tanh(score / softcap), as Gemma 2 does.
+        sink_bias: (num_heads,), or one number for all heads: a logit in the denominator of the
+            softmax beside the keys' scores, as in gpt-oss, so that a row sums to less than 1.
 
     Returns:
         The matrix, (..., num_heads, q_len, kv_len): a query attends *to* keys, rows are queries.
@@ -82,7 +101,17 @@ def attend(
     key = key.expand(*batch, *key.shape[-3:])
     shape = torch.Size((*query.shape[:-1], key.shape[-2]))
     factor = check_scale(scale, query.shape[-1])
-    source = QueryKey(query, key, factor, check_bias(bias, shape, query))
+    position_bias = bias.bind(shape, query.device) if isinstance(bias, Bias) else None
+    source = QueryKey(
+        query,
+        key,
+        factor,
+        check_bias(bias, shape, query) if position_bias is None else None,
+        position_bias,
+        as_score_mod(score_mod, shape, query),
+        check_softcap(softcap),
+        check_sink_bias(sink_bias, shape, query),
+    )
     return AttentionMatrix(source, _bound(mask, source))
 
 
@@ -133,7 +162,9 @@ class AttentionMatrix:
         return cls(source, _bound(mask, source))
 
     @classmethod
-    def from_weights(cls, weights: Tensor) -> "AttentionMatrix":
+    def from_weights(
+        cls, weights: Tensor, *, mask: None = None, bias: None = None
+    ) -> "AttentionMatrix":
         """The attention matrix of weights that some tool computed already.
 
         Its scores are log(weights), so that the softmax gives the weights back.
@@ -141,9 +172,11 @@ class AttentionMatrix:
         Args:
             weights: (..., num_heads, q_len, kv_len) or (q_len, kv_len); nothing below 0, each row
                 sums to 1 or is all 0.
+            mask: weights are masked already: take ``from_scores(weights.log(), mask=...)``.
+            bias: weights are biased already: take ``from_scores(weights.log() + bias)``.
 
         Raises:
-            TypeError: weights are no floating tensor.
+            TypeError: weights are no floating tensor, or come with a mask or bias.
             ValueError: a row sums to something else; the first one is named.
 
         Example:
@@ -152,6 +185,7 @@ class AttentionMatrix:
             >>> A.max().values
             tensor([0.7500, 1.0000])
         """
+        check_nothing_added(mask, bias)
         return cls(Given(check_weights(weights), are_weights=True))
 
     @property
@@ -317,14 +351,7 @@ class AttentionMatrix:
         facts = [f"batch={batch[0] if len(batch) == 1 else batch}"] if batch else []
         facts += [f"{name}={n}" for name, n in zip(names, inner, strict=True)]
         facts += [f"dtype={dtype_text(self.dtype)}", f"device={self.device}"]
-        if isinstance(self.source, QueryKey):
-            facts.append(f"scale={self.source.scale:.4g}")
-            if self.source.group > 1:
-                facts.append(f"num_kv_heads={self.source.key.shape[-3]}")
-            if self.source.bias is not None:
-                facts.append(f"bias={tuple(self.source.bias.shape)}")
-        elif isinstance(self.source, Given):
-            facts.append(f"from given {'weights' if self.source.are_weights else 'scores'}")
+        facts += self.source.facts
         if self.mask is not None:
             facts.append(f"mask={self.mask!r}")
         return f"AttentionMatrix({', '.join(facts)})"

@@ -1,4 +1,4 @@
-"""Where scores come from: query·key with a scale and a bias, or given numbers."""
+"""Where scores come from: query·key, biased, modified and capped; or given numbers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -7,15 +7,30 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard.biases import Bias
+from regard.errors import shape_text
+from regard.flex_callables import SCORE_MOD, FlexCallable
 from regard.grouped import group_size, grouped_matmul, kv_leading, select_kv
 from regard.indexing import Box, Cut, Index, narrow
 
-__all__ = ["Given", "QueryKey", "Scores", "accumulation_dtype"]
+__all__ = ["Given", "QueryKey", "ScoreMod", "Scores", "accumulation_dtype", "as_score_mod"]
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which scores and statistics are computed: float32, or float64 for float64."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""score_mod(score, b, h, q_idx, kv_idx) -> score, as FlexAttention means it."""
+
+
+def as_score_mod(function: object, shape: torch.Size, query: Tensor) -> FlexCallable | None:
+    """A score_mod fitted to a matrix of this shape; None: there is none."""
+    if function is None:
+        return None
+    dtype = accumulation_dtype(query.dtype)
+    return FlexCallable.fitted(function, SCORE_MOD, shape, query.device, dtype)
 
 
 class Scores(ABC):
@@ -51,6 +66,11 @@ class Scores(ABC):
         """The same scores with the function applied to every tensor."""
 
     @property
+    @abstractmethod
+    def facts(self) -> list[str]:
+        """What the repr of the matrix says of them beside their shape: ``scale=0.5``."""
+
+    @property
     def group(self) -> int:
         """How many neighbouring heads are cheapest when computed together."""
         return 1
@@ -68,19 +88,27 @@ class Scores(ABC):
 
 @dataclass(frozen=True, eq=False)
 class QueryKey(Scores):
-    """scale · query·key + bias.
+    """softcap(score_mod(scale · query·key + bias)): each step only where it was asked for.
 
     Attributes:
         query: (..., num_heads, q_len, head_dim).
         key: (..., num_kv_heads, kv_len, head_dim); the batch axes equal the query's.
         scale: multiplies query·key.
         bias: numbers added to the scaled scores; every axis of the matrix, each full or 1.
+        position_bias: numbers added that depend on the distance alone.
+        score_mod: changes each score, given where it stands.
+        softcap: scores stay between -softcap and softcap.
+        sink_bias: a logit in the denominator; every axis of the matrix, rows and columns 1.
     """
 
     query: Tensor
     key: Tensor
     scale: float
     bias: Tensor | None = None
+    position_bias: Bias | None = None
+    score_mod: FlexCallable | None = None
+    softcap: float | None = None
+    sink_bias: Tensor | None = None
 
     @property
     def shape(self) -> torch.Size:
@@ -88,17 +116,45 @@ class QueryKey(Scores):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return (self.query, self.key) if self.bias is None else (self.query, self.key, self.bias)
+        given = tuple(tensor for tensor in (self.bias, self.sink_bias) if tensor is not None)
+        positions = () if self.position_bias is None else self.position_bias.tensors
+        return (self.query, self.key, *given, *positions)
 
     @property
     def group(self) -> int:
         return group_size(self.query.shape[:-2], self.key)
 
+    @property
+    def facts(self) -> list[str]:
+        facts = [f"scale={self.scale:.4g}"]
+        if self.group > 1:
+            facts.append(f"num_kv_heads={self.key.shape[-3]}")
+        if self.bias is not None:
+            facts.append(f"bias={shape_text(self.bias.shape)}")
+        if self.position_bias is not None:
+            facts.append(f"bias={self.position_bias!r}")
+        if self.score_mod is not None:
+            facts.append(f"score_mod={self.score_mod!r}")
+        if self.softcap is not None:
+            facts.append(f"softcap={self.softcap:.4g}")
+        if self.sink_bias is not None:
+            facts.append(f"sink_bias={shape_text(self.sink_bias.shape)}")
+        return facts
+
+    @property
+    def plain(self) -> bool:
+        """Whether the weights are softmax(scale · query·key + bias) with a tensor for a bias."""
+        more = (self.position_bias, self.score_mod, self.softcap, self.sink_bias)
+        return all(each is None for each in more)
+
     def select(self, index: Index) -> "QueryKey":
         num_heads = self.query.shape[-3] if self.query.ndim > 2 else 1
-        bias = None if self.bias is None else narrow(self.bias, index)
         key = select_kv(self.key, index, num_heads)
-        return QueryKey(self.query[index], key, self.scale, bias)
+
+        def chosen(tensor: Tensor) -> Tensor:
+            return narrow(tensor, index)
+
+        return self._with(self.query[index], key, chosen, chosen)
 
     def block(self, box: Box, cut: Cut, out: Tensor | None = None) -> Tensor:
         dtype = accumulation_dtype(self.query.dtype)
@@ -107,15 +163,51 @@ class QueryKey(Scores):
         key = cut(self.key, (*leading, box.columns)).to(dtype)
         scores = grouped_matmul(query, key.mT, out)
         if self.bias is not None:
-            scores = torch.add(scores, cut(self.bias, box.at_both).to(dtype), out=out)
+            scores = scores.add_(cut(self.bias, box.at_both).to(dtype))
+        if self.position_bias is not None:
+            scores = scores.add_(
+                self.position_bias.block(
+                    box,
+                    self.shape,
+                    scores.device,
+                    lambda tensor: cut(tensor, box.leading).to(dtype),
+                )
+            )
+        if self.score_mod is not None:
+            changed = self.score_mod(box, scores)  # often a view, of any dtype
+            scores = changed.to(dtype, copy=True) if out is None else out.copy_(changed)
+        if self.softcap is not None:
+            # The last step is not in place: autograd needs the tanh.
+            scores = torch.mul(scores.div_(self.softcap).tanh_(), self.softcap, out=out)
         return scores
 
     def sink(self, box: Box, cut: Cut) -> Tensor | None:
-        return None
+        if self.sink_bias is None:
+            return None
+        return cut(self.sink_bias, box.leading).to(accumulation_dtype(self.query.dtype))
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "QueryKey":
-        bias = None if self.bias is None else function(self.bias)
-        return QueryKey(function(self.query), function(self.key), self.scale, bias)
+        query = function(self.query)
+        return self._with(query, function(self.key), function, lambda ids: ids.to(query.device))
+
+    def _with(
+        self,
+        query: Tensor,
+        key: Tensor,
+        of_numbers: Callable[[Tensor], Tensor],
+        of_indices: Callable[[Tensor], Tensor],
+    ) -> "QueryKey":
+        """The same steps on another query and key, with their tensors changed too."""
+        return QueryKey(
+            query,
+            key,
+            self.scale,
+            None if self.bias is None else of_numbers(self.bias),
+            None if self.position_bias is None else self.position_bias.map(of_numbers),
+            None if self.score_mod is None else self.score_mod.map(of_indices),
+            self.softcap,
+            None if self.sink_bias is None else of_numbers(self.sink_bias),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +229,10 @@ class Given(Scores):
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.values,)
+
+    @property
+    def facts(self) -> list[str]:
+        return [f"from given {'weights' if self.are_weights else 'scores'}"]
 
     def select(self, index: Index) -> "Given":
         return Given(self.values[index], self.are_weights)

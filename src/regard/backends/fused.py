@@ -25,7 +25,7 @@ class Fused(Backend):
     """
 
     def takes(self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> bool:
-        if len(reductions) != 1 or not isinstance(source, QueryKey):
+        if len(reductions) != 1 or not isinstance(source, QueryKey) or not source.plain:
             return False
         (reduction,) = reductions
         if not isinstance(reduction, Output):

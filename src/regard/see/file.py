@@ -254,7 +254,8 @@ def _embed(layer: _Layer, matrix: AttentionMatrix, dtype: torch.dtype) -> dict[s
     if isinstance(spans, Tensor):
         layer.span_heads = spans.shape[0]
         block["spans"] = _packed(spans, zlib.Z_DEFAULT_STRATEGY)
-    if not isinstance(source, QueryKey) or source.bias is not None or spans is _IRREGULAR:
+    more = isinstance(source, QueryKey) and (source.bias is not None or not source.plain)
+    if not isinstance(source, QueryKey) or more or spans is _IRREGULAR:
         if math.prod(matrix.shape) > MOST_WEIGHTS:
             return {}  # its small map only
         layer.kind = "weights"
