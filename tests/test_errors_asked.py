@@ -69,12 +69,6 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         "value has shape (2, 4, 5, 3); its leading axes must fit those of the matrix, (2, 6).\n"
         "    It must broadcast to (2, 6, 5, value_dim), where heads may be grouped.",
     ),
-    "value-with-too-many-axes": (
-        lambda: regard.attend(SMALL, SMALL) @ torch.zeros(1, 3, 2),
-        ValueError,
-        "value has shape (1, 3, 2); its leading axes must fit those of the matrix, ().\n"
-        "    It must broadcast to (3, value_dim), where heads may be grouped.",
-    ),
     "operand-tokens": (
         lambda: A.T @ torch.zeros(5, 3),
         ValueError,
@@ -290,14 +284,20 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "another-function-of-torch": (
         lambda: torch.softmax(A, -1),
         TypeError,
-        "torch.softmax does not take an AttentionMatrix; only torch.matmul(A, value) does.\n"
-        "    Use a method, A.topk(8), a part, A[..., rows, cols], or A.to_dense().",
+        "torch.softmax does not take an AttentionMatrix; only torch.matmul does.\n"
+        "    Use one of its methods, a part of it, or to_dense().",
+    ),
+    "a-transpose-in-another-function": (
+        lambda: torch.add(A.T, 1),
+        TypeError,
+        "torch.add does not take a TransposedMatrix; only torch.matmul does.\n"
+        "    Use one of its methods, a part of it, or to_dense().",
     ),
     "matrix-on-the-right": (
-        lambda: torch.matmul(SMALL, A),
-        TypeError,
-        "torch.matmul does not take an AttentionMatrix; only torch.matmul(A, value) does.\n"
-        "    Use a method, A.topk(8), a part, A[..., rows, cols], or A.to_dense().",
+        lambda: SMALL @ A,
+        ValueError,
+        "x has shape (3, 2); for x @ A its last axis must have the 7 rows of A, (2, 6, 7, 5).\n"
+        "    For a product from the right use A @ x.",
     ),
 }
 

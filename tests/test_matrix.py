@@ -8,7 +8,8 @@ from torch import Tensor
 
 import oracle
 import regard
-from regard.matrix import ScoreMatrix, TransposedMatrix
+from regard.linear_maps import TransposedMatrix
+from regard.matrix import ScoreMatrix
 
 QUERY = torch.randn(2, 6, 7, 4, generator=torch.Generator().manual_seed(0))
 KEY = torch.randn(2, 2, 5, 4, generator=torch.Generator().manual_seed(1))

@@ -1,6 +1,7 @@
 """Which part of the matrix: what stands in ``A[...]``, and boxes of rows and columns."""
 
 from collections.abc import Callable
+from operator import index as whole_number
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from regard.errors import check_index_bounds
 
-__all__ = ["Box", "Cut", "Index", "cut_whole", "narrow", "parse_index"]
+__all__ = ["Asked", "Box", "Cut", "Index", "cut_whole", "narrow", "parse_index"]
 
 Index = tuple[int | slice, ...]
 Cut = Callable[[Tensor, Index], Tensor]
@@ -54,15 +55,30 @@ def cut_whole(tensor: Tensor, index: Index) -> Tensor:
     return narrow(tensor, index)
 
 
-def parse_index(key: Any, shape: torch.Size) -> tuple[Index, int | range, int | range]:
+class Asked(NamedTuple):
+    """Which part of a matrix somebody asked for.
+
+    Attributes:
+        leading: one integer or slice for every leading axis.
+        rows: which queries.
+        columns: which keys.
+        whole: whether rows and columns were left out, or written ``:``. Only then is a part of an
+            attention matrix one itself; a range that happens to hold every row is a range.
+    """
+
+    leading: Index
+    rows: int | range
+    columns: int | range
+    whole: bool
+
+
+def parse_index(key: Any, shape: torch.Size) -> Asked:
     """What ``A[key]`` asks for: the leading axes, the rows, the columns.
 
     Args:
-        key: what stands between the brackets: integers, slices and one ``...``.
+        key: what stands between the brackets: integers (NumPy's and tensors' too), slices and one
+            ``...``.
         shape: the shape of the matrix, (..., q_len, kv_len).
-
-    Returns:
-        One integer or slice for every leading axis; an integer or a range for rows and columns.
 
     Raises:
         TypeError: an index of another kind.
@@ -70,13 +86,7 @@ def parse_index(key: Any, shape: torch.Size) -> tuple[Index, int | range, int | 
         ValueError: a slice with a negative step, or an empty one of a leading axis.
     """
     items = list(cast(tuple[Any, ...], key)) if isinstance(key, tuple) else [key]
-    for item in items:
-        if isinstance(item, bool) or not (item is ... or isinstance(item, int | slice)):
-            raise TypeError(
-                f"an attention matrix has no index of type {type(item).__name__}; "
-                "it takes integers, slices and one '...'.\n"
-                "    For chosen rows take A[..., start:stop, :] and index that tensor."
-            )
+    items = [item if item is ... else _as_index(item) for item in items]
     dots = [i for i, item in enumerate(items) if item is ...]
     given = len(items) - len(dots)
     if len(dots) > 1 or given > len(shape):
@@ -91,7 +101,26 @@ def parse_index(key: Any, shape: torch.Size) -> tuple[Index, int | range, int | 
         _resolve(item, n, axis) for axis, (item, n) in enumerate(zip(items, shape, strict=True))
     ]
     leading = tuple(_kept(item, axis) for axis, item in enumerate(resolved[:-2]))
-    return leading, resolved[-2], resolved[-1]
+    return Asked(leading, resolved[-2], resolved[-1], items[-2:] == [slice(None)] * 2)
+
+
+def _as_index(item: Any) -> int | slice:
+    """A slice as it is, anything that counts as one whole number as an integer."""
+    if isinstance(item, slice):
+        return cast(slice, item)
+    one = not isinstance(item, bool | Tensor) or (
+        isinstance(item, Tensor) and item.ndim == 0 and item.dtype != torch.bool
+    )
+    try:
+        if one:
+            return whole_number(item)
+    except TypeError:
+        pass
+    raise TypeError(
+        f"an attention matrix has no index of type {type(item).__name__}; "
+        "it takes integers, slices and one '...'.\n"
+        "    For chosen rows take A[..., start:stop, :] and index that tensor."
+    )
 
 
 def _kept(item: int | range, axis: int) -> int | slice:

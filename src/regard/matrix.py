@@ -1,6 +1,5 @@
 """The attention matrix: what it is, a part of it, products; no method computes."""
 
-from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -22,9 +21,10 @@ from regard.errors import (
     check_weights,
     dtype_text,
 )
-from regard.indexing import Index, narrow, parse_index
+from regard.indexing import Asked, Index, narrow, parse_index
+from regard.linear_maps import LinearMap, times_batches
 from regard.masks import Mask, as_mask
-from regard.products import Output, TransposedOutput, Window, scores_at
+from regard.products import Output, TransposedOutput, Window, is_tall, scores_at, weights_at
 from regard.ranking import Max, Top, TopK
 from regard.reductions import (
     Diagonal,
@@ -35,6 +35,7 @@ from regard.reductions import (
     Segments,
     Sum,
 )
+from regard.remembered import RowMemory
 from regard.scores import Given, QueryKey, ScoreMod, Scores, as_score_mod
 
 __all__ = ["AttentionMatrix", "attend"]
@@ -115,7 +116,7 @@ def attend(
     return AttentionMatrix(source, _bound(mask, source))
 
 
-class AttentionMatrix:
+class AttentionMatrix(LinearMap):
     """An attention matrix that is never formed: it knows what it is and answers when asked.
 
     It behaves as a tensor of shape (..., num_heads, q_len, kv_len) would: index it, multiply it,
@@ -140,6 +141,7 @@ class AttentionMatrix:
     def __init__(self, source: Scores, mask: Mask | None = None) -> None:
         self.source = source
         self.mask = mask
+        self._memory: RowMemory | None = None
 
     @classmethod
     def from_scores(cls, scores: Tensor, *, mask: Mask | Tensor | None = None) -> "AttentionMatrix":
@@ -194,11 +196,6 @@ class AttentionMatrix:
         return self.source.shape
 
     @property
-    def ndim(self) -> int:
-        """The number of axes."""
-        return len(self.source.shape)
-
-    @property
     def dtype(self) -> torch.dtype:
         """The dtype of its inputs, and of products and parts; statistics have at least float32."""
         return self.source.dtype
@@ -213,26 +210,18 @@ class AttentionMatrix:
         """The numbers before the softmax; index it to see them."""
         return ScoreMatrix(self)
 
-    @property
-    def T(self) -> "TransposedMatrix":
-        """The transposed matrix, (..., num_heads, kv_len, q_len), for ``A.T @ x``."""
-        return TransposedMatrix(self)
-
     def __getitem__(self, key: Any) -> Any:
-        """A part: of the leading axes an AttentionMatrix, of rows and columns a tensor."""
-        index, rows, columns = parse_index(key, self.shape)
-        part = self._select(index)
-        whole = (range(self.shape[-2]), range(self.shape[-1]))
-        if (rows, columns) == whole:
-            return part
-        return part._window(rows, columns, "this part", DENSE_LIMIT)
+        """A part: an AttentionMatrix where all rows and columns are kept, else a tensor.
 
-    def __matmul__(self, value: Tensor) -> Tensor:
-        """weights @ value, (..., num_heads, q_len, value_dim); the value's heads may be grouped."""
-        value = check_product("value", value, self.dtype)
-        if torch.compiler.is_compiling():  # Dynamo takes a matrix that is no tensor for an error
-            return cast(Tensor, self.reduce(Output(value)))
-        return torch.matmul(cast(Tensor, self), value)  # where observe sees it pass
+        Rows and columns are kept where nothing or ``:`` is written for them. A range gives a tensor
+        of weights also where it happens to hold every row.
+        """
+        asked = parse_index(key, self.shape)
+        part = self._select(asked.leading)
+        if asked.whole:
+            return part
+        _check_size("this part", part, asked, DENSE_LIMIT)
+        return part._window(asked, self._known_rows(asked, part))
 
     def reduce(self, *reductions: Reduction, backend: str | None = None) -> Any:
         """The answers to several questions in one pass over the matrix.
@@ -320,8 +309,9 @@ class AttentionMatrix:
             >>> regard.attend(torch.zeros(1, 2), torch.zeros(4, 2)).to_dense()
             tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
         """
-        whole = (range(self.shape[-2]), range(self.shape[-1]))
-        return self._window(*whole, "to_dense()", limit)
+        whole = parse_index(..., self.shape)
+        _check_size("to_dense()", self, whole, limit)
+        return self._window(whole, None)
 
     def to(self, *args: Any, **kwargs: Any) -> "AttentionMatrix":
         """The matrix of its inputs on another device or of another dtype, as ``Tensor.to``.
@@ -342,7 +332,9 @@ class AttentionMatrix:
 
     def detach(self) -> "AttentionMatrix":
         """The matrix of the detached inputs: no gradient flows back through it."""
-        return AttentionMatrix(self.source.map(Tensor.detach), self.mask)
+        detached = AttentionMatrix(self.source.map(Tensor.detach), self.mask)
+        detached._memory = self._memory
+        return detached
 
     def __repr__(self) -> str:
         """What it is, without computing it."""
@@ -356,22 +348,15 @@ class AttentionMatrix:
             facts.append(f"mask={self.mask!r}")
         return f"AttentionMatrix({', '.join(facts)})"
 
-    @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """torch.matmul(A, value); no other function of torch takes a matrix that is not formed."""
-        if func is torch.matmul and len(args) == 2 and isinstance(args[0], AttentionMatrix):
-            return args[0].reduce(Output(check_product("value", args[1], args[0].dtype)))
-        raise TypeError(
-            f"torch.{func.__name__} does not take an AttentionMatrix; "
-            "only torch.matmul(A, value) does.\n"
-            "    Use a method, A.topk(8), a part, A[..., rows, cols], or A.to_dense()."
-        )
+    def _times(self, value: Tensor) -> Tensor:
+        value = check_product("value", value, self.dtype)
+        side = (*self.shape[:-2], self.shape[-1])
+        return times_batches(value, side, lambda value: self.reduce(Output(value)))
+
+    def _transposed_times(self, operand: Tensor) -> Tensor:
+        operand = check_product("operand", operand, self.dtype)
+        side = self.shape[:-1]
+        return times_batches(operand, side, lambda operand: self.reduce(TransposedOutput(operand)))
 
     def _select(self, index: Index) -> "AttentionMatrix":
         if all(item == slice(0, n, 1) for item, n in zip(index, self.shape, strict=False)):
@@ -379,16 +364,35 @@ class AttentionMatrix:
         mask = self.mask
         if mask is not None:
             mask = mask.map(lambda tensor: narrow(tensor, index))
-        return AttentionMatrix(self.source.select(index), mask)
+        part = AttentionMatrix(self.source.select(index), mask)
+        if self._memory is not None and self._memory.holds(self.source, self.mask):
+            part._memory = self._memory.part(index, part.source, part.mask)
+        return part
 
-    def _window(
-        self, rows: int | range, columns: int | range, what: str, limit: int | None
-    ) -> Tensor:
-        many_rows, many_columns = _as_range(rows), _as_range(columns)
-        size = (*self.shape[:-2], len(many_rows), len(many_columns))
-        check_memory(what, size, self.dtype, limit)
-        weights = cast(Tensor, self.reduce(Window(many_rows, many_columns)))
-        return _drop_axes(weights.to(self.dtype), rows, columns)
+    def _known_rows(self, asked: Asked, part: "AttentionMatrix") -> Tensor | None:
+        """The logsumexp of the rows of a part, where a window is cheaper with it; else None.
+
+        It is computed once, as long as the inputs stay as they are. A window of few rows or of
+        most columns is computed with its rows; and so is one that gradients flow through.
+        """
+        tracked = torch.is_grad_enabled() and any(t.requires_grad for t in self.source.tensors)
+        tall = is_tall(_as_range(asked.rows), _as_range(asked.columns), self.shape)
+        if tracked or not tall or torch.compiler.is_compiling():
+            return None
+        if self._memory is None or not self._memory.holds(self.source, self.mask):
+            self._memory = RowMemory.empty(self.source, self.mask)
+        known = self._memory.logsumexp[asked.leading]
+        if bool(known.isnan().any()):
+            known.copy_(part.logsumexp())
+        return known
+
+    def _window(self, asked: Asked, known: Tensor | None) -> Tensor:
+        rows, columns = _as_range(asked.rows), _as_range(asked.columns)
+        if known is None:
+            weights = cast(Tensor, self.reduce(Window(rows, columns))).to(self.dtype)
+        else:
+            weights = weights_at(self.source, self.mask, known, rows, columns)
+        return _drop_axes(weights, asked.rows, asked.columns)
 
 
 class ScoreMatrix:
@@ -412,8 +416,7 @@ class ScoreMatrix:
 
     def __getitem__(self, key: Any) -> Tensor:
         """A part of the scores, as a tensor."""
-        index, rows, columns = parse_index(key, self.shape)
-        return self._part(index, rows, columns, "these scores", DENSE_LIMIT)
+        return self._part(parse_index(key, self.shape), "these scores", DENSE_LIMIT)
 
     def to_dense(self, *, limit: int | None = DENSE_LIMIT) -> Tensor:
         """All scores as a tensor, by name only.
@@ -424,62 +427,18 @@ class ScoreMatrix:
         Raises:
             MemoryError: it would take more.
         """
-        index, rows, columns = parse_index(..., self.shape)
-        return self._part(index, rows, columns, "scores.to_dense()", limit)
+        return self._part(parse_index(..., self.shape), "scores.to_dense()", limit)
 
     def __repr__(self) -> str:
         """What it is, without computing it."""
         return f"ScoreMatrix(of {self._matrix!r})"
 
-    def _part(
-        self,
-        index: Index,
-        rows: int | range,
-        columns: int | range,
-        what: str,
-        limit: int | None,
-    ) -> Tensor:
-        part = self._matrix[(*index, ...)] if index else self._matrix
-        at_rows, at_columns = _as_range(rows), _as_range(columns)
-        size = (*part.shape[:-2], len(at_rows), len(at_columns))
-        check_memory(what, size, part.dtype, limit)
-        scores = scores_at(part.source, part.mask, at_rows, at_columns)
-        return _drop_axes(scores, rows, columns)
-
-
-class TransposedMatrix:
-    """An attention matrix seen from the keys, (..., num_heads, kv_len, q_len): ``A.T``.
-
-    Example:
-        >>> import torch, regard
-        >>> x = torch.zeros(2, 1)
-        >>> A = regard.attend(x, x, mask=regard.Causal())
-        >>> A.T @ torch.tensor([[1.0], [1.0]])
-        tensor([[1.5000],
-                [0.5000]])
-    """
-
-    def __init__(self, matrix: AttentionMatrix) -> None:
-        self.T = matrix
-
-    @property
-    def shape(self) -> torch.Size:
-        """(..., num_heads, kv_len, q_len)."""
-        *leading, q_len, kv_len = self.T.shape
-        return torch.Size((*leading, kv_len, q_len))
-
-    def __matmul__(self, operand: Tensor) -> Tensor:
-        """weights transposed @ operand, (..., num_heads, kv_len, dim)."""
-        operand = check_product("operand", operand, self.T.dtype)
-        return cast(Tensor, self.T.reduce(TransposedOutput(operand)))
-
-    def to_dense(self, *, limit: int | None = DENSE_LIMIT) -> Tensor:
-        """The whole transposed matrix as a tensor, by name only; see AttentionMatrix.to_dense."""
-        return self.T.to_dense(limit=limit).mT
-
-    def __repr__(self) -> str:
-        """What it is, without computing it."""
-        return f"TransposedMatrix(of {self.T!r})"
+    def _part(self, asked: Asked, what: str, limit: int | None) -> Tensor:
+        part = self._matrix[(*asked.leading, ...)]
+        _check_size(what, part, asked, limit)
+        rows, columns = _as_range(asked.rows), _as_range(asked.columns)
+        scores = scores_at(part.source, part.mask, rows, columns)
+        return _drop_axes(scores, asked.rows, asked.columns)
 
 
 def _bound(mask: Mask | Tensor | None, source: Scores) -> Mask | None:
@@ -488,6 +447,11 @@ def _bound(mask: Mask | Tensor | None, source: Scores) -> Mask | None:
 
 def _as_range(index: int | range) -> range:
     return range(index, index + 1) if isinstance(index, int) else index
+
+
+def _check_size(what: str, part: AttentionMatrix, asked: Asked, limit: int | None) -> None:
+    rows, columns = _as_range(asked.rows), _as_range(asked.columns)
+    check_memory(what, (*part.shape[:-2], len(rows), len(columns)), part.dtype, limit)
 
 
 def _drop_axes(part: Tensor, rows: int | range, columns: int | range) -> Tensor:

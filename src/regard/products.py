@@ -1,5 +1,6 @@
 """Products with the matrix and parts of it, as reductions over its blocks."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from typing import Any, cast
@@ -16,9 +17,11 @@ from regard.masks import Mask
 from regard.reductions import Part, Reduction
 from regard.scores import Scores
 
-__all__ = ["Output", "TransposedOutput", "Window", "scores_at"]
+__all__ = ["Output", "TransposedOutput", "Window", "is_tall", "scores_at", "weights_at"]
 
 _SCORES_AT_ONCE = 2**21
+# Rows or columns this far apart cost less one at a time than with all that lies between them.
+_FAR_APART = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,17 +168,58 @@ def _meet(wanted: range, part: slice) -> tuple[slice, slice]:
     return slice(first, stop), slice(start, wanted[stop - 1] - part.start + 1, wanted.step)
 
 
+def is_tall(at_rows: range, at_columns: range, shape: torch.Size) -> bool:
+    """Whether a window has so many rows and few columns that its scores alone are little work."""
+    if not (at_rows and at_columns):
+        return False
+    height = at_rows[-1] - at_rows[0] + 1
+    width = at_columns[-1] - at_columns[0] + 1
+    if at_columns.step >= _FAR_APART > at_rows.step:
+        width = len(at_columns)
+    return 4 * height >= shape[-2] and 2 * width <= shape[-1]
+
+
 def scores_at(source: Scores, mask: Mask | None, at_rows: range, at_columns: range) -> Tensor:
-    """The scores at some rows and columns, a few rows at a time: what a step skips is not kept."""
+    """The scores at some rows and columns, in the dtype of the inputs."""
+    return _over_rows(source, mask, at_rows, at_columns, lambda scores, _: scores)
+
+
+def weights_at(
+    source: Scores, mask: Mask | None, logsumexp: Tensor, at_rows: range, at_columns: range
+) -> Tensor:
+    """The weights at some rows and columns, from the logsumexp of each row of the matrix.
+
+    Of each weight only its own score is computed. No gradient flows through the logsumexp.
+    """
+    # A row without keys has scores of -inf only: any finite number leaves its weights 0.
+    known = logsumexp.masked_fill(logsumexp == -torch.inf, 0)[..., None]
+
+    def weights(scores: Tensor, rows: range) -> Tensor:
+        return (scores - known[..., rows.start : rows.stop : rows.step, :]).exp_()
+
+    return _over_rows(source, mask, at_rows, at_columns, weights)
+
+
+def _over_rows(
+    source: Scores,
+    mask: Mask | None,
+    at_rows: range,
+    at_columns: range,
+    of_scores: Callable[[Tensor, range], Tensor],
+) -> Tensor:
+    """A function of the scores of a few rows at a time: what a step skips is not kept."""
     shape = source.shape
     if not (at_rows and at_columns):
         size = (*shape[:-2], len(at_rows), len(at_columns))
         return torch.zeros(size, dtype=source.dtype, device=source.device)
+    if at_columns.step >= _FAR_APART > at_rows.step and len(at_columns) > 1:
+        each = (range(column, column + 1) for column in at_columns)
+        parts = [_over_rows(source, mask, at_rows, column, of_scores) for column in each]
+        return torch.cat(parts, -1)
     leading = tuple(slice(0, n) for n in shape[:-2])
     columns = slice(at_columns[0], at_columns[-1] + 1)
     row_size = prod(shape[:-2]) * (columns.stop - columns.start) * at_rows.step
-    height = max(1, _SCORES_AT_ONCE // row_size)
-    parts: list[Tensor] = []
+    height = max(1, _SCORES_AT_ONCE // row_size) if at_rows.step < _FAR_APART else 1
 
     def part(rows: range) -> Tensor:
         box = Box(leading, slice(rows[0], rows[-1] + 1), columns)
@@ -184,8 +228,9 @@ def scores_at(source: Scores, mask: Mask | None, at_rows: range, at_columns: ran
         if mask is not None:
             allowed = mask.block(box, shape, source.device)
             scores = scores.masked_fill(~allowed, -torch.inf)
-        return scores[..., :: rows.step, :: at_columns.step].to(source.dtype)
+        return of_scores(scores[..., :: rows.step, :: at_columns.step], rows).to(source.dtype)
 
+    parts: list[Tensor] = []
     for first in range(0, len(at_rows), height):
         rows = at_rows[first : first + height]
         # Autograd would keep what the step skips; it computes the few rows again instead.
