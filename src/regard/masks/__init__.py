@@ -1,17 +1,36 @@
 """Masks: which keys a query may attend to. True always means *may attend*."""
 
 from regard.masks.bands import Causal, SlidingWindow
-from regard.masks.lengths import Padding
-from regard.masks.mask import Both, Columns, Drop, Keep, Mask, as_mask
+from regard.masks.documents import Documents
+from regard.masks.flex import BlockSparse, MaskMod
+from regard.masks.lengths import Padding, PrefixLM
+from regard.masks.mask import (
+    Both,
+    Columns,
+    Drop,
+    Either,
+    Keep,
+    Mask,
+    Not,
+    PointMask,
+    as_mask,
+)
 
 __all__ = [
+    "BlockSparse",
     "Both",
     "Causal",
     "Columns",
+    "Documents",
     "Drop",
+    "Either",
     "Keep",
     "Mask",
+    "MaskMod",
+    "Not",
     "Padding",
+    "PointMask",
+    "PrefixLM",
     "SlidingWindow",
     "as_mask",
 ]

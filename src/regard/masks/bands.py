@@ -10,17 +10,17 @@ from torch import Tensor
 
 from regard.errors import check_whole
 from regard.indexing import Box
-from regard.masks.mask import Columns, Mask
+from regard.masks.mask import Columns, Mask, PointMask
 
 __all__ = ["Causal", "SlidingWindow"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _Band(Mask):
     """Keys from ``query + low`` to ``query + high``, after the shift that aligns the ends."""
 
     @abstractmethod
-    def _band(self, shape: torch.Size) -> tuple[int | None, int | None]:
+    def _band(self, shape: torch.Size) -> tuple[int | None, int]:
         """The lowest and the highest allowed kv_idx - q_idx; None is no limit."""
 
     def bind(self, shape: torch.Size, device: torch.device) -> Mask:
@@ -35,22 +35,26 @@ class _Band(Mask):
 
         def within(low_of: int, high_of: int) -> slice:
             start = 0 if low is None else min(max(low_of + low, 0), shape[-1])
-            stop = shape[-1] if high is None else min(max(high_of + high + 1, 0), shape[-1])
+            stop = min(max(high_of + high + 1, 0), shape[-1])
             return slice(start, max(start, stop))
 
         return Columns(within(first, last), within(last, first))
 
     def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
-        low, high = self._band(shape)
         q_idx = torch.arange(box.rows.start, box.rows.stop, device=device)[:, None]
         kv_idx = torch.arange(box.columns.start, box.columns.stop, device=device)
-        if high is None:
-            return kv_idx >= q_idx + low if low is not None else torch.ones_like(q_idx).bool()
+        return self._within(q_idx, kv_idx, shape)
+
+    def mask_mod(self, shape: torch.Size) -> PointMask:
+        return lambda _b, _h, q_idx, kv_idx: self._within(q_idx, kv_idx, shape)
+
+    def _within(self, q_idx: Tensor, kv_idx: Tensor, shape: torch.Size) -> Tensor:
+        low, high = self._band(shape)
         below = kv_idx <= q_idx + high
         return below if low is None else below & (kv_idx >= q_idx + low)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Causal(_Band):
     """A query attends to itself and what came before, never to what comes after.
 
@@ -79,14 +83,15 @@ class Causal(_Band):
                 "    PyTorch's is_causal=True is 'top-left'; a KV cache needs 'bottom-right'."
             )
 
-    def _band(self, shape: torch.Size) -> tuple[int | None, int | None]:
+    def _band(self, shape: torch.Size) -> tuple[int | None, int]:
         return None, shape[-1] - shape[-2] if self.align == "bottom-right" else 0
 
-    def __repr__(self) -> str:
+    @property
+    def text(self) -> str:
         return "Causal()" if self.align == "bottom-right" else f"Causal(align={self.align!r})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SlidingWindow(_Band):
     """A query attends to the ``left`` keys before it, its own, and the ``right`` keys after it.
 
@@ -121,9 +126,10 @@ class SlidingWindow(_Band):
                 "    The query's own key is always included."
             )
 
-    def _band(self, shape: torch.Size) -> tuple[int | None, int | None]:
+    def _band(self, shape: torch.Size) -> tuple[int | None, int]:
         shift = shape[-1] - shape[-2]
         return shift - self.left, shift + self.right
 
-    def __repr__(self) -> str:
+    @property
+    def text(self) -> str:
         return f"SlidingWindow({self.left}, {self.right})"

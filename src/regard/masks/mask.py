@@ -7,16 +7,36 @@ the last key, as with a KV cache.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor
 
-from regard.errors import check_broadcast, dtype_text, kind_text, shape_text, with_article
+from regard.errors import (
+    DENSE_LIMIT,
+    check_broadcast,
+    check_count,
+    check_memory,
+    dtype_text,
+    kind_text,
+    shape_text,
+    with_article,
+)
 from regard.indexing import Box, narrow
+from regard.masks.block_mask import block_mask_of
+from regard.masks.drawing import drawing
 
-__all__ = ["Both", "Columns", "Drop", "Keep", "Mask", "as_mask"]
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+__all__ = ["Both", "Columns", "Drop", "Either", "Keep", "Mask", "Not", "PointMask", "as_mask"]
+
+PointMask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""FlexAttention's mask_mod: b, h, q_idx and kv_idx, each a scalar tensor; True = may attend."""
+
+_AT_ONCE = 2**22
 
 
 class Columns(NamedTuple):
@@ -33,13 +53,23 @@ class Columns(NamedTuple):
 
 
 class Mask(ABC):
-    """Which keys a query may attend to; combine masks with ``&`` (both must allow).
+    """Which keys a query may attend to; combine masks with ``&``, ``|`` and ``~``.
+
+    Attributes:
+        shape: of the matrix whose mask it is, as in ``A.mask``; None for a mask by itself.
+        device: of that matrix.
 
     Example:
-        >>> import regard
-        >>> regard.Causal() & regard.Padding([3, 5])
-        Causal() & Padding([3, 5])
+        >>> import torch, regard
+        >>> ~(regard.Causal() & regard.Padding([3, 5])) | regard.SlidingWindow(2, 2)
+        ~(Causal() & Padding([3, 5])) | SlidingWindow(2, 2)
+        >>> x = torch.zeros(4, 1)
+        >>> regard.attend(x, x, mask=regard.Causal() | torch.tensor([0, 0, 1, 0]).bool()).mask
+        Causal() | Keep((1, 4))
     """
+
+    shape: torch.Size | None = None
+    device: torch.device | None = None
 
     @abstractmethod
     def bind(self, shape: torch.Size, device: torch.device) -> "Mask":
@@ -63,6 +93,89 @@ class Mask(ABC):
     def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
         """True where a key may be attended to, broadcastable to the box."""
 
+    @abstractmethod
+    def mask_mod(self, shape: torch.Size) -> PointMask:
+        """A bound mask of shape (batch, num_heads, q_len, kv_len) as FlexAttention's mask_mod."""
+
+    @property
+    @abstractmethod
+    def text(self) -> str:
+        """How one writes the mask."""
+
+    def of_matrix(self, shape: torch.Size, device: torch.device) -> Self:
+        """A bound mask that knows the matrix whose mask it is."""
+        mask = copy(self)
+        object.__setattr__(mask, "shape", shape)
+        object.__setattr__(mask, "device", device)
+        return mask
+
+    def to_dense(
+        self, *shape: int, device: torch.device | str = "cpu", limit: int | None = DENSE_LIMIT
+    ) -> Tensor:
+        """The whole mask as a bool tensor, True = may attend: by name only.
+
+        Args:
+            shape: (..., num_heads, q_len, kv_len) or (q_len, kv_len). The mask of a matrix,
+                ``A.mask``, has its shape and device already.
+            device: for a mask by itself.
+            limit: the most bytes it may take, 4 GiB unless given; None is no limit.
+
+        Raises:
+            ValueError: no shape, or one that the mask does not fit.
+            MemoryError: it would take more than the limit.
+
+        Example:
+            >>> import regard
+            >>> regard.Causal().to_dense(2, 3)
+            tensor([[ True,  True, False],
+                    [ True,  True,  True]])
+        """
+        mask, size, place = self._fitted("to_dense()", shape, device)
+        remedy = "Use to_block_mask(), or pass limit=None to to_dense()."
+        check_memory("to_dense()", size, torch.bool, limit, remedy)
+        dense = torch.empty(size, dtype=torch.bool, device=place)
+        leading = tuple(slice(0, n) for n in size[:-2])
+        height = max(1, _AT_ONCE * size[-2] // dense.numel())
+        for start in range(0, size[-2], height):
+            rows = slice(start, min(start + height, size[-2]))
+            dense[..., rows, :] = mask.block(Box(leading, rows, slice(0, size[-1])), size, place)
+        return dense
+
+    def to_block_mask(
+        self, *shape: int, block_size: int = 128, device: torch.device | str = "cpu"
+    ) -> "BlockMask":
+        """The mask for ``flex_attention(query, key, value, block_mask=...)``, never formed.
+
+        Args:
+            shape: (batch, num_heads, q_len, kv_len); leading axes of 1 may be left out. The mask
+                of a matrix, ``A.mask``, has its shape and device already.
+            block_size: of the blocks that FlexAttention skips or computes.
+            device: for a mask by itself.
+
+        Returns:
+            A BlockMask; its batch or num_heads is 1 where the mask is the same for all.
+
+        Raises:
+            TypeError: block_size is no whole number.
+            ValueError: no shape, more than four axes, or a shape that the mask does not fit.
+
+        Example:
+            >>> import regard
+            >>> regard.SlidingWindow(100, 0).to_block_mask(1000, 1000).shape
+            (1, 1, 1000, 1000)
+        """
+        check_count("block_size", block_size)
+        mask, size, place = self._fitted("to_block_mask()", shape, device)
+        if len(size) > 4:
+            raise ValueError(
+                f"to_block_mask() has shape {shape_text(size)}; "
+                "FlexAttention knows (batch, num_heads, q_len, kv_len).\n"
+                "    Take the mask of a part of the matrix, A[0].mask."
+            )
+        missing = 4 - len(size)
+        mask = mask.map(lambda tensor: tensor[(None,) * missing])
+        return block_mask_of(mask, torch.Size((*(1,) * missing, *size)), place, block_size)
+
     def __and__(self, other: object) -> "Mask":
         """Both masks must allow."""
         return Both(self, as_mask(other))
@@ -71,9 +184,41 @@ class Mask(ABC):
         """Both masks must allow."""
         return Both(as_mask(other), self)
 
+    def __or__(self, other: object) -> "Mask":
+        """One of the masks must allow."""
+        return Either(self, as_mask(other))
+
+    def __ror__(self, other: object) -> "Mask":
+        """One of the masks must allow."""
+        return Either(as_mask(other), self)
+
+    def __invert__(self) -> "Mask":
+        """The mask must not allow."""
+        return self.mask if isinstance(self, Not) else Not(self)
+
+    def __repr__(self) -> str:
+        """How one writes the mask; the mask of a small matrix is drawn, too."""
+        if self.shape is None or self.device is None:
+            return self.text
+        return "\n".join((self.text, *drawing(self, self.shape, self.device)))
+
+    def _fitted(
+        self, what: str, shape: tuple[int, ...], device: torch.device | str
+    ) -> tuple["Mask", torch.Size, torch.device]:
+        """The bound mask, the shape and the device of its matrix."""
+        if not shape and self.shape is not None and self.device is not None:
+            return self, self.shape, self.device
+        if len(shape) < 2:
+            raise ValueError(
+                f"{what} has shape {shape_text(shape)}; it must have q_len and kv_len at least.\n"
+                f"    Use {what[:-1]}q_len, kv_len), or the mask of a matrix, A.mask.{what}."
+            )
+        size, place = torch.Size([check_count("shape", n) for n in shape]), torch.device(device)
+        return self.bind(size, place), size, place
+
 
 def as_mask(mask: object) -> Mask:
-    """The mask itself, or a bool tensor (True = may attend) as a mask.
+    """The mask itself; or a mask made of a bool tensor, a mask_mod or a BlockMask.
 
     Raises:
         TypeError: anything else.
@@ -87,7 +232,12 @@ def as_mask(mask: object) -> Mask:
             f"mask is the class {mask.__name__}; it must be an instance.\n"
             f"    Use {mask.__name__}(...)."
         )
-    came = kind_text(mask)  # pyright: ignore[reportUnknownArgumentType]
+    if not isinstance(mask, Tensor):
+        from regard.masks.flex import flex_mask  # its classes are masks
+
+        if (flex := flex_mask(cast(object, mask))) is not None:
+            return flex
+    came = kind_text(cast(object, mask))
     if isinstance(mask, Tensor):
         came = with_article(f"{dtype_text(mask.dtype)} tensor")
     raise TypeError(
@@ -97,7 +247,7 @@ def as_mask(mask: object) -> Mask:
     )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Keep(Mask):
     """A bool tensor in which True means *may attend*, as in ``scaled_dot_product_attention``.
 
@@ -133,11 +283,16 @@ class Keep(Mask):
     def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
         return narrow(self.mask, box.at_both)
 
-    def __repr__(self) -> str:
+    def mask_mod(self, shape: torch.Size) -> PointMask:
+        mask = self.mask.expand(shape)
+        return lambda b, h, q_idx, kv_idx: mask[b, h, q_idx, kv_idx]
+
+    @property
+    def text(self) -> str:
         return f"Keep({shape_text(self.mask.shape)})"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Drop(Mask):
     """A bool tensor in which True means *may not attend*, as in ``nn.MultiheadAttention``.
 
@@ -171,7 +326,12 @@ class Drop(Mask):
     def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
         return ~narrow(self.mask, box.at_both)
 
-    def __repr__(self) -> str:
+    def mask_mod(self, shape: torch.Size) -> PointMask:
+        mask = self.mask.expand(shape)
+        return lambda b, h, q_idx, kv_idx: ~mask[b, h, q_idx, kv_idx]
+
+    @property
+    def text(self) -> str:
         return f"Drop({shape_text(self.mask.shape)})"
 
 
@@ -180,9 +340,15 @@ def _check_bool(mask: object) -> None:
         as_mask(mask)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Both(Mask):
-    """Two masks that must both allow: what ``first & second`` gives."""
+    """Two masks that must both allow: what ``first & second`` gives.
+
+    Example:
+        >>> import regard
+        >>> regard.Causal() & regard.SlidingWindow(2, 2)
+        Causal() & SlidingWindow(2, 2)
+    """
 
     first: Mask
     second: Mask
@@ -201,10 +367,115 @@ class Both(Mask):
     def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
         return self.first.block(box, shape, device) & self.second.block(box, shape, device)
 
-    def __repr__(self) -> str:
-        return f"{self.first!r} & {self.second!r}"
+    def mask_mod(self, shape: torch.Size) -> PointMask:
+        first, second = self.first.mask_mod(shape), self.second.mask_mod(shape)
+        return lambda b, h, q_idx, kv_idx: first(b, h, q_idx, kv_idx) & second(b, h, q_idx, kv_idx)
+
+    @property
+    def text(self) -> str:
+        parts = (self.first, self.second)
+        return " & ".join(f"({p.text})" if isinstance(p, Either) else p.text for p in parts)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Either(Mask):
+    """Two masks of which one must allow: what ``first | second`` gives.
+
+    Example:
+        >>> import regard
+        >>> regard.Causal() | regard.Padding(3)
+        Causal() | Padding(3)
+    """
+
+    first: Mask
+    second: Mask
+
+    def bind(self, shape: torch.Size, device: torch.device) -> Mask:
+        return Either(self.first.bind(shape, device), self.second.bind(shape, device))
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Mask:
+        return Either(self.first.map(function), self.second.map(function))
+
+    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> Columns:
+        first = self.first.columns(leading, rows, shape)
+        second = self.second.columns(leading, rows, shape)
+        touch = max(first.every.start, second.every.start) <= min(
+            first.every.stop, second.every.stop
+        )
+        longer = max(first.every, second.every, key=_length)
+        every = _hull(first.every, second.every) if touch else longer
+        return Columns(_hull(first.some, second.some), every)
+
+    def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
+        return self.first.block(box, shape, device) | self.second.block(box, shape, device)
+
+    def mask_mod(self, shape: torch.Size) -> PointMask:
+        first, second = self.first.mask_mod(shape), self.second.mask_mod(shape)
+        return lambda b, h, q_idx, kv_idx: first(b, h, q_idx, kv_idx) | second(b, h, q_idx, kv_idx)
+
+    @property
+    def text(self) -> str:
+        return f"{self.first.text} | {self.second.text}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Not(Mask):
+    """What a mask does not allow: what ``~mask`` gives.
+
+    Example:
+        >>> import regard
+        >>> ~regard.Causal()
+        ~Causal()
+    """
+
+    mask: Mask
+
+    def bind(self, shape: torch.Size, device: torch.device) -> Mask:
+        return Not(self.mask.bind(shape, device))
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Mask:
+        return Not(self.mask.map(function))
+
+    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> Columns:
+        inner = self.mask.columns(leading, rows, shape)
+        before, after = _around(inner.some, shape[-1])
+        every = max(before, after, key=_length)
+        before, after = _around(inner.every, shape[-1])
+        return Columns(_hull(before, after), every)
+
+    def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
+        return ~self.mask.block(box, shape, device)
+
+    def mask_mod(self, shape: torch.Size) -> PointMask:
+        inner = self.mask.mask_mod(shape)
+        return lambda b, h, q_idx, kv_idx: ~inner(b, h, q_idx, kv_idx)
+
+    @property
+    def text(self) -> str:
+        pair = isinstance(self.mask, Both | Either)
+        return f"~({self.mask.text})" if pair else f"~{self.mask.text}"
+
+
+def _length(part: slice) -> int:
+    return part.stop - part.start
 
 
 def _overlap(first: slice, second: slice) -> slice:
     start, stop = max(first.start, second.start), min(first.stop, second.stop)
     return slice(start, max(start, stop))
+
+
+def _hull(first: slice, second: slice) -> slice:
+    """From the first to the last of two parts, of which each may be empty."""
+    if not _length(first):
+        return second
+    if not _length(second):
+        return first
+    return slice(min(first.start, second.start), max(first.stop, second.stop))
+
+
+def _around(part: slice, length: int) -> tuple[slice, slice]:
+    """What lies before a part, and what lies after it; before an empty part lies everything."""
+    if not _length(part):
+        return slice(0, length), slice(0, 0)
+    return slice(0, part.start), slice(part.stop, length)
