@@ -2,8 +2,10 @@
 
 from regard import nn
 from regard.biases import ALiBi, Bias, T5Bias
+from regard.bilinears import Bilinear, bilinear
 from regard.block import Block
 from regard.capture import observe
+from regard.divergences import CrossEntropy, JensenShannon, KullbackLeibler, cross_entropy, js, kl
 from regard.errors import RegardError
 from regard.masks import Causal, Drop, Keep, Mask, Padding, SlidingWindow
 from regard.matrix import AttentionMatrix, attend
@@ -20,17 +22,22 @@ from regard.reductions import (
     Segments,
     Sum,
 )
+from regard.rollouts import Rollout, rollout
 
 __all__ = [
     "ALiBi",
     "AttentionMatrix",
     "Bias",
+    "Bilinear",
     "Block",
     "Causal",
+    "CrossEntropy",
     "Diagonal",
     "Drop",
     "Entropy",
+    "JensenShannon",
     "Keep",
+    "KullbackLeibler",
     "LogSumExp",
     "Mask",
     "Max",
@@ -41,6 +48,7 @@ __all__ = [
     "Recording",
     "Reduction",
     "RegardError",
+    "Rollout",
     "Segments",
     "SlidingWindow",
     "Sum",
@@ -49,6 +57,11 @@ __all__ = [
     "Top",
     "TopK",
     "attend",
+    "bilinear",
+    "cross_entropy",
+    "js",
+    "kl",
     "nn",
     "observe",
+    "rollout",
 ]

@@ -27,8 +27,9 @@ class Kind(NamedTuple):
         name: what FlexAttention calls it.
         arguments: the names of its arguments, all of them scalar tensors.
         returns: what it returns.
-        takes_score: whether it takes a score and gives a number, else True or False.
+        takes_score: whether it takes a score before the four indices.
         otherwise: what to do with a callable that is not of this kind.
+        gives_bool: whether it answers True or False, else a number.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Kind(NamedTuple):
     returns: str
     takes_score: bool
     otherwise: str
+    gives_bool: bool = False
 
     @property
     def text(self) -> str:
@@ -56,6 +58,7 @@ MASK_MOD = Kind(
     "True (may attend) or False, one bool",
     False,
     "A score_mod(score, b, h, q_idx, kv_idx) goes to score_mod=.",
+    gives_bool=True,
 )
 
 
@@ -87,7 +90,7 @@ class FlexCallable:
 
         Args:
             function: what somebody passed.
-            kind: what it must be, SCORE_MOD or MASK_MOD.
+            kind: what it must be, such as SCORE_MOD or MASK_MOD.
             shape: of the matrix, (..., num_heads, q_len, kv_len).
             device: where the matrix is.
             dtype: of the scores that a score_mod will see.
@@ -97,14 +100,21 @@ class FlexCallable:
             ValueError: it fails, or answers with more than one number.
         """
         _check_arguments(function, kind)
+        flex = cls.untried(cast(Callable[..., Tensor], function), shape, device)
+        _try_out(flex, kind, shape, dtype)
+        return flex
+
+    @classmethod
+    def untried(
+        cls, function: Callable[..., Tensor], shape: torch.Size, device: torch.device
+    ) -> "FlexCallable":
+        """The callable for a matrix of this shape, known to be right."""
         batch, heads = shape[:-3], shape[-3:-2]
-        flex = cls(
-            cast(Callable[..., Tensor], function),
+        return cls(
+            function,
             torch.arange(prod(batch), device=device).reshape(*batch, *(1 for _ in heads), 1, 1),
             torch.arange(prod(heads), device=device).reshape(*(1 for _ in batch), *heads, 1, 1),
         )
-        _try_out(flex, kind, shape, dtype)
-        return flex
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "FlexCallable":
         """The same callable with the function applied to the numbers of the matrices."""
@@ -222,7 +232,7 @@ def _check_answer(came: object, kind: Kind) -> None:
             f"{kind.name} returns {came}; it must return {kind.returns}, as a tensor.\n"
             f"    It is called as {kind.text} with scalar tensors."
         )
-    if came.is_floating_point if kind.takes_score else came == torch.bool:
+    if came == torch.bool if kind.gives_bool else came.is_floating_point:
         return
     raise TypeError(
         f"{kind.name} returns {dtype_text(came)}; it must return {kind.returns}.\n"
