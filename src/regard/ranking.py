@@ -72,65 +72,67 @@ class TopK(Reduction):
         return values, torch.zeros(size, dtype=torch.int64, device=device)
 
     def update(self, block: Block) -> tuple[Part, ...]:
-        below = block.below.detach()
-        indices = _largest(below, min(self.k, below.shape[-1]))
-        masked = below.gather(-1, indices) <= lowest(below.dtype)
-        values = block.weights.gather(-1, indices)
+        indices = _largest(block.below.detach(), min(self.k, block.below.shape[-1]))
+        below = block.below.gather(-1, indices)
+        masked = below.detach() <= lowest(below.dtype)
+        values = (below - block.above[..., None]).exp().masked_fill(masked, 0)
         indices = (indices + block.box.columns.start).masked_fill(masked, -1)
         missing = self.k - indices.shape[-1]
-        values = torch.nn.functional.pad(values, (0, missing))
-        indices = torch.nn.functional.pad(indices, (0, missing), value=-1)
+        if missing:
+            values = torch.nn.functional.pad(values, (0, missing))
+            indices = torch.nn.functional.pad(indices, (0, missing), value=-1)
         return Part(block.box.at_rows, values), Part(block.box.at_rows, indices)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Top:
         return Top(*buffers)
 
 
-_GROUPS = 32
-
-
 def _largest(scores: Tensor, k: int) -> Tensor:
     """Positions of the k largest scores of each row, falling; ties to the lowest index."""
     columns = scores.shape[-1]
-    if columns >= 4 * k * _GROUPS:
-        indices, tied = _largest_of_groups(scores, k)
+    size = 8 if columns <= 8192 else 16
+    if columns >= 4 * k * size:
+        values, indices, runner_up = _largest_of_groups(scores, k, size)
     else:
-        values, indices = scores.topk(k, -1)
-        tied = (scores >= values[..., -1:]).sum(-1) > k
-    # torch.topk picks any of the scores that tie for the last place: do those rows anew.
+        values, indices, runner_up = _topk(scores, k)
+    # torch.topk gives scores that tie in any order, and any of those that tie for the last place;
+    # masked keys need no order.
+    following = torch.cat((values[..., 1:], runner_up), -1)
+    tied = ((following >= values) & (values > lowest(scores.dtype))).any(-1, keepdim=True)
     if bool(tied.any()):
-        stable = scores[tied].sort(dim=-1, descending=True, stable=True).indices[..., :k]
-        indices = indices.masked_scatter(tied[..., None], stable)
-    by_index = indices.sort(-1).values
-    values = scores.gather(-1, by_index)
-    order = values.sort(dim=-1, descending=True, stable=True).indices
-    return by_index.gather(-1, order)
+        rows = tied.squeeze(-1)
+        stable = scores[rows].sort(dim=-1, descending=True, stable=True).indices[..., :k]
+        indices = indices.masked_scatter(tied, stable)
+    return indices
 
 
-def _largest_of_groups(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """As torch.topk, in less time: the k largest lie in the k groups with the largest maxima.
+def _topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The k largest of each row, falling, their positions, and the next largest, (..., rows, 1)."""
+    if k == scores.shape[-1]:
+        values, indices = scores.topk(k, -1)
+        return values, indices, torch.full_like(values[..., -1:], -torch.inf)
+    values, indices = scores.topk(k + 1, -1)
+    return values[..., :k], indices[..., :k], values[..., k:]
+
+
+def _largest_of_groups(scores: Tensor, k: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """As _topk, in less time: the k largest lie in the k groups with the largest maxima.
 
     Group g holds the columns g, g + n, g + 2n, ... of n groups, so that the maxima are one pass
     over whole rows.
-
-    Returns:
-        The positions, in any order, and which rows have more scores than k that might belong.
     """
     columns = scores.shape[-1]
-    groups = columns // _GROUPS
-    even = groups * _GROUPS
-    grouped = scores[..., :even].reshape(*scores.shape[:-1], _GROUPS, groups)
-    maxima = grouped.amax(-2)
-    best = maxima.topk(k, -1).indices  # (..., rows, k)
+    groups = columns // size
+    even = groups * size
+    maxima = scores[..., :even].reshape(*scores.shape[:-1], size, groups).amax(-2)
+    _, best, next_group = _topk(maxima, k)  # (..., rows, k)
     steps = torch.arange(0, even, groups, device=scores.device)
-    inside = (best[..., None] + steps).flatten(-2)  # (..., rows, k * _GROUPS)
-    rest = torch.arange(even, columns, device=scores.device)
-    inside = torch.cat((inside, rest.expand(*inside.shape[:-1], -1)), -1)
-    candidates = scores.gather(-1, inside)
-    values, places = candidates.topk(k, -1)
-    last = values[..., -1:]
-    tied = ((maxima >= last).sum(-1) > k) | ((candidates >= last).sum(-1) > k)
-    return inside.gather(-1, places), tied
+    inside = (best[..., None] + steps).flatten(-2)  # (..., rows, k * size)
+    if even < columns:
+        rest = torch.arange(even, columns, device=scores.device)
+        inside = torch.cat((inside, rest.expand(*inside.shape[:-1], -1)), -1)
+    values, places, runner_up = _topk(scores.gather(-1, inside), k)
+    return values, inside.gather(-1, places), torch.maximum(next_group, runner_up)
 
 
 @dataclass(frozen=True)

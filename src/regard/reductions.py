@@ -149,8 +149,7 @@ class Entropy(OfEachRow):
     """
 
     def update(self, block: Block) -> tuple[Part, ...]:
-        above = (block.logsumexp - block.maximum.squeeze(-1)).masked_fill(block.mass == 0, 0)
-        entropy = above * block.mass - block.expected
+        entropy = block.above * block.mass - block.expected
         return (Part(block.box.at_rows, entropy.clamp(min=0)),)
 
 

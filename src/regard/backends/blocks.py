@@ -61,23 +61,33 @@ def boxes(
     *leading, _, kv_len = shape
     everywhere = tuple(slice(0, n) for n in leading)
 
-    def some(part: tuple[slice, ...], taken: slice) -> slice:
-        columns = slice(0, kv_len) if mask is None else mask.columns(part, taken, shape).some
+    def some(part: tuple[slice, ...], tile: slice) -> slice:
+        columns = slice(0, kv_len) if mask is None else mask.columns(part, tile, shape).some
         # Rows without keys still have an answer.
         return columns if columns.start < columns.stop else slice(0, 1)
 
-    height = min(len(rows), max(MIN_ROWS, min(MAX_ROWS, BLOCK_SIZE // kv_len)))
-    if len(rows) * kv_len <= BLOCK_SIZE:
-        height = len(rows)
-    tiles = [
-        slice(first, min(first + height, rows.stop))
-        for first in range(rows.start, rows.stop, height)
-    ]
-    widest = max(c.stop - c.start for c in (some(everywhere, tile) for tile in tiles))
-    room = max(1, BLOCK_SIZE // (height * widest))
+    def width(tile: slice) -> int:
+        columns = some(everywhere, tile)
+        return columns.stop - columns.start
+
+    tiles = list(_tiles(rows, width))
+    room = max(1, BLOCK_SIZE // max((tile.stop - tile.start) * width(tile) for tile in tiles))
     for part in _leading_parts(tuple(leading), room, groups):
         for tile in tiles:
             yield Box(part, tile, some(part, tile))
+
+
+def _tiles(rows: range, width: Callable[[slice], int]) -> Iterator[slice]:
+    """Rows for one block after another, more of them where a mask leaves them fewer columns."""
+    if len(rows) * width(slice(rows.start, rows.stop)) <= BLOCK_SIZE:
+        yield slice(rows.start, rows.stop)
+        return
+    start = rows.start
+    while start < rows.stop:
+        tallest = slice(start, min(start + MAX_ROWS, rows.stop))
+        stop = min(start + max(MIN_ROWS, BLOCK_SIZE // width(tallest)), tallest.stop)
+        yield slice(start, stop)
+        start = stop
 
 
 def _leading_parts(
