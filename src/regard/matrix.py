@@ -23,7 +23,7 @@ from regard.errors import (
 )
 from regard.indexing import Asked, Index, narrow, parse_index
 from regard.linear_maps import LinearMap, times_batches
-from regard.masks import Mask, as_mask
+from regard.masks import Mask, MaskLike, as_mask
 from regard.products import Output, TransposedOutput, Window, is_tall, scores_at, weights_at
 from regard.ranking import Max, Top, TopK
 from regard.reductions import (
@@ -45,7 +45,7 @@ def attend(
     query: Tensor,
     key: Tensor,
     *,
-    mask: Mask | Tensor | None = None,
+    mask: "MaskLike | None" = None,
     scale: float | None = None,
     bias: Tensor | Bias | None = None,
     score_mod: ScoreMod | None = None,
@@ -62,8 +62,9 @@ def attend(
             bfloat16, float32 or float64.
         key: (..., num_kv_heads, kv_len, head_dim). num_heads must be a multiple of num_kv_heads
             (grouped-query attention); batch axes are equal or 1.
-        mask: one of ``regard.masks``, or a bool tensor that broadcasts to
-            (..., num_heads, q_len, kv_len) in which True means *may attend*.
+        mask: one of ``regard.masks``; a bool tensor that broadcasts to
+            (..., num_heads, q_len, kv_len) in which True means *may attend*; or FlexAttention's
+            mask_mod(b, h, q_idx, kv_idx) -> bool, or its BlockMask.
         scale: multiplies query·key; 1/sqrt(head_dim) when left out.
         bias: numbers added to the scaled scores: a tensor that broadcasts to
             (..., num_heads, q_len, kv_len), or a position bias, ``regard.ALiBi`` or
@@ -129,7 +130,8 @@ class AttentionMatrix(LinearMap):
 
     Attributes:
         source: where its scores come from.
-        mask: which keys a query may attend to, fitted to its shape; None: all.
+        mask: which keys a query may attend to, fitted to its shape, drawn when it is small;
+            None: all.
 
     Example:
         >>> import torch, regard
@@ -140,11 +142,11 @@ class AttentionMatrix(LinearMap):
 
     def __init__(self, source: Scores, mask: Mask | None = None) -> None:
         self.source = source
-        self.mask = mask
+        self.mask = None if mask is None else mask.of_matrix(source.shape, source.device)
         self._memory: RowMemory | None = None
 
     @classmethod
-    def from_scores(cls, scores: Tensor, *, mask: Mask | Tensor | None = None) -> "AttentionMatrix":
+    def from_scores(cls, scores: Tensor, *, mask: "MaskLike | None" = None) -> "AttentionMatrix":
         """The attention matrix softmax(scores, masked) of scores that are given.
 
         Args:
@@ -345,7 +347,7 @@ class AttentionMatrix(LinearMap):
         facts += [f"dtype={dtype_text(self.dtype)}", f"device={self.device}"]
         facts += self.source.facts
         if self.mask is not None:
-            facts.append(f"mask={self.mask!r}")
+            facts.append(f"mask={self.mask.text}")
         return f"AttentionMatrix({', '.join(facts)})"
 
     def _times(self, value: Tensor) -> Tensor:
@@ -441,7 +443,7 @@ class ScoreMatrix:
         return _drop_axes(scores, asked.rows, asked.columns)
 
 
-def _bound(mask: Mask | Tensor | None, source: Scores) -> Mask | None:
+def _bound(mask: "MaskLike | None", source: Scores) -> Mask | None:
     return None if mask is None else as_mask(mask).bind(source.shape, source.device)
 
 

@@ -1,16 +1,17 @@
 """Masks: which keys a query may attend to. True always means *may attend*."""
 
 from regard.masks.bands import Causal, SlidingWindow
+from regard.masks.columns import Columns
 from regard.masks.documents import Documents
 from regard.masks.flex import BlockSparse, MaskMod
 from regard.masks.lengths import Padding, PrefixLM
 from regard.masks.mask import (
     Both,
-    Columns,
     Drop,
     Either,
     Keep,
     Mask,
+    MaskLike,
     Not,
     PointMask,
     as_mask,
@@ -26,6 +27,7 @@ __all__ = [
     "Either",
     "Keep",
     "Mask",
+    "MaskLike",
     "MaskMod",
     "Not",
     "Padding",

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from regard.errors import check_whole
 from regard.indexing import Box
-from regard.masks.mask import Columns, Mask, PointMask
+from regard.masks.columns import Columns
+from regard.masks.mask import Mask, PointMask
 
 __all__ = ["Causal", "SlidingWindow"]
 

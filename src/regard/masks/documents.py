@@ -10,8 +10,9 @@ from torch import Tensor
 
 from regard.errors import dtype_text, kind_text, shape_text
 from regard.indexing import Box, narrow
+from regard.masks.columns import Columns
 from regard.masks.lengths import fits
-from regard.masks.mask import Columns, Mask, PointMask
+from regard.masks.mask import Mask, PointMask
 
 __all__ = ["Documents"]
 
@@ -65,7 +66,7 @@ class Documents(Mask):
                     "the document of each key.\n    A query takes that of the key it sits at."
                 )
             ids = ids.reshape(*ids.shape[:-1] or (1,), *(1,) * (len(shape) - 2), keys)
-        return Documents(ids)
+        return Documents(ids.clone())  # what is known of them must stay true
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Mask:
         return Documents(function(self.ids))
@@ -116,8 +117,8 @@ class Documents(Mask):
 
     @property
     def text(self) -> str:
-        rows = torch.atleast_2d(self.ids).flatten(0, -2)
-        ids = rows[0] if len(rows) == 1 else rows
+        ids = self.ids.flatten(0, -2) if self.ids.ndim > 1 else self.ids
+        ids = ids[0] if ids.shape[:-1] == (1,) else ids
         few = ids.numel() <= 16
         return f"Documents({ids.tolist() if few else f'ids of shape {shape_text(ids.shape)}'})"
 

@@ -13,8 +13,9 @@ from regard.errors import shape_text
 from regard.flex_callables import MASK_MOD, FlexCallable
 from regard.indexing import Box, narrow
 from regard.masks.block_mask import EMPTY, FULL, PARTIAL
+from regard.masks.columns import Columns
 from regard.masks.lengths import fits
-from regard.masks.mask import Columns, Mask, PointMask
+from regard.masks.mask import Mask, PointMask
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from regard.errors import dtype_text, kind_text, shape_text
 from regard.indexing import Box, narrow
-from regard.masks.mask import Columns, Mask, PointMask
+from regard.masks.columns import Columns
+from regard.masks.mask import Mask, PointMask
 
 __all__ = ["Padding", "PrefixLM", "fits"]
 

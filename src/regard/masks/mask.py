@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Self, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -26,30 +26,31 @@ from regard.errors import (
 )
 from regard.indexing import Box, narrow
 from regard.masks.block_mask import block_mask_of
+from regard.masks.columns import Columns, around, hull, length, overlap
 from regard.masks.drawing import drawing
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-__all__ = ["Both", "Columns", "Drop", "Either", "Keep", "Mask", "Not", "PointMask", "as_mask"]
+__all__ = [
+    "Both",
+    "Drop",
+    "Either",
+    "Keep",
+    "Mask",
+    "MaskLike",
+    "Not",
+    "PointMask",
+    "as_mask",
+]
 
 PointMask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """FlexAttention's mask_mod: b, h, q_idx and kv_idx, each a scalar tensor; True = may attend."""
 
+MaskLike: TypeAlias = "Mask | Tensor | PointMask | BlockMask"
+"""What may be given as a mask."""
+
 _AT_ONCE = 2**22
-
-
-class Columns(NamedTuple):
-    """What a mask knows of some rows without looking at every key, so that work is skipped.
-
-    Attributes:
-        some: outside these keys none of the rows attends to anything; may be empty.
-        every: to these keys all of the rows may attend, so nothing is masked there; a part of
-            ``some``, may be empty.
-    """
-
-    some: slice
-    every: slice
 
 
 class Mask(ABC):
@@ -66,6 +67,11 @@ class Mask(ABC):
         >>> x = torch.zeros(4, 1)
         >>> regard.attend(x, x, mask=regard.Causal() | torch.tensor([0, 0, 1, 0]).bool()).mask
         Causal() | Keep((1, 4))
+        4 x 4: queries down, keys across, ■ may attend
+        ■ □ ■ □
+        ■ ■ ■ □
+        ■ ■ ■ □
+        ■ ■ ■ ■
     """
 
     shape: torch.Size | None = None
@@ -362,7 +368,7 @@ class Both(Mask):
     def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> Columns:
         first = self.first.columns(leading, rows, shape)
         second = self.second.columns(leading, rows, shape)
-        return Columns(_overlap(first.some, second.some), _overlap(first.every, second.every))
+        return Columns(overlap(first.some, second.some), overlap(first.every, second.every))
 
     def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
         return self.first.block(box, shape, device) & self.second.block(box, shape, device)
@@ -402,9 +408,9 @@ class Either(Mask):
         touch = max(first.every.start, second.every.start) <= min(
             first.every.stop, second.every.stop
         )
-        longer = max(first.every, second.every, key=_length)
-        every = _hull(first.every, second.every) if touch else longer
-        return Columns(_hull(first.some, second.some), every)
+        longer = max(first.every, second.every, key=length)
+        every = hull(first.every, second.every) if touch else longer
+        return Columns(hull(first.some, second.some), every)
 
     def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
         return self.first.block(box, shape, device) | self.second.block(box, shape, device)
@@ -438,10 +444,10 @@ class Not(Mask):
 
     def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> Columns:
         inner = self.mask.columns(leading, rows, shape)
-        before, after = _around(inner.some, shape[-1])
-        every = max(before, after, key=_length)
-        before, after = _around(inner.every, shape[-1])
-        return Columns(_hull(before, after), every)
+        before, after = around(inner.some, shape[-1])
+        every = max(before, after, key=length)
+        before, after = around(inner.every, shape[-1])
+        return Columns(hull(before, after), every)
 
     def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
         return ~self.mask.block(box, shape, device)
@@ -454,28 +460,3 @@ class Not(Mask):
     def text(self) -> str:
         pair = isinstance(self.mask, Both | Either)
         return f"~({self.mask.text})" if pair else f"~{self.mask.text}"
-
-
-def _length(part: slice) -> int:
-    return part.stop - part.start
-
-
-def _overlap(first: slice, second: slice) -> slice:
-    start, stop = max(first.start, second.start), min(first.stop, second.stop)
-    return slice(start, max(start, stop))
-
-
-def _hull(first: slice, second: slice) -> slice:
-    """From the first to the last of two parts, of which each may be empty."""
-    if not _length(first):
-        return second
-    if not _length(second):
-        return first
-    return slice(min(first.start, second.start), max(first.stop, second.stop))
-
-
-def _around(part: slice, length: int) -> tuple[slice, slice]:
-    """What lies before a part, and what lies after it; before an empty part lies everything."""
-    if not _length(part):
-        return slice(0, length), slice(0, 0)
-    return slice(0, part.start), slice(part.stop, length)
