@@ -16,6 +16,7 @@ from torch import Tensor
 import oracle
 import regard
 from regard.products import TransposedOutput, Window
+from score_steps import POSITION_SHAPES, POSITIONS, SCORE_MODS
 
 MaskOf = Callable[[torch.Size], regard.Mask | Tensor | None]
 AllowedOf = Callable[[torch.Size], Tensor | None]
@@ -92,6 +93,13 @@ class Inputs(NamedTuple):
     bias: Tensor | None
     value: Tensor
     operand: Tensor
+    positions: Tensor | None = None
+    sink_bias: Tensor | None = None
+
+    @property
+    def of_scores(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """What the matrix is made of."""
+        return self.query, self.key, self.bias, self.positions, self.sink_bias
 
     @property
     def shape(self) -> torch.Size:
@@ -113,6 +121,9 @@ class Case:
         value_dim: width of the value.
         mask: one of MASKS.
         bias: shape of a bias.
+        positions: one of POSITIONS.
+        score_mod: one of SCORE_MODS.
+        sinks: whether each head has a sink_bias.
         sharp: what the query is multiplied with: 30 puts nearly all weight on one key.
     """
 
@@ -124,6 +135,10 @@ class Case:
     value_dim: int = 5
     mask: str = "none"
     bias: tuple[int, ...] | None = None
+    positions: str | None = None
+    score_mod: str | None = None
+    softcap: float | None = None
+    sinks: bool = False
     scale: float | None = None
     sharp: float = 1.0
     dtype: torch.dtype = torch.float32
@@ -138,22 +153,62 @@ class Case:
         """Which keys may be attended to, by the oracle."""
         return MASKS[self.mask][1](self.inputs.shape)
 
-    def matrix(self, query: Tensor, key: Tensor, bias: Tensor | None) -> regard.AttentionMatrix:
-        """The attention matrix of these inputs, with the case's mask and scale."""
-        mask = MASKS[self.mask][0](self.inputs.shape)
-        return regard.attend(query, key, mask=mask, scale=self.scale, bias=bias)
+    def matrix(
+        self,
+        query: Tensor,
+        key: Tensor,
+        bias: Tensor | None = None,
+        positions: Tensor | None = None,
+        sink_bias: Tensor | None = None,
+    ) -> regard.AttentionMatrix:
+        """The attention matrix of these inputs, with the case's mask and options."""
+        shape = self.inputs.shape
+        return regard.attend(
+            query,
+            key,
+            mask=MASKS[self.mask][0](shape),
+            scale=self.scale,
+            bias=POSITIONS[self.positions][0](positions) if self.positions else bias,
+            score_mod=SCORE_MODS[self.score_mod][0](shape) if self.score_mod else None,
+            softcap=self.softcap,
+            sink_bias=sink_bias,
+        )
 
-    def dense(self, query: Tensor, key: Tensor, bias: Tensor | None) -> oracle.Dense:
+    def dense(
+        self,
+        query: Tensor,
+        key: Tensor,
+        bias: Tensor | None = None,
+        positions: Tensor | None = None,
+        sink_bias: Tensor | None = None,
+    ) -> oracle.Dense:
         """The same by the oracle's definition, in the dtype of the inputs."""
-        return oracle.attend(query, key, allowed=self.allowed, scale=self.scale, bias=bias)
+        return oracle.attend(
+            query,
+            key,
+            allowed=self.allowed,
+            scale=self.scale,
+            bias=self._numbers_added(bias, positions),
+            score_mod=SCORE_MODS[self.score_mod][1] if self.score_mod else None,
+            softcap=self.softcap,
+            sink_bias=sink_bias,
+        )
 
     @property
     def largest_score(self) -> float:
-        """A bound on the scores: the longest query times the longest key, and the bias."""
-        query, key, bias, *_ = self.inputs
+        """A bound on the scores: the longest query times the longest key, and what is added."""
+        query, key, bias, positions, _ = self.inputs.of_scores
+        bias = self._numbers_added(bias, positions)
         scale = self.query[-1] ** -0.5 if self.scale is None else abs(self.scale)
         product = query.double().norm(dim=-1).max() * key.double().norm(dim=-1).max() * scale
         return float(product + (0 if bias is None else finite_size(bias)))
+
+    def _numbers_added(self, bias: Tensor | None, positions: Tensor | None) -> Tensor | None:
+        """The bias of this case as a tensor, by the oracle."""
+        if self.positions is None:
+            return bias
+        numbers = POSITIONS[self.positions][1](positions, self.inputs.shape)
+        return numbers if len(self.query) > 2 else numbers[0]
 
 
 def finite_size(tensor: Tensor) -> float:
@@ -168,12 +223,15 @@ def _inputs(case: Case) -> Inputs:
         return torch.randn(shape, generator=generator, dtype=torch.float64).to(case.dtype)
 
     value = case.key[:-2] if case.value is None else case.value
+    num_heads = case.query[-3] if len(case.query) > 2 else 1
     return Inputs(
         (normal(*case.query) * case.sharp).to(case.dtype),
         normal(*case.key),
         None if case.bias is None else normal(*case.bias),
         normal(*value, case.key[-2], case.value_dim),
         normal(*case.query[:-1], 3),
+        None if case.positions is None else normal(*POSITION_SHAPES[case.positions], num_heads),
+        normal(num_heads) if case.sinks else None,
     )
 
 
@@ -238,6 +296,52 @@ SCORES = [
     Case("bias-heads", "a bias for each head and distance", bias=(4, 13, 13)),
     Case("bias-batch", "a bias for each sequence", bias=(2, 1, 1, 13), mask="padding"),
     Case("bias-queries", "a bias that changes no weight", bias=(13, 1)),
+    Case("alibi", "slopes of any sign", positions="alibi", mask="causal"),
+    Case(
+        "alibi-grouped",
+        "grouped heads, more queries than keys",
+        (2, 6, 17, 4),
+        (2, 2, 7, 4),
+        positions="alibi",
+    ),
+    Case("t5", "buckets on both sides", (2, 3, 13, 4), (2, 3, 19, 4), positions="t5"),
+    Case("t5-decoder", "one head without an axis", (17, 3), (23, 3), positions="t5-decoder"),
+    Case("score-mod", "each score by where it stands", score_mod="by-index", mask="causal"),
+    Case("score-mod-table", "numbers looked up, grouped heads", **GROUPED, score_mod="table"),
+    Case("softcap", "scores well beyond the cap", sharp=9.0, softcap=3.0, mask="causal"),
+    Case("sinks", "rows sum to less than 1", sinks=True, mask="causal"),
+    Case("sinks-empty-rows", "rows with nothing but the sink", sinks=True, mask="keep-pairs"),
+    Case(
+        "sinks-window",
+        "gpt-oss: grouped heads, a window",
+        (2, 6, 13, 4),
+        (2, 2, 17, 4),
+        sinks=True,
+        mask="window-left",
+    ),
+    Case(
+        "all-steps",
+        "the order of the steps",
+        **GROUPED,
+        positions="t5",
+        score_mod="table",
+        softcap=2.0,
+        sinks=True,
+        mask="padding",
+        scale=2.0,
+    ),
+    Case(
+        "all-steps-bfloat16",
+        "the steps in float32",
+        (2, 4, 13, 5),
+        (2, 2, 17, 5),
+        positions="alibi",
+        score_mod="by-index",
+        softcap=5.0,
+        sinks=True,
+        mask="causal",
+        dtype=torch.bfloat16,
+    ),
     Case(
         "long",
         "many blocks of rows",

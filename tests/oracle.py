@@ -4,6 +4,7 @@ Imports nothing of regard, so that no mistake is shared. Every function is diffe
 autograd where the mathematics is.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -12,10 +13,14 @@ from torch import Tensor
 
 
 class Dense(NamedTuple):
-    """A whole attention matrix: scores and weights, each (..., num_heads, q_len, kv_len)."""
+    """A whole attention matrix: scores and weights, each (..., num_heads, q_len, kv_len).
+
+    A sink, (..., num_heads, 1, 1), is a logit that stands in the denominator of every row.
+    """
 
     scores: Tensor
     weights: Tensor
+    sink: Tensor | None = None
 
 
 class Top(NamedTuple):
@@ -37,24 +42,40 @@ def attend(
     allowed: Tensor | None = None,
     scale: float | None = None,
     bias: Tensor | None = None,
+    score_mod: Callable[[Tensor], Tensor] | None = None,
+    softcap: float | None = None,
+    sink_bias: Tensor | None = None,
 ) -> Dense:
-    """softmax(scale * query @ key.T + bias, masked), in the dtype of the inputs."""
+    """softmax(softcap(score_mod(scale * query @ key.T + bias)), masked), in the inputs' dtype.
+
+    score_mod takes all scores at once here; sink_bias is (num_heads,).
+    """
     if query.ndim > 2:
         key = repeated(key, query.shape[-3])
     factor = query.shape[-1] ** -0.5 if scale is None else scale
     scores = (query @ key.mT) * factor
-    return softmax(scores if bias is None else scores + bias.to(scores.dtype), allowed)
+    if bias is not None:
+        scores = scores + bias.to(scores.dtype)
+    if score_mod is not None:
+        scores = score_mod(scores).to(scores.dtype)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if sink_bias is not None:
+        sink_bias = sink_bias.reshape((-1, 1, 1)[-scores.ndim :])
+    return softmax(scores, allowed, sink_bias)
 
 
-def softmax(scores: Tensor, allowed: Tensor | None = None) -> Dense:
+def softmax(scores: Tensor, allowed: Tensor | None = None, sink: Tensor | None = None) -> Dense:
     """The softmax over the keys; a row with nothing to attend to has weights 0."""
     if allowed is not None:
         scores = torch.where(allowed, scores, -torch.inf)
     empty = (scores == -torch.inf).all(-1, keepdim=True)
-    safe = torch.where(empty, 0.0, scores)
-    powers = torch.exp(safe - safe.detach().amax(-1, keepdim=True))
-    weights = powers / powers.sum(-1, keepdim=True)
-    return Dense(scores, torch.where(empty, 0.0, weights))
+    logits = torch.where(empty, 0.0, scores)
+    if sink is not None:
+        logits = torch.cat([logits, sink.to(scores.dtype).expand(*scores.shape[:-1], 1)], -1)
+    powers = torch.exp(logits - logits.detach().amax(-1, keepdim=True))
+    weights = (powers / powers.sum(-1, keepdim=True))[..., : scores.shape[-1]]
+    return Dense(scores, torch.where(empty, 0.0, weights), sink)
 
 
 def double(tensor: Tensor | None) -> Tensor | None:
@@ -93,13 +114,44 @@ def padding(lengths: Sequence[int], shape: Sequence[int]) -> Tensor:
     return columns < ends
 
 
+# Position biases.
+
+
+def alibi(slopes: Tensor, q_len: int, kv_len: int) -> Tensor:
+    """-slope * distance, (num_heads, q_len, kv_len)."""
+    query, key = positions(q_len, kv_len)
+    return -slopes[:, None, None] * (key - query).abs()
+
+
+def t5_bias(
+    table: Tensor, q_len: int, kv_len: int, *, bidirectional: bool, max_distance: int
+) -> Tensor:
+    """table[bucket of the distance], (num_heads, q_len, kv_len); one distance at a time."""
+    query, key = positions(q_len, kv_len)
+    sides = 2 if bidirectional else 1
+
+    def bucket(distance: int) -> int:
+        here = table.shape[0] // sides
+        after = here if bidirectional and distance > 0 else 0
+        away = abs(distance) if bidirectional else max(-distance, 0)
+        if away < here // 2:
+            return after + away
+        share = math.log(away / (here // 2)) / math.log(max_distance / (here // 2))
+        return after + min(here // 2 + int(share * (here - here // 2)), here - 1)
+
+    buckets = [[bucket(distance) for distance in row] for row in (key - query).tolist()]
+    return table[torch.tensor(buckets)].permute(2, 0, 1)
+
+
 # Reductions, each of a whole matrix.
 
 
 def logsumexp(dense: Dense) -> Tensor:
     empty = (dense.scores == -torch.inf).all(-1)
-    safe = torch.where(empty[..., None], 0.0, dense.scores)
-    return torch.where(empty, -torch.inf, safe.logsumexp(-1))
+    of_keys = torch.where(empty[..., None], 0.0, dense.scores).logsumexp(-1)
+    if dense.sink is not None:
+        of_keys = torch.logaddexp(of_keys, dense.sink[..., 0].to(of_keys.dtype))
+    return torch.where(empty, -torch.inf, of_keys)
 
 
 def entropy(dense: Dense) -> Tensor:

@@ -49,7 +49,7 @@ def answer_dtype(question: Question, case: Case, backend: str) -> torch.dtype:
 def exact(case: Case, name: str) -> Tensor | oracle.Top:
     """The oracle's answer: float64, on the same rounded inputs."""
     doubled = Inputs(*map(oracle.double, case.inputs))
-    return QUESTIONS[name].exact(case.dense(*doubled[:3]), doubled)
+    return QUESTIONS[name].exact(case.dense(*doubled.of_scores), doubled)
 
 
 @cache
@@ -58,7 +58,7 @@ def within(case: Case, name: str, dtype: torch.dtype) -> float:
     question = QUESTIONS[name]
     as_plain = case.dtype if question.kind == "product" else statistic_dtype(case.dtype)
     inputs = Inputs(*(None if x is None else x.to(as_plain) for x in case.inputs))
-    plain = question.exact(case.dense(*inputs[:3]), inputs)
+    plain = question.exact(case.dense(*inputs.of_scores), inputs)
     return question.allowed_error(
         numbers(exact(case, name)), numbers(plain), dtype=dtype, scores=case.largest_score
     )
@@ -99,7 +99,7 @@ def assert_indices(actual: regard.Top, case: Case, name: str, budget: float) -> 
 @parametrised(CASES)
 def test_an_answer_equals_the_oracle(case: Case, name: str, backend: str) -> None:
     inputs = case.inputs
-    matrix = case.matrix(*inputs[:3])
+    matrix = case.matrix(*inputs.of_scores)
     assert_answer(matrix.reduce(QUESTIONS[name].ask(inputs), backend=backend), case, name, backend)
 
 
@@ -110,7 +110,7 @@ def test_an_answer_from_small_blocks_equals_the_oracle(
     case: Case, name: str, block_size: None
 ) -> None:
     inputs = case.inputs
-    matrix = case.matrix(*inputs[:3])
+    matrix = case.matrix(*inputs.of_scores)
     assert_answer(matrix.reduce(QUESTIONS[name].ask(inputs), backend="blocks"), case, name, "")
 
 
@@ -119,7 +119,7 @@ FUSED = {
     for case in CASES
     for name, question in QUESTIONS.items()
     if BACKENDS["fused"].takes(
-        (matrix := case.matrix(*case.inputs[:3])).source,
+        (matrix := case.matrix(*case.inputs.of_scores)).source,
         matrix.mask,
         [question.ask(case.inputs)],
     )
@@ -132,7 +132,7 @@ FUSED = {
 )
 def test_an_answer_of_the_fused_backend_equals_the_oracle(case: Case, name: str) -> None:
     inputs = case.inputs
-    matrix = case.matrix(*inputs[:3])
+    matrix = case.matrix(*inputs.of_scores)
     assert_answer(matrix.reduce(QUESTIONS[name].ask(inputs), backend="fused"), case, name, "fused")
 
 
@@ -144,7 +144,7 @@ def test_the_fused_backend_takes_the_output_of_the_usual_cases() -> None:
 @parametrised(CASES)
 def test_all_questions_in_one_pass_give_what_each_gives_alone(case: Case) -> None:
     inputs = case.inputs
-    matrix = case.matrix(*inputs[:3])
+    matrix = case.matrix(*inputs.of_scores)
     asked = [question.ask(inputs) for question in QUESTIONS.values()]
     together = matrix.reduce(*asked)
     alone = [matrix.reduce(reduction, backend="blocks") for reduction in asked]
@@ -181,7 +181,7 @@ def with_gradients(
 
 def of_regard(case: Case, name: str, backend: str) -> Callable[[Inputs], Tensor]:
     def answer(inputs: Inputs) -> Tensor:
-        matrix = case.matrix(*inputs[:3])
+        matrix = case.matrix(*inputs.of_scores)
         return numbers(matrix.reduce(QUESTIONS[name].ask(inputs), backend=backend))
 
     return answer
@@ -190,7 +190,7 @@ def of_regard(case: Case, name: str, backend: str) -> Callable[[Inputs], Tensor]
 def of_oracle(case: Case, name: str) -> Callable[[Inputs], Tensor]:
     question = QUESTIONS[name]
     expression = question.differentiable or question.exact
-    return lambda inputs: numbers(expression(case.dense(*inputs[:3]), inputs))
+    return lambda inputs: numbers(expression(case.dense(*inputs.of_scores), inputs))
 
 
 def assert_gradients(case: Case, name: str, backend: str) -> None:
@@ -236,6 +236,11 @@ SMALL = [
          value_dim=1, dtype=torch.float64),
     Case("empty-rows", "rows with nothing to attend to, and a bias", (3, 2), (3, 2), bias=(3, 3),
          mask="keep-pairs", value_dim=2, dtype=torch.float64),
+    Case("alibi", "slopes, and a sink beside empty rows", (3, 2), (3, 2), positions="alibi",
+         sinks=True, mask="keep-pairs", value_dim=2, dtype=torch.float64),
+    Case("all-steps", "bias, score_mod, softcap, mask, sink", (1, 2, 2, 2), (1, 1, 3, 2),
+         positions="t5", score_mod="table", softcap=2.0, sinks=True, mask="causal", value_dim=1,
+         dtype=torch.float64),
 ]  # fmt: skip
 
 
@@ -253,7 +258,7 @@ def test_a_gradient_equals_finite_differences(case: Case, name: str, block_size:
 def test_a_gradient_through_all_questions_at_once_equals_finite_differences(case: Case) -> None:
     def all_answers(inputs: Inputs) -> Tensor:
         asked = [QUESTIONS[name].ask(inputs) for name in DIFFERENTIABLE]
-        answers = case.matrix(*inputs[:3]).reduce(*asked)
+        answers = case.matrix(*inputs.of_scores).reduce(*asked)
         return torch.cat([oracle.finite(numbers(answer)).flatten() for answer in answers])
 
     function, inputs = with_gradients(case, all_answers)
@@ -266,7 +271,7 @@ def test_a_gradient_through_all_questions_at_once_equals_finite_differences(case
 @pytest.mark.parametrize("name", ["logsumexp", "entropy"])
 @parametrised([case for case in CASES if case.dtype == torch.float32 and case.sharp <= 1])
 def test_float32_logsumexp_and_entropy_are_exact_to_1e_5_nats(case: Case, name: str) -> None:
-    matrix = case.matrix(*case.inputs[:3])
+    matrix = case.matrix(*case.inputs.of_scores)
     answer = matrix.reduce(QUESTIONS[name].ask(case.inputs))
     oracle.assert_close(answer, numbers(exact(case, name)), 1e-5)  # the number in design.md
 
@@ -274,7 +279,7 @@ def test_float32_logsumexp_and_entropy_are_exact_to_1e_5_nats(case: Case, name: 
 @pytest.mark.parametrize("name", ["sum-keys", "sum-queries", "pool-3x4", "pool-one-cell"])
 @parametrised([case for case in CASES if case.dtype == torch.float32 and case.sharp <= 1])
 def test_float32_sums_and_pools_are_exact_to_1e_5_relative(case: Case, name: str) -> None:
-    matrix = case.matrix(*case.inputs[:3])
+    matrix = case.matrix(*case.inputs.of_scores)
     right = numbers(exact(case, name))
     answer = matrix.reduce(QUESTIONS[name].ask(case.inputs))
     oracle.assert_close(answer, right, 1e-5 * float(right.max()))  # the number in design.md

@@ -120,7 +120,7 @@ def test_each_row_sums_to_1_or_to_0_where_it_may_attend_to_nothing(drawn: Drawn)
 
 @given(drawn=exactly_kept)
 def test_a_product_and_a_product_with_the_transpose_are_adjoint(drawn: Drawn) -> None:
-    query, key, bias, _, x = drawn.inputs
+    query, key, bias, _, x, *_ = drawn.inputs
     value = torch.randn(*x.shape[:-2], key.shape[-2], x.shape[-1]).to(x.dtype)
     matrix = drawn.of(query, key, bias)
     left = ((matrix @ value) * x).double().sum()

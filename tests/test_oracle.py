@@ -66,7 +66,7 @@ def test_the_oracle_imports_nothing_of_ours() -> None:
             else []
         )
     }
-    assert imported == {"collections", "typing", "torch"}
+    assert imported == {"collections", "math", "typing", "torch"}
 
 
 def test_the_oracle_repeats_grouped_heads_as_pytorch_does() -> None:

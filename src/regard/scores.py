@@ -58,7 +58,7 @@ class Scores(ABC):
     def sink(self, box: Box, cut: Cut) -> Tensor | None:
         """A logit that stands in the denominator of the softmax beside the keys' scores.
 
-        Broadcastable to (..., rows, 1) of the box, in the accumulation dtype; None: there is none.
+        Of shape (..., rows, 1) of the box, in the accumulation dtype; None: there is none.
         """
 
     @abstractmethod
@@ -184,7 +184,8 @@ class QueryKey(Scores):
     def sink(self, box: Box, cut: Cut) -> Tensor | None:
         if self.sink_bias is None:
             return None
-        return cut(self.sink_bias, box.leading).to(accumulation_dtype(self.query.dtype))
+        sink = cut(self.sink_bias, box.leading).to(accumulation_dtype(self.query.dtype))
+        return sink.expand(*(part.stop - part.start for part in box.at_rows), 1)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "QueryKey":
         query = function(self.query)
