@@ -9,7 +9,9 @@ import torch
 import regard
 
 SMALL = torch.zeros(3, 2)
-REMEDY_OF_MASKS = (
+WHAT_A_MASK_IS = (
+    "a mask is a bool tensor (True = may attend), one of regard.masks, or a mask_mod or BlockMask "
+    "of FlexAttention.\n"
     "    To add numbers to the scores, pass bias=. For nn.MultiheadAttention's convention "
     "(True = may not), use Drop(mask)."
 )
@@ -153,20 +155,17 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "mask-of-numbers": (
         attending(3, 2, key=(3, 2), mask=torch.zeros(3)),
         TypeError,
-        "mask is a float32 tensor; a mask is a bool tensor (True = may attend) or one of "
-        "regard.masks.\n" + REMEDY_OF_MASKS,
+        "mask is a float32 tensor; " + WHAT_A_MASK_IS,
     ),
     "mask-of-integers": (
         attending(3, 2, key=(3, 2), mask=torch.ones(3, dtype=torch.int64)),
         TypeError,
-        "mask is an int64 tensor; a mask is a bool tensor (True = may attend) or one of "
-        "regard.masks.\n" + REMEDY_OF_MASKS,
+        "mask is an int64 tensor; " + WHAT_A_MASK_IS,
     ),
     "mask-is-text": (
         attending(3, 2, key=(3, 2), mask="causal"),
         TypeError,
-        "mask is a str; a mask is a bool tensor (True = may attend) or one of regard.masks.\n"
-        + REMEDY_OF_MASKS,
+        "mask is a str; " + WHAT_A_MASK_IS,
     ),
     "mask-is-a-class": (
         attending(3, 2, key=(3, 2), mask=regard.Causal),
@@ -176,20 +175,17 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "keep-of-numbers": (
         lambda: regard.Keep(torch.zeros(3)),
         TypeError,
-        "mask is a float32 tensor; a mask is a bool tensor (True = may attend) or one of "
-        "regard.masks.\n" + REMEDY_OF_MASKS,
+        "mask is a float32 tensor; " + WHAT_A_MASK_IS,
     ),
     "drop-of-a-list": (
         lambda: regard.Drop([True]),
         TypeError,
-        "mask is a list; a mask is a bool tensor (True = may attend) or one of regard.masks.\n"
-        + REMEDY_OF_MASKS,
+        "mask is a list; " + WHAT_A_MASK_IS,
     ),
     "and-with-a-number": (
         lambda: regard.Causal() & 3,
         TypeError,
-        "mask is an int; a mask is a bool tensor (True = may attend) or one of regard.masks.\n"
-        + REMEDY_OF_MASKS,
+        "mask is an int; " + WHAT_A_MASK_IS,
     ),
     "mask-of-padding": (
         attending(2, 8, 3, 4, key=(2, 8, 5, 4), mask=torch.ones(2, 5, dtype=torch.bool)),

@@ -102,8 +102,8 @@ ERRORS: list[tuple[str, Callable[[], object], type[Exception], str]] = [
         "numbers for a mask",
         lambda: SelfAttention(8, mask=torch.zeros(5, 5)),
         TypeError,
-        "mask is a float32 tensor; a mask is a bool tensor (True = may attend) or one of "
-        "regard.masks.\n"
+        "mask is a float32 tensor; a mask is a bool tensor (True = may attend), one of "
+        "regard.masks, or a mask_mod or BlockMask of FlexAttention.\n"
         "    To add numbers to the scores, pass bias=. For nn.MultiheadAttention's convention "
         "(True = may not), use Drop(mask).",
     ),

@@ -1,13 +1,23 @@
 """regard: self-attention that you can compute, see and trust, from 3 tokens to 100,000."""
 
-from regard import nn
+from regard import masks, nn
 from regard.biases import ALiBi, Bias, T5Bias
 from regard.bilinears import Bilinear, bilinear
 from regard.block import Block
 from regard.capture import observe
 from regard.divergences import CrossEntropy, JensenShannon, KullbackLeibler, cross_entropy, js, kl
 from regard.errors import RegardError
-from regard.masks import Causal, Drop, Keep, Mask, Padding, SlidingWindow
+from regard.masks import (
+    Causal,
+    Documents,
+    Drop,
+    Keep,
+    Mask,
+    MaskMod,
+    Padding,
+    PrefixLM,
+    SlidingWindow,
+)
 from regard.matrix import AttentionMatrix, attend
 from regard.products import Output
 from regard.ranking import Max, Top, TopK
@@ -33,6 +43,7 @@ __all__ = [
     "Causal",
     "CrossEntropy",
     "Diagonal",
+    "Documents",
     "Drop",
     "Entropy",
     "JensenShannon",
@@ -40,11 +51,13 @@ __all__ = [
     "KullbackLeibler",
     "LogSumExp",
     "Mask",
+    "MaskMod",
     "Max",
     "Output",
     "Padding",
     "Part",
     "Pool",
+    "PrefixLM",
     "Recording",
     "Reduction",
     "RegardError",
@@ -61,6 +74,7 @@ __all__ = [
     "cross_entropy",
     "js",
     "kl",
+    "masks",
     "nn",
     "observe",
     "rollout",

@@ -23,7 +23,8 @@ from regard.errors import (
 )
 from regard.indexing import Asked, Index, narrow, parse_index
 from regard.linear_maps import LinearMap, times_batches
-from regard.masks import Mask, MaskLike, as_mask
+from regard.masks import Mask, as_mask
+from regard.masks.mask import MaskLike
 from regard.products import Output, TransposedOutput, Window, is_tall, scores_at, weights_at
 from regard.ranking import Max, Top, TopK
 from regard.reductions import (

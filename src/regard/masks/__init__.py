@@ -11,9 +11,7 @@ from regard.masks.mask import (
     Either,
     Keep,
     Mask,
-    MaskLike,
     Not,
-    PointMask,
     as_mask,
 )
 
@@ -27,11 +25,9 @@ __all__ = [
     "Either",
     "Keep",
     "Mask",
-    "MaskLike",
     "MaskMod",
     "Not",
     "Padding",
-    "PointMask",
     "PrefixLM",
     "SlidingWindow",
     "as_mask",

@@ -12,6 +12,11 @@ class Columns(NamedTuple):
         some: outside these keys none of the rows attends to anything; may be empty.
         every: to these keys all of the rows may attend, so nothing is masked there; a part of
             ``some``, may be empty.
+
+    Example:
+        >>> import torch, regard
+        >>> regard.Causal().columns((), slice(2, 4), torch.Size((5, 5)))
+        Columns(some=slice(0, 4, None), every=slice(0, 3, None))
     """
 
     some: slice

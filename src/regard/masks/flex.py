@@ -104,6 +104,15 @@ class BlockSparse(Mask):
             of a bound mask with the leading axes of its matrix, each full or 1.
         lengths: q_len and kv_len.
         block_size: rows and columns of a block.
+
+    Example:
+        >>> import torch, regard
+        >>> x = torch.zeros(3, 1)
+        >>> block_mask = regard.Causal().to_block_mask(3, 3)
+        >>> regard.attend(x, x, mask=block_mask).to_dense()
+        tensor([[1.0000, 0.0000, 0.0000],
+                [0.5000, 0.5000, 0.0000],
+                [0.3333, 0.3333, 0.3333]])
     """
 
     function: PointMask | FlexCallable
