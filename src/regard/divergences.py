@@ -181,7 +181,9 @@ class KullbackLeibler(_BetweenTwo):
 
     def between(self, block: Block, other: Block) -> Tensor:
         own = block.expected - _above(block) * block.mass
-        return own + _cross_entropy(block, other)
+        # Weights that sum to less than 1, beside a sink, can be below 0 in truth.
+        least = torch.where(block.mass == 1, 0.0, -torch.inf)
+        return _inf_where_hidden(_within(own + _crossed(block, other), least), block, other)
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +201,7 @@ class CrossEntropy(_BetweenTwo):
     """
 
     def between(self, block: Block, other: Block) -> Tensor:
-        return _cross_entropy(block, other)
+        return _inf_where_hidden(_crossed(block, other), block, other)
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,20 +230,28 @@ class JensenShannon(_BetweenTwo):
         total = of_both.sum(-1)
         for columns in outside:  # there the weights of the block are 0
             total = total + _LOG_2 * other.weights[..., columns].sum(-1)
-        half = total / 2
-        # Rounding alone leads out of the bounds, and changes nothing about the slope.
-        return half + (half.clamp(0, _LOG_2) - half).detach()
+        return _within(total / 2, total.new_zeros(()), total.new_tensor(_LOG_2))
 
 
-def _cross_entropy(block: Block, other: Block) -> Tensor:
+def _crossed(block: Block, other: Block) -> Tensor:
+    """The cross-entropy of each row, (..., rows), where no key is hidden from the other alone."""
     inside, _ = _columns_in(block, other)
-    below = other.below[..., inside]
-    expected = cast(Tensor, torch.linalg.vecdot(block.weights, below))
-    crossed = _above(other) * block.mass - expected
-    if bool(below.detach().amin() > lowest(below.dtype)):
-        return crossed
-    hidden = (block.allowed & ~other.allowed[..., inside]).any(-1)
-    return crossed.masked_fill(hidden, torch.inf)
+    expected = cast(Tensor, torch.linalg.vecdot(block.weights, other.below[..., inside]))
+    return _above(other) * block.mass - expected
+
+
+def _inf_where_hidden(numbers: Tensor, block: Block, other: Block) -> Tensor:
+    """The numbers of each row, inf where a key of the block is hidden from the other."""
+    inside, _ = _columns_in(block, other)
+    below = other.below.detach()
+    if bool(below.amin() > lowest(below.dtype)):  # a cheap pass for three
+        return numbers
+    return numbers.masked_fill((block.allowed & ~other.allowed[..., inside]).any(-1), torch.inf)
+
+
+def _within(numbers: Tensor, low: Tensor, high: Tensor | None = None) -> Tensor:
+    """The numbers within bounds that only rounding leads out of: the slope stays as it is."""
+    return numbers + (numbers.clamp(low, high) - numbers).detach()
 
 
 def _above(block: Block) -> Tensor:
