@@ -137,6 +137,7 @@ def test_a_mask_that_allows_everything_costs_nothing(tmp_path: Path) -> None:
     "options",
     [
         pytest.param({"bias": torch.linspace(-1, 1, 49).reshape(7, 7)}, id="a bias"),
+        pytest.param({"softcap": 0.5}, id="a softcap"),
         pytest.param(
             {"mask": torch.eye(7, dtype=torch.bool).roll(1, 0) | torch.eye(7).bool()}, id="gaps"
         ),
