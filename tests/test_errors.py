@@ -226,7 +226,7 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "window-of-a-fraction": (
         lambda: regard.SlidingWindow(1.5, 0),
         TypeError,
-        "left is a float; it must be a whole number.",
+        "left is a float; it must be a whole number.\n    Pass an int, for example left=1.",
     ),
     "lengths-of-fractions": (
         lambda: regard.Padding([1.0]),

@@ -163,12 +163,20 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         "k is 6; it must be at most kv_len = 5.\n    Use topk(min(k, 5)).",
     ),
-    "k-below-1": (lambda: A.topk(0), ValueError, "k is 0; it must be at least 1."),
-    "k-is-true": (lambda: A.topk(True), TypeError, "k is a bool; it must be a whole number."),
+    "k-below-1": (
+        lambda: A.topk(0),
+        ValueError,
+        "k is 0; it must be at least 1.\n    Pass for example k=1.",
+    ),
+    "k-is-true": (
+        lambda: A.topk(True),
+        TypeError,
+        "k is a bool; it must be a whole number.\n    Pass an int, for example k=1.",
+    ),
     "k-is-a-fraction": (
         lambda: A.topk(2.0),
         TypeError,
-        "k is a float; it must be a whole number.",
+        "k is a float; it must be a whole number.\n    Pass an int, for example k=1.",
     ),
     "dim": (
         lambda: A.sum(0),
@@ -176,16 +184,20 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         "dim is 0; it must be -1 (over the keys) or -2 (over the queries).\n"
         "    Sum the answer over other axes.",
     ),
-    "pool-of-no-rows": (lambda: A.pool(0, 4), ValueError, "rows is 0; it must be at least 1."),
+    "pool-of-no-rows": (
+        lambda: A.pool(0, 4),
+        ValueError,
+        "rows is 0; it must be at least 1.\n    Pass for example rows=1.",
+    ),
     "pool-of-text": (
         lambda: A.pool(4, "4"),
         TypeError,
-        "columns is a str; it must be a whole number.",
+        "columns is a str; it must be a whole number.\n    Pass an int, for example columns=1.",
     ),
     "offset": (
         lambda: A.diagonal(0.5),
         TypeError,
-        "offset is a float; it must be a whole number.",
+        "offset is a float; it must be a whole number.\n    Pass an int, for example offset=1.",
     ),
     "spans-is-a-number": (
         lambda: A.segments(5),

@@ -43,19 +43,20 @@ ERRORS: list[tuple[str, Callable[[], object], type[Exception], str]] = [
         "no heads",
         lambda: SelfAttention(8, 0),
         ValueError,
-        "num_heads is 0; it must be at least 1.",
+        "num_heads is 0; it must be at least 1.\n    Pass for example num_heads=1.",
     ),
     (
         "values of no width",
         lambda: SelfAttention(8, value_dim=0),
         ValueError,
-        "value_dim is 0; it must be at least 1.",
+        "value_dim is 0; it must be at least 1.\n    Pass for example value_dim=1.",
     ),
     (
         "half a head",
         lambda: SelfAttention(8, 0.5),
         TypeError,
-        "num_heads is a float; it must be a whole number.",
+        "num_heads is a float; it must be a whole number.\n"
+        "    Pass an int, for example num_heads=1.",
     ),
     (
         "input of another width",
@@ -151,7 +152,7 @@ ERRORS: list[tuple[str, Callable[[], object], type[Exception], str]] = [
         "half a position",
         lambda: Rotary(4)(torch.ones(5, 4), offset=0.5),
         TypeError,
-        "offset is a float; it must be a whole number.",
+        "offset is a float; it must be a whole number.\n    Pass an int, for example offset=1.",
     ),
 ]
 

@@ -1,80 +1,27 @@
-"""The exceptions of regard, and every check of shapes and kinds with its message.
+"""Checks of what a matrix is made of: query and key, scores, weights, biases."""
 
-Each message has one form: ``<argument> has <what came>; <what must hold>.`` and, on the next
-line, what to do. A check runs before any work.
-"""
-
-from collections.abc import Mapping, Sequence
 from math import inf, isfinite
-from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from regard.errors.words import dtype_text, kind_text, shape_text
+
 __all__ = [
-    "DENSE_LIMIT",
-    "RegardError",
     "check_bias",
     "check_broadcast",
-    "check_count",
     "check_floating",
-    "check_index_bounds",
-    "check_memory",
     "check_nothing_added",
-    "check_operand",
-    "check_product",
     "check_query_key",
     "check_scale",
     "check_scores",
     "check_sink_bias",
     "check_softcap",
-    "check_spans",
     "check_tensor",
     "check_weights",
-    "check_whole",
-    "dtype_text",
-    "kind_text",
-    "shape_text",
-    "with_article",
 ]
 
-GIB = 2**30
-DENSE_LIMIT = 4 * GIB
 _LAYOUT = "(..., num_heads, tokens, head_dim)"
-
-
-class RegardError(Exception):
-    """What went wrong is regard's own: a model without attention, a recording that is damaged.
-
-    Wrong arguments raise the usual ValueError, TypeError or MemoryError instead.
-
-    Example:
-        >>> import regard
-        >>> issubclass(regard.RegardError, Exception)
-        True
-    """
-
-
-def shape_text(shape: Sequence[int]) -> str:
-    """A shape as people write it: ``(2, 8, 128, 64)``."""
-    return str(tuple(shape))
-
-
-def dtype_text(dtype: torch.dtype) -> str:
-    """A dtype without the name of the library: ``float32``."""
-    return str(dtype).removeprefix("torch.")
-
-
-def kind_text(value: object) -> str:
-    """What kind of thing a value is, with its article: ``an int``, ``a list``, ``None``."""
-    if value is None:
-        return "None"
-    return with_article(type(value).__name__)
-
-
-def with_article(name: str) -> str:
-    """A name after its article: ``an int64 tensor``, ``a float32 tensor``."""
-    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
 
 
 def check_floating(name: str, value: object, axes: str) -> Tensor:
@@ -128,7 +75,6 @@ def check_query_key(query: object, key: object) -> tuple[Tensor, Tensor]:
     """
     query = check_tensor("query", query, _LAYOUT)
     key = check_tensor("key", key, _LAYOUT)
-    both = f"query {shape_text(query.shape)} and key {shape_text(key.shape)}"
     if query.dtype != key.dtype:
         raise TypeError(
             f"key is {dtype_text(key.dtype)} and query is {dtype_text(query.dtype)}; "
@@ -142,9 +88,10 @@ def check_query_key(query: object, key: object) -> tuple[Tensor, Tensor]:
     if query.ndim != key.ndim:
         raise ValueError(
             f"key has {key.ndim} axes and query has {query.ndim}; both must have the same axes.\n"
-            f"    {both} were read as {_LAYOUT}."
+            f"    {_both(query, key)} were read as {_LAYOUT}."
         )
     if query.shape[-1] != key.shape[-1]:
+        both = _both(query, key)
         remedy = f"{both} were read as {_LAYOUT}."
         if key.shape[-2] == query.shape[-1]:
             remedy = f"{both}: the key looks transposed; pass key.mT."
@@ -152,11 +99,16 @@ def check_query_key(query: object, key: object) -> tuple[Tensor, Tensor]:
             f"key has head_dim {key.shape[-1]} and query has {query.shape[-1]}; "
             f"they must be equal.\n    {remedy}"
         )
-    _check_leading(query, key, both)
+    _check_leading(query, key)
     return query, key
 
 
-def _check_leading(query: Tensor, key: Tensor, both: str) -> None:
+def _both(query: Tensor, key: Tensor) -> str:
+    """The shapes, for an error: while torch.compile traces, reading one would fix it."""
+    return f"query {shape_text(query.shape)} and key {shape_text(key.shape)}"
+
+
+def _check_leading(query: Tensor, key: Tensor) -> None:
     if query.ndim == 2:
         return
     for axis, (of_query, of_key) in enumerate(zip(query.shape[:-3], key.shape[:-3], strict=True)):
@@ -164,10 +116,11 @@ def _check_leading(query: Tensor, key: Tensor, both: str) -> None:
             raise ValueError(
                 f"key has length {of_key} on axis {axis} and query has {of_query}; "
                 "batch axes must be equal or 1.\n"
-                f"    {both} were read as {_LAYOUT}."
+                f"    {_both(query, key)} were read as {_LAYOUT}."
             )
     num_heads, num_kv_heads = query.shape[-3], key.shape[-3]
     if num_heads % num_kv_heads:
+        both = _both(query, key)
         remedy = f"{both} were read as {_LAYOUT}."
         likely = query.ndim > 3 and num_heads > query.shape[-2]  # more tokens than heads
         if likely and query.shape[-2] % key.shape[-2] == 0:
@@ -337,152 +290,3 @@ def check_nothing_added(mask: object, bias: object) -> None:
             f"from_weights() has a {name}; weights are after the softmax and take none.\n"
             f"    For a second softmax use from_scores(weights.log(){remedy}."
         )
-
-
-def check_product(name: str, operand: object, dtype: torch.dtype) -> Tensor:
-    """That a matrix of this dtype can be multiplied with the operand, as two tensors could.
-
-    Raises:
-        TypeError: no tensor, or of another dtype.
-    """
-    if not isinstance(operand, Tensor):
-        raise TypeError(
-            f"{name} is {kind_text(operand)}; an attention matrix multiplies tensors.\n"
-            f"    Use torch.as_tensor({name}); for a second matrix B use A @ (B @ x)."
-        )
-    if operand.dtype != dtype:
-        raise TypeError(
-            f"{name} is {dtype_text(operand.dtype)} and the matrix is {dtype_text(dtype)}; "
-            f"both must have one dtype.\n    Use {name}.to({dtype})."
-        )
-    return operand
-
-
-def check_operand(
-    name: str, operand: Tensor, length_name: str, shape: torch.Size, device: torch.device
-) -> None:
-    """That the operand of a product fits a matrix; shape is (*leading axes, tokens) of its side.
-
-    Raises:
-        ValueError: a length, a number of heads or a device that does not fit.
-    """
-    if operand.device != device:
-        raise ValueError(
-            f"{name} is on {operand.device} and the matrix is on {device}; "
-            f"both must be on one device.\n    Use {name}.to(A.device)."
-        )
-    came = f"{name} has shape {shape_text(operand.shape)}"
-    wanted = f"    It must broadcast to ({', '.join(map(str, shape))}, value_dim)."
-    if 0 in operand.shape:
-        raise ValueError(f"{came}; every axis must be at least 1.\n{wanted}")
-    tokens = operand.shape[-2:-1] or operand.shape
-    if tuple(tokens) != (shape[-1],):
-        raise ValueError(
-            f"{came}; its tokens axis must have {length_name} = {shape[-1]}.\n{wanted}"
-        )
-    leading, full = operand.shape[:-2], shape[:-1]
-    fits = len(leading) <= len(full)
-    for axis, (got, of_matrix) in enumerate(zip(leading[::-1], full[::-1], strict=False)):
-        grouped = axis == 0 and of_matrix % got == 0
-        fits = fits and (grouped or got in (1, of_matrix))
-    if not fits:
-        raise ValueError(
-            f"{came}; its leading axes must fit those of the matrix, {shape_text(full)}.\n"
-            f"{wanted[:-1]}, where heads may be grouped."
-        )
-
-
-_SMALLER = (
-    "Ask for a part, A[..., rows, cols], or for a summary, A.pool(512, 512), "
-    "or pass limit=None to to_dense()."
-)
-
-
-def check_memory(
-    what: str,
-    shape: Sequence[int],
-    dtype: torch.dtype,
-    limit: int | None = DENSE_LIMIT,
-    remedy: str = _SMALLER,
-) -> None:
-    """That a dense tensor stays within the limit in bytes; None is no limit.
-
-    Raises:
-        MemoryError: it would not; the message says how large it would be.
-    """
-    size = dtype.itemsize
-    for length in shape:
-        size *= length
-    if limit is None or size <= limit:
-        return
-    raise MemoryError(
-        f"{what} would make {shape_text(shape)} {dtype_text(dtype)} = {size / GIB:.1f} GiB; "
-        f"the limit is {limit / GIB:.1f} GiB.\n    {remedy}"
-    )
-
-
-def check_index_bounds(index: int, length: int, axis: int) -> int:
-    """The index counted from the start.
-
-    Raises:
-        IndexError: it lies outside the axis.
-    """
-    if not -length <= index < length:
-        raise IndexError(
-            f"index {index} is out of range for axis {axis} of length {length}.\n"
-            f"    Use {-length} to {length - 1}."
-        )
-    return index % length
-
-
-def check_whole(name: str, value: object) -> int:
-    """That value is a whole number.
-
-    Raises:
-        TypeError: it is not.
-    """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} is {kind_text(value)}; it must be a whole number.")
-    return value
-
-
-def check_count(name: str, value: object) -> int:
-    """That value is a whole number, at least 1.
-
-    Raises:
-        TypeError: it is no whole number.
-        ValueError: it is below 1.
-    """
-    if check_whole(name, value) < 1:
-        raise ValueError(f"{name} is {value}; it must be at least 1.")
-    return check_whole(name, value)
-
-
-def check_spans(name: str, spans: object, length_name: str, length: int) -> list[tuple[int, int]]:
-    """That spans are (start, stop) pairs inside the text, none of them empty.
-
-    Raises:
-        TypeError: not pairs of whole numbers.
-        ValueError: no spans, an empty span, or one beyond the text.
-    """
-    remedy = f"    Give (start, stop) pairs with 0 <= start < stop <= {length_name} = {length}."
-    if isinstance(spans, Mapping):
-        spans = list(cast(Mapping[Any, Any], spans).values())
-    if not isinstance(spans, Sequence) or isinstance(spans, str):
-        raise TypeError(f"{name} is {kind_text(spans)}; it must be (start, stop) pairs.\n{remedy}")
-    pairs = cast(Sequence[Any], spans)
-    if not pairs:
-        raise ValueError(f"{name} is empty; it must have at least one span.\n{remedy}")
-    checked: list[tuple[int, int]] = []
-    for pair in pairs:
-        edges = list(cast(Sequence[Any], pair)) if isinstance(pair, Sequence) else []
-        if [type(edge) for edge in edges] != [int, int]:
-            raise TypeError(f"{name} has {pair!r}; each span must be two whole numbers.\n{remedy}")
-        start, stop = int(edges[0]), int(edges[1])
-        if not 0 <= start < stop <= length:
-            raise ValueError(
-                f"{name} has {(start, stop)}; each span must hold at least one token of the text.\n"
-                f"{remedy}"
-            )
-        checked.append((start, stop))
-    return checked

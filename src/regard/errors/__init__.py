@@ -1,0 +1,63 @@
+"""The exceptions of regard, and every check of shapes and kinds with its message.
+
+Each message has one form: ``<argument> has <what came>; <what must hold>.`` and, on the next
+line, what to do. A check runs before any work.
+"""
+
+from regard.errors.inputs import (
+    check_bias,
+    check_broadcast,
+    check_floating,
+    check_nothing_added,
+    check_query_key,
+    check_scale,
+    check_scores,
+    check_sink_bias,
+    check_softcap,
+    check_tensor,
+    check_weights,
+)
+from regard.errors.questions import (
+    DENSE_LIMIT,
+    check_count,
+    check_index_bounds,
+    check_memory,
+    check_operand,
+    check_product,
+    check_spans,
+    check_whole,
+)
+from regard.errors.words import (
+    RegardError,
+    dtype_text,
+    kind_text,
+    shape_text,
+    with_article,
+)
+
+__all__ = [
+    "DENSE_LIMIT",
+    "RegardError",
+    "check_bias",
+    "check_broadcast",
+    "check_count",
+    "check_floating",
+    "check_index_bounds",
+    "check_memory",
+    "check_nothing_added",
+    "check_operand",
+    "check_product",
+    "check_query_key",
+    "check_scale",
+    "check_scores",
+    "check_sink_bias",
+    "check_softcap",
+    "check_spans",
+    "check_tensor",
+    "check_weights",
+    "check_whole",
+    "dtype_text",
+    "kind_text",
+    "shape_text",
+    "with_article",
+]

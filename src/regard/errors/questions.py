@@ -1,0 +1,181 @@
+"""Checks of what a matrix is asked: operands, indices, numbers, spans, and how much it may take."""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from operator import index
+from typing import Any, SupportsIndex, cast
+
+import torch
+from torch import Tensor
+
+from regard.errors.words import dtype_text, kind_text, shape_text
+
+__all__ = [
+    "DENSE_LIMIT",
+    "check_count",
+    "check_index_bounds",
+    "check_memory",
+    "check_operand",
+    "check_product",
+    "check_spans",
+    "check_whole",
+]
+
+GIB = 2**30
+DENSE_LIMIT = 4 * GIB
+
+
+def check_product(name: str, operand: object, dtype: torch.dtype) -> Tensor:
+    """That a matrix of this dtype can be multiplied with the operand, as two tensors could.
+
+    Raises:
+        TypeError: no tensor, or of another dtype.
+    """
+    if not isinstance(operand, Tensor):
+        raise TypeError(
+            f"{name} is {kind_text(operand)}; an attention matrix multiplies tensors.\n"
+            f"    Use torch.as_tensor({name}); for a second matrix B use A @ (B @ x)."
+        )
+    if operand.dtype != dtype:
+        raise TypeError(
+            f"{name} is {dtype_text(operand.dtype)} and the matrix is {dtype_text(dtype)}; "
+            f"both must have one dtype.\n    Use {name}.to({dtype})."
+        )
+    return operand
+
+
+def check_operand(
+    name: str, operand: Tensor, length_name: str, shape: torch.Size, device: torch.device
+) -> None:
+    """That the operand of a product fits a matrix; shape is (*leading axes, tokens) of its side.
+
+    Raises:
+        ValueError: a length, a number of heads or a device that does not fit.
+    """
+    if operand.device != device:
+        raise ValueError(
+            f"{name} is on {operand.device} and the matrix is on {device}; "
+            f"both must be on one device.\n    Use {name}.to(A.device)."
+        )
+    came = f"{name} has shape {shape_text(operand.shape)}"
+    wanted = f"    It must broadcast to ({', '.join(map(str, shape))}, value_dim)."
+    if 0 in operand.shape:
+        raise ValueError(f"{came}; every axis must be at least 1.\n{wanted}")
+    tokens = operand.shape[-2:-1] or operand.shape
+    if tuple(tokens) != (shape[-1],):
+        raise ValueError(
+            f"{came}; its tokens axis must have {length_name} = {shape[-1]}.\n{wanted}"
+        )
+    leading, full = operand.shape[:-2], shape[:-1]
+    fits = len(leading) <= len(full)
+    for axis, (got, of_matrix) in enumerate(zip(leading[::-1], full[::-1], strict=False)):
+        grouped = axis == 0 and of_matrix % got == 0
+        fits = fits and (grouped or got in (1, of_matrix))
+    if not fits:
+        raise ValueError(
+            f"{came}; its leading axes must fit those of the matrix, {shape_text(full)}.\n"
+            f"{wanted[:-1]}, where heads may be grouped."
+        )
+
+
+_SMALLER = (
+    "Ask for a part, A[..., rows, cols], or for a summary, A.pool(512, 512), "
+    "or pass limit=None to to_dense()."
+)
+
+
+def check_memory(
+    what: str,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    limit: int | None = DENSE_LIMIT,
+    remedy: str = _SMALLER,
+) -> None:
+    """That a dense tensor stays within the limit in bytes; None is no limit.
+
+    Raises:
+        MemoryError: it would not; the message says how large it would be.
+    """
+    size = dtype.itemsize * prod(shape)
+    if limit is None or size <= limit:
+        return
+    raise MemoryError(
+        f"{what} would make {shape_text(shape)} {dtype_text(dtype)} = {size / GIB:.1f} GiB; "
+        f"the limit is {limit / GIB:.1f} GiB.\n    {remedy}"
+    )
+
+
+def check_index_bounds(index: int, length: int, axis: int) -> int:
+    """The index counted from the start.
+
+    Raises:
+        IndexError: it lies outside the axis.
+    """
+    if not -length <= index < length:
+        raise IndexError(
+            f"index {index} is out of range for axis {axis} of length {length}.\n"
+            f"    Use {-length} to {length - 1}."
+        )
+    return index % length
+
+
+def check_whole(name: str, value: object) -> int:
+    """That value is a whole number.
+
+    Raises:
+        TypeError: it is not.
+    """
+    try:
+        if not isinstance(value, bool):
+            return index(cast(SupportsIndex, value))  # NumPy's whole numbers too
+    except TypeError:
+        pass
+    raise TypeError(
+        f"{name} is {kind_text(value)}; it must be a whole number.\n"
+        f"    Pass an int, for example {name}=1."
+    )
+
+
+def check_count(name: str, value: object) -> int:
+    """That value is a whole number, at least 1.
+
+    Raises:
+        TypeError: it is no whole number.
+        ValueError: it is below 1.
+    """
+    count = check_whole(name, value)
+    if count < 1:
+        raise ValueError(
+            f"{name} is {count}; it must be at least 1.\n    Pass for example {name}=1."
+        )
+    return count
+
+
+def check_spans(name: str, spans: object, length_name: str, length: int) -> list[tuple[int, int]]:
+    """That spans are (start, stop) pairs inside the text, none of them empty.
+
+    Raises:
+        TypeError: not pairs of whole numbers.
+        ValueError: no spans, an empty span, or one beyond the text.
+    """
+    remedy = f"    Give (start, stop) pairs with 0 <= start < stop <= {length_name} = {length}."
+    if isinstance(spans, Mapping):
+        spans = list(cast(Mapping[Any, Any], spans).values())
+    if not isinstance(spans, Sequence) or isinstance(spans, str):
+        raise TypeError(f"{name} is {kind_text(spans)}; it must be (start, stop) pairs.\n{remedy}")
+    pairs = cast(Sequence[Any], spans)
+    if not pairs:
+        raise ValueError(f"{name} is empty; it must have at least one span.\n{remedy}")
+    checked: list[tuple[int, int]] = []
+    for pair in pairs:
+        edges = list(cast(Sequence[Any], pair)) if isinstance(pair, Sequence) else []
+        if [type(edge) for edge in edges] != [int, int]:
+            raise TypeError(f"{name} has {pair!r}; each span must be two whole numbers.\n{remedy}")
+        start, stop = int(edges[0]), int(edges[1])
+        if not 0 <= start < stop <= length:
+            raise ValueError(
+                f"{name} has {(start, stop)}; each span must hold at least one token of the text.\n"
+                f"{remedy}"
+            )
+        checked.append((start, stop))
+    return checked
