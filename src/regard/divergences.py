@@ -11,7 +11,6 @@ from math import log
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from regard.block import Block, lowest
@@ -23,6 +22,8 @@ from regard.scores import accumulation_dtype
 __all__ = ["CrossEntropy", "JensenShannon", "KullbackLeibler", "cross_entropy", "js", "kl"]
 
 _LOG_2 = log(2)
+# So many numbers at once stay in the cache, where a dozen passes over them cost little.
+_NUMBERS_AT_ONCE = 2**16
 
 
 def kl(A: AttentionMatrix, B: AttentionMatrix) -> Tensor:
@@ -208,8 +209,8 @@ class CrossEntropy(_BetweenTwo):
 class JensenShannon(_BetweenTwo):
     """The question that ``regard.js`` asks, for one pass together with others.
 
-    With weights p and q of a key and d = log p - log q, the key adds
-    ``p (log 2 + logsigmoid(d)) / 2 + q (log 2 + logsigmoid(-d)) / 2``, where nothing overflows.
+    With weights p and q of a key, m the larger one, and r = exp(-x) the smaller by the larger, the
+    key adds ``m ((1 + r) (log 2 - log(1 + r)) - x r) / 2``, where nothing overflows or cancels.
 
     Args:
         other: B, the matrix that the asked one is compared with.
@@ -223,14 +224,26 @@ class JensenShannon(_BetweenTwo):
 
     def between(self, block: Block, other: Block) -> Tensor:
         inside, outside = _columns_in(block, other)
-        ratio = block.below - other.below[..., inside]
-        ratio = ratio + (_above(other) - _above(block))[..., None]
-        of_both = block.weights * (F.logsigmoid(ratio) + _LOG_2)
-        of_both = of_both + other.weights[..., inside] * (F.logsigmoid(-ratio) + _LOG_2)
-        total = of_both.sum(-1)
+        shift = (_above(other) - _above(block))[..., None]
+        pairs = (block.weights, other.weights[..., inside], block.below, other.below[..., inside])
+        height = max(1, _NUMBERS_AT_ONCE // block.below[..., 0, :].numel())
+        total = torch.cat(
+            [
+                _twice_js(*(tensor[..., first : first + height, :] for tensor in (*pairs, shift)))
+                for first in range(0, shift.shape[-2], height)
+            ],
+            -1,
+        )
         for columns in outside:  # there the weights of the block are 0
             total = total + _LOG_2 * other.weights[..., columns].sum(-1)
         return _within(total / 2, total.new_zeros(()), total.new_tensor(_LOG_2))
+
+
+def _twice_js(p: Tensor, q: Tensor, p_below: Tensor, q_below: Tensor, shift: Tensor) -> Tensor:
+    apart = (p_below - q_below + shift).abs()
+    ratio = (-apart).exp()
+    of_larger = (1 + ratio) * (_LOG_2 - ratio.log1p()) - apart * ratio
+    return cast(Tensor, torch.linalg.vecdot(torch.maximum(p, q), of_larger))
 
 
 def _crossed(block: Block, other: Block) -> Tensor:

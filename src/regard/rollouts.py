@@ -207,7 +207,9 @@ class _MeanOfHeads(Reduction):
 
     def update(self, block: Block) -> tuple[Part, ...]:
         batch, rows, columns = block.box.leading[:-1], block.box.rows, block.box.columns
-        weights = block.weights.sum(-3) if block.box.leading else block.weights
+        weights = block.weights
+        if block.box.leading:
+            weights = weights.squeeze(-3) if weights.shape[-3] == 1 else weights.sum(-3)
         if self.transposed:
             weights, rows, columns = weights.mT, columns, rows
         operand = block.part(self.operand, (*batch, columns))
