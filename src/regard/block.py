@@ -24,15 +24,20 @@ def lowest(dtype: torch.dtype) -> float:
 
 
 class Scratch:
-    """Memory that one block after another uses again: fresh pages cost more than the arithmetic."""
+    """Memory that one block after another uses again: fresh pages cost more than the arithmetic.
 
-    def __init__(self) -> None:
+    Attributes:
+        room: the most numbers that a tensor will hold.
+    """
+
+    def __init__(self, room: int) -> None:
+        self.room = room
         self._held: dict[str, Tensor] = {}
 
     @cached_property
     def another(self) -> "Scratch":
         """Scratch for a second block that lives at the same time."""
-        return Scratch()
+        return Scratch(self.room)
 
     def take(
         self, name: str, size: tuple[int, ...], dtype: torch.dtype, device: torch.device
@@ -40,7 +45,7 @@ class Scratch:
         """A tensor of this shape with unspecified content, valid until the name is taken again."""
         held = self._held.get(name)
         if held is None or held.numel() < prod(size):
-            held = torch.empty(prod(size), dtype=dtype, device=device)
+            held = torch.empty(max(self.room, prod(size)), dtype=dtype, device=device)
             self._held[name] = held
         return held[: prod(size)].view(size)
 

@@ -89,39 +89,32 @@ class TopK(Reduction):
 
 def _largest(scores: Tensor, k: int) -> Tensor:
     """Positions of the k largest scores of each row, falling; ties to the lowest index."""
-    columns = scores.shape[-1]
-    size = 8 if columns <= 8192 else 16
-    if columns >= 4 * k * size:
-        values, indices, runner_up = _largest_of_groups(scores, k, size)
-    else:
-        values, indices, runner_up = _topk(scores, k)
+    values, indices, runner_up = _topk(scores, k)
     # torch.topk gives scores that tie in any order, and any of those that tie for the last place;
     # masked keys need no order.
     following = torch.cat((values[..., 1:], runner_up), -1)
     tied = ((following >= values) & (values > lowest(scores.dtype))).any(-1, keepdim=True)
     if bool(tied.any()):
-        rows = tied.squeeze(-1)
-        stable = scores[rows].sort(dim=-1, descending=True, stable=True).indices[..., :k]
-        indices = indices.masked_scatter(tied, stable)
+        stable = scores[tied.squeeze(-1)].sort(dim=-1, descending=True, stable=True).indices
+        indices = indices.masked_scatter(tied, stable[..., :k])
     return indices
 
 
 def _topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The k largest of each row, falling, their positions, and the next largest, (..., rows, 1)."""
-    if k == scores.shape[-1]:
-        values, indices = scores.topk(k, -1)
-        return values, indices, torch.full_like(values[..., -1:], -torch.inf)
-    values, indices = scores.topk(k + 1, -1)
-    return values[..., :k], indices[..., :k], values[..., k:]
-
-
-def _largest_of_groups(scores: Tensor, k: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """As _topk, in less time: the k largest lie in the k groups with the largest maxima.
+    """As torch.topk, in less time: the k largest lie in the k groups with the largest maxima.
 
     Group g holds the columns g, g + n, g + 2n, ... of n groups, so that the maxima are one pass
-    over whole rows.
+    over whole rows; their own k largest are found in the same way.
+
+    Returns:
+        The k largest of each row, falling, their positions, and the next largest, (..., rows, 1).
     """
     columns = scores.shape[-1]
+    size = 8 if columns <= 8192 else 16
+    if columns < 4 * k * size:
+        values, indices = scores.topk(k, -1)
+        rest = scores.scatter(-1, indices, -torch.inf)
+        return values, indices, rest.amax(-1, keepdim=True)
     groups = columns // size
     even = groups * size
     maxima = scores[..., :even].reshape(*scores.shape[:-1], size, groups).amax(-2)

@@ -7,6 +7,8 @@ alone.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from math import prod
 from typing import Any, cast
 
 import torch
@@ -120,14 +122,18 @@ class _Sweep:
         unique = {id(tensor): tensor for tensor in (*self.source.tensors, *extra)}
         return tuple(unique.values())
 
-    def boxes(self) -> Iterator[Box]:
+    @cached_property
+    def boxes(self) -> list[Box]:
         ranges = [reduction.rows(self.source.shape[-2]) for reduction in self.reductions]
         ranges = [rows for rows in ranges if len(rows)]
         if not ranges:
-            return iter(())
+            return []
         rows = range(min(r[0] for r in ranges), max(r[-1] for r in ranges) + 1)
         groups = {self.source.group, *(reduction.group for reduction in self.reductions)}
-        return boxes(self.source.shape, self.mask, tuple(groups), rows)
+        return list(boxes(self.source.shape, self.mask, tuple(groups), rows))
+
+    def scratch(self) -> Scratch:
+        return Scratch(max(prod(part.stop - part.start for part in b.at_both) for b in self.boxes))
 
     def start(self) -> list[tuple[Tensor, ...]]:
         shape, device = self.source.shape, self.source.device
@@ -138,7 +144,7 @@ class _Sweep:
         """Add what every block has to say."""
 
         def worker() -> Callable[[Box], list[tuple[Part, ...]]]:
-            scratch = Scratch()
+            scratch = self.scratch()
 
             def answer(box: Box) -> list[tuple[Part, ...]]:
                 with torch.no_grad(), torch.autocast(self.source.device.type, enabled=False):
@@ -153,13 +159,15 @@ class _Sweep:
                     for total, part in zip(sums, parts, strict=True):
                         total[part.at].add_(part.value)
 
-        in_turns(self.boxes(), worker, take, self.source.device)
+        in_turns(self.boxes, worker, take, self.source.device)
 
-    def pull_back(self, gradients: list[tuple[Tensor | None, ...]], totals: list[Tensor]) -> None:
-        """Add the gradients of the inputs, block by block, from those of the buffers."""
+    def pull_back(self, gradients: list[tuple[Tensor | None, ...]]) -> dict[int, Tensor]:
+        """The gradients of the inputs by their places, from those of the buffers."""
+        dtype = accumulation_dtype(self.source.dtype)
+        totals: dict[int, Tensor] = {}
 
         def worker() -> Callable[[Box], list[tuple[int, Index, Tensor]]]:
-            scratch = Scratch()
+            scratch = self.scratch()
 
             def answer(box: Box) -> list[tuple[int, Index, Tensor]]:
                 leaves = _Leaves(self.tensors)
@@ -181,9 +189,19 @@ class _Sweep:
         def take(answers: list[tuple[int, Index, Tensor]]) -> None:
             with torch.no_grad():
                 for place, index, gradient in answers:
+                    if place not in totals:
+                        totals[place] = _zeros(self.tensors[place].shape, gradient, dtype)
                     narrow(totals[place], index).add_(gradient)
 
-        in_turns(self.boxes(), worker, take, self.source.device)
+        in_turns(self.boxes, worker, take, self.source.device)
+        return totals
+
+
+def _zeros(shape: torch.Size, like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Zeros that lie in memory as `like` does: to add a matrix to a transposed one is slow."""
+    if len(shape) < 2 or like.stride(-1) <= like.stride(-2):
+        return torch.zeros(shape, dtype=dtype, device=like.device)
+    return torch.zeros((*shape[:-2], shape[-1], shape[-2]), dtype=dtype, device=like.device).mT
 
 
 class _Leaves:
@@ -254,16 +272,12 @@ class _Recompute(torch.autograd.Function):
         ctx: Any, *grad_outputs: Any
     ) -> tuple[Tensor | None, ...]:
         tensors: tuple[Tensor, ...] = ctx.saved_tensors
-        dtype = accumulation_dtype(ctx.sweep.source.dtype)
-        totals = [torch.zeros_like(tensor, dtype=dtype) for tensor in tensors]
         arriving = iter(grad_outputs)
         grouped = [tuple(next(arriving) for _ in range(count)) for count in ctx.counts]
-        ctx.sweep.pull_back(grouped, totals)
-        return (
-            None,
-            None,
-            *(
-                total.to(tensor.dtype) if tensor.requires_grad else None
-                for total, tensor in zip(totals, tensors, strict=True)
-            ),
-        )
+        totals = ctx.sweep.pull_back(grouped)
+        gradients: list[Tensor | None] = []
+        for place, tensor in enumerate(tensors):
+            total = totals.get(place)
+            found = torch.zeros_like(tensor) if total is None else total.to(tensor.dtype)
+            gradients.append(found if tensor.requires_grad else None)
+        return None, None, *gradients
