@@ -133,7 +133,8 @@ class _Sweep:
         return list(boxes(self.source.shape, self.mask, tuple(groups), rows))
 
     def scratch(self) -> Scratch:
-        return Scratch(max(prod(part.stop - part.start for part in b.at_both) for b in self.boxes))
+        sizes = (prod(part.stop - part.start for part in box.at_both) for box in self.boxes)
+        return Scratch(max(sizes, default=0))
 
     def start(self) -> list[tuple[Tensor, ...]]:
         shape, device = self.source.shape, self.source.device
