@@ -114,6 +114,23 @@ def padding(lengths: Sequence[int], shape: Sequence[int]) -> Tensor:
     return columns < ends
 
 
+def documents(ids: Sequence[int] | Sequence[Sequence[int]], shape: Sequence[int]) -> Tensor:
+    """Pair by pair; one row of ids for each entry of the first axis, or one for all."""
+    of_keys = torch.tensor(ids).reshape(-1, *(1,) * (len(shape) - 2), shape[-1])
+    shift = shape[-1] - shape[-2]
+    allowed = torch.zeros(*of_keys.shape[:-2], *shape[-2:], dtype=torch.bool)
+    for query in range(max(0, -shift), shape[-2]):
+        allowed[..., query, :] = of_keys[..., 0, :] == of_keys[..., 0, query + shift, None]
+    return allowed
+
+
+def pointwise(allowed: Callable[..., Tensor], shape: Sequence[int]) -> Tensor:
+    """A mask_mod of b, h, q_idx and kv_idx, which count through all batch axes, asked at once."""
+    four = (math.prod(shape[:-3]), math.prod(shape[-3:-2]), *shape[-2:])
+    indices = torch.meshgrid(*(torch.arange(n) for n in four), indexing="ij")
+    return allowed(*indices).reshape(shape)
+
+
 # Position biases.
 
 
