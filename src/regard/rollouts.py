@@ -24,6 +24,10 @@ from regard.scores import accumulation_dtype
 
 __all__ = ["Rollout", "rollout"]
 
+_SMALLER = (
+    "Ask for a part, R[..., rows, cols], or for products, R @ x, or pass limit=None to to_dense()."
+)
+
 
 def rollout(
     layers: Iterable[AttentionMatrix] | Mapping[str, AttentionMatrix], *, residual: float = 0.5
@@ -165,7 +169,8 @@ class Rollout(LinearMap):
 
     def _window(self, asked: Asked, what: str, limit: int | None) -> Tensor:
         rows, columns = _positions(asked.rows), _positions(asked.columns)
-        check_memory(what, (*self.shape[:-2], len(rows), len(columns)), self.dtype, limit)
+        size = (*self.shape[:-2], len(rows), len(columns))
+        check_memory(what, size, self.dtype, limit, _SMALLER)
         if len(rows) < len(columns):
             taken = self._through(self._unit_columns(rows), transposed=True).mT[..., columns]
         else:
