@@ -213,9 +213,10 @@ def _try_out(flex: FlexCallable, kind: Kind, shape: torch.Size, dtype: torch.dty
         ) from error
     _check_answer(returned[0], kind)
     if values.requires_grad:
+        instead = ", or pass what it adds to the scores as bias=" if kind.takes_score else ""
         raise ValueError(
             f"{kind.name} uses a tensor that requires a gradient; none would flow to it.\n"
-            "    Detach that tensor, or pass what it adds to the scores as bias=."
+            f"    Detach that tensor{instead}."
         )
 
 

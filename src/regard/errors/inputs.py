@@ -195,6 +195,11 @@ def check_bias(bias: object, shape: torch.Size, query: Tensor) -> Tensor | None:
     if bias is None:
         return None
     if not isinstance(bias, Tensor) or not bias.is_floating_point():
+        if isinstance(bias, type):
+            raise TypeError(
+                f"bias is the class {bias.__name__}; it must be an instance.\n"
+                f"    Use {bias.__name__}(...)."
+            )
         came = dtype_text(bias.dtype) if isinstance(bias, Tensor) else kind_text(bias)
         raise TypeError(
             f"bias is {came}; it must be a floating tensor, numbers added to the scores, or a "
