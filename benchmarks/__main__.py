@@ -1,18 +1,21 @@
-"""``python -m benchmarks [speed|memory|imports|all] [--quick]``: measure, show, write."""
+"""``python -m benchmarks [passes|speed|time|memory|start|all]``: measure, show, write, draw."""
 
 import argparse
-import json
 import sys
-from datetime import UTC, datetime
+from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from benchmarks import machine, table
-from benchmarks.case import Case
-from benchmarks.registry import CASES, GROUPS, chosen
+from benchmarks.growth import growth, too_long
+from benchmarks.progress import Progress
+from benchmarks.registry import GROUPS, Job, jobs
+from benchmarks.results import Results
 from benchmarks.run import row
 
 RESULTS = Path(__file__).parent / "results"
+INTERRUPTED = 130  # what a shell reports after Ctrl-C
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
@@ -21,57 +24,87 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="tiny sizes: only whether it runs")
     parser.add_argument("--case", default="", metavar="TEXT", help="only cases with TEXT in them")
     parser.add_argument(
+        "--length", type=int, metavar="TOKENS", help="at this length, not at the cases' own"
+    )
+    parser.add_argument(
         "--output",
         type=Path,
         metavar="FILE",
-        help="where the JSON goes; benchmarks/results/<machine>.json, with --quick nowhere",
+        help="where the JSON goes, and the plot beside it; benchmarks/results/<machine>.json, "
+        "with --quick nowhere",
     )
     return parser.parse_args(given)
 
 
-def measured(case: Case, quick: bool) -> dict[str, Any]:
-    """The row of a case, or why there is none: one failure must not lose the others."""
+def measured(job: Job, results: Results, quick: bool) -> dict[str, Any]:
+    """The row of a job, or why there is none: one failure must not lose the others."""
+    group, name, tokens = job.key
+    head = {"group": group, "case": name, "tokens": tokens}
+    reason = too_long(group, name, tokens or 0, results.rows)
+    if reason is not None:
+        return {**head, "left_out": reason}
     try:
-        return row(case, quick)
+        return row(job, results.shares, quick)
     except Exception as error:  # noqa: BLE001
         reason = (str(error).splitlines() or [""])[0]
-        return {"group": case.group, "case": case.name, "error": reason or type(error).__name__}
+        return {**head, "error": reason or type(error).__name__}
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Put the rows in the file, in the place of older ones of the same cases.
+def measure(chosen: list[Job], results: Results, quick: bool) -> list[dict[str, Any]]:
+    """Measure, show and write one after the other; Ctrl-C ends it early."""
+    rows: list[dict[str, Any]] = []
+    progress = Progress(len(chosen))
+    numbered = enumerate(chosen)
+    for group, some in groupby(numbered, key=lambda one: one[1].case.group):
+        print(f"\n{group}\n{table.header()}", flush=True)
+        for place, job in some:
+            progress.at(place, job)
+            try:
+                rows.append(measured(job, results, quick))
+            finally:
+                progress.clear()
+            print(table.line(rows[-1]), flush=True)
+            if "error" not in rows[-1]:
+                results.add(rows[-1])
+    return rows
 
-    Each has its date and commit. Rows of another machine or of other versions of Python and PyTorch
-    are dropped: they cannot stand in one table.
-    """
-    facts = machine.description()
-    old: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    kept = old.get("results", []) if old.get("machine") == facts else []
-    when = {"date": datetime.now(UTC).date().isoformat(), "commit": machine.commit()}
-    rows = [{**row, **when} for row in rows]
-    by_case = {(row["group"], row["case"]): row for row in [*kept, *rows]}
-    known = [(case.group, case.name) for case in CASES]
-    results = [by_case[case] for case in known if case in by_case]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"machine": facts, "results": results}, indent=1) + "\n")
+
+def report(rows: list[dict[str, Any]]) -> None:
+    """What follows from the rows."""
+    for title, lines in (
+        ("how it grows", table.growth_lines(growth(rows))),
+        ("goals missed", table.missed(rows)),
+    ):
+        if lines:
+            print("\n".join(("", title, *lines)))
+    print("\n" + table.summary(rows))
+
+
+def draw(results: Results) -> None:
+    """Put a plot beside the JSON, where there are curves and matplotlib."""
+    if results.path is None or not growth(results.rows):
+        return
+    if find_spec("matplotlib") is None:
+        print("no plot: matplotlib is not installed; pip install 'regard[dev]'")
+        return
+    from benchmarks.plot import picture
+
+    print(f"plot: {picture(results.rows, results.facts, results.path.with_suffix('.svg'))}")
 
 
 def main(options: argparse.Namespace) -> int:
     """Measure what was chosen; 1 when something could not be measured."""
-    print("  ".join(f"{name} {value}" for name, value in machine.description().items()))
-    rows: list[dict[str, Any]] = []
-    for group in GROUPS:
-        for place, case in enumerate(chosen(group, options.case)):
-            if options.group not in ("all", group):
-                break
-            if place == 0:
-                print(f"\n{group}\n{table.header()}", flush=True)
-            rows.append(measured(case, options.quick))
-            print(table.line(rows[-1]), flush=True)
-    print("\n" + table.summary(rows))
     path = options.output or (None if options.quick else RESULTS / machine.file_name())
-    if path is not None:
-        write(path, rows)
+    results = Results(path)
+    print("  ".join(f"{name} {value}" for name, value in results.facts.items()))
+    chosen = jobs(options.group, options.case, options.length, options.quick)
+    try:
+        rows = measure(chosen, results, options.quick)
+    except KeyboardInterrupt:
+        print(f"\nstopped; what was finished is in {path}" if path else "\nstopped")
+        return INTERRUPTED
+    report(rows)
+    draw(results)
     return int(any("error" in row for row in rows))
 
 

@@ -1,57 +1,115 @@
-"""``python -m benchmarks.figures``: put the newest results into the README, as its tables."""
+"""``python -m benchmarks.figures``: put the committed results into the README, as its tables."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from benchmarks.registry import GROUPS
+from benchmarks.results import total
 
 __all__ = ["figures", "with_figures"]
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "amd-epyc-2-cores.json"
 START, END = "<!-- figures: benchmarks/results -->", "<!-- end of figures -->"
+KINDS = {"randn": "`randn`", "sharp": "sharp (x 30)"}
+
+Row = Mapping[str, Any]
 
 
-def figures(results: dict[str, Any]) -> str:
+def figures(results: Mapping[str, Any]) -> str:
     """The results as Markdown."""
-    rows = {(row["group"], row["case"]): row for row in results["results"]}
+    rows: list[Row] = [row for row in results["results"] if "value" in row]
     machine = results["machine"]
-    date = max(row["date"] for row in rows.values())
-    speed = [case.removesuffix(", randn") for _, case in rows if case.endswith(", randn")]
-    eager = [case for _, case in rows if case.startswith("eager")]
-    memory = [case for group, case in rows if group == "memory" and "gradient" not in case]
-    start_up = [
-        f"`{case}` {row['value']:g} s" for (group, case), row in rows.items() if group == "imports"
-    ]
-    lines = [
+    by_group = {group: [row for row in rows if row["group"] == group] for group in GROUPS}
+    date = max(row["date"] for row in rows)
+    parts = [
         f"{machine['processor']}, {machine['cores']} cores, PyTorch {machine['torch']}, {date}:",
-        "",
-        "| forwards, 8 heads of 8,192 tokens, float32 | `randn` | sharp (x 30) |",
-        "| --- | --- | --- |",
-        *(
-            f"| {case} | {_ratio(rows, f'{case}, randn')} | {_ratio(rows, f'{case}, sharp')} |"
-            for case in speed
-        ),
-        *(f"| *{case}* | *{rows['speed', case]['value']:.2f}* | |" for case in eager),
-        "",
-        "| MiB added, one head of 32,768 tokens | asked | with its gradient |",
-        "| --- | --- | --- |",
-        *(
-            f"| {case} | {rows['memory', case]['value']:.0f} "
-            f"| {rows['memory', f'gradient of {case}']['value']:.0f} |"
-            for case in memory
-        ),
-        "",
-        f"Start-up: {'; '.join(start_up)}.",
+        questions([row for row in by_group["speed"] if row["unit"] == "forwards"]),
+        others([row for row in by_group["speed"] if row["unit"] != "forwards"]),
+        over_lengths(by_group["time"], results["growth"], "seconds, one head"),
+        over_lengths(by_group["memory"], results["growth"], "MiB added, one head"),
+        "; ".join(f"`{row['case']}` {row['value']:g} s" for row in by_group["start"]) + ".",
     ]
-    return "\n".join(lines)
+    return "\n\n".join(part for part in parts if part)
 
 
-def _ratio(rows: dict[tuple[str, str], dict[str, Any]], case: str) -> str:
-    row = rows.get(("speed", case))
-    return "" if row is None else f"{row['value']:.2f}"
+def questions(rows: Sequence[Row]) -> str:
+    """A line for each question, a column for each kind of scores at each length."""
+    cells = {(*split(row), row["tokens"]): row["value"] for row in rows}
+    columns = sorted({(kind, tokens) for _, kind, tokens in cells})
+    last = {split(row)[0]: row for row in rows}
+    return markdown(
+        ["forwards, 8 heads", *(f"{KINDS[kind]}, {n:,}" for kind, n in columns), "goal", "floor"],
+        [
+            [name, *(shown(cells.get((name, *column))) for column in columns), *bounds(row)]
+            for name, row in last.items()
+        ],
+    )
 
 
-def with_figures(text: str, results: dict[str, Any]) -> str:
+def others(rows: Sequence[Row]) -> str:
+    """A line for each case that has a peer of its own."""
+    return markdown(
+        ["against another peer", "tokens", "measured", "goal", "floor"],
+        [
+            [
+                split(row)[0],
+                "" if row["tokens"] is None else f"{row['tokens']:,}",
+                f"{shown(row['value'])} {row['unit']}",
+                *bounds(row),
+            ]
+            for row in rows
+        ],
+    )
+
+
+def over_lengths(rows: Sequence[Row], growth: Sequence[Row], title: str) -> str:
+    """A line for each side, a column for each length, and how it grows."""
+    cells = {(row["case"], row["tokens"]): row["value"] for row in rows}
+    columns = sorted({row["tokens"] for row in rows})
+    powers = {(curve["group"], curve["case"]): curve["exponent"] for curve in growth}
+    sides = {row["case"]: powers.get((row["group"], row["case"])) for row in rows}
+    return markdown(
+        [title, *(f"{tokens:,}" for tokens in columns), "exponent of growth"],
+        [
+            [side, *(shown(cells.get((side, tokens))) for tokens in columns), shown(power)]
+            for side, power in sides.items()
+        ],
+    )
+
+
+def split(row: Row) -> tuple[str, str]:
+    """What is asked, and of which kind of scores."""
+    for kind in KINDS:
+        if row["case"].endswith(f", {kind}"):
+            return row["case"].removesuffix(f", {kind}"), kind
+    return row["case"], ""
+
+
+def bounds(row: Row) -> list[str]:
+    """Goal and floor."""
+    return [shown(row["goal"]), "" if row["floor"] is None else f"{total(row['floor']):.2f}"]
+
+
+def shown(value: float | None) -> str:
+    """A number in a cell."""
+    if value is None:
+        return ""
+    digits = next((n for n, least in ((0, 100), (1, 10), (2, 0.1)) if value >= least), None)
+    return f"{value:.2g}" if digits is None else f"{value:,.{digits}f}"
+
+
+def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table; nothing where it has no lines."""
+    if not lines:
+        return ""
+    rule = ["---"] * len(head)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *lines))
+
+
+def with_figures(text: str, results: Mapping[str, Any]) -> str:
     """The README with the results between its two marks."""
     before, rest = text.split(START)
     after = rest.split(END)[1]

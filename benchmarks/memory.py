@@ -1,80 +1,60 @@
-"""MiB that a question adds to the process at its peak, from Linux's own account of it."""
+"""The goals of memory: gradients, and every reduction at a length where no dense way can go."""
 
-import gc
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import regard
-from benchmarks.case import Case, Measured
+from benchmarks.case import Case, Effort, Measured
+from benchmarks.meter import added, peak, warm_up
+from benchmarks.questions import QUESTIONS, spans
+from benchmarks.tensors import random_inputs
 
-__all__ = ["CASES"]
+__all__ = ["ADDED_MIB", "CASES"]
 
-TOKENS, HEAD_DIM = 32_768, 64
-GOAL_MIB = 300
-MIB = 2**20
-
-Ask = Callable[[regard.AttentionMatrix], Any]
-
-QUESTIONS: dict[str, Ask] = {
-    "entropy": lambda a: a.entropy(),
-    "sum(-2)": lambda a: a.sum(-2),
-    "topk(8)": lambda a: a.topk(8).values,
-    "pool(512, 512)": lambda a: a.pool(512, 512),
-}
+ASKED = ("entropy", "sum(-2)", "topk(8)", "pool(512, 512)")
+ADDED_MIB, WHOLE_MIB = 300, 1536  # a question at any length; the whole process at the longest
 
 
-def resident() -> tuple[float, float]:
-    """MiB in memory now, and at the peak since the last `forget_peak`."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    fields = dict(line.split(":", 1) for line in lines if line.startswith(("VmRSS", "VmHWM")))
-    return tuple(int(fields[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))
+def gradient(name: str) -> Case:
+    """MiB that a question adds with its gradient."""
 
+    def measure(effort: Effort) -> Measured:
+        inputs = random_inputs(effort.tokens, 1)
+        query, key = inputs.query.requires_grad_(), inputs.key.requires_grad_()
 
-def forget_peak() -> None:
-    """Let the peak start anew from what is in memory now (Linux, proc(5), clear_refs)."""
-    Path("/proc/self/clear_refs").write_text("5")
+        def work() -> None:
+            answer: Any = QUESTIONS[name].ask(regard.attend(query, key), inputs.value)
+            numbers = answer.values if isinstance(answer, regard.Top) else answer
+            numbers.backward(torch.ones_like(numbers))
 
-
-def warm_up() -> None:
-    """Start PyTorch's threads and load its kernels, forward and backward, without regard."""
-    x = torch.randn(1, 1, 256, HEAD_DIM, requires_grad=True)
-    torch.nn.functional.scaled_dot_product_attention(x, x, x).sum().backward()
-    (x @ x.mT).softmax(-1).sum().backward()
-
-
-def added(ask: Ask, gradient: bool) -> Callable[[bool], Measured]:
-    """How to measure it, at full or at tiny size."""
-
-    def measure(quick: bool) -> Measured:
-        tokens = 96 if quick else TOKENS
-        torch.manual_seed(0)
-        query, key = torch.randn(2, tokens, HEAD_DIM)
-        query.requires_grad_(gradient)
-        key.requires_grad_(gradient)
         warm_up()
-        gc.collect()
-        forget_peak()
-        before, _ = resident()
-        answer = ask(regard.attend(query, key))
-        if gradient:
-            answer.backward(torch.ones_like(answer))
-        _, peak = resident()
-        return Measured(peak - before, beside=f"the matrix {tokens**2 * 4 / MIB:,.0f} MiB")
+        mib = added(work)
+        return Measured(mib, 1, mib, mib)
 
-    return measure
+    return Case("memory", f"gradient of {name}", "MiB", measure, (32_768,), ADDED_MIB)
 
 
-CASES = tuple(
-    Case(
-        "memory",
-        f"gradient of {name}" if gradient else name,
-        "MiB",
-        added(ask, gradient),
-        goal=GOAL_MIB,
+def every_reduction(effort: Effort) -> Measured:
+    """MiB of the whole process, PyTorch and the inputs included, in one pass."""
+    query, key, _ = random_inputs(effort.tokens, 1)
+    regard.attend(query, key).reduce(
+        regard.LogSumExp(),
+        regard.Entropy(),
+        regard.TopK(8),
+        regard.TopK(64),
+        regard.Sum(-1),
+        regard.Sum(-2),
+        regard.Pool(64, 64),
+        regard.Pool(512, 512),
+        regard.Segments(spans(effort.tokens)),
+        regard.Diagonal(-1),
     )
-    for gradient in (False, True)
-    for name, ask in QUESTIONS.items()
+    mib = peak()
+    return Measured(mib, 1, mib, mib, beside="the whole process")
+
+
+CASES = (
+    *(gradient(name) for name in ASKED),
+    Case("memory", "every reduction in one pass", "MiB", every_reduction, (131_072,), WHOLE_MIB),
 )

@@ -1,13 +1,14 @@
-"""The results as a plain table."""
+"""The results in words: a line for each, how the sides grow, which goals were missed and why."""
 
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["COLUMNS", "header", "line", "summary"]
+from benchmarks.results import total
 
-COLUMNS = (("case", 44), ("measured", 16), ("quartiles", 13), ("floor", 6), ("goal", 6))
-COLUMNS += (("reached", 8), ("others", 7), ("beside", 0))
-FAILED = "failed: "
+__all__ = ["growth_lines", "header", "line", "missed", "summary"]
+
+COLUMNS = (("case", 64), ("tokens", 7), ("measured", 19), ("quartiles", 16), ("floor", 6))
+COLUMNS += (("goal", 5), ("reached", 7), ("others", 6), ("beside", 0))
 
 
 def header() -> str:
@@ -17,28 +18,58 @@ def header() -> str:
 
 def line(row: dict[str, Any]) -> str:
     """One result."""
+    first = [row["case"], "" if row["tokens"] is None else f"{row['tokens']:,}"]
     if "error" in row:
-        return _joined([row["case"], FAILED + row["error"]])
-    low, high = row["quartiles"]
-    reached = {True: "yes", False: "NO", None: ""}[row["reached"]]
+        return _joined([*first, f"failed: {row['error']}"])
+    if "left_out" in row:
+        return _joined([*first, f"left out: {row['left_out']}"])
+    forwards = "" if row["forwards"] is None else f"{row['forwards']:g} forwards"
     return _joined(
         [
-            row["case"],
+            *first,
             f"{row['value']:g} {row['unit']}",
-            "" if low is None else f"{low:g} to {high:g}",
-            *("" if row[name] is None else f"{row[name]:g}" for name in ("floor", "goal")),
-            reached,
+            "{:g} to {:g}".format(*row["quartiles"]) if row["repetitions"] > 1 else "",
+            "" if row["floor"] is None else f"{total(row['floor']):g}",
+            "" if row["goal"] is None else f"{row['goal']:g}",
+            {True: "yes", False: "NO", None: ""}[row["reached"]],
             "" if row["others"] is None else f"{row['others']:.0%}",
-            row["beside"],
+            "; ".join(note for note in (forwards, row["beside"]) if note),
         ]
     )
+
+
+def growth_lines(growth: Sequence[dict[str, Any]]) -> list[str]:
+    """How each side grows with the length."""
+    return [
+        f"{curve['group']:8}{curve['case']:48}length^{curve['exponent']:.2f}"
+        "   {:,} to {:,} tokens".format(*curve["tokens"])
+        for curve in growth
+    ]
+
+
+def missed(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Each goal that was missed, with what stands in the way."""
+    return [_missed(row) for row in rows if row.get("reached") is False]
+
+
+def _missed(row: dict[str, Any]) -> str:
+    where = "" if row["tokens"] is None else f" at {row['tokens']:,} tokens"
+    said = f"{row['case']}{where}: {row['value']:g} {row['unit']}, goal {row['goal']:g}; "
+    if row["floor"] is None:
+        return said + "its floor is not known"
+    parts = " + ".join(f"{name} {share:g}" for name, share in row["floor"].items())
+    floor = total(row["floor"])
+    above = "" if floor <= row["goal"] else ", which is above the goal"
+    return f"{said}its floor is {floor:g} = {parts or 'nothing'}{above}"
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:
     """How many cases were measured, and how many goals reached."""
     goals = [row["reached"] for row in rows if row.get("reached") is not None]
-    measured = sum("error" not in row for row in rows)
+    measured = sum("value" in row for row in rows)
+    left_out = sum("left_out" in row for row in rows)
     text = f"{measured} of {len(rows)} cases measured"
+    text += f", {left_out} left out" if left_out else ""
     return text + (f"; {sum(goals)} of {len(goals)} goals reached" if goals else "")
 
 
