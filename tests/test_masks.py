@@ -10,7 +10,7 @@ import oracle
 import regard
 from cases import MASKS
 from regard.indexing import Box
-from regard.masks import Both, as_mask
+from regard.masks import Both, Either, as_mask
 
 CPU = torch.device("cpu")
 SHAPES = [(5, 5), (1, 7), (7, 1), (3, 8), (8, 3), (2, 1, 4, 6), (3, 2, 6, 4)]
@@ -87,6 +87,29 @@ def test_the_columns_a_mask_names_lie_in_the_matrix(kind: str, shape: tuple[int,
         pytest.param(
             regard.Padding(2) & regard.SlidingWindow(0, 0), slice(4, 6), slice(4, 4), id="disjoint"
         ),
+        pytest.param(regard.PrefixLM(4), slice(0, 2), slice(0, 4), id="prefix"),
+        pytest.param(regard.PrefixLM(4), slice(4, 6), slice(0, 6), id="after-the-prefix"),
+        pytest.param(
+            regard.Documents([0, 0, 1, 1, 1, 2, 2, 2, 2]), slice(2, 4), slice(2, 5), id="document"
+        ),
+        pytest.param(
+            regard.Documents([0, 0, 1, 1, 1, 2, 2, 2, 2]), slice(4, 6), slice(2, 9), id="documents"
+        ),
+        pytest.param(
+            regard.Documents([3, 1, 1, 3, 1, 1, 2, 2, 2]), slice(4, 5), slice(1, 6), id="in-pieces"
+        ),
+        pytest.param(
+            regard.SlidingWindow(1, 0) | regard.Padding(2), slice(4, 6), slice(0, 6), id="either"
+        ),
+        pytest.param(
+            regard.Padding(0) | regard.SlidingWindow(1, 0),
+            slice(4, 6),
+            slice(3, 6),
+            id="nothing-or",
+        ),
+        pytest.param(~regard.Causal(), slice(2, 4), slice(3, 9), id="not-causal"),
+        pytest.param(~regard.Padding(9), slice(2, 4), slice(9, 9), id="not-everything"),
+        pytest.param(~regard.SlidingWindow(1, 1), slice(4, 5), slice(0, 9), id="not-a-window"),
     ],
 )
 def test_a_mask_names_the_narrowest_columns(mask: regard.Mask, rows: slice, columns: slice) -> None:
@@ -100,6 +123,23 @@ def test_a_mask_names_the_narrowest_columns(mask: regard.Mask, rows: slice, colu
         pytest.param(regard.Causal(), slice(4, 6), slice(0, 5), id="causal"),
         pytest.param(regard.SlidingWindow(5, 5), slice(2, 4), slice(0, 8), id="window"),
         pytest.param(regard.Padding(6), slice(0, 9), slice(0, 6), id="padding"),
+        pytest.param(regard.PrefixLM(4), slice(0, 2), slice(0, 4), id="prefix"),
+        pytest.param(regard.PrefixLM(4), slice(5, 7), slice(0, 6), id="after-the-prefix"),
+        pytest.param(
+            regard.Documents([0, 0, 1, 1, 1, 2, 2, 2, 2]), slice(2, 4), slice(2, 5), id="document"
+        ),
+        pytest.param(
+            regard.Documents([3, 1, 1, 3, 1, 1, 2, 2, 2]), slice(4, 6), slice(4, 6), id="a-piece"
+        ),
+        pytest.param(
+            regard.Causal() | regard.Padding(7), slice(4, 6), slice(0, 7), id="either-touching"
+        ),
+        pytest.param(
+            regard.SlidingWindow(0, 1) | regard.Padding(1), slice(4, 5), slice(4, 6), id="either"
+        ),
+        pytest.param(~regard.Causal(), slice(2, 4), slice(4, 9), id="not-causal"),
+        pytest.param(~regard.SlidingWindow(1, 1), slice(5, 6), slice(0, 4), id="not-a-window"),
+        pytest.param(~regard.Padding(0), slice(5, 6), slice(0, 9), id="not-nothing"),
     ],
 )
 def test_a_mask_names_the_widest_free_columns(
@@ -167,10 +207,44 @@ def test_both_masks_must_allow(first: str, second: str) -> None:
     [
         pytest.param(lambda t: regard.Causal() & t, id="mask-and-tensor"),
         pytest.param(lambda t: t & regard.Causal(), id="tensor-and-mask"),
+        pytest.param(lambda t: regard.Causal() | t, id="mask-or-tensor"),
+        pytest.param(lambda t: t | regard.Causal(), id="tensor-or-mask"),
     ],
 )
 def test_a_mask_combines_with_a_bool_tensor(combine: Callable[[Tensor], regard.Mask]) -> None:
-    assert isinstance(combine(torch.ones(3, 3, dtype=torch.bool)), Both)
+    assert isinstance(combine(torch.ones(3, 3, dtype=torch.bool)), Both | Either)
+
+
+def test_a_mask_that_is_turned_round_twice_is_itself() -> None:
+    mask = regard.Causal()
+    assert ~~mask is mask
+
+
+def test_a_prefix_and_a_causal_text_are_causal_or_padding() -> None:
+    prefix = regard.PrefixLM([3, 1]).to_dense(2, 1, 4, 5)
+    assert torch.equal(prefix, (regard.Causal() | regard.Padding([3, 1])).to_dense(2, 1, 4, 5))
+
+
+def test_the_last_query_belongs_to_the_document_of_the_last_key() -> None:
+    allowed = regard.Documents([5, 5, 8, 8]).to_dense(3, 4)
+    assert allowed.int().tolist() == [[1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]
+
+
+def test_a_query_before_the_first_key_belongs_to_no_document() -> None:
+    assert regard.Documents([5, 8]).to_dense(3, 2).int().tolist() == [[0, 0], [1, 0], [0, 1]]
+
+
+def test_documents_do_not_change_when_their_tensor_does() -> None:
+    ids = torch.tensor([0, 0, 1, 1])
+    matrix = regard.attend(torch.zeros(4, 1), torch.zeros(4, 1), mask=regard.Documents(ids))
+    ids.zero_()
+    assert (matrix[0] > 0).tolist() == [True, True, False, False]
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int16, torch.int32, torch.int64], ids=str)
+def test_documents_are_whole_numbers_of_any_size(kind: torch.dtype) -> None:
+    ids = torch.tensor([1, 0, 1], dtype=kind)
+    assert regard.Documents(ids).to_dense(3, 3)[0].tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize(
@@ -206,6 +280,23 @@ def test_one_length_stands_for_every_sequence() -> None:
         (regard.Keep(torch.ones(2, 3, dtype=torch.bool)), "Keep((2, 3))"),
         (regard.Drop(torch.ones(3, dtype=torch.bool)), "Drop((3,))"),
         (regard.Causal() & regard.Padding(4), "Causal() & Padding(4)"),
+        (regard.PrefixLM([4, 2]), "PrefixLM([4, 2])"),
+        (regard.Documents([0, 0, 1]), "Documents([0, 0, 1])"),
+        (regard.Documents([[0, 0], [0, 1]]), "Documents([[0, 0], [0, 1]])"),
+        (regard.Documents(range(17)), "Documents(ids of shape (17,))"),
+        (regard.Causal() | regard.Padding(4), "Causal() | Padding(4)"),
+        (
+            (regard.Causal() | regard.Padding(4)) & regard.SlidingWindow(1, 1),
+            "(Causal() | Padding(4)) & SlidingWindow(1, 1)",
+        ),
+        (
+            regard.Causal() & regard.Padding(4) | regard.SlidingWindow(1, 1),
+            "Causal() & Padding(4) | SlidingWindow(1, 1)",
+        ),
+        (~regard.Causal() & regard.Padding(4), "~Causal() & Padding(4)"),
+        (~(regard.Causal() & regard.Padding(4)), "~(Causal() & Padding(4))"),
+        (~(regard.Causal() | regard.Padding(4)), "~(Causal() | Padding(4))"),
+        (regard.MaskMod(torch.maximum), "MaskMod(maximum)"),
     ],
     ids=str,
 )

@@ -18,6 +18,7 @@ from regard.errors import (
     check_broadcast,
     check_count,
     check_memory,
+    check_whole,
     dtype_text,
     kind_text,
     shape_text,
@@ -212,12 +213,13 @@ class Mask(ABC):
         """The bound mask, the shape and the device of its matrix."""
         if not shape and self.shape is not None and self.device is not None:
             return self, self.shape, self.device
-        if len(shape) < 2:
+        if len(shape) < 2 or min(check_whole("shape", n) for n in shape) < 1:
             raise ValueError(
-                f"{what} has shape {shape_text(shape)}; it must have q_len and kv_len at least.\n"
+                f"{what} has shape {shape_text(shape)}; "
+                "it must have q_len and kv_len, at least 1.\n"
                 f"    Use {what[:-1]}q_len, kv_len), or the mask of a matrix, A.mask.{what}."
             )
-        size, place = torch.Size([check_count("shape", n) for n in shape]), torch.device(device)
+        size, place = torch.Size(shape), torch.device(device)
         return self.bind(size, place), size, place
 
 
