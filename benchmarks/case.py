@@ -104,9 +104,19 @@ def passes(*names: str) -> Floor:
     return parts
 
 
-def seen(pairs: Callable[[int], float]) -> Floor:
-    """The floor where only a share of all pairs of tokens is seen."""
-    return lambda tokens, _: {"pairs that the mask allows": pairs(tokens) / tokens**2}
+def seen(pairs: Callable[[int], float], peer: str | None = None) -> Floor:
+    """The floor where only a share of all pairs of tokens is seen.
+
+    Args:
+        pairs: how many are seen, of the number of tokens.
+        peer: the pass that the peer is, where it is more than a forward or backward of all pairs.
+    """
+
+    def parts(tokens: int, shares: Mapping[str, float]) -> dict[str, float]:
+        whole = 1.0 if peer is None else shares[peer]
+        return {"pairs that the mask allows": pairs(tokens) / tokens**2 / whole}
+
+    return parts
 
 
 def quartiles(numbers: Sequence[float]) -> tuple[float, float]:

@@ -18,7 +18,7 @@ __all__ = ["CASES", "LIMITS", "exponent", "growth", "too_long"]
 LENGTHS = (512, 2048, 8192, 32_768, 131_072)
 # Seconds that one answer may take, by the square of the length from the one before; it is timed
 # several times and beside a forward, but its memory is measured once.
-LIMITS = {"time": 20, "memory": 60}
+LIMITS = {"time": 20, "memory": 30}
 
 
 def check_memory(dense: int, tokens: int) -> None:

@@ -6,14 +6,14 @@ what a question cannot do without is its floor.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.case import Case, Effort, Measured
+from benchmarks.patterns import WINDOW
 from benchmarks.questions import ALL, QUESTIONS
+from benchmarks.sides import Prepare, backward, forward
 from benchmarks.tensors import Inputs, random_inputs
 from benchmarks.turns import ratio
 
@@ -115,8 +115,7 @@ def best(name: str, inputs: Inputs, repetitions: int) -> Measured:
             for _ in range(inputs.tokens // rows):
                 work(same)
 
-        forward = partial(F.scaled_dot_product_attention, *inputs)
-        found = ratio(whole_matrix, forward, repetitions)
+        found = ratio(whole_matrix, forward()(inputs), repetitions)
         return replace(found, beside=f"{way} on {rows} rows; {found.beside}")
 
     heights = [rows for rows in HEIGHTS if rows <= inputs.tokens]
@@ -124,7 +123,20 @@ def best(name: str, inputs: Inputs, repetitions: int) -> Measured:
     return min(tried, key=lambda found: found.value)
 
 
+def masked(name: str, side: Callable[[Prepare], Prepare]) -> Case:
+    """What a bool tensor as a mask makes of SDPA, in forwards or backwards without one."""
+
+    def measure(effort: Effort) -> Measured:
+        inputs = random_inputs(effort.tokens, 1)
+        ours, peer = side(forward(WINDOW))(inputs), side(forward())(inputs)
+        return ratio(ours, peer, effort.repetitions)
+
+    return Case("passes", f"masked {name}", f"{name}s", measure, (TOKENS,))
+
+
 CASES = (
     *(case(name) for name in PASSES),
     *(case(name, torch.bfloat16) for name in dict.fromkeys(QUESTIONS[ALL].passes)),
+    masked("forward", lambda side: side),
+    masked("backward", backward),
 )

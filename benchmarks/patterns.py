@@ -35,7 +35,8 @@ def real(tokens: int) -> int:
 
 def near(tokens: int) -> Tensor:
     """True for the WIDTH keys that end with the query's own, (tokens, tokens)."""
-    distance = torch.arange(tokens)[:, None] - torch.arange(tokens)
+    index = torch.arange(tokens, dtype=torch.int32)  # a matrix of them is large enough
+    distance = index[:, None] - index
     return (distance >= 0) & (distance < WIDTH)
 
 

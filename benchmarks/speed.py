@@ -18,10 +18,9 @@ NUM_HEADS = 8
 SHORT, LONG = 4096, 16_384
 KINDS = {"randn": 1, "sharp": 30}  # what the scores are multiplied by
 # Measured at both lengths; all of it would take an hour.
-AT_BOTH = (OUTPUT, "entropy", "topk(8)", ALL)
+AT_BOTH = (OUTPUT, "entropy", ALL)
 # A causal reduction skips half; these stand for all.
 AS_CAUSAL = ("logsumexp", "entropy", "topk(8)", "sum(-2)", "pool(64, 64)")
-MASKED, FLEX = "masked SDPA", "FlexAttention"  # peers other than one forward
 
 
 def against(
@@ -70,12 +69,17 @@ def causal(name: str) -> Case:
     return against(f"{name}, causal", ours, 0.6, half, peer=peer, unit=unit, lengths=lengths)
 
 
-def in_window(what: str, ours: Prepare, goal: float, peer: Prepare, peer_name: str) -> Case:
+def in_window(
+    what: str, ours: Prepare, goal: float, peer: Prepare, unit: str, floor: Floor | None = None
+) -> Case:
     """What a window costs against a peer that sees the whole matrix, or the same window."""
-    few = seen(lambda tokens: min(WIDTH, tokens) * tokens)
-    floor = few if peer_name == MASKED else None
-    name = f"{what}, window of {WIDTH}, against {peer_name}"
-    return against(name, ours, goal, floor, peer=peer, unit=f"of {peer_name}", lengths=(LONG,))
+    name = f"{what}, window of {WIDTH}, against {unit.removeprefix('of ')}"
+    return against(name, ours, goal, floor, peer=peer, unit=unit, lengths=(LONG,))
+
+
+def few(peer: str) -> Floor:
+    """The floor of a window against a peer that sees the whole matrix."""
+    return seen(lambda tokens: min(WIDTH, tokens) * tokens, peer)
 
 
 def three_tokens(effort: Effort) -> Measured:
@@ -103,9 +107,16 @@ CASES = (
         dtype=torch.bfloat16,
         lengths=(SHORT, LONG),
     ),
-    in_window(OUTPUT, WINDOWED, 0.05, forward(WINDOW), MASKED),
-    in_window(OUTPUT, WINDOWED, 0.7, compiled_flex(near), FLEX),
-    in_window(f"backward of {OUTPUT}", backward(WINDOWED), 0.1, backward(forward(WINDOW)), MASKED),
+    in_window(OUTPUT, WINDOWED, 0.05, forward(WINDOW), "of masked SDPA", few("masked forward")),
+    in_window(OUTPUT, WINDOWED, 0.7, compiled_flex(near), "of FlexAttention"),
+    in_window(
+        f"backward of {OUTPUT}",
+        backward(WINDOWED),
+        0.1,
+        backward(forward(WINDOW)),
+        "of masked SDPA",
+        few("masked backward"),
+    ),
     against(
         "backward of entropy",
         backward(asked(QUESTIONS["entropy"].ask)),
