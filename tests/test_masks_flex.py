@@ -260,3 +260,19 @@ def test_a_block_mask_of_a_long_mask_is_made_in_little_memory() -> None:
     """2^17 tokens: the dense mask would be 16 GiB."""
     mask = regard.SlidingWindow(100, 0).to_block_mask(2**17, 2**17, block_size=1024)
     assert int(mask.kv_num_blocks.sum()) == 2 * 128 - 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_block_mask_for_one_head_serves_every_head_as_in_flex_attention(kind: str) -> None:
+    size = torch.Size((1, 1, 7, 9))
+    mask = as_mask(MASKS[kind][0](size))
+    again = allowed_by(mask.to_block_mask(*size, block_size=4), 2, 3, 7, 9)
+    assert torch.equal(again, mask.to_dense(*size).expand(2, 3, 7, 9))
+
+
+def test_blocks_may_be_larger_than_the_matrix() -> None:
+    one = torch.ones(1, 1, 1, dtype=torch.int32)
+    mask = BlockMask.from_kv_blocks(
+        one, 0 * one[None], BLOCK_SIZE=2**30, mask_mod=causal, seq_lengths=(5, 5)
+    )
+    assert torch.equal(allowed_by(mask, 5, 5), oracle.causal(5, 5))

@@ -12,7 +12,7 @@ from regard.errors import dtype_text, kind_text, shape_text
 from regard.indexing import Box, narrow
 from regard.masks.columns import Columns
 from regard.masks.lengths import fits
-from regard.masks.mask import Mask, PointMask
+from regard.masks.mask import Mask, PointMask, pick
 
 __all__ = ["Documents"]
 
@@ -91,12 +91,12 @@ class Documents(Mask):
         return allowed if shift >= 0 else allowed & (positions >= 0)[:, None]
 
     def mask_mod(self, shape: torch.Size) -> PointMask:
-        ids, shift = self.ids[..., 0, :].expand(*shape[:2], -1), shape[-1] - shape[-2]
+        ids, shift = self.ids[..., 0, :], shape[-1] - shape[-2]
 
         def same(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
             position = q_idx + shift
-            of_query = ids[b, h, position.clamp(min=0)]
-            return (of_query == ids[b, h, kv_idx]) & (position >= 0)
+            of_query = pick(ids, b, h, position.clamp(min=0))
+            return (of_query == pick(ids, b, h, kv_idx)) & (position >= 0)
 
         return same
 

@@ -15,7 +15,7 @@ from regard.indexing import Box, narrow
 from regard.masks.block_mask import EMPTY, FULL, PARTIAL
 from regard.masks.columns import Columns
 from regard.masks.lengths import fits
-from regard.masks.mask import Mask, PointMask
+from regard.masks.mask import Mask, PointMask, pick
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -84,7 +84,7 @@ class MaskMod(Mask):
         return _distinct(_fitted(self.function, shape, device)(box))
 
     def mask_mod(self, shape: torch.Size) -> PointMask:
-        return _pointwise(self.function, shape)
+        return _pointwise(self.function)
 
     @property
     def text(self) -> str:
@@ -130,7 +130,8 @@ class BlockSparse(Mask):
             full = _listed(block_mask.full_kv_num_blocks, block_mask.full_kv_indices, size)
             grid = torch.where(full.bool(), FULL, grid)
         four_axes = grid[(None,) * (4 - grid.ndim)]
-        return cls(block_mask.mask_mod, four_axes, (q_len, kv_len), (height, width))
+        block_size = (min(height, q_len), min(width, kv_len))
+        return cls(block_mask.mask_mod, four_axes, (q_len, kv_len), block_size)
 
     def bind(self, shape: torch.Size, device: torch.device) -> Mask:
         if self.lengths != shape[-2:]:
@@ -178,19 +179,26 @@ class BlockSparse(Mask):
 
     def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
         height, width = self.block_size
-        rows = torch.arange(box.rows.start, box.rows.stop, device=device) // height
-        columns = torch.arange(box.columns.start, box.columns.stop, device=device) // width
-        grid = narrow(self.grid, box.leading)
-        kinds = grid.index_select(-2, rows).index_select(-1, columns)
-        allowed = _distinct(_fitted(self.function, shape, device)(box))
-        return (kinds == FULL) | ((kinds == PARTIAL) & allowed)
+        rows = slice(box.rows.start // height, -(-box.rows.stop // height))
+        columns = slice(box.columns.start // width, -(-box.columns.stop // width))
+        kinds = narrow(self.grid, box.leading)[..., rows, columns]
+        top, left = box.rows.start - rows.start * height, box.columns.start - columns.start * width
+        inside = (
+            ...,
+            slice(top, top + box.rows.stop - box.rows.start),
+            slice(left, left + box.columns.stop - box.columns.start),
+        )
+        full, partial = (
+            _enlarged(kinds == kind, self.block_size)[inside] for kind in (FULL, PARTIAL)
+        )
+        return full | (partial & _distinct(_fitted(self.function, shape, device)(box)))
 
     def mask_mod(self, shape: torch.Size) -> PointMask:
-        grid, (height, width) = self.grid.expand(*shape[:2], -1, -1), self.block_size
-        allowed = _pointwise(self.function, shape)
+        grid, (height, width) = self.grid, self.block_size
+        allowed = _pointwise(self.function)
 
         def in_block(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-            kind = grid[b, h, q_idx // height, kv_idx // width]
+            kind = pick(grid, b, h, q_idx // height, kv_idx // width)
             return (kind == FULL) | ((kind == PARTIAL) & allowed(b, h, q_idx, kv_idx))
 
         return in_block
@@ -219,14 +227,13 @@ def _fitted(
     return function
 
 
-def _pointwise(function: PointMask | FlexCallable, shape: torch.Size) -> PointMask:
+def _pointwise(function: PointMask | FlexCallable) -> PointMask:
     """A mask_mod on the b and h of a matrix of four axes, which may be a part of another."""
     if not isinstance(function, FlexCallable):
         return function
-    batch = function.batch[..., 0, 0].expand(shape[:2])
-    head = function.head[..., 0, 0].expand(shape[:2])
+    batch, head = function.batch[:, 0, 0, 0], function.head[0, :, 0, 0]
     mask_mod = function.function
-    return lambda b, h, q_idx, kv_idx: mask_mod(batch[b, h], head[b, h], q_idx, kv_idx)
+    return lambda b, h, q_idx, kv_idx: mask_mod(pick(batch, b), pick(head, h), q_idx, kv_idx)
 
 
 def _name(function: PointMask | FlexCallable) -> str:
@@ -238,6 +245,14 @@ def _distinct(tensor: Tensor) -> Tensor:
     """The tensor with an axis of 1 in place of one that repeats the same numbers."""
     kept = tuple(slice(None) if stride else slice(0, 1) for stride in tensor.stride())
     return tensor[kept]
+
+
+def _enlarged(blocks: Tensor, block_size: tuple[int, int]) -> Tensor:
+    """Each entry of (..., row blocks, column blocks) as often as its block has keys."""
+    height, width = block_size
+    *leading, rows, columns = blocks.shape
+    many = blocks[..., :, None, :, None].expand(*leading, rows, height, columns, width)
+    return many.reshape(*leading, rows * height, columns * width)
 
 
 def _listed(counts: Tensor, indices: Tensor, size: tuple[int, int]) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.errors import dtype_text, kind_text, shape_text
 from regard.indexing import Box, narrow
 from regard.masks.columns import Columns
-from regard.masks.mask import Mask, PointMask
+from regard.masks.mask import Mask, PointMask, pick
 
 __all__ = ["Padding", "PrefixLM", "fits"]
 
@@ -54,10 +54,6 @@ class _Lengths(Mask):
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         return type(self)(function(self.lengths))
 
-    def _of_each(self, shape: torch.Size) -> Tensor:
-        """Of a bound mask of four axes, (batch, num_heads)."""
-        return self.lengths[..., 0, 0].expand(shape[:2])
-
     @property
     def text(self) -> str:
         name, flat = type(self).__name__, self.lengths.flatten()
@@ -98,8 +94,8 @@ class Padding(_Lengths):
         return torch.arange(box.columns.start, box.columns.stop, device=device) < lengths
 
     def mask_mod(self, shape: torch.Size) -> PointMask:
-        lengths = self._of_each(shape)
-        return lambda b, h, _q_idx, kv_idx: kv_idx < lengths[b, h]
+        lengths = self.lengths[..., 0, 0]
+        return lambda b, h, _q_idx, kv_idx: kv_idx < pick(lengths, b, h)
 
 
 class PrefixLM(_Lengths):
@@ -148,8 +144,10 @@ class PrefixLM(_Lengths):
         return kv_idx < torch.maximum(narrow(self.lengths, box.leading), positions[:, None] + 1)
 
     def mask_mod(self, shape: torch.Size) -> PointMask:
-        lengths, shift = self._of_each(shape), shape[-1] - shape[-2]
-        return lambda b, h, q_idx, kv_idx: (kv_idx < lengths[b, h]) | (kv_idx <= q_idx + shift)
+        lengths, shift = self.lengths[..., 0, 0], shape[-1] - shape[-2]
+        return lambda b, h, q_idx, kv_idx: (
+            (kv_idx < pick(lengths, b, h)) | (kv_idx <= q_idx + shift)
+        )
 
 
 def fits(tensor: Tensor, axes: tuple[int, ...]) -> bool:

@@ -42,6 +42,7 @@ __all__ = [
     "Not",
     "PointMask",
     "as_mask",
+    "pick",
 ]
 
 PointMask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -251,6 +252,12 @@ def as_mask(mask: object) -> Mask:
     raise _no_mask(cast(object, mask))
 
 
+def pick(tensor: Tensor, *index: Tensor) -> Tensor:
+    """tensor[index] of scalar tensors, where an axis of length 1 stands for every index."""
+    axes = zip(index, tensor.shape, strict=True)
+    return tensor[tuple(torch.zeros_like(at) if length == 1 else at for at, length in axes)]
+
+
 def _no_mask(mask: object) -> TypeError:
     came = kind_text(mask)
     if isinstance(mask, Tensor):
@@ -305,8 +312,7 @@ class Keep(Mask):
         return narrow(self.mask, box.at_both)
 
     def mask_mod(self, shape: torch.Size) -> PointMask:
-        mask = self.mask.expand(shape)
-        return lambda b, h, q_idx, kv_idx: mask[b, h, q_idx, kv_idx]
+        return lambda b, h, q_idx, kv_idx: pick(self.mask, b, h, q_idx, kv_idx)
 
     @property
     def text(self) -> str:
@@ -348,8 +354,7 @@ class Drop(Mask):
         return ~narrow(self.mask, box.at_both)
 
     def mask_mod(self, shape: torch.Size) -> PointMask:
-        mask = self.mask.expand(shape)
-        return lambda b, h, q_idx, kv_idx: ~mask[b, h, q_idx, kv_idx]
+        return lambda b, h, q_idx, kv_idx: ~pick(self.mask, b, h, q_idx, kv_idx)
 
     @property
     def text(self) -> str:
