@@ -257,6 +257,19 @@ def test_a_detached_teacher_gets_no_gradient() -> None:
     assert key.grad is None
 
 
+def test_kl_that_rounding_takes_below_0_keeps_its_gradient() -> None:
+    scores = torch.randn(20, 10, generator=torch.Generator().manual_seed(0))
+    moved = scores + 1e-4 * torch.randn(20, 10, generator=torch.Generator().manual_seed(1))
+
+    def of(*both: Tensor) -> Tensor:
+        return regard.kl(*map(regard.AttentionMatrix.from_scores, both))
+
+    assert bool((of(scores, moved) == 0).any())
+    (found,) = oracle.gradients(lambda moved: of(scores, moved).sum(), [moved])
+    (right,) = oracle.gradients(lambda moved: of(scores.double(), moved).sum(), [moved.double()])
+    oracle.assert_close(found, right, 0.05 * float(right.abs().max()))
+
+
 # Conventions.
 
 

@@ -155,9 +155,7 @@ class _BetweenTwo(Reduction):
             columns = slice(0, block.shape[-1])
         else:
             some = mask.columns(block.box.leading, block.box.rows, block.shape).some
-            empty = some.start >= some.stop
-            start, stop = min(own.start, some.start), max(own.stop, some.stop)
-            columns = own if empty else slice(start, stop)
+            columns = slice(min(own.start, some.start), max(own.stop, some.stop))
         numbers = self.between(block, block.beside(source, mask, columns))
         return (Part(block.box.at_rows, numbers.to(block.below.dtype)),)
 

@@ -1,6 +1,8 @@
 """The logsumexp of rows, remembered while the inputs stay as they are: columns without sweeps.
 
-With it a weight is one score away, exp(score - logsumexp), however long its row is.
+With it a weight is one score away, exp(score - logsumexp), however long its row is. PyTorch counts
+how often a tensor was changed in place, and that is asked each time; what a callable (score_mod,
+mask_mod) reads is not seen, and must not change while its matrix is in use.
 """
 
 from dataclasses import dataclass
