@@ -118,11 +118,12 @@ FUSED = {
     (case.name, name): case
     for case in CASES
     for name, question in QUESTIONS.items()
-    if BACKENDS["fused"].takes(
+    if BACKENDS["fused"].refusal(
         (matrix := case.matrix(*case.inputs.of_scores)).source,
         matrix.mask,
         [question.ask(case.inputs)],
     )
+    is None
 }
 
 

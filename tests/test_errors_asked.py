@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import regard
-from regard.products import TransposedOutput
 
 SMALL = torch.zeros(3, 2)
 A = regard.attend(torch.zeros(2, 6, 7, 4), torch.zeros(2, 2, 5, 4))
@@ -321,35 +320,6 @@ def test_a_wrong_call_says_what_came_and_what_to_do(
     with pytest.raises(kind) as caught:
         call()
     assert str(caught.value) == text
-
-
-FUSED_REFUSES = {
-    "another-reduction": (A, regard.Max(), "Max"),
-    "a-transposed-product": (A, TransposedOutput(torch.zeros(7, 1)), "TransposedOutput"),
-    "an-own-value": (A, regard.Output(torch.zeros(5, 3)), "Output"),
-    "given-scores": (
-        regard.AttentionMatrix.from_scores(SMALL),
-        regard.Output(torch.zeros(2, 1)),
-        "Output",
-    ),
-    "two-masks": (
-        regard.attend(SMALL, SMALL, mask=regard.Causal() & regard.Padding(2)),
-        regard.Output(SMALL),
-        "Output",
-    ),
-}
-
-
-@pytest.mark.parametrize(("matrix", "reduction", "name"), FUSED_REFUSES.values(), ids=FUSED_REFUSES)
-def test_the_fused_backend_says_what_it_cannot_answer(
-    matrix: regard.AttentionMatrix, reduction: regard.Reduction, name: str
-) -> None:
-    with pytest.raises(ValueError, match="backend") as caught:
-        matrix.reduce(reduction, backend="fused")
-    assert str(caught.value) == (
-        f"backend is 'fused'; no fused attention call answers {name} of this matrix.\n"
-        "    Leave it out to have the fastest chosen."
-    )
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from regard.block import Block
 from regard.capture import observe
 from regard.divergences import CrossEntropy, JensenShannon, KullbackLeibler, cross_entropy, js, kl
 from regard.errors import RegardError
+from regard.explanation import Explanation, explain
 from regard.masks import (
     Causal,
     Documents,
@@ -46,6 +47,7 @@ __all__ = [
     "Documents",
     "Drop",
     "Entropy",
+    "Explanation",
     "JensenShannon",
     "Keep",
     "KullbackLeibler",
@@ -72,6 +74,7 @@ __all__ = [
     "attend",
     "bilinear",
     "cross_entropy",
+    "explain",
     "js",
     "kl",
     "masks",

@@ -35,6 +35,7 @@ from regard.reductions import (
     Reduction,
     Segments,
     Sum,
+    check_reductions,
 )
 from regard.remembered import RowMemory
 from regard.scores import Given, QueryKey, ScoreMod, Scores, as_score_mod
@@ -253,15 +254,7 @@ class AttentionMatrix(LinearMap):
                 "reduce() has no reductions; it needs at least one.\n"
                 "    Pass for example regard.Entropy(), regard.TopK(8)."
             )
-        for reduction in reductions:
-            if not isinstance(reduction, Reduction):
-                came = (
-                    reduction.__name__ if isinstance(reduction, type) else type(reduction).__name__
-                )
-                raise TypeError(
-                    f"reduce() got {came}; each argument must be an instance of a reduction.\n"
-                    "    Pass for example regard.Entropy(), regard.TopK(8)."
-                )
+        check_reductions("reduce()", reductions)
         chosen = choose(self.source, self.mask, reductions, backend)
         answers = chosen.reduce(self.source, self.mask, reductions)
         return answers[0] if len(answers) == 1 else answers

@@ -27,6 +27,7 @@ __all__ = [
     "Reduction",
     "Segments",
     "Sum",
+    "check_reductions",
 ]
 
 
@@ -103,6 +104,21 @@ class Reduction(ABC):
     def rows(self, q_len: int) -> range:
         """The rows that the answer depends on."""
         return range(q_len)
+
+
+def check_reductions(call: str, reductions: Sequence[object]) -> None:
+    """That each argument of a call is an instance of a reduction.
+
+    Raises:
+        TypeError: one is not; a class is named as it is written.
+    """
+    for reduction in reductions:
+        if not isinstance(reduction, Reduction):
+            came = reduction.__name__ if isinstance(reduction, type) else type(reduction).__name__
+            raise TypeError(
+                f"{call} got {came}; each argument must be an instance of a reduction.\n"
+                "    Pass for example regard.Entropy(), regard.TopK(8)."
+            )
 
 
 class OfEachRow(Reduction):

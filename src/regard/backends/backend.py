@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+from regard.backends.plan import Plan
 from regard.masks import Mask
 from regard.reductions import Reduction
 from regard.scores import Scores
@@ -15,8 +16,17 @@ class Backend(ABC):
     """A way to compute reductions of any attention matrix."""
 
     @abstractmethod
-    def takes(self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> bool:
-        """Whether this backend can answer all of them, exactly and in O(length) memory."""
+    def refusal(
+        self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
+    ) -> str | None:
+        """Why this backend does not answer all of them, as a clause; None: it does.
+
+        It answers what it can answer exactly and in O(length) memory.
+        """
+
+    @abstractmethod
+    def plan(self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> Plan:
+        """What ``reduce`` would do with a question that is not refused."""
 
     @abstractmethod
     def reduce(

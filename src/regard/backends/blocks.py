@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from regard.backends.backend import Backend
+from regard.backends.plan import Plan, counted
 from regard.backends.turns import in_turns
 from regard.block import Block, Scratch
 from regard.indexing import Box, Index, cut_whole, narrow
@@ -29,13 +30,30 @@ __all__ = ["Blocks", "boxes"]
 # matrix product to run at speed.
 BLOCK_SIZE = 2**20
 MIN_ROWS, MAX_ROWS = 32, 256
+# Of the size of a block: its scores, its weights and what a reduction makes of them.
+BLOCKS_HELD = 3
 
 
 class Blocks(Backend):
     """Every reduction, in one sweep over blocks of rows."""
 
-    def takes(self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> bool:
-        return True
+    def refusal(
+        self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
+    ) -> str | None:
+        return None
+
+    def plan(self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> Plan:
+        sweep = _Sweep(source, mask, tuple(reductions))
+        answers = sum(total.nbytes for sums in sweep.start() for total in sums)
+        boxes = sweep.boxes
+        sizes = [[part.stop - part.start for part in box.at_both] for box in boxes]
+        rows = max((size[-2] for size in sizes), default=0)
+        one = max((prod(size) for size in sizes), default=0)
+        one *= accumulation_dtype(source.dtype).itemsize
+        held = answers + min(torch.get_num_threads(), len(boxes)) * BLOCKS_HELD * one
+        blocks = "1 block" if len(boxes) == 1 else f"{len(boxes)} blocks"
+        how = f"one sweep over {blocks} of at most {rows} rows"
+        return Plan(how, *counted(boxes, source, reductions), held)
 
     def reduce(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]

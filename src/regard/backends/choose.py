@@ -1,6 +1,7 @@
-"""Which backend answers: the first in this table that takes the question."""
+"""Which backend answers: the first in this table that does not refuse the question."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from regard.backends.backend import Backend
 from regard.backends.blocks import Blocks
@@ -10,9 +11,27 @@ from regard.masks import Mask
 from regard.reductions import Reduction
 from regard.scores import Scores
 
-__all__ = ["choose"]
+__all__ = ["Choice", "choice", "choose"]
 
 BACKENDS: dict[str, Backend] = {"fused": Fused(), "blocks": Blocks(), "dense": Dense()}
+
+
+class Choice(NamedTuple):
+    """The name of the backend that answers, and why those before it in the table do not."""
+
+    name: str
+    refusals: tuple[str, ...]
+
+
+def choice(source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> Choice:
+    """Which backend answers where nobody asks for one."""
+    refusals: list[str] = []
+    for name, backend in BACKENDS.items():
+        refusal = backend.refusal(source, mask, reductions)
+        if refusal is None:
+            return Choice(name, tuple(refusals))
+        refusals.append(refusal)
+    raise AssertionError("the sweep over blocks refuses nothing")
 
 
 def choose(
@@ -24,17 +43,15 @@ def choose(
         ValueError: there is none of that name, or it cannot answer this.
     """
     if name is None:
-        return next(b for b in BACKENDS.values() if b.takes(source, mask, reductions))
+        return BACKENDS[choice(source, mask, reductions).name]
     if name not in BACKENDS:
         raise ValueError(
             f"backend is {name!r}; it must be one of {', '.join(map(repr, BACKENDS))}.\n"
             "    Leave it out to have the fastest chosen."
         )
-    backend = BACKENDS[name]
-    if name == "fused" and not backend.takes(source, mask, reductions):
-        asked = ", ".join(type(reduction).__name__ for reduction in reductions)
+    refusal = None if name == "dense" else BACKENDS[name].refusal(source, mask, reductions)
+    if refusal is not None:
         raise ValueError(
-            f"backend is 'fused'; no fused attention call answers {asked} of this matrix.\n"
-            "    Leave it out to have the fastest chosen."
+            f"backend is {name!r}; {refusal}.\n    Leave it out to have the fastest chosen."
         )
-    return backend
+    return BACKENDS[name]

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from regard.backends.backend import Backend
+from regard.backends.plan import Plan, counted
 from regard.block import Block
 from regard.errors import DENSE_LIMIT, check_memory
 from regard.indexing import Box
@@ -19,8 +20,15 @@ __all__ = ["Dense"]
 class Dense(Backend):
     """softmax(scores) as a dense float64 tensor, and every reduction of it. For small matrices."""
 
-    def takes(self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> bool:
-        return False  # never chosen unasked: it costs the square of the length
+    def refusal(
+        self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
+    ) -> str | None:
+        return "the dense matrix costs the square of the length"
+
+    def plan(self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> Plan:
+        double = source.map(lambda tensor: tensor.double())
+        held = 2 * source.shape.numel() * torch.float64.itemsize
+        return Plan("the whole matrix", *counted([_whole(source.shape)], double, reductions), held)
 
     def reduce(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
@@ -34,11 +42,15 @@ class Dense(Backend):
         check_memory("backend='dense'", shape, torch.float64, DENSE_LIMIT)
         source = source.map(lambda tensor: tensor.double())
         buffers = [r.start(shape, torch.float64, source.device) for r in reductions]
-        box = Box(tuple(slice(0, n) for n in shape[:-2]), slice(0, shape[-2]), slice(0, shape[-1]))
-        block = Block(source, mask, box)
+        block = Block(source, mask, _whole(shape))
         answers: list[Any] = []
         for reduction, sums in zip(reductions, buffers, strict=True):
             for total, part in zip(sums, reduction.update(block), strict=True):
                 total[part.at].add_(part.value)
             answers.append(reduction.finish(sums, shape))
         return tuple(answers)
+
+
+def _whole(shape: torch.Size) -> Box:
+    *leading, rows, columns = (slice(0, n) for n in shape)
+    return Box(tuple(leading), rows, columns)

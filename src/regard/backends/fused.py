@@ -1,14 +1,17 @@
-"""What is one call of PyTorch's fused attention: weights @ value."""
+"""What PyTorch's fused attention answers: weights @ value."""
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from regard.backends.backend import Backend
-from regard.masks import Causal, Keep, Mask, Padding
+from regard.backends.calls import Product
+from regard.backends.forms import form_of
+from regard.backends.plan import Plan, counted
+from regard.masks import Mask
 from regard.products import Output
 from regard.reductions import Reduction
 from regard.scores import QueryKey, Scores
@@ -17,59 +20,80 @@ __all__ = ["Fused"]
 
 
 class Fused(Backend):
-    """``scaled_dot_product_attention`` where it never forms the matrix.
+    """``scaled_dot_product_attention`` on the parts of the matrix that a mask leaves.
 
-    Its kernels fall back to the matrix itself, or are not exact, in some cases; ``takes`` says no
-    to those: value heads that differ from key heads, a bias that needs a gradient or has a wider
-    dtype, two masks at once, numbers that are not finite.
+    Its kernels form the matrix, or are not exact, in some cases; ``refusal`` names them.
     """
 
-    def takes(self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> bool:
-        if len(reductions) != 1 or not isinstance(source, QueryKey) or not source.plain:
-            return False
-        (reduction,) = reductions
-        if not isinstance(reduction, Output):
-            return False
-        value, key = reduction.value, source.key
-        batched = value.ndim == key.ndim and value.shape[:-2] == key.shape[:-2]
-        if not batched or value.dtype != key.dtype:
-            return False
-        return _expressible(source, mask) and _numbers_only(source)
+    def refusal(
+        self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
+    ) -> str | None:
+        others = [type(r).__name__ for r in reductions if not isinstance(r, Output)]
+        if others:
+            return f"no fused kernel gives {', '.join(others)}"
+        if len(reductions) > 1:
+            return "a fused kernel gives one Output at a time"
+        if not isinstance(source, QueryKey):
+            return "fused kernels start from query and key, not from scores"
+        return _of_scores(source) or _of_value(source, reductions[0]) or _of_numbers(source)
+
+    def plan(self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> Plan:
+        product = _product(source, mask, reductions)
+        form = form_of(product)
+        answer = product.shape[:-1].numel() * product.value.shape[-1] * source.dtype.itemsize
+        joined = 1 if form.fold is None else 2  # the parts, and what they are joined to
+        held = joined * answer + form.mask_bytes(product)
+        return Plan(form.how, *counted(form.boxes(source.shape), source, reductions), held)
 
     def reduce(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
     ) -> tuple[Any, ...]:
-        (reduction,) = reductions
-        if not isinstance(source, QueryKey) or not isinstance(reduction, Output):
-            raise ValueError("the fused backend computes weights @ value of query and key only")
-        reduction.start(source.shape, source.dtype, source.device)
-        return (_attend(source, mask, reduction.value),)
+        product = _product(source, mask, reductions)
+        output = form_of(product).attend(product)
+        (value,) = reductions[0].tensors
+        return (output.squeeze(-1) if value.ndim == 1 else output,)
 
 
-def _expressible(source: QueryKey, mask: Mask | None) -> bool:
-    """Whether PyTorch's kernel takes bias and mask as they are, without forming the matrix."""
-    if source.bias is not None:
-        same = torch.promote_types(source.bias.dtype, source.dtype) == source.dtype
-        plain = mask is None and same and not source.bias.requires_grad
-        return plain and _one_batch_axis(source.bias, source.shape)
-    if isinstance(mask, Keep):
-        return _one_batch_axis(mask.mask, source.shape)
-    if isinstance(mask, Padding):
-        return _one_batch_axis(mask.lengths, source.shape)
-    if not isinstance(mask, Causal):
-        return mask is None
-    # The causal kernel masks with -inf before it scales: wrong for a scale of 0 or below.
-    first = mask.align == "top-left" or source.shape[-2] in (1, source.shape[-1])
-    return first and source.scale > 0
+def _product(source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> Product:
+    (reduction,) = reductions
+    if not isinstance(source, QueryKey) or not isinstance(reduction, Output):
+        raise ValueError("the fused backend computes weights @ value of query and key only")
+    reduction.start(source.shape, source.dtype, source.device)
+    value, leading = reduction.value, source.key.shape[:-2]
+    if value.ndim == 1:
+        value = value[:, None]
+    if value.shape[:-2] != leading:
+        value = value.expand(*leading, *value.shape[-2:])
+    return Product(source, mask, value)
 
 
-def _one_batch_axis(tensor: Tensor, shape: torch.Size) -> bool:
-    """Whether the batch axes of a tensor become one without a copy: all full, or all 1."""
-    batch = shape[:-3]
-    return tensor.shape[:-3] in (batch, (1,) * len(batch))
+def _of_scores(source: QueryKey) -> str | None:
+    """Why no kernel has these scores."""
+    if not source.plain:
+        return "no fused kernel has softcap, score_mod, sink_bias or a bias by position"
+    if source.bias is None:
+        return None
+    if source.bias.requires_grad:
+        return "fused kernels form the matrix for the gradient of a bias"
+    if torch.promote_types(source.bias.dtype, source.dtype) != source.dtype:
+        return "fused kernels round a bias to the dtype of the query"
+    return None
 
 
-def _numbers_only(source: QueryKey) -> bool:
+def _of_value(source: QueryKey, reduction: Reduction) -> str | None:
+    """Why no kernel multiplies this value."""
+    (value,) = reduction.tensors
+    if value.dtype != source.dtype:
+        return "fused kernels need one dtype for query, key and value"
+    leading = source.key.shape[:-2]
+    ours = value.shape[:-2]
+    pairs = zip(ours[::-1], leading[::-1], strict=False)
+    if len(ours) > len(leading) or any(n not in (1, full) for n, full in pairs):
+        return "fused kernels need a value with the heads of the key"
+    return None
+
+
+def _of_numbers(source: QueryKey) -> str | None:
     """Whether query and key hold numbers only, read in one pass; an overflow counts as none.
 
     The CPU kernel gives 0 for some rows of NaN, and lets NaN out of keys that are masked. Elsewhere
@@ -77,51 +101,12 @@ def _numbers_only(source: QueryKey) -> bool:
     graph.
     """
     if source.device.type != "cpu" or torch.compiler.is_compiling():
-        return True
-    total = source.query.detach().sum(dtype=torch.float32)
-    total = total + source.key.detach().sum(dtype=torch.float32)
+        return None
+    total = _sum(source.query) + _sum(source.key)
     if source.bias is not None:
-        total = total + 0 * source.bias.amax().clamp(min=0)  # -inf masks a key; NaN and inf do not
-    return bool(total.isfinite())
+        total += 0 * source.bias.amax().clamp(min=0).item()  # -inf masks; NaN and inf do not
+    return None if isfinite(total) else "query, key or bias holds NaN or infinity"
 
 
-def _attend(source: QueryKey, mask: Mask | None, value: Tensor) -> Tensor:
-    # The kernel wants four axes and one width for query, key and value; zeros change nothing.
-    shape, value_dim = source.shape, value.shape[-1]
-    width = max(source.query.shape[-1], value_dim)
-    query, key, value = (_four_axes(_widen(t, width)) for t in (source.query, source.key, value))
-    extra: Tensor | None = source.bias
-    if isinstance(mask, Keep):
-        extra = mask.mask
-    elif isinstance(mask, Padding):
-        extra = torch.arange(shape[-1], device=query.device) < mask.lengths
-    if extra is not None and extra.dtype != torch.bool:
-        extra = extra.to(query.dtype)
-    with torch.autocast(query.device.type, enabled=False):  # in the dtype that A.dtype says
-        output = F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=None if extra is None else _four_axes(extra),
-            is_causal=isinstance(mask, Causal) and (mask.align == "top-left" or shape[-2] > 1),
-            scale=source.scale,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
-    return output.reshape(*shape[:-1], width)[..., :value_dim]
-
-
-def _widen(tensor: Tensor, width: int) -> Tensor:
-    missing = width - tensor.shape[-1]
-    return F.pad(tensor, (0, missing)) if missing else tensor
-
-
-def _four_axes(tensor: Tensor) -> Tensor:
-    """(batch, heads, tokens, dim), with all batch axes in one and the last one contiguous.
-
-    The kernel would form the matrix for numbers that do not lie side by side.
-    """
-    while tensor.ndim < 4:
-        tensor = tensor[None]
-    tensor = tensor.flatten(0, -4)
-    beside = tensor.shape[-1] == 1 or tensor.stride(-1) == 1
-    return tensor if beside else tensor.contiguous()
+def _sum(tensor: Tensor) -> float:
+    return tensor.detach().sum(dtype=torch.float32).item()
