@@ -114,5 +114,5 @@ class Bilinear(Reduction):
         if isinstance(self.weight, Tensor):
             box = block.box.at_both
             return block.part(self.weight, box[len(box) - self.weight.ndim :])
-        of_box = FlexCallable.untried(self.weight, block.shape, block.below.device)
-        return of_box(block.box).to(block.below.dtype)
+        of_box = FlexCallable.untried(self.weight, block.shape, block.maximum.device)
+        return of_box(block.box).to(block.maximum.dtype)

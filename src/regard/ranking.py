@@ -1,6 +1,7 @@
 """The largest weights of each row and the keys they belong to: TopK and Max."""
 
 from dataclasses import dataclass
+from math import log
 from typing import NamedTuple
 
 import torch
@@ -72,10 +73,10 @@ class TopK(Reduction):
         return values, torch.zeros(size, dtype=torch.int64, device=device)
 
     def update(self, block: Block) -> tuple[Part, ...]:
-        indices = _largest(block.below.detach(), min(self.k, block.below.shape[-1]))
-        below = block.below.gather(-1, indices)
-        masked = below.detach() <= lowest(below.dtype)
-        values = (below - block.above[..., None]).exp().masked_fill(masked, 0)
+        indices = _largest(block.bits.detach(), min(self.k, block.bits.shape[-1]))
+        bits = block.bits.gather(-1, indices)
+        masked = bits.detach() <= lowest(bits.dtype)
+        values = (bits * log(2) - block.above[..., None]).exp().masked_fill(masked, 0)
         indices = (indices + block.box.columns.start).masked_fill(masked, -1)
         missing = self.k - indices.shape[-1]
         if missing:

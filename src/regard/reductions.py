@@ -254,7 +254,7 @@ class Pool(Reduction):
         return (torch.zeros(size, dtype=dtype, device=device),)
 
     def update(self, block: Block) -> tuple[Part, ...]:
-        box, device = block.box, block.below.device
+        box, device = block.box, block.maximum.device
         row_cells, column_cells = self._cells(block.shape)
         row_cell = _cell_of(box.rows, block.shape[-2], row_cells, device)
         column_cell = _cell_of(box.columns, block.shape[-1], column_cells, device)
