@@ -194,11 +194,18 @@ def test_b_and_h_are_0_where_the_matrix_has_no_such_axis() -> None:
 
 def test_a_gradient_reaches_the_score_through_score_mod() -> None:
     query = QUERY.clone().requires_grad_()
-    A = regard.attend(query, KEY, score_mod=lambda score, *_: score.sigmoid())
+    A = regard.attend(query, KEY, score_mod=lambda score, *_: score.sigmoid(), softcap=2.0)
     (found,) = torch.autograd.grad(A.entropy().sum(), query)
-    dense = oracle.attend(query, KEY, score_mod=torch.sigmoid)
+    dense = oracle.attend(query, KEY, score_mod=torch.sigmoid, softcap=2.0)
     (right,) = torch.autograd.grad(oracle.entropy(dense).sum(), query)
     torch.testing.assert_close(found, right, **TIGHT)
+
+
+def test_score_mod_may_answer_the_same_number_for_every_score() -> None:
+    A = regard.attend(QUERY, KEY, score_mod=lambda *_: torch.tensor(3.0), softcap=2.0)
+    expected = torch.full((2, 6, 7, 11), 2 * math.tanh(1.5))
+    torch.testing.assert_close(A.scores.to_dense(), expected, **TIGHT)
+    torch.testing.assert_close(A.sum(-1), torch.ones(2, 6, 7), **TIGHT)
 
 
 def test_score_mod_may_use_what_requires_a_gradient_where_none_is_wanted() -> None:
@@ -256,7 +263,7 @@ def test_no_gradient_flows_through_a_detached_matrix() -> None:
 @options
 def test_the_fused_backend_says_that_it_has_no_such_call(options: dict[str, Any]) -> None:
     A = regard.attend(QUERY, KEY, **options)
-    with pytest.raises(ValueError, match="no fused attention call answers Output"):
+    with pytest.raises(ValueError, match="no fused kernel has softcap, score_mod"):
         A.reduce(regard.Output(VALUE), backend="fused")
 
 
