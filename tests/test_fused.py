@@ -261,6 +261,17 @@ def test_an_input_changed_before_the_backward_pass_is_noticed(tiny: None) -> Non
         output.sum().backward()
 
 
+@pytest.mark.parametrize("mask", [PrefixLM(9), SlidingWindow(9, 0)], ids=["tiles", "fold"])
+def test_a_batch_too_large_for_one_mask_is_cut(
+    mask: Mask, tiny: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forms, "TILE_SIZE", 1)
+    query, key, value = normal(3, 2, 23, 3), normal(3, 2, 23, 3), normal(3, 2, 23, 2)
+    dense = oracle.attend(query, key, allowed=mask.to_dense(23, 23))
+    found = regard.attend(query, key, mask=mask) @ value
+    torch.testing.assert_close(found, oracle.product(dense, value))
+
+
 def test_a_bias_and_a_mask_go_together_in_tiles(tiny: None) -> None:
     query, key, value, bias = normal(7, 3), normal(9, 3), normal(9, 2), normal(7, 9)
     matrix = regard.attend(query, key, mask=Causal(), bias=bias)

@@ -184,9 +184,9 @@ def _four_axes(tensor: Tensor) -> Tensor:
 
     The kernel would form the matrix for numbers that do not lie side by side.
     """
-    if tensor.ndim < 4:
-        tensor = tensor.expand((1,) * (4 - tensor.ndim) + tensor.shape)
-    elif tensor.ndim > 4:
+    while tensor.ndim < 4:
+        tensor = tensor.unsqueeze(0)
+    if tensor.ndim > 4:
         tensor = tensor.flatten(0, -4)
     beside = tensor.shape[-1] == 1 or tensor.stride(-1) == 1
     return tensor if beside else tensor.contiguous()

@@ -176,8 +176,10 @@ def _folded(product: Product) -> Form | None:
     if count < 2:
         return None
     fold = _Fold(first_row, first_column, count, height, width)
+    heads = tuple(slice(0, n) for n in product.shape[:-2])  # a band is the same for all of them
     ends = (range(first_row), range(fold.rows.stop, q_len))
-    calls = [call for rows in ends for call in _tile_calls(product, rows)]
+    tiles = [rows for end in ends for rows in _tiles_of(end, MAX_TILE)]
+    calls = [_call(mask, heads, rows, product.shape) for rows in tiles]
     how = f"one fused call for {count} blocks of {height} rows x {width} keys along the band"
     return Form(how, calls, fold)
 
@@ -233,8 +235,11 @@ def _tile_calls(product: Product, rows: range) -> list[Call]:
     mask, shape = product.mask, product.shape
     assert mask is not None
     height = max(MIN_TILE, min(MAX_TILE, TILE_SIZE // prod((*shape[-3:-2], shape[-1]))))
-    parts = [slice(start, min(start + height, rows.stop)) for start in rows[::height]]
-    return [call for part in parts for call in _calls(mask, shape, part)]
+    return [call for tile in _tiles_of(rows, height) for call in _calls(mask, shape, tile)]
+
+
+def _tiles_of(rows: range, height: int) -> list[slice]:
+    return [slice(start, min(start + height, rows.stop)) for start in rows[::height]]
 
 
 def _calls(mask: Mask, shape: torch.Size, rows: slice) -> Iterator[Call]:
