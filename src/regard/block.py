@@ -15,6 +15,7 @@ __all__ = ["Block", "Scratch", "edges", "lowest"]
 
 _LN2 = log(2)
 _HIDDEN = 2  # so many times the lowest number of nats are the bits of a masked key
+_LARGE = 2**20  # below it a rounding in float32 is less than a tenth of a bit
 
 
 def lowest(dtype: torch.dtype) -> float:
@@ -149,12 +150,12 @@ class Block:
         least = _HIDDEN * lowest(self._dtype)
         if self._scratch is None:
             return reference, ((scores - reference) / _LN2).clamp(min=least)
-        if bool((reference.abs() < -lowest(self._dtype)).all()):
+        if bool((reference.abs() < _LARGE).all()):
             # One pass, and one rounding of the maximum, which is the same for the whole row.
             shift = reference / _LN2
             bits = torch.add(-shift, scores, alpha=1 / _LN2, out=scores)
             reference = shift * _LN2
-        else:  # the bits of such scores would overflow, and the NaN of a row stay in it
+        else:  # that rounding could be more bits than exp2 has, and the NaN of a row stay in it
             bits = scores.sub_(reference).mul_(1 / _LN2)
         return reference, bits.clamp_(min=least)
 
