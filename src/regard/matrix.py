@@ -100,7 +100,9 @@ def attend(
         Vaswani et al. 2017, "Attention Is All You Need", equation 1.
     """
     query, key = check_query_key(query, key)
-    batch = cast(torch.Size, torch.broadcast_shapes(query.shape[:-3], key.shape[:-3]))
+    # The sizes are equal or 1 by now; torch.broadcast_shapes would import half a computer algebra.
+    sizes = zip(query.shape[:-3], key.shape[:-3], strict=True)
+    batch = [of_key if of_query == 1 else of_query for of_query, of_key in sizes]
     query = query.expand(*batch, *query.shape[-3:])
     key = key.expand(*batch, *key.shape[-3:])
     shape = torch.Size((*query.shape[:-1], key.shape[-2]))
