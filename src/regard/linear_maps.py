@@ -135,7 +135,7 @@ class TransposedMatrix(LinearMap):
 
 
 def times_batches(
-    operand: Tensor, side: Sequence[int], times: Callable[[Tensor], Tensor]
+    operand: Tensor, side: tuple[int, ...], times: Callable[[Tensor], Tensor]
 ) -> Tensor:
     """times(operand), also where the operand has more batches than the matrix.
 
@@ -148,6 +148,8 @@ def times_batches(
         times: the product with an operand that has no axis longer than the matrix has it, and that
             refuses one that does not fit.
     """
+    if operand.shape[:-1] == side:
+        return times(operand)
     *leading, tokens = side
     batches = operand.shape[:-2]
     extra, missing = max(0, len(batches) - len(leading)), max(0, len(leading) - len(batches))

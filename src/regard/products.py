@@ -56,11 +56,18 @@ class Output(Reduction):
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.value,)
 
+    def check(self, shape: torch.Size, device: torch.device) -> None:
+        """That the value fits a matrix.
+
+        Raises:
+            ValueError: a length, a number of heads or a device that does not.
+        """
+        check_operand("value", self.value, "kv_len", (*shape[:-2], shape[-1]), device)
+
     def start(
         self, shape: torch.Size, dtype: torch.dtype, device: torch.device
     ) -> tuple[Tensor, ...]:
-        side = torch.Size((*shape[:-2], shape[-1]))
-        check_operand("value", self.value, "kv_len", side, device)
+        self.check(shape, device)
         return (torch.zeros((*shape[:-1], _width(self.value)), dtype=dtype, device=device),)
 
     def update(self, block: Block) -> tuple[Part, ...]:

@@ -15,7 +15,7 @@ from regard.indexing import Box, Index, narrow
 from regard.masks import Mask
 from regard.scores import QueryKey, accumulation_dtype
 
-__all__ = ["Call", "Parts", "Product", "fused_attention", "in_calls", "widened"]
+__all__ = ["Call", "Parts", "Product", "fused_attention", "in_calls", "in_one_call", "widened"]
 
 
 class Call(NamedTuple):
@@ -83,6 +83,13 @@ class Product:
             return allowed
         bias = narrow(bias, call.box.at_both).to(self.source.dtype)
         return bias if allowed is None else torch.where(allowed, bias, -torch.inf)
+
+
+def in_one_call(product: Product) -> Tensor:
+    """weights @ value where nothing is masked."""
+    bias = product.source.bias
+    bias = None if bias is None else bias.to(product.source.dtype)
+    return fused_attention(product.tensors, product.source.scale, bias)
 
 
 def in_calls(product: Product, calls: Sequence[Call]) -> Tensor:
@@ -172,10 +179,10 @@ def fused_attention(
 
 def widened(parts: Parts) -> Parts:
     """The same with one width, which the kernel wants; zeros change no product."""
+    if parts.query.shape[-1] == parts.value.shape[-1]:
+        return parts
     width = max(parts.query.shape[-1], parts.value.shape[-1])
     missing = [width - tensor.shape[-1] for tensor in parts]
-    if not any(missing):
-        return parts
     return Parts(*(F.pad(tensor, (0, n)) for tensor, n in zip(parts, missing, strict=True)))
 
 
@@ -184,9 +191,9 @@ def _four_axes(tensor: Tensor) -> Tensor:
 
     The kernel would form the matrix for numbers that do not lie side by side.
     """
-    while tensor.ndim < 4:
-        tensor = tensor.unsqueeze(0)
-    if tensor.ndim > 4:
+    if tensor.ndim < 4:
+        tensor = tensor[(None,) * (4 - tensor.ndim)]
+    elif tensor.ndim > 4:
         tensor = tensor.flatten(0, -4)
     beside = tensor.shape[-1] == 1 or tensor.stride(-1) == 1
     return tensor if beside else tensor.contiguous()

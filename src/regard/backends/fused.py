@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.backend import Backend
-from regard.backends.calls import Product
+from regard.backends.calls import Product, in_one_call
 from regard.backends.forms import form_of
 from regard.backends.plan import Plan, counted
 from regard.masks import Mask
@@ -49,7 +49,8 @@ class Fused(Backend):
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
     ) -> tuple[Any, ...]:
         product = _product(source, mask, reductions)
-        output = form_of(product).attend(product)
+        # To plan what nothing is masked in would take longer than to attend to a few tokens.
+        output = in_one_call(product) if mask is None else form_of(product).attend(product)
         (value,) = reductions[0].tensors
         return (output.squeeze(-1) if value.ndim == 1 else output,)
 
@@ -58,8 +59,9 @@ def _product(source: Scores, mask: Mask | None, reductions: Sequence[Reduction])
     (reduction,) = reductions
     if not isinstance(source, QueryKey) or not isinstance(reduction, Output):
         raise ValueError("the fused backend computes weights @ value of query and key only")
-    reduction.start(source.shape, source.dtype, source.device)
-    value, leading = reduction.value, source.key.shape[:-2]
+    value, key = reduction.value, source.key
+    reduction.check(source.shape, key.device)
+    leading = key.shape[:-2]
     if value.ndim == 1:
         value = value[:, None]
     if value.shape[:-2] != leading:
@@ -83,7 +85,7 @@ def _of_scores(source: QueryKey) -> str | None:
 def _of_value(source: QueryKey, reduction: Reduction) -> str | None:
     """Why no kernel multiplies this value."""
     (value,) = reduction.tensors
-    if value.dtype != source.dtype:
+    if value.dtype != source.key.dtype:
         return "fused kernels need one dtype for query, key and value"
     leading = source.key.shape[:-2]
     ours = value.shape[:-2]
@@ -100,7 +102,7 @@ def _of_numbers(source: QueryKey) -> str | None:
     and under torch.compile the question is not asked: the answer would stop the device, or the
     graph.
     """
-    if source.device.type != "cpu" or torch.compiler.is_compiling():
+    if source.query.device.type != "cpu" or torch.compiler.is_compiling():
         return None
     total = _sum(source.query) + _sum(source.key)
     if source.bias is not None:
@@ -109,4 +111,4 @@ def _of_numbers(source: QueryKey) -> str | None:
 
 
 def _sum(tensor: Tensor) -> float:
-    return tensor.detach().sum(dtype=torch.float32).item()
+    return tensor.sum(dtype=torch.float32).item()

@@ -45,7 +45,7 @@ def check_product(name: str, operand: object, dtype: torch.dtype) -> Tensor:
 
 
 def check_operand(
-    name: str, operand: Tensor, length_name: str, shape: torch.Size, device: torch.device
+    name: str, operand: Tensor, length_name: str, shape: Sequence[int], device: torch.device
 ) -> None:
     """That the operand of a product fits a matrix; shape is (*leading axes, tokens) of its side.
 
@@ -57,25 +57,30 @@ def check_operand(
             f"{name} is on {operand.device} and the matrix is on {device}; "
             f"both must be on one device.\n    Use {name}.to(A.device)."
         )
-    came = f"{name} has shape {shape_text(operand.shape)}"
-    wanted = f"    It must broadcast to ({', '.join(map(str, shape))}, value_dim)."
+    *full, length = shape
+    *leading, tokens = operand.shape[:-1] or operand.shape or (None,)
     if 0 in operand.shape:
-        raise ValueError(f"{came}; every axis must be at least 1.\n{wanted}")
-    tokens = operand.shape[-2:-1] or operand.shape
-    if tuple(tokens) != (shape[-1],):
-        raise ValueError(
-            f"{came}; its tokens axis must have {length_name} = {shape[-1]}.\n{wanted}"
-        )
-    leading, full = operand.shape[:-2], shape[:-1]
-    fits = len(leading) <= len(full)
-    for axis, (got, of_matrix) in enumerate(zip(leading[::-1], full[::-1], strict=False)):
-        grouped = axis == 0 and of_matrix % got == 0
-        fits = fits and (grouped or got in (1, of_matrix))
-    if not fits:
-        raise ValueError(
-            f"{came}; its leading axes must fit those of the matrix, {shape_text(full)}.\n"
-            f"{wanted[:-1]}, where heads may be grouped."
-        )
+        wrong = "every axis must be at least 1"
+    elif tokens != length:
+        wrong = f"its tokens axis must have {length_name} = {length}"
+    elif not _leading_fit(leading, full):
+        wrong = f"its leading axes must fit those of the matrix, {shape_text(full)}"
+    else:
+        return
+    grouped = ", where heads may be grouped" if wrong.startswith("its leading") else ""
+    raise ValueError(
+        f"{name} has shape {shape_text(operand.shape)}; {wrong}.\n"
+        f"    It must broadcast to ({', '.join(map(str, shape))}, value_dim){grouped}."
+    )
+
+
+def _leading_fit(leading: Sequence[int], full: Sequence[int]) -> bool:
+    """Whether leading axes broadcast to those of the matrix, the last of them perhaps grouped."""
+    pairs = enumerate(zip(leading[::-1], full[::-1], strict=False))
+    return len(leading) <= len(full) and all(
+        got in (1, of_matrix) or (axis == 0 and of_matrix % got == 0)
+        for axis, (got, of_matrix) in pairs
+    )
 
 
 _SMALLER = (
