@@ -155,7 +155,7 @@ def test_every_file_that_contributing_names_is_there() -> None:
 
 def test_a_file_that_is_not_there_is_seen() -> None:
     text = (
-        "See `Makefile`, `tests/test_docs.py`, `masks.py`, `gone.py`, `tests/gone/`, `A[..., 3]`."
+        "See `Makefile`, `tests/test_docs.py`, `scores.py`, `gone.py`, `tests/gone/`, `A[..., 3]`."
     )
     assert missing_paths(text) == ["gone.py", "tests/gone/"]
 
