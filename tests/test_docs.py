@@ -1,16 +1,19 @@
 """The documents are executed: their Python blocks run, and so do their regard commands.
 
 The blocks of one document run in order, in one namespace and one temporary folder, so that a later
-block can use what an earlier one made. A block that cannot run says why in the line before it:
+block can use what an earlier one made. A ``text`` block that follows a Python block holds what that
+one prints, word for word. A block that cannot run says why in the line before it:
 
     <!-- not executed: the model in it is 16 GB -->
 """
 
+import io
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,11 +32,20 @@ ALIASES = {"py": "python", "python3": "python", "pycon": "python", "shell-sessio
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a document; ``line`` is the document's line on which its code begins."""
+    """A fenced block of a document.
+
+    Attributes:
+        language: as its fence names it.
+        code: its lines.
+        line: the document's line on which they begin.
+        follows: whether only empty lines lie between it and the block before it.
+        executed: whether no mark keeps it from running.
+    """
 
     language: str
     code: str
     line: int
+    follows: bool = False
     executed: bool = True
 
 
@@ -41,7 +53,7 @@ def blocks(text: str) -> Iterator[Block]:
     """The fenced blocks of a Markdown text, in order; a wrong mark or language is a ValueError."""
     lines = text.splitlines()
     number = 0
-    before = ""
+    before: str | None = ""  # the last line of text; None after a block
     while number < len(lines):
         opening = FENCE.match(lines[number])
         number += 1
@@ -56,9 +68,10 @@ def blocks(text: str) -> Iterator[Block]:
             raise ValueError(f"line {start}: the block never ends")
         indent = len(opening["indent"])
         code = "".join(line[min(indent, leading(line)) :] + "\n" for line in lines[start:number])
-        yield Block(language(opening, start), code, start + 1, is_executed(before, start))
+        executed = is_executed(before or "", start)
+        yield Block(language(opening, start), code, start + 1, before is None, executed)
         number += 1
-        before = ""
+        before = None
 
 
 def leading(line: str) -> int:
@@ -100,15 +113,27 @@ def commands(block: Block) -> Iterator[tuple[int, str]]:
 def run_document(text: str, name: str, folder: Path) -> None:
     """Run every block of a document that is to run; the first failure is raised."""
     namespace: dict[str, object] = {"__name__": "__main__"}
+    printed: str | None = None
     for block in blocks(text):
+        is_output = block.language == "text" and block.follows and printed is not None
+        if is_output and block.code != printed:
+            raise AssertionError(f"{name}:{block.line}: what is printed is\n{printed}")
+        printed = None
         if not block.executed:
             continue
         if block.language == "python":
-            # Empty lines in front: a traceback shows the document's own line numbers.
-            exec(compile("\n" * (block.line - 1) + block.code, name, "exec"), namespace)
+            printed = run_python(block, name, namespace)
         elif block.language == "console":
             for line, command in commands(block):
                 run_command(command, f"{name}:{line}", folder)
+
+
+def run_python(block: Block, name: str, namespace: dict[str, object]) -> str:
+    """Run a Python block; what it prints."""
+    with redirect_stdout(io.StringIO()) as printed:
+        # Empty lines in front: a traceback shows the document's own line numbers.
+        exec(compile("\n" * (block.line - 1) + block.code, name, "exec"), namespace)
+    return printed.getvalue()
 
 
 def run_command(command: str, where: str, folder: Path) -> None:
@@ -153,6 +178,37 @@ def test_every_file_that_contributing_names_is_there() -> None:
     assert missing_paths(CONTRIBUTING.read_text()) == []
 
 
+def anchors(text: str) -> set[str]:
+    """What the headings of a document are called in its address, as GitHub makes it of them."""
+    headings = re.findall(r"^#+ +(.+?) *$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+def broken_links(text: str, folder: Path) -> list[str]:
+    """The local links of a document in this folder that lead nowhere."""
+
+    def is_broken(link: str) -> bool:
+        path, _, anchor = link.partition("#")
+        if path and not (folder / path).exists():
+            return True
+        return bool(anchor) and anchor not in anchors((folder / path).read_text() if path else text)
+
+    links = re.findall(r"\]\(([^()\s]+)\)", text)
+    return [link for link in links if "://" not in link and is_broken(link)]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_local_link_leads_somewhere(path: Path) -> None:
+    assert broken_links(path.read_text(), path.parent) == []
+
+
+def test_a_broken_link_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "other.md").write_text("# Over `there`\n")
+    links = ("other.md", "other.md#over-there", "#here", "https://pytorch.org", "gone.md")
+    text = "# Here\n" + " ".join(f"[text]({link})" for link in (*links, "other.md#gone", "#gone"))
+    assert broken_links(text, tmp_path) == ["gone.md", "other.md#gone", "#gone"]
+
+
 def test_a_file_that_is_not_there_is_seen() -> None:
     text = (
         "See `Makefile`, `tests/test_docs.py`, `scores.py`, `gone.py`, `tests/gone/`, `A[..., 3]`."
@@ -175,6 +231,20 @@ def test_a_failing_python_block_fails_at_its_own_line(folder: Path) -> None:
     with pytest.raises(ZeroDivisionError) as failure:
         run_document("# Title\n\n" + fenced("a = 0\n1 / a"), "doc.md", folder)
     assert failure.traceback[-1].lineno + 1 == 5
+
+
+def test_what_a_block_prints_is_what_the_document_says(folder: Path) -> None:
+    run_document(fenced("print(1 + 1)") + "\n" + fenced("2", "text"), "doc.md", folder)
+
+
+def test_other_words_than_those_that_are_printed_fail_at_their_line(folder: Path) -> None:
+    text = fenced("print(1 + 1)") + "\n" + fenced("3", "text")
+    with pytest.raises(AssertionError, match=r"doc\.md:6: what is printed is\n2"):
+        run_document(text, "doc.md", folder)
+
+
+def test_a_text_after_other_text_is_no_output(folder: Path) -> None:
+    run_document(fenced("print(1)") + "Beside:\n" + fenced("2", "text"), "doc.md", folder)
 
 
 def test_a_block_indented_in_a_list_runs(folder: Path) -> None:
