@@ -15,6 +15,8 @@ from regard.errors import DENSE_LIMIT, shape_text, with_article
 
 __all__ = ["LinearMap", "TransposedMatrix", "times_batches"]
 
+_EAGER = "within a graph write torch.matmul(A, x) for A @ x"
+
 
 class LinearMap(ABC):
     """A matrix that is known by its products; nothing of its size is kept."""
@@ -79,6 +81,9 @@ class LinearMap(ABC):
             if isinstance(left, LinearMap):
                 return left._times(right)
             if isinstance(right, LinearMap):
+                if torch.compiler.is_compiling():  # Dynamo hands over A @ x as x @ A too
+                    outside: Any = torch.compiler.disable(right._times_from_left, reason=_EAGER)
+                    return outside(left)
                 return right._times_from_left(left)
         raise TypeError(
             f"torch.{func.__name__} does not take {with_article(cls.__name__)}; "

@@ -32,6 +32,7 @@ BLOCK_SIZE = 2**20
 MIN_ROWS, MAX_ROWS = 32, 256
 # Of the size of a block: its scores, its weights and what a reduction makes of them.
 BLOCKS_HELD = 3
+_NO_GRAPH = "regard sweeps over blocks beside the graph"
 
 
 class Blocks(Backend):
@@ -58,16 +59,24 @@ class Blocks(Backend):
     def reduce(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
     ) -> tuple[Any, ...]:
-        sweep = _Sweep(source, mask, tuple(reductions))
-        buffers = sweep.start()
-        tensors = sweep.tensors
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-            filled = iter(cast(tuple[Tensor, ...], _Recompute.apply(sweep, buffers, *tensors)))
-            buffers = [tuple(next(filled) for _ in sums) for sums in buffers]
-        else:
-            sweep.fill(buffers)
-        pairs = zip(reductions, buffers, strict=True)
-        return tuple(reduction.finish(sums, source.shape) for reduction, sums in pairs)
+        return _swept(source, mask, reductions)
+
+
+def _swept(source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> tuple[Any, ...]:
+    if torch.compiler.is_compiling():
+        # A graph would hold every block by itself. This decorator imports Dynamo: not sooner.
+        outside: Any = torch.compiler.disable(_swept, reason=_NO_GRAPH)
+        return outside(source, mask, reductions)
+    sweep = _Sweep(source, mask, tuple(reductions))
+    buffers = sweep.start()
+    tensors = sweep.tensors
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        filled = iter(cast(tuple[Tensor, ...], _Recompute.apply(sweep, buffers, *tensors)))
+        buffers = [tuple(next(filled) for _ in sums) for sums in buffers]
+    else:
+        sweep.fill(buffers)
+    pairs = zip(reductions, buffers, strict=True)
+    return tuple(reduction.finish(sums, source.shape) for reduction, sums in pairs)
 
 
 def boxes(
