@@ -178,6 +178,24 @@ def test_every_file_that_contributing_names_is_there() -> None:
     assert missing_paths(CONTRIBUTING.read_text()) == []
 
 
+def unmapped(text: str, package: Path) -> list[str]:
+    """The modules and folders of a package that no backticks of a text name."""
+    modules = [path.name for path in package.glob("[!_]*.py")]
+    folders = [f"{path.parent.name}/" for path in package.glob("*/__init__.py")]
+    return sorted(name for name in modules + folders if f"`{name}`" not in text)
+
+
+def test_every_module_is_on_the_map_of_contributing() -> None:
+    assert unmapped(CONTRIBUTING.read_text(), ROOT / "src" / "regard") == []
+
+
+def test_a_module_that_is_not_on_the_map_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "kinds").mkdir()
+    for name in ("here.py", "gone.py", "__init__.py", "kinds/__init__.py"):
+        (tmp_path / name).touch()
+    assert unmapped("`here.py`", tmp_path) == ["gone.py", "kinds/"]
+
+
 def anchors(text: str) -> set[str]:
     """What the headings of a document are called in its address, as GitHub makes it of them."""
     headings = re.findall(r"^#+ +(.+?) *$", text, re.MULTILINE)
