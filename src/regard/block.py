@@ -291,7 +291,9 @@ class Block:
         if self._empty is not None:
             row = row.masked_fill(self._empty, 0)
         if self._source_sink is not None:
-            lse = self.logsumexp.detach()[..., None].nan_to_num(neginf=torch.inf)
+            lse = self.logsumexp.detach()[..., None]
+            if self._empty is not None:
+                lse = lse.masked_fill(self._empty, torch.inf)
             found.append((self._source_sink, row * (self._source_sink.detach() - lse).exp()))
         if of_expected is not None:
             row = row + of_expected[..., None]

@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from regard.backends.backend import Backend
 from regard.backends.plan import Plan, counted
@@ -69,12 +68,8 @@ def _swept(source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -
         return outside(source, mask, reductions)
     sweep = _Sweep(source, mask, tuple(reductions))
     buffers = sweep.start()
-    tensors = sweep.tensors
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        filled = iter(cast(tuple[Tensor, ...], _Recompute.apply(sweep, buffers, *tensors)))
-        buffers = [tuple(next(filled) for _ in sums) for sums in buffers]
-    else:
-        sweep.fill(buffers)
+    filled = iter(cast(tuple[Tensor, ...], _Recompute.apply(sweep, buffers, *sweep.tensors)))
+    buffers = [tuple(next(filled) for _ in sums) for sums in buffers]
     pairs = zip(reductions, buffers, strict=True)
     return tuple(reduction.finish(sums, source.shape) for reduction, sums in pairs)
 
@@ -148,6 +143,19 @@ class _Sweep:
         extra = [tensor for reduction in self.reductions for tensor in reduction.tensors]
         unique = {id(tensor): tensor for tensor in (*self.source.tensors, *extra)}
         return tuple(unique.values())
+
+    @property
+    def of_mask(self) -> list[Tensor]:
+        """The tensors that the mask is made of."""
+        found: list[Tensor] = []
+
+        def note(tensor: Tensor) -> Tensor:
+            found.append(tensor)
+            return tensor
+
+        if self.mask is not None:
+            self.mask.map(note)
+        return found
 
     @cached_property
     def boxes(self) -> list[Box]:
@@ -279,27 +287,43 @@ class _Leaves:
         return answers
 
 
+def _only_backward(*_: Any) -> Any:
+    raise RuntimeError(
+        "a sweep over blocks is under torch.func or forward-mode AD; it has a backward pass only.\n"
+        "    Use torch.autograd.grad; instead of vmap give query and key a batch axis."
+    )
+
+
 class _Recompute(torch.autograd.Function):
     """A sweep whose backward is a second sweep; no derivative is written by hand."""
 
     @staticmethod
-    def forward(
-        ctx: Any, sweep: _Sweep, buffers: list[tuple[Tensor, ...]], *tensors: Tensor
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        sweep: _Sweep, buffers: list[tuple[Tensor, ...]], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
+        if any(given is not own for given, own in zip(tensors, sweep.tensors, strict=True)):
+            _only_backward()  # torch.func hands over what its tensors wrap
         sweep.fill(buffers)
-        flat = tuple(total for sums in buffers for total in sums)
-        ctx.sweep, ctx.counts = sweep, [len(sums) for sums in buffers]
-        ctx.save_for_backward(*tensors)  # notices inputs that were changed in place since
-        ctx.mark_non_differentiable(*(total for total in flat if not total.is_floating_point()))
-        ctx.set_materialize_grads(False)
-        return flat
+        return tuple(total for sums in buffers for total in sums)
 
     @staticmethod
-    @once_differentiable
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        sweep, buffers, *tensors = inputs
+        ctx.sweep, ctx.counts = sweep, [len(sums) for sums in buffers]
+        # Notices inputs and masks that were changed in place since.
+        ctx.save_for_backward(*tensors, *sweep.of_mask)
+        ctx.mark_non_differentiable(*(total for total in output if not total.is_floating_point()))
+        ctx.set_materialize_grads(False)
+
+    vmap: Any = staticmethod(_only_backward)
+    jvp: Any = staticmethod(_only_backward)
+
+    @staticmethod
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, *grad_outputs: Any
     ) -> tuple[Tensor | None, ...]:
-        tensors: tuple[Tensor, ...] = ctx.saved_tensors
+        saved: tuple[Tensor, ...] = ctx.saved_tensors
+        tensors = saved[: len(ctx.needs_input_grad) - 2]
         arriving = iter(grad_outputs)
         grouped = [tuple(next(arriving) for _ in range(count)) for count in ctx.counts]
         totals = ctx.sweep.pull_back(grouped)
@@ -307,5 +331,21 @@ class _Recompute(torch.autograd.Function):
         for place, tensor in enumerate(tensors):
             total = totals.get(place)
             found = torch.zeros_like(tensor) if total is None else total.to(tensor.dtype)
-            gradients.append(found if tensor.requires_grad else None)
+            once = cast(Tensor, _Once.apply(found, *tensors))
+            gradients.append(once if tensor.requires_grad else None)
         return None, None, *gradients
+
+
+class _Once(torch.autograd.Function):
+    """A gradient without a gradient of its own: to ask for that is an error, not 0."""
+
+    @staticmethod
+    def forward(_ctx: Any, gradient: Tensor, *_: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(*_: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        raise RuntimeError(
+            "a sweep over blocks was differentiated twice; it has first derivatives only.\n"
+            "    Ask with backend='dense', or leave out create_graph=True."
+        )
