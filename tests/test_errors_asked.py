@@ -102,7 +102,7 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "to-dense-own-limit": (
         lambda: A.to_dense(limit=1000),
         MemoryError,
-        "to_dense() would make (2, 6, 7, 5) float32 = 0.0 GiB; the limit is 0.0 GiB.\n"
+        "to_dense() would make (2, 6, 7, 5) float32 = 1.64 KiB; the limit is 0.977 KiB.\n"
         + REMEDY_OF_MEMORY,
     ),
     "transposed-to-dense": (

@@ -124,6 +124,23 @@ def test_a_part_of_a_matrix_has_that_part_of_the_mask(data: st.DataObject) -> No
     assert torch.equal(part.mask.to_dense(), right[index])
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param(lambda: regard.Causal() and regard.Padding(3), id="and"),
+        pytest.param(lambda: regard.Causal() or regard.Padding(3), id="or"),
+        pytest.param(lambda: not regard.Causal(), id="not"),
+    ],
+)
+def test_masks_are_not_joined_with_words(wrong: Callable[[], object]) -> None:
+    with pytest.raises(TypeError) as caught:
+        wrong()
+    assert str(caught.value) == (
+        "Causal() is a mask, neither true nor false.\n"
+        "    Join masks with & (both allow), | (one allows) and ~, not with and, or, not."
+    )
+
+
 @given(drawn=bound_masks())
 def test_a_dense_mask_is_what_the_mask_allows(drawn: tuple[regard.Mask, Tensor]) -> None:
     mask, right = drawn

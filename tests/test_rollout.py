@@ -338,7 +338,7 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "too-large": (
         lambda: R.to_dense(limit=100),
         MemoryError,
-        "to_dense() would make (2, 7, 7) float32 = 0.0 GiB; the limit is 0.0 GiB.\n"
+        "to_dense() would make (2, 7, 7) float32 = 392 bytes; the limit is 100 bytes.\n"
         "    Ask for a part, R[..., rows, cols], or for products, R @ x, "
         "or pass limit=None to to_dense().",
     ),

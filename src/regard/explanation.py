@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from regard.backends.choose import BACKENDS, choice
-from regard.errors import kind_text
+from regard.errors import bytes_text, kind_text, readable
 from regard.matrix import AttentionMatrix
 from regard.products import Output
 from regard.reductions import Reduction, check_reductions
@@ -52,10 +52,10 @@ class Explanation:
         share = ""
         if self.forward_flops:
             share = f" ({self.flops / self.forward_flops:.2f} of one forward)"
-        work = _readable(self.flops, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"))
+        work = readable(self.flops, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"))
         return (
             f"{self.backend}: {'; '.join((self.how, *self.refusals))}.\n"
-            f"    {work}{share}, {_bytes(self.held)} held, {_bytes(self.read)} read."
+            f"    {work}{share}, {bytes_text(self.held)} held, {bytes_text(self.read)} read."
         )
 
 
@@ -99,15 +99,3 @@ def explain(matrix: AttentionMatrix, *reductions: Reduction) -> Explanation:
 def _any_value(matrix: AttentionMatrix) -> Tensor:
     source = matrix.source
     return source.key if isinstance(source, QueryKey) else source.tensors[0][..., 0, :, None]
-
-
-def _bytes(count: int) -> str:
-    return _readable(count, 1024, ("bytes", "KiB", "MiB", "GiB", "TiB"))
-
-
-def _readable(count: float, step: int, units: tuple[str, ...]) -> str:
-    """Three digits and the unit that fits."""
-    place = 0
-    while count >= 999.5 and place + 1 < len(units):
-        count, place = count / step, place + 1
-    return f"{count:.3g} {units[place]}"

@@ -237,10 +237,11 @@ def _over_rows(
             scores = scores.masked_fill(~allowed, -torch.inf)
         return of_scores(scores[..., :: rows.step, :: at_columns.step], rows).to(source.dtype)
 
-    parts: list[Tensor] = []
-    for first in range(0, len(at_rows), height):
-        rows = at_rows[first : first + height]
+    def again(rows: range) -> Tensor:
         # Autograd would keep what the step skips; it computes the few rows again instead.
-        again = cast(Any, checkpoint)(part, rows, use_reentrant=False, preserve_rng_state=False)
-        parts.append(cast(Tensor, again))
-    return torch.cat(parts, -2)
+        return cast(Any, checkpoint)(part, rows, use_reentrant=False, preserve_rng_state=False)
+
+    wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in source.tensors)
+    few = again if wanted else part  # the checkpoint of PyTorch imports its compiler
+    starts = range(0, len(at_rows), height)
+    return torch.cat([few(at_rows[first : first + height]) for first in starts], -2)

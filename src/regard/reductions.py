@@ -174,7 +174,7 @@ class Sum(Reduction):
     """The sum of the weights over the keys (dim=-1) or over the queries (dim=-2).
 
     Over the queries it is the attention that each key receives, (..., num_heads, kv_len). Over the
-    keys it is 1, or 0 for a query with no key to attend to, (..., num_heads, q_len).
+    keys it is 1, less beside a sink, 0 for a query with no key, (..., num_heads, q_len).
 
     Args:
         dim: -1 or -2.

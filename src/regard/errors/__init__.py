@@ -29,8 +29,10 @@ from regard.errors.questions import (
 )
 from regard.errors.words import (
     RegardError,
+    bytes_text,
     dtype_text,
     kind_text,
+    readable,
     shape_text,
     with_article,
 )
@@ -38,6 +40,7 @@ from regard.errors.words import (
 __all__ = [
     "DENSE_LIMIT",
     "RegardError",
+    "bytes_text",
     "check_bias",
     "check_broadcast",
     "check_count",
@@ -58,6 +61,7 @@ __all__ = [
     "check_whole",
     "dtype_text",
     "kind_text",
+    "readable",
     "shape_text",
     "with_article",
 ]

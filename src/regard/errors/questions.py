@@ -8,7 +8,7 @@ from typing import Any, SupportsIndex, cast
 import torch
 from torch import Tensor
 
-from regard.errors.words import dtype_text, kind_text, shape_text
+from regard.errors.words import bytes_text, dtype_text, kind_text, shape_text
 
 __all__ = [
     "DENSE_LIMIT",
@@ -105,9 +105,13 @@ def check_memory(
     if limit is None or size <= limit:
         return
     raise MemoryError(
-        f"{what} would make {shape_text(shape)} {dtype_text(dtype)} = {size / GIB:.1f} GiB; "
-        f"the limit is {limit / GIB:.1f} GiB.\n    {remedy}"
+        f"{what} would make {shape_text(shape)} {dtype_text(dtype)} = {_gib(size)}; "
+        f"the limit is {_gib(limit)}.\n    {remedy}"
     )
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f} GiB" if size >= GIB else bytes_text(size)
 
 
 def check_index_bounds(index: int, length: int, axis: int) -> int:

@@ -6,8 +6,10 @@ import torch
 
 __all__ = [
     "RegardError",
+    "bytes_text",
     "dtype_text",
     "kind_text",
+    "readable",
     "shape_text",
     "with_article",
 ]
@@ -45,3 +47,16 @@ def kind_text(value: object) -> str:
 def with_article(name: str) -> str:
     """A name after its article: ``an int64 tensor``, ``a float32 tensor``."""
     return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
+
+
+def bytes_text(count: int) -> str:
+    """A number of bytes as people write it: ``8.62 KiB``."""
+    return readable(count, 1024, ("bytes", "KiB", "MiB", "GiB", "TiB"))
+
+
+def readable(count: float, step: int, units: tuple[str, ...]) -> str:
+    """Three digits and the unit that fits."""
+    place = 0
+    while count >= 999.5 and place + 1 < len(units):
+        count, place = count / step, place + 1
+    return f"{count:.3g} {units[place]}"

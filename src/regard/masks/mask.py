@@ -182,6 +182,17 @@ class Mask(ABC):
         mask = mask.map(lambda tensor: tensor[(None,) * missing])
         return block_mask_of(mask, torch.Size((*(1,) * missing, *size)), place, block_size)
 
+    def __bool__(self) -> bool:
+        """``a and b`` would quietly be b.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            f"{self.text} is a mask, neither true nor false.\n"
+            "    Join masks with & (both allow), | (one allows) and ~, not with and, or, not."
+        )
+
     def __and__(self, other: object) -> "Mask":
         """Both masks must allow."""
         return Both(self, as_mask(other))
