@@ -96,7 +96,8 @@ class Form:
         below = self.calls[len(above) :]
         parts = [in_calls(product, [call]) for call in above]
         parts += [self.fold.attend(product), *(in_calls(product, [call]) for call in below)]
-        return torch.cat(parts, -2)
+        # The kernel puts the heads of a row side by side; so joined, the parts are copied in order.
+        return torch.cat([part.movedim(-2, 0) for part in parts]).movedim(0, -2)
 
     def boxes(self, shape: torch.Size) -> Iterator[Box]:
         """What is multiplied, in blocks of about as many rows as the kernel takes at once."""
@@ -167,7 +168,7 @@ def _folded(product: Product) -> Form | None:
         return None
     if product.source.bias is not None:
         return None
-    height = max(MIN_FOLD, min(MAX_FOLD, 1 << ((high - low) // 4).bit_length()))
+    height = max(MIN_FOLD, min(MAX_FOLD, 1 << ((high - low) // 8).bit_length()))
     width = -(-(height + high - low) // VECTOR) * VECTOR
     shift = height + high - width  # from the first row of a block to its first column
     first_row = max(0, -shift)
