@@ -134,7 +134,7 @@ FORMS: dict[str, tuple[Mask | None, str]] = {
     ),
     "window": (
         SlidingWindow(255, 0),
-        "one fused call for 5 blocks of 64 rows x 320 keys along the band.",
+        "one fused call for 10 blocks of 32 rows x 288 keys along the band.",
     ),
     "window-and-causal": (
         SlidingWindow(100, 100) & Causal(),
