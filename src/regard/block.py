@@ -79,9 +79,11 @@ class Block:
         shape: the shape of the whole matrix, (..., num_heads, q_len, kv_len).
         box: where the block lies in it.
         maximum: the largest score of each row, (..., rows, 1); -inf for a row without keys.
+            Gradients take it for a constant, also where ``bits``, ``below``, ``above`` and
+            ``expected`` are counted from it: an answer must not depend on what they count from.
         bits: scores - maximum, (..., rows, columns), over log(2): PyTorch's exp2 takes a third of
             the time of its exp. At most 0 up to a rounding; below ``lowest(dtype)`` where a key may
-            not be attended to.
+            not be attended to, or where the score is further below than that.
 
     Example:
         >>> import torch, regard
