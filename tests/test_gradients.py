@@ -510,3 +510,12 @@ def test_a_sink_far_above_the_scores_has_finite_gradients() -> None:
     assert all(bool(gradient.isfinite().all()) for gradient in gradients)
     # All weight on the sink of the first head, in the four rows that have keys; none of the second.
     torch.testing.assert_close(gradients[3], torch.tensor([4.0, 0.0]).double())
+
+
+def test_an_infinite_gradient_of_a_row_without_keys_reaches_no_input() -> None:
+    query, key, _ = made()
+    sink = torch.zeros(2).double().requires_grad_()
+    lse = regard.attend(query, key, sink_bias=sink, mask=torch.arange(7)[:, None] > 2).logsumexp()
+    arriving = torch.where(lse.isfinite(), 1.0, -torch.inf)
+    gradients = torch.autograd.grad(lse, (query, key, sink), arriving)
+    assert all(bool(gradient.isfinite().all()) for gradient in gradients)
