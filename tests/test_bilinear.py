@@ -1,6 +1,5 @@
 """bilinear: sums of weights times given numbers, the losses of guided attention."""
 
-
 import pytest
 import torch
 from torch import Tensor

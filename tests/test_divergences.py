@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 import torch
@@ -485,3 +486,15 @@ def test_a_wrong_pair_says_what_came_and_what_to_do(
 def test_a_reduction_takes_only_a_matrix(reduction: type) -> None:
     with pytest.raises(TypeError, match=r"^B is None; it must be an AttentionMatrix"):
         reduction(None)
+
+
+@pytest.mark.parametrize("reduction", [regard.KullbackLeibler, regard.CrossEntropy])
+def test_a_question_between_matrices_of_two_dtypes_has_an_answer(reduction: Any) -> None:
+    A, B = (regard.attend(torch.eye(3), scale * torch.eye(3)) for scale in (1.0, 2.0))
+    exact = A.to(torch.float64).reduce(reduction(B.to(torch.float64)))
+    for answer in (
+        A.reduce(reduction(B), backend="dense"),
+        A.to(torch.float64).reduce(reduction(B)),
+        A.reduce(reduction(B.to(torch.float64))),
+    ):
+        oracle.assert_close(answer, exact, 1e-6)  # a few roundings of float32 below 2

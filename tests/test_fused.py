@@ -359,3 +359,29 @@ def test_what_no_fused_call_can_answer_is_refused_with_the_reason(
     assert str(caught.value) == (
         f"backend is 'fused'; {why}.\n    Leave it out to have the fastest chosen."
     )
+
+
+def made(length: int) -> Tensor:
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(1, length, 4, generator=generator).requires_grad_()
+
+
+@pytest.mark.parametrize("what", ["mask", "bias"])
+def test_a_mask_or_bias_changed_in_place_before_backward_is_noticed(what: str, tiny: None) -> None:
+    query, mask, bias = made(9), torch.ones(9, 9).tril().bool(), torch.zeros(9)
+    if what == "mask":
+        output = regard.attend(query, query, mask=mask) @ query
+        mask.fill_(True)
+    else:
+        output = regard.attend(query, query, mask=mask, bias=bias) @ query
+        bias.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+
+
+def test_a_second_derivative_of_many_calls_is_an_error(tiny: None) -> None:
+    query = made(9)
+    output = regard.attend(query, query, mask=torch.ones(9, 9).tril().bool()) @ query
+    (gradient,) = torch.autograd.grad(output.square().sum(), query, create_graph=True)
+    with pytest.raises(RuntimeError, match="was differentiated twice; it has first derivatives"):
+        gradient.square().sum().backward()

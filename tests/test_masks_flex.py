@@ -8,7 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import (
+    BlockMask,
+    create_block_mask,
+    create_mask,
+    flex_attention,
+)
 
 import oracle
 import regard
@@ -220,6 +225,20 @@ def test_the_block_mask_of_a_part_is_that_of_its_heads() -> None:
     again = part.mask.to_block_mask(block_size=4)
     right = oracle.pointwise(by_batch_and_head, SHAPE)[1, 1:]
     assert torch.equal(allowed_by(again, 2, 13, 11), right)
+
+
+@pytest.mark.parametrize("blocked", [False, True], ids=["mask_mod", "BlockMask"])
+def test_the_block_mask_of_one_head_keeps_b_of_every_batch_entry(blocked: bool) -> None:
+    free = torch.tensor([True, False, True])
+
+    def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return (q_idx >= kv_idx) | free[b]
+
+    mask = create_block_mask(mask_mod, 3, 2, 4, 4, device="cpu") if blocked else mask_mod
+    part = matrix_of(mask, 3, 2, 4, 4)[:, 0].mask
+    assert part is not None
+    again = create_mask(part.to_block_mask().mask_mod, 1, 3, 4, 4, device="cpu")
+    assert torch.equal(again[0], part.to_dense())
 
 
 def test_a_block_mask_has_one_matrix_where_all_are_the_same() -> None:

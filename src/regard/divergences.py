@@ -247,7 +247,8 @@ def _twice_js(p: Tensor, q: Tensor, p_below: Tensor, q_below: Tensor, shift: Ten
 def _crossed(block: Block, other: Block) -> Tensor:
     """The cross-entropy of each row, (..., rows), where no key is hidden from the other alone."""
     inside, _ = _columns_in(block, other)
-    expected = cast(Tensor, torch.linalg.vecdot(block.weights, other.below[..., inside]))
+    below = other.below[..., inside].to(block.weights.dtype)
+    expected = cast(Tensor, torch.linalg.vecdot(block.weights, below))
     return _above(other) * block.mass - expected
 
 

@@ -33,8 +33,8 @@ class Output(Reduction):
 
     Args:
         value: (..., num_kv_heads, kv_len, value_dim), or (kv_len,) for one number a key. Leading
-            axes broadcast; its heads may be grouped. A NaN in it reaches every row, masked or not,
-            as in any product of two tensors.
+            axes broadcast; its heads may be grouped. A NaN in it may reach every row, masked or
+            not, as in any product of two tensors.
 
     Raises:
         TypeError: the value is no floating tensor.

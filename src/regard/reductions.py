@@ -166,7 +166,8 @@ class Entropy(OfEachRow):
 
     def update(self, block: Block) -> tuple[Part, ...]:
         entropy = block.above * block.mass - block.expected
-        return (Part(block.box.at_rows, entropy.clamp(min=0)),)
+        below_0 = entropy.detach().clamp(max=0)  # which only rounding is; the slope stays as it is
+        return (Part(block.box.at_rows, entropy - below_0),)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """The logsumexp of rows, remembered while the inputs stay as they are: columns without sweeps.
 
 With it a weight is one score away, exp(score - logsumexp), however long its row is. PyTorch counts
-how often a tensor was changed in place, and that is asked each time; what a callable (score_mod,
-mask_mod) reads is not seen, and must not change while its matrix is in use.
+how often a tensor was changed in place, and that is asked each time. Changes through ``.data`` or
+NumPy it does not count, and what a callable (score_mod, mask_mod) reads is not seen: they must not
+change while their matrix is in use.
 """
 
 from dataclasses import dataclass
@@ -48,14 +49,7 @@ class RowMemory:
 
 
 def _versions(source: Scores, mask: Mask | None) -> tuple[int, ...] | None:
-    tensors = list(source.tensors)
-
-    def note(tensor: Tensor) -> Tensor:
-        tensors.append(tensor)
-        return tensor
-
-    if mask is not None:
-        mask.map(note)
+    tensors = [*source.tensors, *([] if mask is None else mask.tensors)]
     if any(tensor.is_inference() for tensor in tensors):
         return None
     return tuple(tensor._version for tensor in tensors)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.backend import Backend
+from regard.backends.derivatives import first_only, only_backward
 from regard.backends.plan import Plan, counted
 from regard.backends.turns import in_turns
 from regard.block import Block, Scratch
@@ -143,19 +144,6 @@ class _Sweep:
         extra = [tensor for reduction in self.reductions for tensor in reduction.tensors]
         unique = {id(tensor): tensor for tensor in (*self.source.tensors, *extra)}
         return tuple(unique.values())
-
-    @property
-    def of_mask(self) -> list[Tensor]:
-        """The tensors that the mask is made of."""
-        found: list[Tensor] = []
-
-        def note(tensor: Tensor) -> Tensor:
-            found.append(tensor)
-            return tensor
-
-        if self.mask is not None:
-            self.mask.map(note)
-        return found
 
     @cached_property
     def boxes(self) -> list[Box]:
@@ -287,13 +275,6 @@ class _Leaves:
         return answers
 
 
-def _only_backward(*_: Any) -> Any:
-    raise RuntimeError(
-        "a sweep over blocks is under torch.func or forward-mode AD; it has a backward pass only.\n"
-        "    Use torch.autograd.grad; instead of vmap give query and key a batch axis."
-    )
-
-
 class _Recompute(torch.autograd.Function):
     """A sweep whose backward is a second sweep; no derivative is written by hand."""
 
@@ -302,7 +283,7 @@ class _Recompute(torch.autograd.Function):
         sweep: _Sweep, buffers: list[tuple[Tensor, ...]], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         if any(given is not own for given, own in zip(tensors, sweep.tensors, strict=True)):
-            _only_backward()  # torch.func hands over what its tensors wrap
+            only_backward()  # torch.func hands over what its tensors wrap
         sweep.fill(buffers)
         return tuple(total for sums in buffers for total in sums)
 
@@ -311,12 +292,12 @@ class _Recompute(torch.autograd.Function):
         sweep, buffers, *tensors = inputs
         ctx.sweep, ctx.counts = sweep, [len(sums) for sums in buffers]
         # Notices inputs and masks that were changed in place since.
-        ctx.save_for_backward(*tensors, *sweep.of_mask)
+        ctx.save_for_backward(*tensors, *([] if sweep.mask is None else sweep.mask.tensors))
         ctx.mark_non_differentiable(*(total for total in output if not total.is_floating_point()))
         ctx.set_materialize_grads(False)
 
-    vmap: Any = staticmethod(_only_backward)
-    jvp: Any = staticmethod(_only_backward)
+    vmap: Any = staticmethod(only_backward)
+    jvp: Any = staticmethod(only_backward)
 
     @staticmethod
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -331,21 +312,5 @@ class _Recompute(torch.autograd.Function):
         for place, tensor in enumerate(tensors):
             total = totals.get(place)
             found = torch.zeros_like(tensor) if total is None else total.to(tensor.dtype)
-            once = cast(Tensor, _Once.apply(found, *tensors))
-            gradients.append(once if tensor.requires_grad else None)
+            gradients.append(first_only(found, tensors) if tensor.requires_grad else None)
         return None, None, *gradients
-
-
-class _Once(torch.autograd.Function):
-    """A gradient without a gradient of its own: to ask for that is an error, not 0."""
-
-    @staticmethod
-    def forward(_ctx: Any, gradient: Tensor, *_: Tensor) -> Tensor:
-        return gradient.view_as(gradient)
-
-    @staticmethod
-    def backward(*_: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        raise RuntimeError(
-            "a sweep over blocks was differentiated twice; it has first derivatives only.\n"
-            "    Ask with backend='dense', or leave out create_graph=True."
-        )

@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from regard.backends.derivatives import first_only, only_backward
 from regard.grouped import kv_leading
 from regard.indexing import Box, Index, narrow
 from regard.masks import Mask
@@ -111,39 +111,54 @@ class _Recompute(torch.autograd.Function):
     """Many calls whose backward makes each call again: nobody keeps their masks."""
 
     @staticmethod
-    def forward(ctx: Any, product: Product, calls: Sequence[Call], *tensors: Tensor) -> Tensor:
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        product: Product, calls: Sequence[Call], *tensors: Tensor
+    ) -> Tensor:
+        if any(given is not own for given, own in zip(tensors, product.tensors, strict=True)):
+            only_backward()  # torch.func hands over what its tensors wrap
         value = product.value
         output = value.new_empty((*product.shape[:-1], value.shape[-1]))
         for call in calls:
             parts = Parts(*map(_part, product.tensors, product.places(call.box)))
             output[call.box.at_rows] = product.attend(call, parts)
-        ctx.product, ctx.calls = product, calls
-        ctx.save_for_backward(*tensors)  # notices inputs that were changed in place since
         return output
 
     @staticmethod
-    @once_differentiable
+    def setup_context(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, inputs: tuple[Any, ...], _output: Any
+    ) -> None:
+        product = cast(Product, inputs[0])
+        ctx.product, ctx.calls, *tensors = inputs
+        bias = () if product.source.bias is None else (product.source.bias,)
+        of_mask = () if product.mask is None else product.mask.tensors
+        # Notices what was changed in place since.
+        ctx.save_for_backward(*tensors, *bias, *of_mask)
+
+    vmap: Any = staticmethod(only_backward)
+    jvp: Any = staticmethod(only_backward)
+
+    @staticmethod
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, *grad_outputs: Any
     ) -> tuple[Tensor | None, ...]:
-        tensors: tuple[Tensor, ...] = ctx.saved_tensors
+        tensors = Parts(*ctx.saved_tensors[:3])
         product: Product = ctx.product
         needed = [place for place in range(3) if ctx.needs_input_grad[2 + place]]
         dtype = accumulation_dtype(product.source.dtype)
         totals = {place: torch.zeros_like(tensors[place], dtype=dtype) for place in needed}
+        arriving = grad_outputs[0].detach()
         for call in ctx.calls:
             places = product.places(call.box)
             leaves = Parts(*(_part(t.detach(), at) for t, at in zip(tensors, places, strict=True)))
             wanted = [leaves[place].requires_grad_() for place in needed]
             with torch.enable_grad():
                 output = product.attend(call, leaves)
-            found = torch.autograd.grad(output, wanted, grad_outputs[0][call.box.at_rows])
+            found = torch.autograd.grad(output, wanted, arriving[call.box.at_rows])
             for place, gradient in zip(needed, found, strict=True):
                 totals[place][places[place]] += gradient
-        of_tensors = [
-            totals[place].to(tensors[place].dtype) if place in totals else None
-            for place in range(3)
-        ]
+        of_tensors: list[Tensor | None] = [None, None, None]
+        for place, total in totals.items():
+            of_tensors[place] = first_only(total.to(tensors[place].dtype), tensors)
         return None, None, *of_tensors
 
 

@@ -231,9 +231,13 @@ def _pointwise(function: PointMask | FlexCallable) -> PointMask:
     """A mask_mod on the b and h of a matrix of four axes, which may be a part of another."""
     if not isinstance(function, FlexCallable):
         return function
-    batch, head = function.batch[:, 0, 0, 0], function.head[0, :, 0, 0]
+    # A part of another matrix may have that one's batch where it has its own heads.
+    batch, head = cast(
+        tuple[Tensor, Tensor],
+        torch.broadcast_tensors(function.batch[..., 0, 0], function.head[..., 0, 0]),
+    )
     mask_mod = function.function
-    return lambda b, h, q_idx, kv_idx: mask_mod(pick(batch, b), pick(head, h), q_idx, kv_idx)
+    return lambda b, h, q_idx, kv_idx: mask_mod(pick(batch, b, h), pick(head, b, h), q_idx, kv_idx)
 
 
 def _name(function: PointMask | FlexCallable) -> str:

@@ -109,6 +109,18 @@ class Mask(ABC):
     def text(self) -> str:
         """How one writes the mask."""
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What a bound mask is made of; not what a callable reads."""
+        found: list[Tensor] = []
+
+        def note(tensor: Tensor) -> Tensor:
+            found.append(tensor)
+            return tensor
+
+        self.map(note)
+        return found
+
     def of_matrix(self, shape: torch.Size, device: torch.device) -> Self:
         """A bound mask that knows the matrix whose mask it is."""
         mask = object.__new__(type(self))  # copy.copy takes five times as long
