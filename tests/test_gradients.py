@@ -353,7 +353,7 @@ def test_a_second_derivative_is_an_error() -> None:
     with pytest.raises(RuntimeError) as caught:
         gradient.square().sum().backward()
     assert str(caught.value) == (
-        "a sweep over blocks was differentiated twice; it has first derivatives only.\n"
+        "an answer of regard was differentiated twice; it has first derivatives only.\n"
         "    Ask with backend='dense', or leave out create_graph=True."
     )
 
@@ -368,7 +368,7 @@ def test_the_dense_backend_has_second_derivatives() -> None:
 
 
 ONLY_BACKWARD = (
-    "a sweep over blocks is under torch.func or forward-mode AD; it has a backward pass only.\n"
+    "an answer of regard is under torch.func or forward-mode AD; it has a backward pass only.\n"
     "    Use torch.autograd.grad; instead of vmap give query and key a batch axis."
 )
 
