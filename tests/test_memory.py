@@ -1,6 +1,6 @@
 """No tensor of the size of the matrix is ever made, forwards or backwards."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import regard
+from regard.backends import blocks
 from regard.products import TransposedOutput, Window
 
 LENGTH = 4096
@@ -43,8 +44,21 @@ def inputs(*, gradients: bool) -> tuple[Tensor, Tensor, Tensor]:
     return query, key, value
 
 
+def one_after_another(
+    items: Iterable[Any],
+    worker: Callable[[], Callable[[Any], Any]],
+    take: Callable[[Any], None],
+    device: torch.device,
+) -> None:
+    """``in_turns`` without threads: a dispatch mode sees only the thread it was entered on."""
+    answer = worker()
+    for item in items:
+        take(answer(item))
+
+
 def largest(work: Callable[[], object]) -> int:
-    with LargestTensor() as mode:
+    with pytest.MonkeyPatch.context() as patch, LargestTensor() as mode:
+        patch.setattr(blocks, "in_turns", one_after_another)
         work()
     return mode.elements
 
@@ -70,6 +84,12 @@ MASKS: dict[str, regard.Mask | None] = {
     "causal-and-padding": regard.Causal() & regard.Padding(4000),
     "padding": regard.Padding(4000),
     "keys": regard.Keep(torch.arange(LENGTH) % 3 > 0),
+    "prefix": regard.PrefixLM(1000),
+    "documents": regard.Documents(torch.arange(LENGTH) // 900),
+    "scattered-documents": regard.Documents(torch.arange(LENGTH) % 5),
+    "either": regard.SlidingWindow(100, 0) | regard.Keep(torch.arange(LENGTH) < 10),
+    "not": ~(regard.Padding(4000) & regard.SlidingWindow(100, 0)),
+    "mask-mod": regard.MaskMod(lambda _, __, q_idx, kv_idx: (q_idx + kv_idx) % 7 > 1),
 }
 masks = pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 reductions = pytest.mark.parametrize("reduction", REDUCTIONS.values(), ids=REDUCTIONS)
@@ -108,6 +128,51 @@ def test_no_mask_makes_the_matrix(mask: regard.Mask | None) -> None:
         (entropy.sum() + received.square().sum()).backward()
 
     assert largest(work) < MOST
+
+
+# Beside what a mask hides: each step of the scores, with the tensors that gradients flow to.
+STEPS: dict[str, Callable[[], dict[str, Any]]] = {
+    "alibi": lambda: {"bias": regard.ALiBi(torch.ones(1, requires_grad=True))},
+    "t5": lambda: {"bias": regard.T5Bias(torch.zeros(32, 1, requires_grad=True))},
+    "score-mod": lambda: {"score_mod": lambda score, *at: score.tanh() + at[-1]},
+    "softcap": lambda: {"softcap": 2.0},
+    "sinks": lambda: {"sink_bias": torch.zeros(1, requires_grad=True)},
+    "bias-of-keys": lambda: {"bias": torch.zeros(LENGTH, requires_grad=True)},
+}
+
+
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+def test_no_kind_of_scores_makes_the_matrix(step: Callable[[], dict[str, Any]]) -> None:
+    query, key, value = inputs(gradients=True)
+
+    def work() -> None:
+        matrix = regard.attend(query, key, **step())
+        entropy, top, output = matrix.reduce(regard.Entropy(), regard.TopK(8), regard.Output(value))
+        (entropy.sum() + top.values.sum() + output.square().sum()).backward()
+
+    assert largest(work) < MOST
+
+
+def distance(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    return (q_idx - kv_idx).abs().float()
+
+
+ASKED_OF_TWO: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "kl": lambda q, k, _: regard.kl(regard.attend(q, k), regard.attend(k, q)),
+    "cross-entropy": lambda q, k, _: regard.cross_entropy(regard.attend(q, k), regard.attend(k, q)),
+    "js": lambda q, k, _: regard.js(regard.attend(q, k, mask=regard.Causal()), regard.attend(k, q)),
+    "bilinear": lambda q, k, _: regard.bilinear(regard.attend(q, k), distance),
+    "rollout": lambda q, k, v: regard.rollout([regard.attend(q, k), regard.attend(k, q)]) @ v[0],
+    "two-products": lambda q, k, v: regard.attend(q, k).T @ (regard.attend(k, q) @ v),
+}
+
+
+@pytest.mark.parametrize("ask", ASKED_OF_TWO.values(), ids=ASKED_OF_TWO)
+def test_no_question_about_two_matrices_makes_one(
+    ask: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> None:
+    query, key, value = inputs(gradients=True)
+    assert largest(lambda: ask(query, key, value).sum().backward()) < MOST
 
 
 @masks
@@ -174,6 +239,20 @@ def test_the_fused_product_with_a_wide_value_never_makes_the_matrix() -> None:
 def test_the_check_itself_fails_on_what_makes_the_matrix(whole: Callable) -> None:
     query, key, _ = inputs(gradients=False)
     assert largest(lambda: whole(regard.attend(query, key))) >= MATRIX
+
+
+class Wasteful(regard.Entropy):
+    """A reduction that makes a matrix in each block, on whatever thread."""
+
+    def update(self, block: regard.Block) -> tuple[regard.Part, ...]:
+        block.maximum.new_zeros(LENGTH, LENGTH)
+        return super().update(block)
+
+
+def test_the_check_sees_what_the_threads_of_a_sweep_make() -> None:
+    query, key, _ = inputs(gradients=False)
+    matrix = regard.attend(query, key)
+    assert largest(lambda: matrix.reduce(Wasteful(), regard.Sum(-2))) >= MATRIX
 
 
 def test_the_check_sees_what_the_backward_pass_makes() -> None:
