@@ -425,8 +425,7 @@ def test_neither_matrix_is_ever_made(name: str) -> None:
 def test_kl_of_8192_tokens_takes_a_small_part_of_the_matrix() -> None:
     query = torch.randn(1, 8192, 2, requires_grad=True)
     a, b = regard.attend(query, query, mask=regard.Causal()), regard.attend(query, query)
-    # A block has up to 256 rows where the mask of A leaves them few columns; B has all of them.
-    assert largest(lambda: regard.kl(a, b).sum().backward()) <= 8192 * 256
+    assert largest(lambda: regard.kl(a, b).sum().backward()) <= 256 * 8192  # 256 rows of B
 
 
 # Errors.

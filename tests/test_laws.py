@@ -26,6 +26,7 @@ class Drawn:
     inputs: Inputs
     mask: str
     scale: float | None
+    softcap: float | None
     text: str
 
     def __repr__(self) -> str:
@@ -37,12 +38,16 @@ class Drawn:
 
     def of(self, query: Tensor, key: Tensor, bias: Tensor | None) -> regard.AttentionMatrix:
         mask = MASKS[self.mask][0](self.inputs.shape)
-        return regard.attend(query, key, mask=mask, scale=self.scale, bias=bias)
+        return regard.attend(
+            query, key, mask=mask, scale=self.scale, bias=bias, softcap=self.softcap
+        )
 
     def dense(self, inputs: Inputs) -> oracle.Dense:
         allowed = MASKS[self.mask][1](self.inputs.shape)
         query, key, bias, *_ = inputs
-        return oracle.attend(query, key, allowed=allowed, scale=self.scale, bias=bias)
+        return oracle.attend(
+            query, key, allowed=allowed, scale=self.scale, bias=bias, softcap=self.softcap
+        )
 
     @property
     def exact(self) -> oracle.Dense:
@@ -68,6 +73,7 @@ def matrices(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = DTYPES) -> Drawn
     sharp = draw(st.sampled_from([1.0, 30.0, 1e-3, 0.0]))
     mask = draw(st.sampled_from(sorted(MASKS)))
     scale = draw(st.sampled_from([None, None, 1.0, -0.7]))
+    softcap = draw(st.sampled_from([None, None, 3.0]))
     biased, seed = draw(st.booleans()), draw(st.integers(0, 2**32 - 1))
     heads, few = ((kv_heads * group,), (kv_heads,)) if axes else ((), ())
     generator = torch.Generator().manual_seed(seed)
@@ -84,9 +90,9 @@ def matrices(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = DTYPES) -> Drawn
     )
     text = (
         f"Drawn(query={tuple(inputs.query.shape)}, key={tuple(inputs.key.shape)}, {dtype=}, "
-        f"{mask=}, {scale=}, {sharp=}, {biased=}, {seed=})"
+        f"{mask=}, {scale=}, {softcap=}, {sharp=}, {biased=}, {seed=})"
     )
-    return Drawn(inputs, mask, scale, text)
+    return Drawn(inputs, mask, scale, softcap, text)
 
 
 exactly_kept = matrices(dtypes=(torch.float32, torch.float64))
@@ -116,6 +122,18 @@ def test_each_row_sums_to_1_or_to_0_where_it_may_attend_to_nothing(drawn: Drawn)
     sums = drawn.matrix.sum(-1)
     empty = drawn.exact.weights.sum(-1) == 0
     oracle.assert_close(sums, torch.where(empty, 0.0, 1.0), TIGHT)
+
+
+@given(drawn=matrices(), sink=st.floats(-30, 30))
+def test_each_row_and_its_sink_sum_to_1(drawn: Drawn, sink: float) -> None:
+    query, key, *_ = drawn.inputs
+    sink_bias = torch.tensor(sink, dtype=query.dtype)
+    A = regard.attend(query, key, scale=drawn.scale, softcap=drawn.softcap, sink_bias=sink_bias)
+    mass, lse = A.reduce(regard.Sum(-1), regard.LogSumExp())
+    of_sink = (sink_bias.to(lse.dtype) - lse).exp()
+    # The logsumexp has a rounding of its own size.
+    within = TIGHT * (1 + drawn.largest_score)
+    oracle.assert_close(mass + of_sink, torch.ones_like(mass), within)
 
 
 @given(drawn=exactly_kept)
