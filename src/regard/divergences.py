@@ -179,7 +179,7 @@ class KullbackLeibler(_BetweenTwo):
     """
 
     def between(self, block: Block, other: Block) -> Tensor:
-        own = block.expected - _above(block) * block.mass
+        own = block.expected - block.above * block.mass
         # Weights that sum to less than 1, beside a sink, can be below 0 in truth.
         least = torch.where(block.mass == 1, 0.0, -torch.inf)
         return _inf_where_hidden(_within(own + _crossed(block, other), least), block, other)
@@ -222,7 +222,7 @@ class JensenShannon(_BetweenTwo):
 
     def between(self, block: Block, other: Block) -> Tensor:
         inside, outside = _columns_in(block, other)
-        shift = (_above(other) - _above(block))[..., None]
+        shift = (other.above - block.above)[..., None]
         pairs = (block.weights, other.weights[..., inside], block.below, other.below[..., inside])
         height = max(1, _NUMBERS_AT_ONCE // block.below[..., 0, :].numel())
         total = torch.cat(
@@ -249,7 +249,7 @@ def _crossed(block: Block, other: Block) -> Tensor:
     inside, _ = _columns_in(block, other)
     below = other.below[..., inside].to(block.weights.dtype)
     expected = cast(Tensor, torch.linalg.vecdot(block.weights, below))
-    return _above(other) * block.mass - expected
+    return other.above * block.mass - expected
 
 
 def _inf_where_hidden(numbers: Tensor, block: Block, other: Block) -> Tensor:
@@ -264,12 +264,6 @@ def _inf_where_hidden(numbers: Tensor, block: Block, other: Block) -> Tensor:
 def _within(numbers: Tensor, low: Tensor, high: Tensor | None = None) -> Tensor:
     """The numbers within bounds that only rounding leads out of: the slope stays as it is."""
     return numbers + (numbers.clamp(low, high) - numbers).detach()
-
-
-def _above(block: Block) -> Tensor:
-    """logsumexp - maximum of each row, (..., rows); 0 for a row without keys."""
-    maximum = block.maximum.squeeze(-1)
-    return (block.logsumexp - maximum).masked_fill(maximum == -torch.inf, 0)
 
 
 def _columns_in(block: Block, other: Block) -> tuple[slice, tuple[slice, slice]]:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from regard.backends.calls import Call, Parts, Product, fused_attention, in_calls, widened
 from regard.indexing import Box
-from regard.masks import Both, Causal, Keep, Mask, SlidingWindow
+from regard.masks import Both, Causal, Keep, Mask
+from regard.masks.bands import Band
 
 __all__ = ["Form", "form_of"]
 
@@ -200,16 +201,13 @@ def _is_kernels_causal(product: Product, mask: Mask) -> bool:
     It masks with -inf before it scales, wrong for a scale of 0 or below; it takes no bias.
     """
     usual = product.source.scale > 0 and product.source.bias is None
-    return usual and isinstance(mask, Causal) and _band(mask, product.shape) == (None, 0)
+    return usual and isinstance(mask, Causal) and mask.limits(product.shape) == (None, 0)
 
 
 def _band(mask: Mask, shape: torch.Size) -> tuple[int | None, int] | None:
     """The lowest and the highest kv_idx - q_idx that a mask allows; None: it is no band."""
-    shift = shape[-1] - shape[-2]
-    if isinstance(mask, Causal):
-        return None, 0 if mask.align == "top-left" else shift
-    if isinstance(mask, SlidingWindow):
-        return shift - mask.left, shift + mask.right
+    if isinstance(mask, Band):
+        return mask.limits(shape)
     if not isinstance(mask, Both):
         return None
     bands = [_band(each, shape) for each in (mask.first, mask.second)]

@@ -4,12 +4,11 @@ from regard.masks.bands import Causal, SlidingWindow
 from regard.masks.columns import Columns
 from regard.masks.documents import Documents
 from regard.masks.flex import BlockSparse, MaskMod
+from regard.masks.keep import Drop, Keep
 from regard.masks.lengths import Padding, PrefixLM
 from regard.masks.mask import (
     Both,
-    Drop,
     Either,
-    Keep,
     Mask,
     Not,
     as_mask,

@@ -13,15 +13,15 @@ from regard.indexing import Box
 from regard.masks.columns import Columns
 from regard.masks.mask import Mask, PointMask
 
-__all__ = ["Causal", "SlidingWindow"]
+__all__ = ["Band", "Causal", "SlidingWindow"]
 
 
 @dataclass(frozen=True, repr=False)
-class _Band(Mask):
+class Band(Mask):
     """Keys from ``query + low`` to ``query + high``, after the shift that aligns the ends."""
 
     @abstractmethod
-    def _band(self, shape: torch.Size) -> tuple[int | None, int]:
+    def limits(self, shape: torch.Size) -> tuple[int | None, int]:
         """The lowest and the highest allowed kv_idx - q_idx; None is no limit."""
 
     def bind(self, shape: torch.Size, device: torch.device) -> Mask:
@@ -31,7 +31,7 @@ class _Band(Mask):
         return self
 
     def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> Columns:
-        low, high = self._band(shape)
+        low, high = self.limits(shape)
         first, last = rows.start, rows.stop - 1
 
         def within(low_of: int, high_of: int) -> slice:
@@ -50,13 +50,13 @@ class _Band(Mask):
         return lambda _b, _h, q_idx, kv_idx: self._within(q_idx, kv_idx, shape)
 
     def _within(self, q_idx: Tensor, kv_idx: Tensor, shape: torch.Size) -> Tensor:
-        low, high = self._band(shape)
+        low, high = self.limits(shape)
         below = kv_idx <= q_idx + high
         return below if low is None else below & (kv_idx >= q_idx + low)
 
 
 @dataclass(frozen=True, repr=False)
-class Causal(_Band):
+class Causal(Band):
     """A query attends to itself and what came before, never to what comes after.
 
     Args:
@@ -84,7 +84,7 @@ class Causal(_Band):
                 "    PyTorch's is_causal=True is 'top-left'; a KV cache needs 'bottom-right'."
             )
 
-    def _band(self, shape: torch.Size) -> tuple[int | None, int]:
+    def limits(self, shape: torch.Size) -> tuple[int | None, int]:
         return None, shape[-1] - shape[-2] if self.align == "bottom-right" else 0
 
     @property
@@ -93,7 +93,7 @@ class Causal(_Band):
 
 
 @dataclass(frozen=True, repr=False)
-class SlidingWindow(_Band):
+class SlidingWindow(Band):
     """A query attends to the ``left`` keys before it, its own, and the ``right`` keys after it.
 
     The field has three meanings of "window"; here it is ``left + 1 + right`` keys, the query's
@@ -127,7 +127,7 @@ class SlidingWindow(_Band):
                 "    The query's own key is always included."
             )
 
-    def _band(self, shape: torch.Size) -> tuple[int | None, int]:
+    def limits(self, shape: torch.Size) -> tuple[int | None, int]:
         shift = shape[-1] - shape[-2]
         return shift - self.left, shift + self.right
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from regard.errors import (
     DENSE_LIMIT,
-    check_broadcast,
     check_count,
     check_memory,
     check_whole,
@@ -24,7 +23,7 @@ from regard.errors import (
     shape_text,
     with_article,
 )
-from regard.indexing import Box, narrow
+from regard.indexing import Box
 from regard.masks.block_mask import block_mask_of
 from regard.masks.columns import Columns, around, hull, length, overlap
 from regard.masks.drawing import drawing
@@ -34,14 +33,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Both",
-    "Drop",
     "Either",
-    "Keep",
     "Mask",
     "MaskLike",
     "Not",
     "PointMask",
     "as_mask",
+    "no_mask",
     "pick",
 ]
 
@@ -261,6 +259,8 @@ def as_mask(mask: object) -> Mask:
     if isinstance(mask, Mask):
         return mask
     if isinstance(mask, Tensor) and mask.dtype == torch.bool:
+        from regard.masks.keep import Keep  # a mask, too
+
         return Keep(mask)
     if isinstance(mask, type) and issubclass(mask, Mask):
         raise TypeError(
@@ -272,7 +272,7 @@ def as_mask(mask: object) -> Mask:
 
         if (flex := flex_mask(cast(object, mask))) is not None:
             return flex
-    raise _no_mask(cast(object, mask))
+    raise no_mask(cast(object, mask))
 
 
 def pick(tensor: Tensor, *index: Tensor) -> Tensor:
@@ -281,7 +281,8 @@ def pick(tensor: Tensor, *index: Tensor) -> Tensor:
     return tensor[tuple(torch.zeros_like(at) if length == 1 else at for at, length in axes)]
 
 
-def _no_mask(mask: object) -> TypeError:
+def no_mask(mask: object) -> TypeError:
+    """What is said of something that is no mask."""
     came = kind_text(mask)
     if isinstance(mask, Tensor):
         came = with_article(f"{dtype_text(mask.dtype)} tensor")
@@ -291,97 +292,6 @@ def _no_mask(mask: object) -> TypeError:
         "    To add numbers to the scores, pass bias=. For nn.MultiheadAttention's convention "
         "(True = may not), use Drop(mask)."
     )
-
-
-def _check_bool(mask: object) -> None:
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        raise _no_mask(mask)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Keep(Mask):
-    """A bool tensor in which True means *may attend*, as in ``scaled_dot_product_attention``.
-
-    Args:
-        mask: bool, broadcastable to (..., num_heads, q_len, kv_len). For padding of shape
-            (batch, kv_len) pass ``mask[:, None, None, :]``; as it is, with batch = q_len, it would
-            be taken for (q_len, kv_len).
-
-    Raises:
-        TypeError: not a bool tensor.
-
-    Example:
-        >>> import torch, regard
-        >>> x = torch.zeros(3, 1)
-        >>> regard.attend(x, x, mask=regard.Keep(torch.tensor([True, False, True])))[0]
-        tensor([0.5000, 0.0000, 0.5000])
-    """
-
-    mask: Tensor
-
-    def __post_init__(self) -> None:
-        _check_bool(self.mask)
-
-    def bind(self, shape: torch.Size, device: torch.device) -> Mask:
-        return Keep(check_broadcast("mask", self.mask, shape, device))
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> Mask:
-        return Keep(function(self.mask))
-
-    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> Columns:
-        return Columns(slice(0, shape[-1]), slice(0, 0))
-
-    def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
-        return narrow(self.mask, box.at_both)
-
-    def mask_mod(self, shape: torch.Size) -> PointMask:
-        return lambda b, h, q_idx, kv_idx: pick(self.mask, b, h, q_idx, kv_idx)
-
-    @property
-    def text(self) -> str:
-        return f"Keep({shape_text(self.mask.shape)})"
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Drop(Mask):
-    """A bool tensor in which True means *may not attend*, as in ``nn.MultiheadAttention``.
-
-    Args:
-        mask: bool, broadcastable to (..., num_heads, q_len, kv_len).
-
-    Raises:
-        TypeError: not a bool tensor.
-
-    Example:
-        >>> import torch, regard
-        >>> x = torch.zeros(3, 1)
-        >>> regard.attend(x, x, mask=regard.Drop(torch.tensor([False, True, False])))[0]
-        tensor([0.5000, 0.0000, 0.5000])
-    """
-
-    mask: Tensor
-
-    def __post_init__(self) -> None:
-        _check_bool(self.mask)
-
-    def bind(self, shape: torch.Size, device: torch.device) -> Mask:
-        return Keep(~self.mask).bind(shape, device)
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> Mask:
-        return Drop(function(self.mask))
-
-    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> Columns:
-        return Columns(slice(0, shape[-1]), slice(0, 0))
-
-    def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
-        return ~narrow(self.mask, box.at_both)
-
-    def mask_mod(self, shape: torch.Size) -> PointMask:
-        return lambda b, h, q_idx, kv_idx: ~pick(self.mask, b, h, q_idx, kv_idx)
-
-    @property
-    def text(self) -> str:
-        return f"Drop({shape_text(self.mask.shape)})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
