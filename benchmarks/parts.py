@@ -6,7 +6,6 @@ On one thread, so that nothing waits for the other: beside its floor it shows wh
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 import regard
@@ -14,7 +13,7 @@ from benchmarks.case import Case, Effort, Measured, middle, passes
 from benchmarks.questions import BEST, WEIGHTS
 from benchmarks.sides import Work, forward
 from benchmarks.tensors import random_inputs
-from benchmarks.turns import in_turns
+from benchmarks.turns import in_turns, one_thread
 
 __all__ = ["CASES"]
 
@@ -41,15 +40,11 @@ def adds(name: str) -> Case:
         return lambda: matrix.reduce(*reductions, backend="blocks") if reductions else None
 
     def measure(effort: Effort) -> Measured:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
+        with one_thread():
             inputs = random_inputs(effort.tokens, 1)
             matrix = regard.attend(inputs.query, inputs.key)
             works = [asked(inputs.value, matrix, count) for count in (len(names), len(names) - 1)]
             with_it, without, peer = in_turns((*works, forward()(inputs)), effort.repetitions)
-        finally:
-            torch.set_num_threads(threads)
         return middle([(a - b) / c for a, b, c in zip(with_it, without, peer, strict=True)])
 
     return Case(

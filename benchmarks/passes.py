@@ -17,7 +17,7 @@ from benchmarks.patterns import WINDOW
 from benchmarks.questions import ALL, QUESTIONS
 from benchmarks.sides import Prepare, backward, forward
 from benchmarks.tensors import Inputs, random_inputs
-from benchmarks.turns import ratio
+from benchmarks.turns import one_thread, ratio
 
 __all__ = ["CASES"]
 
@@ -110,12 +110,8 @@ def case(name: str, dtype: torch.dtype = torch.float32) -> Case:
     """The share of a forward of the same dtype, on one thread."""
 
     def measure(effort: Effort) -> Measured:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
+        with one_thread():
             return best(name, random_inputs(effort.tokens, 1, dtype=dtype), effort.repetitions)
-        finally:
-            torch.set_num_threads(threads)
 
     kind = "" if dtype == torch.float32 else ", bfloat16"
     return Case("passes", name + kind, "forwards", measure, (TOKENS,))

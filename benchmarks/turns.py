@@ -1,13 +1,16 @@
 """Seconds of several works, taken in turns: a busy machine then slows all of them alike."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
 from time import perf_counter
 
+import torch
+
 from benchmarks.case import Measured, middle, quartiles
 
-__all__ = ["Work", "beside_forward", "in_turns", "ratio", "seconds"]
+__all__ = ["Work", "beside_forward", "in_turns", "one_thread", "ratio", "seconds"]
 
 Work = Callable[[], object]
 
@@ -22,6 +25,17 @@ def seconds(work: Work) -> float:
     start = perf_counter()
     work()
     return perf_counter() - start
+
+
+@contextmanager
+def one_thread() -> Generator[None, None, None]:
+    """PyTorch computes on one thread inside the block."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def in_turns(works: Sequence[Work], repetitions: int, fewest: int = FEWEST) -> list[list[float]]:

@@ -330,7 +330,7 @@ class Handwritten:
         numbers = [_one_number(bound) for bound in bounds if bound is not None]
         if self._tracks.scores_of(source) is None or None in numbers:
             self.pass_on(operation)
-        elif all(abs(cast(float, number)) >= FAR for number in numbers):
+        elif all(abs(cast(float, number)) >= _BEYOND_SCORES for number in numbers):
             self._copy(operation)
         else:
             self._lose(operation)
@@ -443,8 +443,7 @@ def _one_number(value: object) -> float | None:
     return float(first) if first is not None and bool((value == first).all()) else None
 
 
-FAR = 1e4
-"""No score is as far from 0 as this."""
+_BEYOND_SCORES = 1e4  # no score is as far from 0
 
 aten = torch.ops.aten
 _OPERATIONS: dict[str, tuple[Callable[..., Any], ...]] = {

@@ -40,7 +40,8 @@ def layout_of(
         dim: the axis along which the weights sum to 1.
         passed: the axes that the scores had on their way; those that split the batch further are
             taken.
-        given: what the modules were given, which tells a batch from heads where one axis is both.
+        given: the first tensor of each running forward, which tells a batch from heads where one
+            axis is both.
 
     Raises:
         Untold: there are no rows of a query, or no whole row of keys.

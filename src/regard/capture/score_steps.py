@@ -99,7 +99,8 @@ def attention(
         axes: of the tensor that the softmax was taken of.
         dim: the axis along which its weights sum to 1.
         weights: what the softmax gave, compared in two rows.
-        given: what the modules were given, which tells a batch from heads where one axis is both.
+        given: the first tensor of each running forward, which tells a batch from heads where one
+            axis is both.
 
     Returns:
         The matrix of the model's own tensors, with the axes of the softmax; where the model's axes
