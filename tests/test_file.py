@@ -14,6 +14,7 @@ import torch
 
 import regard
 from regard.see import file as page_file
+from regard.see import template
 from regard.see.file import write_page
 
 HOSTILE = [
@@ -265,6 +266,7 @@ def test_the_policy_allows_this_code_this_style_and_nothing_else(tmp_path: Path)
         f"script-src 'sha256-{digest(blocks.scripts['code'])}'",
         f"style-src 'sha256-{digest(blocks.style)}'",
         "worker-src blob:",
+        "connect-src 'none'",
         "base-uri 'none'",
         "form-action 'none'",
     ]
@@ -296,7 +298,7 @@ def test_when_writing_fails_the_old_file_stays_whole(
     def full(data: list[str]) -> list[str]:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(page_file, "_filled_template", full)
+    monkeypatch.setattr(page_file, "filled_template", full)
     with pytest.raises(OSError, match="No space left on device"):
         write_page(recorded(layers=3), path)
     assert path.read_bytes() == old
@@ -321,15 +323,15 @@ def test_progress_counts_the_layers(tmp_path: Path) -> None:
 
 def test_a_module_that_breaks_the_rule_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        page_file, "_source", lambda name: "export { a };\n" if name == "main.js" else ""
+        template, "_source", lambda name: "export { a };\n" if name == "main.js" else ""
     )
     with pytest.raises(
         regard.RegardError, match=r"main\.js has an import or export in another form"
     ):
-        page_file._script()
+        template._script()
 
 
 def test_every_module_of_the_page_is_joined() -> None:
     folder = Path(page_file.__file__).parent / "page"
-    script = page_file._script()
+    script = template._script()
     assert all(f"const module_{path.stem} = " in script for path in folder.glob("*.js"))

@@ -4,42 +4,29 @@ The file holds the page's own code, the tokens, a small map of every head, and f
 query and the key, from which the browser computes exact rows of weights by itself.
 """
 
-import base64
-import ctypes
-import hashlib
-import json
 import math
-import re
 import zlib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
-from importlib.resources import files
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.indexing import Box
-from regard.masks import Mask
 from regard.matrix import AttentionMatrix
 from regard.recording import Recording
 from regard.scores import QueryKey
-from regard.tokens import Token
+from regard.see.intervals import IRREGULAR, intervals
+from regard.see.manifest import PageLayer, first_sequence, manifest, page_layers
+from regard.see.packing import packed
+from regard.see.template import filled_template, json_block
 
 __all__ = ["write_page"]
 
 MIB = 2**20
 FULL_PRECISION = 8 * MIB
 MOST_WEIGHTS = 2**25  # a layer that can only be held as weights is held in memory on the way
-SMALL = 32
 SAMPLED_ROWS = 32
-
-_MODULE_IMPORT = re.compile(r'^import \{ ([\w, ]+) \} from "\./(\w+)\.js";$', re.MULTILINE)
-_MODULE_EXPORT = re.compile(r"^export ((?:async )?(?:function\*?|class|const) (\w+))", re.MULTILINE)
-_DOC_COMMENT = re.compile(r"^[ \t]*/\*\*(?:(?!\*/).)*\*/\n", re.MULTILINE | re.DOTALL)
-_PLACE = re.compile(r"\{\{(\w+)\}\}")
 
 
 def write_page(
@@ -117,27 +104,6 @@ def _places(recording: Recording, layers: Iterable[str | int] | None) -> set[int
     return places
 
 
-# The data
-
-
-@dataclass
-class _Layer:
-    """One layer as the page gets it; payload.js documents each field."""
-
-    name: str
-    num_heads: int
-    q_len: int
-    kv_len: int
-    overview: dict[str, Any]
-    kind: str = "map"
-    num_kv_heads: int = 0
-    head_dim: int = 0
-    scale: float = 1.0
-    dtype: str = "float32"
-    deviation: float = 0.0
-    span_heads: int = 0
-
-
 def _page(
     recording: Recording,
     title: str,
@@ -146,74 +112,18 @@ def _page(
     limit: int,
     progress: Callable[[int, int], None] | None,
 ) -> list[str]:
-    matrices = [_first_sequence(recording[name]) for name in recording]
-    layers: list[_Layer] = []
-    for name, matrix in zip(recording, matrices, strict=True):
-        num_heads, q_len, kv_len = matrix.shape
-        layers.append(_Layer(name, num_heads, q_len, kv_len, _small_map(matrix)))
-        if progress is not None:
-            progress(len(layers), len(matrices))
+    matrices = [first_sequence(recording[name]) for name in recording]
+    layers = page_layers(recording, progress)
     blocks = _blocks(layers, matrices, wanted, min(limit, FULL_PRECISION), torch.float32)
     if len(blocks) < len(wanted):
         blocks = _blocks(layers, matrices, wanted, limit, torch.float16)
-    first = recording[0]
-    manifest = {
-        "version": 1,
-        "title": title,
-        "opened": opened,
-        "model": recording.model,
-        "batch": math.prod(first.shape[:-3]),
-        "one_text": recording.key_tokens == recording.query_tokens,
-        "query_tokens": _token_lists(recording.query_tokens),
-        "key_tokens": _token_lists(recording.key_tokens),
-        "layers": [asdict(layer) for layer in layers],
-    }
-    data = [_json_block("recording", manifest)]
-    data += [_json_block(f"layer-{place}", block) for place, block in blocks.items()]
-    return _filled_template(data)
-
-
-def _first_sequence(matrix: AttentionMatrix) -> AttentionMatrix:
-    """(num_heads, q_len, kv_len): of every other axis the first entry."""
-    matrix = matrix.detach()
-    while matrix.ndim > 3:
-        matrix = matrix[0]
-    if matrix.ndim == 2:
-        source = matrix.source.map(lambda tensor: tensor[None])
-        mask = matrix.mask
-        return AttentionMatrix(source, None if mask is None else _with_head_axis(mask, matrix))
-    return matrix
-
-
-def _with_head_axis(mask: Mask, matrix: AttentionMatrix) -> Mask:
-    shape = torch.Size((1, *matrix.shape))
-    return mask.map(lambda tensor: tensor[None]).bind(shape, matrix.device)
-
-
-def _token_lists(tokens: Sequence[Token] | None) -> dict[str, Any] | None:
-    if tokens is None:
-        return None
-    return {
-        "texts": [token.text for token in tokens],
-        "special": [place for place, token in enumerate(tokens) if token.special],
-    }
-
-
-def _small_map(matrix: AttentionMatrix) -> dict[str, Any]:
-    """The pooled matrix; a mean is maximum * (level / 255)²: fine steps where weights are small."""
-    means = matrix.pool(SMALL, SMALL).float().nan_to_num(0.0)
-    maximum = float(means.max())
-    levels = (means / maximum).sqrt() * 255 if maximum > 0 else means
-    return {
-        "rows": means.shape[-2],
-        "columns": means.shape[-1],
-        "maximum": maximum,
-        "levels": _base64(_bytes(levels.round().to(torch.uint8))),
-    }
+    data = [json_block("recording", manifest(recording, layers, title=title, opened=opened))]
+    data += [json_block(f"layer-{place}", block) for place, block in blocks.items()]
+    return filled_template(data)
 
 
 def _blocks(
-    layers: list[_Layer],
+    layers: list[PageLayer],
     matrices: list[AttentionMatrix],
     wanted: set[int],
     limit: int,
@@ -247,22 +157,22 @@ def _least_size(matrix: AttentionMatrix, dtype: torch.dtype) -> int:
     return numbers * dtype.itemsize // 4
 
 
-def _embed(layer: _Layer, matrix: AttentionMatrix, dtype: torch.dtype) -> dict[str, str]:
-    spans = _spans(matrix)
+def _embed(layer: PageLayer, matrix: AttentionMatrix, dtype: torch.dtype) -> dict[str, str]:
+    spans = intervals(matrix)
     source = matrix.source
     layer.dtype = str(dtype).removeprefix("torch.")
     block: dict[str, str] = {}
     if isinstance(spans, Tensor):
         layer.span_heads = spans.shape[0]
-        block["spans"] = _packed(spans, zlib.Z_DEFAULT_STRATEGY)
+        block["spans"] = packed(spans, zlib.Z_DEFAULT_STRATEGY)
     more = isinstance(source, QueryKey) and (source.bias is not None or not source.plain)
-    if not isinstance(source, QueryKey) or more or spans is _IRREGULAR:
+    if not isinstance(source, QueryKey) or more or spans is IRREGULAR:
         if math.prod(matrix.shape) > MOST_WEIGHTS:
             return {}  # its small map only
         layer.kind = "weights"
         weights = _rounded_weights(matrix, dtype)
         layer.deviation = 2**-12 if dtype == torch.float16 else 0.0
-        return block | {"weights": _packed(weights, zlib.Z_DEFAULT_STRATEGY)}
+        return block | {"weights": packed(weights, zlib.Z_DEFAULT_STRATEGY)}
     layer.kind = "query-key"
     query, query_unit = _stored(source.query, dtype)
     key, key_unit = _stored(source.key, dtype)
@@ -273,8 +183,8 @@ def _embed(layer: _Layer, matrix: AttentionMatrix, dtype: torch.dtype) -> dict[s
         layer.deviation = _deviation(matrix, rounded)
     # Query and key look like noise: searching them for repetitions finds none and takes long.
     return block | {
-        "query": _packed(query, zlib.Z_HUFFMAN_ONLY),
-        "key": _packed(key, zlib.Z_HUFFMAN_ONLY),
+        "query": packed(query, zlib.Z_HUFFMAN_ONLY),
+        "key": packed(key, zlib.Z_HUFFMAN_ONLY),
     }
 
 
@@ -305,140 +215,3 @@ def _rounded_weights(matrix: AttentionMatrix, dtype: torch.dtype) -> Tensor:
 def _weights(matrix: AttentionMatrix, rows: slice) -> Tensor:
     part = matrix[..., rows, :]
     return part.to_dense() if isinstance(part, AttentionMatrix) else part
-
-
-# Masks
-
-_IRREGULAR = "the allowed keys of a row are more than one interval"
-
-
-def _spans(matrix: AttentionMatrix) -> Tensor | str | None:
-    """For each row the first allowed key and the one past the last, (1 or num_heads, q_len, 2).
-
-    None where every key is allowed; ``_IRREGULAR`` where a row's keys are no single interval.
-    """
-    if matrix.mask is None:
-        return None
-    kv_len = matrix.shape[-1]
-    found: list[Tensor] = []
-    rows = max(1, 2**24 // (kv_len * matrix.shape[0]))
-    for start in range(0, matrix.shape[-2], rows):
-        part = slice(start, min(start + rows, matrix.shape[-2]))
-        spans = _row_spans(matrix.mask, matrix, part)
-        if spans is None:
-            return _IRREGULAR
-        found.append(spans)
-    heads = max(spans.shape[0] for spans in found)
-    joined = torch.cat([spans.expand(heads, -1, -1) for spans in found], dim=1).int()
-    if bool((joined == joined[:1]).all()):
-        joined = joined[:1]
-    everything = torch.tensor([0, kv_len], device=joined.device)
-    return None if bool((joined == everything).all()) else joined
-
-
-def _row_spans(mask: Mask, matrix: AttentionMatrix, rows: slice) -> Tensor | None:
-    kv_len = matrix.shape[-1]
-    box = Box((slice(0, matrix.shape[0]),), rows, slice(0, kv_len))
-    block = mask.block(box, matrix.shape, matrix.device)
-    heads = block.shape[0] if block.ndim == 3 else 1
-    allowed = block.expand(heads, rows.stop - rows.start, kv_len).to(torch.uint8)
-    count = allowed.sum(-1)
-    first = allowed.argmax(-1)
-    end = kv_len - allowed.flip(-1).argmax(-1)
-    if bool(((count > 0) & (end - first != count)).any()):
-        return None
-    return torch.stack((first, torch.where(count > 0, end, first)), dim=-1)
-
-
-# Bytes
-
-
-def _packed(tensor: Tensor, strategy: int) -> str:
-    """Little-endian bytes, first bytes together, then second ones, ...; deflate; base64.
-
-    Apart, the bytes that hold sign and exponent compress well; `unpack` in payload.js undoes it.
-    """
-    flat = tensor.contiguous().cpu().view(torch.uint8).reshape(-1, tensor.element_size())
-    deflate = zlib.compressobj(6, zlib.DEFLATED, zlib.MAX_WBITS, 9, strategy)
-    return _base64(deflate.compress(_bytes(flat.T)) + deflate.flush())
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    """The tensor's memory, without numpy, which torch does not bring along."""
-    whole = tensor.contiguous().cpu()
-    return ctypes.string_at(whole.data_ptr(), whole.nbytes)
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")
-
-
-def _json_block(name: str, value: object) -> str:
-    """JSON that cannot end its script element, whatever the tokens say."""
-    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return f'<script type="application/json" id="{name}">{text}</script>\n'
-
-
-# The page
-
-
-def _filled_template(data: list[str]) -> list[str]:
-    style, code = _source("page.css"), _script()
-    policy = "; ".join(
-        (
-            "default-src 'none'",
-            f"script-src 'sha256-{_digest(code)}'",
-            f"style-src 'sha256-{_digest(style)}'",
-            "worker-src blob:",
-            "base-uri 'none'",
-            "form-action 'none'",
-        )
-    )
-    parts = {"policy": [policy], "style": [style], "code": [code], "data": data}
-    page: list[str] = []
-    # split() alternates text and names, so nothing inside data or code is taken for a place.
-    for i, piece in enumerate(_PLACE.split(_source("index.html"))):
-        page += [piece] if i % 2 == 0 else parts[piece]
-    return page
-
-
-def _source(name: str) -> str:
-    text = files("regard.see").joinpath("page", name).read_text(encoding="utf-8")
-    return "".join(c if c.isascii() else _escaped(c, name) for c in text)
-
-
-def _escaped(character: str, name: str) -> str:
-    """The file is pure ASCII, so no server or editor can misread it."""
-    if name.endswith(".html"):
-        return f"&#{ord(character)};"
-    return f"\\u{{{ord(character):x}}}" if name.endswith(".js") else f"\\{ord(character):06x}"
-
-
-def _digest(text: str) -> str:
-    return _base64(hashlib.sha256(text.encode()).digest())
-
-
-def _script() -> str:
-    """All modules as one script: each a function of its own that returns its exports."""
-    joined: dict[str, str] = {}
-    _join("main", joined)
-    script = "\n".join(joined.values())
-    if "</script" in script.lower() or "<!--" in script:
-        raise RegardError("the page's code contains '</script' or '<!--' and cannot be inlined.")
-    return script
-
-
-def _join(name: str, joined: dict[str, str]) -> None:
-    """Adds a module after those it imports; main.js states the rule that makes this safe."""
-    source = _DOC_COMMENT.sub("", _source(f"{name}.js"))
-    for _, other in _MODULE_IMPORT.findall(source):
-        if other not in joined:
-            _join(other, joined)
-    exports = ", ".join(exported for _, exported in _MODULE_EXPORT.findall(source))
-    source = _MODULE_IMPORT.sub(r"const { \1 } = module_\2;", source)
-    source = _MODULE_EXPORT.sub(r"\1", source)
-    if re.search(r"^(import|export)\b", source, re.MULTILINE):
-        raise RegardError(f"{name}.js has an import or export in another form than main.js asks.")
-    joined[name] = f"const module_{name} = (() => {{\n{source}\nreturn {{ {exports} }};\n}})();"

@@ -1,0 +1,184 @@
+"""What every host of the page is told of a recording: its tokens, its layers, their small maps."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+
+from regard.masks import Mask
+from regard.matrix import AttentionMatrix
+from regard.recording import Recording
+from regard.see.packing import base64_text, memory
+from regard.tokens import Token
+
+__all__ = [
+    "PageLayer",
+    "first_sequence",
+    "live_layers",
+    "manifest",
+    "page_layers",
+    "small_map",
+]
+
+SMALL = 32
+
+
+@dataclass
+class PageLayer:
+    """One layer as the page gets it; payload.js documents each field.
+
+    The file's writer fills in what its block holds; of a live layer the host is asked.
+    """
+
+    name: str
+    num_heads: int
+    q_len: int
+    kv_len: int
+    overview: dict[str, Any] | None = None
+    kind: Literal["map", "query-key", "weights", "live"] = "map"
+    num_kv_heads: int = 0
+    head_dim: int = 0
+    scale: float = 1.0
+    dtype: str = "float32"
+    deviation: float = 0.0
+    span_heads: int = 0
+
+
+def page_layers(
+    recording: Recording, progress: Callable[[int, int], None] | None = None
+) -> list[PageLayer]:
+    """Each layer with its small map.
+
+    Args:
+        recording: what was seen.
+        progress: called with the layers done and the layers in all.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.see.manifest import page_layers
+        >>> A = regard.attend(torch.randn(2, 5, 4), torch.randn(2, 5, 4))
+        >>> page_layers(regard.Recording({"layer": A}))[0].overview["rows"]
+        5
+    """
+    layers = live_layers(recording)
+    for done, layer in enumerate(layers, start=1):
+        layer.kind = "map"
+        layer.overview = small_map(first_sequence(recording[layer.name]))
+        if progress is not None:
+            progress(done, len(layers))
+    return layers
+
+
+def live_layers(recording: Recording) -> list[PageLayer]:
+    """Each layer, for a host that answers every question itself; nothing is computed.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.see.manifest import live_layers
+        >>> A = regard.attend(torch.randn(2, 5, 4), torch.randn(2, 5, 4))
+        >>> live_layers(regard.Recording({"layer": A}))[0].kind
+        'live'
+    """
+    layers: list[PageLayer] = []
+    for name in recording:
+        num_heads, q_len, kv_len = first_sequence(recording[name]).shape
+        layers.append(PageLayer(name, num_heads, q_len, kv_len, kind="live"))
+    return layers
+
+
+def manifest(
+    recording: Recording,
+    layers: Sequence[PageLayer],
+    *,
+    title: str,
+    opened: tuple[int | None, int | None] = (None, None),
+) -> dict[str, Any]:
+    """What the page reads first, as JSON has it.
+
+    Args:
+        recording: what was seen.
+        layers: its layers, as ``page_layers`` or ``live_layers`` gives them.
+        title: what stands at the top.
+        opened: places of the layer and the head that it shows first; the first ones for None.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.see.manifest import live_layers, manifest
+        >>> A = regard.attend(torch.randn(2, 5, 4), torch.randn(2, 5, 4))
+        >>> seen = regard.Recording({"layer": A})
+        >>> manifest(seen, live_layers(seen), title="A run")["layers"][0]["q_len"]
+        5
+    """
+    return {
+        "version": 1,
+        "title": title,
+        "opened": opened,
+        "model": recording.model,
+        "batch": math.prod(recording[0].shape[:-3]),
+        "one_text": recording.key_tokens == recording.query_tokens,
+        "query_tokens": _token_lists(recording.query_tokens),
+        "key_tokens": _token_lists(recording.key_tokens),
+        "layers": [asdict(layer) for layer in layers],
+    }
+
+
+def first_sequence(matrix: AttentionMatrix) -> AttentionMatrix:
+    """The first entry of a batch.
+
+    Args:
+        matrix: (..., num_heads, q_len, kv_len), or (q_len, kv_len).
+
+    Returns:
+        (num_heads, q_len, kv_len): of every other axis the first entry.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.see.manifest import first_sequence
+        >>> first_sequence(regard.attend(torch.randn(5, 4), torch.randn(5, 4))).shape
+        torch.Size([1, 5, 5])
+    """
+    matrix = matrix.detach()
+    while matrix.ndim > 3:
+        matrix = matrix[0]
+    if matrix.ndim == 2:
+        source = matrix.source.map(lambda tensor: tensor[None])
+        mask = matrix.mask
+        return AttentionMatrix(source, None if mask is None else _with_head_axis(mask, matrix))
+    return matrix
+
+
+def _with_head_axis(mask: Mask, matrix: AttentionMatrix) -> Mask:
+    shape = torch.Size((1, *matrix.shape))
+    return mask.map(lambda tensor: tensor[None]).bind(shape, matrix.device)
+
+
+def _token_lists(tokens: Sequence[Token] | None) -> dict[str, Any] | None:
+    if tokens is None:
+        return None
+    return {
+        "texts": [token.text for token in tokens],
+        "special": [place for place, token in enumerate(tokens) if token.special],
+    }
+
+
+def small_map(matrix: AttentionMatrix) -> dict[str, Any]:
+    """The pooled matrix; a mean is maximum * (level / 255)²: fine steps where weights are small.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.see.manifest import small_map
+        >>> weights = torch.eye(3)[None]
+        >>> small_map(regard.AttentionMatrix.from_weights(weights))["maximum"]
+        1.0
+    """
+    means = matrix.pool(SMALL, SMALL).float().nan_to_num(0.0)
+    maximum = float(means.max())
+    levels = (means / maximum).sqrt() * 255 if maximum > 0 else means
+    return {
+        "rows": means.shape[-2],
+        "columns": means.shape[-1],
+        "maximum": maximum,
+        "levels": base64_text(memory(levels.round().to(torch.uint8))),
+    }
