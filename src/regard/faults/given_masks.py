@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Literal
 
 import torch
@@ -85,13 +86,14 @@ def forms_of(argument: Argument, source: str) -> Iterator[Form]:
     turned = re.search(rf"{argument.name}\s*==\s*0|1(\.0)?\s*-\s*{argument.name}\b", source)
     drops = _DROPS.search(name) is not None and turned is None
     sure = drops or _KEEPS.search(name) is not None
+    meanings = (not drops,) if sure else (True, False)
     keys: list[Form] = []
-    for axes in ("keys", "keys4"):
+    for axes, keeps in product(("keys", "keys4"), meanings):
         kinds = ("long", "bool") if sure and not drops else ("bool", "long")
-        keys += [Form(argument.name, axes, kind, not drops, sure) for kind in kinds]
+        keys += [Form(argument.name, axes, kind, keeps, sure) for kind in kinds]
     pairs: list[Form] = []
-    for axes in ("pairs", "batch_pairs", "pairs4"):
-        pairs += [Form(argument.name, axes, kind, not drops, sure) for kind in ("bool", "long")]
+    for axes, keeps in product(("pairs", "batch_pairs", "pairs4"), meanings):
+        pairs += [Form(argument.name, axes, kind, keeps, sure) for kind in ("bool", "long")]
     first, second = (keys, pairs) if _PADDING.search(name) and name != "mask" else (pairs, keys)
     yield from first
     yield from second
