@@ -15,6 +15,8 @@ import { bringIntoView, zoomBy } from "./travel.js";
 
 /** @type {Record<string, [number, number]>} */
 const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+/** @type {Record<string, import("./state.js").State["view"]>} */
+const VIEW_OF_KEY = { 1: "overview", 2: "map", 3: "text", 4: "steps", 5: "segments" };
 const SCALES = /** @type {const} */ (["linear", "log", "row"]);
 
 /** @type {Binding[]} */
@@ -64,6 +66,12 @@ export const BINDINGS = [
     shown: "/",
     does: "find a token or a phrase; Enter goes on",
     run: () => document.getElementById("find")?.focus(),
+  },
+  {
+    keys: Object.keys(VIEW_OF_KEY),
+    shown: "1 – 5",
+    does: "overview, map, text, steps, segments",
+    run: (page, key) => page.store.set({ view: VIEW_OF_KEY[key] }),
   },
   { keys: ["?"], shown: "?", does: "this help", run: (page) => page.help() },
 ];

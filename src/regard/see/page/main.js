@@ -23,6 +23,7 @@ import { blockSentence, ReadingView } from "./sentence.js";
 import { Store } from "./state.js";
 import { forAxis, sinksOf } from "./tokens.js";
 import { followPointer } from "./travel.js";
+import { Views } from "./views.js";
 
 /**
  * @typedef {import("./state.js").State} State
@@ -38,19 +39,20 @@ export class Page {
     this.maps = recording.layers.map(smallMap);
     /** @type {Map<string, {queries: Token[], keys: Token[]}>} */ this.axesOf = new Map();
     this.store = new Store(this.freshState(), (state) => this.fitted(state));
-    this.client = new Client(recording.layers, ({ q_len, kv_len }) =>
+    this.source = new Client(recording.layers, ({ q_len, kv_len }) =>
       sinksOf(this.axesFor(q_len, kv_len).keys),
     );
     this.look = this.themed();
     /** @type {Reading | null} */ this.reading = null;
     this.remembering = 0;
     this.overview = new Overview(part("overview"), recording.layers, this.maps, this.store);
-    this.map = new MapView(part("stage"), this);
+    this.map = new MapView(part("view-map"), this);
     this.prose = new Prose(part("prose"), this);
+    this.views = new Views({ map: this.map });
     this.words = new ReadingView(this);
     this.controls = new Controls(this);
     this.reader = new Reader(
-      this.client,
+      this.source,
       (reading) => this.read(reading),
       (error) => this.damaged(error),
     );
@@ -80,6 +82,7 @@ export class Page {
     const { queries } = this.axesFor(q_len, kv_len);
     const words = queries.flatMap((token, i) => (token.special ? [] : [i]));
     return {
+      view: "map",
       layer,
       head: opened[1] ?? 0,
       query: words.at(-1) ?? q_len - 1,
@@ -103,6 +106,8 @@ export class Page {
     const zoom = Math.max(1, state.zoom);
     return {
       ...state,
+      // The store asks before there are views.
+      view: !this.views || this.views.has(state.view) ? state.view : "map",
       layer,
       zoom,
       head: within(state.head, num_heads),
@@ -179,7 +184,7 @@ export class Page {
       this.unit(state),
       this.look.ramp,
     );
-    this.map.update(state, changed);
+    this.views.update(state, changed);
     this.reader.update(state, changed);
     if (this.recording.layers[state.layer].kind === "map") this.readBlock(state);
     else if (this.reading && ["scale", "side", "theme"].some((name) => changed.has(name)))

@@ -134,7 +134,7 @@ export class MapView {
       rows: /** @type {[number, number]} */ ([frame.row, frame.row + frame.rows]),
       columns: /** @type {[number, number]} */ ([frame.column, frame.column + frame.columns]),
     };
-    this.page.client
+    this.page.source
       .map(part, (top, values) => this.receive(picture, top, values))
       .catch((error) => this.page.damaged(error));
   }

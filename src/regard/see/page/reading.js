@@ -20,12 +20,12 @@ const CAUSES = ["layer", "head", "hidden", "query", "key", "hover"];
 
 export class Reader {
   /**
-   * @param {import("./client.js").Client} client
+   * @param {import("./client.js").Client} source
    * @param {(reading: Reading) => void} onReading
    * @param {(error: Error) => void} onDamage
    */
-  constructor(client, onReading, onDamage) {
-    this.client = client;
+  constructor(source, onReading, onDamage) {
+    this.source = source;
     this.onReading = onReading;
     this.onDamage = onDamage;
     this.latest = 0;
@@ -35,7 +35,7 @@ export class Reader {
   update(state, changed) {
     if (!CAUSES.some((name) => changed.has(name))) return;
     const turn = ++this.latest;
-    if (this.client.layers[state.layer].kind === "map") return;
+    if (this.source.layers[state.layer].kind === "map") return;
     this.read(state, (reading) => turn === this.latest && this.onReading(reading)).catch((error) => {
       if (turn === this.latest) this.onDamage(error);
     });
@@ -53,14 +53,14 @@ export class Reader {
     let column = null;
     if (query === null) {
       key ??= 0;
-      column = await this.client.column(which, key);
+      column = await this.source.column(which, key);
       query = strongest(column);
     }
-    const { values: row, mask } = await this.client.row(which, query);
+    const { values: row, mask } = await this.source.row(which, query);
     key ??= strongest(row);
     if (!column) {
       onReading({ ...which, query, key, row, mask, column: null });
-      column = await this.client.column(which, key);
+      column = await this.source.column(which, key);
     }
     onReading({ ...which, query, key, row, mask, column });
   }

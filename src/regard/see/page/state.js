@@ -7,6 +7,7 @@
  * @property {number | null} key null: the one the query gives the most
  *
  * @typedef {object} State
+ * @property {"overview" | "map" | "text" | "steps" | "segments"} view
  * @property {number} layer
  * @property {number} head
  * @property {number | null} query chosen; null for a moment, as in a Cell
@@ -25,6 +26,7 @@
  */
 
 const WORDS = {
+  view: ["overview", "map", "text", "steps", "segments"],
   scale: ["linear", "log", "row"],
   side: ["looks", "looked"],
   theme: ["auto", "light", "dark"],

@@ -1,0 +1,42 @@
+/**
+ * The views of the stage, one tab each. All share the state; the open one draws itself.
+ *
+ * @typedef {import("./state.js").State} State
+ *
+ * @typedef {object} View
+ * @property {(state: State, changed: Set<string>) => void} update draws what changed; everything
+ *   changed when the view is opened
+ */
+
+export class Views {
+  /** @param {Partial<Record<State["view"], View>>} views those that this recording has */
+  constructor(views) {
+    this.views = views;
+    /** @type {string} */ this.open = "";
+    for (const name of Object.keys(views)) {
+      const tab = document.querySelector(`button[data-set="view=${name}"]`);
+      /** @type {HTMLElement} */ (tab).hidden = false;
+    }
+  }
+
+  /** @param {string} name @returns {boolean} */
+  has(name) {
+    return name in this.views;
+  }
+
+  /** @param {State} state @param {Set<string>} changed */
+  update(state, changed) {
+    const opened = state.view !== this.open;
+    if (opened) {
+      this.open = state.view;
+      document.body.dataset.view = state.view;
+      for (const name of Object.keys(this.views)) section(name).hidden = name !== state.view;
+    }
+    this.views[state.view]?.update(state, opened ? new Set(Object.keys(state)) : changed);
+  }
+}
+
+/** @param {string} name @returns {HTMLElement} */
+function section(name) {
+  return /** @type {HTMLElement} */ (document.getElementById(`view-${name}`));
+}
