@@ -8,6 +8,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,9 +25,13 @@ from regard.see.template import filled_template, json_block
 __all__ = ["write_page"]
 
 MIB = 2**20
-FULL_PRECISION = 8 * MIB
+FULL_PRECISION = MIB // 2
+NEARLY_FULL_PRECISION = 8 * MIB
 MOST_WEIGHTS = 2**25  # a layer that can only be held as weights is held in memory on the way
 SAMPLED_ROWS = 32
+
+Stored: TypeAlias = Literal["float32", "float24", "float16"]
+BYTES: dict[Stored, int] = {"float32": 4, "float24": 3, "float16": 2}
 
 
 def write_page(
@@ -41,8 +46,9 @@ def write_page(
 ) -> Path:
     """The recording as a page: one HTML file that needs no network and no server.
 
-    Query and key are stored in float32 while the file stays below 8 MiB, else in float16; the
-    page then says how far weights may be off. Of several sequences in a batch it shows the first.
+    Query and key are stored in float32 while they take less than 512 KiB, without its last byte up
+    to 8 MiB, else in float16; the page then says how far weights may be off. Of several sequences
+    in a batch it shows the first.
 
     Args:
         recording: what was seen.
@@ -114,29 +120,36 @@ def _page(
 ) -> list[str]:
     matrices = [first_sequence(recording[name]) for name in recording]
     layers = page_layers(recording, progress)
-    blocks = _blocks(layers, matrices, wanted, min(limit, FULL_PRECISION), torch.float32)
-    if len(blocks) < len(wanted):
-        blocks = _blocks(layers, matrices, wanted, limit, torch.float16)
+    blocks: dict[int, dict[str, str]] = {}
+    for stored, most in _stored_as().items():
+        blocks = _blocks(layers, matrices, wanted, min(limit, most), stored)
+        if len(blocks) == len(wanted):
+            break
     data = [json_block("recording", manifest(recording, layers, title=title, opened=opened))]
     data += [json_block(f"layer-{place}", block) for place, block in blocks.items()]
     return filled_template(data)
+
+
+def _stored_as() -> dict[Stored, float]:
+    """How numbers are stored, the best way first, up to how many bytes in all."""
+    return {"float32": FULL_PRECISION, "float24": NEARLY_FULL_PRECISION, "float16": math.inf}
 
 
 def _blocks(
     layers: list[PageLayer],
     matrices: list[AttentionMatrix],
     wanted: set[int],
-    limit: int,
-    dtype: torch.dtype,
+    limit: float,
+    stored: Stored,
 ) -> dict[int, dict[str, str]]:
     """What each layer holds besides its small map, while it fits; sets the layers' fields."""
     blocks: dict[int, dict[str, str]] = {}
     size = 0
     for place in sorted(wanted):
         layer, matrix = layers[place], matrices[place]
-        if _least_size(matrix, dtype) > limit - size:
+        if _least_size(matrix, stored) > limit - size:
             continue
-        block = _embed(layer, matrix, dtype)
+        block = _embed(layer, matrix, stored)
         if layer.kind == "map":
             continue
         cost = sum(map(len, block.values()))
@@ -148,19 +161,19 @@ def _blocks(
     return blocks
 
 
-def _least_size(matrix: AttentionMatrix, dtype: torch.dtype) -> int:
+def _least_size(matrix: AttentionMatrix, stored: Stored) -> int:
     """Never more than what the layer will take: a sign, a mantissa and a little exponent."""
     if not isinstance(matrix.source, QueryKey) or matrix.source.bias is not None:
         # Weights may be nearly all zero, and then hundreds of them fit into a byte.
         return math.prod(matrix.shape) // 512
     numbers = matrix.source.query.numel() + matrix.source.key.numel()
-    return numbers * dtype.itemsize // 4
+    return numbers * BYTES[stored] // 4
 
 
-def _embed(layer: PageLayer, matrix: AttentionMatrix, dtype: torch.dtype) -> dict[str, str]:
+def _embed(layer: PageLayer, matrix: AttentionMatrix, stored: Stored) -> dict[str, str]:
     spans = intervals(matrix)
     source = matrix.source
-    layer.dtype = str(dtype).removeprefix("torch.")
+    layer.dtype = stored
     block: dict[str, str] = {}
     if isinstance(spans, Tensor):
         layer.span_heads = spans.shape[0]
@@ -170,31 +183,43 @@ def _embed(layer: PageLayer, matrix: AttentionMatrix, dtype: torch.dtype) -> dic
         if math.prod(matrix.shape) > MOST_WEIGHTS:
             return {}  # its small map only
         layer.kind = "weights"
-        weights = _rounded_weights(matrix, dtype)
-        layer.deviation = 2**-12 if dtype == torch.float16 else 0.0
-        return block | {"weights": packed(weights, zlib.Z_DEFAULT_STRATEGY)}
+        weights = _rounded(_all_weights(matrix), stored)
+        layer.deviation = {"float32": 0.0, "float24": 2**-17, "float16": 2**-12}[stored]
+        return block | {"weights": packed(weights, zlib.Z_DEFAULT_STRATEGY, BYTES[stored])}
     layer.kind = "query-key"
-    query, query_unit = _stored(source.query, dtype)
-    key, key_unit = _stored(source.key, dtype)
+    query, query_unit = _in_units(source.query, stored)
+    key, key_unit = _in_units(source.key, stored)
     layer.num_kv_heads, layer.head_dim = key.shape[-3], key.shape[-1]
     layer.scale = source.scale * query_unit * key_unit
-    if dtype == torch.float16:
+    layer.query_unit, layer.key_unit = query_unit, key_unit
+    if stored != "float32":
         rounded = AttentionMatrix(QueryKey(query.float(), key.float(), layer.scale), matrix.mask)
         layer.deviation = _deviation(matrix, rounded)
     # Query and key look like noise: searching them for repetitions finds none and takes long.
     return block | {
-        "query": packed(query, zlib.Z_HUFFMAN_ONLY),
-        "key": packed(key, zlib.Z_HUFFMAN_ONLY),
+        "query": packed(query, zlib.Z_HUFFMAN_ONLY, BYTES[stored]),
+        "key": packed(key, zlib.Z_HUFFMAN_ONLY, BYTES[stored]),
     }
 
 
-def _stored(tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, float]:
+def _in_units(tensor: Tensor, stored: Stored) -> tuple[Tensor, float]:
     """The tensor over a power of two, so that float16 neither overflows nor loses small ones."""
-    if dtype != torch.float16:
-        return tensor.to(dtype), 1.0
+    if stored != "float16":
+        return _rounded(tensor, stored), 1.0
     largest = float(tensor.abs().max())
     unit = 2.0 ** math.floor(math.log2(largest)) if 0 < largest < math.inf else 1.0
-    return (tensor.double() / unit).to(dtype), unit
+    return _rounded(tensor.double() / unit, stored), unit
+
+
+def _rounded(tensor: Tensor, stored: Stored) -> Tensor:
+    if stored == "float16":
+        return tensor.half()
+    single = tensor.float()
+    if stored == "float32":
+        return single
+    # Half of the byte that is left out, so that what stays is the nearest.
+    nearest = (single.view(torch.int32) + 0x80) & ~0xFF
+    return torch.where(single.isfinite(), nearest.view(torch.float32), single)
 
 
 def _deviation(matrix: AttentionMatrix, rounded: AttentionMatrix) -> float:
@@ -205,11 +230,11 @@ def _deviation(matrix: AttentionMatrix, rounded: AttentionMatrix) -> float:
     return float(difference.abs().nan_to_num(0.0).max())
 
 
-def _rounded_weights(matrix: AttentionMatrix, dtype: torch.dtype) -> Tensor:
+def _all_weights(matrix: AttentionMatrix) -> Tensor:
     length = matrix.shape[-2]
     step = max(1, 2**22 // matrix.shape[-1])
     parts = [slice(start, start + step) for start in range(0, length, step)]
-    return torch.cat([_weights(matrix, rows).to(dtype) for rows in parts], dim=-2)
+    return torch.cat([_weights(matrix, rows) for rows in parts], dim=-2)
 
 
 def _weights(matrix: AttentionMatrix, rows: slice) -> Tensor:

@@ -41,7 +41,9 @@ class PageLayer:
     num_kv_heads: int = 0
     head_dim: int = 0
     scale: float = 1.0
-    dtype: str = "float32"
+    query_unit: float = 1.0
+    key_unit: float = 1.0
+    dtype: Literal["float32", "float24", "float16"] = "float32"
     deviation: float = 0.0
     span_heads: int = 0
 

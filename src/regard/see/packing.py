@@ -10,7 +10,7 @@ from torch import Tensor
 __all__ = ["base64_text", "memory", "packed"]
 
 
-def packed(tensor: Tensor, strategy: int) -> str:
+def packed(tensor: Tensor, strategy: int, width: int = 4) -> str:
     """Little-endian bytes, first bytes together, then second ones, ...; deflate; base64.
 
     Apart, the bytes that hold sign and exponent compress well; `unpack` in payload.js undoes it.
@@ -18,6 +18,7 @@ def packed(tensor: Tensor, strategy: int) -> str:
     Args:
         tensor: numbers of any dtype and shape.
         strategy: of the deflation, one of zlib's.
+        width: how many bytes of each number are kept, its last ones.
 
     Example:
         >>> import torch, zlib
@@ -27,7 +28,7 @@ def packed(tensor: Tensor, strategy: int) -> str:
     """
     flat = tensor.contiguous().cpu().view(torch.uint8).reshape(-1, tensor.element_size())
     deflate = zlib.compressobj(6, zlib.DEFLATED, zlib.MAX_WBITS, 9, strategy)
-    return base64_text(deflate.compress(memory(flat.T)) + deflate.flush())
+    return base64_text(deflate.compress(memory(flat[:, -width:].T)) + deflate.flush())
 
 
 def memory(tensor: Tensor) -> bytes:

@@ -12,7 +12,9 @@
  * @property {number} num_kv_heads
  * @property {number} head_dim
  * @property {number} scale
- * @property {"float32" | "float16"} dtype
+ * @property {number} query_unit the stored query is over this power of two, which scale makes up for
+ * @property {number} key_unit
+ * @property {"float32" | "float24" | "float16"} dtype float24: float32 without its last byte
  * @property {number} deviation largest difference of a weight, measured, that dtype brings
  * @property {number} span_heads 0: no mask; 1: one mask for all heads; num_heads: one each
  * @property {{rows: number, columns: number, maximum: number, levels: string}} overview
@@ -79,12 +81,12 @@ export function fromBase64(text) {
 /**
  * The inverse of `_packed` in file.py: base64, deflate, the bytes of each number apart.
  * @param {string} text
- * @param {"float32" | "float16" | "int32"} dtype
+ * @param {LayerInfo["dtype"] | "int32"} dtype
  * @param {number} length how many numbers there must be
  * @returns {Promise<Float32Array | Int32Array>}
  */
 export async function unpack(text, dtype, length) {
-  const width = dtype === "float16" ? 2 : 4;
+  const width = { float16: 2, float24: 3, float32: 4, int32: 4 }[dtype];
   const planes = await inflate(fromBase64(text));
   if (planes.length !== length * width) {
     throw new Damaged(`it has ${planes.length} bytes where ${length * width} belong.`);
@@ -93,9 +95,9 @@ export async function unpack(text, dtype, length) {
     const table = halfTable();
     return Float32Array.from({ length }, (_, i) => table[planes[i] | (planes[length + i] << 8)]);
   }
-  const joined = new Uint8Array(planes.length);
-  for (let byte = 0; byte < 4; byte++) {
-    for (let i = 0, from = byte * length, to = byte; i < length; i++, from++, to += 4)
+  const joined = new Uint8Array(4 * length);
+  for (let byte = 0; byte < width; byte++) {
+    for (let i = 0, from = byte * length, to = byte + 4 - width; i < length; i++, from++, to += 4)
       joined[to] = planes[from];
   }
   return dtype === "int32" ? new Int32Array(joined.buffer) : new Float32Array(joined.buffer);
