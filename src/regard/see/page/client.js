@@ -45,6 +45,16 @@ export class Client {
   }
 
   /**
+   * How one query comes to its weights, for some of its keys.
+   * @param {Head} head @param {number} query @param {import("./row_steps.js").Part} part
+   * @returns {Promise<import("./row_steps.js").Steps>}
+   */
+  async steps(head, query, part) {
+    const { steps } = await this.ask({ kind: "steps", ...head, at: query, part });
+    return /** @type {import("./row_steps.js").Steps} */ (steps);
+  }
+
+  /**
    * A part of the matrix as a picture, in strips from the top; a newer map ends an older one.
    * @param {Head & Pick<Question, "rows" | "columns" | "cells" | "byRow">} part
    * @param {(top: number, values: Float32Array) => void} onStrip

@@ -6,11 +6,12 @@
  *
  * @typedef {object} Question
  * @property {number} id
- * @property {"load" | "row" | "column" | "map"} kind
+ * @property {"load" | "row" | "column" | "map" | "steps"} kind
  * @property {number} layer
  * @property {number} head
  * @property {boolean} hidden sinks set aside
- * @property {number} at the query of a row, the key of a column
+ * @property {number} at the query of a row or of its steps, the key of a column
+ * @property {import("./row_steps.js").Part} part with "steps"
  * @property {[number, number]} rows of a map
  * @property {[number, number]} columns of a map
  * @property {[number, number]} cells of a map: at most so many down and across
@@ -22,11 +23,13 @@
  * @typedef {object} Answer
  * @property {number} id
  * @property {Float32Array} [values]
+ * @property {import("./row_steps.js").Steps} [steps]
  * @property {number} [top] the first row of a strip of a map
  * @property {boolean} [done]
  * @property {string} [damage]
  */
 
+import { rowSteps } from "./row_steps.js";
 import { allowed, isMaskKnown, partOfRow, readLayer, rowWeights, rowsOf } from "./softmax.js";
 
 const SLICE = 8; // milliseconds of work between two looks at what else was asked
@@ -101,6 +104,10 @@ export function engine(answer) {
       if (question.kind === "row") answer({ id: question.id, ...rowAnswer(question, layer), done: true });
       if (question.kind === "column") await column(question, layer);
       if (question.kind === "map") await map(question, layer);
+      if (question.kind === "steps") {
+        const steps = rowSteps(layer, question, question.at, question.part);
+        answer({ id: question.id, steps, done: true });
+      }
     } catch (error) {
       answer({ id: question.id, damage: error instanceof Error ? error.message : String(error) });
     }
