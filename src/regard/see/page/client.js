@@ -45,12 +45,12 @@ export class Client {
   }
 
   /**
-   * How one query comes to its weights, for some of its keys.
-   * @param {Head} head @param {number} query @param {import("./row_steps.js").Part} part
+   * How one query comes to its weights, shown on its strongest keys.
+   * @param {Head} head @param {number} query @param {number} most
    * @returns {Promise<import("./row_steps.js").Steps>}
    */
-  async steps(head, query, part) {
-    const { steps } = await this.ask({ kind: "steps", ...head, at: query, part });
+  async steps(head, query, most) {
+    const { steps } = await this.ask({ kind: "steps", ...head, at: query, most });
     return /** @type {import("./row_steps.js").Steps} */ (steps);
   }
 

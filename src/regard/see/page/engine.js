@@ -11,7 +11,7 @@
  * @property {number} head
  * @property {boolean} hidden sinks set aside
  * @property {number} at the query of a row or of its steps, the key of a column
- * @property {import("./row_steps.js").Part} part with "steps"
+ * @property {number} most keys of a row's steps
  * @property {[number, number]} rows of a map
  * @property {[number, number]} columns of a map
  * @property {[number, number]} cells of a map: at most so many down and across
@@ -105,7 +105,7 @@ export function engine(answer) {
       if (question.kind === "column") await column(question, layer);
       if (question.kind === "map") await map(question, layer);
       if (question.kind === "steps") {
-        const steps = rowSteps(layer, question, question.at, question.part);
+        const steps = rowSteps(layer, question.head, question.at, question.most);
         answer({ id: question.id, steps, done: true });
       }
     } catch (error) {
