@@ -35,6 +35,7 @@ from regard.reductions import (
     Sum,
 )
 from regard.rollouts import Rollout, rollout
+from regard.see import plot
 from regard.shares import Shares
 from regard.steps import Steps
 from regard.tables import Table
@@ -90,6 +91,7 @@ __all__ = [
     "masks",
     "nn",
     "observe",
+    "plot",
     "rollout",
     "spans",
     "trials",

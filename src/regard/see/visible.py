@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from regard.characters import visible
 from regard.tokens import Token
 
-__all__ = ["SUBSCRIPTS", "labels"]
+__all__ = ["SUBSCRIPTS", "bare", "labels"]
 
 SUBSCRIPTS = "₀₁₂₃₄₅₆₇₈₉"
 
@@ -24,17 +24,27 @@ def labels(tokens: Sequence[Token]) -> list[str]:
         >>> labels([Token("to"), Token(" be"), Token(" to"), Token("\n\n")])
         ['to₀', 'be', 'to₂', '↵↵']
     """
-    bare = [_bare(token.text) for token in tokens]
-    counts = Counter(bare)
+    words = [bare(token.text) for token in tokens]
+    counts = Counter(words)
     return [
         label
         if counts[label] == 1
         else label + "".join(SUBSCRIPTS[int(digit)] for digit in str(place))
-        for place, label in enumerate(bare)
+        for place, label in enumerate(words)
     ]
 
 
-def _bare(text: str) -> str:
+def bare(text: str) -> str:
+    r"""A token without the white space around it; what cannot be seen has a symbol.
+
+    Args:
+        text: of the token.
+
+    Example:
+        >>> from regard.see.visible import bare
+        >>> bare(" be"), bare(" "), bare("\x1b[0m")
+        ('be', '␣', '␛[0m')
+    """
     word = text.strip(" \t\r\n")
     if not word:
         # White space alone; or nothing: a further byte of the character before.
