@@ -1,67 +1,90 @@
 /**
- * One query step by step: what `source.steps(head, query, most)` answers. The numbers, the names of
- * the columns and their order are those of `A.steps(query, most=most)` in Python. Sinks stay where
- * they are: these are the model's own steps.
+ * One query step by step, as `A.steps(query)` has it in Python: what `source.steps` answers.
  *
- * @typedef {number | boolean | null} Entry null: none, or not finite, as the score of a masked key
+ * @typedef {object} Part which keys are asked for; a row of 100,000 keys is never sent whole
+ * @property {"weight" | "position"} by strongest first (ties to the lowest position), or as in the text
+ * @property {number} start the first place of that order
+ * @property {number} count
+ *
+ * @typedef {object} Step one key; a step that does nothing is null for every key
+ * @property {number} key
+ * @property {ArrayLike<number> | null} vector of the key (head_dim)
+ * @property {number | null} dot query · key
+ * @property {number | null} scaled times scale; null where scale is 1
+ * @property {number | null} biased plus the bias
+ * @property {number | null} modified by a score_mod
+ * @property {number | null} capped by a softcap
+ * @property {boolean} allowed may the query attend to this key?
+ * @property {number | null} score what the softmax is given; null: -infinity, or not known
+ * @property {number} weight
+ * @property {ArrayLike<number> | null} value of the key (value_dim)
  *
  * @typedef {object} Steps
- * @property {number[]} keys the strongest, by rising position
- * @property {Record<string, Entry[]>} columns "query·key", "scaled", "biased", "modified",
- *   "capped", "mask", "score", "weight", "× value 0", ...; those that do nothing are left out. Each
- *   has the keys', then the sink's if there is one, that of all other keys if there are, and the sum
- * @property {ArrayLike<number> | null} query its vector (head_dim); null: only the scores are known
- * @property {ArrayLike<number>[] | null} key the vector of each key of `keys`
- * @property {number | null} scale that query·key is multiplied with
- * @property {ArrayLike<number>[]} [value] the value of each key of `keys`, where values are known
- * @property {ArrayLike<number>} [output] the weights times the values, of all keys
+ * @property {ArrayLike<number> | null} vector of the query; null: only the weights are known
+ * @property {number} scale
+ * @property {boolean} masked is there a mask?
+ * @property {number | null} logsumexp of the scores, the sink's included; null: -infinity, or not known
+ * @property {number | null} sink the logit in the denominator that belongs to no key
+ * @property {number} keys how many there are
+ * @property {number} allowed how many of them the query may attend to
+ * @property {number} total of the weights
+ * @property {Step[]} rows the keys asked for
+ * @property {ArrayLike<number> | null} output the weights times the values, over all keys (value_dim)
  */
 
-import { top } from "./reading.js";
-import { allowed, isMaskKnown, rowWeights } from "./softmax.js";
+import { allowed, isMaskKnown, rowsOf, rowWeights } from "./softmax.js";
 
 /**
  * The steps of one query of a layer that is embedded in the page.
- * @param {import("./softmax.js").Layer} layer @param {number} head @param {number} query
- * @param {number} most
+ * @param {import("./softmax.js").Layer} layer @param {import("./softmax.js").Which} which
+ * @param {number} query @param {Part} part
  * @returns {Steps}
  */
-export function rowSteps(layer, head, query, most) {
-  const { num_heads, num_kv_heads, kv_len, scale, query_unit, key_unit } = layer.info;
-  const row = new Float64Array(kv_len);
-  rowWeights(layer, { head, hidden: false }, query, row);
-  const keys = strongest(row, most);
-  const weights = keys.map((key) => row[key]);
-  const [start, stop] = allowed(layer, head, query);
-  const may = keys.map((key) => key >= start && key < stop && (isMaskKnown(layer.info) || row[key] !== 0));
-  const vector = vectorOf(layer, "query", head, query);
-  const kvHead = Math.floor((head * num_kv_heads) / num_heads);
-  const vectors = vector && keys.map((key) => /** @type {Float64Array} */ (vectorOf(layer, "key", kvHead, key)));
-  // Stored vectors are over a unit, which the stored scale makes up for.
-  const factor = vector ? scale / (query_unit * key_unit) : null;
-  const none = keys.length < kv_len ? [null, null] : [null];
-  /** @type {Record<string, Entry[]>} */ const columns = {};
-  if (vector && vectors && factor !== null) {
-    const dots = vectors.map((key) => key.reduce((sum, number, d) => sum + number * vector[d], 0));
-    const scores = dots.map((dot) => dot * factor);
-    columns["query·key"] = [...dots, ...none];
-    if (factor !== 1) columns.scaled = [...scores, ...none];
-    if (layer.spans) columns.mask = [...may, ...none];
-    columns.score = [...scores.map((score, i) => (may[i] ? score : null)), ...none];
-  } else if (may.includes(false)) columns.mask = [...may, ...none];
-  const total = row.reduce((sum, weight) => sum + weight, 0);
-  const others = total - weights.reduce((sum, weight) => sum + weight, 0);
-  columns.weight = [...weights, ...(none.length > 1 ? [others] : []), total];
-  return { keys, columns, query: vector, key: vectors, scale: factor };
+export function rowSteps(layer, which, query, part) {
+  const { kv_len, scale, query_unit, key_unit } = layer.info;
+  const weights = new Float64Array(kv_len);
+  rowWeights(layer, which, query, weights);
+  const [start, stop] = allowed(layer, which.head, query);
+  const known = isMaskKnown(layer.info);
+  const may = (/** @type {number} */ key) =>
+    key >= start && key < stop && !(which.hidden && layer.sinks[key]) && (known || weights[key] !== 0);
+  let count = 0;
+  let total = 0;
+  for (let key = 0; key < kv_len; key++) {
+    count += Number(may(key));
+    total += weights[key];
+  }
+  const logsumexp = rowsOf(layer, which).logsumexp[query];
+  const vector = vectorOf(layer, "query", which.head, query);
+  return {
+    vector,
+    // Stored vectors are over a unit, which their scale makes up for.
+    scale: scale / (query_unit * key_unit),
+    masked: count < kv_len,
+    logsumexp: vector && Number.isFinite(logsumexp) ? logsumexp : null,
+    sink: null,
+    keys: kv_len,
+    allowed: count,
+    total,
+    rows: chosen(weights, part).map((key) => stepOf(layer, which, vector, key, may(key), weights[key])),
+    output: null,
+  };
 }
 
-/** @param {Float64Array} row @param {number} most @returns {number[]} positions, rising */
-function strongest(row, most) {
-  const best = top(Float32Array.from(row), most);
-  // Keys of weight 0 come last, in the order of the text.
-  const taken = new Set(best);
-  for (let key = 0; best.length < Math.min(most, row.length); key++) if (!taken.has(key)) best.push(key);
-  return best.sort((a, b) => a - b);
+/**
+ * @param {import("./softmax.js").Layer} layer @param {import("./softmax.js").Which} which
+ * @param {Float64Array | null} query @param {number} at @param {boolean} may @param {number} weight
+ * @returns {Step}
+ */
+function stepOf(layer, which, query, at, may, weight) {
+  const { num_heads, num_kv_heads, scale, query_unit, key_unit } = layer.info;
+  const step = { key: at, allowed: may, weight, biased: null, modified: null, capped: null, value: null };
+  const vector = vectorOf(layer, "key", Math.floor((which.head * num_kv_heads) / num_heads), at);
+  if (!query || !vector) return { ...step, vector, dot: null, scaled: null, score: null };
+  const dot = vector.reduce((sum, number, d) => sum + number * query[d], 0);
+  const factor = scale / (query_unit * key_unit);
+  const scaled = dot * factor;
+  return { ...step, vector, dot, scaled: factor === 1 ? null : scaled, score: may ? scaled : null };
 }
 
 /**
@@ -75,4 +98,11 @@ function vectorOf(layer, of, head, at) {
   const [length, unit] = of === "query" ? [q_len, query_unit] : [kv_len, key_unit];
   const start = (head * length + at) * head_dim;
   return Float64Array.from(numbers.subarray(start, start + head_dim), (number) => number * unit);
+}
+
+/** @param {Float64Array} weights @param {Part} part @returns {number[]} positions of keys */
+function chosen(weights, { by, start, count }) {
+  const order = Uint32Array.from(weights, (_, key) => key);
+  if (by === "weight") order.sort((a, b) => weights[b] - weights[a] || a - b);
+  return Array.from(order.subarray(start, start + count));
 }
