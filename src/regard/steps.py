@@ -25,7 +25,7 @@ from regard.scores import QueryKey, Scores
 from regard.tables import Cell, Table
 from regard.tokens import Token
 
-__all__ = ["Steps", "matrix_table", "steps_of"]
+__all__ = ["Steps", "matrix_table", "parts_of", "steps_of"]
 
 # What fits beside each other in a terminal, and what a person reads.
 _WIDEST_VALUE = 6
@@ -217,7 +217,7 @@ def _row(source: Scores, mask: Mask | None, place: int) -> _Row:
         with torch.autocast(source.device.type, enabled=False):
             return of.block(box, cut_whole)[0]
 
-    columns = {name: scores(part) for name, part in _parts(source)}
+    columns = {name: scores(part) for name, part in parts_of(source)}
     allowed = None
     score = scores(source)
     if mask is not None:
@@ -229,8 +229,15 @@ def _row(source: Scores, mask: Mask | None, place: int) -> _Row:
     return _Row(columns, allowed, score, None if sink is None else sink.reshape(()))
 
 
-def _parts(source: Scores) -> list[tuple[str, Scores]]:
-    """The source up to each of its steps, the steps that do nothing left out."""
+def parts_of(source: Scores) -> list[tuple[str, Scores]]:
+    """The source up to each of its steps by name, the steps that do nothing left out.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.steps import parts_of
+        >>> [name for name, _ in parts_of(regard.attend(torch.ones(1, 4), torch.ones(1, 4)).source)]
+        ['query·key', 'scaled']
+    """
     if not isinstance(source, QueryKey):
         return []
     bare = replace(source, scale=1.0, bias=None, position_bias=None, score_mod=None, softcap=None)
