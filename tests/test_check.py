@@ -1,5 +1,7 @@
 """``check`` on attention code as people write it: each mistake by its name, no false alarm."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -13,10 +15,16 @@ RIGHT = cases("right")
 BEYOND = cases("beyond")
 
 
+_REPORTS: dict[Path, Report] = {}
+
+
 def _checked(case: Case) -> Report:
-    torch.manual_seed(0)  # weights of a module that is handed over built
-    call = case.call()
-    return check(*call.args, **call.kwargs)
+    """The report on a file, which several tests look at."""
+    if case.path not in _REPORTS:
+        torch.manual_seed(0)  # weights of a module that is handed over built
+        call = case.call()
+        _REPORTS[case.path] = check(*call.args, **call.kwargs)
+    return _REPORTS[case.path]
 
 
 def _is_there(finding: Finding, case: Case) -> bool:
@@ -35,6 +43,28 @@ def test_each_mistake_is_named_with_its_line_and_no_other(case: Case) -> None:
     assert wrong == {}, f"expected {case.expected}\n{report}"
     assert report.ok == (not faults)
     assert report.missing == ""
+
+
+# No matrix shows these, by the reason.
+WITHOUT_PROOF = {
+    "faulty/10_half_precision": "it raises, and gives nothing",
+    "faulty/10_minus_ten": "0.0001 is not seen in three digits: a sentence says it",
+    "faulty/22_grouped_queries_as_values": "its values are never computed",
+    "faulty/pair_tiled_heads_and_queries_as_values": "nor are these",
+}
+
+
+@pytest.mark.parametrize("case", FAULTY, ids=lambda case: case.name)
+def test_each_mistake_is_proved_by_two_small_matrices_that_differ(case: Case) -> None:
+    report = _checked(case)
+    shown = [(f.did, f.attention) for f in report.faults]
+    told = [did is not None and attention is not None for did, attention in shown]
+    assert all(told) == (case.name not in WITHOUT_PROOF), str(report)
+    for did, attention in shown:
+        if did is not None and attention is not None:
+            assert did.shape == attention.shape
+            assert max(did.shape) <= 4
+            assert not torch.allclose(did, attention.to(did), rtol=0, atol=5e-4, equal_nan=True)
 
 
 @pytest.mark.parametrize("case", RIGHT, ids=lambda case: case.name)

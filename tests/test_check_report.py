@@ -73,6 +73,20 @@ def test_what_is_wrong_is_said_with_its_proof() -> None:
     assert finding.code.startswith("return (q @ k.transpose(-2, -1)).softmax(-1) @ v")
 
 
+def twice_wrong(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.transpose(-2, -1)).softmax(-2) @ v
+
+
+def test_of_two_mistakes_each_is_shown_alone() -> None:
+    axis, scale = regard.check(twice_wrong).findings
+    assert (axis.name, scale.name) == ("softmax-wrong-axis", "no-scale")
+    assert axis.caption.endswith("queries down, keys across; were this the only mistake")
+    assert scale.did is not None
+    assert scale.attention is not None
+    ratios = [matrix[0].log().diff() for matrix in (scale.did, scale.attention)]
+    assert torch.allclose(ratios[0], ratios[1] * 24**0.5)  # and the softmax over the keys
+
+
 def test_what_nobody_can_tell_is_not_called_wrong() -> None:
     report = regard.check(averaging)
     assert (report.verdict, report.ok, report.exit_code) == ("cannot tell", False, 2)

@@ -178,7 +178,8 @@ FAULTS = (
         "attends-across-batch",
         "The samples of a batch attend to each other: the axis of the batch is taken for the "
         "tokens'.",
-        "nn.MultiheadAttention(..., batch_first=True)  # for (batch, tokens, dim)",
+        "scores = query @ key.transpose(-2, -1)  # (batch, tokens, dim); nn.MultiheadAttention and "
+        "nn.TransformerEncoderLayer take batch_first=True",
         ("OmDet#19", "IBM/TabFormer PR 14"),
     ),
     Fault(

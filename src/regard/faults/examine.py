@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.faults.catalogue import fault
+from regard.faults.fit import Guess
 from regard.faults.given_masks import all_kept, forms_of, takes_masks
 from regard.faults.given_scores import scores_report
 from regard.faults.layouts import Layout
@@ -17,16 +18,19 @@ from regard.faults.mask_trials import mask_findings
 from regard.faults.places import event_of, turned_round
 from regard.faults.probes import (
     batch_stands_second,
+    continues_a_cache,
     difference_between_runs,
     grouped_layout,
     ignores_order,
     mixes_samples,
+    moved_samples,
     overflows_in_half,
     repeats_groups_wrongly,
     starts_at_top_left,
 )
 from regard.faults.projections import idle_parts, projected_twice, shared_by_heads
-from regard.faults.reading import Reading, Told, finding_of, understood
+from regard.faults.proofs import compared, weights_without_nan
+from regard.faults.reading import Reading, Told, finding_of, understood, without_dropout
 from regard.faults.report import Report
 from regard.faults.stages import found_stages
 from regard.faults.subject import Given, Subject, as_given, layouts
@@ -102,15 +106,12 @@ def _examined(given: Given, causal: bool | None) -> Report:
     if not found and reading is None:
         reading = understood(subject, causal)
     if (line := overflows_in_half(subject)) is not None:
-        found.append(Told("mask-fill-value", None, None, caller=line))
+        found.append(Told("mask-fill-value", None, None, caller=line, detail=_IN_HALF))
     if reading is not None:
         subject = reading.subject
         found += [Told(name, reading.stages, reading) for name in reading.names]
         found += _more(reading, causal)
-    if (most := difference_between_runs(subject)) > 0:
-        detail = f"Two runs on the same input differ by up to {most:.3g}."
-        stages = found_stages(subject, subject.inputs(), projected=False)
-        found.append(Told("dropout-in-eval", stages, None, detail=detail))
+    found += _random(subject)
     faulty = any(fault(told.name).severity == "fault" for told in found)
     if reading is not None and not faulty:
         found += _notes(reading, causal)
@@ -122,6 +123,7 @@ def _examined(given: Given, causal: bool | None) -> Report:
     return Report(given.name, tuple(findings), _read_as(subject, reading), missing)
 
 
+_IN_HALF = "The largest number of float16 is 65504: there this line raises."
 _MISSING = (
     "What it does is no attention that this check knows, right or wrong: neither the standard one "
     "nor any mistake of the catalogue, alone or with others, gives what it gives."
@@ -203,8 +205,13 @@ def _across_batch(
             return better, []
         stages = found_stages(subject, subject.inputs())
         detail = "Another first sample in the batch gives another output for the second one."
-        return better, [Told("attends-across-batch", stages, None, detail=detail)]
+        proof = moved_samples(subject), torch.eye(2), _SAMPLES
+        return better, [Told("attends-across-batch", stages, None, detail=detail, proof=proof)]
     return reading, []
+
+
+_SAMPLES = "which sample (across) moves which (down): 1 where it does"
+_PARTS = "which part of a token (across) enters which head (down): 1 where it does"
 
 
 def _more(reading: Reading, causal: bool | None) -> list[Told]:
@@ -212,9 +219,15 @@ def _more(reading: Reading, causal: bool | None) -> list[Told]:
     subject, stages = reading.subject, reading.stages
     found: list[Told] = []
     if (shared := shared_by_heads(subject, stages)) is not None:
-        found.append(Told("heads-share-projection", stages, None, shared.event))
+        parts = min(4, subject.layout.dim // shared.weight.shape[-2])
+        proof = torch.eye(parts), torch.ones(parts, parts), _PARTS
+        found.append(Told("heads-share-projection", stages, None, shared.event, proof=proof))
     if (twice := projected_twice(subject, stages)) is not None:
-        found.append(Told("wrong-projection", stages, None, twice.event))
+        second, name, matrix = twice
+        proof = second.weight[:4, :4], matrix[:4, :4], f"the matrix it uses, and {name}"
+        detail = f"{name} is never used: this line should project with it."
+        told = Told("wrong-projection", stages, None, second.event, detail=detail)
+        found.append(replace(told, proof=proof))
     hidden = reading.material.is_turned or reading.material.weights is not None
     idle = idle_parts(subject, stages, reading.material) if hidden else []
     for letter in idle:
@@ -223,25 +236,59 @@ def _more(reading: Reading, causal: bool | None) -> list[Told]:
             found.append(Told(name, stages, None))
     inverted = "mask-inverted" in reading.names  # its last row has nothing either way
     if not inverted and bool(stages.trace.outcome.output.isnan().any()):
-        found.append(Told("nan-rows", stages, None))
+        proof = weights_without_nan(stages, subject.layout.batch)
+        found.append(Told("nan-rows", stages, None, proof=proof))
     found += mask_findings(reading)
     if subject.given.kind == "qkv" and not reading.names:
-        shown = starts_at_top_left(subject, reading.material) if causal else None
+        shown = _starting_at_top_left(reading, causal) if continues_a_cache(subject) else None
         if shown is not None:
-            found.append(Told("causal-top-left", stages, None))
-        if repeats_groups_wrongly(subject) is not None:
+            found.append(Told("causal-top-left", stages, shown))
+        repeating = repeats_groups_wrongly(subject)
+        if repeating is not None:
             grouped = replace(subject, layout=grouped_layout(subject.layout))
             stages = found_stages(grouped, grouped.inputs())
-            found.append(Told("kv-heads-repeated-in-wrong-order", stages, None))
+            shown = Reading(grouped, stages, repeating, Guess(repeat="all"), Guess())
+            found.append(Told("kv-heads-repeated-in-wrong-order", stages, shown))
     return found
+
+
+def _random(subject: Subject) -> list[Told]:
+    """What differs from run to run."""
+    if (most := difference_between_runs(subject)) == 0:
+        return []
+    inputs = subject.inputs()
+    stages = found_stages(subject, inputs, projected=False)
+    calm = found_stages(subject, inputs, edits=without_dropout(subject), projected=False)
+    outputs = stages.trace.outcome.output, calm.trace.outcome.output
+    proof = compared(*outputs, "output", (("sample",), "tokens", "columns"))
+    detail = f"Two runs on the same input differ by up to {most:.3g}."
+    return [Told("dropout-in-eval", stages, None, detail=detail, proof=proof)]
+
+
+def _starting_at_top_left(reading: Reading, causal: bool | None) -> Reading | None:
+    """With fewer queries than keys: its causal mask begins at the top left, if it has one."""
+    if not causal and reading.right.mask == "none":
+        return None
+    shown = starts_at_top_left(reading.subject, reading.material)
+    if shown is None:
+        return None
+    top_left, bottom_right = Guess(mask="causal:same"), Guess(mask="causal:bottom_right")
+    return replace(reading, material=shown, guess=top_left, right=bottom_right)
 
 
 def _not_a_number(subject: Subject) -> list[Told]:
     """+inf where -inf is meant, which leaves nothing to compare."""
     stages = found_stages(subject, subject.inputs())
     if stages.softmax is not None and bool((stages.softmax.scores > 1e30).any()):
-        return [Told("mask-fill-value", stages, None)]
+        proof = weights_without_nan(stages, subject.layout.batch)
+        return [Told("mask-fill-value", stages, None, proof=proof)]
     return []
+
+
+_TOP_LEFT = (
+    "Nothing here says that queries go on from a cache of keys: right where query and key are as "
+    "many, wrong where the queries are the last tokens."
+)
 
 
 def _notes(reading: Reading, causal: bool | None) -> list[Told]:
@@ -252,6 +299,9 @@ def _notes(reading: Reading, causal: bool | None) -> list[Told]:
         turning = turned_round(stages)
         name = "unbatched-only" if turning is None else "transpose-of-batch"
         found.append(Told(name, stages, None, turning or event_of("transpose-of-batch", stages)))
+    shown = _starting_at_top_left(reading, causal) if subject.given.kind == "qkv" else None
+    if shown is not None:
+        found.append(Told("causal-top-left", stages, shown, detail=_TOP_LEFT, severity="note"))
     ordered = reading.right.mask != "none" or causal
     if subject.given.kind == "embeddings" and not ordered and ignores_order(subject):
         found.append(Told("no-positions", None, None))

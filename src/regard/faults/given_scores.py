@@ -8,6 +8,7 @@ from torch import Tensor
 
 from regard.faults.fit import same_numbers
 from regard.faults.layouts import Layout
+from regard.faults.proofs import compared
 from regard.faults.reading import Told, finding_of
 from regard.faults.report import Report
 from regard.faults.stages import found_stages
@@ -77,7 +78,13 @@ def _report(
     for names, wrong in _mistakes(inputs, rights):
         if _same(output, wrong):
             stages = found_stages(subject, inputs)
-            told = tuple(finding_of(Told(name, stages, None)) for name in names)
+            did, right = (
+                tensor if tensor.ndim > 1 else tensor[None]
+                for tensor in (output, _attention(inputs, rights[0], -1).float())
+            )
+            axes = (("sample", "head")[: did.ndim - 2], "rows", "columns")
+            proof = compared(did, right, "what it gives", axes)
+            told = tuple(finding_of(Told(name, stages, None, proof=proof)) for name in names)
             return Report(subject.given.name, told, read_as)
     return Report(subject.given.name, (), read_as, "No softmax of the scores gives what it gives.")
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from regard.faults.fit import Material, reproduces
 from regard.faults.given_masks import Form, forms_of, pattern, takes_masks
 from regard.faults.material import outputs_of
+from regard.faults.proofs import weights_without_nan
 from regard.faults.reading import Reading, Told, without_dropout
 from regard.faults.signature import Argument
 from regard.faults.stages import Stages, found_stages
@@ -55,7 +56,7 @@ def _finding(reading: Reading, argument: Argument) -> Told | None:
             continue
         accepted = ["right"] if form.is_sure else ["right", "inverted"]
         if any(reproduces(shown, replace(reading.guess, given=how)) for how in accepted):
-            return _not_a_number(stages)
+            return _not_a_number(stages, reading.subject.layout.batch)
         with_mask, without = (s.trace.outcome.output.nan_to_num() for s in (stages, reading.stages))
         moves = not torch.allclose(with_mask, without, rtol=1e-4, atol=1e-6)
         hows = _WRONG if moves else ("unused",)
@@ -90,8 +91,9 @@ def _shown(reading: Reading, stages: Stages, form: Form, keep: Tensor) -> Materi
     return replace(reading.material, output=output, keep=keep, read=read)
 
 
-def _not_a_number(stages: Stages) -> Told | None:
+def _not_a_number(stages: Stages, batch: int) -> Told | None:
     """NaN where a mask leaves a row nothing."""
     if bool(stages.trace.outcome.output.isnan().any()):
-        return Told("nan-rows", stages, None)
+        proof = weights_without_nan(stages, batch)
+        return Told("nan-rows", stages, None, proof=proof)
     return None

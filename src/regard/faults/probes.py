@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard.faults.fit import Guess, Material, reproduces, same_numbers
 from regard.faults.layouts import Layout
@@ -15,10 +15,12 @@ from regard.tracing import Caller
 
 __all__ = [
     "batch_stands_second",
+    "continues_a_cache",
     "difference_between_runs",
     "grouped_layout",
     "ignores_order",
     "mixes_samples",
+    "moved_samples",
     "overflows_in_half",
     "repeats_groups_wrongly",
     "starts_at_top_left",
@@ -34,17 +36,23 @@ def difference_between_runs(subject: Subject) -> float:
 
 def mixes_samples(subject: Subject) -> bool:
     """Whether one sample of a batch moves another one."""
-    if subject.layout.batch < 2:
-        return False
+    return subject.layout.batch > 1 and bool(moved_samples(subject).fill_diagonal_(0).any())
+
+
+def moved_samples(subject: Subject) -> Tensor:
+    """Which of the first two samples moves which: 1 where the one across moves the one down."""
     inputs = subject.inputs()
     before = subject.run(inputs).output
-    for moved, seen in ((1, slice(0, 1)), (0, slice(1, 2))):
+    moved = torch.zeros(2, 2)
+    for sample in range(2):
         changed = {role: tensor.clone() for role, tensor in inputs.items()}
         for tensor in changed.values():
-            tensor[moved] = tensor[moved].flip(-1) + 1
-        if not same_numbers(subject.run(changed).output[seen], before[seen].double(), 1e-5):
-            return True
-    return False
+            tensor[sample] = tensor[sample].flip(-1) + 1
+        after = subject.run(changed).output
+        for seen in range(2):
+            same = same_numbers(after[seen, None], before[seen, None].double(), 1e-5)
+            moved[seen, sample] = float(not same)
+    return moved
 
 
 def ignores_order(subject: Subject) -> bool:
@@ -92,6 +100,14 @@ def batch_stands_second(subject: Subject) -> bool:
         return not model.batch_first
     text = subject.given.source
     return _SECOND.search(text) is not None
+
+
+_CACHE = re.compile(r"cache|past|incremental|newest|new_tokens|decode\b", re.IGNORECASE)
+
+
+def continues_a_cache(subject: Subject) -> bool:
+    """Whether the code says itself that its queries come after earlier keys."""
+    return _CACHE.search(subject.given.source) is not None
 
 
 def starts_at_top_left(subject: Subject, material: Material) -> Material | None:

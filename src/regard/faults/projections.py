@@ -30,8 +30,11 @@ def shared_by_heads(subject: Subject, stages: Stages) -> Projection | None:
     return None
 
 
-def projected_twice(subject: Subject, stages: Stages) -> Projection | None:
-    """The second of two projections by one matrix, where another matrix is never used."""
+def projected_twice(subject: Subject, stages: Stages) -> tuple[Projection, str, Tensor] | None:
+    """The second of two projections by one matrix, and the matrix that is never used instead.
+
+    With its name; None where there is no such matrix.
+    """
     addresses = [projection.address for projection in stages.projections]
     repeated = [p for i, p in enumerate(stages.projections) if p.address in addresses[:i]]
     if not repeated:
@@ -40,7 +43,7 @@ def projected_twice(subject: Subject, stages: Stages) -> Projection | None:
     for name, parameter in subject.given.model.named_parameters():
         address = parameter.untyped_storage().data_ptr()
         if parameter.ndim == 2 and address not in used and projection_role(name) != "other":
-            return repeated[0]
+            return repeated[0], name, parameter.detach()
     return None
 
 

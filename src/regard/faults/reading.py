@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.faults.catalogue import fault
+from regard.faults.catalogue import Severity, fault
 from regard.faults.fit import Guess, Material, as_laid, attention_of, explanations, reproduces
 from regard.faults.material import are_named, materials, right_guesses, weighed
 from regard.faults.naming import names_of
 from regard.faults.places import event_of
-from regard.faults.proofs import Shown, detail_of, proof_of
+from regard.faults.proofs import Proof, Shown, detail_of, proof_of
 from regard.faults.report import Finding
 from regard.faults.stages import Stages, found_stages
 from regard.faults.subject import Subject
@@ -66,6 +66,8 @@ class Told:
         event: the operation that makes it, where that is known.
         caller: its line, where that is known without an operation.
         detail: what was measured.
+        severity: where it is another than the catalogue's.
+        proof: where the reading shows none.
     """
 
     name: str
@@ -74,6 +76,8 @@ class Told:
     event: Event | None = None
     caller: Caller | None = None
     detail: str = ""
+    severity: Severity | None = None
+    proof: Proof | None = None
 
 
 def finding_of(told: Told) -> Finding:
@@ -83,13 +87,15 @@ def finding_of(told: Told) -> Finding:
     if event is None and told.stages is not None:
         event = event_of(told.name, told.stages)
     caller = told.caller or (event.caller if event is not None else None)
-    proof = None if told.reading is None else proof_of(told.reading.material, told.reading.shown)
+    proof = told.proof
+    if proof is None and told.reading is not None:
+        proof = proof_of(told.name, told.reading.material, told.reading.shown)
     detail = told.detail
     if told.reading is not None:
         detail = detail or detail_of(told.name, told.reading.material, told.reading.shown)
     return Finding(
         entry,
-        entry.severity,
+        told.severity or entry.severity,
         caller.file if caller else None,
         caller.line if caller else None,
         detail,
