@@ -19,6 +19,7 @@ import { notes } from "./notes.js";
 import { readRecording } from "./payload.js";
 import { Prose } from "./prose.js";
 import { Reader } from "./reading.js";
+import { SaveMenu } from "./save.js";
 import { blockSentence, ReadingView } from "./sentence.js";
 import { Store } from "./state.js";
 import { forAxis, sinksOf } from "./tokens.js";
@@ -51,6 +52,7 @@ export class Page {
     this.views = new Views({ map: this.map });
     this.words = new ReadingView(this);
     this.controls = new Controls(this);
+    new SaveMenu(this);
     this.reader = new Reader(
       this.source,
       (reading) => this.read(reading),

@@ -6,6 +6,9 @@
  * @typedef {object} View
  * @property {(state: State, changed: Set<string>) => void} update draws what changed; everything
  *   changed when the view is opened
+ * @property {() => (string | number)[][]} [table] the numbers shown; the first row names the columns
+ * @property {(context: CanvasRenderingContext2D) => void} [drawOn] draws what is shown, where
+ *   canvases of the page are not enough: axes with their text
  */
 
 export class Views {
@@ -22,6 +25,11 @@ export class Views {
   /** @param {string} name @returns {boolean} */
   has(name) {
     return name in this.views;
+  }
+
+  /** @returns {View | undefined} the open one */
+  now() {
+    return this.views[/** @type {State["view"]} */ (this.open)];
   }
 
   /** @param {State} state @param {Set<string>} changed */
