@@ -104,10 +104,12 @@ def test_a_recording_of_the_last_tokens_says_how_to_ask_it(run: Run, bert: str) 
     *_, hint = out.split("regard ")
     assert hint == "segments run.safetensors --by sentence --query last=0:4\n"
     assert run(*hint.split())[0] == 0
-    code, _, err = run("segments", "run.safetensors", "--by", "sentence")
+    assert run("segments", "run.safetensors", "--by", "sentence")[0] == 0
+    code, _, err = run("segments", "run.safetensors", "--part", "start=0:2")
     assert code == 2
     assert err == (
-        "regard: query is missing; run.safetensors has 4 of the queries of its text.\n"
+        "regard: query is missing; run.safetensors has 4 of the queries of its text, and none in "
+        "these parts.\n"
         "    Name those that ask, counted from the first of them: --query last=0:4\n"
     )
 

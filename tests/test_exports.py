@@ -417,7 +417,7 @@ def test_views_need_tokens(ask: Any, call: str) -> None:
 def test_views_show_one_text(ask: Any, call: str) -> None:
     message = (
         f"layer 'a' has shape (3, 4, 5, 5); {call} looks at one text, a batch of 1.\n"
-        "    Take one of them, regard.Recording({name: seen[name][:1] for name in seen})."
+        "    Take one of them, seen.entry(0)."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         ask(regard.Recording({"a": matrix(3)}, query_tokens=map(Token, TEXTS)))

@@ -42,6 +42,7 @@ OUTER = {
     "heads",
     "layers",
     "lessons",
+    "loading",
     "nn",
     "pretrained",
     "recording",

@@ -252,6 +252,62 @@ def test_of_many_parts_it_shows_the_first_eight() -> None:
     assert lines[-1] == "... 3 more parts of the keys, in .table('total')"
 
 
+# Beyond those of one part
+
+
+@pytest.mark.parametrize("sinks", [True, False])
+def test_beyond_a_part_each_share_is_what_is_more(sinks: bool) -> None:
+    asked = {"before": (0, 4), "question": (4, 9), "answer": (9, 11)}
+    drawn = recording().segments(PARTS, queries=asked, sinks=sinks)
+    more = drawn.beyond("question")
+    every = expected(recording(), asked, PARTS, () if sinks else (0,))
+    assert (more.queries, more.keys, more.over) == (("before", "answer"), drawn.keys, "question")
+    difference = every[:, :, [0, 2]] - every[:, :, [1]]
+    torch.testing.assert_close(more.weights, difference, atol=1e-6, rtol=0)
+    assert more.table("total")["share"] == tuple(more.weights.mean((0, 1)).flatten().tolist())
+
+
+def test_what_every_query_attends_to_alike_falls_out() -> None:
+    weights = torch.tensor([[0.2, 0.7, 0.1], [0.2, 0.7, 0.1], [0.1, 0.7, 0.2]])
+    A = regard.AttentionMatrix.from_weights(weights)
+    asked = {"question": (0, 2), "answer": (2, 3)}
+    parts = {"first": (0, 1), "no listed sink": (1, 2), "last": (2, 3)}
+    drawn = regard.Recording({"a": A}).segments(parts, queries=asked)
+    assert drawn.total()[1].argmax() == 1
+    assert drawn.beyond("question").total()[0].tolist() == pytest.approx([-0.1, 0, 0.1])
+    assert repr(drawn.beyond("question")).splitlines() == [
+        "Shares of 1 layer with 1 head, beyond those of 'question'; the mean over all of them:",
+        "          first  no listed sink    last",
+        "answer  -0.1000          0.0000  0.1000",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "names", "has"),
+    [
+        pytest.param(PARTS, ["doc"], "'question', 'document'", id="no such part"),
+        pytest.param({"answer": (8, 9)}, ["answer"], "'answer'", id="no other part"),
+        pytest.param(
+            {"a": (0, 1), **PARTS},
+            ["a", "question"],
+            "beyond 'a', of 'question', 'document'",
+            id="differences already",
+        ),
+    ],
+)
+def test_beyond_no_part_is_an_error(asked: dict[str, Any], names: list[str], has: str) -> None:
+    drawn = recording().segments(PARTS, queries=asked)
+    for name in names[:-1]:
+        drawn = drawn.beyond(name)
+    message = (
+        f"query is {names[-1]!r}; the shares are {has}, and it must be one of several.\n"
+        '    Ask for both, segments(parts, queries={"question": ..., "answer": ...}), then '
+        '.beyond("question").'
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        drawn.beyond(names[-1])
+
+
 # What cannot be asked
 
 OF_KEYS = (
@@ -276,6 +332,12 @@ OF_SINKS = "\n    Give positions from 0 to kv_len - 1; False takes the first and
             ValueError,
             "parts is empty; it must have at least one part." + OF_KEYS,
             id="no parts",
+        ),
+        pytest.param(
+            {"parts": {0: (0, 1)}},
+            TypeError,
+            "parts has the name 0, an int; each must be a string." + OF_KEYS,
+            id="a name that is no string",
         ),
         pytest.param(
             {"parts": {"doc": (0, 1.5)}},
@@ -378,7 +440,7 @@ APART = "\n    Ask for them apart, seen.part(names).segments()."
                 {"a": regard.attend(torch.zeros(3, 1, 9, 2), torch.zeros(3, 1, 9, 2))}
             ),
             "layer 'a' has shape (3, 1, 9, 9); segments() looks at one text, a batch of 1.\n"
-            "    Take one of them, regard.Recording({name: seen[name][:1] for name in seen}).",
+            "    Take one of them, seen.entry(0).",
             id="several texts",
         ),
     ],

@@ -260,6 +260,13 @@ def test_a_pattern_for_a_whole_token_finds_that_token(texts: list[str]) -> None:
             id="a pattern of bytes",
         ),
         pytest.param(
+            lambda: by_pattern(tokens("a"), {1: "a"}),  # type: ignore[dict-item]
+            TypeError,
+            "pattern has the name 1, an int; each must be a string.\n"
+            '    Give {"question": r"Question: .*"}.',
+            id="a name that is no string",
+        ),
+        pytest.param(
             lambda: by_pattern(tokens("a"), {}),
             ValueError,
             "pattern is empty; it must have at least one regular expression.\n"

@@ -46,6 +46,12 @@ def left_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+def test_it_says_how_many_layers_it_has_written(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    recording().save(tmp_path / "run.safetensors", progress=lambda *count: told.append(count))
+    assert told == [(1, 2), (2, 2)]
+
+
 def test_until_it_is_finished_a_recording_of_that_name_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "run.safetensors"
     saved(path, of=recording("old"))

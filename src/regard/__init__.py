@@ -9,6 +9,7 @@ from regard.divergences import CrossEntropy, JensenShannon, KullbackLeibler, cro
 from regard.errors import RegardError
 from regard.explanation import Explanation, explain
 from regard.faults.examine import check
+from regard.loading import load
 from regard.masks import (
     Causal,
     Documents,
@@ -23,7 +24,7 @@ from regard.masks import (
 from regard.matrix import AttentionMatrix, attend
 from regard.products import Output
 from regard.ranking import Max, Top, TopK
-from regard.recording import Recording, load
+from regard.recording import Recording
 from regard.reductions import (
     Diagonal,
     Entropy,

@@ -1,18 +1,29 @@
 """One layer of a recording: its matrix, or the answers that were kept instead of it."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from regard.errors import RegardError, shape_text
+from regard.errors import RegardError, check_index_bounds, check_whole, shape_text
 from regard.matrix import AttentionMatrix
 from regard.ranking import Top, TopK
-from regard.reductions import Reduction
+from regard.reductions import Reduction, check_reductions
 from regard.tokens import Token
 
-__all__ = ["Answers", "Layer", "Origin", "able_to_answer", "shape_of_all"]
+__all__ = [
+    "Answers",
+    "Layer",
+    "Origin",
+    "Queries",
+    "able_to_answer",
+    "layer_at",
+    "reduce_all",
+    "shape_of_all",
+    "tokens_of_rows",
+]
 
 
 class Answers(Mapping[Reduction, Any]):
@@ -76,6 +87,23 @@ class Origin(NamedTuple):
     heads: tuple[int, ...] | None = None
 
 
+class Queries(NamedTuple):
+    """Which of the queries that ran are the rows of a matrix: neighbours, from one of them on.
+
+    Attributes:
+        start: the position of the first row among all queries that ran.
+        ran: how many ran.
+
+    Example:
+        >>> from regard.layers import Queries
+        >>> Queries(start=936, ran=1000).start
+        936
+    """
+
+    start: int
+    ran: int
+
+
 @dataclass(frozen=True)
 class Layer:
     """What is known of one layer.
@@ -88,6 +116,7 @@ class Layer:
         origin: None where all layers and heads were kept.
         check: called before the numbers of the layer are given to anybody; it raises RegardError
             where a file is damaged.
+        queries: which queries its rows are; None: all that ran.
 
     Example:
         >>> import torch, regard
@@ -103,6 +132,19 @@ class Layer:
     answers: Answers
     origin: Origin | None = None
     check: Callable[[], None] | None = None
+    queries: Queries | None = None
+
+    @property
+    def positions(self) -> range:
+        """The position of each row's query among all that ran."""
+        start = 0 if self.queries is None else self.queries.start
+        return range(start, start + self.shape[-2])
+
+    @property
+    def reads_itself(self) -> bool:
+        """Whether queries and keys can be one text: there are as many keys as queries that ran."""
+        ran = self.shape[-2] if self.queries is None else self.queries.ran
+        return ran == self.shape[-1]
 
     def place(self, index: int) -> int:
         """The layer's place in its model, of the layer at this place in the recording."""
@@ -155,6 +197,43 @@ class Layer:
         answers = tuple(found[reduction] for reduction in reductions)
         return answers[0] if len(answers) == 1 else answers
 
+    def entry(self, index: int) -> "Layer":
+        """One entry of the batch; the batch has length 1 then.
+
+        Raises:
+            ValueError: there is no batch.
+            IndexError: it has no such entry.
+            RegardError: an answer of a reduction that is not regard's has no axis for the batch.
+        """
+        if len(self.shape) < 4:
+            raise ValueError(
+                f"layer {self.name!r} has shape {shape_text(self.shape)}; it has no batch, whose "
+                "entry could be taken.\n"
+                "    It is one text already: ask it as it is."
+            )
+        place = check_index_bounds(check_whole("index", index), self.shape[0], 0)
+        one = slice(place, place + 1)
+        pairs = [
+            (asked, self._entry_of(asked, answer, one)) for asked, answer in self.answers.items()
+        ]
+        return replace(
+            self,
+            shape=torch.Size((1, *self.shape[1:])),
+            matrix=None if self.matrix is None else self.matrix[one],
+            answers=Answers(pairs),
+        )
+
+    def _entry_of(self, reduction: Reduction, answer: Any, one: slice) -> Any:
+        tensors = answer if isinstance(answer, Top) else (answer,)
+        for tensor in tensors:
+            if not isinstance(tensor, Tensor) or tensor.shape[:1] != self.shape[:1]:
+                raise RegardError(
+                    f"layer {self.name!r} has an answer to {_short(reduction)} that is not one for "
+                    "each entry of the batch.\n"
+                    "    Observe the model again with one text."
+                )
+        return Top(*(part[one] for part in answer)) if isinstance(answer, Top) else answer[one]
+
     def check_tokens(
         self, query_tokens: Sequence[Token] | None, key_tokens: Sequence[Token] | None
     ) -> None:
@@ -198,6 +277,88 @@ def able_to_answer(layers: Sequence[Layer], reductions: Sequence[Reduction]) -> 
     return able or layers
 
 
+def layer_at(layers: Sequence[Layer], which: str | int) -> Layer:
+    """The layer of a name, or at a place in the order in which they ran.
+
+    Raises:
+        KeyError: no layer of that name.
+        IndexError: no layer at that place.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.layers import layer_at
+        >>> x = torch.zeros(2, 5, 4)
+        >>> layer_at(regard.Recording({"attn": regard.attend(x, x)}).layers, -1).name
+        'attn'
+    """
+    if isinstance(which, int):
+        if not layers:
+            raise IndexError(f"layer is {which}; this recording has no layers yet.")
+        if not -len(layers) <= which < len(layers):
+            raise IndexError(
+                f"layer is {which}; this recording has {len(layers)} layers, "
+                f"0 to {len(layers) - 1}."
+            )
+        return layers[which]
+    for layer in layers:
+        if layer.name == which:
+            return layer
+    known = ", ".join(layer.name for layer in layers[:3]) + (", ..." if len(layers) > 3 else "")
+    raise KeyError(f"layer is {which!r}; this recording has {known or 'no layers yet'}")
+
+
+def tokens_of_rows(
+    tokens: tuple[Token, ...] | None, layers: Sequence[Layer]
+) -> tuple[Token, ...] | None:
+    """Of the tokens of all queries that ran, those of the rows; others as they are.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.layers import Queries, tokens_of_rows
+        >>> seen = regard.Recording({})
+        >>> last = regard.attend(torch.zeros(1, 4), torch.zeros(2, 4))
+        >>> seen.add("attn", last, queries=Queries(start=1, ran=2))
+        'attn'
+        >>> tokens_of_rows((regard.Token("to"), regard.Token(" be")), seen.layers)
+        (Token(text=' be', special=False),)
+    """
+    kept = {(layer.queries, layer.shape[-2]) for layer in layers}
+    if tokens is None or len(kept) != 1:
+        return tokens
+    [(queries, q_len)] = kept
+    if queries is None or len(tokens) != queries.ran:
+        return tokens
+    return tokens[queries.start : queries.start + q_len]
+
+
+def reduce_all(
+    layers: Sequence[Layer],
+    reductions: Sequence[Reduction],
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """What ``Recording.reduce`` answers, which says what the arguments mean.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.layers import reduce_all
+        >>> x = torch.zeros(2, 4)
+        >>> reduce_all(regard.Recording({"attn": regard.attend(x, x)}).layers, [regard.Sum(-2)])
+        {'attn': tensor([1., 1.])}
+    """
+    if not reductions:
+        raise ValueError(
+            "reduce() has no reductions; it needs at least one.\n"
+            "    Pass for example regard.Entropy(), regard.TopK(8)."
+        )
+    check_reductions("reduce()", reductions)
+    able, answers = able_to_answer(layers, reductions), dict[str, Any]()
+    for layer in able:
+        answers[layer.name] = layer.reduce(*reductions)
+        if progress is not None:
+            progress(len(answers), len(able))
+    return answers
+
+
 def shape_of_all(call: str, layers: Sequence[Layer]) -> tuple[int, int, int]:
     """num_heads, q_len and kv_len, which all layers must share for a question about all of them.
 
@@ -222,7 +383,7 @@ def shape_of_all(call: str, layers: Sequence[Layer]) -> tuple[int, int, int]:
             raise ValueError(
                 f"layer {layer.name!r} has shape {shape_text(layer.shape)}; {call} looks at one "
                 "text, a batch of 1.\n"
-                "    Take one of them, regard.Recording({name: seen[name][:1] for name in seen})."
+                "    Take one of them, seen.entry(0)."
             )
         if layer.shape[-3:] != first.shape[-3:]:
             raise ValueError(

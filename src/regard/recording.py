@@ -18,17 +18,25 @@ from regard.exports import (
     numpy_form,
 )
 from regard.heads import Trial, classify, head_table
-from regard.layers import Answers, Layer, Origin, able_to_answer
+from regard.layers import (
+    Answers,
+    Layer,
+    Origin,
+    Queries,
+    layer_at,
+    reduce_all,
+    tokens_of_rows,
+)
 from regard.matrix import AttentionMatrix
 from regard.ranking import Top, TopK
-from regard.reductions import Entropy, Pool, Reduction, Sum, check_reductions
+from regard.reductions import Entropy, Pool, Reduction, Sum
 from regard.rollouts import Rollout, rollout
 from regard.shares import Shares, shares_of
-from regard.storage import read, write
+from regard.storage import write
 from regard.tables import Table
 from regard.tokens import Token, as_tokens
 
-__all__ = ["Recording", "load"]
+__all__ = ["Recording"]
 
 
 class Recording(Mapping[str, AttentionMatrix]):
@@ -75,23 +83,7 @@ class Recording(Mapping[str, AttentionMatrix]):
             IndexError: no layer at that place.
             RegardError: only answers of that layer were kept.
         """
-        return self._layer(layer).whole()
-
-    def _layer(self, layer: str | int) -> Layer:
-        names = list(self._layers)
-        if isinstance(layer, int):
-            if not names:
-                raise IndexError(f"layer is {layer}; this recording has no layers yet.")
-            if not -len(names) <= layer < len(names):
-                raise IndexError(
-                    f"layer is {layer}; this recording has {len(names)} layers, "
-                    f"0 to {len(names) - 1}."
-                )
-            return self._layers[names[layer]]
-        if layer not in self._layers:
-            known = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-            raise KeyError(f"layer is {layer!r}; this recording has {known or 'no layers yet'}")
-        return self._layers[layer]
+        return layer_at(self.layers, layer).whole()
 
     def __contains__(self, layer: object) -> bool:
         """Whether a layer of that name was seen, its matrix kept or not."""
@@ -142,6 +134,7 @@ class Recording(Mapping[str, AttentionMatrix]):
         answers: Iterable[tuple[Reduction, Any]] = (),
         shape: torch.Size | None = None,
         origin: Origin | None = None,
+        queries: Queries | None = None,
     ) -> str:
         """Keep one more layer.
 
@@ -151,6 +144,7 @@ class Recording(Mapping[str, AttentionMatrix]):
             answers: each reduction that was asked, with its answer.
             shape: of the matrix, where it is not kept.
             origin: what it is of its model, where only some layers or heads are kept.
+            queries: which queries its rows are, where only some are kept.
 
         Returns:
             The name that it has now.
@@ -168,7 +162,7 @@ class Recording(Mapping[str, AttentionMatrix]):
         while unique in self._layers:
             count += 1
             unique = f"{name}#{count}"
-        self.put(Layer(unique, size, matrix, Answers(answers), origin))
+        self.put(Layer(unique, size, matrix, Answers(answers), origin, queries=queries))
         return unique
 
     def put(self, layer: Layer) -> None:
@@ -188,15 +182,27 @@ class Recording(Mapping[str, AttentionMatrix]):
         """The same recording, with the text.
 
         Args:
-            query_tokens: one for each query; a string is the text of one.
+            query_tokens: one for each query that ran, kept or not; a string is the text of one.
             key_tokens: one for each key; the query tokens when left out.
 
         Raises:
             TypeError: something else than tokens.
             ValueError: their count differs from a matrix.
         """
-        same = Recording({}, model=self.model, query_tokens=query_tokens, key_tokens=key_tokens)
-        for layer in self._layers.values():
+        queries = as_tokens("query_tokens", query_tokens)
+        keys = queries if key_tokens is None else as_tokens("key_tokens", key_tokens)
+        return self._with(self.layers, tokens_of_rows(queries, self.layers), keys)
+
+    def _with(
+        self,
+        layers: Iterable[Layer],
+        query_tokens: Iterable[Token] | None,
+        key_tokens: Iterable[Token] | None,
+    ) -> "Recording":
+        """A recording of the same model."""
+        tokens = {"query_tokens": query_tokens, "key_tokens": key_tokens}
+        same = Recording({}, model=self.model, **tokens)
+        for layer in layers:
             same.put(layer)
         return same
 
@@ -222,12 +228,28 @@ class Recording(Mapping[str, AttentionMatrix]):
                 f"layers is {layers!r}; it takes several names or places.\n"
                 f"    Pass [{layers!r}] for that layer alone."
             )
-        some = Recording(
-            {}, model=self.model, query_tokens=self.query_tokens, key_tokens=self.key_tokens
-        )
-        for layer in layers:
-            some.put(self._layer(layer))
-        return some
+        some = (layer_at(self.layers, layer) for layer in layers)
+        return self._with(some, self.query_tokens, self.key_tokens)
+
+    def entry(self, index: int) -> "Recording":
+        """One entry of the batch, as a batch of 1, with the text.
+
+        Args:
+            index: of the entry.
+
+        Raises:
+            ValueError: a layer has no batch.
+            IndexError: the batch has no such entry.
+            RegardError: what was kept of a layer is not told for each entry.
+
+        Example:
+            >>> import torch, regard
+            >>> x = torch.zeros(3, 2, 5, 4)
+            >>> regard.Recording({"layer": regard.attend(x, x)}).entry(2)["layer"].shape
+            torch.Size([1, 2, 5, 5])
+        """
+        entries = (layer.entry(index) for layer in self.layers)
+        return self._with(entries, self.query_tokens, self.key_tokens)
 
     def reduce(
         self, *reductions: Reduction, progress: Callable[[int, int], None] | None = None
@@ -254,18 +276,7 @@ class Recording(Mapping[str, AttentionMatrix]):
             >>> regard.Recording({"layer": even}).reduce(regard.Entropy())
             {'layer': tensor([0.6931, 0.6931])}
         """
-        if not reductions:
-            raise ValueError(
-                "reduce() has no reductions; it needs at least one.\n"
-                "    Pass for example regard.Entropy(), regard.TopK(8)."
-            )
-        check_reductions("reduce()", reductions)
-        able, answers = able_to_answer(self.layers, reductions), dict[str, Any]()
-        for layer in able:
-            answers[layer.name] = layer.reduce(*reductions)
-            if progress is not None:
-                progress(len(answers), len(able))
-        return answers
+        return reduce_all(self.layers, reductions, progress)
 
     def topk(self, k: int) -> dict[str, Top]:
         """The k largest weights of each row and their keys, layer by layer; see ``TopK``."""
@@ -299,7 +310,8 @@ class Recording(Mapping[str, AttentionMatrix]):
         Args:
             parts: of the keys: for each name its span (start, stop) of tokens, none overlapping;
                 ``regard.spans`` finds words, sentences and what a pattern matches.
-            queries: parts of the queries; the same as the keys' when left out.
+            queries: parts of the queries, counted from the first that was kept; when left out those
+                of ``parts``, as far as their queries were kept.
             sinks: False takes out the weight that goes to the first position and to special tokens,
                 and makes what is left of each row sum to 1 again; positions take out theirs. A
                 query that attends to nothing else is left out then.
@@ -311,8 +323,8 @@ class Recording(Mapping[str, AttentionMatrix]):
 
         Raises:
             TypeError: parts are no mapping from names to spans; sinks are no positions.
-            ValueError: a part is empty, reaches beyond the text or overlaps another; the layers
-                differ in shape, or hold several texts.
+            ValueError: a part is empty, reaches beyond the text or overlaps another; none has a
+                query that was kept; the layers differ in shape, or hold several texts.
             RegardError: query and key were not kept.
 
         Example:
@@ -325,7 +337,12 @@ class Recording(Mapping[str, AttentionMatrix]):
         """
         return shares_of(self.layers, self.key_tokens, parts, queries, sinks, progress)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
         """Write the recording as one file, safetensors with JSON; ``regard.load`` reads it.
 
         The file is there whole or not at all: one that was there before is as it was when anything
@@ -333,6 +350,7 @@ class Recording(Mapping[str, AttentionMatrix]):
 
         Args:
             path: of the file, ``run.safetensors``; its folder exists.
+            progress: called with the layers written and the layers in all.
 
         Raises:
             RegardError: a layer holds code (a ``score_mod``, a reduction of your own) or NaN, or
@@ -345,8 +363,8 @@ class Recording(Mapping[str, AttentionMatrix]):
             >>> regard.load("run.safetensors").model
             'Tiny'
         """
-        tokens = self.query_tokens, self.key_tokens
-        write(path, self.layers, model=self.model, query_tokens=tokens[0], key_tokens=tokens[1])
+        text = {"query_tokens": self.query_tokens, "key_tokens": self.key_tokens}
+        write(path, self.layers, model=self.model, **text, progress=progress)
 
     def patterns(self, *, limit: int | None = DENSE_LIMIT) -> Patterns:
         """The weights under TransformerLens's names: ``cache["pattern", layer]``.
@@ -384,7 +402,7 @@ class Recording(Mapping[str, AttentionMatrix]):
         Raises:
             ValueError: the keys are another text; and what ``to_bertviz`` raises.
         """
-        form = self._layer(layer), self.query_tokens, self.key_tokens, limit
+        form = layer_at(self.layers, layer), self.query_tokens, self.key_tokens, limit
         return circuitsvis_form(*form)
 
     def to_attnview(self, layer: str | int, *, limit: int | None = DENSE_LIMIT) -> dict[str, Any]:
@@ -393,7 +411,9 @@ class Recording(Mapping[str, AttentionMatrix]):
         Raises:
             ValueError: what ``to_bertviz`` raises.
         """
-        return attnview_form(self._layer(layer), self.query_tokens, self.key_tokens, limit)
+        return attnview_form(
+            layer_at(self.layers, layer), self.query_tokens, self.key_tokens, limit
+        )
 
     def to_numpy(self, *, limit: int | None = DENSE_LIMIT) -> dict[str, Any]:
         """The weights of each layer as a NumPy array, (..., num_heads, q_len, kv_len).
@@ -449,8 +469,9 @@ class Recording(Mapping[str, AttentionMatrix]):
             progress: called with the layers done and the layers in all.
 
         Returns:
-            A row for each head; ``docs/heads.md`` defines the scores. None, shown as ``-``, where
-            a layer attends to another text and the kind speaks of positions.
+            A row for each head; ``docs/heads.md`` defines the scores, which are means over the
+            queries that were kept. None, shown as ``-``, where a layer attends to another text and
+            the kind speaks of positions.
 
         Raises:
             TypeError: an argument that is no trial.
@@ -469,32 +490,3 @@ class Recording(Mapping[str, AttentionMatrix]):
     def rollout(self, residual: float = 0.5) -> Rollout:
         """Where the tokens of the last layer come from, through all layers; see ``rollout``."""
         return rollout(self, residual=residual)
-
-
-def load(path: str | os.PathLike[str]) -> Recording:
-    """The recording that ``Recording.save`` wrote, or ``regard.observe`` with ``path=``.
-
-    The file is memory-mapped: it opens at once, whatever its size, and the numbers of a layer are
-    read and checked when the layer is first asked for. Nothing in it is run.
-
-    Args:
-        path: of the file.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        RegardError: it is no recording, is damaged, or of a format that this version cannot read.
-
-    Example:
-        >>> import torch, regard
-        >>> even = regard.attend(torch.zeros(2, 2), torch.zeros(2, 2))
-        >>> regard.Recording({"layer": even}).save("run.safetensors")
-        >>> regard.load("run.safetensors")["layer"].entropy()
-        tensor([0.6931, 0.6931])
-    """
-    stored = read(path)
-    seen = Recording(
-        {}, model=stored.model, query_tokens=stored.query_tokens, key_tokens=stored.key_tokens
-    )
-    for layer in stored.layers:
-        seen.put(layer)
-    return seen

@@ -1,7 +1,7 @@
 """How much each part of a text drew from each other part, layer by layer and head by head."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from typing import Any, Literal, cast
 
@@ -16,8 +16,6 @@ from regard.tables import Cell, Table
 from regard.tokens import Token
 
 __all__ = ["Shares", "shares_of"]
-
-_APART = "Ask for them apart, regard.Recording({name: seen[name] for name in names}).segments(...)."
 
 _MOST_KEYS = 8
 
@@ -37,6 +35,7 @@ class Shares:
         keys: the names of the parts of the keys.
         places: of each layer in its model, and of each of its heads, (layer, heads).
         sinks: the positions whose weight was taken out; none where sinks count.
+        over: the part of the queries whose shares were subtracted; None: none were.
 
     Example:
         >>> import torch, regard
@@ -55,6 +54,49 @@ class Shares:
     keys: tuple[str, ...]
     places: tuple[tuple[int, tuple[int, ...]], ...]
     sinks: tuple[int, ...] = ()
+    over: str | None = None
+
+    def beyond(self, query: str) -> "Shares":
+        """How much more each other part of the queries drew than this one did, head by head.
+
+        Attention that does not depend on what is asked falls out: that of sinks which no list has,
+        of heads that look nearby, of long parts. Ours.
+
+        Args:
+            query: a part of the queries that looked at the same keys and asks nothing of them, or
+                something else: the question before its answer.
+
+        Returns:
+            The other parts of the queries, each share a difference from -1 to 1.
+
+        Raises:
+            ValueError: no such part, no other part, or shares that are differences already.
+
+        Example:
+            >>> import torch, regard
+            >>> weights = torch.tensor([[0.8, 0.1, 0.1], [0.8, 0.1, 0.1], [0.7, 0.1, 0.2]])
+            >>> A = regard.AttentionMatrix.from_weights(weights)
+            >>> parts = {"first": (0, 1), "second": (1, 2), "third": (2, 3)}
+            >>> asked = {"question": (1, 2), "answer": (2, 3)}
+            >>> drawn = regard.Recording({"layer": A}).segments(parts, queries=asked)
+            >>> drawn.beyond("question")
+            Shares of 1 layer with 1 head, beyond those of 'question'; the mean over all of them:
+                      first  second   third
+            answer  -0.1000  0.0000  0.1000
+        """
+        if self.over is not None or query not in self.queries or len(self.queries) < 2:
+            has = f"beyond {self.over!r}, of " if self.over is not None else ""
+            raise ValueError(
+                f"query is {query!r}; the shares are {has}{', '.join(map(repr, self.queries))}, "
+                "and it must be one of several.\n"
+                '    Ask for both, segments(parts, queries={"question": ..., "answer": ...}), '
+                'then .beyond("question").'
+            )
+        place = self.queries.index(query)
+        others = [i for i in range(len(self.queries)) if i != place]
+        weights = self.weights[..., others, :] - self.weights[..., place : place + 1, :]
+        queries = tuple(self.queries[i] for i in others)
+        return replace(self, weights=weights, queries=queries, over=query)
 
     def total(self) -> Tensor:
         """The mean over all layers and heads, (query parts, key parts)."""
@@ -101,6 +143,8 @@ class Shares:
         rest = f"\n... {more} more parts of the keys, in .table('total')" if more else ""
         of = f"{_counted(layers, 'layer')} with {_counted(num_heads, 'head')}"
         without = f", without {_counted(len(self.sinks), 'sink')}" if self.sinks else ""
+        if self.over is not None:
+            without += f", beyond those of {_short(self.over)!r}"
         return f"Shares of {of}{without}; the mean over all of them:\n{Table(columns)!r}{rest}"
 
 
@@ -130,21 +174,18 @@ def shares_of(
         >>> shares_of(layers, None, {"rest": (1, 4)}, None, False, None).weights.flatten()
         tensor([1.])
     """
-    _, q_len, kv_len = shape_of_all("segments()", layers)
+    *_, kv_len = shape_of_all("segments()", layers)
     key_parts = _checked_parts("parts", parts, "kv_len", kv_len)
-    if queries is None and q_len != kv_len:
-        raise ValueError(
-            f"queries is None; it must be given where q_len = {q_len} and kv_len = {kv_len} "
-            "differ.\n    Give the parts of the queries, {name: (start, stop)}, counted from the "
-            "first query that was kept."
-        )
-    asked = parts if queries is None else queries
-    query_parts = _checked_parts("queries", asked, "q_len", q_len)
+    if queries is None:
+        asked = parts if _all_ran(layers) else _asking(layers, key_parts)
+        query_parts = key_parts if asked is parts else asked
+    else:
+        asked, query_parts = queries, _checked_queries(queries, layers[0])
     out = _sink_positions(sinks, key_tokens, kv_len)
     question: Reduction = (
         _WithoutSinks(tuple(query_parts.values()), tuple(key_parts.values()), out)
         if out
-        else Segments(asked, None if queries is None else parts)
+        else Segments(asked, None if asked is parts else parts)
     )
     answers: list[Tensor] = []
     for layer in layers:
@@ -159,6 +200,44 @@ def shares_of(
         for index, layer in enumerate(layers)
     )
     return Shares(weights, names, tuple(query_parts), tuple(key_parts), places, out)
+
+
+def _all_ran(layers: Sequence[Layer]) -> bool:
+    """Whether the rows are all queries of the text that the keys are, too."""
+    return all(layer.reads_itself and layer.queries is None for layer in layers)
+
+
+def _asking(
+    layers: Sequence[Layer], parts: Mapping[str, tuple[int, int]]
+) -> dict[str, tuple[int, int]]:
+    """Those parts of the text, or of them so much, that lie among the queries that were kept."""
+    first = layers[0]
+    _, q_len, kv_len = shape_of_all("segments()", layers)
+    kept = first.positions
+    if any(not layer.reads_itself or layer.positions != kept for layer in layers):
+        raise ValueError(
+            f"queries is None; it must be given where q_len = {q_len} and kv_len = {kv_len} "
+            "differ.\n    Give the parts of the queries, {name: (start, stop)}, counted from the "
+            "first query that was kept."
+        )
+    inside = {
+        name: (max(start, kept.start) - kept.start, min(stop, kept.stop) - kept.start)
+        for name, (start, stop) in parts.items()
+        if start < kept.stop and stop > kept.start
+    }
+    if not inside:
+        raise ValueError(
+            f"parts has no query that was kept, {kept.start} to {kept.stop - 1} of {kv_len}; one "
+            "part at least must have one where queries is None.\n    Give the parts of the "
+            "queries, {name: (start, stop)}, counted from the first query that was kept."
+        )
+    return inside
+
+
+def _checked_queries(queries: object, layer: Layer) -> dict[str, tuple[int, int]]:
+    """The parts of the queries, counted in rows."""
+    first = 0 if layer.queries is None else layer.queries.start
+    return _checked_parts("queries", queries, "q_len", layer.shape[-2], first)
 
 
 @dataclass(frozen=True)
@@ -228,11 +307,12 @@ def _membership(parts: Sequence[tuple[int, int]], positions: slice, device: torc
 
 
 def _checked_parts(
-    argument: str, parts: object, length_name: str, length: int
+    argument: str, parts: object, length_name: str, length: int, first: int = 0
 ) -> dict[str, tuple[int, int]]:
+    counted = f"counted from query {first}, the first that was kept"
     remedy = (
-        "    Give {name: (start, stop)} with "
-        f"0 <= start < stop <= {length_name} = {length}, or regard.spans.by_sentence(tokens)."
+        f"    Give {{name: (start, stop)}} with 0 <= start < stop <= {length_name} = {length}, "
+        f"{counted if first else 'or regard.spans.by_sentence(tokens)'}."
     )
     if not isinstance(parts, Mapping):
         raise TypeError(
@@ -242,6 +322,11 @@ def _checked_parts(
         raise ValueError(f"{argument} is empty; it must have at least one part.\n{remedy}")
     checked: dict[str, tuple[int, int]] = {}
     for name, span in cast(Mapping[Any, Any], parts).items():
+        if not isinstance(name, str):
+            raise TypeError(
+                f"{argument} has the name {name!r}, {kind_text(name)}; each must be a string.\n"
+                f"{remedy}"
+            )
         edges = list(cast(Sequence[Any], span)) if isinstance(span, list | tuple) else []
         if [type(edge) for edge in edges] != [int, int]:
             raise TypeError(
@@ -259,7 +344,7 @@ def _checked_parts(
                 f"{argument} has {(start, stop)} for {name!r}; each span must lie within the text."
                 f"\n{remedy}"
             )
-        checked[str(name)] = (start, stop)
+        checked[name] = (start, stop)
     _check_apart(argument, checked)
     return checked
 

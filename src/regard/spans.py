@@ -225,7 +225,13 @@ def _patterns(pattern: object) -> dict[str, re.Pattern[str]]:
             "pattern is empty; it must have at least one regular expression.\n"
             '    Give {"question": r"Question: .*"}.'
         )
-    return {str(name): _compiled(one) for name, one in named.items()}
+    for name in named:
+        if not isinstance(name, str):
+            raise TypeError(
+                f"pattern has the name {name!r}, {kind_text(name)}; each must be a string.\n"
+                '    Give {"question": r"Question: .*"}.'
+            )
+    return {name: _compiled(one) for name, one in named.items()}
 
 
 def _compiled(pattern: object) -> re.Pattern[str]:

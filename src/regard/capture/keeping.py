@@ -2,7 +2,8 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from regard.capture.shelf import Shelf
 from regard.capture.steps import Run, Steps, visible_stop
 from regard.capture.wanted import Wanted
 from regard.errors import RegardError, kind_text
-from regard.layers import Answers, Layer, Origin
+from regard.layers import Answers, Layer, Origin, Queries
 from regard.matrix import AttentionMatrix
 from regard.recording import Recording
 from regard.reductions import Reduction
@@ -34,18 +35,18 @@ class _Kept:
         copies: of what it attended with; None where only answers are kept.
         answers: to the reductions whose answers join.
         name: in the recording; None while none of its queries was wanted.
-        apart: the first call's rows, shape and answers that do not join.
+        apart: of the first call: its rows, shape and answers that do not join.
         leading: its batch axes and heads.
-        rows: the places of the queries that answers are of.
+        rows: the places of the queries that answers are of, call by call.
     """
 
     module: str
     copies: Copies | None
     answers: AskedOfCalls
     name: str | None = None
-    apart: tuple[range, torch.Size, Pairs] | None = None
+    apart: tuple[range, torch.Size, Pairs, Queries | None] | None = None
     leading: tuple[int, ...] = ()
-    rows: int = 0
+    rows: list[range] = field(default_factory=list[range])
 
 
 class Keeper:
@@ -150,14 +151,14 @@ class Keeper:
         rows = self._wanted.rows(0, part.shape[-2], all_there=True)
         if not rows:
             return
-        part = some_queries(part, rows)
+        kept, part = _kept_of(rows, part.shape[-2]), some_queries(part, rows)
         if self._wanted.reductions:
             pairs = ask(part, self._wanted.reductions, self._wanted.device)
-            self._add(name, None, answers=pairs, shape=part.shape)
+            self._add(name, None, answers=pairs, shape=part.shape, queries=kept)
             return
         mask = None if part.mask is None else part.mask.map(self._shelf.copy_once)
         matrix = AttentionMatrix(part.source.map(self._shelf.copy), mask)
-        self._add(name, matrix, shape=matrix.shape)
+        self._add(name, matrix, shape=matrix.shape, queries=kept)
 
     def _add(
         self,
@@ -166,11 +167,18 @@ class Keeper:
         *,
         shape: torch.Size,
         answers: Sequence[tuple[Reduction, Any]] = (),
+        queries: Queries | None = None,
         name: str | None = None,
     ) -> str:
         """Keep one more layer, under the module's name unless it has its own; gives its name."""
-        origin = self._origins.get(module)
-        return self._seen.add(name or module, matrix, answers=answers, shape=shape, origin=origin)
+        return self._seen.add(
+            name or module,
+            matrix,
+            answers=answers,
+            shape=shape,
+            origin=self._origins.get(module),
+            queries=queries,
+        )
 
     def _take(self, name: str, part: AttentionMatrix, source: QueryKey) -> None:
         asking, q_len = bool(self._wanted.reductions), part.shape[-2]
@@ -199,8 +207,10 @@ class Keeper:
             else:
                 self._ask(run, kept, wanted, first, base)
         if kept.name is None and kept.copies is not None:
-            matrix = kept.copies.matrix(self._wanted.rows(0, run.q_len, all_there=True))
-            kept.name = None if matrix is None else self._add(name, matrix, shape=matrix.shape)
+            there = self._wanted.rows(0, run.q_len, all_there=True)
+            matrix, queries = kept.copies.matrix(there), _kept_of(there, run.q_len)
+            if matrix is not None:
+                kept.name = self._add(name, matrix, shape=matrix.shape, queries=queries)
 
     def _ask(self, run: Run, kept: _Kept, part: AttentionMatrix, first: int, base: int) -> None:
         """Ask a call now. Answers that do not join are layers of their own: ``name[7:8]``."""
@@ -208,17 +218,20 @@ class Keeper:
         joining = [pair for pair in pairs if joins(pair[0])]
         alone = [pair for pair in pairs if not joins(pair[0])]
         kept.answers.add(joining, first, base)
-        kept.rows += part.shape[-2]
-        here = range(first, first + part.shape[-2]), part.shape, alone
+        rows = range(first, first + part.shape[-2])
+        kept.rows.append(rows)
+        here = rows, part.shape, alone, _kept_of(rows, run.q_len)
         if kept.name is None:
-            kept.name = self._add(kept.module, None, answers=pairs, shape=part.shape)
+            kept.name = self._add(
+                kept.module, None, shape=part.shape, answers=pairs, queries=here[-1]
+            )
             kept.apart = here
             return
         calls = [here] if kept.apart is None or not joining else [kept.apart, here]
         kept.apart = None
-        for rows, shape, answers in calls if alone else ():
+        for rows, shape, answers, queries in calls if alone else ():
             name = f"{kept.name}[{rows.start}:{rows.stop}]"
-            self._add(kept.module, None, shape=shape, answers=answers, name=name)
+            self._add(kept.module, None, shape=shape, answers=answers, queries=queries, name=name)
 
     def _fails_together(self, run: Run, kept: _Kept) -> RegardError | None:
         """Put the calls of a layer together; why they cannot be, where they cannot.
@@ -243,12 +256,17 @@ class Keeper:
         if kept.copies is None:
             pairs = kept.answers.joined()
             if pairs:
-                shape = torch.Size((*kept.leading, kept.rows, run.kv_len))
-                self._seen.put(Layer(kept.name, shape, None, Answers(pairs), origin))
+                shape = torch.Size((*kept.leading, sum(map(len, kept.rows)), run.kv_len))
+                queries = _kept_of(_neighbours(kept.rows), run.q_len)
+                answers = Answers(pairs)
+                self._seen.put(Layer(kept.name, shape, None, answers, origin, queries=queries))
             return
-        matrix = kept.copies.matrix(self._wanted.rows(0, run.q_len, all_there=True))
+        rows = self._wanted.rows(0, run.q_len, all_there=True)
+        matrix = kept.copies.matrix(rows)
         if matrix is not None:
-            self._seen.put(Layer(kept.name, matrix.shape, matrix, Answers(), origin))
+            queries = _kept_of(rows, run.q_len)
+            shape, none = matrix.shape, Answers()
+            self._seen.put(Layer(kept.name, shape, matrix, none, origin, queries=queries))
 
     def _check_wanted(self) -> None:
         """Say which layers or queries were wanted and did not run."""
@@ -303,6 +321,18 @@ class Keeper:
                 "    The recording itself is whole; keep what you need of it."
             )
             self.problem.__cause__ = cause
+
+
+def _kept_of(rows: range | None, ran: int) -> Queries | None:
+    """Which of the queries that ran are kept; None: all, or it is not known."""
+    return None if rows is None or rows == range(ran) else Queries(rows.start, ran)
+
+
+def _neighbours(parts: Sequence[range]) -> range | None:
+    """Several ranges as one; None where something lies between them."""
+    if any(after.start != before.stop for before, after in pairwise(parts)):
+        return None
+    return range(parts[0].start, parts[-1].stop)
 
 
 def _reason(cause: Exception) -> str:

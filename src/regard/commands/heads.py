@@ -16,8 +16,9 @@ from regard.commands.options import AsJson, TextFile
 from regard.commands.progress import progress
 from regard.commands.texts import given_text
 from regard.heads import Head, Trial, classify, head_table
+from regard.loading import load
 from regard.pretrained import DEFAULT_MODEL, Pretrained, check_text
-from regard.recording import Recording, load
+from regard.recording import Recording
 from regard.see.head_grid import HeadsView
 from regard.trials import needle, repeated_tokens
 

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -58,12 +57,16 @@ def record(
     with progress() as tell:
         tell(f"loading {model}")
         pretrained = Pretrained.load(model)
+
+        def told(done: int, total: int | None) -> None:
+            tell(f"running {model}" if done != total else f"writing {output}", done, total)
+
         seen = pretrained.observe(
             words,
             keep=_ANSWERS if answers else "qk",
             queries=None if last is None else slice(-last, None),
             path=output,
-            progress=partial(tell, f"running {model}"),
+            progress=told,
         )
     if as_json:
         sys.stdout.write(json.dumps(_as_json(seen, output)) + "\n")

@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,8 @@ import typer
 from regard import spans
 from regard.commands.options import AsJson
 from regard.commands.progress import progress
-from regard.recording import Recording, load
+from regard.loading import load
+from regard.recording import Recording
 from regard.shares import Shares
 from regard.tokens import Token
 
@@ -91,13 +92,15 @@ def segments(
     with progress() as tell:
         tell(f"opening {run}")
         seen = load(run)
-        if not queries and seen.query_tokens != seen.key_tokens:
+        cut = _cut(by, seen.key_tokens) if by else _named("part", parts or [], seen.key_tokens)
+        if not queries and not _can_ask(cut, seen):
             raise ValueError(
                 f"query is missing; {run} has {len(seen.query_tokens or ())} of the queries of its "
-                f"text.\n    Name those that ask, counted from the first of them: --query last=0:4"
+                "text, and none in these parts.\n"
+                "    Name those that ask, counted from the first of them: --query last=0:4"
             )
         drawn = seen.segments(
-            _cut(by, seen.key_tokens) if by else _named("part", parts or [], seen.key_tokens),
+            cut,
             queries=_asking(queries, seen),
             sinks=not no_sinks,
             progress=partial(tell, "asking every layer"),
@@ -116,6 +119,16 @@ def _per(per: Per) -> Literal["head", "layer", "total"]:
 
 def _cut(by: By, tokens: Sequence[Token] | None) -> dict[str, tuple[int, int]]:
     return spans.by_sentence(tokens) if by is By.SENTENCE else spans.by_word(tokens)
+
+
+def _can_ask(parts: Mapping[str, tuple[int, int]], seen: Recording) -> bool:
+    """Whether the parts can ask themselves: all queries were kept, or some that lie in them."""
+    if all(layer.queries is None for layer in seen.layers):
+        return seen.query_tokens == seen.key_tokens
+    rows = [layer.positions for layer in seen.layers if layer.reads_itself]
+    return len(rows) == len(seen) and any(
+        start < kept.stop and stop > kept.start for kept in rows for start, stop in parts.values()
+    )
 
 
 def _asking(queries: Sequence[str] | None, seen: Recording) -> dict[str, tuple[int, int]] | None:

@@ -46,8 +46,9 @@ def classify(
 ) -> tuple[Head, ...]:
     """Every head with its kind, from one pass over each layer.
 
-    Of several texts the scores are means over all. A layer whose q_len and kv_len differ attends
-    to another text: where positions mean nothing, it has no score of a kind that speaks of them.
+    Of several texts the scores are means over all. A layer that ran another number of queries than
+    it has keys attends to another text: where positions mean nothing, it has no score of a kind
+    that speaks of them. Where only some queries were kept, scores are means over these.
 
     Args:
         layers: of a recording.
@@ -118,9 +119,12 @@ def _survey(
     layer: Layer, query_tokens: Sequence[Token] | None, key_tokens: Sequence[Token] | None
 ) -> Survey:
     q_len, kv_len = layer.shape[-2:]
-    queries = _special(query_tokens, q_len)
-    other = q_len != kv_len or (key_tokens is not None and key_tokens != query_tokens)
-    return Survey(queries, _special(key_tokens, kv_len) if other else None)
+    queries, keys = _special(query_tokens, q_len), _special(key_tokens, kv_len)
+    rows = layer.positions
+    of_rows = None if key_tokens is None else key_tokens[rows.start : rows.stop]
+    if not layer.reads_itself or (key_tokens is not None and of_rows != query_tokens):
+        return Survey(queries, keys)
+    return Survey(queries) if layer.queries is None else Survey(queries, keys, rows.start)
 
 
 def _special(tokens: Sequence[Token] | None, length: int) -> tuple[bool, ...]:
@@ -148,9 +152,12 @@ def _tried(trial: Trial, layer: Layer, num_heads: int) -> Scores:
         )
     scores = trial.scores[layer.name]
     counts = {len(values) for values in scores.values()}
-    if counts != {num_heads}:
+    kept = [layer.head(head) for head in range(num_heads)]
+    all_heads = layer.origin is None or layer.origin.heads is None
+    fits = counts == {num_heads} if all_heads else len(counts) == 1 and max(kept) < min(counts)
+    if not fits:
         raise ValueError(
             f"trial has {counts.pop()} heads in layer {layer.name!r}; the recording has "
             f"{num_heads}.\n    Run the trial on the model of the recording, all heads of it."
         )
-    return scores
+    return {kind: [values[head] for head in kept] for kind, values in scores.items()}

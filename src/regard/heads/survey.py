@@ -59,7 +59,9 @@ class Survey:
 
     Attributes:
         queries: for each query, whether it is a special token.
-        keys: the same for each key; None where the text attends to itself.
+        keys: the same for each key; None where every query of the text was kept.
+        start: the position of the first query in the text of the keys, where only some of its
+            queries were kept; None where the keys are another text.
 
     Example:
         >>> from regard.heads import Survey
@@ -69,13 +71,14 @@ class Survey:
 
     queries: tuple[bool, ...]
     keys: tuple[bool, ...] | None = None
+    start: int | None = None
 
     @cached_property
     def reductions(self) -> tuple[Reduction, ...]:
         """The questions; of a text that attends to another, positions mean nothing."""
         to_keys = Segments(_runs(self._asking), self._key_spans)
-        offsets = () if self.keys is not None else range(-_NEAR, _NEAR + 1)
-        return (Spread(), to_keys, *(Diagonal(offset) for offset in offsets))
+        near = range(self._first - _NEAR, self._first + _NEAR + 1) if self._one_text else ()
+        return (Spread(), to_keys, *(Diagonal(offset) for offset in near))
 
     def scores(self, answers: Sequence[Any]) -> dict[str, Tensor]:
         """The scores of all heads, each (..., num_heads), by the names of the kinds they make.
@@ -92,27 +95,45 @@ class Survey:
             SEPARATOR.name: shares[..., 1:].sum(-1),
             UNIFORM.name: _mean(spread, queries),
         }
-        if self.keys is not None:
+        if not self._one_text:
             return named
-        offsets = range(-_NEAR, _NEAR + 1)
-        at = {n: _at(n, one, len(self.queries)) for n, one in zip(offsets, diagonals, strict=True)}
-        text = self._text
-        named[PREVIOUS.name] = _mean(at[-1], [q for q in queries if q - 1 in text])
-        named[NEXT.name] = _mean(at[1], [q for q in queries if q + 1 in text])
+        near, first, text = range(-_NEAR, _NEAR + 1), self._first, self._key_text
+        at = {
+            n: _at(first + n, diagonal, len(self.queries))
+            for n, diagonal in zip(near, diagonals, strict=True)
+        }
+        named[PREVIOUS.name] = _mean(at[-1], [q for q in queries if first + q - 1 in text])
+        named[NEXT.name] = _mean(at[1], [q for q in queries if first + q + 1 in text])
         named[SELF.name] = _mean(at[0], queries)
-        far = [q for q in queries if q >= _FROM]
+        far = [q for q in queries if first + q >= _FROM]
         if far:
             named[LOCAL.name] = _mean(torch.stack(list(at.values())).sum(0), far)
         return named
 
-    @cached_property
-    def _text(self) -> set[int]:
-        return {place for place, special in enumerate(self.queries) if place and not special}
+    @property
+    def _one_text(self) -> bool:
+        return self.keys is None or self.start is not None
 
     @property
+    def _first(self) -> int:
+        """The position of the first query."""
+        return self.start or 0
+
+    @property
+    def _key_text(self) -> set[int]:
+        """The positions of the keys that are text, without the first."""
+        special = self.queries if self.keys is None else self.keys
+        return {place for place, is_one in enumerate(special) if place and not is_one}
+
+    @cached_property
     def _asking(self) -> list[int]:
         """The queries whose weights count: those that are text, or all where none is."""
-        return sorted(self._text) or list(range(len(self.queries)))
+        text = [
+            query
+            for query, is_special in enumerate(self.queries)
+            if self._first + query > 0 and not is_special
+        ]
+        return text or list(range(len(self.queries)))
 
     @property
     def _key_spans(self) -> list[tuple[int, int]]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.characters import visible
 from regard.errors import RegardError, check_weights
-from regard.layers import Answers, Layer, Origin
+from regard.layers import Answers, Layer, Origin, Queries
 from regard.matrix import AttentionMatrix
 from regard.ranking import Top
 from regard.scores import Given
@@ -138,10 +138,11 @@ def _layer(path: Path, plain: Any, tensors: dict[str, Tensor]) -> Layer:
             raise ValueError(f"a matrix of shape {tuple(matrix.shape)}, not {tuple(shape)}")
         answers = answers_of(plain["answers"], shape, take)
         origin = _origin(plain["origin"], shape)
+        queries = _queries(plain.get("queries"), shape)  # files of before it was kept have none
     except _WRONG as error:
         raise ValueError(f"layer {name!r}: {_reason(error)}") from error
     check = _Check(path, name, held, shape, matrix, answers)
-    return Layer(name, shape, matrix, answers, origin, check)
+    return Layer(name, shape, matrix, answers, origin, check, queries)
 
 
 def _origin(plain: Any, shape: torch.Size) -> Origin | None:
@@ -153,6 +154,15 @@ def _origin(plain: Any, shape: torch.Size) -> Origin | None:
     if len(heads) != shape[-3]:
         raise ValueError(f"an origin of {len(heads)} heads, not {shape[-3]}")
     return Origin(_whole_number(place), tuple(map(_whole_number, heads)))
+
+
+def _queries(plain: Any, shape: torch.Size) -> Queries | None:
+    if plain is None:
+        return None
+    start, ran = map(_whole_number, plain)
+    if start + shape[-2] > ran:
+        raise ValueError(f"queries {start} to {start + shape[-2]} of {ran}")
+    return Queries(start, ran)
 
 
 def _whole_number(plain: object) -> int:

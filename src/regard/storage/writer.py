@@ -8,7 +8,7 @@ the file takes its name, and an older one of that name is whole until this momen
 import json
 import os
 import struct
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
 from ctypes import c_char
 from pathlib import Path
@@ -223,6 +223,7 @@ def write(
     model: str = "",
     query_tokens: Iterable[Token] | None = None,
     key_tokens: Iterable[Token] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """A recording as one file; see ``Writer``.
 
@@ -232,6 +233,7 @@ def write(
         model: the name of the model.
         query_tokens: one token for each query.
         key_tokens: one token for each key.
+        progress: called with the layers written and the layers in all.
 
     Raises:
         RegardError: a layer holds code, or NaN; the file cannot be written. What was there before
@@ -250,8 +252,10 @@ def write(
         _plain_layer(layer, {})  # what cannot be saved is said before anything is written
     writer = Writer(path)
     try:
-        for layer in layers:
+        for done, layer in enumerate(layers, 1):
             writer.add(layer)
+            if progress is not None:
+                progress(done, len(layers))
         writer.finish(model=model, query_tokens=query_tokens, key_tokens=key_tokens)
     except BaseException:
         writer.abandon()
@@ -281,6 +285,7 @@ def _plain_layer(layer: Layer, pending: dict[str, Tensor]) -> Plain:
             "name": layer.name,
             "shape": list(layer.shape),
             "origin": layer.origin,
+            "queries": layer.queries,
             "matrix": None if layer.matrix is None else plain_matrix(layer.matrix, put),
             "answers": plain_answers(layer.answers, put),
         }
