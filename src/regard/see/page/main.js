@@ -22,9 +22,12 @@ import { Reader } from "./reading.js";
 import { SaveMenu } from "./save.js";
 import { blockSentence, ReadingView } from "./sentence.js";
 import { Store } from "./state.js";
+import { StepsView } from "./steps.js";
 import { forAxis, sinksOf } from "./tokens.js";
 import { followPointer } from "./travel.js";
 import { Views } from "./views.js";
+
+const MOST_CHOSEN = 256; // tokens whose rows are added up
 
 /**
  * @typedef {import("./state.js").State} State
@@ -49,7 +52,7 @@ export class Page {
     this.overview = new Overview(part("overview"), recording.layers, this.maps, this.store);
     this.map = new MapView(part("view-map"), this);
     this.prose = new Prose(part("prose"), this);
-    this.views = new Views({ map: this.map });
+    this.views = new Views({ map: this.map, steps: new StepsView(part("view-steps"), this) });
     this.words = new ReadingView(this);
     this.controls = new Controls(this);
     new SaveMenu(this);
@@ -89,10 +92,13 @@ export class Page {
       head: opened[1] ?? 0,
       query: words.at(-1) ?? q_len - 1,
       key: null,
+      queryTo: null,
+      keyTo: null,
       hover: null,
       scale: kv_len > 48 ? "log" : "linear",
       hidden: false,
       side: "looks",
+      order: kv_len > 32 ? "weight" : "position",
       zoom: 1,
       row: 0,
       column: 0,
@@ -115,6 +121,8 @@ export class Page {
       head: within(state.head, num_heads),
       query: state.query === null ? null : within(state.query, q_len),
       key: state.key === null ? null : within(state.key, kv_len),
+      queryTo: lastOf(state.query, state.queryTo, q_len),
+      keyTo: lastOf(state.key, state.keyTo, kv_len),
       row: within(state.row, q_len - Math.max(1, Math.round(q_len / zoom)) + 1),
       column: within(state.column, kv_len - Math.max(1, Math.round(kv_len / zoom)) + 1),
     };
@@ -197,6 +205,8 @@ export class Page {
 
   /** Puts the state into the address, not oftener than a browser allows. */
   remember() {
+    // A notebook's frame has no address of its own.
+    if (location.protocol === "about:") return;
     clearTimeout(this.remembering);
     this.remembering = setTimeout(() => history.replaceState(null, "", this.store.address()), 150);
   }
@@ -294,6 +304,15 @@ export class Page {
 /** @param {number} value @param {number} count @returns {number} from 0 to count - 1, whole */
 function within(value, count) {
   return Math.max(0, Math.min(count - 1, Math.round(value)));
+}
+
+/**
+ * The last of several tokens, or null where there is but one; so many that they can be added up at once.
+ * @param {number | null} first @param {number | null} last @param {number} count
+ */
+function lastOf(first, last, count) {
+  if (first === null || last === null || last <= first) return null;
+  return Math.min(within(last, count), first + MOST_CHOSEN - 1);
 }
 
 /** @param {string} id @returns {HTMLElement} */

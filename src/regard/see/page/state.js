@@ -12,10 +12,13 @@
  * @property {number} head
  * @property {number | null} query chosen; null for a moment, as in a Cell
  * @property {number | null} key chosen
+ * @property {number | null} queryTo the last of several chosen queries, `query` being the first
+ * @property {number | null} keyTo the last of several chosen keys
  * @property {Cell | null} hover pointed at; shown instead of the chosen cell while it lasts
  * @property {import("./colours.js").Scale} scale
  * @property {boolean} hidden sinks set aside
  * @property {"looks" | "looked"} side where the token looks, or who looks at it
+ * @property {"weight" | "position"} order of the keys in the steps
  * @property {number} zoom 1: the whole matrix
  * @property {number} row first query on the map
  * @property {number} column first key on the map
@@ -29,10 +32,11 @@ const WORDS = {
   view: ["overview", "map", "text", "steps", "segments"],
   scale: ["linear", "log", "row"],
   side: ["looks", "looked"],
+  order: ["weight", "position"],
   theme: ["auto", "light", "dark"],
 };
 const ALWAYS = ["layer", "head", "query", "key"];
-const COUNTS = [...ALWAYS, "zoom", "row", "column"];
+const COUNTS = [...ALWAYS, "queryTo", "keyTo", "zoom", "row", "column"];
 const FLAGS = ["hidden", "folded"];
 
 export class Store {
@@ -56,7 +60,9 @@ export class Store {
   /** @param {Partial<State>} patch */
   set(patch) {
     const before = this.state;
-    this.state = this.fitted({ ...before, ...patch });
+    // Who chooses one token has let go of several.
+    const one = { ...("query" in patch && { queryTo: null }), ...("key" in patch && { keyTo: null }) };
+    this.state = this.fitted({ ...before, ...one, ...patch });
     const waits = this.changed.size > 0;
     for (const name of /** @type {(keyof State)[]} */ (Object.keys(this.state))) {
       if (this.state[name] !== before[name]) this.changed.add(name);

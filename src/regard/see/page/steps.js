@@ -1,0 +1,328 @@
+/**
+ * One query of one head, step by step, with the model's own numbers: a row for each key, a column
+ * for each step. Every number tells the sum that made it, when pointed at or reached by the arrows.
+ */
+
+import { counted, grouped, share } from "./numbers.js";
+import { quoted } from "./sentence.js";
+import { columnsOf, totalOf, written } from "./sums.js";
+import { named } from "./tokens.js";
+import { largest, vectorPicture } from "./vectors.js";
+
+/**
+ * @typedef {import("./state.js").State} State
+ * @typedef {import("./row_steps.js").Steps} Steps
+ * @typedef {import("./row_steps.js").Step} Step
+ */
+
+const FIRST = 32; // keys shown at first, and more each time
+const WIDEST_BAR = 72; // pixels of a weight of 1
+const BAR_LEVEL = 160; // of the ramp: data, but quieter than the darkest cell
+/** @type {Record<string, [number, number]>} */
+const ARROWS = {
+  ArrowUp: [-1, 0],
+  ArrowDown: [1, 0],
+  ArrowLeft: [0, -1],
+  ArrowRight: [0, 1],
+  Home: [0, -99],
+  End: [0, 99],
+};
+const NO_VALUES =
+  "The output, weights times values, is not shown: a recording keeps queries and keys. " +
+  "In Python, A.steps(query, value=value) adds it.";
+const NO_VECTORS =
+  "Of this layer only the weights are known here; a recording that is served keeps every step of most models.";
+
+export class StepsView {
+  /** @param {HTMLElement} pane @param {import("./main.js").Page} page */
+  constructor(pane, page) {
+    this.page = page;
+    this.heading = part("h2", "");
+    this.order = part("span", "choice");
+    this.order.setAttribute("role", "group");
+    this.order.setAttribute("aria-label", "Order of the keys");
+    this.order.append(orderButton("weight", "By weight"), orderButton("position", "By position"));
+    this.sum = part("p", "sum");
+    this.sum.setAttribute("aria-live", "polite");
+    this.grid = document.createElement("table");
+    this.grid.setAttribute("role", "grid");
+    this.more = document.createElement("button");
+    this.more.type = "button";
+    this.more.addEventListener("click", () => this.ask(this.count + FIRST));
+    this.notes = part("p", "note");
+    const [top, scroller] = [part("div", "top"), part("div", "scroller")];
+    top.append(this.heading, this.order);
+    scroller.append(this.grid, this.more, this.notes);
+    pane.append(top, this.sum, scroller);
+    this.count = FIRST;
+    this.turn = 0;
+    this.asked = "";
+    /** @type {Steps | null} */ this.steps = null;
+    this.query = 0;
+    this.active = [0, 0]; // row and column of the number that the arrows are on
+    this.follow();
+  }
+
+  /** The pointer, the arrows and the focus, all by way of `tell`. */
+  follow() {
+    this.grid.addEventListener("pointerover", (event) => this.tell(placeOf(event)));
+    this.grid.addEventListener("pointerleave", () => {
+      this.page.hover(null);
+      this.tell(this.active);
+    });
+    this.grid.addEventListener("focusin", (event) => {
+      const place = placeOf(event);
+      if (place) this.activate(place);
+    });
+    this.grid.addEventListener("click", (event) => {
+      const place = placeOf(event);
+      const step = place && this.steps?.rows[place[0]];
+      if (step) this.page.choose({ query: this.query, key: step.key });
+    });
+    this.grid.addEventListener("keydown", (event) => {
+      const step = ARROWS[event.key];
+      if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
+      event.preventDefault();
+      const rows = this.grid.querySelectorAll("[data-row]").length - 1;
+      const columns = this.grid.querySelectorAll('[data-row="0"] [data-column]').length - 1;
+      const [row, column] = [this.active[0] + step[0], this.active[1] + step[1]];
+      this.cell([clamp(row, rows), clamp(column, columns)])?.focus();
+    });
+  }
+
+  /** @param {State} state @param {Set<string>} changed */
+  update(state, changed) {
+    const asked = [state.layer, state.head, state.hidden, state.order, this.page.cell().query].join();
+    if (asked !== this.asked) {
+      this.asked = asked;
+      this.ask(FIRST);
+    } else if (changed.has("theme")) this.draw();
+    this.mark();
+  }
+
+  /** @param {number} count how many keys are wanted */
+  ask(count) {
+    const { layer, head, hidden, order } = this.page.store.state;
+    const { query } = this.page.cell();
+    const turn = ++this.turn;
+    if (this.page.recording.layers[layer].kind === "map") return this.clear();
+    this.page.source
+      .steps({ layer, head, hidden }, query, { by: order, start: 0, count })
+      .then((steps) => {
+        if (turn !== this.turn) return;
+        [this.steps, this.query, this.count] = [steps, query, count];
+        this.draw();
+      })
+      .catch((error) => {
+        if (turn === this.turn) this.page.damaged(error);
+      });
+  }
+
+  clear() {
+    this.steps = null;
+    this.grid.replaceChildren();
+    this.heading.textContent = "";
+    this.sum.textContent = "";
+    this.more.hidden = true;
+    this.notes.textContent = "";
+  }
+
+  draw() {
+    const { steps } = this;
+    if (!steps) return;
+    const { layer, hidden } = this.page.store.state;
+    const axes = this.page.axes(layer);
+    const held = this.grid.contains(document.activeElement);
+    const name = quoted(axes.queries, this.query);
+    const may = steps.masked ? `; it may attend to ${grouped(steps.allowed)}` : "";
+    this.heading.textContent = `How ${name} comes to its weights on ${counted(steps.keys, "key")}${may}`;
+    const columns = columnsOf(steps);
+    const highest = largest([steps.vector, ...steps.rows.map(({ vector }) => vector)]);
+    const rows = steps.rows.map((step, i) => this.row(step, i, columns, highest));
+    const body = document.createElement("tbody");
+    body.append(...rows);
+    const foot = document.createElement("tfoot");
+    foot.append(this.last(columns, rows.length));
+    this.grid.replaceChildren(this.head(columns, highest), body, foot);
+    this.grid.setAttribute("aria-label", this.heading.textContent);
+    const rest = steps.keys - steps.rows.length;
+    this.more.hidden = rest <= 0;
+    this.more.textContent = `${Math.min(FIRST, rest)} more of ${grouped(rest)}`;
+    const aside = hidden ? "The first and the special tokens are set aside, as if masked. " : "";
+    this.notes.textContent = aside + (steps.vector ? NO_VALUES : NO_VECTORS);
+    this.activate([clamp(this.active[0], rows.length), clamp(this.active[1], columns.length - 1)]);
+    if (held) this.cell(this.active)?.focus({ preventScroll: true });
+    this.mark();
+    this.grid.dataset.ready = `${this.asked},${steps.rows.length}`;
+  }
+
+  /** @param {import("./sums.js").Column[]} columns @param {number} highest */
+  head(columns, highest) {
+    const head = document.createElement("thead");
+    const row = document.createElement("tr");
+    row.append(columnHead("key"));
+    const { steps } = this;
+    if (steps?.vector) {
+      const cell = columnHead("");
+      const name = part("span", "name");
+      name.textContent = "query, and each key";
+      cell.append(name, vectorPicture(steps.vector, highest, this.page.look.ink.ground, "query vector"));
+      row.append(cell);
+    }
+    row.append(...columns.map(({ name }) => columnHead(name)));
+    head.append(row);
+    return head;
+  }
+
+  /**
+   * @param {Step} step @param {number} at @param {import("./sums.js").Column[]} columns
+   * @param {number} highest
+   */
+  row(step, at, columns, highest) {
+    const row = document.createElement("tr");
+    row.dataset.row = String(at);
+    row.classList.toggle("masked", !step.allowed);
+    const { keys } = this.page.axes(this.page.store.state.layer);
+    const name = document.createElement("th");
+    name.scope = "row";
+    const [token, position] = [part("span", ""), part("span", "position")];
+    token.textContent = named(keys[step.key], 18);
+    if (keys[step.key].special) token.className = "special";
+    position.textContent = String(step.key);
+    name.append(token, position);
+    row.append(name);
+    if (this.steps?.vector) {
+      const cell = document.createElement("td");
+      const { ground } = this.page.look.ink;
+      if (step.vector) cell.append(vectorPicture(step.vector, highest, ground, "key vector"));
+      row.append(cell);
+    }
+    columns.forEach(({ name: column, of }, i) => {
+      const cell = numberCell(i, column === "weight" ? share(step.weight) : written(of(step)));
+      if (column === "weight") {
+        const bar = part("span", "bar-of-weight");
+        bar.style.width = `${WIDEST_BAR * Math.min(1, step.weight)}px`;
+        bar.style.marginRight = `${WIDEST_BAR * (1 - Math.min(1, step.weight))}px`;
+        bar.style.backgroundColor = this.page.look.ramp.css[BAR_LEVEL];
+        cell.append(bar);
+      }
+      row.append(cell);
+    });
+    return row;
+  }
+
+  /** The sums over all keys. @param {import("./sums.js").Column[]} columns @param {number} at */
+  last(columns, at) {
+    const row = document.createElement("tr");
+    row.dataset.row = String(at);
+    const name = document.createElement("th");
+    name.scope = "row";
+    name.textContent = "all";
+    row.append(name);
+    if (this.steps?.vector) row.append(document.createElement("td"));
+    const steps = /** @type {Steps} */ (this.steps);
+    row.append(...columns.map(({ name: column }, i) => numberCell(i, totalOf(steps, column).text)));
+    return row;
+  }
+
+  /** @param {number[]} place @returns {HTMLElement | null} */
+  cell([row, column]) {
+    return this.grid.querySelector(`[data-row="${row}"] [data-column="${column}"]`);
+  }
+
+  /** One number of the table can be reached with Tab; the arrows go on from it. @param {number[]} place */
+  activate(place) {
+    this.cell(this.active)?.setAttribute("tabindex", "-1");
+    this.active = place;
+    this.cell(place)?.setAttribute("tabindex", "0");
+    this.tell(place);
+  }
+
+  /** Says which sum made a number, and reads its cell. @param {number[] | null} place */
+  tell(place) {
+    const { steps } = this;
+    if (!place || !steps) return;
+    const column = columnsOf(steps)[place[1]];
+    const step = steps.rows[place[0]];
+    const { queries, keys } = this.page.axes(this.page.store.state.layer);
+    this.grid.querySelector(".told")?.classList.remove("told");
+    this.cell(place)?.classList.add("told");
+    if (!step) {
+      this.sum.textContent = totalOf(steps, column.name).sum;
+      return;
+    }
+    const names = { query: quoted(queries, this.query), key: quoted(keys, step.key) };
+    this.sum.textContent = `${names.key}: ${column.sum(step, names)}`;
+    if (this.grid.matches(":hover")) this.page.hover({ query: this.query, key: step.key });
+  }
+
+  /** The key that is read below, here too. */
+  mark() {
+    const { key } = this.page.cell();
+    this.steps?.rows.forEach((step, i) => {
+      this.grid.querySelector(`[data-row="${i}"]`)?.classList.toggle("chosen", step.key === key);
+    });
+  }
+
+  /** @returns {(string | number)[][]} the numbers shown; the first row names the columns */
+  table() {
+    if (!this.steps) return [];
+    const { keys } = this.page.axes(this.page.store.state.layer);
+    const columns = columnsOf(this.steps);
+    const rows = this.steps.rows.map((step) => [
+      step.key,
+      keys[step.key].text,
+      ...columns.map(({ of }) => Number(of(step) ?? NaN)),
+    ]);
+    return [["key", "token", ...columns.map(({ name }) => name)], ...rows];
+  }
+}
+
+/** @param {Event} event @returns {number[] | null} row and column */
+function placeOf(event) {
+  const target = /** @type {HTMLElement} */ (event.target);
+  const cell = /** @type {HTMLElement | null} */ (target.closest("[data-column]"));
+  const row = /** @type {HTMLElement | null} */ (target.closest("[data-row]"));
+  return cell && row ? [Number(row.dataset.row), Number(cell.dataset.column)] : null;
+}
+
+/** @param {number} value @param {number} last @returns {number} */
+function clamp(value, last) {
+  return Math.max(0, Math.min(last, value));
+}
+
+/** @param {number} column @param {string} text @returns {HTMLTableCellElement} */
+function numberCell(column, text) {
+  const cell = document.createElement("td");
+  cell.setAttribute("role", "gridcell");
+  cell.dataset.column = String(column);
+  cell.tabIndex = -1;
+  const number = part("span", "");
+  number.textContent = text;
+  cell.append(number);
+  return cell;
+}
+
+/** @param {string} name @returns {HTMLTableCellElement} */
+function columnHead(name) {
+  const cell = document.createElement("th");
+  cell.scope = "col";
+  cell.textContent = name;
+  return cell;
+}
+
+/** @param {"weight" | "position"} order @param {string} text @returns {HTMLButtonElement} */
+function orderButton(order, text) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.dataset.set = `order=${order}`;
+  button.textContent = text;
+  return button;
+}
+
+/** @param {string} tag @param {string} name @returns {HTMLElement} */
+function part(tag, name) {
+  const element = document.createElement(tag);
+  if (name) element.className = name;
+  return element;
+}

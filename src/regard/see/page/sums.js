@@ -1,0 +1,174 @@
+/** The sum that made a number, in words and signs: "query·key = 0.2×1.1 + (−0.5)×0.3 + … = 12.3". */
+
+import { digits, grouped, share } from "./numbers.js";
+
+/**
+ * @typedef {import("./row_steps.js").Steps} Steps
+ * @typedef {import("./row_steps.js").Step} Step
+ *
+ * @typedef {object} Column a step, as a column of the table
+ * @property {string} name
+ * @property {(step: Step) => number | boolean | null} of its number
+ * @property {(step: Step, names: {query: string, key: string}) => string} sum how it came about
+ */
+
+const MOST_TERMS = 6;
+const READABLE = 16; // a larger logsumexp makes sums of exp(score) that nobody reads
+
+/**
+ * A number as it stands in the table: whole ones without a point, a true minus.
+ * @param {number | boolean | null} value @returns {string}
+ */
+export function written(value) {
+  if (value === null) return "–";
+  if (typeof value === "boolean") return value ? "yes" : "no";
+  const text = Number.isInteger(value) && Math.abs(value) < 1e6 ? String(value) : digits(value);
+  return text.replace(/^-/, "−");
+}
+
+/** @param {number} value @returns {string} a negative one in brackets */
+function factor(value) {
+  return value < 0 ? `(${written(value)})` : written(value);
+}
+
+/**
+ * The products of a query and a key: all of a few, of many the largest.
+ * @param {ArrayLike<number>} query @param {ArrayLike<number>} key @param {number} dot
+ * @returns {string}
+ */
+export function dotSum(query, key, dot) {
+  const places = Array.from({ length: query.length }, (_, d) => d);
+  const product = (/** @type {number} */ d) => query[d] * key[d];
+  const few = places.length <= MOST_TERMS + 2;
+  if (!few) places.sort((a, b) => Math.abs(product(b)) - Math.abs(product(a)) || a - b).splice(MOST_TERMS);
+  const terms = places.map((d) => `${factor(query[d])}×${factor(key[d])}`).join(" + ");
+  if (few) return `query·key = ${terms} = ${written(dot)}`;
+  const rest = dot - places.reduce((sum, d) => sum + product(d), 0);
+  return (
+    `query·key = ${terms} + … = ${written(dot)}. ` +
+    `These are the ${MOST_TERMS} largest of ${query.length} products; the others add ${written(rest)}.`
+  );
+}
+
+/**
+ * What is taken from every score, so that its exponential stays readable.
+ * @param {Steps} steps @returns {number}
+ */
+export function shiftOf({ logsumexp }) {
+  return logsumexp === null || Math.abs(logsumexp) < READABLE ? 0 : Math.round(logsumexp);
+}
+
+/** @param {Steps} steps @returns {number} the sum of exp(score - shift) */
+export function sumOfExponentials(steps) {
+  return steps.logsumexp === null ? 0 : Math.exp(steps.logsumexp - shiftOf(steps));
+}
+
+/** @param {number} shift @returns {string} */
+export function shifted(shift) {
+  if (shift === 0) return "";
+  return shift < 0 ? ` + ${-shift}` : ` − ${shift}`;
+}
+
+/**
+ * The steps of this query, those that do nothing left out.
+ * @param {Steps} steps @returns {Column[]}
+ */
+export function columnsOf(steps) {
+  /** @type {Column[]} */ const columns = [];
+  const { vector, scale, rows } = steps;
+  const has = (/** @type {keyof Step} */ name) => rows.some((step) => step[name] !== null);
+  const before = (/** @type {Step} */ { dot, scaled, biased, modified }) =>
+    written(modified ?? biased ?? scaled ?? dot);
+  if (has("dot"))
+    columns.push({
+      name: "query·key",
+      of: ({ dot }) => dot,
+      sum: ({ vector: key, dot }) => (vector && key ? dotSum(vector, key, Number(dot)) : ""),
+    });
+  if (has("scaled"))
+    columns.push({
+      name: `× ${scaleText(scale, vector)}`,
+      of: ({ scaled }) => scaled,
+      sum: ({ dot, scaled }) =>
+        `scaled = ${factor(Number(dot))} × ${scaleText(scale, vector)} = ${written(scaled)}`,
+    });
+  if (has("biased"))
+    columns.push({
+      name: "+ bias",
+      of: ({ biased }) => biased,
+      sum: ({ dot, scaled, biased }) => {
+        const from = scaled ?? Number(dot);
+        return `biased = ${written(from)} + ${factor(Number(biased) - from)} = ${written(biased)}`;
+      },
+    });
+  if (has("modified"))
+    columns.push({
+      name: "modified",
+      of: ({ modified }) => modified,
+      sum: (step) =>
+        `modified: the score_mod makes ${written(step.modified)} of ${before({ ...step, modified: null })}`,
+    });
+  if (has("capped"))
+    columns.push({
+      name: "capped",
+      of: ({ capped }) => capped,
+      sum: (step) => `capped: the softcap makes ${written(step.capped)} of ${before(step)}`,
+    });
+  return [...columns, ...maskColumn(steps), ...softmaxColumns(steps)];
+}
+
+/** @param {Steps} steps @returns {Column[]} */
+function maskColumn({ masked }) {
+  if (!masked) return [];
+  const sum = (/** @type {Step} */ { allowed }, /** @type {{query: string, key: string}} */ { query, key }) =>
+    `mask: ${query} ${allowed ? "may" : "may not"} attend to ${key}${allowed ? "" : ", so the score becomes −∞"}`;
+  return [{ name: "mask", of: ({ allowed }) => allowed, sum }];
+}
+
+/** @param {Steps} steps @returns {Column[]} */
+function softmaxColumns(steps) {
+  const [shift, total] = [shiftOf(steps), sumOfExponentials(steps)];
+  const known = steps.logsumexp !== null;
+  const exp = (/** @type {Step} */ { score }) => (score === null ? 0 : Math.exp(score - shift));
+  /** @type {Column} */ const exponential = {
+    name: `exp(score${shifted(shift)})`,
+    of: exp,
+    sum: (step) =>
+      step.score === null
+        ? "exp(−∞) = 0"
+        : `exp(${written(step.score)}${shifted(shift)}) = ${written(exp(step))}`,
+  };
+  /** @type {Column} */ const weight = {
+    name: "weight",
+    of: (step) => step.weight,
+    sum: (step) =>
+      known
+        ? `weight = ${written(exp(step))} / ${written(total)}, the sum over all keys = ${share(step.weight)}`
+        : `weight = ${share(step.weight)}`,
+  };
+  return known ? [exponential, weight] : [weight];
+}
+
+/**
+ * The scale as people know it.
+ * @param {number} scale @param {ArrayLike<number> | null} vector @returns {string}
+ */
+export function scaleText(scale, vector) {
+  const usual = vector && Math.abs(scale * Math.sqrt(vector.length) - 1) < 1e-6;
+  if (usual && Number.isInteger(Math.sqrt(vector.length))) return `1/${Math.sqrt(vector.length)}`;
+  return usual ? `1/√${vector.length}` : written(scale);
+}
+
+/**
+ * The last row: what a column adds up to, over all keys.
+ * @param {Steps} steps @param {string} name of the column @returns {{text: string, sum: string}}
+ */
+export function totalOf(steps, name) {
+  const of = `over ${steps.keys === 1 ? "its one key" : `all ${grouped(steps.keys)} keys`}`;
+  if (name === "weight")
+    return { text: share(steps.total), sum: `The weights add up to ${share(steps.total)} ${of}.` };
+  if (!name.startsWith("exp")) return { text: "", sum: "" };
+  const total = written(sumOfExponentials(steps));
+  const sink = steps.sink === null ? "" : `, with exp(${written(steps.sink)}) of the sink, which is no key`;
+  return { text: total, sum: `The sum of ${name} ${of}${sink} = ${total}` };
+}

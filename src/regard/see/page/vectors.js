@@ -1,0 +1,70 @@
+/** A vector as a calm picture: one cell for each number, blue below zero, orange above, 0 the ground. */
+
+import { written } from "./sums.js";
+
+const FEW = 4; // numbers that are quicker read than seen
+const POLES = { light: ["#2456a6", "#b3430b"], dark: ["#6ca6ff", "#ff9a52"] };
+
+/**
+ * @param {ArrayLike<number>} numbers @param {number} highest the magnitude that has the full colour
+ * @param {string} ground of the theme @param {string} name for those who do not see it
+ * @returns {HTMLElement}
+ */
+export function vectorPicture(numbers, highest, ground, name) {
+  if (numbers.length <= FEW) {
+    const text = document.createElement("span");
+    text.className = "vector";
+    text.append(...Array.from(numbers, (number) => cell(written(number))));
+    return text;
+  }
+  const canvas = document.createElement("canvas");
+  canvas.className = "vector";
+  canvas.width = numbers.length;
+  canvas.height = 1;
+  canvas.setAttribute("role", "img");
+  canvas.setAttribute("aria-label", `${name}: ${numbers.length} numbers, ${range(numbers)}`);
+  const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  const [below, above] = POLES[bright(ground) ? "light" : "dark"].map(parts);
+  const image = context.createImageData(numbers.length, 1);
+  const from = parts(ground);
+  for (let i = 0; i < numbers.length; i++) {
+    const part = highest > 0 ? Math.min(1, Math.abs(numbers[i]) / highest) : 0;
+    const to = numbers[i] < 0 ? below : above;
+    for (let c = 0; c < 3; c++) image.data[4 * i + c] = Math.round(from[c] + (to[c] - from[c]) * part);
+    image.data[4 * i + 3] = 255;
+  }
+  context.putImageData(image, 0, 0);
+  return canvas;
+}
+
+/** @param {ArrayLike<number>} numbers @returns {string} "from −1.2 to 3.1" */
+function range(numbers) {
+  const all = Array.from(numbers);
+  return `from ${written(Math.min(...all))} to ${written(Math.max(...all))}`;
+}
+
+/** @param {(ArrayLike<number> | null)[]} vectors @returns {number} */
+export function largest(vectors) {
+  let highest = 0;
+  for (const vector of vectors)
+    for (let i = 0; i < (vector?.length ?? 0); i++)
+      highest = Math.max(highest, Math.abs(/** @type {ArrayLike<number>} */ (vector)[i]));
+  return highest;
+}
+
+/** @param {string} text @returns {HTMLElement} */
+function cell(text) {
+  const span = document.createElement("span");
+  span.textContent = text;
+  return span;
+}
+
+/** @param {string} colour "#fafaf9" @returns {number[]} */
+function parts(colour) {
+  return [1, 3, 5].map((at) => Number.parseInt(colour.slice(at, at + 2), 16));
+}
+
+/** @param {string} ground @returns {boolean} */
+function bright(ground) {
+  return parts(ground)[1] > 127;
+}
