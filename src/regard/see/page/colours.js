@@ -1,6 +1,7 @@
 /**
  * One sequential scale from ground to ink, even to the eye (built in OKLab), safe for the colour
- * blind (lightness alone orders it). Weight 0 is the ground itself.
+ * blind (lightness alone orders it). Weight 0 is the ground itself. Differences go from the ground
+ * to orange where there is more, to blue where there is less.
  *
  * @typedef {"linear" | "log" | "row"} Scale
  */
@@ -59,27 +60,90 @@ function toRgb([lightness, a, b]) {
   );
 }
 
+// Blue and orange: no two colours that any kind of colour blindness confuses.
+const MORE = {
+  light: [
+    [0.86, 0.07, 62],
+    [0.72, 0.145, 55],
+    [0.56, 0.15, 45],
+    [0.4, 0.115, 38],
+  ],
+  dark: [
+    [0.36, 0.07, 45],
+    [0.55, 0.125, 52],
+    [0.74, 0.145, 62],
+    [0.9, 0.08, 80],
+  ],
+};
+const LESS = {
+  light: [
+    [0.86, 0.055, 250],
+    [0.7, 0.115, 252],
+    [0.52, 0.145, 256],
+    [0.36, 0.12, 262],
+  ],
+  dark: [
+    [0.34, 0.075, 262],
+    [0.52, 0.13, 256],
+    [0.72, 0.115, 245],
+    [0.9, 0.055, 235],
+  ],
+};
+
+/**
+ * @typedef {object} Ramp
+ * @property {Uint32Array} packed pixels
+ * @property {string[]} css colours
+ * @property {string[]} onTop the colour in which text can be read on each
+ */
+
 /**
  * The 256 colours of a theme.
  * @param {"light" | "dark"} theme
  * @param {string} ground its ground, as "#fafaf9"
- * @returns {{packed: Uint32Array, css: string[], onTop: string[]}} pixels, CSS colours, and the
- *   colour in which text can be read on each
+ * @returns {Ramp}
  */
 export function ramp(theme, ground) {
-  const stops = [labOf(ground), ...STOPS[theme].map(toLab)];
-  const packed = new Uint32Array(256);
+  return through([labOf(ground), ...STOPS[theme].map(toLab)], 256);
+}
+
+/**
+ * The 511 colours of differences: the ground in the middle, at 255.
+ * @param {"light" | "dark"} theme
+ * @param {string} ground
+ * @returns {Ramp}
+ */
+export function differenceRamp(theme, ground) {
+  const less = LESS[theme].map(toLab).reverse();
+  return through([...less, labOf(ground), ...MORE[theme].map(toLab)], 511);
+}
+
+/** The luminance on which #17181c and #fbfaf7 have the same contrast, as WCAG 2 defines both. */
+const EVEN = 0.194;
+
+/** @param {number[]} rgb 0..255 @returns {number} relative luminance, 0..1 */
+function luminance(rgb) {
+  const [red, green, blue] = rgb.map((value) => {
+    const part = value / 255;
+    return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+}
+
+/** @param {number[][]} stops @param {number} count @returns {Ramp} */
+function through(stops, count) {
+  const packed = new Uint32Array(count);
   /** @type {string[]} */ const css = [];
   /** @type {string[]} */ const onTop = [];
-  for (let i = 0; i < 256; i++) {
-    const position = (i / 255) * (stops.length - 1);
+  for (let i = 0; i < count; i++) {
+    const position = (i / (count - 1)) * (stops.length - 1);
     const left = Math.min(stops.length - 2, Math.floor(position));
     const mix = position - left;
     const lab = stops[left].map((value, c) => value + (stops[left + 1][c] - value) * mix);
     const [red, green, blue] = toRgb(lab).map(Math.round);
     packed[i] = (255 << 24) | (blue << 16) | (green << 8) | red;
     css.push(`rgb(${red},${green},${blue})`);
-    onTop.push(lab[0] > 0.62 ? "#17181c" : "#fbfaf7");
+    onTop.push(luminance([red, green, blue]) > EVEN ? "#17181c" : "#fbfaf7");
   }
   return { packed, css, onTop };
 }
@@ -108,4 +172,13 @@ export function level(weight, scale, floor, highest) {
   if (scale === "log") t = 1 - Math.log(weight) / Math.log(floor);
   if (scale === "row") t = highest > 0 ? weight / highest : 0;
   return Math.max(0, Math.min(255, Math.round(t * 255)));
+}
+
+/**
+ * Where a difference lies on its scale: 255 is none, 0 all less, 510 all more.
+ * @param {number} difference @param {Scale} scale @param {number} floor
+ * @returns {number}
+ */
+export function differenceLevel(difference, scale, floor) {
+  return 255 + Math.sign(difference) * level(Math.abs(difference), scale, floor, 1) || 255;
 }
