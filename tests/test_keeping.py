@@ -439,7 +439,8 @@ LATE = {
     ),
     "a head too many": (
         {"heads": [0, 4]},
-        "the attention of 'model.layers.0.self_attn' cannot be kept: heads has 4; the layer has "
+        "the attention of 'model.layers.0.self_attn', 'model.layers.1.self_attn' cannot be kept: "
+        "heads has 4; the layer has "
         "4 heads.\n    Choose among 0 to 3.",
     ),
 }

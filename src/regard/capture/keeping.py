@@ -12,6 +12,7 @@ import torch
 from regard.capture.cutting import some_heads, some_queries, unrepeated
 from regard.capture.joined_answers import AskedOfCalls, Pairs, ask, joins
 from regard.capture.joining import Copies, Shared
+from regard.capture.problems import Problems
 from regard.capture.shelf import Shelf
 from regard.capture.steps import Run, Steps, visible_stop
 from regard.capture.wanted import Wanted
@@ -24,6 +25,8 @@ from regard.scores import QueryKey
 from regard.storage import Writer, read
 
 __all__ = ["Keeper"]
+
+_APART = "the calls of {} cannot be put together"
 
 
 @dataclass(eq=False)
@@ -59,7 +62,7 @@ class Keeper:
         progress: called with how many attentions it was given, after each.
 
     Attributes:
-        problem: why not all that was wanted is kept; known when the keeper has been closed.
+        problems: why not all that was wanted is kept; all known when the keeper has been closed.
 
     Raises:
         TypeError: path is no path, or progress cannot be called.
@@ -74,7 +77,7 @@ class Keeper:
         progress: Callable[[int], None] | None = None,
     ) -> None:
         _check_doors(path, progress)
-        self.problem: RegardError | None = None
+        self.problems = Problems()
         self._seen = seen
         self._wanted = wanted or Wanted()
         self._path = None if path is None else Path(path)
@@ -85,6 +88,7 @@ class Keeper:
         self._origins: dict[str, Origin] = {}
         self._progress = progress
         self._taken = 0
+        self._gave_up = False
         self._steps = Steps(take_back=not self._wanted.reductions)
         self._kept: dict[Run, _Kept] = {}
 
@@ -105,7 +109,7 @@ class Keeper:
 
     def _keep(self, name: str, matrix: AttentionMatrix) -> None:
         place = self._places.setdefault(name, len(self._places))
-        if self.problem is not None:
+        if self._gave_up:
             return
         if not self._wanted.has_layer(name, place):
             if isinstance(matrix.source, QueryKey):
@@ -130,14 +134,18 @@ class Keeper:
     def close(self) -> None:
         """Put together what belongs together: the block has ended."""
         with torch.inference_mode(False), torch.no_grad():
-            apart = [self._fails_together(run, kept) for run, kept in self._kept.items()]
+            for run, kept in self._kept.items():
+                try:
+                    self._put_together(run, kept)
+                except Exception as cause:  # noqa: BLE001  no fault of one layer loses the run
+                    reason = f"{_reason(cause)}\n    Of this layer the first call alone is kept."
+                    self.problems.add(_APART, kept.name or kept.module, reason, cause)
         self._kept.clear()
-        self._check_wanted()
-        if self._writer is not None and self.problem is None:
+        complete = not self._gave_up and self._has_wanted()
+        if self._writer is not None and complete and self._seen:
             self._write(self._writer)
         elif self._writer is not None:
             self._writer.abandon()
-        self.problem = self.problem or next(filter(None, apart), None)
 
     def abandon(self) -> None:
         """Put together what there is, and write no file: the block was left by an exception."""
@@ -233,22 +241,6 @@ class Keeper:
             name = f"{kept.name}[{rows.start}:{rows.stop}]"
             self._add(kept.module, None, shape=shape, answers=answers, queries=queries, name=name)
 
-    def _fails_together(self, run: Run, kept: _Kept) -> RegardError | None:
-        """Put the calls of a layer together; why they cannot be, where they cannot.
-
-        All other layers are kept whatever comes of this one.
-        """
-        try:
-            self._put_together(run, kept)
-        except Exception as cause:  # noqa: BLE001  no fault of one layer loses the run
-            problem = RegardError(
-                f"the calls of {kept.name!r} cannot be put together: {_reason(cause)}\n"
-                "    Of this layer the first call alone is kept."
-            )
-            problem.__cause__ = cause
-            return problem
-        return None
-
     def _put_together(self, run: Run, kept: _Kept) -> None:
         if run.calls == 1 or kept.name is None:
             return
@@ -268,34 +260,39 @@ class Keeper:
             shape, none = matrix.shape, Answers()
             self._seen.put(Layer(kept.name, shape, matrix, none, origin, queries=queries))
 
-    def _check_wanted(self) -> None:
-        """Say which layers or queries were wanted and did not run."""
-        if self.problem is not None or not self._places:
-            return
+    def _has_wanted(self) -> bool:
+        """Whether the layers and queries that were wanted ran; what did not is a problem."""
+        if not self._places:
+            return True
         names, places = self._wanted.names or frozenset(), self._wanted.places or frozenset()
         known = ", ".join(map(repr, list(self._places)[:3])) + (", ..." * (len(self._places) > 3))
         if missing := sorted(names.difference(self._places)):
-            self.problem = RegardError(
-                f"layers has {missing[0]!r}; no attention was seen in it.\n"
+            self.problems.add_text(
+                f"layers has {', '.join(map(repr, missing))}; no attention was seen in "
+                f"{'it' if len(missing) == 1 else 'them'}.\n"
                 f"    Attention was seen in {known}."
             )
         elif places and max(places) >= len(self._places):
-            self.problem = RegardError(
+            self.problems.add_text(
                 f"layers has {max(places)}; attention was seen in {len(self._places)} modules, "
                 f"0 to {len(self._places) - 1}.\n    They are {known}."
             )
-        elif not self._seen:
-            self.problem = RegardError(
+        elif not self._seen and not self.problems:
+            self.problems.add_text(
                 f"queries is {self._wanted.queries}; no layer ran so many queries.\n"
                 "    Choose among those that the model runs, the tokens of its input."
             )
+        else:
+            return True
+        return False
 
     def _give_up(self, error: OSError) -> None:
         """Keep nothing more: the disk is full. The model runs on."""
         if self._writer is not None:
             self._writer.abandon()
             self._writer = None
-        self.problem = RegardError(
+        self._gave_up = True
+        self.problems.add_text(
             f"{self._path} cannot be written: {error.strerror}; nothing of it is left, "
             "and a file that was there is as it was.\n"
             "    Observe again with a path where there is room, or keep less."
@@ -313,14 +310,14 @@ class Keeper:
                 self._seen.put(layer)
         except RegardError as error:
             writer.abandon()
-            self.problem = error
+            self.problems.add_text(str(error), error)
         except Exception as cause:  # noqa: BLE001  what was seen stays in the recording
             writer.abandon()
-            self.problem = RegardError(
+            self.problems.add_text(
                 f"{writer.path} cannot be written: {_reason(cause)}\n"
-                "    The recording itself is whole; keep what you need of it."
+                "    The recording itself is whole; keep what you need of it.",
+                cause,
             )
-            self.problem.__cause__ = cause
 
 
 def _kept_of(rows: range | None, ran: int) -> Queries | None:

@@ -98,7 +98,7 @@ def observe(
         keeper.abandon()
         raise
     keeper.close()
-    if (problem := watch.problem or keeper.problem) is not None:
+    if (problem := keeper.problems.error()) is not None:
         raise problem
     if not seen:
         raise RegardError(
@@ -144,11 +144,9 @@ class _Watch:
 
     Attributes:
         tracer: tells it what the model runs.
-        problem: the first attention that could not be kept; None when all were.
     """
 
     def __init__(self, model: nn.Module, keeper: Keeper) -> None:
-        self.problem: RegardError | None = None
         self._root = type(model).__name__
         self._names = {id(module): name for name, module in module_names(model).items()}
         self._keeper = keeper
@@ -252,9 +250,8 @@ class _Watch:
         self._refuse(name, str(cause) if said else f"{type(cause).__name__}: {cause}", cause)
 
     def _refuse(self, name: str, reason: str, cause: Exception | None = None) -> None:
-        if self.problem is None and not self._multiplying:
-            self.problem = RegardError(f"the attention of {name!r} cannot be kept: {reason}")
-            self.problem.__cause__ = cause
+        if not self._multiplying:
+            self._keeper.problems.add("the attention of {} cannot be kept", name, reason, cause)
 
 
 def _in_turn(first: Listener, second: Listener) -> Listener:
