@@ -109,8 +109,9 @@ def _topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     over whole rows; their own k largest are found in the same way.
     """
     columns = scores.shape[-1]
-    size = 8 if columns <= 8192 else 16
-    if columns < 4 * k * size:
+    # Measured for k from 1 to 64: the steps below cost less than the branches they spare.
+    size = 4 if columns <= 512 else 8 if columns <= 8192 else 16
+    if columns < 3 * k * size:
         return scores.topk(k, -1)
     groups = columns // size
     even = groups * size
