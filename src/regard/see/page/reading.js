@@ -8,19 +8,26 @@
  * @property {number} layer
  * @property {number} head
  * @property {boolean} hidden
+ * @property {import("./blend.js").Term[]} [terms] several heads: a mean or a difference
  * @property {number} query
  * @property {number} key
+ * @property {number | null} queryTo the last of several queries, of which the row is the mean
+ * @property {number | null} keyTo the last of several keys, of which the column is the sum
  * @property {Float32Array} row weights of the query, one for each key
  * @property {Uint8Array} mask which keys the query may attend to
- * @property {Float32Array | null} column weights of the key, one from each query; null: on its way
+ * @property {Float32Array | null} column weights of the key, one from each query;
+ *   null: on its way
  */
 
+import { shown } from "./compare.js";
+
 /** What changes a reading. */
-const CAUSES = ["layer", "head", "hidden", "query", "key", "hover"];
+const CAUSES = ["view", "layer", "head", "hidden", "query", "key", "queryTo", "keyTo", "hover"];
+const ONE = { queryTo: null, keyTo: null };
 
 export class Reader {
   /**
-   * @param {import("./client.js").Client} source
+   * @param {import("./blend.js").Blend} source
    * @param {(reading: Reading) => void} onReading
    * @param {(error: Error) => void} onDamage
    */
@@ -28,41 +35,76 @@ export class Reader {
     this.source = source;
     this.onReading = onReading;
     this.onDamage = onDamage;
-    this.latest = 0;
+    this.latest = new AbortController();
   }
 
   /** @param {State} state @param {Set<string>} changed */
   update(state, changed) {
     if (!CAUSES.some((name) => changed.has(name))) return;
-    const turn = ++this.latest;
+    this.latest.abort();
+    const { signal } = (this.latest = new AbortController());
     if (this.source.layers[state.layer].kind === "map") return;
-    this.read(state, (reading) => turn === this.latest && this.onReading(reading)).catch((error) => {
-      if (turn === this.latest) this.onDamage(error);
+    this.read(state, signal, (reading) => signal.aborted || this.onReading(reading)).catch((error) => {
+      if (!signal.aborted) this.onDamage(error);
     });
   }
 
   /**
    * The row is there at once; the column may take longer and comes in a second reading.
-   * @param {State} state
+   * @param {State} state @param {AbortSignal} signal
    * @param {(reading: Reading) => void} onReading
    */
-  async read(state, onReading) {
-    const { layer, head, hidden } = state;
-    const which = { layer, head, hidden };
+  async read(state, signal, onReading) {
+    const which = shown(state, this.source.layers);
+    // Several tokens are chosen in the text, and read there.
+    const { queryTo, keyTo } = state.hover || state.view !== "text" ? ONE : state;
     let { query, key } = state.hover ?? state;
     let column = null;
     if (query === null) {
       key ??= 0;
-      column = await this.source.column(which, key);
+      column = await this.columns(which, key, keyTo ?? key, signal);
       query = strongest(column);
     }
-    const { values: row, mask } = await this.source.row(which, query);
+    const { row, mask } = await this.rows(which, query, queryTo ?? query, signal);
     key ??= strongest(row);
+    const reading = { ...which, query, key, queryTo, keyTo, row, mask };
     if (!column) {
-      onReading({ ...which, query, key, row, mask, column: null });
-      column = await this.source.column(which, key);
+      onReading({ ...reading, column: null });
+      column = await this.columns(which, key, keyTo ?? key, signal);
     }
-    onReading({ ...which, query, key, row, mask, column });
+    onReading({ ...reading, column });
+  }
+
+  /**
+   * The mean of some rows, and the keys that any of them may attend to.
+   * @param {import("./client.js").Head} which @param {number} first @param {number} last
+   * @param {AbortSignal} signal @returns {Promise<{row: Float32Array, mask: Uint8Array}>}
+   */
+  async rows(which, first, last, signal) {
+    const { values: row, mask } = await this.source.row(which, first, signal);
+    const count = last - first + 1;
+    for (let query = first + 1; query <= last && !signal.aborted; query++) {
+      const next = await this.source.row(which, query, signal);
+      for (let key = 0; key < row.length; key++) {
+        row[key] += next.values[key];
+        mask[key] |= next.mask[key];
+      }
+    }
+    return { row: count > 1 ? row.map((weight) => weight / count) : row, mask };
+  }
+
+  /**
+   * What each query gives to some keys together.
+   * @param {import("./client.js").Head} which @param {number} first @param {number} last
+   * @param {AbortSignal} signal @returns {Promise<Float32Array>}
+   */
+  async columns(which, first, last, signal) {
+    const column = await this.source.column(which, first, signal);
+    for (let key = first + 1; key <= last && !signal.aborted; key++) {
+      const next = await this.source.column(which, key, signal);
+      for (let query = 0; query < column.length; query++) column[query] += next[query];
+    }
+    return column;
   }
 }
 

@@ -20,7 +20,11 @@
  * @property {"looks" | "looked"} side where the token looks, or who looks at it
  * @property {"weight" | "position"} order of the keys in the steps
  * @property {number} zoom 1: the whole matrix
- * @property {number} row first query on the map
+ * @property {string} heads "one", "mean" of the open layer, or some as layer.head_layer.head
+ * @property {"alone" | "beside" | "difference"} compare the open head with another
+ * @property {string} with which other, as layer.head
+ * @property {boolean} distances the map shows its diagonals
+ * @property {number} row first query on the map; a part of one, if the map is moved by less
  * @property {number} column first key on the map
  * @property {"auto" | "light" | "dark"} theme
  * @property {boolean} folded the text is put away
@@ -34,10 +38,13 @@ const WORDS = {
   side: ["looks", "looked"],
   order: ["weight", "position"],
   theme: ["auto", "light", "dark"],
+  compare: ["alone", "beside", "difference"],
 };
+/** @type {Record<string, RegExp>} */
+const NAMES = { heads: /^(one|mean|\d{1,4}\.\d{1,4}(_\d{1,4}\.\d{1,4}){0,63})$/, with: /^\d{1,4}\.\d{1,4}$/ };
 const ALWAYS = ["layer", "head", "query", "key"];
 const COUNTS = [...ALWAYS, "queryTo", "keyTo", "zoom", "row", "column"];
-const FLAGS = ["hidden", "folded"];
+const FLAGS = ["hidden", "folded", "distances"];
 
 export class Store {
   /**
@@ -61,8 +68,10 @@ export class Store {
   set(patch) {
     const before = this.state;
     // Who chooses one token has let go of several.
-    const one = { ...("query" in patch && { queryTo: null }), ...("key" in patch && { keyTo: null }) };
-    this.state = this.fitted({ ...before, ...one, ...patch });
+    const next = { ...before, ...patch };
+    if (next.query !== before.query && !("queryTo" in patch)) next.queryTo = null;
+    if (next.key !== before.key && !("keyTo" in patch)) next.keyTo = null;
+    this.state = this.fitted(next);
     const waits = this.changed.size > 0;
     for (const name of /** @type {(keyof State)[]} */ (Object.keys(this.state))) {
       if (this.state[name] !== before[name]) this.changed.add(name);
@@ -79,7 +88,7 @@ export class Store {
   /** @returns {string} what must be remembered to come back here */
   address() {
     const parts = [];
-    for (const name of [...COUNTS, ...Object.keys(WORDS), ...FLAGS]) {
+    for (const name of [...COUNTS, ...Object.keys(WORDS), ...Object.keys(NAMES), ...FLAGS]) {
       const value = this.state[/** @type {keyof State} */ (name)];
       const fresh = this.fresh[/** @type {keyof State} */ (name)];
       const told = ALWAYS.includes(name) ? value !== null : value !== fresh;
@@ -97,6 +106,7 @@ export class Store {
     for (const [name, text] of new URLSearchParams(address.replace(/^#/, ""))) {
       if (COUNTS.includes(name) && /^\d{1,9}(\.\d{1,3})?$/.test(text)) patch[name] = Number(text);
       if (name in WORDS && WORDS[/** @type {"scale"} */ (name)].includes(text)) patch[name] = text;
+      if (NAMES[name]?.test(text)) patch[name] = text;
       if (FLAGS.includes(name)) patch[name] = text === "1";
     }
     this.set(patch);

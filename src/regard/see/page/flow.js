@@ -1,0 +1,258 @@
+/**
+ * Tokens as flowing prose, however many: the text is cut into blocks at its own paragraphs and
+ * sentences, and only the blocks near the screen are built.
+ */
+
+import { level } from "./colours.js";
+import { inProse } from "./tokens.js";
+
+/**
+ * @typedef {import("./tokens.js").Token} Token
+ * @typedef {ReturnType<import("./colours.js").ramp>} Ramp
+ *
+ * @typedef {object} Block
+ * @property {number} first
+ * @property {number} end
+ * @property {HTMLElement} element
+ * @property {HTMLSpanElement[] | null} spans null: not built
+ */
+
+const WHOLE = 512; // tokens that are one block
+const PARAGRAPH = 192; // tokens of a block that may end at a line break,
+const SENTENCE = 320; // at the end of a sentence; and anywhere after WHOLE
+const NEAR = 800; // pixels around the screen that are built
+const CHARACTERS = 60; // of a line, for the height of a block that is not built yet
+const SENTENCE_END = /[.!?…]["'”’)\]]*\s*$/;
+
+/**
+ * Does a sentence end with this token?
+ * @param {Token} token @returns {boolean}
+ */
+export function endsSentence({ text, special }) {
+  return special || text.includes("\n") || SENTENCE_END.test(text);
+}
+
+/** @param {Token[]} tokens @param {number} first @param {number} end @returns {number[]} where blocks begin */
+function cuts(tokens, first, end) {
+  const starts = [first];
+  if (end - first <= WHOLE) return starts;
+  for (let at = first + 1; at < end; at++) {
+    const length = at - starts[starts.length - 1];
+    const breaks = tokens[at - 1].text.endsWith("\n") || tokens[at].text.startsWith("\n");
+    if (
+      (length >= PARAGRAPH && breaks) ||
+      (length >= SENTENCE && endsSentence(tokens[at - 1])) ||
+      length >= WHOLE
+    )
+      starts.push(at);
+  }
+  return starts;
+}
+
+export class Flow {
+  /**
+   * @param {HTMLElement} scroller what scrolls the text; the text is added to it
+   * @param {Token[]} tokens @param {string} name
+   * @param {number} [first] @param {number} [end]
+   */
+  constructor(scroller, tokens, name, first = 0, end = tokens.length) {
+    this.scroller = scroller;
+    this.tokens = tokens;
+    this.tints = new Uint8Array(tokens.length);
+    /** @type {Ramp | null} */ this.ramp = null;
+    /** @type {Map<string, [number, number]>} */ this.marks = new Map();
+    /** @type {Map<number, string>} */ this.labels = new Map();
+    const holder = document.createElement("div");
+    holder.className = "flow";
+    holder.setAttribute("role", "group");
+    holder.setAttribute("aria-label", name);
+    const starts = cuts(tokens, first, end);
+    /** @type {Block[]} */ this.blocks = starts.map((start, i) => ({
+      first: start,
+      end: starts[i + 1] ?? end,
+      element: document.createElement("p"),
+      spans: null,
+    }));
+    for (const { element } of this.blocks) element.dir = "auto";
+    holder.append(...this.blocks.map(({ element }) => element));
+    scroller.append(holder);
+    if (this.blocks.length === 1) this.build(this.blocks[0]);
+    else this.buildNear();
+  }
+
+  /** Blocks come and go as they are scrolled. */
+  buildNear() {
+    const byElement = new Map(this.blocks.map((block) => [block.element, block]));
+    const observer = new IntersectionObserver(
+      (entries) => {
+        for (const { target, isIntersecting } of entries) {
+          const block = /** @type {Block} */ (byElement.get(/** @type {HTMLElement} */ (target)));
+          if (isIntersecting) this.build(block);
+          else this.drop(block);
+        }
+      },
+      { root: this.scroller, rootMargin: `${NEAR}px 0px` },
+    );
+    for (const { element, first, end } of this.blocks) {
+      let characters = 0;
+      for (let at = first; at < end; at++) characters += this.tokens[at].text.length;
+      element.style.minHeight = `${Math.ceil(characters / CHARACTERS) * 1.72}em`;
+      observer.observe(element);
+    }
+  }
+
+  /** @param {Block} block */
+  build(block) {
+    if (block.spans) return;
+    const { first, end, element } = block;
+    element.style.minHeight = "";
+    /** @type {(string | Node)[]} */ const parts = [];
+    block.spans = Array.from({ length: end - first }, (_, i) => {
+      const at = first + i;
+      const token = this.tokens[at];
+      const text = i === 0 && first > 0 ? inProse(token).replace(/^\n/, "") : inProse(token);
+      const [, space, word] = /** @type {RegExpMatchArray} */ (text.match(/^(\s*)(.*)$/s));
+      const span = document.createElement("span");
+      span.textContent = word || space;
+      span.dataset.at = String(at);
+      if (token.special) span.className = "special";
+      // The space before a word is not tinted; a special token has none of its own.
+      const apart = token.special || this.tokens[at - 1]?.special ? " " : "";
+      parts.push(word ? space || apart : apart, span);
+      return span;
+    });
+    element.replaceChildren(...parts);
+    block.spans.forEach((span, i) => this.dress(span, first + i));
+  }
+
+  /** @param {Block} block that is far from the screen */
+  drop(block) {
+    if (!block.spans) return;
+    block.element.style.minHeight = `${block.element.offsetHeight}px`;
+    block.element.replaceChildren();
+    block.spans = null;
+  }
+
+  /** @param {number} at @returns {HTMLSpanElement | null} null where it is not built */
+  span(at) {
+    const block = this.blockOf(at);
+    return block?.spans?.[at - block.first] ?? null;
+  }
+
+  /** @param {number} at @returns {Block | undefined} */
+  blockOf(at) {
+    return this.blocks.find(({ first, end }) => at >= first && at < end);
+  }
+
+  /** @param {Event} event @returns {number | null} the token that it is about */
+  at(event) {
+    const span = /** @type {HTMLElement} */ (event.target).closest?.("[data-at]");
+    if (!span || !this.scroller.contains(span)) return null;
+    const at = Number(/** @type {HTMLElement} */ (span).dataset.at);
+    return this.span(at) === span ? at : null;
+  }
+
+  /**
+   * @param {Float32Array | null} weights of all tokens; null: no tint
+   * @param {number} highest the weight that has the full tint
+   * @param {Ramp} ramp
+   */
+  tint(weights, highest, ramp) {
+    const again = this.ramp !== ramp;
+    this.ramp = ramp;
+    for (const { first, end, spans } of this.blocks) {
+      for (let at = first; at < end; at++) {
+        const tint = weights ? level(weights[at], "row", 0, highest) : 0;
+        if (tint === this.tints[at] && !again) continue;
+        this.tints[at] = tint;
+        if (spans) this.dress(spans[at - first], at);
+      }
+    }
+  }
+
+  /**
+   * Some tokens with a line under them.
+   * @param {string} name of the class @param {[number, number] | null} range first and last
+   */
+  mark(name, range) {
+    const [first, last] = this.marks.get(name) ?? [0, -1];
+    if (range && range[0] === first && range[1] === last) return;
+    if (range) this.marks.set(name, range);
+    else this.marks.delete(name);
+    for (const [from, to] of [[first, last], range ?? [0, -1]])
+      for (let at = from; at <= to; at++) {
+        const span = this.span(at);
+        if (span) this.dress(span, at);
+      }
+  }
+
+  /** Numbers above tokens. @param {Map<number, string>} labels */
+  label(labels) {
+    const before = this.labels;
+    this.labels = labels;
+    for (const at of [...before.keys(), ...labels.keys()]) {
+      const span = this.span(at);
+      if (span) this.dress(span, at);
+    }
+  }
+
+  /** @param {HTMLSpanElement} span @param {number} at */
+  dress(span, at) {
+    const tint = this.tints[at];
+    span.style.backgroundColor = tint === 0 || !this.ramp ? "" : this.ramp.css[tint];
+    span.style.color = tint === 0 || !this.ramp ? "" : this.ramp.onTop[tint];
+    for (const name of ["chosen", "other"]) {
+      const [first, last] = this.marks.get(name) ?? [0, -1];
+      span.classList.toggle(name, at >= first && at <= last);
+    }
+    const label = this.labels.get(at);
+    if (label) span.dataset.share = label;
+    else delete span.dataset.share;
+  }
+
+  clear() {
+    this.tints.fill(0);
+    this.marks.clear();
+    this.labels.clear();
+    for (const { first, spans } of this.blocks) spans?.forEach((span, i) => this.dress(span, first + i));
+  }
+
+  /** Scrolls a token into sight, and no further. @param {number} at */
+  reveal(at) {
+    const block = this.blockOf(at);
+    if (!block) return;
+    if (!block.spans) {
+      this.scroller.scrollTop += block.element.getBoundingClientRect().top - this.scroller.getBoundingClientRect().top;
+      this.build(block);
+    }
+    const span = /** @type {HTMLElement} */ (this.span(at));
+    const [box, view] = [span.getBoundingClientRect(), this.scroller.getBoundingClientRect()];
+    if (box.top < view.top) this.scroller.scrollTop -= view.top - box.top + 40;
+    if (box.bottom > view.bottom) this.scroller.scrollTop += box.bottom - view.bottom + 40;
+  }
+
+  /**
+   * The token above or below another, as it is drawn.
+   * @param {number} at @param {number} down 1 or -1 @returns {number}
+   */
+  beside(at, down) {
+    const from = this.span(at)?.getBoundingClientRect();
+    if (!from) return at;
+    let best = at;
+    let distance = Infinity;
+    let line = from.top;
+    for (let next = at + down; ; next += down) {
+      const box = this.span(next)?.getBoundingClientRect();
+      if (!box) break;
+      if (Math.abs(box.top - line) > from.height / 2) {
+        if (best !== at) break;
+        line = box.top;
+      }
+      if (line === from.top) continue;
+      const apart = Math.abs(box.left - from.left);
+      if (apart >= distance) continue;
+      [best, distance] = [next, apart];
+    }
+    return best;
+  }
+}
