@@ -85,3 +85,15 @@ def test_a_mask_for_each_head_is_no_batch() -> None:
     with regard.observe(model) as seen:
         model(x, x, x, attn_mask=noise(3, 5, 5))
     assert seen[0].shape == (3, 5, 5)
+
+
+def test_a_model_that_fails_at_the_value_leaves_nothing_behind_but_what_was_seen() -> None:
+    class Failing(Layer):
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.query(x) @ self.key(x).mT).softmax(-1) @ x[:, :2]
+
+    model = Failing(torch.nn.functional.relu)
+    with pytest.raises(RuntimeError, match="size"), regard.observe(model) as seen:
+        model(noise(2, 5, 6))
+    assert len(seen) == 1
+    assert torch._C._len_torch_dispatch_stack() == 0

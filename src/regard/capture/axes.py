@@ -55,6 +55,17 @@ class Axes:
         found = translated(basis, view.shape, strides, offset - self.offset)
         return None if found is None else Axes.of(view, found[0], self.start + found[1])
 
+    def along(self, place: int, size: int) -> int | None:
+        """The last axis of this size whose steps go this far in the product; None without one."""
+        for axis in reversed(range(len(self.sizes))):
+            if self.sizes[axis] == size and (size == 1 or self.places[axis] == place):
+                return axis
+        return None
+
+    def laid_over(self, view: Tensor) -> Tensor:
+        """The whole tensor, given any view of its storage."""
+        return view.as_strided(self.sizes, self.strides, self.offset)
+
     def moved(self, result: Tensor) -> "Axes | None":
         """The axes of what was computed from the tensor, element by element.
 

@@ -22,7 +22,20 @@ from regard.masks import Mask
 from regard.matrix import AttentionMatrix, attend
 from regard.scores import QueryKey
 
-__all__ = ["Fill", "Plus", "Sink", "Step", "Tanh", "Times", "Zeros", "attention"]
+__all__ = [
+    "Beside",
+    "Bound",
+    "Fill",
+    "Plus",
+    "Powers",
+    "Sink",
+    "Step",
+    "Tanh",
+    "Times",
+    "Zeros",
+    "attention",
+    "raised",
+]
 
 LOW = -1e3
 """A score set to this or less is masked: beside any other its weight is 0."""
@@ -80,7 +93,45 @@ class Sink:
     before: bool
 
 
-Step: TypeAlias = Times | Plus | Fill | Zeros | Tanh | Sink
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Scores that are nowhere less than a number, itself far below any that is not masked."""
+
+    low: float
+    axes: Axes
+
+
+@dataclass(frozen=True, slots=True)
+class Powers:
+    """Scores whose exponentials were multiplied with a factor, or divided by it."""
+
+    factor: Tensor | float
+    axes: Axes
+    divides: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A number that is added to the sum of the exponentials, one for each row."""
+
+    number: Tensor | float
+    axes: Axes
+
+
+Step: TypeAlias = Times | Plus | Fill | Zeros | Tanh | Sink | Bound | Powers | Beside
+
+
+def raised(step: Step) -> Step | None:
+    """What does to scores what a step does to their exponentials; None where nothing does."""
+    match step:
+        case Times(factor, axes, divides):
+            return Powers(factor, axes, divides)
+        case Fill(where, axes, 0.0, inverted):
+            return Fill(where, axes, -math.inf, inverted)
+        case Zeros(kept, axes):
+            return Fill(kept, axes, -math.inf, inverted=True)
+        case _:
+            return None
 
 
 def attention(
@@ -88,7 +139,7 @@ def attention(
     steps: Sequence[Step],
     axes: Axes,
     dim: int,
-    weights: Tensor,
+    weights: Tensor | None,
     given: Sequence[Tensor] = (),
 ) -> AttentionMatrix:
     """The matrix whose weights a softmax gave.
@@ -98,7 +149,7 @@ def attention(
         steps: what was done to it before the softmax, in order.
         axes: of the tensor that the softmax was taken of.
         dim: the axis along which its weights sum to 1.
-        weights: what the softmax gave, compared in two rows.
+        weights: what the softmax gave, compared in two rows; None where they were never there.
         given: the first tensor of each running forward, which tells a batch from heads where one
             axis is both.
 
@@ -119,7 +170,8 @@ def attention(
         final = replace(axes, sizes=sizes, start=axes.start + first)
     layout = layout_of(product, final, dim, [step.axes for step in steps], given)
     matrix = _Reading(product, layout, tuple(steps)).matrix()
-    _compare(matrix, layout, Axes.of(weights, axes.places, axes.start), weights)
+    if weights is not None:
+        _compare(matrix, layout, Axes.of(weights, axes.places, axes.start), weights)
     return matrix
 
 
@@ -157,6 +209,12 @@ class _Reading:
                 case Sink():
                     self.sink = self._arranged(step.column, step.axes)
                     self.outer, self.shifts = [*self.outer, *self.shifts], []
+                case Bound():
+                    self._bound(step.low)
+                case Powers():
+                    self._powers(step)
+                case Beside():
+                    self._beside(step)
         return self._attend()
 
     def _arranged(self, numbers: Tensor | float, axes: Axes) -> Tensor:
@@ -208,6 +266,9 @@ class _Reading:
         numbers = self._arranged(step.numbers, step.axes)
         numbers = numbers if numbers.is_floating_point() else numbers.float()
         (added,) = _multiplied([numbers], step.factor)
+        self._add(added)
+
+    def _add(self, added: Tensor) -> None:
         if added.shape[-1] == 1:
             # The softmax takes no notice of what a row is given alike.
             self.shifts.append(added)
@@ -231,6 +292,34 @@ class _Reading:
             raise Untold("is taken of scores that were bounded after masking or twice.")
         self.inner, self.outer, self.shifts = [*self.outer, *self.shifts], [], []
         self.bound = 1.0
+
+    def _bound(self, low: float) -> None:
+        self.fills = [(where, max(value, low)) for where, value in self.fills]
+        wide = [t.float() if t.dtype.itemsize < 4 else t for t in self.outer]
+        self.outer = [torch.where(t < low, _FILLED, t) for t in wide]
+
+    def _powers(self, step: Powers) -> None:
+        factor = self._arranged(step.factor, step.axes)
+        logarithm = (factor if factor.is_floating_point() else factor.float()).log()
+        if bool((factor < 0).any()):
+            raise Untold("is taken of exponentials that were multiplied by negative numbers.")
+        self._add(-logarithm if step.divides else logarithm)
+
+    def _beside(self, step: Beside) -> None:
+        number = self._arranged(step.number, step.axes)
+        if self.sink is not None:
+            raise Untold("counts two sinks.")
+        if bool((number < 0).any()):
+            raise Untold("divides by a sum that was made smaller.")
+        sink, rows = number.float().log(), _total(self.shifts)
+        if rows is not None and sink.numel() > 1:
+            # exp(-m) beside exp(scores - m): the row's own number has no part in the weights.
+            level = sink - rows
+            first = level[(0,) * max(level.ndim - 3, 0)][..., :1, :1]
+            if bool(((level - first).abs() <= _SMALL * (1 + rows.abs())).all()):
+                sink, rows = first, None
+        self.outer, self.shifts = [*self.outer, *([] if rows is None else [rows])], []
+        self.sink = sink
 
     def _attend(self) -> AttentionMatrix:
         query, key = self._operand(of_rows=True), self._operand(of_rows=False)
@@ -324,6 +413,8 @@ class _Reading:
 
 _FILLED = -1e30
 """Beside a number this low, no score makes a difference in float32."""
+
+_SMALL = 1e-5
 
 
 def _joined(tensor: Tensor, sizes: Numbers) -> Tensor:

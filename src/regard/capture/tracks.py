@@ -4,7 +4,7 @@ A storage holds scores, or their exponentials, or weights, whatever views there 
 holds its query and key until its scores are gone, or until the next product after their softmax.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
 from torch import Tensor, nn
@@ -13,9 +13,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from regard.capture.axes import Axes
 from regard.capture.contractions import Product
 from regard.capture.score_steps import Step
+from regard.matrix import AttentionMatrix
 
 __all__ = [
+    "Drawn",
     "Exponentials",
+    "Finding",
     "Lost",
     "Scores",
     "Stage",
@@ -44,10 +47,36 @@ class Exponentials:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The sums of exponentials along one axis."""
+    """The sums of exponentials along one axis.
+
+    Attributes:
+        scores: whose exponentials they are.
+        dim: the axis, of the exponentials.
+        kept: whether it stays, with size 1.
+        beside: what was added to the sums.
+    """
 
     scores: Scores
     dim: int
+    kept: bool
+    beside: tuple[Tensor | float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A product of exponentials and value, to be divided by their sums along an axis."""
+
+    scores: Scores
+    axes: Axes
+    dim: int
+
+
+@dataclass(eq=False, slots=True)
+class Finding:
+    """An attention that was found, until it is taken; its weights may be masked once more."""
+
+    name: str
+    matrix: AttentionMatrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +88,10 @@ class Weights:
         length: of that axis.
         name: of the module that took the softmax.
         line: the user's own.
-        trouble: why its attention cannot be told; None where it was taken.
+        trouble: why its attention cannot be told; None where it was found.
+        powers: the scores whose exponentials they are but for a factor a row, and their axes in the
+            product; None where nobody knows.
+        finding: their attention.
     """
 
     normal: int
@@ -67,16 +99,30 @@ class Weights:
     name: str | None
     line: str
     trouble: str | None
+    powers: tuple[Scores, Axes] | None = None
+    finding: Finding | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Scores that went through something unknown."""
+    """Scores that went through something unknown.
 
-    reason: str
+    Attributes:
+        through: what it was, with the user's own line.
+    """
+
+    through: str
+
+    @property
+    def reason(self) -> str:
+        """Why a softmax of them is no attention that can be told."""
+        return (
+            f"{self.through} stands between the product of query and key and its softmax, and is "
+            "no scale, bias, softcap, mask or sink."
+        )
 
 
-Stage: TypeAlias = Scores | Exponentials | Totals | Weights | Lost
+Stage: TypeAlias = Scores | Exponentials | Totals | Drawn | Weights | Lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +166,19 @@ class Tracks:
         track = self.of(tensor)
         return track.stage if track is not None and isinstance(track.stage, Scores) else None
 
+    def powers_of(self, tensor: Tensor) -> tuple[Scores, Axes] | None:
+        """The scores whose exponentials a tensor holds, and its axes in the product."""
+        track = self.of(tensor)
+        if track is None:
+            return None
+        powers = None
+        if isinstance(track.stage, Exponentials) and track.axes is not None:
+            powers = (track.stage.scores, track.axes)
+        elif isinstance(track.stage, Weights):
+            powers = track.stage.powers
+        axes = None if powers is None else powers[1].seen_as(tensor)
+        return None if powers is None or axes is None else (powers[0], axes)
+
     def put(self, tensor: Tensor, axes: Axes | None, stage: Stage) -> None:
         """Note what the storage of a tensor holds from now on."""
         if storage_key(tensor) is not None:
@@ -145,7 +204,7 @@ class Tracks:
         """Let go of what nobody can use any more."""
         if self._tracks:
             self._tracks = {
-                key: track
+                key: self._without_product(track)
                 for key, track in self._tracks.items()
                 if not (track.storage.expired() or self._is_spent(track.stage))
             }
@@ -155,9 +214,20 @@ class Tracks:
             self._copies = {key: copy for key, copy in copies if not copy.expired()}
             self._room = 2 * len(self._copies) + 64
 
+    def drop(self, tensor: Tensor) -> None:
+        """Note that the storage of a tensor holds nothing of interest any more."""
+        self._tracks.pop(cast(int, storage_key(tensor)), None)
+
     def _is_spent(self, stage: Stage) -> bool:
-        scores = stage.scores if isinstance(stage, Exponentials | Totals) else stage
-        return isinstance(scores, Scores) and any(scores.product is one for one in self._spent)
+        if isinstance(stage, Exponentials | Totals):
+            stage = stage.scores
+        return isinstance(stage, Scores) and any(stage.product is one for one in self._spent)
+
+    def _without_product(self, track: Track) -> Track:
+        """Weights that have outlived what they were made for know their query and key no more."""
+        if not isinstance(track.stage, Weights) or not self._spent:
+            return track
+        return replace(track, stage=replace(track.stage, powers=None, finding=None))
 
 
 def storage_key(tensor: Tensor) -> int | None:

@@ -95,8 +95,10 @@ def observe(
         with watch.tracer, watched_products(watch.product):
             yield seen
     except BaseException:
+        watch.close()
         keeper.abandon()
         raise
+    watch.close()
     keeper.close()
     if (problem := keeper.problems.error()) is not None:
         raise problem
@@ -144,6 +146,7 @@ class _Watch:
 
     Attributes:
         tracer: tells it what the model runs.
+        close: to be called when the block has ended.
     """
 
     def __init__(self, model: nn.Module, keeper: Keeper) -> None:
@@ -155,6 +158,7 @@ class _Watch:
         self._padded_to: dict[tuple[int, ...], int] = {}
         self._multiplying = False
         handwritten = Handwritten(model, self._take_handwritten, self._refuse)
+        self.close = handwritten.close
         pass_on = self._safe(handwritten.pass_on)
         self.tracer = Tracer(model, self._listeners(handwritten), pass_on)
 

@@ -1,0 +1,222 @@
+"""What becomes of scores, exponentials and weights on which one more operation has run.
+
+They are scores with one step more, or scores that are lost; weights that are still what the softmax
+gave, or are not. Which step an operation is, ``score_operations.py`` knows.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from regard.capture.axes import Axes
+from regard.capture.gates import are_changed, are_changed_in_place, fits
+from regard.capture.score_steps import Step, raised
+from regard.capture.tracks import (
+    Drawn,
+    Exponentials,
+    Lost,
+    Scores,
+    Stage,
+    Totals,
+    Track,
+    Tracks,
+    Weights,
+)
+from regard.tracing import Operation, apart
+
+__all__ = ["Changes", "place_of", "stepped", "tensors_in"]
+
+_StepOn = Callable[[Axes], Step]
+
+
+class Changes:
+    """Notes what becomes of scores, exponentials and weights.
+
+    Args:
+        tracks: what the storages hold, kept up to date.
+    """
+
+    def __init__(self, tracks: Tracks) -> None:
+        self._tracks = tracks
+
+    def pass_on(self, operation: Operation) -> None:
+        """Take note of an operation that none of the listeners knows."""
+        if not self._tracks:
+            return
+        output = operation.output
+        if isinstance(output, tuple) and output:
+            output = cast(object, output[0])
+        if not isinstance(output, Tensor) or output.is_nested or operation.func in _BLIND:
+            return
+        for source in tensors_in(operation.args):
+            track = self._tracks.of(source)
+            if track is None:
+                continue
+            if track.lies_in(output):
+                if not _mutable(operation):
+                    return
+            elif output.numel() != source.numel() and not (
+                isinstance(track.stage, Weights) and fits(source, output)
+            ):
+                continue
+            if isinstance(track.stage, Weights):
+                self._weigh(operation, source, output)
+            elif isinstance(track.stage, Lost):
+                self._tracks.put(output, None, track.stage)
+            elif not isinstance(track.stage, Totals | Drawn):
+                self.lose(operation, source)
+            return
+
+    def extend(self, operation: Operation, source: Any, *steps: _StepOn) -> None:
+        """Scores, exponentials or weights on which one more operation has run.
+
+        Args:
+            operation: what has run.
+            source: the argument that held them.
+            steps: what it did, given the axes of its output.
+        """
+        track = self._tracks.of(source)
+        output = cast(Tensor, operation.output)
+        if track is None or not isinstance(track.stage, Scores | Exponentials | Weights):
+            self.pass_on(operation)
+        elif isinstance(track.stage, Weights):
+            self._weigh(operation, source, output, steps)
+        else:
+            found = None
+            if track.axes is not None:
+                found = _extended(track.stage, track.axes, source, output, steps)
+            if found is None:
+                self.lose(operation, source)
+            else:
+                self._tracks.put(output, found[1], found[0])
+
+    def _weigh(
+        self, operation: Operation, source: Tensor, output: Tensor, steps: Sequence[_StepOn] = ()
+    ) -> None:
+        """Weights on which one more operation has run, which may make them others."""
+        track = cast(Track, self._tracks.of(source))
+        weights = cast(Weights, track.stage)
+        if not output.is_floating_point():
+            return
+        in_place, powers = track.lies_in(output), None
+        axes = track.axes if in_place else _axes_after(track.axes, source, output)
+        with apart():
+            if in_place:
+                whole = output if axes is None else axes.laid_over(output)
+                dim = None if axes is None else axes.along(weights.normal, weights.length)
+                changed = are_changed_in_place(operation, whole, dim)
+            else:
+                changed = are_changed(source, output)
+        if weights.powers is not None:
+            scores, seen = weights.powers
+            if not changed:
+                moved = seen if in_place else _axes_after(seen, source, output)
+                powers = None if moved is None else (scores, moved)
+            elif steps:
+                found = _extended(Exponentials(scores), seen, source, output, steps)
+                powers = None if found is None else (cast(Exponentials, found[0]).scores, found[1])
+        trouble = weights.trouble
+        if changed and trouble is None:
+            trouble = (
+                f"{place_of(operation)} changes the weights after their softmax ({weights.line}); "
+                "what meets the value is no softmax of the scores.\n"
+                "    Mask the scores before the softmax, with -inf."
+            )
+        self._tracks.put(output, axes, replace(weights, trouble=trouble, powers=powers))
+
+    def lose(self, operation: Operation, source: Tensor) -> None:
+        """Scores go through something that has no place in an AttentionMatrix."""
+        output = operation.output
+        track = self._tracks.of(source)
+        if isinstance(output, Tensor) and track is not None and not track.lies_in(output):
+            with apart():
+                idle = source.dtype == output.dtype and torch.equal(source, output)
+            if idle:
+                self.go_on(operation, source, track, track.stage)
+                return
+        lost = Lost(place_of(operation))
+        for tensor in tensors_in((output,)):
+            if tensor.is_floating_point():
+                self._tracks.put(tensor, None, lost)
+
+    def go_on(self, operation: Operation, source: Tensor, track: Track, stage: Stage) -> None:
+        """What a storage holds goes on in another one, element by element."""
+        output = cast(Tensor, operation.output)
+        seen = _axes_after(track.axes, source, output)
+        if isinstance(stage, Weights) and stage.powers is not None:
+            powers = _axes_after(stage.powers[1], source, output)
+            stage = replace(stage, powers=None if powers is None else (stage.powers[0], powers))
+        if seen is None and isinstance(stage, Scores | Exponentials):
+            self._tracks.put(output, None, Lost(place_of(operation)))
+        else:
+            self._tracks.put(output, seen, stage)
+
+
+def stepped(stage: Scores | Exponentials, steps: Iterable[Step]) -> Scores | Exponentials | None:
+    """A stage with some steps more; None where one has no like before the exponential."""
+    if isinstance(stage, Scores):
+        return replace(stage, steps=(*stage.steps, *steps))
+    before = [raised(step) for step in steps]
+    if None in before:
+        return None
+    more = cast(list[Step], before)
+    return Exponentials(replace(stage.scores, steps=(*stage.scores.steps, *more)))
+
+
+def place_of(operation: Operation) -> str:
+    """The operation by its name, with the user's own line."""
+    caller = operation.caller()
+    return f"{str(operation.func).split('.')[1]} ({caller.file}:{caller.line})"
+
+
+def tensors_in(arguments: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among arguments, those in lists included."""
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            yield argument
+        elif isinstance(argument, list | tuple):
+            yield from tensors_in(cast(Iterable[Any], argument))
+
+
+def _extended(
+    stage: Scores | Exponentials,
+    axes: Axes,
+    source: Tensor,
+    output: Tensor,
+    steps: Sequence[_StepOn],
+) -> tuple[Scores | Exponentials, Axes] | None:
+    """A stage with some steps more, and the axes of the output's storage."""
+    seen = axes.seen_as(source)
+    moved = None if seen is None else seen.moved(output)
+    if seen is None or moved is None:
+        return None
+    found = stepped(stage, [step(moved) for step in steps])
+    if found is None or source.data_ptr() != output.data_ptr():
+        return None if found is None else (found, moved)
+    return None if math.prod(seen.sizes) != math.prod(axes.sizes) else (found, axes)
+
+
+def _axes_after(axes: Axes | None, source: Tensor, output: Tensor) -> Axes | None:
+    seen = None if axes is None else axes.seen_as(source)
+    return None if seen is None else seen.moved(output) or seen.reshaped(output)
+
+
+def _mutable(operation: Operation) -> bool:
+    """Whether an operation changes numbers in place, not only how they are seen."""
+    func = operation.func
+    if not isinstance(func, OpOverload) or torch.Tag.inplace_view in func.tags:
+        return False
+    return func._schema.is_mutable  # pyright: ignore[reportPrivateUsage]
+
+
+aten = torch.ops.aten
+_BLIND = (
+    *(aten.empty_like.default, aten.zeros_like.default, aten.ones_like.default),
+    *(aten.full_like.default, aten.rand_like.default, aten.randn_like.default),
+)
+"""Operations that take a tensor for its shape alone."""

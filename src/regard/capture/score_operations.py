@@ -1,0 +1,304 @@
+"""The operations that models write between a product and its softmax: which step each one is."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from regard.capture.axes import Axes
+from regard.capture.changes import Changes, stepped
+from regard.capture.fills import ASSIGNMENTS, assigned, marked
+from regard.capture.score_steps import Bound, Fill, Plus, Sink, Tanh, Times, Zeros
+from regard.capture.tracks import Exponentials, Scores, Track, Tracks, Weights
+from regard.tracing import Listener, Operation, apart
+
+__all__ = ["ScoreOperations"]
+
+
+class ScoreOperations:
+    """Hears the operations on scores, exponentials and weights that are known by name.
+
+    Args:
+        tracks: what the storages hold.
+        changes: is told of each step.
+    """
+
+    def __init__(self, tracks: Tracks, changes: Changes) -> None:
+        self._tracks = tracks
+        self._changes = changes
+
+    @property
+    def listeners(self) -> Mapping[Callable[..., Any], Listener]:
+        """Who is to be told of which operation."""
+        return {
+            operation: getattr(self, kind)
+            for kind, operations in _OPERATIONS.items()
+            for operation in operations
+        }
+
+    def divide(self, operation: Operation) -> None:
+        """Numbers divided by others."""
+        source, by = operation.args[:2]
+        self._changes.extend(operation, source, lambda axes: Times(by, axes, divides=True))
+
+    def multiply(self, operation: Operation) -> None:
+        """A product, element by element."""
+        source, by = operation.args[:2]
+        if not self._is_source(source):
+            source, by = by, source
+        self._changes.extend(operation, source, lambda axes: Times(by, axes))
+
+    def negate(self, operation: Operation) -> None:
+        """Numbers with the other sign."""
+        self._changes.extend(operation, operation.args[0], lambda axes: Times(-1.0, axes))
+
+    def add(self, operation: Operation) -> None:
+        """A sum."""
+        self._add(operation, float(operation.kwargs.get("alpha", 1)))
+
+    def subtract(self, operation: Operation) -> None:
+        """A difference."""
+        self._add(operation, -float(operation.kwargs.get("alpha", 1)))
+
+    def _add(self, operation: Operation, factor: float) -> None:
+        source, other = operation.args[:2]
+        if not self._is_source(source):
+            self._changes.extend(
+                operation, other, lambda a: Times(factor, a), lambda a: Plus(source, a)
+            )
+        else:
+            self._changes.extend(operation, source, lambda a: Plus(other, a, factor))
+
+    def tanh(self, operation: Operation) -> None:
+        """The hyperbolic tangent."""
+        self._changes.extend(operation, operation.args[0], Tanh)
+
+    def where(self, operation: Operation) -> None:
+        """A choice between numbers."""
+        where, chosen, other = operation.args[:3]
+        if not self._is_source(chosen):
+            self._fill(operation, other, where, chosen)
+        else:
+            self._fill(operation, chosen, where, other, inverted=True)
+
+    def assign(self, operation: Operation) -> None:
+        """Numbers put at some places."""
+        source, (func, args) = operation.args[0], operation[:2]
+        track = self._tracks.of(source)
+        if track is None or not isinstance(track.stage, Scores | Exponentials):
+            self._fill_weights(operation)
+            return
+        value = args[ASSIGNMENTS[func]]
+        narrow = _narrow(operation)
+        accumulates = func in _INDEX_PUTS and len(args) > 3 and args[3]
+        in_place = track.lies_in(cast(Tensor, operation.output))
+        if narrow is not None and not (in_place and _is_part(track, source)):
+            self._fill(operation, source, narrow, value)
+            return
+        with apart():
+            number = None if accumulates else _one_number(value)
+            if number is None or (in_place and track.axes is None):
+                where = None
+            elif in_place:
+                where = assigned(func, args, cast(Axes, track.axes))
+            else:
+                where = marked(func, args, source.shape)
+        if number is None or where is None:
+            self._changes.lose(operation, source)
+        elif in_place:
+            found = stepped(track.stage, [Fill(where, cast(Axes, track.axes), number)])
+            if found is None:
+                self._changes.lose(operation, source)
+            else:
+                self._tracks.put(source, track.axes, found)
+        else:
+            self._changes.extend(operation, source, lambda axes: Fill(where, axes, number))
+
+    def _fill_weights(self, operation: Operation) -> None:
+        """Numbers put into weights, where 0 takes a key away."""
+        narrow = _narrow(operation)
+        source = operation.args[0]
+        value = operation.args[ASSIGNMENTS[operation.func]]
+        if narrow is None:
+            self._changes.pass_on(operation)
+        else:
+            self._fill(operation, source, narrow, value)
+
+    def _fill(
+        self,
+        operation: Operation,
+        source: Any,
+        where: Tensor,
+        value: Any,
+        *,
+        inverted: bool = False,
+    ) -> None:
+        if not self._is_source(source):
+            self._changes.pass_on(operation)
+            return
+        with apart():
+            number = _one_number(value)
+        if number is None:
+            self._changes.lose(operation, source)
+        else:
+            self._changes.extend(
+                operation, source, lambda axes: Fill(where, axes, number, inverted)
+            )
+
+    def triangle(self, operation: Operation) -> None:
+        """A triangle of zeros."""
+        source = operation.args[0]
+        if not self._is_source(source):
+            self._changes.pass_on(operation)
+            return
+        with apart():
+            kept = torch.ones(source.shape[-2:], dtype=torch.bool, device=source.device)
+            diagonal = operation.args[1] if len(operation.args) > 1 else 0
+            lower = operation.func in _OPERATIONS["triangle"][:2]
+            kept = kept.tril(diagonal) if lower else kept.triu(diagonal)
+        self._changes.extend(operation, source, lambda axes: Zeros(kept, axes))
+
+    def bound(self, operation: Operation) -> None:
+        """Bounds far beyond any score change nothing but masked scores."""
+        source, *bounds = (*operation.args, *operation.kwargs.values())
+        if self._tracks.scores_of(source) is None:
+            self._changes.pass_on(operation)
+            return
+        with apart():
+            numbers = [_one_number(bound) for bound in bounds if bound is not None]
+        if any(number is None or abs(number) < _BEYOND_SCORES for number in numbers):
+            self._changes.lose(operation, source)
+            return
+        low = max((number for number in numbers if number is not None and number < 0), default=None)
+        if low is None:
+            self.copy(operation)
+        else:
+            self._changes.extend(operation, source, lambda axes: Bound(low, axes))
+
+    def no_nan(self, operation: Operation) -> None:
+        """Scores whose infinities are made the numbers that lie farthest out."""
+        source = operation.args[0]
+        named = dict(zip(("nan", "posinf", "neginf"), operation.args[1:], strict=False))
+        low = {**named, **operation.kwargs}.get("neginf")
+        if self._tracks.scores_of(source) is None:
+            self._changes.pass_on(operation)
+        elif low is not None and low > -_BEYOND_SCORES:
+            self._changes.lose(operation, source)
+        else:
+            least = torch.finfo(source.dtype).min if low is None else float(low)
+            self._changes.extend(operation, source, lambda axes: Bound(least, axes))
+
+    def cat(self, operation: Operation) -> None:
+        """Scores with a column beside them."""
+        tensors = cast(list[Tensor], operation.args[0])
+        output = cast(Tensor, operation.output)
+        dim: int = (operation.args[1] if len(operation.args) > 1 else 0) % output.ndim
+        at = [i for i, t in enumerate(tensors) if self._tracks.scores_of(t) is not None]
+        if not at:
+            self._changes.pass_on(operation)
+            return
+        source, other = tensors[at[0]], tensors[1 - at[0]] if len(tensors) == 2 else None
+        track = cast(Track, self._tracks.of(source))
+        axes = None if track.axes is None else track.axes.seen_as(source)
+        fit = other is not None and other.ndim == source.ndim and other.shape[dim] == 1
+        if other is None or not fit or len(at) > 1 or axes is None:
+            self._changes.lose(operation, source)
+            return
+        before = at[0] == 1
+        start = axes.start - (axes.places[dim] if before else 0)
+        scores = cast(Scores, track.stage)
+        steps = (*scores.steps, Sink(other, axes, before))
+        self._tracks.put(output, Axes.of(output, axes.places, start), replace(scores, steps=steps))
+
+    def copy(self, operation: Operation) -> None:
+        """A copy, of another dtype or in another shape."""
+        source, output = operation.args[0], operation.output
+        if self._tracks.is_parameter(source):
+            self._tracks.note_copy(output)
+            return
+        track = self._tracks.of(source)
+        if track is not None and not track.lies_in(output):
+            self._changes.go_on(operation, source, track, track.stage)
+
+    def copy_into(self, operation: Operation) -> None:
+        """Numbers put into a tensor that was there."""
+        target, source = operation.args[:2]
+        track, held = self._tracks.of(source), self._tracks.of(target)
+        if track is not None and track.axes is not None:
+            self._changes.go_on(operation, source, track, track.stage)
+        elif held is not None and not _is_part(held, target):
+            self._tracks.drop(target)
+        else:
+            self.assign(operation)
+
+    def _is_source(self, tensor: object) -> bool:
+        track = self._tracks.of(tensor)
+        return track is not None and isinstance(track.stage, Scores | Exponentials | Weights)
+
+
+def _is_part(track: Track, view: Tensor) -> bool:
+    return track.axes is None or math.prod(view.shape) != math.prod(track.axes.sizes)
+
+
+def _narrow(operation: Operation) -> Tensor | None:
+    """The mask of an assignment, broadcastable to its tensor; None where it names places."""
+    if operation.func in _MASKED_FILLS:
+        return operation.args[1]
+    source, indices, *more = operation.args
+    if operation.func not in _INDEX_PUTS or len(more) > 1:
+        return None
+    if len(indices) != 1 or indices[0] is None or indices[0].dtype != torch.bool:
+        return None
+    with apart():
+        return indices[0].reshape(*indices[0].shape, *(1,) * (source.ndim - indices[0].ndim))
+
+
+def _one_number(value: object) -> float | None:
+    """The number that a value is everywhere; None where it is several."""
+    if not isinstance(value, Tensor):
+        return float(cast(float, value))
+    first = value.flatten()[0] if value.numel() else None
+    return float(first) if first is not None and bool((value == first).all()) else None
+
+
+_BEYOND_SCORES = 1e4  # no score is as far from 0
+
+aten = torch.ops.aten
+_INDEX_PUTS = (aten.index_put.default, aten.index_put_.default)
+_MASKED_FILLS = (
+    *(aten.masked_fill.Scalar, aten.masked_fill_.Scalar),
+    *(aten.masked_fill.Tensor, aten.masked_fill_.Tensor),
+)
+_OPERATIONS: dict[str, tuple[Callable[..., Any], ...]] = {
+    "add": (aten.add.Tensor, aten.add_.Tensor),
+    "subtract": (
+        *(aten.sub.Tensor, aten.sub_.Tensor, aten.subtract.Tensor, aten.subtract_.Tensor),
+    ),
+    "multiply": (
+        *(aten.mul.Tensor, aten.mul_.Tensor, aten.multiply.Tensor, aten.multiply_.Tensor),
+    ),
+    "negate": (aten.neg.default, aten.neg_.default, aten.negative.default),
+    "divide": (
+        *(aten.div.Tensor, aten.div_.Tensor, aten.divide.Tensor, aten.divide_.Tensor),
+        *(aten.true_divide.Tensor, aten.true_divide_.Tensor),
+    ),
+    "tanh": (aten.tanh.default, aten.tanh_.default),
+    "where": (*(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf),),
+    "assign": tuple(func for func in ASSIGNMENTS if func is not aten.copy_.default),
+    "triangle": (aten.tril.default, aten.tril_.default, aten.triu.default, aten.triu_.default),
+    "bound": (
+        *(aten.clamp.default, aten.clamp_.default, aten.clamp_min.default, aten.maximum.default),
+        *(aten.clamp_min_.default, aten.max.other),
+    ),
+    "no_nan": (aten.nan_to_num.default, aten.nan_to_num_.default),
+    "cat": (aten.cat.default, aten.concat.default),
+    "copy": (
+        *(aten.clone.default, aten._to_copy.default, aten.contiguous.default, aten.reshape.default),
+        *(aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten.to.other, aten.type_as.default),
+        *(aten.flatten.using_ints, aten.lift_fresh_copy.default),
+    ),
+    "copy_into": (aten.copy_.default,),
+}

@@ -1,0 +1,290 @@
+"""The ways to write a softmax: from scores to weights, by one operation or by several.
+
+``softmax`` and ``log_softmax`` say it. ``exp`` of scores less their ``logsumexp``, exponentials
+over their sum, the same with a mask as a factor, and weights that are masked and then made to sum
+to 1 again do not: exponentials whose rows sum to 1 are a softmax, however they came to. A number
+that is added to the sum is a sink.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from regard.capture.axes import Axes, contiguous
+from regard.capture.changes import Changes
+from regard.capture.gates import sums_to_one
+from regard.capture.layouts import Untold
+from regard.capture.score_operations import ScoreOperations
+from regard.capture.score_steps import Beside, Plus, Times, attention
+from regard.capture.tracks import (
+    Drawn,
+    Exponentials,
+    Finding,
+    Lost,
+    Scores,
+    Totals,
+    Tracks,
+    Weights,
+)
+from regard.matrix import AttentionMatrix
+from regard.tracing import Caller, Listener, Operation, apart
+
+__all__ = ["Softmaxes"]
+
+
+class Softmaxes:
+    """Hears how scores become weights, and finds their attention.
+
+    What was found is given when it is asked for: weights may be masked once more, and made to sum
+    to 1 again, before they meet the value.
+
+    Args:
+        tracks: what the storages hold.
+        changes: is told what is none of this.
+        take: called with the module's name and the matrix of each attention, inside ``apart()``.
+    """
+
+    def __init__(
+        self, tracks: Tracks, changes: Changes, take: Callable[[str, AttentionMatrix], None]
+    ) -> None:
+        self._tracks = tracks
+        self._changes = changes
+        self._steps = ScoreOperations(tracks, changes)
+        self._take = take
+        self._found: list[Finding] = []
+
+    @property
+    def listeners(self) -> Mapping[Callable[..., object], Listener]:
+        """Who is to be told of which operation: of those on scores, too."""
+        named = {
+            operation: cast(Listener, getattr(self, f"_{kind}"))
+            for kind, operations in _OPERATIONS.items()
+            for operation in operations
+        }
+        return {**self._steps.listeners, **named}
+
+    def release(self) -> None:
+        """Give what was found so far: from now on it stays as it is."""
+        if self._found:
+            found, self._found = self._found, []
+            with apart():
+                for finding in found:
+                    self._take(finding.name, finding.matrix)
+
+    def draw(self, exponentials: Tensor, dim: int, output: Tensor) -> None:
+        """Note a product of exponentials and value: the sums of their rows may still divide it."""
+        powers = self._tracks.powers_of(exponentials)
+        if powers is not None:
+            self._tracks.put(output, None, Drawn(*powers, dim))
+
+    def _softmax(self, operation: Operation) -> None:
+        source, dim = operation.args[:2]
+        track = self._tracks.of(source)
+        if track is not None and isinstance(track.stage, Scores):
+            axes = None if track.axes is None else track.axes.seen_as(source)
+            self._normalise(operation, track.stage, axes, dim % source.ndim)
+        elif track is not None and isinstance(track.stage, Lost):
+            self._put(operation, dim % source.ndim, track.stage.reason)
+
+    def _log_softmax(self, operation: Operation) -> None:
+        source, dim = operation.args[:2]
+        if self._tracks.scores_of(source) is None:
+            self._changes.pass_on(operation)
+            return
+        with apart():
+            total = source.logsumexp(dim, keepdim=True)
+        self._changes.extend(operation, source, lambda axes: Plus(total, axes, -1.0))
+
+    def _exp(self, operation: Operation) -> None:
+        source, output = operation.args[0], cast(Tensor, operation.output)
+        track = self._tracks.of(source)
+        if track is None or track.axes is None or not isinstance(track.stage, Scores):
+            self._changes.pass_on(operation)
+            return
+        scores = track.stage
+        base = _BASES.get(operation.func)
+        if base is not None:
+            seen = track.axes.seen_as(source) or track.axes
+            scores = replace(scores, steps=(*scores.steps, Times(math.log(base), seen)))
+        self._changes.go_on(operation, source, track, Exponentials(scores))
+        self._find_normal(operation, output)
+
+    def _find_normal(self, operation: Operation, output: Tensor) -> bool:
+        """Whether exponentials sum to 1 along an axis, so that they are weights."""
+        powers = self._tracks.powers_of(output)
+        if powers is None or not output.is_floating_point():
+            return False
+        with apart():
+            axes = reversed(range(output.ndim))
+            dim = next((axis for axis in axes if sums_to_one(output, axis)), None)
+        if dim is not None:
+            self._normalise(operation, *powers, dim)
+        return dim is not None
+
+    def _sum(self, operation: Operation) -> None:
+        source, dims = operation.args[:2]
+        powers = self._tracks.powers_of(source)
+        if powers is not None and dims is not None and len(dims) == 1:
+            kept = len(operation.args) > 2 and bool(operation.args[2])
+            totals = Totals(powers[0], dims[0] % source.ndim, kept)
+            self._tracks.put(cast(Tensor, operation.output), None, totals)
+
+    def _add(self, operation: Operation) -> None:
+        source, other = operation.args[:2]
+        totals = self._totals_of(source)
+        if totals is None:
+            totals, other = self._totals_of(other), source
+        if totals is None or operation.kwargs.get("alpha", 1) != 1:
+            self._steps.add(operation)
+            return
+        beside = (*totals.beside, other)
+        self._tracks.put(cast(Tensor, operation.output), None, replace(totals, beside=beside))
+
+    def _totals_of(self, tensor: object) -> Totals | None:
+        track = self._tracks.of(tensor)
+        return track.stage if track is not None and isinstance(track.stage, Totals) else None
+
+    def _multiply(self, operation: Operation) -> None:
+        self._steps.multiply(operation)
+        self._renormalise(operation)
+
+    def _divide(self, operation: Operation) -> None:
+        source, by = operation.args[:2]
+        totals = self._totals_of(by)
+        track = self._tracks.of(source)
+        if totals is not None and track is not None and isinstance(track.stage, Drawn):
+            self._finish(operation, track.stage, totals)
+            return
+        before = self._tracks.powers_of(source)
+        finding = track.stage.finding if track and isinstance(track.stage, Weights) else None
+        self._steps.divide(operation)
+        if self._renormalise(operation) or totals is None or before is None:
+            return
+        if before[0] is totals.scores:
+            with_sinks = _with_sinks(totals, before[1])
+            self._normalise(operation, with_sinks, before[1], totals.dim, finding)
+
+    def _renormalise(self, operation: Operation) -> bool:
+        """Whether exponentials, or weights that were changed, have come to sum to 1."""
+        output = operation.output
+        track = self._tracks.of(output)
+        if track is None or not isinstance(output, Tensor):
+            return False
+        if isinstance(track.stage, Weights):
+            if track.stage.trouble is None or track.stage.powers is None:
+                return False
+            return self._find_normal(operation, output)
+        return isinstance(track.stage, Exponentials) and self._find_normal(operation, output)
+
+    def _finish(self, operation: Operation, drawn: Drawn, totals: Totals) -> None:
+        """What exponentials have drawn is divided by their sums: an output of attention."""
+        self._tracks.drop(cast(Tensor, operation.output))
+        caller = operation.caller()
+        if drawn.scores is totals.scores and drawn.dim == totals.dim and caller.module is not None:
+            scores = _with_sinks(totals, drawn.axes)
+            matrix, _ = self._attention(operation, scores, drawn.axes, drawn.dim, None)
+            if matrix is not None:
+                self._found.append(Finding(caller.module, matrix))
+                self.release()
+
+    def _normalise(
+        self,
+        operation: Operation,
+        scores: Scores,
+        axes: Axes | None,
+        dim: int,
+        finding: Finding | None = None,
+    ) -> None:
+        """Weights follow from scores: the attention is known."""
+        output = cast(Tensor, operation.output)
+        caller = operation.caller()
+        held = self._tracks.of(output)
+        if finding is None and held is not None and isinstance(held.stage, Weights):
+            finding = held.stage.finding
+        self._tracks.spend(scores.product)
+        matrix, trouble = self._attention(operation, scores, axes, dim, output)
+        if finding is not None:
+            self._found = [each for each in self._found if each is not finding]
+        finding = None
+        if matrix is not None and caller.module is not None:
+            finding = Finding(caller.module, matrix)
+            self._found.append(finding)
+        moved = None if trouble or axes is None else axes.moved(output)
+        powers = None if moved is None else (scores, moved)
+        self._put(operation, dim, trouble, caller, powers, finding)
+
+    def _attention(
+        self,
+        operation: Operation,
+        scores: Scores,
+        axes: Axes | None,
+        dim: int,
+        weights: Tensor | None,
+    ) -> tuple[AttentionMatrix | None, str | None]:
+        """The attention of some scores, or why it cannot be told."""
+        try:
+            with apart():
+                if axes is None:
+                    raise Untold("is taken of a part of the scores that cannot be told.")
+                given = operation.inputs() if len(axes.sizes) == 3 else []
+                return attention(scores.product, scores.steps, axes, dim, weights, given), None
+        except Untold as cause:
+            caller = operation.caller()
+            return None, f"the softmax ({caller.file}:{caller.line}) {cause}"
+        except (TypeError, ValueError, RuntimeError, MemoryError) as cause:
+            return None, str(cause)
+
+    def _put(
+        self,
+        operation: Operation,
+        dim: int,
+        trouble: str | None,
+        caller: Caller | None = None,
+        powers: tuple[Scores, Axes] | None = None,
+        finding: Finding | None = None,
+    ) -> None:
+        output = cast(Tensor, operation.output)
+        caller = caller or operation.caller()
+        places = contiguous(output.shape)
+        normal = places[dim] if output.shape[dim] > 1 else 0
+        line = f"{caller.file}:{caller.line}"
+        weights = Weights(normal, output.shape[dim], caller.module, line, trouble, powers, finding)
+        self._tracks.put(output, Axes.of(output, places), weights)
+
+
+def _with_sinks(totals: Totals, axes: Axes) -> Scores:
+    """Scores beside which a sum counts what was added to it."""
+    steps = list(totals.scores.steps)
+    for number in totals.beside:
+        if isinstance(number, Tensor) and number.ndim and not totals.kept:
+            with apart():
+                number = number.unsqueeze(totals.dim - len(axes.sizes))
+        steps.append(Beside(number, axes))
+    return replace(totals.scores, steps=tuple(steps))
+
+
+aten = torch.ops.aten
+_BASES: dict[Callable[..., object], float] = {aten.exp2.default: 2.0, aten.exp2_.default: 2.0}
+_OPERATIONS: dict[str, tuple[Callable[..., object], ...]] = {
+    "softmax": (
+        *(aten._softmax.default, aten._softmax.out, aten.softmax.int, aten.softmax.int_out),
+        *(aten._safe_softmax.default, aten.special_softmax.default),
+    ),
+    "log_softmax": (
+        *(aten._log_softmax.default, aten.log_softmax.int, aten.special_log_softmax.default),
+    ),
+    "exp": (aten.exp.default, aten.exp_.default, *_BASES),
+    "sum": (aten.sum.dim_IntList,),
+    "add": (aten.add.Tensor, aten.add_.Tensor),
+    "multiply": (
+        *(aten.mul.Tensor, aten.mul_.Tensor, aten.multiply.Tensor, aten.multiply_.Tensor),
+    ),
+    "divide": (
+        *(aten.div.Tensor, aten.div_.Tensor, aten.divide.Tensor, aten.divide_.Tensor),
+        *(aten.true_divide.Tensor, aten.true_divide_.Tensor),
+    ),
+}

@@ -1,0 +1,270 @@
+"""Softmaxes that are written as something else, each beside what it means in float64.
+
+A way gives weights and output of query, key and value, (2, 3, 5, 7); its meaning gives the weights
+of the scores, (2, 3, 5, 5) in float64.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Answer = tuple[Tensor, Tensor]
+
+T = 5
+CAUSAL = torch.ones(T, T, dtype=torch.bool).tril()
+NEAR = CAUSAL & torch.ones(T, T, dtype=torch.bool).triu(-1)
+INF = float("inf")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A way to write attention, and what it means."""
+
+    way: Callable[[Tensor, Tensor, Tensor], Answer]
+    meaning: Callable[[Tensor], Tensor]
+
+    @property
+    def name(self) -> str:
+        return self.way.__name__
+
+
+def softmax(scores: Tensor) -> Tensor:
+    return scores.softmax(-1)
+
+
+def causal(scores: Tensor) -> Tensor:
+    return scores.masked_fill(~CAUSAL, -INF).softmax(-1)
+
+
+def near(scores: Tensor) -> Tensor:
+    return scores.masked_fill(~NEAR, -INF).softmax(-1)
+
+
+def with_a_sink(scores: Tensor, sink: float = 0.0) -> Tensor:
+    return F.pad(scores, (0, 1), value=sink).softmax(-1)[..., :-1]
+
+
+def logarithm(q: Tensor, k: Tensor, v: Tensor) -> Answer:
+    weights = F.log_softmax(q @ k.mT, dim=-1).exp()
+    return weights, weights @ v
+
+
+def logarithm_in_place(q: Tensor, k: Tensor, v: Tensor) -> Answer:
+    weights = torch.log_softmax((q @ k.mT).masked_fill_(~CAUSAL, -INF), -1).exp_()
+    return weights, weights @ v
+
+
+def logarithm_and_a_mask(q: Tensor, k: Tensor, v: Tensor) -> Answer:
+    logs = (q @ k.mT).log_softmax(-1)
+    weights = (logs + torch.zeros(T, T).masked_fill(~CAUSAL, -INF)).softmax(-1)
+    return weights, weights @ v
+
+
+def logsumexp(q: Tensor, k: Tensor, v: Tensor) -> Answer:
+    scores = q @ k.mT
+    weights = torch.exp(scores - scores.logsumexp(-1, keepdim=True))
+    return weights, weights @ v
+
+
+def logsumexp_in_place(q: Tensor, k: Tensor, v: Tensor) -> Answer:
+    scores = (q @ k.mT).masked_fill(~CAUSAL, -INF)
+    scores -= torch.logsumexp(scores, dim=-1, keepdim=True)
+    scores.exp_()
+    return scores, scores @ v
+
+
+def logsumexp_by_hand(q: Tensor, k: Tensor, v: Tensor) -> Answer:
+    scores = q @ k.mT
+    most = scores.amax(-1, keepdim=True)
+    lse = most + (scores - most).exp().sum(-1, keepdim=True).log()
+    weights = (scores - lse).exp()
+    return weights, weights @ v
+
+
+def powers_of_two(q: Tensor, k: Tensor, v: Tensor) -> Answer:
+    scores = q @ k.mT * 1.4426950408889634
+    powers = torch.exp2(scores - scores.amax(-1, keepdim=True))
+    weights = powers / powers.sum(-1, keepdim=True)
+    return weights, weights @ v
+
+
+def softmax_one(q: Tensor, k: Tensor, v: Tensor) -> Answer:
+    powers = torch.exp(q @ k.mT)
+    weights = powers / (1 + powers.sum(dim=-1, keepdim=True))
+    return weights, weights @ v
+
+
+def softmax_one_of_what_is_left(q: Tensor, k: Tensor, v: Tensor) -> Answer:
+    """The row's maximum is subtracted, and the 1 is not: a published slip, and seen as it is."""
+    scores = q @ k.mT
+    powers = torch.exp(scores - scores.max(dim=-1, keepdim=True).values)
+    weights = powers / (powers.sum(dim=-1)[..., None] + 1)
+    return weights, weights @ v
+
+
+def of_what_is_left(scores: Tensor) -> Tensor:
+    return with_a_sink(scores - scores.amax(-1, keepdim=True))
+
+
+def softmax_one_stable(q: Tensor, k: Tensor, v: Tensor) -> Answer:
+    scores = q @ k.mT
+    most = scores.amax(-1, keepdim=True).clamp(min=0)
+    powers = torch.exp(scores - most)
+    weights = powers / (torch.exp(-most) + powers.sum(-1, keepdim=True))
+    return weights, weights @ v
+
+
+def two_beside(q: Tensor, k: Tensor, v: Tensor) -> Answer:
+    powers = (q @ k.mT).masked_fill(~CAUSAL, -INF).exp_()
+    total = powers.sum(-1, keepdim=True)
+    total += 2.0
+    powers /= total
+    return powers, powers @ v
+
+
+def two_beside_a_mask(scores: Tensor) -> Tensor:
+    return with_a_sink(scores.masked_fill(~CAUSAL, -INF), torch.tensor(2.0).log().item())
+
+
+def hardly_anything_beside(q: Tensor, k: Tensor, v: Tensor) -> Answer:
+    scores = q @ k.mT
+    powers = (scores - scores.amax(-1, keepdim=True)).exp()
+    weights = powers / (powers.sum(-1, keepdim=True) + 1e-9)
+    return weights, weights @ v
+
+
+def mask_times_powers(q: Tensor, k: Tensor, v: Tensor) -> Answer:
+    powers = torch.exp(q @ k.mT) * CAUSAL
+    weights = powers / powers.sum(-1, keepdim=True)
+    return weights, weights @ v
+
+
+def mask_times_powers_over_a_bounded_sum(q: Tensor, k: Tensor, v: Tensor) -> Answer:
+    scores = q @ k.mT
+    powers = (scores - scores.amax(-1, keepdim=True)).exp() * CAUSAL.float()
+    weights = powers * (1 / powers.sum(-1, keepdim=True).clamp(min=1e-9))
+    return weights, weights @ v
+
+
+def filled_powers(q: Tensor, k: Tensor, v: Tensor) -> Answer:
+    powers = torch.exp(q @ k.mT).masked_fill(~CAUSAL, 0)
+    weights = powers / powers.sum(-1, keepdim=True)
+    return weights, weights @ v
+
+
+def chosen_powers(q: Tensor, k: Tensor, v: Tensor) -> Answer:
+    powers = torch.where(CAUSAL, torch.exp(q @ k.mT), 0.0)
+    weights = powers / powers.sum(-1, keepdim=True)
+    return weights, weights @ v
+
+
+def triangle_of_powers(q: Tensor, k: Tensor, v: Tensor) -> Answer:
+    powers = torch.exp(q @ k.mT).tril()
+    weights = powers / powers.sum(-1, keepdim=True)
+    return weights, weights @ v
+
+
+def powers_of_a_part_set_to_zero(q: Tensor, k: Tensor, v: Tensor) -> Answer:
+    powers = torch.exp(q @ k.mT)
+    powers[..., 3:] = 0
+    powers /= powers.sum(-1, keepdim=True)
+    return powers, powers @ v
+
+
+def first_three(scores: Tensor) -> Tensor:
+    return F.pad(scores[..., :3].softmax(-1), (0, 2))
+
+
+def renormalised(q: Tensor, k: Tensor, v: Tensor) -> Answer:
+    weights = (q @ k.mT).softmax(-1) * CAUSAL
+    weights = weights / weights.sum(-1, keepdim=True)
+    return weights, weights @ v
+
+
+def renormalised_twice(q: Tensor, k: Tensor, v: Tensor) -> Answer:
+    weights = (q @ k.mT).softmax(-1) * CAUSAL
+    weights = weights / weights.sum(-1, keepdim=True)
+    weights = weights * NEAR
+    weights = weights / (weights.sum(-1, keepdim=True) + 1e-12)
+    return weights, weights @ v
+
+
+def renormalised_in_place(q: Tensor, k: Tensor, v: Tensor) -> Answer:
+    weights = (q @ k.mT).softmax(-1)
+    weights *= CAUSAL
+    weights /= weights.sum(-1, keepdim=True)
+    return weights, weights @ v
+
+
+def normalised_by_torch(q: Tensor, k: Tensor, v: Tensor) -> Answer:
+    weights = (q @ k.mT).softmax(-1).masked_fill(~CAUSAL, 0.0)
+    weights = F.normalize(weights, p=1, dim=-1)
+    return weights, weights @ v
+
+
+def renormalised_with_numbers(q: Tensor, k: Tensor, v: Tensor) -> Answer:
+    """Not a mask: each key counts for more or less, as a bias does."""
+    share = torch.tensor([0.1, 1.0, 2.0, 0.5, 0.0])
+    weights = (q @ k.mT).softmax(-1) * share
+    weights = weights / weights.sum(-1, keepdim=True)
+    return weights, weights @ v
+
+
+def with_shares(scores: Tensor) -> Tensor:
+    return (scores + torch.tensor([0.1, 1.0, 2.0, 0.5, 0.0]).double().log()).softmax(-1)
+
+
+def keys_first(q: Tensor, k: Tensor, v: Tensor) -> Answer:
+    powers = torch.exp(k @ q.mT)
+    weights = powers / powers.sum(-2, keepdim=True)
+    return weights.mT, weights.mT @ v
+
+
+def divided_at_the_end(q: Tensor, k: Tensor, v: Tensor) -> Answer:
+    """As flash attention does: the sum divides what the exponentials have drawn from the value."""
+    scores = (q @ k.mT).masked_fill(~CAUSAL, -INF)
+    powers = torch.exp(scores - scores.amax(-1, keepdim=True))
+    total = powers.sum(-1, keepdim=True)
+    return powers / total, powers @ v / total
+
+
+def divided_at_the_end_alone(q: Tensor, k: Tensor, v: Tensor) -> Answer:
+    """Gives the output first: a softmax of its own would be seen, too."""
+    scores = q @ k.mT
+    powers = torch.exp(scores)
+    total = powers.sum(-1, keepdim=True)
+    output = powers @ v
+    output /= total
+    return output, (scores.double() - total.double().log()).exp().float()
+
+
+SOFTMAXES = (
+    Case(logarithm, softmax),
+    Case(logarithm_in_place, causal),
+    Case(logarithm_and_a_mask, causal),
+    Case(logsumexp, softmax),
+    Case(logsumexp_in_place, causal),
+    Case(logsumexp_by_hand, softmax),
+    Case(powers_of_two, softmax),
+    Case(softmax_one, with_a_sink),
+    Case(softmax_one_of_what_is_left, of_what_is_left),
+    Case(softmax_one_stable, with_a_sink),
+    Case(two_beside, two_beside_a_mask),
+    Case(hardly_anything_beside, softmax),
+    Case(mask_times_powers, causal),
+    Case(mask_times_powers_over_a_bounded_sum, causal),
+    Case(filled_powers, causal),
+    Case(chosen_powers, causal),
+    Case(triangle_of_powers, causal),
+    Case(powers_of_a_part_set_to_zero, first_three),
+    Case(renormalised, causal),
+    Case(renormalised_twice, near),
+    Case(renormalised_in_place, causal),
+    Case(normalised_by_torch, causal),
+    Case(renormalised_with_numbers, with_shares),
+    Case(keys_first, softmax),
+    Case(divided_at_the_end, causal),
+)

@@ -1,0 +1,60 @@
+"""A softmax that is written as something else is the softmax that it is."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import regard
+from handwritten_softmaxes import SOFTMAXES, Case, divided_at_the_end_alone
+from models import noise
+
+MODES = {
+    "grad": nullcontext,
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+}
+
+
+class Layer(nn.Module):
+    """Runs a function of query, key and value."""
+
+    def __init__(self, way: Callable[[Tensor, Tensor, Tensor], object]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.way = way
+        self.query, self.key, self.value = (nn.Linear(7, 7) for _ in range(3))
+
+    def forward(self, x: Tensor) -> object:
+        return self.way(self.query(x), self.key(x + 1), self.value(x))
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+@pytest.mark.parametrize("case", SOFTMAXES, ids=lambda case: case.name)
+def test_a_softmax_in_other_words_is_seen_as_what_it_means(
+    case: Case, mode: Callable[[], AbstractContextManager[object]]
+) -> None:
+    model, x = Layer(case.way), noise(2, 3, 5, 7)
+    with mode():
+        plain = model(x)
+        with regard.observe(model) as seen:
+            output = model(x)
+    assert all(torch.equal(*pair) for pair in zip(plain, output, strict=True))
+    assert list(seen) == ["Layer"]
+    with torch.no_grad():
+        scores = model.query(x).double() @ model.key(x + 1).double().mT
+    expected = case.meaning(scores)
+    # float32 rounds scores of 5 to 5e-7, their exponentials and sums likewise
+    torch.testing.assert_close(seen[0].to_dense().double(), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(output[0].detach().double(), expected, atol=1e-5, rtol=0)
+
+
+def test_a_product_that_is_divided_by_the_sums_afterwards_is_an_attention() -> None:
+    model, x = Layer(divided_at_the_end_alone), noise(2, 3, 5, 7)
+    with regard.observe(model) as seen:
+        output, weights = model(x)
+    assert torch.equal(output, model(x)[0])
+    assert list(seen) == ["Layer"]
+    torch.testing.assert_close(seen[0].to_dense(), weights, atol=1e-5, rtol=0)
