@@ -183,6 +183,11 @@ def test_queries_and_keys_may_have_their_own_names() -> None:
     assert regard.attend(QUERY, KEY).table(["query", "b", "c"]).names[0] == "query →"
 
 
+def test_a_mask_of_one_number_is_told_for_every_key() -> None:
+    A = regard.attend(QUERY, KEY, mask=torch.tensor([False]))
+    assert A.steps(0).table["mask"][:3] == (False, False, False)
+
+
 def test_a_table_has_html_in_which_nothing_is_obeyed() -> None:
     table = regard.Table({"<i>": ["<script>", "b"], "n": [1, None]})
     assert table._repr_html_() == (

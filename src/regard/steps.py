@@ -221,7 +221,7 @@ def _row(source: Scores, mask: Mask | None, place: int) -> _Row:
     allowed = None
     score = scores(source)
     if mask is not None:
-        allowed = mask.block(box, source.shape, source.device).expand(1, -1)[0]
+        allowed = mask.block(box, source.shape, source.device).expand(1, source.shape[-1])[0]
         score = score.masked_fill(~allowed, -torch.inf)
     elif len(columns) > 1:
         columns.popitem()  # the last step gives the score
