@@ -276,6 +276,23 @@ def test_the_small_map_is_the_pooled_matrix_in_steps(tmp_path: Path) -> None:
     assert torch.allclose(means, expected, atol=step / 2, rtol=0)
 
 
+def test_the_kinds_of_the_heads_are_those_of_the_recording(tmp_path: Path) -> None:
+    recording = recorded(layers=2, heads=3, kv_heads=3, mask=regard.Causal())
+    layers = layers_of(blocks_of(recording, tmp_path))
+    shown = [head for layer in layers for head in layer["heads"]]
+    table = recording.heads()
+    assert [head["kind"] for head in shown] == list(table["kind"])
+    assert [head["entropy"] for head in shown] == [round(x, 4) for x in table["uniform"]]
+
+
+def test_a_recording_with_weights_that_are_no_numbers_has_a_page_without_kinds(
+    tmp_path: Path,
+) -> None:
+    weights = torch.full((1, 2, 3, 3), torch.nan)
+    recording = regard.Recording({"layer": regard.AttentionMatrix.from_weights(weights)})
+    assert layers_of(blocks_of(recording, tmp_path))[0]["heads"] is None
+
+
 def test_hostile_tokens_stay_inside_their_json(tmp_path: Path) -> None:
     recording = recorded(tokens=len(HOSTILE)).with_tokens(regard.Token(text) for text in HOSTILE)
     text = write_page(recording, tmp_path / "page.html", title="</title><b>").read_text()
@@ -346,10 +363,10 @@ def test_a_new_file_has_the_usual_permissions_and_links_are_followed(tmp_path: P
     assert (tmp_path / "page.html").stat().st_mode == plain.stat().st_mode
 
 
-def test_progress_counts_the_layers(tmp_path: Path) -> None:
+def test_progress_counts_the_kinds_and_the_maps_of_each_layer(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     write_page(recorded(layers=3), tmp_path / "page.html", progress=lambda *at: seen.append(at))
-    assert seen == [(1, 3), (2, 3), (3, 3)]
+    assert seen == [(step, 6) for step in range(1, 7)]
 
 
 def test_a_module_that_breaks_the_rule_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,8 @@ def see(
         if page is not None:
             title = visible(shorten(words, 60, placeholder=" …"))
             told = partial(tell, f"writing {page}")
-            write_page(seen, page, title=title, opened=(layer, head), progress=told)
+            opened = (layer, head)
+            write_page(seen, page, title=title, opened=opened, heads=summary.heads, progress=told)
     if as_json:
         sys.stdout.write(json.dumps(_as_json(summary, page)) + "\n")
     else:

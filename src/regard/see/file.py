@@ -6,7 +6,7 @@ query and the key, from which the browser computes exact rows of weights by itse
 
 import math
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError
+from regard.heads import Head
 from regard.matrix import AttentionMatrix
 from regard.recording import Recording
 from regard.scores import QueryKey
@@ -41,6 +42,7 @@ def write_page(
     title: str = "Attention",
     opened: tuple[int | None, int | None] = (None, None),
     layers: Iterable[str | int] | None = None,
+    heads: Sequence[Head] | None = None,
     limit: int = 64 * MIB,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
@@ -57,8 +59,9 @@ def write_page(
         opened: places of the layer and the head that it shows first; the first ones for None.
         layers: names or places of the layers to hold in full; all that fit when left out. The
             others keep their small map.
+        heads: what ``regard.heads.classify`` said of the recording; it is asked when left out.
         limit: about how many bytes the file may have.
-        progress: called with the layers done and the layers in all.
+        progress: called with the steps done and the steps in all.
 
     Returns:
         The path.
@@ -87,7 +90,7 @@ def write_page(
         if target.is_dir():
             raise IsADirectoryError(21, "it is a folder")
         with temporary.open("w", encoding="ascii", newline="\n") as file:
-            file.writelines(_page(recording, title, opened, wanted, limit, progress))
+            file.writelines(_page(recording, title, opened, wanted, heads, limit, progress))
         temporary.replace(target)
     except OSError as error:
         raise OSError(
@@ -115,11 +118,12 @@ def _page(
     title: str,
     opened: tuple[int | None, int | None],
     wanted: set[int],
+    heads: Sequence[Head] | None,
     limit: int,
     progress: Callable[[int, int], None] | None,
 ) -> list[str]:
     matrices = [first_sequence(recording[name]) for name in recording]
-    layers = page_layers(recording, progress)
+    layers = page_layers(recording, heads, progress)
     blocks: dict[int, dict[str, str]] = {}
     for stored, most in _stored_as().items():
         blocks = _blocks(layers, matrices, wanted, min(limit, most), stored)

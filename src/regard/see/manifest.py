@@ -1,12 +1,14 @@
 """What every host of the page is told of a recording: its tokens, its layers, their small maps."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
 
+from regard.errors import RegardError
+from regard.heads import Head, classify
 from regard.masks import Mask
 from regard.matrix import AttentionMatrix
 from regard.recording import Recording
@@ -16,13 +18,16 @@ from regard.tokens import Token
 __all__ = [
     "PageLayer",
     "first_sequence",
+    "head_kinds",
     "live_layers",
     "manifest",
     "page_layers",
     "small_map",
+    "told",
 ]
 
 SMALL = 32
+_SINKS = ("first-token sink", "separator sink")
 
 
 @dataclass
@@ -37,6 +42,7 @@ class PageLayer:
     q_len: int
     kv_len: int
     overview: dict[str, Any] | None = None
+    heads: list[dict[str, Any]] | None = None
     kind: Literal["map", "query-key", "weights", "live"] = "map"
     num_kv_heads: int = 0
     head_dim: int = 0
@@ -49,13 +55,16 @@ class PageLayer:
 
 
 def page_layers(
-    recording: Recording, progress: Callable[[int, int], None] | None = None
+    recording: Recording,
+    heads: Sequence[Head] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[PageLayer]:
-    """Each layer with its small map.
+    """Each layer with its small map, and the kinds of its heads where they can be told.
 
     Args:
         recording: what was seen.
-        progress: called with the layers done and the layers in all.
+        heads: what ``regard.heads.classify`` said of them; it is asked when left out.
+        progress: called with the steps done and the steps in all.
 
     Example:
         >>> import torch, regard
@@ -65,12 +74,64 @@ def page_layers(
         5
     """
     layers = live_layers(recording)
-    for done, layer in enumerate(layers, start=1):
+    asked = heads is None
+    steps = len(layers) * (1 + asked)
+
+    def tell(done: int) -> None:
+        if progress is not None:
+            progress(done, steps)
+
+    kinds = head_kinds(recording, lambda done, _: tell(done)) if heads is None else told(heads)
+    for place, layer in enumerate(layers):
         layer.kind = "map"
         layer.overview = small_map(first_sequence(recording[layer.name]))
-        if progress is not None:
-            progress(done, len(layers))
+        if kinds:
+            layer.heads, kinds = kinds[: layer.num_heads], kinds[layer.num_heads :]
+        tell(len(layers) * asked + place + 1)
     return layers
+
+
+def head_kinds(
+    recording: Recording, progress: Callable[[int, int], None] | None = None
+) -> list[dict[str, Any]]:
+    """What kind every head is, layer by layer, as the page has it; empty where it cannot be told.
+
+    Args:
+        recording: what was seen.
+        progress: called with the layers done and the layers in all.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.see.manifest import head_kinds
+        >>> even = regard.attend(torch.zeros(4, 1), torch.zeros(4, 1))
+        >>> head_kinds(regard.Recording({"layer": even}))[0]["kind"]
+        'uniform'
+    """
+    tokens = recording.query_tokens, recording.key_tokens
+    try:
+        return told(classify(recording.layers, *tokens, progress=progress))
+    except RegardError:
+        return []
+
+
+def told(heads: Iterable[Head]) -> list[dict[str, Any]]:
+    """Heads as the page has them: kind, score, entropy as a share of even attention's, sinks.
+
+    Example:
+        >>> from regard.heads import Head
+        >>> from regard.see.manifest import told
+        >>> told([Head(0, 0, "self", 0.9, {"self": 0.9, "uniform": 0.25})])
+        [{'kind': 'self', 'score': 0.9, 'entropy': 0.25, 'sink': 0}]
+    """
+    return [
+        {
+            "kind": head.kind,
+            "score": round(head.score, 4),
+            "entropy": round(head.scores.get("uniform", 0.0), 4),
+            "sink": round(sum(head.scores.get(name, 0) for name in _SINKS), 4),
+        }
+        for head in heads
+    ]
 
 
 def live_layers(recording: Recording) -> list[PageLayer]:
