@@ -9,12 +9,15 @@ import { named } from "./tokens.js";
  * @typedef {object} Frame
  * @property {number} left CSS pixels from the canvas's edge to the map
  * @property {number} top
+ * @property {number} width of the map
+ * @property {number} height
  * @property {number} cellWidth
  * @property {number} cellHeight
- * @property {number} row first query shown
+ * @property {number} row first query shown; a part of one, if it is not whole
  * @property {number} column first key shown
- * @property {number} rows how many are shown
+ * @property {number} rows how many are shown, parts included
  * @property {number} columns
+ * @property {number} most the zoom from which cells grow no more
  * @property {boolean} slanted key labels do not fit side by side
  */
 
@@ -22,6 +25,7 @@ const LARGEST = 84; // pixels of a cell, so that one token is not a poster
 const LABEL = 13; // pixels of type
 const SLANT = -Math.PI / 3;
 const APART = 17; // pixels between two labels
+const MEASURED = 2000; // labels of a long text, to know the widest
 
 /** @param {CanvasRenderingContext2D} context @param {Token} token @param {string} family */
 function setType(context, token, family) {
@@ -41,11 +45,14 @@ export class Axes {
     this.family = getComputedStyle(document.body).fontFamily;
     this.limit = 124;
     /** @type {Map<Token, {text: string, width: number}>} */ this.labels = new Map();
+    /** @type {Map<Token[], number>} */ this.widths = new Map();
   }
 
   /** @param {number} limit pixels of the widest label */
   setLimit(limit) {
-    if (limit !== this.limit) this.labels.clear();
+    if (limit === this.limit) return;
+    this.labels.clear();
+    this.widths.clear();
     this.limit = limit;
   }
 
@@ -66,24 +73,27 @@ export class Axes {
     return label;
   }
 
-  /** @param {Token[]} tokens @returns {number} of the widest label */
+  /** @param {Token[]} tokens @returns {number} of the widest label, or nearly so in a long text */
   widest(tokens) {
-    let widest = 12;
-    for (const token of tokens) {
-      widest = Math.max(widest, this.labelOf(token).width);
-      if (widest > this.limit - 8) return this.limit;
-    }
+    let widest = this.widths.get(tokens) ?? 12;
+    if (this.widths.has(tokens)) return widest;
+    const every = Math.ceil(tokens.length / MEASURED);
+    for (let i = 0; i < tokens.length && widest <= this.limit - 8; i += every)
+      widest = Math.max(widest, this.labelOf(tokens[i]).width);
+    if (widest > this.limit - 8) widest = this.limit;
+    this.widths.set(tokens, widest);
     return widest;
   }
 
   /**
+   * The margins are those of the whole text, so that nothing moves but the map itself.
    * @param {{width: number, height: number}} stage
-   * @param {Token[]} queries those shown
-   * @param {Token[]} keys those shown
-   * @param {{row: number, column: number}} first
+   * @param {Token[]} queries all
+   * @param {Token[]} keys all
+   * @param {{zoom: number, row: number, column: number}} at
    * @returns {Frame}
    */
-  frame(stage, queries, keys, first) {
+  frame(stage, queries, keys, { zoom, row, column }) {
     this.setLimit(Math.round(Math.max(60, Math.min(124, stage.width * 0.12))));
     // With fewer pixels than labels need, each label carries its position: "250 the".
     const counter = queries.length * APART > stage.height * 0.8 ? 34 : 0;
@@ -94,20 +104,23 @@ export class Axes {
     const label = this.widest(keys) + (keys.length * APART > room.width * 0.8 ? 34 : 0);
     const top = slanted ? Math.ceil(label * Math.sin(-SLANT) + 16) : 30;
     const right = slanted ? Math.ceil(label * Math.cos(SLANT)) : 0;
-    const { cellWidth, cellHeight } = sides(
-      room.width - right,
-      stage.height - top - 2,
-      keys.length,
-      queries.length,
-    );
+    const space = { width: room.width - right, height: stage.height - top - 2 };
+    const { cellWidth, cellHeight, most } = sides(space, keys.length, queries.length, zoom);
+    const width = Math.min(whole(space.width), keys.length * cellWidth);
+    const height = Math.min(whole(space.height), queries.length * cellHeight);
+    const [rows, columns] = [height / cellHeight, width / cellWidth];
     return {
       left,
       top,
+      width,
+      height,
       cellWidth,
       cellHeight,
-      ...first,
-      rows: queries.length,
-      columns: keys.length,
+      row: Math.max(0, Math.min(queries.length - rows, row)),
+      column: Math.max(0, Math.min(keys.length - columns, column)),
+      rows,
+      columns,
+      most,
       slanted,
     };
   }
@@ -119,10 +132,10 @@ export class Axes {
   draw(frame, queries, keys, ink) {
     const down = stride(frame.cellHeight);
     const across = stride(frame.cellWidth);
-    for (let i = aligned(frame.row, down); i < frame.row + frame.rows; i += down) {
+    for (let i = aligned(frame.row - 0.5, down); i <= frame.row + frame.rows - 0.5; i += down) {
       this.queryLabel(frame, queries[i], i, down > 1, ink);
     }
-    for (let i = aligned(frame.column, across); i < frame.column + frame.columns; i += across) {
+    for (let i = aligned(frame.column - 0.5, across); i <= frame.column + frame.columns - 0.5; i += across) {
       this.keyLabel(frame, keys[i], i, across > 1, ink);
     }
   }
@@ -204,22 +217,30 @@ export class Axes {
 }
 
 /**
- * Square cells, of whole device pixels where they are large enough to show it, else as a whole; a matrix much longer
- * than wide may stretch.
- * @param {number} width @param {number} height @param {number} columns @param {number} rows
+ * Square cells, of whole device pixels where they are large enough to show it, else as a whole; a
+ * matrix much longer than wide may stretch.
+ * @param {{width: number, height: number}} space @param {number} columns @param {number} rows
+ * @param {number} zoom
+ * @returns {{cellWidth: number, cellHeight: number, most: number}}
  */
-function sides(width, height, columns, rows) {
+function sides({ width, height }, columns, rows, zoom) {
   const fit = [Math.min(width / columns, LARGEST), Math.min(height / rows, LARGEST)];
   const square = Math.min(fit[0], fit[1]);
   const long = Math.max(columns / rows, rows / columns) > 4;
   const [cellWidth, cellHeight] = fit.map((side, axis) => {
-    const chosen = long ? Math.min(side, Math.max(square, 28)) : square;
+    const chosen = Math.min(LARGEST, zoom * (long ? Math.min(side, Math.max(square, 28)) : square));
     const device = chosen * devicePixelRatio;
     if (device >= 6) return Math.floor(device) / devicePixelRatio;
+    if (zoom > 1) return chosen;
     const count = axis === 0 ? columns : rows;
     return Math.max(1, Math.floor(device * count)) / (count * devicePixelRatio);
   });
-  return { cellWidth, cellHeight };
+  return { cellWidth, cellHeight, most: LARGEST / square };
+}
+
+/** @param {number} pixels @returns {number} in whole device pixels */
+function whole(pixels) {
+  return Math.max(1, Math.floor(pixels * devicePixelRatio)) / devicePixelRatio;
 }
 
 /** @param {number} cell pixels @returns {number} every how many tokens there is room for a label */
@@ -238,7 +259,7 @@ function stride(cell) {
 function neighbours(first, count, cell, at) {
   const every = stride(cell);
   const found = [at];
-  for (let i = aligned(first, every); i < first + count; i += every) {
+  for (let i = aligned(first - 0.5, every); i <= first + count - 0.5; i += every) {
     if (i !== at && Math.abs(i - at) * cell < APART - 1) found.push(i);
   }
   return found;

@@ -3,9 +3,17 @@
  * layer the first time it is needed, and turns answers into promises.
  *
  * @typedef {import("./engine.js").Question} Question
- * @typedef {import("./engine.js").Answer & {mask?: Uint8Array}} Answer
+ * @typedef {import("./engine.js").Answer} Answer
+ * @typedef {import("./blocks.js").Place} Place
  * @typedef {import("./payload.js").LayerInfo} LayerInfo
  * @typedef {Pick<Question, "layer" | "head" | "hidden">} Head
+ *
+ * @typedef {object} Numbers of a tile
+ * @property {Float32Array} values (height, width)
+ * @property {number} height
+ * @property {number} width
+ * @property {boolean} exact
+ * @property {number} [sampled] if not exact: one query in so many was asked
  */
 
 import { engine } from "./engine.js";
@@ -28,80 +36,98 @@ export class Client {
 
   /**
    * The weights of one query, and which keys it may attend to.
-   * @param {Head} head @param {number} query
+   * @param {Head} head @param {number} query @param {AbortSignal} [signal]
    * @returns {Promise<{values: Float32Array, mask: Uint8Array}>}
    */
-  async row(head, query) {
-    const { values, mask } = await this.ask({ kind: "row", ...head, at: query });
+  async row(head, query, signal) {
+    const { values, mask } = await this.ask({ kind: "row", ...head, at: query }, signal);
     return { values: /** @type {Float32Array} */ (values), mask: /** @type {Uint8Array} */ (mask) };
   }
 
   /**
    * What every query gives to one key.
-   * @param {Head} head @param {number} key @returns {Promise<Float32Array>}
+   * @param {Head} head @param {number} key @param {AbortSignal} [signal]
+   * @returns {Promise<Float32Array>}
    */
-  async column(head, key) {
-    return /** @type {Float32Array} */ ((await this.ask({ kind: "column", ...head, at: key })).values);
+  async column(head, key, signal) {
+    const { values } = await this.ask({ kind: "column", ...head, at: key }, signal);
+    return /** @type {Float32Array} */ (values);
   }
 
   /**
-   * How one query comes to its weights, shown on its strongest keys.
-   * @param {Head} head @param {number} query @param {number} most
+   * How one query comes to its weights, for some of its keys.
+   * @param {Head} head @param {number} query @param {import("./row_steps.js").Part} keys
    * @returns {Promise<import("./row_steps.js").Steps>}
    */
-  async steps(head, query, most) {
-    const { steps } = await this.ask({ kind: "steps", ...head, at: query, most });
+  async steps(head, query, keys) {
+    const { steps } = await this.ask({ kind: "steps", ...head, at: query, keys });
     return /** @type {import("./row_steps.js").Steps} */ (steps);
   }
 
   /**
-   * A part of the matrix as a picture, in strips from the top; a newer map ends an older one.
-   * @param {Head & Pick<Question, "rows" | "columns" | "cells" | "byRow">} part
-   * @param {(top: number, values: Float32Array) => void} onStrip
-   * @returns {Promise<void>}
+   * A tile of the matrix; many may be asked at once.
+   * @param {Head} head @param {Place & {byRow: boolean}} place
+   * @param {AbortSignal} [signal] ends the work on it
+   * @returns {Promise<Numbers>}
    */
-  async map(part, onStrip) {
-    await this.ask({ kind: "map", ...part }, ({ top, values }) => {
-      if (values) onStrip(top ?? 0, values);
-    });
+  async tile(head, { level, row, column, byRow }, signal = new AbortController().signal) {
+    const place = { level, row, column };
+    return /** @type {Numbers} */ (await this.ask({ kind: "tile", ...head, place, byRow }, signal));
+  }
+
+  /**
+   * How far the exact numbers of a large head are.
+   * @param {Head} head @param {boolean} byRow
+   * @returns {Promise<{done: number, seconds: number | null}>}
+   */
+  async progress(head, byRow) {
+    const { part, seconds } = await this.ask({ kind: "progress", ...head, byRow });
+    return { done: part ?? 1, seconds: seconds ?? null };
   }
 
   /**
    * @param {Partial<Question>} question
-   * @param {(answer: Answer) => void} [onAnswer]
-   * @returns {Promise<Answer>} the last answer; never, when a newer question of its kind came
+   * @param {AbortSignal} [signal] without one, a newer question of the same kind takes its place
+   * @returns {Promise<Answer>} never, when a newer question took its place
    */
-  ask(question, onAnswer) {
-    const layer = /** @type {number} */ (question.layer);
-    if (!this.loaded.has(layer)) {
-      this.loaded.add(layer);
-      const info = this.layers[layer];
-      const text = document.getElementById(`layer-${layer}`)?.textContent ?? "";
-      this.post(
-        /** @type {Question} */ ({
-          id: ++this.id,
-          kind: "load",
-          layer,
-          info,
-          text,
-          sinks: this.sinksOf(info),
-        }),
-      );
-    }
+  ask(question, signal) {
+    this.load(/** @type {number} */ (question.layer));
     const id = ++this.id;
     const kind = /** @type {string} */ (question.kind);
-    this.waiting.delete(this.newest.get(kind) ?? 0);
-    this.newest.set(kind, id);
+    if (!signal) {
+      this.drop(this.newest.get(kind) ?? 0);
+      this.newest.set(kind, id);
+    }
     return new Promise((resolve, reject) => {
+      if (signal?.aborted) return reject(signal.reason);
+      const abort = () => {
+        this.drop(id);
+        reject(signal?.reason);
+      };
+      signal?.addEventListener("abort", abort, { once: true });
       this.waiting.set(id, (answer) => {
-        onAnswer?.(answer);
-        if (answer.damage === undefined && !answer.done) return;
         this.waiting.delete(id);
+        signal?.removeEventListener("abort", abort);
         if (answer.damage === undefined) resolve(answer);
         else reject(new Damaged(answer.damage));
       });
       this.post(/** @type {Question} */ ({ ...question, id }));
     });
+  }
+
+  /** @param {number} id a question that nobody waits for any more */
+  drop(id) {
+    if (this.waiting.delete(id)) this.post(/** @type {Question} */ ({ kind: "drop", id }));
+  }
+
+  /** Hands over a layer the first time it is needed. @param {number} layer */
+  load(layer) {
+    if (this.loaded.has(layer)) return;
+    this.loaded.add(layer);
+    const info = this.layers[layer];
+    const text = document.getElementById(`layer-${layer}`)?.textContent ?? "";
+    const sinks = this.sinksOf(info);
+    this.post(/** @type {Question} */ ({ id: ++this.id, kind: "load", layer, info, text, sinks }));
   }
 }
 

@@ -1,20 +1,19 @@
 /**
- * Answers questions about one head at a time, in slices of a few milliseconds, so that it can be
- * interrupted and can run in a worker or, where there is none, beside the page itself.
+ * Answers questions about heads in slices of a few milliseconds, so that it can be interrupted and
+ * can run in a worker or, where there is none, beside the page itself.
  *
  * @typedef {import("./payload.js").LayerInfo} LayerInfo
+ * @typedef {import("./softmax.js").Layer} Layer
  *
  * @typedef {object} Question
  * @property {number} id
- * @property {"load" | "row" | "column" | "map" | "steps"} kind
+ * @property {"load" | "drop" | "row" | "column" | "tile" | "progress" | "steps"} kind
  * @property {number} layer
  * @property {number} head
  * @property {boolean} hidden sinks set aside
  * @property {number} at the query of a row or of its steps, the key of a column
- * @property {number} most keys of a row's steps
- * @property {[number, number]} rows of a map
- * @property {[number, number]} columns of a map
- * @property {[number, number]} cells of a map: at most so many down and across
+ * @property {import("./row_steps.js").Part} keys of a row whose steps are asked for
+ * @property {import("./blocks.js").Place} place of a tile
  * @property {boolean} byRow each row divided by its highest weight
  * @property {LayerInfo} info with "load"
  * @property {string} text with "load"
@@ -23,98 +22,125 @@
  * @typedef {object} Answer
  * @property {number} id
  * @property {Float32Array} [values]
+ * @property {Uint8Array} [mask]
+ * @property {number} [height] cells of a tile
+ * @property {number} [width]
+ * @property {boolean} [exact] a tile that is no sample
+ * @property {number} [sampled] one query in so many was asked
+ * @property {number} [part] done of a pass, from 0 to 1
+ * @property {number | null} [seconds] left of a pass
  * @property {import("./row_steps.js").Steps} [steps]
- * @property {number} [top] the first row of a strip of a map
- * @property {boolean} [done]
  * @property {string} [damage]
  */
 
+import { addRow, extent, middle } from "./blocks.js";
+import { Pass } from "./pass.js";
 import { rowSteps } from "./row_steps.js";
 import { allowed, isMaskKnown, partOfRow, readLayer, rowWeights, rowsOf } from "./softmax.js";
 
 const SLICE = 8; // milliseconds of work between two looks at what else was asked
-const STRIP = 60; // milliseconds between two strips of a map
+const PASSES = 12; // that are kept, 16 MB each
+const DIRECT = 3e9; // products of a tile that is computed at once; a larger one waits for a pass
 
 /**
  * @param {(answer: Answer) => void} answer
  * @returns {(question: Question) => Promise<void>}
  */
 export function engine(answer) {
-  /** @type {Map<number, Promise<import("./softmax.js").Layer>>} */ const layers = new Map();
-  /** @type {Map<string, number>} */ const newest = new Map();
+  /** @type {Map<number, Promise<Layer>>} */ const layers = new Map();
+  /** @type {Set<number>} */ const wanted = new Set();
+  /** @type {Map<string, Pass>} */ const passes = new Map();
   let sliceStart = 0;
+  let passing = false;
 
-  /** @param {Question} question @returns {Promise<boolean>} still wanted? */
-  async function goesOn(question) {
-    if (performance.now() - sliceStart < SLICE) return true;
+  /** @returns {Promise<void>} */
+  async function turn() {
+    if (performance.now() - sliceStart < SLICE) return;
     await pause();
     sliceStart = performance.now();
-    return newest.get(question.kind) === question.id;
   }
 
-  /** @param {Question} question @param {import("./softmax.js").Layer} layer */
-  async function column(question, layer) {
-    const { q_len, kv_len } = layer.info;
-    const row = new Float64Array(kv_len);
-    const values = new Float32Array(q_len);
-    for (let query = 0; query < q_len; query++) {
-      partOfRow(layer, question, query, question.at, question.at + 1, row);
-      values[query] = row[question.at];
-      if (query % 16 === 0 && !(await goesOn(question))) return;
-    }
-    answer({ id: question.id, values, done: true });
+  /** @param {Question} question @returns {Promise<boolean>} still wanted? */
+  async function goesOn({ id }) {
+    await turn();
+    return wanted.has(id);
   }
 
-  /** @param {Question} question @param {import("./softmax.js").Layer} layer */
-  async function map(question, layer) {
-    const [first, end] = question.rows;
-    const [from, to] = question.columns;
-    const height = Math.min(question.cells[0], end - first);
-    const width = Math.min(question.cells[1], to - from);
-    const row = new Float64Array(layer.info.kv_len);
-    let strip = new Float32Array(height * width);
-    let top = 0;
-    let posted = performance.now();
-    for (let cell = 0; cell < height; cell++) {
-      const queries = [first + edge(cell, end - first, height), first + edge(cell + 1, end - first, height)];
-      for (let query = queries[0]; query < queries[1]; query++) {
-        partOfRow(layer, question, query, from, to, row);
-        const divisor = question.byRow ? rowsOf(layer, question).highest[query] || 1 : 1;
-        pool(row, from, to, width, strip, (cell - top) * width, divisor * (queries[1] - queries[0]));
-        if (!(await goesOn(question))) return;
-      }
-      const last = cell + 1 === height;
-      if (last || performance.now() - posted > STRIP) {
-        answer({ id: question.id, values: strip.slice(0, (cell + 1 - top) * width), top, done: last });
-        strip = new Float32Array((height - cell - 1) * width);
-        top = cell + 1;
-        posted = performance.now();
-      }
+  /** @type {Record<string, (question: Question, layer: Layer) => Promise<Omit<Answer, "id"> | null>>} */
+  const answers = {
+    row: async (question, layer) => rowAnswer(question, layer),
+    column: (question, layer) => columnAnswer(question, layer, () => goesOn(question)),
+    tile: (question, layer) => tile(question, layer),
+    steps: async (question, layer) => ({ steps: rowSteps(layer, question, question.at, question.keys) }),
+    progress: async (question) => {
+      const { done, seconds } = passes.get(passName(question))?.progress() ?? { done: 1, seconds: 0 };
+      return { part: done, seconds };
+    },
+  };
+
+  /** @param {Question} question @param {Layer} layer */
+  async function tile(question, layer) {
+    const part = extent(question.place, layer.info);
+    const { height, width, size } = part;
+    const pass = passes.get(passName(question));
+    if (pass?.has(part)) return { values: pass.tile(part), height, width, exact: true };
+    const isKnown = pass?.done === layer.info.q_len;
+    const exact = isKnown || size === 1 || products(layer, question, part) <= DIRECT;
+    if (!exact) begin(question, layer);
+    const values = await tileValues(question, layer, part, exact, () => goesOn(question));
+    return values && { values, height, width, exact, ...(exact ? {} : { sampled: size }) };
+  }
+
+  /** A pass begins and goes on before all others. @param {Question} question @param {Layer} layer */
+  function begin(question, layer) {
+    const name = passName(question);
+    const pass = passes.get(name) ?? new Pass(layer, question);
+    passes.delete(name);
+    passes.set(name, pass);
+    for (const oldest of [...passes.keys()].slice(0, -PASSES)) passes.delete(oldest);
+    if (!passing) void runPasses();
+  }
+
+  /** Goes on with the newest pass that is not through, while nothing else is asked. */
+  async function runPasses() {
+    passing = true;
+    for (let pass = next(); pass; pass = next()) {
+      pass.step();
+      await turn();
+      while (wanted.size > 0) await pause();
     }
+    passing = false;
+  }
+
+  /** @returns {Pass | undefined} */
+  function next() {
+    return [...passes.values()].findLast((pass) => pass.done < pass.layer.info.q_len);
   }
 
   return async (question) => {
-    newest.set(question.kind, question.id);
+    const { id, kind } = question;
+    if (kind === "drop") return void wanted.delete(id);
+    wanted.add(id);
     try {
-      if (question.kind === "load") {
-        layers.set(question.layer, readLayer(question.info, question.text, question.sinks));
-      }
+      if (kind === "load") layers.set(question.layer, readLayer(question.info, question.text, question.sinks));
       const layer = await layers.get(question.layer);
-      if (!layer || newest.get(question.kind) !== question.id) return;
-      if (question.kind === "row") answer({ id: question.id, ...rowAnswer(question, layer), done: true });
-      if (question.kind === "column") await column(question, layer);
-      if (question.kind === "map") await map(question, layer);
-      if (question.kind === "steps") {
-        const steps = rowSteps(layer, question.head, question.at, question.most);
-        answer({ id: question.id, steps, done: true });
-      }
+      if (!layer || kind === "load" || !wanted.has(id)) return;
+      const found = await answers[kind](question, layer);
+      if (found && wanted.has(id)) answer({ id, ...found });
     } catch (error) {
-      answer({ id: question.id, damage: error instanceof Error ? error.message : String(error) });
+      answer({ id, damage: error instanceof Error ? error.message : String(error) });
+    } finally {
+      wanted.delete(id);
     }
   };
 }
 
-/** @param {Question} question @param {import("./softmax.js").Layer} layer */
+/** @param {Question} question @returns {string} */
+function passName({ layer, head, hidden, byRow }) {
+  return `${layer} ${head} ${hidden} ${byRow}`;
+}
+
+/** @param {Question} question @param {Layer} layer */
 function rowAnswer(question, layer) {
   const row = new Float64Array(layer.info.kv_len);
   rowWeights(layer, question, question.at, row);
@@ -127,29 +153,55 @@ function rowAnswer(question, layer) {
   return { values: Float32Array.from(row), mask };
 }
 
-/**
- * The mean of each cell, added up: cell i of n holds positions floor(i * length / n) up to
- * floor((i + 1) * length / n), as regard.Pool divides them.
- * @param {Float64Array} row @param {number} from @param {number} to @param {number} width
- * @param {Float32Array} out @param {number} at @param {number} divisor
- */
-function pool(row, from, to, width, out, at, divisor) {
-  if (width === to - from) {
-    for (let cell = 0; cell < width; cell++) out[at + cell] += row[from + cell] / divisor;
-    return;
+/** @param {Question} question @param {Layer} layer @param {() => Promise<boolean>} goesOn */
+async function columnAnswer(question, layer, goesOn) {
+  const { q_len, kv_len } = layer.info;
+  const row = new Float64Array(kv_len);
+  const values = new Float32Array(q_len);
+  for (let query = 0; query < q_len; query++) {
+    partOfRow(layer, question, query, question.at, question.at + 1, row);
+    values[query] = row[question.at];
+    if (query % 16 === 0 && !(await goesOn())) return null;
   }
-  for (let cell = 0, key = from; cell < width; cell++) {
-    const end = from + edge(cell + 1, to - from, width);
-    const count = end - key;
-    let sum = 0;
-    for (; key < end; key++) sum += row[key];
-    out[at + cell] += sum / (count * divisor);
-  }
+  return { values };
 }
 
-/** @param {number} cell @param {number} length @param {number} cells @returns {number} */
-export function edge(cell, length, cells) {
-  return Math.floor((cell * length) / cells);
+/**
+ * How much work an exact tile is: a row that is new is computed whole.
+ * @param {Layer} layer @param {Question} question @param {import("./blocks.js").Extent} part
+ */
+function products(layer, question, { first, end, from, to }) {
+  const { logsumexp } = rowsOf(layer, question);
+  let numbers = 0;
+  for (let query = first; query < end; query++) {
+    const [start, stop] = allowed(layer, question.head, query);
+    const isNew = Number.isNaN(logsumexp[query]);
+    numbers += Math.max(0, isNew ? stop - start : Math.min(stop, to) - Math.max(start, from));
+  }
+  return numbers * Math.max(1, layer.info.head_dim);
+}
+
+/**
+ * @param {Question} question @param {Layer} layer @param {import("./blocks.js").Extent} part
+ * @param {boolean} exact all queries; else the middle one of each block
+ * @param {() => Promise<boolean>} goesOn
+ * @returns {Promise<Float32Array | null>}
+ */
+async function tileValues(question, layer, part, exact, goesOn) {
+  const { size, first, end, from, to, height, width } = part;
+  const row = new Float64Array(layer.info.kv_len);
+  const values = new Float32Array(height * width);
+  for (let cell = 0; cell < height; cell++) {
+    const start = exact ? first + cell * size : middle(cell, part);
+    const stop = exact ? Math.min(end, start + size) : start + 1;
+    for (let query = start; query < stop; query++) {
+      partOfRow(layer, question, query, from, to, row);
+      const highest = question.byRow ? rowsOf(layer, question).highest[query] || 1 : 1;
+      addRow(row, from, to, size, values, cell * width, highest * (stop - start));
+      if (!(await goesOn())) return null;
+    }
+  }
+  return values;
 }
 
 /** @returns {Promise<void>} lets everything else that waits go first */

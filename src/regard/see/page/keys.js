@@ -19,12 +19,14 @@ const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowR
 const VIEW_OF_KEY = { 1: "overview", 2: "map", 3: "text", 4: "steps", 5: "segments" };
 const SCALES = /** @type {const} */ (["linear", "log", "row"]);
 
+const COMPARISONS = /** @type {const} */ (["alone", "beside", "difference"]);
+
 /** @type {Binding[]} */
 export const BINDINGS = [
   {
     keys: Object.keys(ARROWS),
     shown: "← → ↑ ↓",
-    does: "move the crosshair; ten at once with Shift",
+    does: "move the crosshair, ten at once with Shift; in the text, choose several with Shift",
     run: moveCell,
   },
   {
@@ -47,6 +49,19 @@ export const BINDINGS = [
     does: "the whole matrix",
     run: (page) => page.store.set({ zoom: 1, row: 0, column: 0 }),
   },
+  {
+    keys: ["g"],
+    shown: "g",
+    does: "the diagonal and the lines of distance 1, 10, 100 …",
+    run: (page) => page.store.set({ distances: !page.store.state.distances }),
+  },
+  {
+    keys: ["m"],
+    shown: "m",
+    does: "the mean of all heads of the layer",
+    run: (page) => page.store.set({ heads: page.store.state.heads === "one" ? "mean" : "one" }),
+  },
+  { keys: ["c"], shown: "c", does: "compare with another head: beside, difference", run: nextComparison },
   { keys: ["l"], shown: "l", does: "scale: linear, log, by row", run: nextScale },
   {
     keys: ["s"],
@@ -79,6 +94,8 @@ export const BINDINGS = [
 /** @param {Page} page @param {string} key @param {KeyboardEvent} event */
 function moveCell(page, key, event) {
   const [down, right] = ARROWS[key];
+  const view = page.views.now();
+  if (view?.move) return view.move(down, right, event.shiftKey);
   const far = event.shiftKey ? 10 : 1;
   const { query, key: at } = page.cell();
   page.store.set({ query: query + down * far, key: at + right * far, hover: null });
@@ -89,6 +106,12 @@ function moveCell(page, key, event) {
 function nextScale(page) {
   const at = SCALES.indexOf(page.store.state.scale);
   page.store.set({ scale: SCALES[(at + 1) % SCALES.length] });
+}
+
+/** @param {Page} page */
+function nextComparison(page) {
+  const at = COMPARISONS.indexOf(page.store.state.compare);
+  page.store.set({ compare: COMPARISONS[(at + 1) % COMPARISONS.length] });
 }
 
 /** Sinks go, and a chosen key that is one of them with them. @param {Page} page */

@@ -4,11 +4,16 @@ import { logFloor } from "./colours.js";
 import { digits } from "./numbers.js";
 
 /**
- * The marks under the scale.
- * @param {import("./colours.js").Scale} scale @param {number} keys
- * @returns {{at: number, text: string}[]} at: from 0 to 1
+ * @typedef {import("./colours.js").Scale} Scale
+ * @typedef {{at: number, text: string}} Mark at: from 0 to 1
  */
-export function marks(scale, keys) {
+
+/**
+ * The marks under the scale.
+ * @param {Scale} scale @param {number} blocks of keys
+ * @returns {Mark[]}
+ */
+export function marks(scale, blocks) {
   if (scale === "row")
     return [
       { at: 0, text: "0" },
@@ -17,7 +22,7 @@ export function marks(scale, keys) {
     ];
   if (scale === "linear")
     return [0, 0.25, 0.5, 0.75, 1].map((at) => ({ at, text: `${at * 100}${at === 1 ? "\u202f%" : ""}` }));
-  const powers = Math.round(-Math.log10(logFloor(keys)));
+  const powers = Math.round(-Math.log10(logFloor(blocks)));
   const every = powers > 4 ? 2 : 1;
   const all = Array.from({ length: powers + 1 }, (_, i) => powers - i).filter((power) => power % every === 0);
   return all.map((power) => {
@@ -29,6 +34,24 @@ export function marks(scale, keys) {
   });
 }
 
+/**
+ * The marks of a difference: 0 in the middle, less on the left.
+ * @param {Scale} scale @param {number} blocks
+ * @returns {Mark[]}
+ */
+function differenceMarks(scale, blocks) {
+  const end = scale === "row" ? ["1", "of the row’s highest"] : ["100", "points"];
+  const found = [
+    { at: 0, text: `\u2212${end[0]}` },
+    { at: 0.5, text: "0" },
+    { at: 1, text: `+${end.join(" ")}` },
+  ];
+  if (scale !== "log") return found;
+  const middle = -Math.log10(logFloor(blocks)) / 2;
+  const short = digits(100 * 10 ** -middle).replace(/\.0+$|(\.\d*?)0+$/, "$1");
+  return [...found, { at: 0.25, text: `\u2212${short}` }, { at: 0.75, text: `+${short}` }];
+}
+
 const KINDS = {
   linear: "linear",
   log: "log",
@@ -37,24 +60,27 @@ const KINDS = {
 
 /**
  * @param {HTMLElement} legend
- * @param {import("./colours.js").Scale} scale
- * @param {number} keys
+ * @param {Scale} scale
+ * @param {number} blocks of keys
  * @param {string} unit what a cell of the map is
- * @param {ReturnType<import("./colours.js").ramp>} ramp
+ * @param {import("./colours.js").Ramp} ramp of weights, or of differences
  */
-export function drawLegend(legend, scale, keys, unit, ramp) {
+export function drawLegend(legend, scale, blocks, unit, ramp) {
   const canvas = /** @type {HTMLCanvasElement} */ (legend.querySelector("canvas"));
-  canvas.width = 256;
+  const count = ramp.packed.length;
+  const isDifference = count > 256;
+  canvas.width = count;
   canvas.height = 1;
   const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
-  const image = context.createImageData(256, 1);
+  const image = context.createImageData(count, 1);
   new Uint32Array(image.data.buffer).set(ramp.packed);
   context.putImageData(image, 0, 0);
   const ticks = /** @type {HTMLElement} */ (legend.querySelector(".ticks"));
   ticks.replaceChildren(
-    ...marks(scale, keys).map(({ at, text }) => {
+    ...(isDifference ? differenceMarks : marks)(scale, blocks).map(({ at, text }) => {
       const tick = document.createElement("span");
       tick.textContent = text;
+      tick.className = at === 0 ? "first" : at === 1 ? "last" : "";
       tick.style.left = `${at * 100}%`;
       return tick;
     }),

@@ -7,13 +7,15 @@
  * modules import each other.
  */
 
+import { Atlas } from "./atlas.js";
+import { Blend } from "./blend.js";
 import { Client } from "./client.js";
-import { ramp } from "./colours.js";
+import { differenceRamp, ramp } from "./colours.js";
+import { fittedHeads, isDifference, shown } from "./compare.js";
 import { Controls } from "./controls.js";
 import { engine } from "./engine.js";
 import { listen } from "./keys.js";
 import { drawLegend } from "./legend.js";
-import { MapView } from "./map.js";
 import { Overview, smallMap } from "./overview.js";
 import { notes } from "./notes.js";
 import { readRecording } from "./payload.js";
@@ -23,8 +25,8 @@ import { SaveMenu } from "./save.js";
 import { blockSentence, ReadingView } from "./sentence.js";
 import { Store } from "./state.js";
 import { StepsView } from "./steps.js";
+import { TextView } from "./text.js";
 import { forAxis, sinksOf } from "./tokens.js";
-import { followPointer } from "./travel.js";
 import { Views } from "./views.js";
 
 const MOST_CHOSEN = 256; // tokens whose rows are added up
@@ -43,16 +45,19 @@ export class Page {
     this.maps = recording.layers.map(smallMap);
     /** @type {Map<string, {queries: Token[], keys: Token[]}>} */ this.axesOf = new Map();
     this.store = new Store(this.freshState(), (state) => this.fitted(state));
-    this.source = new Client(recording.layers, ({ q_len, kv_len }) =>
+    const client = new Client(recording.layers, ({ q_len, kv_len }) =>
       sinksOf(this.axesFor(q_len, kv_len).keys),
     );
+    this.source = new Blend(client);
     this.look = this.themed();
     /** @type {Reading | null} */ this.reading = null;
     this.remembering = 0;
     this.overview = new Overview(part("overview"), recording.layers, this.maps, this.store);
-    this.map = new MapView(part("view-map"), this);
+    this.atlas = new Atlas(part("view-map"), this);
+    this.map = this.atlas.first;
+    this.legend = "";
     this.prose = new Prose(part("prose"), this);
-    this.views = new Views({ map: this.map, steps: new StepsView(part("view-steps"), this) });
+    this.views = new Views({ map: this.atlas, text: new TextView(part("view-text"), this), steps: new StepsView(part("view-steps"), this) });
     this.words = new ReadingView(this);
     this.controls = new Controls(this);
     new SaveMenu(this);
@@ -65,7 +70,7 @@ export class Page {
 
   start() {
     this.store.subscribe((state, changed) => this.show(state, changed));
-    followPointer(this.map, this);
+    this.atlas.listen();
     listen(this);
     // Not location.hash: remember() may have put the last state back before this event comes.
     window.addEventListener("hashchange", ({ newURL }) => this.store.go(new URL(newURL).hash));
@@ -100,6 +105,10 @@ export class Page {
       side: "looks",
       order: kv_len > 32 ? "weight" : "position",
       zoom: 1,
+      heads: "one",
+      compare: "alone",
+      with: "",
+      distances: false,
       row: 0,
       column: 0,
       theme: "auto",
@@ -112,19 +121,21 @@ export class Page {
     const layer = within(state.layer, this.recording.layers.length);
     const { num_heads, q_len, kv_len } = this.recording.layers[layer];
     const zoom = Math.max(1, state.zoom);
+    const head = within(state.head, num_heads);
     return {
       ...state,
+      ...fittedHeads({ ...state, layer, head }, this.recording.layers),
       // The store asks before there are views.
       view: !this.views || this.views.has(state.view) ? state.view : "map",
       layer,
       zoom,
-      head: within(state.head, num_heads),
+      head,
       query: state.query === null ? null : within(state.query, q_len),
       key: state.key === null ? null : within(state.key, kv_len),
       queryTo: lastOf(state.query, state.queryTo, q_len),
       keyTo: lastOf(state.key, state.keyTo, kv_len),
-      row: within(state.row, q_len - Math.max(1, Math.round(q_len / zoom)) + 1),
-      column: within(state.column, kv_len - Math.max(1, Math.round(kv_len / zoom)) + 1),
+      row: thousandths(Math.max(0, Math.min(q_len - q_len / zoom, state.row))),
+      column: thousandths(Math.max(0, Math.min(kv_len - kv_len / zoom, state.column))),
     };
   }
 
@@ -187,19 +198,13 @@ export class Page {
       this.overview.outline();
     }
     this.controls.show(state);
-    drawLegend(
-      part("legend"),
-      state.scale,
-      this.recording.layers[state.layer].kv_len,
-      this.unit(state),
-      this.look.ramp,
-    );
     this.views.update(state, changed);
+    this.explain(state);
     this.reader.update(state, changed);
     if (this.recording.layers[state.layer].kind === "map") this.readBlock(state);
     else if (this.reading && ["scale", "side", "theme"].some((name) => changed.has(name)))
       this.prose.read(this.reading);
-    this.map.point();
+    this.atlas.point();
     if (!state.hover && state.query !== null && state.key !== null) this.remember();
   }
 
@@ -224,11 +229,19 @@ export class Page {
     );
   }
 
-  /** @param {State} state @returns {string} */
-  unit({ layer }) {
-    return this.recording.layers[layer].kind === "map"
-      ? "share between blocks of tokens"
-      : "share of a query’s attention";
+  /** The legend of what is on the stage. @param {State} state */
+  explain(state) {
+    const { kind, kv_len } = this.recording.layers[state.layer];
+    const size = state.view === "map" ? (this.map.part?.size ?? 1) : 1;
+    const compared = state.view === "map" && isDifference(shown(state, this.recording.layers));
+    let unit = compared ? "percentage points of a query’s attention" : "share of a query’s attention";
+    if (size > 1) unit = `${unit} to ${size} keys together`;
+    if (kind === "map") unit = "share between blocks of tokens";
+    const name = [unit, state.scale, kv_len, this.look.name].join();
+    if (name === this.legend) return;
+    this.legend = name;
+    const ramp = compared ? this.look.differences : this.look.ramp;
+    drawLegend(part("legend"), state.scale, kv_len / size, unit, ramp);
   }
 
   /** @param {Reading} reading */
@@ -238,8 +251,9 @@ export class Page {
     if (!hover && (query === null || key === null))
       this.store.set({ query: reading.query, key: reading.key });
     this.words.read(reading);
+    this.views.now()?.read?.(reading);
     this.prose.read(reading);
-    this.map.point();
+    this.atlas.point();
     document.body.dataset.read = [
       reading.layer,
       reading.head,
@@ -297,13 +311,19 @@ export class Page {
       line: read("--line"),
       accent: read("--accent"),
     };
-    return { ramp: ramp(dark ? "dark" : "light", ink.ground), ink };
+    const name = dark ? "dark" : "light";
+    return { name, ramp: ramp(name, ink.ground), differences: differenceRamp(name, ink.ground), ink };
   }
 }
 
 /** @param {number} value @param {number} count @returns {number} from 0 to count - 1, whole */
 function within(value, count) {
   return Math.max(0, Math.min(count - 1, Math.round(value)));
+}
+
+/** @param {number} value @returns {number} */
+function thousandths(value) {
+  return Math.round(value * 1000) / 1000;
 }
 
 /**

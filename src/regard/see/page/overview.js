@@ -1,7 +1,7 @@
 /** The layers x heads grid of small maps: always there, the way to move. */
 
 import { Damaged, fromBase64 } from "./payload.js";
-import { edge } from "./engine.js";
+import { edge } from "./blocks.js";
 import { level, logFloor } from "./colours.js";
 
 /**

@@ -22,7 +22,7 @@
 import { shown } from "./compare.js";
 
 /** What changes a reading. */
-const CAUSES = ["view", "layer", "head", "hidden", "query", "key", "queryTo", "keyTo", "hover"];
+const CAUSES = ["view", "layer", "head", "heads", "compare", "with", "hidden", "query", "key", "queryTo", "keyTo", "hover"];
 const ONE = { queryTo: null, keyTo: null };
 
 export class Reader {

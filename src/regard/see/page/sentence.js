@@ -1,10 +1,10 @@
 /** The cell as a sentence, and the readable twin of the map: the strongest of its row and column. */
 
-import { edge } from "./engine.js";
+import { edge } from "./blocks.js";
 import { counted, full, share } from "./numbers.js";
 import { isMaskKnown } from "./softmax.js";
 import { isShortened, named, visible } from "./tokens.js";
-import { rankOf, top } from "./reading.js";
+import { rankOf, strongest, top } from "./reading.js";
 
 /**
  * @typedef {import("./tokens.js").Token} Token
@@ -13,13 +13,21 @@ import { rankOf, top } from "./reading.js";
 
 const LISTED = 8;
 
+/** How often each token stands in a text. @type {WeakMap<Token[], Map<string, number>>} */
+const counts = new WeakMap();
+
 /**
  * Does the same token stand elsewhere too?
  * @param {Token[]} tokens @param {number} at @returns {boolean}
  */
 function isRepeated(tokens, at) {
-  const text = tokens[at].text.trim();
-  return tokens.some((token, i) => i !== at && token.text.trim() === text);
+  let count = counts.get(tokens);
+  if (!count) {
+    count = new Map();
+    for (const { text } of tokens) count.set(text.trim(), (count.get(text.trim()) ?? 0) + 1);
+    counts.set(tokens, count);
+  }
+  return (count.get(tokens[at].text.trim()) ?? 0) > 1;
 }
 
 /**
@@ -29,6 +37,39 @@ function isRepeated(tokens, at) {
 export function quoted(tokens, at) {
   const name = named({ ...tokens[at], special: false });
   return isRepeated(tokens, at) ? `“${name}” (token ${at})` : `“${name}”`;
+}
+
+/**
+ * One token in a sentence, or several that stand together.
+ * @param {Token[]} tokens @param {number} first @param {number | null} last @returns {string}
+ */
+export function quotedRange(tokens, first, last) {
+  if (last === null) return quoted(tokens, first);
+  const text = tokens.slice(first, last + 1).map((token) => token.text);
+  return `“${named({ text: text.join(""), special: false }, 40)}” (${counted(text.length, "token")})`;
+}
+
+/**
+ * What is chosen in the text: where it looks, and who looks at it.
+ * @param {Reading} reading @param {{queries: Token[], keys: Token[]}} axes
+ * @returns {string}
+ */
+export function textSentence(reading, { queries, keys }) {
+  const { layer, head, hidden, query, key, queryTo, keyTo, row, column } = reading;
+  const aside = hidden ? ", the first and the special tokens set aside" : "";
+  const [to, by] = [strongest(row), column ? strongest(column) : 0];
+  const mean = queryTo === null ? "" : `, the mean of ${queryTo - query + 1} queries`;
+  const looks =
+    row[to] > 0
+      ? `${quotedRange(queries, query, queryTo)} looks most at ${quoted(keys, to)}: ${share(row[to])}${mean}`
+      : `${quotedRange(queries, query, queryTo)} looks at nothing`;
+  const sum = keyTo === null ? "" : ` to these ${keyTo - key + 1} keys together`;
+  const looked = !column
+    ? ""
+    : column[by] > 0
+      ? `; ${quotedRange(keys, key, keyTo)} is looked at most by ${quoted(queries, by)}: ${share(column[by])}${sum}`
+      : `; nobody looks at ${quotedRange(keys, key, keyTo)}`;
+  return `${looks}${looked}, layer ${layer} head ${head}${aside}.`;
 }
 
 /**
@@ -88,12 +129,18 @@ export class ReadingView {
     this.looked.replaceChildren();
   }
 
+  /** @param {string} text */
+  say(text) {
+    if (this.line.textContent !== text) this.line.textContent = text;
+  }
+
   /** @param {Reading} reading */
   read(reading) {
     const axes = this.page.axes(reading.layer);
-    const text = sentence(reading, axes, isMaskKnown(this.page.recording.layers[reading.layer]));
-    if (this.line.textContent !== text) this.line.textContent = text;
-    this.value.textContent = `weight ${full(reading.row[reading.key])}`;
+    const inText = this.page.store.state.view === "text";
+    const isKnown = isMaskKnown(this.page.recording.layers[reading.layer]);
+    this.say(inText ? textSentence(reading, axes) : sentence(reading, axes, isKnown));
+    this.value.textContent = inText ? "" : `weight ${full(reading.row[reading.key])}`;
     this.list(this.looks, `${quoted(axes.queries, reading.query)} looks at`, reading.row, axes.keys, "key");
     if (reading.column)
       this.list(

@@ -1,33 +1,42 @@
-/** Moving over the map: pointing, choosing, dragging, zooming with the wheel. */
+/**
+ * Moving over the map: pointing, choosing, dragging, zooming with the wheel.
+ *
+ * @typedef {import("./axes.js").Frame} Frame
+ */
 
 /**
  * A zoom that keeps the token under the pointer (or the chosen one) where it is.
  * @param {import("./main.js").Page} page
  * @param {number} factor
- * @param {{query: number, key: number}} [around]
+ * @param {{x: number, y: number}} [point] on the map, from its corner
+ * @param {import("./map.js").MapView} [map] on which the point lies
  */
-export function zoomBy(page, factor, around = page.cell()) {
-  const { zoom, row, column, layer } = page.store.state;
-  const { q_len, kv_len } = page.recording.layers[layer];
-  const most = Math.max(1, Math.max(q_len, kv_len) / 8);
-  const next = Math.min(most, Math.max(1, zoom * factor));
+export function zoomBy(page, factor, point, map = page.map) {
+  const { frame } = map;
+  if (!frame) return;
+  const { x, y } = point ?? middle(page, frame);
+  const zoom = Math.max(1, Math.min(frame.most, page.store.state.zoom * factor));
+  const at = { query: frame.row + y / frame.cellHeight, key: frame.column + x / frame.cellWidth };
+  const next = map.framed({ zoom: Math.round(zoom * 1000) / 1000, row: 0, column: 0 });
   page.store.set({
-    zoom: Math.round(next * 100) / 100,
-    row: kept(row, around.query, q_len, zoom, next),
-    column: kept(column, around.key, kv_len, zoom, next),
+    zoom: Math.round(zoom * 1000) / 1000,
+    row: at.query - y / next.cellHeight,
+    column: at.key - x / next.cellWidth,
   });
 }
 
 /**
- * The first position shown after a zoom.
- * @param {number} first @param {number} at @param {number} length @param {number} zoom @param {number} next
+ * The chosen cell where it is on the map, else the map's middle.
+ * @param {import("./main.js").Page} page @param {Frame} frame
  */
-function kept(first, at, length, zoom, next) {
-  const shown = Math.max(1, Math.round(length / zoom));
-  const will = Math.max(1, Math.round(length / next));
-  const inside = at >= first && at < first + shown;
-  const part = inside ? (at + 0.5 - first) / shown : 0.5;
-  return Math.max(0, Math.min(length - will, Math.round(at + 0.5 - part * will)));
+function middle(page, frame) {
+  const { query, key } = page.cell();
+  const x = (key + 0.5 - frame.column) * frame.cellWidth;
+  const y = (query + 0.5 - frame.row) * frame.cellHeight;
+  return {
+    x: x >= 0 && x <= frame.width ? x : frame.width / 2,
+    y: y >= 0 && y <= frame.height ? y : frame.height / 2,
+  };
 }
 
 /**
@@ -35,18 +44,19 @@ function kept(first, at, length, zoom, next) {
  * @param {import("./main.js").Page} page
  */
 export function bringIntoView(page) {
-  const { zoom, row, column, layer } = page.store.state;
-  if (zoom === 1) return;
+  const { frame } = page.map;
+  if (!frame || page.store.state.zoom === 1) return;
   const { query, key } = page.cell();
-  const { q_len, kv_len } = page.recording.layers[layer];
-  page.store.set({ row: seen(row, query, q_len, zoom), column: seen(column, key, kv_len, zoom) });
+  page.store.set({
+    row: seen(frame.row, query, frame.rows),
+    column: seen(frame.column, key, frame.columns),
+  });
 }
 
-/** @param {number} first @param {number} at @param {number} length @param {number} zoom */
-function seen(first, at, length, zoom) {
-  const shown = Math.max(1, Math.round(length / zoom));
+/** @param {number} first @param {number} at @param {number} shown */
+function seen(first, at, shown) {
   if (at < first) return at;
-  return at >= first + shown ? at - shown + 1 : first;
+  return at + 1 > first + shown ? at + 1 - shown : first;
 }
 
 /**
@@ -57,26 +67,22 @@ export function followPointer(map, page) {
   const { over, holder } = map;
   /** @type {{x: number, y: number, row: number, column: number} | null} */ let drag = null;
   let moved = false;
+  const onMap = /** @param {MouseEvent} event */ ({ offsetX, offsetY }) =>
+    map.frame ? { x: offsetX - map.frame.left, y: offsetY - map.frame.top } : undefined;
   over.addEventListener("pointerdown", (event) => {
-    const { row, column } = page.store.state;
+    if (!map.frame) return;
+    const { row, column } = map.frame;
     drag = { x: event.clientX, y: event.clientY, row, column };
     moved = false;
     over.setPointerCapture(event.pointerId);
   });
   over.addEventListener("pointermove", (event) => {
-    if (drag && map.frame && page.store.state.zoom > 1) {
-      const [dx, dy] = [event.clientX - drag.x, event.clientY - drag.y];
-      moved ||= Math.hypot(dx, dy) > 4;
-      const { cellWidth, cellHeight } = map.frame;
-      if (moved)
-        page.store.set({
-          row: drag.row - Math.round(dy / cellHeight),
-          column: drag.column - Math.round(dx / cellWidth),
-          hover: null,
-        });
-      if (moved) return;
-    }
-    page.hover(map.at(event));
+    if (!drag || !map.frame) return page.hover(map.at(event));
+    const [dx, dy] = [event.clientX - drag.x, event.clientY - drag.y];
+    moved ||= Math.hypot(dx, dy) > 4;
+    if (!moved) return;
+    const { cellWidth, cellHeight } = map.frame;
+    page.store.set({ row: drag.row - dy / cellHeight, column: drag.column - dx / cellWidth, hover: null });
   });
   over.addEventListener("pointerup", (event) => {
     drag = null;
@@ -88,14 +94,14 @@ export function followPointer(map, page) {
     drag = null;
   });
   over.addEventListener("pointerleave", () => page.hover(null));
-  over.addEventListener("dblclick", (event) => zoomBy(page, 2, map.at(event) ?? undefined));
+  over.addEventListener("dblclick", (event) => zoomBy(page, 2, onMap(event), map));
   over.addEventListener(
     "wheel",
     (event) => {
       // A plain wheel scrolls what the page stands in (a notebook); with Ctrl, or pinching, it zooms.
       if (!event.ctrlKey && !event.metaKey) return;
       event.preventDefault();
-      zoomBy(page, 2 ** (-event.deltaY / 200), map.at(event) ?? undefined);
+      zoomBy(page, 2 ** (-event.deltaY / 200), onMap(event), map);
     },
     { passive: false },
   );

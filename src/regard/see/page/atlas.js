@@ -1,0 +1,103 @@
+/** The map view: one map, or two side by side, and what chooses their heads. */
+
+import { beside, headsName, isDifference, lessName, shown } from "./compare.js";
+import { MapView } from "./map.js";
+import { followMinimap } from "./minimap.js";
+import { followPointer } from "./travel.js";
+
+/**
+ * @typedef {import("./state.js").State} State
+ * @typedef {import("./blend.js").Which} Which
+ * @typedef {import("./distances.js").Diagonal} Diagonal
+ */
+
+export class Atlas {
+  /** @param {HTMLElement} section @param {import("./main.js").Page} page */
+  constructor(section, page) {
+    this.page = page;
+    this.section = section;
+    const { layers } = page.recording;
+    const [first, second] = /** @type {HTMLElement[]} */ ([...section.querySelectorAll(".map")]);
+    this.first = new MapView(first, page, (state) => shown(state, layers));
+    this.second = new MapView(second, page, (state) => beside(state));
+    this.titles = /** @type {HTMLElement[]} */ ([...section.querySelectorAll(".map-title")]);
+    this.withLayer = /** @type {HTMLSelectElement} */ (document.getElementById("with-layer"));
+    this.withHead = /** @type {HTMLSelectElement} */ (document.getElementById("with-head"));
+    this.withLayer.replaceChildren(...layers.map((_, i) => new Option(String(i), String(i))));
+    for (const select of [this.withLayer, this.withHead]) {
+      select.addEventListener("change", () =>
+        page.store.set({ with: `${this.withLayer.value}.${this.withHead.value}` }),
+      );
+    }
+    /** @type {Map<number, Diagonal | null>} */ this.diagonals = new Map();
+  }
+
+  listen() {
+    for (const map of [this.first, this.second]) {
+      followPointer(map, this.page);
+      followMinimap(map, this.page);
+    }
+  }
+
+  /** @param {State} state @param {Set<string>} changed */
+  update(state, changed) {
+    if (["layer", "head", "heads", "with", "compare"].some((name) => changed.has(name))) this.name(state);
+    this.first.update(state, changed);
+    if (state.compare === "beside") this.second.update(state, changed);
+    if (state.distances && changed.has("layer") !== this.diagonals.has(state.layer)) void this.measure(state);
+  }
+
+  /** Which heads are on the stage, in words. @param {State} state */
+  name(state) {
+    const { layers } = this.page.recording;
+    this.section.dataset.compare = state.compare;
+    const isBeside = state.compare === "beside";
+    /** @type {HTMLElement} */ (this.second.holder.parentElement).hidden = !isBeside;
+    const which = shown(state, layers);
+    const name = capital(headsName(which, layers));
+    this.titles[0].textContent = isDifference(which) ? `${name} less ${lessName(which)}` : name;
+    this.titles[0].hidden = state.compare === "alone" && state.heads === "one";
+    if (isBeside) this.titles[1].textContent = capital(headsName(beside(state), layers));
+    const chosen = /** @type {HTMLElement} */ (document.getElementById("with"));
+    chosen.hidden = state.compare === "alone";
+    if (chosen.hidden) return;
+    const [layer, head] = state.with.split(".").map(Number);
+    const count = layers[layer].num_heads;
+    if (this.withHead.childElementCount !== count)
+      this.withHead.replaceChildren(...Array.from({ length: count }, (_, i) => new Option(String(i), String(i))));
+    [this.withLayer.value, this.withHead.value] = [String(layer), String(head)];
+  }
+
+  point() {
+    this.first.point();
+    if (this.page.store.state.compare === "beside") this.second.point();
+  }
+
+  /** @param {Which} which @returns {Diagonal | null} */
+  diagonal({ layer }) {
+    return this.diagonals.get(layer) ?? null;
+  }
+
+  /** Where query 0 stands among the keys: told by what it may attend to. @param {State} state */
+  async measure({ layer, head }) {
+    const { q_len, kv_len, kind } = this.page.recording.layers[layer];
+    this.diagonals.set(layer, null);
+    const isOneText = this.page.recording.one_text;
+    let last = kv_len - 1;
+    if (kind !== "map") {
+      const { signal } = new AbortController();
+      const { mask } = await this.page.source.row({ layer, head, hidden: false }, 0, signal);
+      last = mask.lastIndexOf(1);
+    }
+    const isBackOnly = last < kv_len - 1;
+    const isAtEnd = q_len < kv_len && (isOneText || (isBackOnly && last === kv_len - q_len));
+    if (q_len !== kv_len && !isAtEnd && !(isBackOnly && last === 0)) return;
+    this.diagonals.set(layer, { offset: isAtEnd ? kv_len - q_len : 0, isBackOnly });
+    this.page.redraw();
+  }
+}
+
+/** @param {string} text @returns {string} */
+function capital(text) {
+  return text[0].toUpperCase() + text.slice(1);
+}

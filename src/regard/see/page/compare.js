@@ -1,0 +1,98 @@
+/**
+ * What the map shows when it is more than one head: the mean of some heads, or two side by side, or
+ * their difference. The state keeps it as words: heads=mean or heads=0.1_3.7 (layer.head), with=3.8,
+ * compare=beside or compare=difference.
+ *
+ * @typedef {import("./state.js").State} State
+ * @typedef {import("./payload.js").LayerInfo} LayerInfo
+ * @typedef {import("./blend.js").Which} Which
+ * @typedef {{layer: number, head: number}} Head
+ */
+
+/** @param {string} text @returns {Head[]} */
+function pairs(text) {
+  return text.split("_").map((pair) => {
+    const [layer, head] = pair.split(".").map(Number);
+    return { layer, head };
+  });
+}
+
+/** @param {Head} head @returns {string} */
+function word({ layer, head }) {
+  return `${layer}.${head}`;
+}
+
+/**
+ * Only heads that are there and have the open layer's shape; a comparison with the next head where
+ * none was chosen.
+ * @param {Pick<State, "layer" | "head" | "heads" | "with" | "compare">} state
+ * @param {LayerInfo[]} layers
+ * @returns {Pick<State, "heads" | "with">}
+ */
+export function fittedHeads(state, layers) {
+  const open = layers[state.layer];
+  const isThere = /** @param {Head} at */ ({ layer, head }) =>
+    layers[layer]?.q_len === open.q_len &&
+    layers[layer].kv_len === open.kv_len &&
+    head < layers[layer].num_heads;
+  let { heads } = state;
+  if (heads !== "one" && heads !== "mean")
+    heads = pairs(heads).filter(isThere).map(word).join("_") || "one";
+  if (state.compare === "alone") return { heads, with: state.with };
+  const next = { layer: state.layer, head: (state.head + 1) % open.num_heads };
+  const isFit = state.with !== "" && isThere(pairs(state.with)[0]);
+  return { heads, with: isFit ? state.with : word(next) };
+}
+
+/** @param {State} state @param {LayerInfo[]} layers @returns {Head[]} the heads of the mean, or the one */
+function chosen({ layer, head, heads }, layers) {
+  if (heads === "one") return [{ layer, head }];
+  if (heads !== "mean") return pairs(heads);
+  return Array.from({ length: layers[layer].num_heads }, (_, i) => ({ layer, head: i }));
+}
+
+/**
+ * What the map shows.
+ * @param {State} state @param {LayerInfo[]} layers
+ * @returns {Which}
+ */
+export function shown(state, layers) {
+  const { layer, head, hidden } = state;
+  const mine = chosen(state, layers);
+  const terms = mine.map((at) => ({ ...at, factor: 1 / mine.length }));
+  if (state.compare === "difference") terms.push({ ...pairs(state.with)[0], factor: -1 });
+  return terms.length > 1 || heads(state) ? { layer, head, hidden, terms } : { layer, head, hidden };
+}
+
+/** @param {State} state @returns {boolean} are heads averaged? */
+function heads(state) {
+  return state.heads !== "one";
+}
+
+/** What stands beside it. @param {State} state @returns {Which} */
+export function beside({ with: other, hidden }) {
+  return { ...pairs(other)[0], hidden };
+}
+
+/** @param {Which} which @returns {boolean} */
+export function isDifference({ terms }) {
+  return terms?.some(({ factor }) => factor < 0) ?? false;
+}
+
+/**
+ * Heads in words.
+ * @param {Which} which @param {LayerInfo[]} layers
+ * @returns {string}
+ */
+export function headsName({ layer, head, terms }, layers) {
+  const mine = terms?.filter(({ factor }) => factor > 0) ?? [{ layer, head }];
+  if (mine.length === 1) return `layer ${mine[0].layer} head ${mine[0].head}`;
+  const whole = mine.length === layers[layer].num_heads && mine.every((term) => term.layer === layer);
+  return `mean of ${whole ? "the " : ""}${mine.length} heads${whole ? ` of layer ${layer}` : ""}`;
+}
+
+/** @param {Which} which of a difference @returns {string} what is taken away */
+export function lessName({ terms }) {
+  const less = terms?.find(({ factor }) => factor < 0);
+  return less ? `layer ${less.layer} head ${less.head}` : "";
+}

@@ -1,0 +1,79 @@
+/** The diagonal and the lines of distance 1, 10, 100 ... tokens, with quiet labels. */
+
+/**
+ * @typedef {import("./axes.js").Frame} Frame
+ *
+ * @typedef {object} Diagonal
+ * @property {number} offset the key at which query 0 stands
+ * @property {boolean} isBackOnly may queries look back only?
+ */
+
+const APART = 15; // pixels between two lines
+
+/**
+ * @param {CanvasRenderingContext2D} context clipped to the map
+ * @param {Frame} frame
+ * @param {Diagonal | null} diagonal null: queries and keys are no two ends of one distance
+ * @param {import("./axes.js").Ink} ink
+ */
+export function drawDistances(context, frame, diagonal, ink) {
+  if (!diagonal) return;
+  const sides = diagonal.isBackOnly ? [-1] : [-1, 1];
+  let last = -Infinity;
+  for (let distance = 0; distance < frame.row + frame.rows + frame.columns + frame.column; ) {
+    const apart = distance * frame.cellWidth;
+    if (distance === 0 || apart - last >= APART) {
+      for (const side of distance === 0 ? [1] : sides)
+        drawLine(context, frame, diagonal.offset + side * distance, nameOf(side * distance), ink);
+      last = apart;
+    }
+    distance = distance === 0 ? 1 : distance * 10;
+  }
+}
+
+/** @param {number} distance @returns {string} */
+function nameOf(distance) {
+  if (distance === 0) return "itself";
+  return `${Math.abs(distance).toLocaleString("en")} ${distance < 0 ? "back" : "ahead"}`;
+}
+
+/**
+ * The line through the cells of query i and key i + offset.
+ * @param {CanvasRenderingContext2D} context @param {Frame} frame @param {number} offset
+ * @param {string} name @param {import("./axes.js").Ink} ink
+ */
+function drawLine(context, frame, offset, name, ink) {
+  // Where the line enters and leaves the map, as queries.
+  const start = Math.max(frame.row, frame.column - offset);
+  const end = Math.min(frame.row + frame.rows, frame.column + frame.columns - offset);
+  if (end - start <= 0) return;
+  const x = /** @param {number} query */ (query) =>
+    frame.left + (query + offset - frame.column) * frame.cellWidth;
+  const y = /** @param {number} query */ (query) => frame.top + (query - frame.row) * frame.cellHeight;
+  context.strokeStyle = ink.accent;
+  context.lineWidth = 1;
+  context.globalAlpha = 0.55;
+  context.setLineDash([1, 3]);
+  context.beginPath();
+  context.moveTo(x(start), y(start));
+  context.lineTo(x(end), y(end));
+  context.stroke();
+  context.setLineDash([]);
+  context.globalAlpha = 1;
+  if (y(end) - y(start) < 60) return;
+  const at = start + (end - start) * 0.62;
+  context.save();
+  context.translate(x(at), y(at));
+  context.rotate(Math.atan2(frame.cellHeight, frame.cellWidth));
+  context.font = `11px ${getComputedStyle(document.body).fontFamily}`;
+  context.textAlign = "center";
+  context.textBaseline = "middle";
+  const { width } = context.measureText(name);
+  context.globalAlpha = 0.85;
+  context.fillStyle = ink.ground;
+  context.fillRect(-width / 2 - 4, -7, width + 8, 14);
+  context.globalAlpha = 1;
+  context.fillStyle = ink.grey;
+  context.fillText(name, 0, 0);
+  context.restore();
+}

@@ -1,0 +1,84 @@
+/**
+ * One pass over all rows of a head that is too large to answer at once: it sums the weights of
+ * blocks, from which every coarser tile is added up. It goes on while nothing else is asked.
+ *
+ * @typedef {import("./softmax.js").Layer} Layer
+ * @typedef {import("./softmax.js").Which} Which
+ * @typedef {import("./blocks.js").Extent} Extent
+ */
+
+import { addRow } from "./blocks.js";
+import { allowed, rowWeights, rowsOf } from "./softmax.js";
+
+const MOST = 2048; // blocks a side that are kept: at most 16 MB
+
+export class Pass {
+  /** @param {Layer} layer @param {Which & {byRow: boolean}} which */
+  constructor(layer, which) {
+    const { q_len, kv_len } = layer.info;
+    this.layer = layer;
+    this.which = { head: which.head, hidden: which.hidden };
+    this.byRow = which.byRow;
+    this.row = new Float64Array(kv_len);
+    this.level = Math.max(0, Math.ceil(Math.log2(Math.max(q_len, kv_len) / MOST)));
+    this.size = 2 ** this.level;
+    this.columns = Math.ceil(kv_len / this.size);
+    this.sums = new Float32Array(Math.ceil(q_len / this.size) * this.columns);
+    this.done = 0; // rows
+    this.spent = 0; // milliseconds
+    this.numbers = 0; // weights computed, and in all
+    this.all = 0;
+    for (let query = 0; query < q_len; query++) this.all += this.cost(query);
+  }
+
+  /** @param {number} query */
+  cost(query) {
+    const [start, stop] = allowed(this.layer, this.which.head, query);
+    return Math.max(1, stop - start);
+  }
+
+  /** @returns {{done: number, seconds: number | null}} */
+  progress() {
+    const part = this.numbers / this.all;
+    return { done: part, seconds: part > 0 ? ((this.spent / part) * (1 - part)) / 1000 : null };
+  }
+
+  /** One more row. */
+  step() {
+    const start = performance.now();
+    const { layer, which, row, done } = this;
+    rowWeights(layer, which, done, row);
+    const divisor = this.byRow ? rowsOf(layer, which).highest[done] || 1 : 1;
+    const at = Math.floor(done / this.size) * this.columns;
+    addRow(row, 0, row.length, this.size, this.sums, at, divisor);
+    this.numbers += this.cost(done);
+    this.done += 1;
+    this.spent += performance.now() - start;
+  }
+
+  /** @param {Extent} extent @returns {boolean} are all its blocks summed? */
+  has({ size, end }) {
+    return size >= this.size && this.done >= end;
+  }
+
+  /** @param {Extent} extent @returns {Float32Array} */
+  tile({ size, first, end, from, to, height, width }) {
+    const values = new Float32Array(height * width);
+    for (let query = first; query < end; query += this.size) {
+      const at = (query / this.size) * this.columns;
+      const out = Math.floor((query - first) / size) * width;
+      for (let key = from; key < to; key += this.size) {
+        // A sum over rows of means over keys; a block at the edge has fewer keys.
+        const keys = Math.min(to, key + this.size) - key;
+        values[out + Math.floor((key - from) / size)] += this.sums[at + key / this.size] * keys;
+      }
+    }
+    for (let cell = 0; cell < values.length; cell++) {
+      const [row, column] = [Math.floor(cell / width), cell % width];
+      const rows = Math.min(end, first + (row + 1) * size) - (first + row * size);
+      const keys = Math.min(to, from + (column + 1) * size) - (from + column * size);
+      values[cell] /= rows * keys;
+    }
+    return values;
+  }
+}
