@@ -37,6 +37,8 @@ from regard.reductions import (
 )
 from regard.rollouts import Rollout, rollout
 from regard.see import plot
+from regard.see.file import write_page as page
+from regard.see.notebook import show
 from regard.shares import Shares
 from regard.steps import Steps
 from regard.tables import Table
@@ -92,8 +94,10 @@ __all__ = [
     "masks",
     "nn",
     "observe",
+    "page",
     "plot",
     "rollout",
+    "show",
     "spans",
     "trials",
 ]

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from regard.backends.choose import choose
 from regard.biases import Bias
+from regard.cells import as_cell
 from regard.errors import (
     DENSE_LIMIT,
     check_bias,
@@ -375,6 +376,8 @@ class AttentionMatrix(LinearMap):
         if self.mask is not None:
             facts.append(f"mask={self.mask.text}")
         return f"AttentionMatrix({', '.join(facts)})"
+
+    _repr_mimebundle_ = as_cell
 
     def _times(self, value: Tensor) -> Tensor:
         value = check_product("value", value, self.dtype)

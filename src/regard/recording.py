@@ -7,6 +7,7 @@ from typing import Any, NoReturn, cast
 import torch
 from torch import Tensor
 
+from regard.cells import as_cell
 from regard.characters import visible
 from regard.errors import DENSE_LIMIT
 from regard.eviction import kvpress_form
@@ -103,6 +104,8 @@ class Recording(Mapping[str, AttentionMatrix]):
         lines = [f"  {place}  {visible(layer.name)}  {layer!r}" for place, layer in layers]
         count = f"{len(self)} layer{'s' * (len(self) != 1)}"
         return "\n".join([f"Recording of {visible(self.model) or 'a model'}, {count}", *lines])
+
+    _repr_mimebundle_ = as_cell
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """A recording is saved, not pickled: a pickle can run code when it is loaded."""

@@ -73,12 +73,10 @@ def write_page(
         OSError: the file cannot be written; nothing was changed.
 
     Example:
-        >>> import tempfile, torch, regard
-        >>> from regard.see.file import write_page
+        >>> import torch, regard
         >>> A = regard.attend(torch.randn(2, 5, 4), torch.randn(2, 5, 4))
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     page = write_page(regard.Recording({"layer": A}), f"{folder}/attention.html")
-        ...     page.name, page.read_text().startswith("<!doctype html>")
+        >>> page = regard.page(regard.Recording({"layer": A}), "attention.html")
+        >>> page.name, page.read_text().startswith("<!doctype html>")
         ('attention.html', True)
     """
     if not recording:
