@@ -4,6 +4,7 @@ import os
 import random
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -307,13 +308,12 @@ NO_OUTPUTS = [
         id="shapes-that-fit-no-reading",
     ),
     pytest.param(
-        "from torch import nn\n\nclass Model(nn.Module):\n    def __init__(self):\n"
-        "        super().__init__()\n        self.embed = nn.Embedding(9, 8)\n\n"
-        "    def forward(self, attention):\n        return self.embed(attention).softmax(-1)",
-        "mine.py takes the numbers of tokens on line 9; check takes attention from embeddings on.\n"
-        "    9 | return self.embed(attention).softmax(-1)\n"
+        "from torch import nn\n\ntable = nn.Embedding(9, 8)\n\n"
+        "def attention(x):\n    return table(x).softmax(-1)",
+        "mine.py takes the numbers of tokens on line 6; check takes attention from embeddings on.\n"
+        "    6 | return table(x).softmax(-1)\n"
         "    Name the attention inside of it.",
-        id="a-whole-model",
+        id="numbers-of-tokens",
     ),
 ]
 
@@ -369,6 +369,13 @@ def test_code_without_end(source: str, message: str) -> None:
     assert trouble(target, Limits(seconds=1.0)) == message
 
 
+def _is_alive(status: Path) -> bool:
+    try:
+        return "zombie" not in status.read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def test_a_process_that_theirs_starts_ends_with_it(folder: Path) -> None:
     source = f"""
     import subprocess
@@ -378,7 +385,10 @@ def test_a_process_that_theirs_starts_ends_with_it(folder: Path) -> None:
     """
     assert check_apart(f"{write('mine.py', source)}:attention").exit_code == 0
     status = Path(f"/proc/{(folder / 'child.txt').read_text()}/status")
-    assert not status.exists() or "zombie" in status.read_text()
+    deadline = time.monotonic() + 10  # what is ended goes when it next gets the processor
+    while (alive := _is_alive(status)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive
 
 
 def test_this_process_stays_as_it_was(capfd: pytest.CaptureFixture[str], folder: Path) -> None:

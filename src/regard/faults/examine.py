@@ -3,37 +3,17 @@
 import inspect
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from regard.faults.catalogue import fault
-from regard.faults.fit import Guess
-from regard.faults.given_masks import all_kept, forms_of, takes_masks
 from regard.faults.given_scores import scores_report
-from regard.faults.layouts import Layout
-from regard.faults.mask_trials import mask_findings
-from regard.faults.places import event_of, turned_round
-from regard.faults.probes import (
-    batch_stands_second,
-    continues_a_cache,
-    difference_between_runs,
-    grouped_layout,
-    ignores_order,
-    mixes_samples,
-    moved_samples,
-    overflows_in_half,
-    repeats_groups_wrongly,
-    starts_at_top_left,
-)
-from regard.faults.projections import idle_parts, projected_twice, shared_by_heads
-from regard.faults.proofs import compared, weights_without_nan
-from regard.faults.reading import Reading, Told, finding_of, understood, without_dropout
-from regard.faults.report import Report
-from regard.faults.stages import found_stages
-from regard.faults.subject import Given, Subject, as_given, layouts
+from regard.faults.inside import attentions_inside
+from regard.faults.probes import ignores_order, looks_ahead
+from regard.faults.report import Finding, Report
+from regard.faults.single import examined, running
+from regard.faults.subject import Given, Subject, as_given
 
 __all__ = ["check"]
 
@@ -48,6 +28,8 @@ def check(thing: object, *args: Any, causal: bool | None = None, **options: Any)
     Args:
         thing: a module from embeddings (batch, tokens, dim), or (tokens, dim), to embeddings; a
             function of query, key and value; a function of given scores; or a class of modules.
+            Of a model with attentions of several classes, or one that takes the numbers of tokens,
+            one attention of each class is judged alone.
         *args: for the class.
         causal: whether a token may attend to later ones: True where it must not, False where it
             may. None: both are right.
@@ -78,7 +60,19 @@ def check(thing: object, *args: Any, causal: bool | None = None, **options: Any)
         The catalogue of mistakes is ours, from public issues: ``report.findings[0].fault.sources``.
     """
     given = as_given(thing, args, _with_intention(thing, options, causal))
-    return _examined(given, causal)
+    if given.kind == "scores":
+        return scores_report(given, causal)
+    subject = _running(given)
+    inside = (
+        attentions_inside(subject) if isinstance(thing, nn.Module) or inspect.isclass(thing) else {}
+    )
+    if len(inside) > 1 or subject.given.vocabulary:
+        return _by_parts(subject, inside, causal)
+    report = examined(subject, causal)
+    if report.missing and inside and "" not in inside:
+        alone = _by_parts(subject, inside, causal)
+        return alone if alone.faults else replace(report, missing=_around(report, inside))
+    return report
 
 
 def _with_intention(
@@ -92,226 +86,71 @@ def _with_intention(
     return passed
 
 
-def _examined(given: Given, causal: bool | None) -> Report:
-    if given.kind == "scores":
-        return scores_report(given, causal)
-    subject = _running(given)
-    found = _not_a_number(subject)
-    reading = None if found else understood(subject, causal, pairs=False)
-    if not found and (reading is None or reading.names):
-        reading, across = _across_batch(subject, causal, reading)
-        found += across
-    if not found and (reading is None or reading.names):
-        reading = _with_masks_turned(subject, causal) or reading
-    if not found and reading is None:
-        reading = understood(subject, causal)
-    if (line := overflows_in_half(subject)) is not None:
-        found.append(Told("mask-fill-value", None, None, caller=line, detail=_IN_HALF))
-    if reading is not None:
-        subject = reading.subject
-        found += [Told(name, reading.stages, reading) for name in reading.names]
-        found += _more(reading, causal)
-    found += _random(subject)
-    faulty = any(fault(told.name).severity == "fault" for told in found)
-    if reading is not None and not faulty:
-        found += _notes(reading, causal)
-    findings = sorted(
-        (finding_of(told) for told in found),
-        key=lambda finding: (finding.severity == "note", finding.number),
-    )
-    missing = "" if reading is not None or findings else _MISSING
-    return Report(given.name, tuple(findings), _read_as(subject, reading), missing)
-
-
-_IN_HALF = "The largest number of float16 is 65504: there this line raises."
-_MISSING = (
-    "What it does is no attention that this check knows, right or wrong: neither the standard one "
-    "nor any mistake of the catalogue, alone or with others, gives what it gives."
-)
+def _around(report: Report, inside: Mapping[str, nn.Module]) -> str:
+    names = ", ".join(inside)
+    return f"{report.missing}\nAlone, {names} has no mistake; what is around it is unclear."
 
 
 def _running(given: Given) -> Subject:
-    """The subject in the first layout in which it runs."""
-    first: Exception | None = None
-    needed = [a for a in takes_masks(given.arguments) if a.required]
-    for layout in layouts(given):
-        choices = [list(forms_of(argument, given.source)) for argument in needed]
-        for forms in product(*choices):
-            constants = {form.argument: all_kept(form, layout) for form in forms}
-            constants |= _positions(given, layout)
-            subject = Subject(given, layout, constants)
-            try:
-                subject.run(subject.inputs())
-            except Exception as error:  # noqa: BLE001  # somebody's code may raise anything
-                first = first or error
-            else:
-                return subject
-    raise ValueError(
-        f"{given.name} fails on every input that was tried; it must run on one of them.\n"
-        f"    The first error was {type(first).__name__}: {first}"
-    ) from first
-
-
-def _positions(given: Given, layout: Layout) -> dict[str, Any]:
-    """Rotary angles for a module of transformers that wants them: cosines and sines."""
-    width = getattr(given.model, "head_dim", None)
-    if given.argument_named("position_embeddings") is None or not isinstance(width, int):
-        return {}
-    slopes = 10000.0 ** (-torch.arange(0, width, 2) / width)
-    angles = torch.arange(layout.tokens)[:, None] * torch.cat([slopes, slopes])
-    return {"position_embeddings": (angles.cos()[None], angles.sin()[None])}
-
-
-def _with_masks_turned(subject: Subject, causal: bool | None) -> Reading | None:
-    """A right reading where True, in a mask that the code needs, means what may not be seen."""
-    turned = {name: _turned(value) for name, value in subject.constants.items()}
-    if not any(turned[name] is not value for name, value in subject.constants.items()):
-        return None
-    other = replace(subject, constants={**subject.constants, **turned})
-    reading = _alone(other, causal)
-    return None if reading is None or reading.names else reading
-
-
-def _alone(subject: Subject, causal: bool | None) -> Reading | None:
-    """A reading with one mistake at most; None where none fits, or the code refuses its inputs."""
+    """The subject as it runs: on embeddings, or on numbers of tokens where it takes those."""
     try:
-        return understood(subject, causal, pairs=False)
-    except Exception:  # noqa: BLE001  # somebody's code may raise anything
-        return None
+        return running(given)
+    except ValueError:
+        tables = [m for m in given.model.modules() if isinstance(m, nn.Embedding)]
+        if not tables or given.kind != "embeddings":
+            raise
+        try:
+            return running(replace(given, vocabulary=min(t.num_embeddings for t in tables)))
+        except ValueError:
+            pass
+        raise
 
 
-def _turned(value: Any) -> Any:
-    """A mask of 0 and 1 with both exchanged, lengths of 0; anything else as it is."""
-    if isinstance(value, Tensor) and value.ndim == 1:
-        return torch.zeros_like(value)
-    if isinstance(value, Tensor) and value.ndim >= 2 and not value.is_floating_point():
-        return 1 - value if value.dtype == torch.int64 else ~value
-    return value
-
-
-def _across_batch(
-    subject: Subject, causal: bool | None, reading: Reading | None
-) -> tuple[Reading | None, list[Told]]:
-    """A reading with the batch second, or flattened into the tokens, where samples mix."""
-    if subject.layout.order != "btd" or not mixes_samples(subject):
-        return reading, []
-    layout = subject.layout
-    for other in (replace(layout, order="tbd"), replace(layout, batch=1)):
-        turned = replace(subject, layout=other)
-        better = _alone(turned, causal)
-        if better is None or (reading is not None and len(reading.names) <= len(better.names)):
-            continue
-        if other.order == "tbd" and batch_stands_second(subject):
-            return better, []
-        stages = found_stages(subject, subject.inputs())
-        detail = "Another first sample in the batch gives another output for the second one."
-        proof = moved_samples(subject), torch.eye(2), _SAMPLES
-        return better, [Told("attends-across-batch", stages, None, detail=detail, proof=proof)]
-    return reading, []
-
-
-_SAMPLES = "which sample (across) moves which (down): 1 where it does"
-_PARTS = "which part of a token (across) enters which head (down): 1 where it does"
-
-
-def _more(reading: Reading, causal: bool | None) -> list[Told]:
-    """The mistakes that the numbers of one run do not show."""
-    subject, stages = reading.subject, reading.stages
-    found: list[Told] = []
-    if (shared := shared_by_heads(subject, stages)) is not None:
-        parts = min(4, subject.layout.dim // shared.weight.shape[-2])
-        proof = torch.eye(parts), torch.ones(parts, parts), _PARTS
-        found.append(Told("heads-share-projection", stages, None, shared.event, proof=proof))
-    if (twice := projected_twice(subject, stages)) is not None:
-        second, name, matrix = twice
-        proof = second.weight[:4, :4], matrix[:4, :4], f"the matrix it uses, and {name}"
-        detail = f"{name} is never used: this line should project with it."
-        told = Told("wrong-projection", stages, None, second.event, detail=detail)
-        found.append(replace(told, proof=proof))
-    hidden = reading.material.is_turned or reading.material.weights is not None
-    idle = idle_parts(subject, stages, reading.material) if hidden else []
-    for letter in idle:
-        name = "wrong-values" if letter == "v" else "wrong-projection"
-        if name not in reading.names:
-            found.append(Told(name, stages, None))
-    inverted = "mask-inverted" in reading.names  # its last row has nothing either way
-    if not inverted and bool(stages.trace.outcome.output.isnan().any()):
-        proof = weights_without_nan(stages, subject.layout.batch)
-        found.append(Told("nan-rows", stages, None, proof=proof))
-    found += mask_findings(reading)
-    if subject.given.kind == "qkv" and not reading.names:
-        shown = _starting_at_top_left(reading, causal) if continues_a_cache(subject) else None
-        if shown is not None:
-            found.append(Told("causal-top-left", stages, shown))
-        repeating = repeats_groups_wrongly(subject)
-        if repeating is not None:
-            grouped = replace(subject, layout=grouped_layout(subject.layout))
-            stages = found_stages(grouped, grouped.inputs())
-            shown = Reading(grouped, stages, repeating, Guess(repeat="all"), Guess())
-            found.append(Told("kv-heads-repeated-in-wrong-order", stages, shown))
-    return found
-
-
-def _random(subject: Subject) -> list[Told]:
-    """What differs from run to run."""
-    if (most := difference_between_runs(subject)) == 0:
-        return []
-    inputs = subject.inputs()
-    stages = found_stages(subject, inputs, projected=False)
-    calm = found_stages(subject, inputs, edits=without_dropout(subject), projected=False)
-    outputs = stages.trace.outcome.output, calm.trace.outcome.output
-    proof = compared(*outputs, "output", (("sample",), "tokens", "columns"))
-    detail = f"Two runs on the same input differ by up to {most:.3g}."
-    return [Told("dropout-in-eval", stages, None, detail=detail, proof=proof)]
-
-
-def _starting_at_top_left(reading: Reading, causal: bool | None) -> Reading | None:
-    """With fewer queries than keys: its causal mask begins at the top left, if it has one."""
-    if not causal and reading.right.mask == "none":
-        return None
-    shown = starts_at_top_left(reading.subject, reading.material)
-    if shown is None:
-        return None
-    top_left, bottom_right = Guess(mask="causal:same"), Guess(mask="causal:bottom_right")
-    return replace(reading, material=shown, guess=top_left, right=bottom_right)
-
-
-def _not_a_number(subject: Subject) -> list[Told]:
-    """+inf where -inf is meant, which leaves nothing to compare."""
-    stages = found_stages(subject, subject.inputs())
-    if stages.softmax is not None and bool((stages.softmax.scores > 1e30).any()):
-        proof = weights_without_nan(stages, subject.layout.batch)
-        return [Told("mask-fill-value", stages, None, proof=proof)]
-    return []
-
-
-_TOP_LEFT = (
-    "Nothing here says that queries go on from a cache of keys: right where query and key are as "
-    "many, wrong where the queries are the last tokens."
+_MIXED = (
+    "It holds a softmax of its own beside other attentions or a table of tokens; what is a module "
+    "or a function of embeddings alone can be judged."
 )
 
 
-def _notes(reading: Reading, causal: bool | None) -> list[Told]:
-    """What is right, but worth knowing."""
-    subject, stages = reading.subject, reading.stages
-    found: list[Told] = []
-    if subject.layout.order == "td":
-        turning = turned_round(stages)
-        name = "unbatched-only" if turning is None else "transpose-of-batch"
-        found.append(Told(name, stages, None, turning or event_of("transpose-of-batch", stages)))
-    shown = _starting_at_top_left(reading, causal) if subject.given.kind == "qkv" else None
-    if shown is not None:
-        found.append(Told("causal-top-left", stages, shown, detail=_TOP_LEFT, severity="note"))
-    ordered = reading.right.mask != "none" or causal
-    if subject.given.kind == "embeddings" and not ordered and ignores_order(subject):
-        found.append(Told("no-positions", None, None))
-    return found
+def _by_parts(subject: Subject, inside: Mapping[str, nn.Module], causal: bool | None) -> Report:
+    """The report on a model with several attentions: each is judged alone, one of each class.
+
+    Whether a token may attend to later ones may be decided outside of them, so that the whole
+    model is asked.
+    """
+    given = subject.given
+    findings: list[Finding] = []
+    missing = [] if inside else ["No softmax was seen in it."]
+    for name, module in inside.items():
+        if not name:
+            missing.append(_MIXED)
+            continue
+        shown = f"{name} ({type(module).__name__})"
+        try:
+            report = examined(running(as_given(module, (), {})), None)
+        except ValueError as error:
+            reason = str(error).partition("The first error was ")[2] or str(error)
+            missing.append(f"{shown} does not run alone: {reason}")
+            continue
+        if report.missing:
+            missing.append(f"{shown}: {report.missing}")
+        findings += [
+            replace(finding, detail=f"In {shown}. {finding.detail}".strip())
+            for finding in report.findings
+            if finding.name != "no-positions"
+        ]
+    whole = None
+    if causal and looks_ahead(subject):
+        whole = "not-causal"
+    elif not causal and ignores_order(subject):
+        whole = "no-positions"
+    if whole is not None:
+        entry = fault(whole)
+        findings.append(Finding(entry, entry.severity, None, None, "In the whole model."))
+    findings.sort(key=lambda finding: (finding.severity == "note", finding.number))
+    read_as = f"{_taken(subject)}, judged by its attentions, one of each class: {', '.join(inside)}"
+    return Report(given.name, tuple(findings), read_as, "\n".join(missing))
 
 
-def _read_as(subject: Subject, reading: Reading | None) -> str:
-    words = [subject.layout.axes]
-    if reading is not None:
-        heads = reading.material.num_heads
-        words.append(f"{heads} heads" if heads > 1 else "one head")
-        words.append("causal" if reading.right.mask != "none" else "every token to every token")
-    return ", ".join(words)
+def _taken(subject: Subject) -> str:
+    return "numbers of tokens" if subject.given.vocabulary else subject.layout.axes

@@ -19,6 +19,7 @@ __all__ = [
     "difference_between_runs",
     "grouped_layout",
     "ignores_order",
+    "looks_ahead",
     "mixes_samples",
     "moved_samples",
     "overflows_in_half",
@@ -53,6 +54,15 @@ def moved_samples(subject: Subject) -> Tensor:
             same = same_numbers(after[seen, None], before[seen, None].double(), 1e-5)
             moved[seen, sample] = float(not same)
     return moved
+
+
+def looks_ahead(subject: Subject) -> bool:
+    """Whether the last token moves what stands before it."""
+    x = subject.inputs()["x"]
+    other = x.clone()
+    other[:, -1] = other[:, -1].flip(-1) + 1
+    before, after = subject.run({"x": x}).output, subject.run({"x": other}).output
+    return not same_numbers(after[:, :-1], before[:, :-1].double(), 1e-5)
 
 
 def ignores_order(subject: Subject) -> bool:

@@ -12,7 +12,7 @@ from regard.faults.signature import Role, projection_role
 from regard.faults.subject import Subject
 from regard.faults.traced import Edit, Event, Trace, traced
 
-__all__ = ["Projection", "Softmax", "Stages", "found_stages", "heads_of"]
+__all__ = ["Projection", "Softmax", "Stages", "found_stages", "heads_of", "softmaxes"]
 
 # Where the two factors stand among the arguments.
 _PRODUCTS = {
@@ -147,8 +147,13 @@ def _canonical_rows(
 # Softmax
 
 
+def softmaxes(trace: Trace) -> list[Event]:
+    """The operations that gave weights, of whatever kind, in order."""
+    return [event for event in trace if _weights_of(event, trace) is not None]
+
+
 def _softmax(trace: Trace) -> Softmax | None:
-    seen = [event for event in trace if _weights_of(event, trace) is not None]
+    seen = softmaxes(trace)
     if not seen:
         return None
     first = seen[0]

@@ -54,6 +54,7 @@ class Given:
         dtype: of the inputs.
         half: the module in half precision, where it came so.
         numbers: whole numbers that the class was given.
+        vocabulary: how many tokens there are, where it takes their numbers; 0: embeddings.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Given:
     dtype: torch.dtype
     half: nn.Module | None = None
     numbers: tuple[int, ...] = ()
+    vocabulary: int = 0
 
     @property
     def kind(self) -> Kind:
@@ -194,6 +196,8 @@ class Subject:
     def _tensor(self, argument: Argument, inputs: Mapping[str, Tensor]) -> Tensor | None:
         if argument.role in inputs and self.given.kind == "scores":
             return inputs[argument.role]
+        if argument.role == "x" and self.given.vocabulary:
+            return self.layout.encode(_token_ids(inputs["x"], self.given.vocabulary), 1)[..., 0]
         if argument.role in inputs:
             own = argument.role in ("query", "x")
             heads = self.layout.num_heads if own else self.layout.num_kv_heads
@@ -205,6 +209,11 @@ class Subject:
     def _likeliest(self, tensors: tuple[Tensor, ...]) -> list[Tensor]:
         """The tensors given back, outputs before weights: those are as wide as there are keys."""
         return sorted(tensors, key=lambda t: t.shape[-1:] == (self.layout.tokens,))
+
+
+def _token_ids(x: Tensor, vocabulary: int) -> Tensor:
+    """Numbers of tokens that change where the embeddings do, (batch, tokens, 1)."""
+    return (x.sum(-1, keepdim=True) * 1000).long().remainder(vocabulary)
 
 
 def _tensors(result: object) -> list[Tensor]:

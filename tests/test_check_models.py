@@ -1,0 +1,141 @@
+"""Models with several attentions: each class is judged, wherever it stands."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import regard
+
+DIM, HEADS, TOKENS = 24, 3, 13
+
+
+class Attention(nn.Module):
+    """Right but for what it divides the scores by, and whether it looks ahead."""
+
+    def __init__(self, scale: float = (DIM // HEADS) ** -0.5, *, causal: bool = False) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(DIM, 3 * DIM)
+        self.out = nn.Linear(DIM, DIM)
+        self.scale, self.causal = scale, causal
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        scores = q @ k.mT * self.scale
+        if self.causal:
+            keep = torch.ones_like(scores, dtype=torch.bool).tril()
+            scores = scores.masked_fill(~keep, float("-inf"))
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+class Unscaled(Attention):
+    def __init__(self, *, causal: bool = False) -> None:
+        super().__init__(1.0, causal=causal)
+
+
+class Model(nn.Module):
+    def __init__(self, *attentions: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(attentions)
+        self.norms = nn.ModuleList(nn.LayerNorm(DIM) for _ in attentions)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            x = x + layer(norm(x))
+        return x
+
+
+class Language(nn.Module):
+    """From the numbers of tokens to logits, as people train them."""
+
+    def __init__(self, *attentions: nn.Module) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(31, DIM), nn.Embedding(TOKENS, DIM)
+        self.model, self.head = Model(*attentions), nn.Linear(DIM, 31)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1]))
+        return self.head(self.model(x))
+
+
+class Stranger(nn.Module):
+    """An attention that is right inside, and something else around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Attention()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x.sigmoid().cumsum(1)) * x.tanh()
+
+
+WRONG = [
+    pytest.param(Model(Unscaled(), Attention()), "layers.0 (Unscaled)", id="the first"),
+    pytest.param(Model(Attention(), Unscaled()), "layers.1 (Unscaled)", id="the last"),
+    pytest.param(Language(Unscaled()), "model.layers.0 (Unscaled)", id="from tokens"),
+]
+
+
+@pytest.mark.parametrize(("model", "where"), WRONG)
+def test_a_mistake_is_told_in_whatever_layer_it_is(model: nn.Module, where: str) -> None:
+    report = regard.check(model)
+    [finding] = report.faults
+    assert finding.name == "no-scale"
+    assert finding.detail.startswith(f"In {where}. Query times key is multiplied with 1;")
+    assert finding.code == "scores = q @ k.mT * self.scale"
+
+
+def test_a_model_of_right_attentions_is_right() -> None:
+    report = regard.check(Language(Attention(), Attention(causal=True)))
+    assert (report.verdict, report.findings) == ("right", ())
+    assert (
+        report.read_as
+        == "numbers of tokens, judged by its attentions, one of each class: model.layers.0"
+    )
+
+
+def test_a_model_that_is_meant_to_be_causal_is_asked_as_a_whole() -> None:
+    causal, other = (Language(Attention(causal=flag)) for flag in (True, False))
+    assert regard.check(causal, causal=True).findings == ()
+    assert [f.name for f in regard.check(other, causal=True).findings] == ["not-causal"]
+
+
+def test_a_right_attention_in_something_unknown_is_no_verdict() -> None:
+    report = regard.check(Stranger())
+    assert report.verdict == "cannot tell"
+    assert report.missing.endswith("Alone, inner has no mistake; what is around it is unclear.")
+
+
+class Inline(Language):
+    """All in one class, as in the shortest tutorials."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.tokens(ids)
+        return (x @ x.mT).softmax(-1) @ x
+
+
+def test_an_attention_beside_its_table_of_tokens_is_no_verdict() -> None:
+    report = regard.check(Inline())
+    assert report.verdict == "cannot tell"
+    assert report.missing == (
+        "It holds a softmax of its own beside other attentions or a table of tokens; what is a "
+        "module or a function of embeddings alone can be judged."
+    )
+
+
+def test_a_model_without_softmax_is_no_verdict() -> None:
+    report = regard.check(Language())
+    assert (report.verdict, report.missing) == ("cannot tell", "No softmax was seen in it.")
+
+
+def test_heads_side_by_side_are_judged_with_what_joins_them() -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.heads = nn.ModuleList(regard.nn.SelfAttention(DIM, 1) for _ in range(HEADS))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.stack([head(x) for head in self.heads]).sum(0)
+
+    report = regard.check(Heads())  # a sum of heads is no attention, whatever each of them is
+    assert report.verdict == "cannot tell"
+    assert "Alone" not in report.missing
