@@ -26,10 +26,17 @@ const SENTENCE_END = /[.!?…]["'”’)\]]*\s*$/;
 
 /**
  * Does a sentence end with this token?
- * @param {Token} token @returns {boolean}
+ * @param {Token[]} tokens @param {number} at @returns {boolean}
  */
-export function endsSentence({ text, special }) {
-  return special || text.includes("\n") || SENTENCE_END.test(text);
+export function endsSentence(tokens, at) {
+  const { text, special } = tokens[at];
+  const next = tokens[at + 1];
+  return special || !next || SENTENCE_END.test(text) || breaksBetween(text, next.text);
+}
+
+/** @param {string} text @param {string} next @returns {boolean} */
+function breaksBetween(text, next) {
+  return /\n\s*$/.test(text) || /^\s*\n/.test(next);
 }
 
 /** @param {Token[]} tokens @param {number} first @param {number} end @returns {number[]} where blocks begin */
@@ -38,10 +45,10 @@ function cuts(tokens, first, end) {
   if (end - first <= WHOLE) return starts;
   for (let at = first + 1; at < end; at++) {
     const length = at - starts[starts.length - 1];
-    const breaks = tokens[at - 1].text.endsWith("\n") || tokens[at].text.startsWith("\n");
+    const breaks = breaksBetween(tokens[at - 1].text, tokens[at].text);
     if (
       (length >= PARAGRAPH && breaks) ||
-      (length >= SENTENCE && endsSentence(tokens[at - 1])) ||
+      (length >= SENTENCE && endsSentence(tokens, at - 1)) ||
       length >= WHOLE
     )
       starts.push(at);

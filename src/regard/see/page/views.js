@@ -6,6 +6,9 @@
  * @typedef {object} View
  * @property {(state: State, changed: Set<string>) => void} update draws what changed; everything
  *   changed when the view is opened
+ * @property {(reading: import("./reading.js").Reading) => void} [read] draws what is read off
+ * @property {(down: number, right: number, extends_: boolean) => void} [move] the arrows, where they
+ *   do not move the crosshair
  * @property {() => (string | number)[][]} [table] the numbers shown; the first row names the columns
  * @property {(context: CanvasRenderingContext2D) => void} [drawOn] draws what is shown, where
  *   canvases of the page are not enough: axes with their text

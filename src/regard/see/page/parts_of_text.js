@@ -1,0 +1,46 @@
+/** Words, sentences and the two texts of a pair, found among tokens. */
+
+import { endsSentence } from "./flow.js";
+
+/** @typedef {import("./tokens.js").Token} Token */
+
+const CONTINUES = /^[\p{L}\p{N}\p{M}]/u;
+const CAN_CONTINUE = /[\p{L}\p{N}\p{M}]$/u;
+
+/**
+ * Is a token the rest of the word before it?
+ * @param {Token[]} tokens @param {number} at @returns {boolean}
+ */
+function continues(tokens, at) {
+  const [before, token] = [tokens[at - 1], tokens[at]];
+  if (!before || !token || before.special || token.special) return false;
+  return CAN_CONTINUE.test(before.text) && CONTINUES.test(token.text);
+}
+
+/** @param {Token[]} tokens @param {number} at @returns {[number, number]} first and last token of its word */
+export function wordAt(tokens, at) {
+  let [first, last] = [at, at];
+  while (continues(tokens, first)) first--;
+  while (continues(tokens, last + 1)) last++;
+  return [first, last];
+}
+
+/** @param {Token[]} tokens @param {number} at @returns {[number, number]} first and last token of its sentence */
+export function sentenceAt(tokens, at) {
+  let [first, last] = [at, at];
+  while (first > 0 && !endsSentence(tokens, first - 1)) first--;
+  while (!endsSentence(tokens, last) && !tokens[last + 1].special) last++;
+  return [first, last];
+}
+
+/**
+ * Where the second text of a pair begins: special tokens part exactly two runs of words.
+ * @param {Token[]} tokens @returns {number | null} null: no pair
+ */
+export function secondText(tokens) {
+  /** @type {number[]} */ const starts = [];
+  tokens.forEach((token, at) => {
+    if (!token.special && (at === 0 || tokens[at - 1].special)) starts.push(at);
+  });
+  return starts.length === 2 ? starts[1] : null;
+}

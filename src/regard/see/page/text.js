@@ -1,0 +1,402 @@
+/**
+ * The text as people read it. A token, or several, is chosen with the mouse or the arrows; its tint
+ * shows where it looks and who looks at it. One text stands twice, a tint for each direction; the
+ * two texts of a pair or of cross-attention face each other; few tokens have lines between them.
+ */
+
+import { Flow } from "./flow.js";
+import { Lines, MOST_LINED } from "./lines.js";
+import { share } from "./numbers.js";
+import { secondText, sentenceAt, wordAt } from "./parts_of_text.js";
+import { top } from "./reading.js";
+import { quoted, quotedRange } from "./sentence.js";
+
+/**
+ * @typedef {import("./state.js").State} State
+ * @typedef {import("./tokens.js").Token} Token
+ * @typedef {import("./reading.js").Reading} Reading
+ * @typedef {import("./lines.js").Axis} Axis
+ *
+ * @typedef {object} Side one of the two texts
+ * @property {Flow} flow
+ * @property {Axis | "both"} axis what its tokens are
+ * @property {"row" | "column" | "side"} shows which weights tint it; "side": as the state says
+ * @property {string} name
+ * @property {[number, number]} range its tokens: the first, and the one past the last
+ * @property {HTMLElement} heading
+ * @property {HTMLElement} caption
+ */
+
+const LABELLED = 6; // of the strongest tokens have their number above them
+const APART = 7; // characters between two numbers that do not touch
+
+export class TextView {
+  /** @param {HTMLElement} pane @param {import("./main.js").Page} page */
+  constructor(pane, page) {
+    this.page = page;
+    this.pane = pane;
+    this.direction = element("p", "direction");
+    const grow = element("span", "grow");
+    grow.setAttribute("role", "group");
+    grow.setAttribute("aria-label", "Choose more");
+    grow.append(this.growButton("Whole word", wordAt), this.growButton("Whole sentence", sentenceAt));
+    this.turn = element("span", "");
+    this.turn.setAttribute("role", "group");
+    this.turn.setAttribute("aria-label", "What the tint shows");
+    this.turn.append(sideButton("looks", "Where it looks"), sideButton("looked", "Who looks at it"));
+    const tools = element("div", "tools");
+    tools.append(this.direction, this.turn, grow);
+    this.facing = element("div", "facing");
+    this.lined = element("div", "lines");
+    pane.append(tools, this.facing, this.lined);
+    this.lines = new Lines(this.lined, {
+      point: (axis, at) => this.point(axis, at),
+      choose: (axis, at) => this.choose(axis, at, at),
+    });
+    /** @type {Side[]} */ this.sides = [];
+    /** @type {Token[][]} */ this.written = [];
+    /** @type {Axis | null} */ this.isolated = null;
+    /** @type {{axis: Axis, at: number} | null} */ this.drag = null;
+    this.anchor = 0; // the end of the chosen tokens that stays where it is
+    this.matrix = ""; // what the lines are of
+    this.latest = new AbortController();
+    document.addEventListener("pointerup", () => {
+      this.drag = null;
+    });
+  }
+
+  /** @param {string} text @param {(tokens: Token[], at: number) => [number, number]} around */
+  growButton(text, around) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = text;
+    button.addEventListener("click", () => {
+      const { axis, tokens, first, last } = this.chosen();
+      this.choose(axis, around(tokens, first)[0], around(tokens, last)[1]);
+    });
+    return button;
+  }
+
+  /** @returns {boolean} are queries and keys the same tokens? */
+  isOneText() {
+    return this.written[0] === this.written[1];
+  }
+
+  /** What is chosen, and on which axis. */
+  chosen() {
+    const { query, key, queryTo, keyTo, side } = this.page.store.state;
+    const axis = /** @type {Axis} */ (!this.isOneText() && side === "looked" ? "key" : "query");
+    const [from, to] = axis === "query" ? [query, queryTo] : [key, keyTo];
+    const first = from ?? this.page.reading?.[axis] ?? 0;
+    return { axis, tokens: this.written[axis === "query" ? 0 : 1], first, last: to ?? first };
+  }
+
+  /** @param {Axis} axis @param {number} first @param {number} last */
+  choose(axis, first, last) {
+    const [from, to] = first < last ? [first, last] : [last, first];
+    const end = to > from ? to : null;
+    const both = { query: from, queryTo: end, key: from, keyTo: end };
+    if (this.isOneText()) this.page.store.set({ ...both, hover: null });
+    else if (axis === "query")
+      this.page.store.set({ query: from, queryTo: end, key: null, side: "looks", hover: null });
+    else this.page.store.set({ key: from, keyTo: end, query: null, side: "looked", hover: null });
+  }
+
+  /** @param {Axis} axis @param {number | null} at pointed at; null: no longer */
+  point(axis, at) {
+    this.isolated = at === null ? null : axis;
+    const { queryTo, keyTo } = this.page.store.state;
+    if (at !== null && (queryTo !== null || keyTo !== null)) return this.readPair(axis, at);
+    if (at === null) this.page.hover(null);
+    else if (this.isOneText()) this.page.hover({ query: at, key: at });
+    else this.page.hover(axis === "query" ? { query: at, key: null } : { query: null, key: at });
+    if (this.page.reading) this.connect(this.page.reading);
+  }
+
+  /** With several tokens chosen, another one is read against them. @param {Axis} axis @param {number} at */
+  readPair(axis, at) {
+    const { reading } = this.page;
+    if (!reading) return;
+    const { query, queryTo, key, keyTo, row, column } = reading;
+    const [queries, keys] = this.written;
+    const said = [];
+    if (axis === "key" || this.isOneText())
+      said.push(
+        `${quotedRange(queries, query, queryTo)} gives ${share(row[at])} of its attention to ${quoted(keys, at)}${queryTo === null ? "" : `, the mean of ${queryTo - query + 1} queries`}`,
+      );
+    if (column && (axis === "query" || this.isOneText()))
+      said.push(`${quoted(queries, at)} gives ${share(column[at])} to ${quotedRange(keys, key, keyTo)}`);
+    this.page.words.say(`${said.join("; ")}.`);
+  }
+
+  /** The arrows. @param {number} down @param {number} right @param {boolean} extends_ */
+  move(down, right, extends_) {
+    const { axis, first, last } = this.chosen();
+    if (first === last) this.anchor = first;
+    const end = this.anchor === first ? last : first;
+    const from = extends_ || first === last ? end : right + down > 0 ? last : first;
+    const side = this.sideOf(axis, from);
+    const length = this.written[axis === "query" ? 0 : 1].length;
+    const step = Math.sign(right);
+    const to = Math.max(0, Math.min(length - 1, down ? (side?.flow.beside(from, down) ?? from) : from + step));
+    if (!extends_) this.anchor = to;
+    this.choose(axis, extends_ ? this.anchor : to, to);
+    this.sideOf(axis, to)?.flow.reveal(to);
+    this.isolated = axis;
+  }
+
+  /** @param {Axis} axis @param {number} at @returns {Side | undefined} the side that shows this token */
+  sideOf(axis, at) {
+    return this.sides.find(
+      (side) => (side.axis === axis || side.axis === "both") && at >= side.range[0] && at < side.range[1],
+    );
+  }
+
+  /** @param {State} state @param {Set<string>} changed */
+  update(state, changed) {
+    const { queries, keys } = this.page.axes(state.layer);
+    if (this.written[0] !== queries || this.written[1] !== keys) this.write(queries, keys);
+    const { reading } = this.page;
+    if (this.page.recording.layers[state.layer].kind === "map") return this.clear();
+    if (reading && ["view", "theme", "side", "scale"].some((name) => changed.has(name))) this.read(reading);
+    this.draw(state);
+  }
+
+  clear() {
+    for (const { flow, caption } of this.sides) {
+      flow.clear();
+      caption.textContent = "Only the small map of this layer is here; choose a layer that is there in full.";
+    }
+    this.lines.clear();
+    this.matrix = "";
+  }
+
+  /** Lays the texts out. @param {Token[]} queries @param {Token[]} keys */
+  write(queries, keys) {
+    this.written = [queries, keys];
+    this.facing.replaceChildren();
+    const cut = queries === keys ? secondText(keys) : null;
+    const n = keys.length;
+    if (queries !== keys)
+      this.sides = [
+        this.side(queries, "query", "column", "Queries: the text that looks"),
+        this.side(keys, "key", "row", "Keys: the text that is looked at"),
+      ];
+    else if (cut !== null)
+      this.sides = [
+        this.side(keys, "both", "side", "First text", 0, cut),
+        this.side(keys, "both", "side", "Second text", cut, n),
+      ];
+    else
+      this.sides = [
+        this.side(keys, "both", "row", "Where it looks"),
+        this.side(keys, "both", "column", "Who looks at it"),
+      ];
+    const twice = queries === keys && cut === null;
+    this.turn.hidden = this.direction.hidden = twice;
+    this.pane.classList.toggle("few", Math.max(queries.length, n) <= MOST_LINED);
+    if (twice) this.scrollTogether();
+  }
+
+  /**
+   * @param {Token[]} tokens @param {Side["axis"]} axis @param {Side["shows"]} shows @param {string} name
+   * @param {number} [first] @param {number} [end]
+   * @returns {Side}
+   */
+  side(tokens, axis, shows, name, first = 0, end = tokens.length) {
+    const [holder, heading, caption, scroller] = [
+      element("div", "side"),
+      element("h2", ""),
+      element("p", "caption"),
+      element("div", "reading"),
+    ];
+    heading.textContent = name;
+    scroller.tabIndex = 0;
+    scroller.setAttribute("role", "region");
+    scroller.setAttribute("aria-label", name);
+    holder.append(heading, caption, scroller);
+    this.facing.append(holder);
+    const flow = new Flow(scroller, tokens, name, first, end);
+    /** @type {Axis} */ const pointed = axis === "both" ? "query" : axis;
+    this.follow(scroller, flow, pointed, tokens);
+    return { flow, axis, shows, name, range: [first, end], heading, caption };
+  }
+
+  /**
+   * The mouse: point, press and drag, twice for the word, three times for the sentence.
+   * @param {HTMLElement} scroller @param {Flow} flow @param {Axis} axis @param {Token[]} tokens
+   */
+  follow(scroller, flow, axis, tokens) {
+    scroller.addEventListener("pointerleave", () => this.point(axis, null));
+    scroller.addEventListener("pointermove", (event) => {
+      const at = flow.at(event);
+      if (this.drag && at !== null) this.choose(axis, this.drag.at, at);
+      else if (!this.drag) this.point(axis, at);
+    });
+    scroller.addEventListener("pointerdown", (event) => {
+      const at = flow.at(event);
+      if (at === null || event.button !== 0) return;
+      if (!event.shiftKey) this.anchor = at;
+      else if (this.chosen().first === this.chosen().last) this.anchor = this.chosen().first;
+      this.drag = { axis, at: this.anchor };
+      this.choose(axis, this.anchor, at);
+    });
+    scroller.addEventListener("click", (event) => {
+      const at = flow.at(event);
+      if (at === null || event.detail < 2) return;
+      const [first, last] = event.detail === 2 ? wordAt(tokens, at) : sentenceAt(tokens, at);
+      this.choose(axis, first, last);
+    });
+  }
+
+  /** One text that stands twice scrolls as one. */
+  scrollTogether() {
+    const [left, right] = this.sides.map(({ flow }) => flow.scroller);
+    left.addEventListener("scroll", () => (right.scrollTop = left.scrollTop));
+    right.addEventListener("scroll", () => (left.scrollTop = right.scrollTop));
+  }
+
+  /** @param {Reading} reading */
+  read(reading) {
+    const { side } = this.page.store.state;
+    const ranges = {
+      query: /** @type {[number, number]} */ ([reading.query, reading.queryTo ?? reading.query]),
+      key: /** @type {[number, number]} */ ([reading.key, reading.keyTo ?? reading.key]),
+    };
+    const [queries, keys] = this.written;
+    const names = {
+      row: quotedRange(queries, reading.query, reading.queryTo),
+      column: quotedRange(keys, reading.key, reading.keyTo),
+    };
+    const shown = side === "looks" ? "row" : "column";
+    this.direction.textContent =
+      shown === "row" ? `Where ${names.row} looks` : `Who looks at ${names.column}`;
+    for (const each of this.sides) {
+      const shows = each.shows === "side" ? shown : each.shows;
+      const isTinted = this.isOneText() || shows === shown;
+      const weights = isTinted ? reading[shows] : null;
+      this.tint(each, weights);
+      const chosen = shows === "row" ? "query" : "key";
+      const mine = each.axis === "both" ? chosen : each.axis;
+      each.flow.mark("chosen", this.isOneText() || mine === (side === "looks" ? "query" : "key") ? ranges[mine] : null);
+      if (each.shows !== "side" && this.isOneText())
+        each.heading.textContent = shows === "row" ? `Where ${names.row} looks` : `Who looks at ${names.column}`;
+    }
+    if (!this.page.store.state.hover && !this.drag)
+      this.sideOf("query", reading.query)?.flow.reveal(reading.query);
+    this.connect(reading);
+  }
+
+  /** @param {Side} side @param {Float32Array | null} weights */
+  tint({ flow, caption, shows, range: [first, end] }, weights) {
+    const highest = weights?.reduce((a, b) => Math.max(a, b), 0) ?? 0;
+    flow.tint(weights, highest, this.page.look.ramp);
+    if (!weights) {
+      flow.label(new Map());
+      caption.textContent = "";
+      return;
+    }
+    const part = weights.subarray(first, end);
+    const strongest = top(part, LABELLED).map((at) => first + at);
+    flow.label(numbersAbove(flow.tokens, strongest, weights));
+    const sum = part.reduce((total, weight) => total + weight, 0);
+    const isPair = shows === "side";
+    const here = isPair && this.page.store.state.side === "looks" ? `${share(sum)} of it goes here. ` : "";
+    caption.textContent = `${here}Full tint: ${share(highest)}, the strongest; numbers in percent`;
+  }
+
+  /** The lines, and the tints of their names. @param {Reading} reading */
+  connect({ query, key, queryTo, keyTo, row, column }) {
+    if (this.matrix === "") return;
+    const { ramp } = this.page.look;
+    /** @type {[number, number]} */ const asked = [query, queryTo ?? query];
+    /** @type {[number, number]} */ const given = [key, keyTo ?? key];
+    const axis = this.isolated;
+    this.lines.isolate(axis ?? "query", axis === null ? null : axis === "query" ? asked : given);
+    const tints = (/** @type {Float32Array | null} */ weights) => {
+      const highest = weights?.reduce((a, b) => Math.max(a, b), 0) ?? 0;
+      return (/** @type {number} */ at) => {
+        const level = weights && highest > 0 ? Math.round((255 * weights[at]) / highest) : 0;
+        return level === 0 ? null : { background: ramp.css[level], ink: ramp.onTop[level] };
+      };
+    };
+    this.lines.tint("key", tints(axis === "key" ? null : row), axis === "key" ? given : null);
+    this.lines.tint("query", tints(axis === "key" ? column : null), axis === "key" ? null : asked);
+  }
+
+  /** The lines of the open head, when there are few tokens. @param {State} state */
+  draw({ layer, head, hidden, theme }) {
+    const [queries, keys] = this.written;
+    const few = Math.max(queries.length, keys.length) <= MOST_LINED;
+    const wanted = few ? [layer, head, hidden, theme, this.page.look.ramp.css[255]].join() : "";
+    if (wanted === this.matrix) return;
+    this.matrix = wanted;
+    this.latest.abort();
+    this.latest = new AbortController();
+    if (!few) return this.lines.clear();
+    this.page.source
+      .tile({ layer, head, hidden }, { level: 0, row: 0, column: 0, byRow: false }, this.latest.signal)
+      .then(({ values }) => {
+        if (wanted !== this.matrix) return;
+        this.lines.draw(values, { queries, keys }, this.page.look.ramp);
+        if (this.page.reading) this.connect(this.page.reading);
+      })
+      .catch((error) => {
+        if (wanted === this.matrix) this.page.damaged(error);
+      });
+  }
+
+  /** @returns {(string | number)[][]} the numbers shown; the first row names the columns */
+  table() {
+    const { reading } = this.page;
+    if (!reading) return [];
+    const [queries, keys] = this.written;
+    if (!this.isOneText()) {
+      const looks = this.page.store.state.side === "looks";
+      const [tokens, weights] = looks ? [keys, reading.row] : [queries, reading.column];
+      return [
+        ["position", "token", looks ? "is looked at" : "looks"],
+        ...tokens.map(({ text }, at) => [at, text, weights?.[at] ?? NaN]),
+      ];
+    }
+    return [
+      ["position", "token", "is looked at", "looks"],
+      ...keys.map(({ text }, at) => [at, text, reading.row[at], reading.column?.[at] ?? NaN]),
+    ];
+  }
+}
+
+/**
+ * The numbers of the strongest tokens, where they do not touch.
+ * @param {Token[]} tokens @param {number[]} strongest in falling order @param {Float32Array} weights
+ * @returns {Map<number, string>}
+ */
+function numbersAbove(tokens, strongest, weights) {
+  const labels = new Map();
+  for (const at of strongest) {
+    const touches = [...labels.keys()].some((other) => {
+      const [left, right] = at < other ? [at, other] : [other, at];
+      let characters = 0;
+      for (let i = left; i < right && characters < APART; i++) characters += tokens[i].text.length;
+      return characters < APART;
+    });
+    if (!touches) labels.set(at, share(weights[at]).replace(/\u202f%$/, ""));
+  }
+  return labels;
+}
+
+/** @param {"looks" | "looked"} side @param {string} text @returns {HTMLButtonElement} */
+function sideButton(side, text) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.dataset.set = `side=${side}`;
+  button.textContent = text;
+  return button;
+}
+
+/** @param {string} tag @param {string} name @returns {HTMLElement} */
+function element(tag, name) {
+  const made = document.createElement(tag);
+  if (name) made.className = name;
+  return made;
+}
