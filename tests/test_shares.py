@@ -4,6 +4,7 @@ import re
 from itertools import pairwise
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from hypothesis import given
@@ -242,6 +243,13 @@ def test_it_shows_the_mean_with_queries_down_and_keys_across() -> None:
         "             a       b",
         "answer  0.2857  0.7143",
     ]
+
+
+def test_spans_of_numpy_s_whole_numbers_are_spans() -> None:
+    spans = {name: tuple(numpy.array(span)) for name, span in PARTS.items()}
+    for sinks in (True, False):
+        ours, theirs = (recording().segments(parts, sinks=sinks) for parts in (PARTS, spans))
+        assert torch.equal(ours.weights, theirs.weights)
 
 
 def test_of_many_parts_it_shows_the_first_eight() -> None:

@@ -168,7 +168,7 @@ def test_metadata_that_are_none_are_refused(text: str, path: Path) -> None:
         read(path)
 
 
-@pytest.mark.parametrize("version", [0, 2, "1.5", None], ids=str)
+@pytest.mark.parametrize("version", [0, 2, "1.5", None, True], ids=str)
 def test_another_format_is_refused_by_its_number(version: object, path: Path) -> None:
     changed(path, lambda about: about.update(format=version, regard="9.9"))
     message = (
@@ -324,6 +324,8 @@ CHANGES: dict[str, Change] = {
     "a name twice": lambda about: layer_of(about, 1).update(about["layers"][0]),
     "a name that is none": lambda about: layer_of(about).update(name=3),
     "tokens that are none": lambda about: about.update(query_tokens=3),
+    "tokens of one text": lambda about: about["query_tokens"].update(text="abc"),
+    "special tokens that are none": lambda about: about["key_tokens"].update(special=[3]),
     "tokens of numbers": lambda about: about["query_tokens"].update(text=[1, 2, 3]),
     "scores of an unknown kind": lambda about: scores_of(about).update(kind="Pickle"),
     "scores that are none": lambda about: layer_of(about)["matrix"].update(scores=None),

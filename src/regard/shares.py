@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.block import Block, lowest
-from regard.errors import check_memory, kind_text
+from regard.errors import check_memory, is_whole, kind_text
 from regard.layers import Layer, shape_of_all
 from regard.reductions import Part, Reduction, Segments
 from regard.tables import Cell, Table
@@ -328,7 +328,7 @@ def _checked_parts(
                 f"{remedy}"
             )
         edges = list(cast(Sequence[Any], span)) if isinstance(span, list | tuple) else []
-        if [type(edge) for edge in edges] != [int, int]:
+        if list(map(is_whole, edges)) != [True, True]:
             raise TypeError(
                 f"{argument} has {span!r} for {name!r}; each span must be two whole numbers.\n"
                 f"{remedy}"

@@ -26,6 +26,7 @@ from regard.errors.questions import (
     check_product,
     check_spans,
     check_whole,
+    is_whole,
 )
 from regard.errors.words import (
     RegardError,
@@ -60,6 +61,7 @@ __all__ = [
     "check_weights",
     "check_whole",
     "dtype_text",
+    "is_whole",
     "kind_text",
     "readable",
     "shape_text",

@@ -19,6 +19,7 @@ __all__ = [
     "check_product",
     "check_spans",
     "check_whole",
+    "is_whole",
 ]
 
 GIB = 2**30
@@ -128,17 +129,23 @@ def check_index_bounds(index: int, length: int, axis: int) -> int:
     return index % length
 
 
+def is_whole(value: object) -> bool:
+    """Whether value is a whole number, NumPy's too; True and False are none."""
+    try:
+        index(cast(SupportsIndex, value))
+    except TypeError:
+        return False
+    return not isinstance(value, bool)
+
+
 def check_whole(name: str, value: object) -> int:
     """That value is a whole number.
 
     Raises:
         TypeError: it is not.
     """
-    try:
-        if not isinstance(value, bool):
-            return index(cast(SupportsIndex, value))  # NumPy's whole numbers too
-    except TypeError:
-        pass
+    if is_whole(value):
+        return index(cast(SupportsIndex, value))
     raise TypeError(
         f"{name} is {kind_text(value)}; it must be a whole number.\n"
         f"    Pass an int, for example {name}=1."
@@ -178,7 +185,7 @@ def check_spans(name: str, spans: object, length_name: str, length: int) -> list
     checked: list[tuple[int, int]] = []
     for pair in pairs:
         edges = list(cast(Sequence[Any], pair)) if isinstance(pair, Sequence) else []
-        if [type(edge) for edge in edges] != [int, int]:
+        if list(map(is_whole, edges)) != [True, True]:
             raise TypeError(f"{name} has {pair!r}; each span must be two whole numbers.\n{remedy}")
         start, stop = int(edges[0]), int(edges[1])
         if not 0 <= start < stop <= length:

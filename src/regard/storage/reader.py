@@ -81,7 +81,7 @@ def read(path: str | os.PathLike[str]) -> Stored:
     """
     path = Path(path)
     about, tensors = _opened(path)
-    if about["format"] != FORMAT:
+    if type(about["format"]) is not int or about["format"] != FORMAT:
         raise RegardError(
             f"{path} is a recording of format {_told(repr(about['format']))}; "
             f"this version of regard reads format {FORMAT}.\n"
@@ -234,10 +234,12 @@ def _shape(plain: Any) -> torch.Size:
 def _tokens(plain: Any) -> tuple[Token, ...] | None:
     if plain is None:
         return None
-    special = set(plain["special"])
-    if not all(isinstance(text, str) for text in plain["text"]):
+    texts, special = cast(list[object], plain["text"]), set(plain["special"])
+    if not isinstance(plain["text"], list) or not all(isinstance(text, str) for text in texts):
         raise TypeError("a token that is no text")
-    return tuple(Token(text, place in special) for place, text in enumerate(plain["text"]))
+    if not special <= set(range(len(texts))):
+        raise ValueError(f"special tokens that are none of its {len(texts)}")
+    return tuple(Token(str(text), place in special) for place, text in enumerate(texts))
 
 
 def _reason(error: BaseException) -> str:
