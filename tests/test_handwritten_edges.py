@@ -1,4 +1,4 @@
-"""Hand-written attention with operations of several outputs, and with heads in the batch."""
+"""Hand-written attention with operations that have no place in it, and with heads in the batch."""
 
 import inspect
 import re
@@ -33,8 +33,36 @@ def sorted_scores(scores: Tensor) -> Tensor:
     return scores.sort(-1).values  # here
 
 
-@pytest.mark.parametrize(("way", "name"), [(normed, "native_layer_norm"), (sorted_scores, "sort")])
-def test_an_operation_of_several_outputs_on_the_scores_is_refused_in_words(
+def numbers_put_in(scores: Tensor) -> Tensor:
+    scores = scores.clone()
+    scores[..., 0] = torch.arange(5.0)  # here
+    return scores
+
+
+def added_by_index(scores: Tensor) -> Tensor:
+    return scores.index_put((torch.tensor(1),), torch.tensor(-1e9), accumulate=True)  # here
+
+
+def bounded(scores: Tensor) -> Tensor:
+    return scores.clamp(-0.01, 0.01)  # here
+
+
+def largest(scores: Tensor) -> Tensor:
+    return scores.topk(5).values  # here
+
+
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [
+        pytest.param(normed, "native_layer_norm", id="of several outputs"),
+        pytest.param(sorted_scores, "sort", id="sorted"),
+        pytest.param(numbers_put_in, "copy_", id="a tensor in a part"),
+        pytest.param(added_by_index, "index_put", id="added at an index"),
+        pytest.param(bounded, "clamp", id="narrow bounds"),
+        pytest.param(largest, "topk", id="the largest"),
+    ],
+)
+def test_an_operation_on_the_scores_that_has_no_place_is_refused_in_words(
     way: Callable[[Tensor], Tensor], name: str
 ) -> None:
     lines, start = inspect.getsourcelines(way)

@@ -1,4 +1,4 @@
-"""A softmax that is written as something else is the softmax that it is."""
+"""Softmaxes that are written as something else, and masks by assignment, are what they mean."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import regard
+from handwritten_masks import MASKS
 from handwritten_softmaxes import SOFTMAXES, Case, divided_at_the_end_alone
 from models import noise
 
@@ -32,8 +33,8 @@ class Layer(nn.Module):
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-@pytest.mark.parametrize("case", SOFTMAXES, ids=lambda case: case.name)
-def test_a_softmax_in_other_words_is_seen_as_what_it_means(
+@pytest.mark.parametrize("case", [*SOFTMAXES, *MASKS], ids=lambda case: case.name)
+def test_attention_in_other_words_is_seen_as_what_it_means(
     case: Case, mode: Callable[[], AbstractContextManager[object]]
 ) -> None:
     model, x = Layer(case.way), noise(2, 3, 5, 7)
@@ -46,8 +47,9 @@ def test_a_softmax_in_other_words_is_seen_as_what_it_means(
     with torch.no_grad():
         scores = model.query(x).double() @ model.key(x + 1).double().mT
     expected = case.meaning(scores)
+    found = seen[0].to_dense().double().reshape(expected.shape)
     # float32 rounds scores of 5 to 5e-7, their exponentials and sums likewise
-    torch.testing.assert_close(seen[0].to_dense().double(), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     torch.testing.assert_close(output[0].detach().double(), expected, atol=1e-5, rtol=0)
 
 

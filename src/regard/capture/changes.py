@@ -218,5 +218,7 @@ aten = torch.ops.aten
 _BLIND = (
     *(aten.empty_like.default, aten.zeros_like.default, aten.ones_like.default),
     *(aten.full_like.default, aten.rand_like.default, aten.randn_like.default),
+    *(aten.new_empty.default, aten.new_zeros.default, aten.new_ones.default),
+    aten.new_full.default,
 )
 """Operations that take a tensor for its shape alone."""

@@ -69,7 +69,7 @@ def _mark(where: Tensor, operation: Callable[..., Any], args: tuple[Any, ...]) -
         case "masked_fill":
             where.masked_fill_(args[1], True)
         case "index_put":
-            where.index_put_(tuple(args[1]), true)
+            aten.index_put_.default(where, args[1], true)
         case "index_fill":
             where.index_fill_(args[1], args[2], True)
         case "scatter":

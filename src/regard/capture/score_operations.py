@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from regard.capture.axes import Axes
-from regard.capture.changes import Changes, stepped
+from regard.capture.changes import Changes, place_of, stepped
 from regard.capture.fills import ASSIGNMENTS, assigned, marked
 from regard.capture.score_steps import Bound, Fill, Plus, Sink, Tanh, Times, Zeros
-from regard.capture.tracks import Exponentials, Scores, Track, Tracks, Weights
+from regard.capture.tracks import Chosen, Exponentials, Scores, Track, Tracks, Weights
 from regard.tracing import Listener, Operation, apart
 
 __all__ = ["ScoreOperations"]
@@ -116,6 +116,47 @@ class ScoreOperations:
                 self._tracks.put(source, track.axes, found)
         else:
             self._changes.extend(operation, source, lambda axes: Fill(where, axes, number))
+
+    def topk(self, operation: Operation) -> None:
+        """The largest numbers along an axis."""
+        source, _, *dim = operation.args[:3]
+        values, index = operation.output
+        self._choose(operation, source, dim[0] if dim else -1, index, values)
+
+    def gather(self, operation: Operation) -> None:
+        """Numbers at some places along an axis."""
+        source, dim, index = operation.args[:3]
+        self._choose(operation, source, dim, index, cast(Tensor, operation.output))
+
+    def _choose(
+        self, operation: Operation, source: Tensor, dim: int, index: Tensor, values: Tensor
+    ) -> None:
+        track = self._tracks.of(source)
+        axes = None if track is None or track.axes is None else track.axes.seen_as(source)
+        if track is None or axes is None or not isinstance(track.stage, Scores):
+            self._changes.pass_on(operation)
+            return
+        chosen = Chosen(track.stage, axes, index, dim % source.ndim, place_of(operation))
+        self._tracks.put(values, None, chosen)
+
+    def scatter(self, operation: Operation) -> None:
+        """Numbers put at some places along an axis; scores that go back to their places."""
+        target, dim, index, source = operation.args[:4]
+        track, output = self._tracks.of(source), cast(Tensor, operation.output)
+        chosen = track.stage if track is not None else None
+        if not isinstance(chosen, Chosen):
+            self.assign(operation)
+            return
+        with apart():
+            same = dim % target.ndim == chosen.dim and torch.equal(index, chosen.index)
+            where = marked(operation.func, operation.args, output.shape)
+            number = -math.inf if bool(where.all()) else _one_number(output[~where])
+        axes = chosen.axes.moved(output)
+        if not same or number is None or axes is None:
+            self._changes.lose(operation, source)
+            return
+        steps = (*chosen.scores.steps, Fill(where, axes, number, inverted=True))
+        self._tracks.put(output, axes, replace(chosen.scores, steps=steps))
 
     def _fill_weights(self, operation: Operation) -> None:
         """Numbers put into weights, where 0 takes a key away."""
@@ -288,6 +329,9 @@ _OPERATIONS: dict[str, tuple[Callable[..., Any], ...]] = {
     "tanh": (aten.tanh.default, aten.tanh_.default),
     "where": (*(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf),),
     "assign": tuple(func for func in ASSIGNMENTS if func is not aten.copy_.default),
+    "topk": (aten.topk.default,),
+    "gather": (aten.gather.default,),
+    "scatter": (aten.scatter.src, aten.scatter_.src),
     "triangle": (aten.tril.default, aten.tril_.default, aten.triu.default, aten.triu_.default),
     "bound": (
         *(aten.clamp.default, aten.clamp_.default, aten.clamp_min.default, aten.maximum.default),

@@ -21,6 +21,7 @@ from regard.capture.layouts import Untold
 from regard.capture.score_operations import ScoreOperations
 from regard.capture.score_steps import Beside, Plus, Times, attention
 from regard.capture.tracks import (
+    Chosen,
     Drawn,
     Exponentials,
     Finding,
@@ -87,8 +88,12 @@ class Softmaxes:
         if track is not None and isinstance(track.stage, Scores):
             axes = None if track.axes is None else track.axes.seen_as(source)
             self._normalise(operation, track.stage, axes, dim % source.ndim)
-        elif track is not None and isinstance(track.stage, Lost):
-            self._put(operation, dim % source.ndim, track.stage.reason)
+        elif track is not None and isinstance(track.stage, Lost | Chosen):
+            reason = (
+                f"{track.stage.through} stands between the product of query and key and its "
+                "softmax, and is no scale, bias, softcap, mask or sink."
+            )
+            self._put(operation, dim % source.ndim, reason)
 
     def _log_softmax(self, operation: Operation) -> None:
         source, dim = operation.args[:2]

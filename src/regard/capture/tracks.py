@@ -16,6 +16,7 @@ from regard.capture.score_steps import Step
 from regard.matrix import AttentionMatrix
 
 __all__ = [
+    "Chosen",
     "Drawn",
     "Exponentials",
     "Finding",
@@ -113,16 +114,27 @@ class Lost:
 
     through: str
 
-    @property
-    def reason(self) -> str:
-        """Why a softmax of them is no attention that can be told."""
-        return (
-            f"{self.through} stands between the product of query and key and its softmax, and is "
-            "no scale, bias, softcap, mask or sink."
-        )
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Some of the scores along an axis, those with the largest values or at given places.
+
+    Attributes:
+        scores: from which they were chosen.
+        axes: of all of them.
+        index: where they were, as ``gather`` takes it.
+        dim: the axis.
+        through: what chose them, with the user's own line.
+    """
+
+    scores: Scores
+    axes: Axes
+    index: Tensor
+    dim: int
+    through: str
 
 
-Stage: TypeAlias = Scores | Exponentials | Totals | Drawn | Weights | Lost
+Stage: TypeAlias = Scores | Exponentials | Totals | Drawn | Weights | Lost | Chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +231,7 @@ class Tracks:
         self._tracks.pop(cast(int, storage_key(tensor)), None)
 
     def _is_spent(self, stage: Stage) -> bool:
-        if isinstance(stage, Exponentials | Totals):
+        if isinstance(stage, Exponentials | Totals | Chosen):
             stage = stage.scores
         return isinstance(stage, Scores) and any(stage.product is one for one in self._spent)
 
