@@ -108,7 +108,7 @@ function line(weight, query, key, colour) {
   drawn.setAttribute("y2", String((key + 0.5) * ROW));
   drawn.setAttribute("stroke", colour);
   drawn.setAttribute("stroke-width", String(Math.max(0.75, WIDEST * weight)));
-  drawn.setAttribute("stroke-opacity", String(Math.min(1, 0.15 + 0.85 * weight)));
+  drawn.setAttribute("stroke-opacity", String(Math.min(1, 0.08 + 0.92 * weight)));
   drawn.setAttribute("vector-effect", "non-scaling-stroke");
   drawn.dataset.query = String(query);
   drawn.dataset.key = String(key);

@@ -14,6 +14,7 @@ import { differenceRamp, ramp } from "./colours.js";
 import { fittedHeads, isDifference, shown } from "./compare.js";
 import { Controls } from "./controls.js";
 import { engine } from "./engine.js";
+import { HeadsView } from "./heads_view.js";
 import { listen } from "./keys.js";
 import { drawLegend } from "./legend.js";
 import { Overview, smallMap } from "./overview.js";
@@ -57,7 +58,12 @@ export class Page {
     this.map = this.atlas.first;
     this.legend = "";
     this.prose = new Prose(part("prose"), this);
-    this.views = new Views({ map: this.atlas, text: new TextView(part("view-text"), this), steps: new StepsView(part("view-steps"), this) });
+    this.views = new Views({
+      overview: new HeadsView(part("view-overview"), this),
+      map: this.atlas,
+      text: new TextView(part("view-text"), this),
+      steps: new StepsView(part("view-steps"), this),
+    });
     this.words = new ReadingView(this);
     this.controls = new Controls(this);
     new SaveMenu(this);
@@ -65,6 +71,7 @@ export class Page {
       this.source,
       (reading) => this.read(reading),
       (error) => this.damaged(error),
+      (at) => this.axes(at).queries === this.axes(at).keys,
     );
   }
 
@@ -104,6 +111,10 @@ export class Page {
       hidden: false,
       side: "looks",
       order: kv_len > 32 ? "weight" : "position",
+      sort: "place",
+      only: "all",
+      entropy: "any",
+      sink: "any",
       zoom: 1,
       heads: "one",
       compare: "alone",

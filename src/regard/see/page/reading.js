@@ -30,11 +30,13 @@ export class Reader {
    * @param {import("./blend.js").Blend} source
    * @param {(reading: Reading) => void} onReading
    * @param {(error: Error) => void} onDamage
+   * @param {(layer: number) => boolean} isOneText are the keys of a layer the queries' own tokens?
    */
-  constructor(source, onReading, onDamage) {
+  constructor(source, onReading, onDamage, isOneText) {
     this.source = source;
     this.onReading = onReading;
     this.onDamage = onDamage;
+    this.isOneText = isOneText;
     this.latest = new AbortController();
   }
 
@@ -55,10 +57,16 @@ export class Reader {
    * @param {(reading: Reading) => void} onReading
    */
   async read(state, signal, onReading) {
-    const which = shown(state, this.source.layers);
+    const isText = state.view === "text";
+    const which = shown(isText ? { ...state, compare: "alone" } : state, this.source.layers);
     // Several tokens are chosen in the text, and read there.
-    const { queryTo, keyTo } = state.hover || state.view !== "text" ? ONE : state;
+    let { queryTo, keyTo } = state.hover || !isText ? ONE : state;
     let { query, key } = state.hover ?? state;
+    if (isText && this.isOneText(state.layer)) {
+      // Where a token looks and who looks at it: one token, both ways.
+      query ??= key;
+      [key, keyTo] = [query, queryTo];
+    }
     let column = null;
     if (query === null) {
       key ??= 0;

@@ -1,6 +1,7 @@
 /** The cell as a sentence, and the readable twin of the map: the strongest of its row and column. */
 
 import { edge } from "./blocks.js";
+import { headsName } from "./compare.js";
 import { counted, full, share } from "./numbers.js";
 import { isMaskKnown } from "./softmax.js";
 import { isShortened, named, visible } from "./tokens.js";
@@ -52,10 +53,11 @@ export function quotedRange(tokens, first, last) {
 /**
  * What is chosen in the text: where it looks, and who looks at it.
  * @param {Reading} reading @param {{queries: Token[], keys: Token[]}} axes
+ * @param {import("./payload.js").LayerInfo[]} layers
  * @returns {string}
  */
-export function textSentence(reading, { queries, keys }) {
-  const { layer, head, hidden, query, key, queryTo, keyTo, row, column } = reading;
+export function textSentence(reading, { queries, keys }, layers) {
+  const { hidden, query, key, queryTo, keyTo, row, column } = reading;
   const aside = hidden ? ", the first and the special tokens set aside" : "";
   const [to, by] = [strongest(row), column ? strongest(column) : 0];
   const mean = queryTo === null ? "" : `, the mean of ${queryTo - query + 1} queries`;
@@ -69,7 +71,7 @@ export function textSentence(reading, { queries, keys }) {
     : column[by] > 0
       ? `; ${quotedRange(keys, key, keyTo)} is looked at most by ${quoted(queries, by)}: ${share(column[by])}${sum}`
       : `; nobody looks at ${quotedRange(keys, key, keyTo)}`;
-  return `${looks}${looked}, layer ${layer} head ${head}${aside}.`;
+  return `${looks}${looked}, ${headsName(reading, layers)}${aside}.`;
 }
 
 /**
@@ -139,7 +141,7 @@ export class ReadingView {
     const axes = this.page.axes(reading.layer);
     const inText = this.page.store.state.view === "text";
     const isKnown = isMaskKnown(this.page.recording.layers[reading.layer]);
-    this.say(inText ? textSentence(reading, axes) : sentence(reading, axes, isKnown));
+    this.say(inText ? textSentence(reading, axes, this.page.recording.layers) : sentence(reading, axes, isKnown));
     this.value.textContent = inText ? "" : `weight ${full(reading.row[reading.key])}`;
     this.list(this.looks, `${quoted(axes.queries, reading.query)} looks at`, reading.row, axes.keys, "key");
     if (reading.column)

@@ -4,6 +4,7 @@
  * two texts of a pair or of cross-attention face each other; few tokens have lines between them.
  */
 
+import { shown } from "./compare.js";
 import { Flow } from "./flow.js";
 import { Lines, MOST_LINED } from "./lines.js";
 import { share } from "./numbers.js";
@@ -28,7 +29,7 @@ import { quoted, quotedRange } from "./sentence.js";
  */
 
 const LABELLED = 6; // of the strongest tokens have their number above them
-const APART = 7; // characters between two numbers that do not touch
+const APART = 8; // characters between two numbers that do not touch
 
 export class TextView {
   /** @param {HTMLElement} pane @param {import("./main.js").Page} page */
@@ -95,8 +96,7 @@ export class TextView {
   choose(axis, first, last) {
     const [from, to] = first < last ? [first, last] : [last, first];
     const end = to > from ? to : null;
-    const both = { query: from, queryTo: end, key: from, keyTo: end };
-    if (this.isOneText()) this.page.store.set({ ...both, hover: null });
+    if (this.isOneText()) this.page.store.set({ query: from, queryTo: end, hover: null });
     else if (axis === "query")
       this.page.store.set({ query: from, queryTo: end, key: null, side: "looks", hover: null });
     else this.page.store.set({ key: from, keyTo: end, query: null, side: "looked", hover: null });
@@ -108,7 +108,7 @@ export class TextView {
     const { queryTo, keyTo } = this.page.store.state;
     if (at !== null && (queryTo !== null || keyTo !== null)) return this.readPair(axis, at);
     if (at === null) this.page.hover(null);
-    else if (this.isOneText()) this.page.hover({ query: at, key: at });
+    else if (this.isOneText()) this.page.hover({ query: at, key: null });
     else this.page.hover(axis === "query" ? { query: at, key: null } : { query: null, key: at });
     if (this.page.reading) this.connect(this.page.reading);
   }
@@ -301,8 +301,8 @@ export class TextView {
     flow.label(numbersAbove(flow.tokens, strongest, weights));
     const sum = part.reduce((total, weight) => total + weight, 0);
     const isPair = shows === "side";
-    const here = isPair && this.page.store.state.side === "looks" ? `${share(sum)} of it goes here. ` : "";
-    caption.textContent = `${here}Full tint: ${share(highest)}, the strongest; numbers in percent`;
+    const here = isPair && this.page.store.state.side === "looks" ? `Together ${share(sum)}. ` : "";
+    caption.textContent = `${here}Full tint: ${share(highest)}, the strongest`;
   }
 
   /** The lines, and the tints of their names. @param {Reading} reading */
@@ -325,17 +325,18 @@ export class TextView {
   }
 
   /** The lines of the open head, when there are few tokens. @param {State} state */
-  draw({ layer, head, hidden, theme }) {
+  draw(state) {
+    const which = shown({ ...state, compare: "alone" }, this.page.recording.layers);
     const [queries, keys] = this.written;
     const few = Math.max(queries.length, keys.length) <= MOST_LINED;
-    const wanted = few ? [layer, head, hidden, theme, this.page.look.ramp.css[255]].join() : "";
+    const wanted = few ? JSON.stringify([which, this.page.look.ramp.css]) : "";
     if (wanted === this.matrix) return;
     this.matrix = wanted;
     this.latest.abort();
     this.latest = new AbortController();
     if (!few) return this.lines.clear();
     this.page.source
-      .tile({ layer, head, hidden }, { level: 0, row: 0, column: 0, byRow: false }, this.latest.signal)
+      .tile(which, { level: 0, row: 0, column: 0, byRow: false }, this.latest.signal)
       .then(({ values }) => {
         if (wanted !== this.matrix) return;
         this.lines.draw(values, { queries, keys }, this.page.look.ramp);
@@ -380,7 +381,7 @@ function numbersAbove(tokens, strongest, weights) {
       for (let i = left; i < right && characters < APART; i++) characters += tokens[i].text.length;
       return characters < APART;
     });
-    if (!touches) labels.set(at, share(weights[at]).replace(/\u202f%$/, ""));
+    if (!touches) labels.set(at, share(weights[at]));
   }
   return labels;
 }
