@@ -104,7 +104,7 @@ export class Axes {
     const label = this.widest(keys) + (keys.length * APART > room.width * 0.8 ? 34 : 0);
     const top = slanted ? Math.ceil(label * Math.sin(-SLANT) + 16) : 30;
     const right = slanted ? Math.ceil(label * Math.cos(SLANT)) : 0;
-    const space = { width: room.width - right, height: stage.height - top - 2 };
+    const space = { width: room.width - right, height: stage.height - top - 9 };
     const { cellWidth, cellHeight, most } = sides(space, keys.length, queries.length, zoom);
     const width = Math.min(whole(space.width), keys.length * cellWidth);
     const height = Math.min(whole(space.height), queries.length * cellHeight);

@@ -40,16 +40,16 @@ export function marks(scale, blocks) {
  * @returns {Mark[]}
  */
 function differenceMarks(scale, blocks) {
-  const end = scale === "row" ? ["1", "of the row’s highest"] : ["100", "points"];
+  const end = scale === "row" ? "1" : "100";
   const found = [
-    { at: 0, text: `\u2212${end[0]}` },
+    { at: 0, text: `\u2212${end}` },
     { at: 0.5, text: "0" },
-    { at: 1, text: `+${end.join(" ")}` },
+    { at: 1, text: `+${end}` },
   ];
   if (scale !== "log") return found;
-  const middle = -Math.log10(logFloor(blocks)) / 2;
-  const short = digits(100 * 10 ** -middle).replace(/\.0+$|(\.\d*?)0+$/, "$1");
-  return [...found, { at: 0.25, text: `\u2212${short}` }, { at: 0.75, text: `+${short}` }];
+  const one = (1 + 2 / Math.log10(logFloor(blocks))) / 2; // where 1 point lies
+  if (one < 0.1) return found;
+  return [...found, { at: 0.5 - one, text: "\u22121" }, { at: 0.5 + one, text: "+1" }];
 }
 
 const KINDS = {

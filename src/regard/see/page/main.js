@@ -245,8 +245,8 @@ export class Page {
     const { kind, kv_len } = this.recording.layers[state.layer];
     const size = state.view === "map" ? (this.map.part?.size ?? 1) : 1;
     const compared = state.view === "map" && isDifference(shown(state, this.recording.layers));
-    let unit = compared ? "percentage points of a query’s attention" : "share of a query’s attention";
-    if (size > 1) unit = `${unit} to ${size} keys together`;
+    let unit = compared ? "points more or less of a query’s attention" : "share of a query’s attention";
+    if (size > 1) unit = `${compared ? "points more or less" : "share"} for each ${size} keys`;
     if (kind === "map") unit = "share between blocks of tokens";
     const name = [unit, state.scale, kv_len, this.look.name].join();
     if (name === this.legend) return;

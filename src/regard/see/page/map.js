@@ -6,7 +6,7 @@ import { isDifference } from "./compare.js";
 import { drawDistances } from "./distances.js";
 import { drawMinimap } from "./minimap.js";
 import { Mosaic, paletteOf, partOf, placesOf } from "./mosaic.js";
-import { digits } from "./numbers.js";
+import { digits, points } from "./numbers.js";
 import { smallPicture } from "./small.js";
 import { owner, placeName, Tiles } from "./tiles.js";
 
@@ -283,9 +283,8 @@ export class MapView {
 /** @param {number} weight @param {boolean} isDifference @returns {string} in percent; a difference with its sign */
 function inCell(weight, isDifference) {
   const size = Math.abs(weight);
-  const text = size > 0 && size < 0.00001 ? "<0.001" : digits(size * 100);
-  if (!isDifference || weight === 0) return text;
-  return `${weight < 0 ? "\u2212" : "+"}${text}`;
+  if (size > 0 && size < 0.00001) return "<0.001";
+  return isDifference ? points(weight) : digits(weight * 100);
 }
 
 /**

@@ -30,6 +30,16 @@ export function share(weight) {
 }
 
 /**
+ * A difference of two shares, in percentage points: "+31.2", "−4.01".
+ * @param {number} difference
+ * @returns {string}
+ */
+export function points(difference) {
+  const size = digits(Math.abs(difference) * 100);
+  return difference === 0 || Number.isNaN(difference) ? size : `${difference < 0 ? "\u2212" : "+"}${size}`;
+}
+
+/**
  * A weight with every digit that float32 holds.
  * @param {number} weight
  * @returns {string}

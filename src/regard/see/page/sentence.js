@@ -1,8 +1,8 @@
 /** The cell as a sentence, and the readable twin of the map: the strongest of its row and column. */
 
 import { edge } from "./blocks.js";
-import { headsName } from "./compare.js";
-import { counted, full, share } from "./numbers.js";
+import { headsName, isDifference, lessName } from "./compare.js";
+import { counted, digits, full, points, share } from "./numbers.js";
 import { isMaskKnown } from "./softmax.js";
 import { isShortened, named, visible } from "./tokens.js";
 import { rankOf, strongest, top } from "./reading.js";
@@ -76,13 +76,19 @@ export function textSentence(reading, { queries, keys }, layers) {
 
 /**
  * @param {Reading} reading @param {{queries: Token[], keys: Token[]}} axes
+ * @param {import("./payload.js").LayerInfo[]} layers
  * @param {boolean} isKnown whether a weight of 0 is known to be the mask's doing
  * @returns {string}
  */
-export function sentence({ layer, head, hidden, query, key, row, mask }, { queries, keys }, isKnown) {
+export function sentence(reading, { queries, keys }, layers, isKnown) {
+  const { hidden, query, key, row, mask } = reading;
   const [from, to] = [quoted(queries, query), quoted(keys, key)];
-  const where = `layer ${layer} head ${head}`;
+  const where = headsName(reading, layers);
   const aside = hidden ? ", the first and the special tokens set aside" : "";
+  if (isDifference(reading) && mask[key]) {
+    const much = `${digits(Math.abs(row[key]) * 100)} percentage points ${row[key] < 0 ? "less" : "more"} of its attention`;
+    return `${from} gives ${to} ${much} in ${where} than in ${lessName(reading)}${aside}.`;
+  }
   const { rank, of } = rankOf(row, mask, key);
   if (of === 0) return `${from} may attend to nothing: all its weights are 0, ${where}${aside}.`;
   if (!mask[key]) {
@@ -120,6 +126,7 @@ export class ReadingView {
     this.whole = find("whole-token");
     this.looks = find("looks-table");
     this.looked = find("looked-table");
+    /** @type {(weight: number) => string} shares; of a difference points */ this.written = share;
   }
 
   /** Nothing can be read here. @param {string} text what is said instead */
@@ -141,8 +148,11 @@ export class ReadingView {
     const axes = this.page.axes(reading.layer);
     const inText = this.page.store.state.view === "text";
     const isKnown = isMaskKnown(this.page.recording.layers[reading.layer]);
-    this.say(inText ? textSentence(reading, axes, this.page.recording.layers) : sentence(reading, axes, isKnown));
-    this.value.textContent = inText ? "" : `weight ${full(reading.row[reading.key])}`;
+    const { layers } = this.page.recording;
+    this.say(inText ? textSentence(reading, axes, layers) : sentence(reading, axes, layers, isKnown));
+    const what = isDifference(reading) ? "difference" : reading.terms ? "mean weight" : "weight";
+    this.value.textContent = inText ? "" : `${what} ${full(reading.row[reading.key])}`;
+    this.written = isDifference(reading) ? points : share;
     this.list(this.looks, `${quoted(axes.queries, reading.query)} looks at`, reading.row, axes.keys, "key");
     if (reading.column)
       this.list(
@@ -160,16 +170,16 @@ export class ReadingView {
    * @param {Token[]} tokens @param {"query" | "key"} axis
    */
   list(table, caption, weights, tokens, axis) {
-    const best = top(weights, weights.length === LISTED + 1 ? LISTED + 1 : LISTED);
+    const best = top(weights.map(Math.abs), weights.length === LISTED + 1 ? LISTED + 1 : LISTED);
     const name = document.createElement("caption");
-    name.textContent = caption;
+    name.textContent = this.written === share ? caption : `${caption}, in points`;
     const rows = best.map((at) => this.row(at, weights[at], tokens, axis));
     if (rows.length === 0) rows.push(note("nothing"));
     const rest =
       weights.reduce((sum, weight) => sum + weight, 0) - best.reduce((sum, at) => sum + weights[at], 0);
     const others = weights.length - best.length;
     if (axis === "key" && others > 0 && best.length >= LISTED)
-      rows.push(note(`${counted(others, "other")}`, share(Math.max(0, rest))));
+      rows.push(note(`${counted(others, "other")}`, this.written(this.written === share ? Math.max(0, rest) : rest)));
     const body = document.createElement("tbody");
     body.append(...rows);
     table.replaceChildren(name, body);
@@ -188,7 +198,7 @@ export class ReadingView {
     position.textContent = isRepeated(tokens, at) ? String(at) : "";
     position.className = "position";
     const value = document.createElement("td");
-    value.textContent = share(weight);
+    value.textContent = this.written(weight);
     value.title = full(weight);
     const label = document.createElement("span");
     label.append(button, position);
