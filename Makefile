@@ -18,7 +18,7 @@ CODE := $(wildcard src tests benchmarks examples)
 # pyright brings its own Node.js and its own copy of pyright: it has no reason to ask for a newer one.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test lint format bench docs clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | while IFS=$$'\t' read -r name what; do printf 'make %-8s %s\n' "$$name" "$$what"; done
@@ -42,11 +42,15 @@ format: .venv/.installed-dev ## let ruff mend what it can
 bench: .venv/.installed-dev ## the benchmarks: memory, speed, start-up
 	$(BIN)/python -m benchmarks
 
+docs: .venv/.installed-docs ## the documentation and the lessons as a site, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "site/index.html is the first page; to search: $(BIN)/python -m http.server -d site"
+
 clean: ## remove .venv, caches and builds
 	rm -rf .venv node_modules .smollm2* build dist .hypothesis .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/.installed-demo .venv/.installed-dev: .venv/.installed-%: pyproject.toml constraints.txt | $(BIN)/pip
+.venv/.installed-demo .venv/.installed-dev .venv/.installed-docs: .venv/.installed-%: pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "Installing regard[$*] into .venv; the first time takes a few minutes ..."
 	@$(PIP) --editable '.[$*]'
 	@touch $@

@@ -1,0 +1,70 @@
+"""The site's pages that stand elsewhere in the repository, and links that hold in both places.
+
+mkdocs calls ``on_files`` and ``on_page_markdown``. Lessons are shipped with the package, and the
+README is the first page: the site takes them from where they are.
+"""
+
+import os
+import re
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parent.parent
+_ELSEWHERE = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "benchmarks/README.md": "benchmarks.md",
+}
+_LINK = re.compile(r"\]\((?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?\)")
+_LINK_WITH_TEXT = re.compile(r"(?<!!)\[([^\]]*)\]\((?![a-z]+:|#)([^)\s#]+)(?:#[^)\s]*)?\)")
+
+
+def _place(path: str) -> str | None:
+    """Where a file of the repository stands on the site; None where it is no part of it."""
+    if path in _ELSEWHERE:
+        return _ELSEWHERE[path]
+    if path.startswith("docs/") and not path.endswith(".py"):
+        return path.removeprefix("docs/")
+    lesson = PurePosixPath(path)
+    if lesson.parent == PurePosixPath("src/regard/lessons") and lesson.suffix == ".md":
+        return f"lessons/{lesson.name}"
+    if path.startswith("benchmarks/results/") and path.endswith(".svg"):
+        return f"images/{lesson.name}"
+    return None
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add what stands outside of docs/."""
+    lessons = ROOT.glob("src/regard/lessons/*.md")
+    pictures = ROOT.glob("benchmarks/results/*.svg")
+    for path in (*(ROOT / name for name in _ELSEWHERE), *lessons, *pictures):
+        place = _place(path.relative_to(ROOT).as_posix())
+        assert place is not None
+        files.append(File.generated(config, place, abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Turn links between files of the repository into links between pages of the site."""
+    source = Path(page.file.abs_src_path).parent
+    here = PurePosixPath(page.file.src_uri).parent
+
+    def target(link: str) -> str | None:
+        path = Path(os.path.normpath(source / link))
+        return _place(path.relative_to(ROOT).as_posix()) if path.is_relative_to(ROOT) else None
+
+    def relinked(match: re.Match[str]) -> str:
+        place = target(match[1])
+        if place is None:
+            return match[0]
+        return f"]({os.path.relpath(place, here)}{match[2] or ''})"
+
+    def without(match: re.Match[str]) -> str:
+        there = (source / match[2]).exists()
+        return match[1] if there and target(match[2]) is None else match[0]
+
+    markdown = _LINK.sub(relinked, _LINK_WITH_TEXT.sub(without, markdown))
+    return markdown.replace("<details>", '<details markdown="1">')
