@@ -3,6 +3,12 @@
  *
  * @typedef {import("./tokens.js").Token} Token
  *
+ * @typedef {object} HeadKind what docs/heads.md defines, of one head
+ * @property {string} kind
+ * @property {number} score
+ * @property {number} entropy as a share of that of even attention
+ * @property {number} sink what it gives to the first token and to separators
+ *
  * @typedef {object} LayerInfo
  * @property {string} name
  * @property {number} num_heads
@@ -18,6 +24,7 @@
  * @property {number} deviation largest difference of a weight, measured, that dtype brings
  * @property {number} span_heads 0: no mask; 1: one mask for all heads; num_heads: one each
  * @property {{rows: number, columns: number, maximum: number, levels: string}} overview
+ * @property {HeadKind[] | null} heads null: their kinds cannot be told
  *
  * @typedef {object} Recording
  * @property {number} version

@@ -19,6 +19,10 @@
  * @property {boolean} hidden sinks set aside
  * @property {"looks" | "looked"} side where the token looks, or who looks at it
  * @property {"weight" | "position"} order of the keys in the steps
+ * @property {"place" | "kind" | "score" | "entropy" | "sink"} sort of the heads in the overview
+ * @property {string} only heads of this kind, its words joined by dashes; "all"
+ * @property {"any" | "low" | "middle" | "high"} entropy only heads with so much of it
+ * @property {"any" | "low" | "middle" | "high"} sink only heads that give so much to sinks
  * @property {number} zoom 1: the whole matrix
  * @property {string} heads "one", "mean" of the open layer, or some as layer.head_layer.head
  * @property {"alone" | "beside" | "difference"} compare the open head with another
@@ -38,10 +42,13 @@ const WORDS = {
   side: ["looks", "looked"],
   order: ["weight", "position"],
   theme: ["auto", "light", "dark"],
+  sort: ["place", "kind", "score", "entropy", "sink"],
+  entropy: ["any", "low", "middle", "high"],
+  sink: ["any", "low", "middle", "high"],
   compare: ["alone", "beside", "difference"],
 };
 /** @type {Record<string, RegExp>} */
-const NAMES = { heads: /^(one|mean|\d{1,4}\.\d{1,4}(_\d{1,4}\.\d{1,4}){0,63})$/, with: /^\d{1,4}\.\d{1,4}$/ };
+const NAMES = { heads: /^(one|mean|\d{1,4}\.\d{1,4}(_\d{1,4}\.\d{1,4}){0,63})$/, with: /^\d{1,4}\.\d{1,4}$/, only: /^[a-z-]{1,30}$/ };
 const ALWAYS = ["layer", "head", "query", "key"];
 const COUNTS = [...ALWAYS, "queryTo", "keyTo", "zoom", "row", "column"];
 const FLAGS = ["hidden", "folded", "distances"];

@@ -1,0 +1,285 @@
+/**
+ * All heads at once: a small map of each with its kind, in layers or sorted, all or some of them.
+ *
+ * @typedef {import("./state.js").State} State
+ * @typedef {import("./payload.js").HeadKind} HeadKind
+ *
+ * @typedef {object} Tile
+ * @property {number} layer
+ * @property {number} head
+ * @property {HeadKind | null} kind
+ */
+
+import { counted, share } from "./numbers.js";
+import { picturedMap } from "./overview.js";
+
+const ORDERS = { place: "Place", kind: "Kind", score: "Score", entropy: "Entropy", sink: "Sinks" };
+const SHARES = { any: "Any", low: "Below 25 %", middle: "25 to 75 %", high: "Above 75 %" };
+/** @type {Record<string, [number, number]>} */
+const BETWEEN = { any: [0, Infinity], low: [0, 0.25], middle: [0.25, 0.75], high: [0.75, Infinity] };
+const CHOSEN = ["sort", "only", "entropy", "sink", "maps", "size"];
+const LABELS = 92; // pixels left of the tiles, for the layer's number and its entropy
+/** @type {Record<string, [number, number]>} */
+const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+
+export class HeadsView {
+  /** @param {HTMLElement} pane @param {import("./main.js").Page} page */
+  constructor(pane, page) {
+    this.page = page;
+    this.choices = made("div", "filters");
+    this.count = made("p", "count");
+    this.count.setAttribute("role", "status");
+    this.grid = made("div", "heads");
+    this.grid.setAttribute("role", "group");
+    this.grid.setAttribute("aria-label", "Heads. Arrow keys move, Enter opens the map.");
+    pane.append(this.choices, this.count, this.grid);
+    /** @type {Tile[]} */ this.tiles = [];
+    /** @type {Map<Element, Tile>} */ this.tileOf = new Map();
+    this.columns = 1;
+    this.seen = new IntersectionObserver((entries) => {
+      for (const { target, isIntersecting } of entries) if (isIntersecting) this.paint(target);
+    });
+    this.grid.addEventListener("click", (event) => this.open(event.target));
+    this.grid.addEventListener("pointerover", (event) => this.say(event.target));
+    this.grid.addEventListener("focusin", (event) => this.say(event.target));
+    this.grid.addEventListener("pointerleave", () => this.tell());
+    this.grid.addEventListener("keydown", (event) => this.go(event));
+    new ResizeObserver(() => this.resized()).observe(pane);
+  }
+
+  /** @param {State} state @param {Set<string>} changed */
+  update(state, changed) {
+    if (this.grid.clientWidth === 0) return;
+    if (CHOSEN.some((name) => changed.has(name)) || this.grid.childElementCount === 0) this.arrange(state);
+    else if (changed.has("scale") || changed.has("theme")) this.repaint();
+    if (changed.has("layer") || changed.has("head")) this.outline(state);
+  }
+
+  resized() {
+    const { state } = this.page.store;
+    if (state.view === "overview" && this.grid.clientWidth > 0) this.arrange(state);
+  }
+
+  /** @returns {Tile[]} every head of the recording */
+  all() {
+    return this.page.recording.layers.flatMap(({ num_heads, heads }, layer) =>
+      Array.from({ length: num_heads }, (_, head) => ({ layer, head, kind: heads?.[head] ?? null })),
+    );
+  }
+
+  /** Which tiles, in which order, how large. @param {State} state */
+  arrange(state) {
+    const all = this.all();
+    const known = all.some(({ kind }) => kind !== null);
+    this.choose(state, all, known);
+    this.tiles = known ? sorted(all.filter((tile) => isWanted(tile, state)), state.sort) : all;
+    this.total = all.length;
+    this.tell();
+    const inLayers = state.sort === "place" || !known;
+    const most = Math.max(...this.page.recording.layers.map(({ num_heads }) => num_heads));
+    const room = this.grid.clientWidth - (inLayers ? LABELS : 0) - 12;
+    const side = inLayers ? Math.max(26, Math.min(132, Math.floor(room / most) - 8)) : 108;
+    this.columns = inLayers ? most : Math.max(1, Math.floor(room / (side + 12)));
+    this.grid.style.setProperty("--side", `${side}px`);
+    this.grid.classList.toggle("small", side < 64);
+    this.seen.disconnect();
+    this.tileOf.clear();
+    this.grid.replaceChildren(...(inLayers ? this.rows() : [this.row(this.tiles, false)]));
+    this.outline(state);
+  }
+
+  /** The menus; a kind that no head is of is not offered. @param {State} state @param {Tile[]} all @param {boolean} known */
+  choose(state, all, known) {
+    this.choices.hidden = !known;
+    /** @type {Map<string, number>} */ const kinds = new Map();
+    for (const { kind } of all) if (kind) kinds.set(kind.kind, (kinds.get(kind.kind) ?? 0) + 1);
+    const named = [...kinds].sort((a, b) => b[1] - a[1]).map(([name, n]) => [slug(name), `${name} (${n})`]);
+    const menus = /** @type {const} */ ([
+      ["sort", "Sort by", Object.entries(ORDERS)],
+      ["only", "Kind", [["all", `All (${all.length})`], ...named]],
+      ["entropy", "Entropy", Object.entries(SHARES)],
+      ["sink", "Sinks", Object.entries(SHARES)],
+    ]);
+    const asked = menus.map(([name, , options]) => `${name} ${state[name]} ${options}`).join();
+    if (this.choices.dataset.asked === asked) return;
+    this.choices.dataset.asked = asked;
+    const focused = /** @type {HTMLElement | null} */ (document.activeElement)?.dataset.menu;
+    this.choices.replaceChildren(
+      ...menus.map(([name, label, options]) => {
+        const select = document.createElement("select");
+        select.dataset.menu = name;
+        select.append(...options.map(([value, text]) => new Option(text, value)));
+        select.value = state[name];
+        select.addEventListener("change", () => this.page.store.set({ [name]: select.value }));
+        const line = document.createElement("label");
+        line.append(`${label} `, select);
+        return line;
+      }),
+    );
+    if (focused) /** @type {HTMLElement | null} */ (this.choices.querySelector(`[data-menu=${focused}]`))?.focus();
+  }
+
+  /** One row for each layer, its number and mean entropy in front. @returns {HTMLElement[]} */
+  rows() {
+    return this.page.recording.layers.flatMap(({ heads }, layer) => {
+      const tiles = this.tiles.filter((tile) => tile.layer === layer);
+      if (tiles.length === 0) return [];
+      const row = this.row(tiles, true);
+      const label = made("p", "layer");
+      label.append(`Layer ${layer}`);
+      if (heads) {
+        const mean = heads.reduce((sum, { entropy }) => sum + entropy, 0) / heads.length;
+        const [bar, number] = [made("span", "even"), made("span", "number")];
+        bar.style.setProperty("--part", String(mean));
+        number.textContent = `entropy ${whole(mean)}`;
+        label.title = `Mean entropy of its heads: ${share(mean)} of that of even attention`;
+        label.append(bar, number);
+      }
+      row.prepend(label);
+      return [row];
+    });
+  }
+
+  /** @param {Tile[]} tiles @param {boolean} inLayer whose head is told by its place @returns {HTMLElement} */
+  row(tiles, inLayer) {
+    const row = made("div", "row");
+    row.append(
+      ...tiles.map((tile) => {
+        const button = document.createElement("button");
+        button.type = "button";
+        button.tabIndex = -1;
+        button.setAttribute("aria-label", described(tile));
+        const name = made("span", "name");
+        name.textContent = `L${tile.layer}H${tile.head}`;
+        const kind = made("span", "kind");
+        kind.textContent = tile.kind ? tile.kind.kind : "";
+        const score = made("span", "score");
+        score.textContent = tile.kind ? whole(tile.kind[shownFor(this.page.store.state.sort)]) : "";
+        const words = inLayer ? [kind, " ", score] : [name, score, kind];
+        button.append(document.createElement("canvas"), ...words);
+        this.tileOf.set(button, tile);
+        this.seen.observe(button);
+        return button;
+      }),
+    );
+    return row;
+  }
+
+  /** @param {Element} button */
+  paint(button) {
+    const tile = this.tileOf.get(button);
+    const { scale } = this.page.store.state;
+    if (!tile) return;
+    const map = this.page.maps[tile.layer];
+    button.querySelector("canvas")?.replaceWith(picturedMap(map, tile.head, scale, this.page.look.ramp));
+  }
+
+  /** What is on screen gets its colours at once, the rest when it comes into view. */
+  repaint() {
+    this.seen.disconnect();
+    for (const button of this.tileOf.keys()) this.seen.observe(button);
+  }
+
+  /** @param {State} state the open head, and where the Tab key goes */
+  outline({ layer, head }) {
+    let first = true;
+    for (const [button, tile] of this.tileOf) {
+      const open = tile.layer === layer && tile.head === head;
+      button.setAttribute("aria-pressed", String(open));
+      /** @type {HTMLElement} */ (button).tabIndex = open || first ? 0 : -1;
+      first = false;
+    }
+  }
+
+  /** @param {EventTarget | null} target */
+  open(target) {
+    const button = /** @type {HTMLElement} */ (target).closest("button");
+    const tile = button && this.tileOf.get(button);
+    if (tile) this.page.store.set({ layer: tile.layer, head: tile.head, view: "map" });
+  }
+
+  /** @param {EventTarget | null} target the head that is pointed at */
+  say(target) {
+    const button = /** @type {HTMLElement} */ (target).closest("button");
+    const tile = button && this.tileOf.get(button);
+    this.tell(tile ? `: ${described(tile)}` : "");
+  }
+
+  /** @param {string} [more] */
+  tell(more = "") {
+    const of = this.tiles.length === this.total ? "" : ` of ${this.total}`;
+    this.count.textContent = `${this.tiles.length}${of} ${this.total === 1 ? "head" : "heads"}${more}`;
+  }
+
+  /** @param {KeyboardEvent} event arrows go from tile to tile */
+  go(event) {
+    const step = ARROWS[event.key];
+    if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
+    const buttons = [...this.tileOf.keys()];
+    const at = buttons.indexOf(/** @type {Element} */ (document.activeElement));
+    if (at < 0) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const to = at + step[0] * this.columns + step[1];
+    /** @type {HTMLElement} */ (buttons[Math.max(0, Math.min(buttons.length - 1, to))]).focus();
+  }
+
+  /** @returns {(string | number)[][]} */
+  table() {
+    const rows = this.tiles.map(({ layer, head, kind }) => [
+      layer,
+      head,
+      ...(kind ? [kind.kind, kind.score, kind.entropy, kind.sink] : []),
+    ]);
+    return [["layer", "head", "kind", "score", "entropy", "sink"], ...rows];
+  }
+}
+
+/** @param {Tile} tile @param {State} state @returns {boolean} */
+function isWanted({ kind }, { only, entropy, sink }) {
+  if (!kind) return true;
+  const inside = /** @param {number} value @param {string} range */ (value, range) =>
+    value >= BETWEEN[range][0] && value < BETWEEN[range][1];
+  return inside(kind.entropy, entropy) && inside(kind.sink, sink) && (only === "all" || slug(kind.kind) === only);
+}
+
+/** @param {Tile[]} tiles @param {State["sort"]} by @returns {Tile[]} the strongest first */
+function sorted(tiles, by) {
+  if (by === "place") return tiles;
+  const score = /** @param {Tile} tile */ ({ kind }) => kind?.score ?? 0;
+  if (by === "kind") {
+    const name = /** @param {Tile} tile */ ({ kind }) => kind?.kind ?? "";
+    return [...tiles].sort((a, b) => name(a).localeCompare(name(b)) || score(b) - score(a));
+  }
+  return [...tiles].sort((a, b) => (b.kind?.[by] ?? 0) - (a.kind?.[by] ?? 0));
+}
+
+/** The number beside the kind. @param {State["sort"]} sort @returns {"score" | "entropy" | "sink"} */
+function shownFor(sort) {
+  return sort === "entropy" || sort === "sink" ? sort : "score";
+}
+
+/** @param {Tile} tile @returns {string} a sentence for who cannot see the map */
+function described({ layer, head, kind }) {
+  const name = `layer ${layer} head ${head}`;
+  if (!kind) return name;
+  const parts = [`score ${share(kind.score)}`, `entropy ${share(kind.entropy)}`, `sinks ${share(kind.sink)}`];
+  return `${name}, ${kind.kind}, ${parts.join(", ")}`;
+}
+
+/** @param {string} kind @returns {string} as the address writes it */
+function slug(kind) {
+  return kind.replaceAll(" ", "-");
+}
+
+/** @param {number} part @returns {string} */
+function whole(part) {
+  return `${Math.round(part * 100)}\u202f%`;
+}
+
+/** @param {string} tag @param {string} name @returns {HTMLElement} */
+function made(tag, name) {
+  const element = document.createElement(tag);
+  element.className = name;
+  return element;
+}
