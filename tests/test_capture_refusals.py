@@ -118,28 +118,6 @@ def test_a_compiled_function_stays_compiled_and_is_not_seen() -> None:
 # What it says when the block ends
 
 
-NONE = """; its modules must run it in the block, on this thread.
-    Run the model inside the block, without torch.compile."""
-
-
-@pytest.mark.parametrize(
-    ("model", "given"),
-    [
-        pytest.param(nn.Linear(22, 2), None, id="not run"),
-        pytest.param(nn.Linear(22, 2), noise(3, 22), id="none inside"),
-        pytest.param(ImportedByName(), noise(3, 0, 22), id="empty sequence"),
-    ],
-)
-def test_a_block_without_attention_says_so(model: nn.Module, given: Tensor | None) -> None:
-    message = f"no attention was seen in {type(model).__name__}{NONE}"
-    with (
-        pytest.raises(regard.RegardError, match=f"^{re.escape(message)}$"),
-        regard.observe(model) as seen,
-    ):
-        given is None or model(given)
-    assert len(seen) == 0
-
-
 def test_a_fault_of_our_own_stops_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def fault(*_: object) -> None:
         raise KeyError("a fault")

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from handwritten_ways import WAYS, Way, nano_gpt
 from regard import AttentionMatrix
+from regard.capture.absence import Absence
 from regard.capture.handwritten import Handwritten
 from regard.tracing import Tracer
 
@@ -51,7 +52,7 @@ class Seen:
 
 @contextmanager
 def watch(model: nn.Module, seen: Seen) -> Generator[None, None, None]:
-    handwritten = Handwritten(model, seen.take, seen.refuse)
+    handwritten = Handwritten(model, seen.take, seen.refuse, Absence(model))
     try:
         with Tracer(model, handwritten.listeners, handwritten.pass_on):
             yield
@@ -404,7 +405,7 @@ def alive(
         return tensor
 
     model = layer(lambda q, k, v: way(q, k, v, note) is None)
-    handwritten = Handwritten(model, lambda *_: None, lambda *_: None)
+    handwritten = Handwritten(model, lambda *_: None, lambda *_: None, Absence(model))
     with torch.no_grad(), Tracer(model, handwritten.listeners, handwritten.pass_on):
         model(noise())
         return [not reference.expired() for reference in noted]

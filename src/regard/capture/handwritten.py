@@ -4,7 +4,7 @@ A ``Handwritten`` listens to a ``Tracer``: ``Tracer(model, {**handwritten.listen
 otherwise=handwritten.pass_on)``. When a softmax has run whose scores come from the product of two
 activations, it calls ``take(name, matrix)``, inside ``apart()``, once its weights have met the
 value; where an attention was seen and cannot be told, ``refuse(name, reason)``, one sentence with
-the user's file and line.
+the user's file and line. Scores that meet a value without a softmax are noted in ``Absence``.
 
 Nothing that does not come from a product of two activations is looked at, and what is known of it
 is kept by storage, weakly (``tracks.py``). A softmax is an attention that cannot be told only where
@@ -16,12 +16,21 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from regard.capture.absence import Absence
 from regard.capture.axes import Axes
 from regard.capture.changes import Changes, tensors_in
 from regard.capture.contractions import PRODUCTS, Written, contraction, written
 from regard.capture.score_steps import Plus, Step, Times
 from regard.capture.softmaxes import Softmaxes
-from regard.capture.tracks import Exponentials, Scores, Track, Tracks, Weights
+from regard.capture.tracks import (
+    Exponentials,
+    Lost,
+    Scores,
+    Track,
+    Tracks,
+    Weights,
+    storage_key,
+)
 from regard.matrix import AttentionMatrix
 from regard.tracing import Listener, Operation, apart
 
@@ -35,6 +44,7 @@ class Handwritten:
         model: whose parameters are no activations.
         take: called with the module's name and the matrix of the model's own tensors.
         refuse: called with the module's name and the reason why its attention cannot be told.
+        absence: is told what else might have been attention.
     """
 
     def __init__(
@@ -42,8 +52,12 @@ class Handwritten:
         model: nn.Module,
         take: Callable[[str, AttentionMatrix], None],
         refuse: Callable[[str, str], None],
+        absence: Absence,
     ) -> None:
         self._refuse = refuse
+        self._absence = absence
+        self._ran = False
+        self._buffers = model.buffers
         self._tracks = Tracks(model)
         self._changes = Changes(self._tracks)
         self._softmaxes = Softmaxes(self._tracks, self._changes, take)
@@ -65,12 +79,13 @@ class Handwritten:
         """A product: of two activations, of weights and value, or with a parameter."""
         self._softmaxes.release()
         self._tracks.forget()
+        self._note_run(operation)
         output = cast(Tensor, operation.output)
         owned = any(self._tracks.is_parameter(tensor) for tensor in tensors_in(operation.args))
         if (owned and not self._tracks) or output.is_nested:
             return
         product = written(operation.func, operation.args, operation.kwargs)
-        if product is None or self._meets_value(product, output):
+        if product is None or self._meets_value(operation, product, output):
             return
         if owned:
             self.pass_on(operation)
@@ -87,7 +102,12 @@ class Handwritten:
             steps = (*steps, Plus(product.added, axes, product.beta))
         self._tracks.put(output, axes, Scores(found[0], steps))
 
-    def _meets_value(self, product: Written, output: Tensor) -> bool:
+    def _note_run(self, operation: Operation) -> None:
+        if not self._ran and operation.caller().module is not None:
+            self._ran = True
+            self._absence.note_run()
+
+    def _meets_value(self, operation: Operation, product: Written, output: Tensor) -> bool:
         """Whether one of the factors is weights, or what becomes weights when it is divided."""
         summed = product.labels.summed
         sides = ((product.left, product.labels.left), (product.right, product.labels.right))
@@ -98,8 +118,28 @@ class Handwritten:
                 return True
             if track is not None and isinstance(track.stage, Exponentials) and len(summed) == 1:
                 self._softmaxes.draw(tensor, letters.index(summed), output)
+                self._suspect(operation, product, "exp is divided by no sum")
                 return True
+        stage = self._tracks.stage_of(product.left)
+        if isinstance(stage, Lost):
+            self._suspect(operation, product, f"{stage.through} stands in its place")
+        elif isinstance(stage, Scores) and stage.steps:
+            self._suspect(operation, product, "nothing stands in its place")
         return False
+
+    def _suspect(self, operation: Operation, product: Written, instead: str) -> None:
+        """Scores, on the left, meet a value without a softmax."""
+        known = {storage_key(buffer) for buffer in self._buffers()}
+        factors = [product.left, product.right]
+        stage = self._tracks.stage_of(product.left)
+        if isinstance(stage, Scores):
+            factors += [stage.product.left, stage.product.right]
+        constant = any(self._tracks.is_parameter(t) or storage_key(t) in known for t in factors)
+        caller = operation.caller()
+        if caller.module is not None and not constant:
+            place = f"{caller.file}:{caller.line}"
+            how = f"scores meet a value ({place}) without a softmax; {instead}"
+            self._absence.note_unlike(caller.module, how)
 
     def _check(
         self, track: Track, weights: Weights, tensor: Tensor, letters: str, summed: str

@@ -173,10 +173,15 @@ class Tracks:
             return None
         return self._tracks.get(cast(int, storage_key(tensor)))
 
+    def stage_of(self, tensor: object) -> Stage | None:
+        """What the storage of a tensor holds, without where it lies."""
+        track = self.of(tensor)
+        return None if track is None else track.stage
+
     def scores_of(self, tensor: object) -> Scores | None:
         """The scores that the storage of a tensor holds; None where it holds none."""
-        track = self.of(tensor)
-        return track.stage if track is not None and isinstance(track.stage, Scores) else None
+        stage = self.stage_of(tensor)
+        return stage if isinstance(stage, Scores) else None
 
     def powers_of(self, tensor: Tensor) -> tuple[Scores, Axes] | None:
         """The scores whose exponentials a tensor holds, and its axes in the product."""

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from regard.capture.absence import Absence, is_compiled
 from regard.capture.calls import NESTED, fused_calls
 from regard.capture.flex_calls import AFTER_FLEX_ATTENTION, FLEX_ATTENTION, FlexCalls
 from regard.capture.handwritten import Handwritten
@@ -71,6 +72,10 @@ def observe(
         RegardError: the model holds a compiled module; or, when the block has ended, no attention
             was seen or one could not be kept. The model's own run is never stopped.
 
+    Warns:
+        UserWarning: beside layers that were seen, a module multiplied scores with a value and took
+            no softmax: it is missing from the recording.
+
     Example:
         >>> import torch, regard, regard.nn
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), regard.nn.SelfAttention(8))
@@ -103,11 +108,8 @@ def observe(
     if (problem := keeper.problems.error()) is not None:
         raise problem
     if not seen:
-        raise RegardError(
-            f"no attention was seen in {type(model).__name__}; its modules must run it in the "
-            "block, on this thread.\n"
-            "    Run the model inside the block, without torch.compile."
-        )
+        raise watch.absence.error()
+    watch.absence.warn()
 
 
 def _check_model(model: object) -> None:
@@ -127,18 +129,12 @@ def _check_model(model: object) -> None:
             )
         own = {"forward": type(module).forward, **vars(module)}
         for attribute, value in own.items():
-            if _is_compiled(value):
+            if is_compiled(value):
                 raise RegardError(
                     f"model has a compiled function at '{name}.{attribute}'; observe cannot look "
                     "into compiled code.\n"
                     "    Observe the same model without torch.compile."
                 )
-
-
-def _is_compiled(value: object) -> bool:
-    """Whether a function comes from torch.compile, and not from torch.compiler.disable."""
-    known = getattr(value, "__dict__", {}) if callable(value) else {}
-    return "_torchdynamo_orig_callable" in known and not known.get("_torchdynamo_disable", False)
 
 
 class _Watch:
@@ -147,6 +143,7 @@ class _Watch:
     Attributes:
         tracer: tells it what the model runs.
         close: to be called when the block has ended.
+        absence: what might have been attention.
     """
 
     def __init__(self, model: nn.Module, keeper: Keeper) -> None:
@@ -157,7 +154,8 @@ class _Watch:
         self._calls = fused_calls()
         self._padded_to: dict[tuple[int, ...], int] = {}
         self._multiplying = False
-        handwritten = Handwritten(model, self._take_handwritten, self._refuse)
+        self.absence = Absence(model)
+        handwritten = Handwritten(model, self._take_handwritten, self._refuse, self.absence)
         self.close = handwritten.close
         pass_on = self._safe(handwritten.pass_on)
         self.tracer = Tracer(model, self._listeners(handwritten), pass_on)
@@ -214,10 +212,12 @@ class _Watch:
 
     def product(self, matrix: LinearMap, multiply: Callable[[], Tensor]) -> Tensor:
         """regard's own ``A @ value``: kept as it is, whichever operations run it."""
+        self.close()
         outer, self._multiplying = self._multiplying, True
         try:
             output = multiply()
         finally:
+            self.close()
             self._multiplying = outer
         if isinstance(matrix, AttentionMatrix) and not in_backward():
             operation = Operation(torch.matmul, (), {}, output, self._names)
@@ -233,6 +233,8 @@ class _Watch:
             return
         if inside:
             name = inside if name == self._root else f"{name}.{inside}"
+        self.close()
+        self.absence.note_attention(name)
         try:
             with apart():
                 matrix = read()
@@ -244,6 +246,7 @@ class _Watch:
     def _take_handwritten(self, name: str, matrix: AttentionMatrix) -> None:
         if self._multiplying:
             return
+        self.absence.note_attention(name)
         try:
             self._keeper.take(name, matrix)
         except Exception as cause:  # noqa: BLE001  the model's own run is never stopped

@@ -1,0 +1,232 @@
+"""What observe says of attention that it did not see: why, which module, on which line."""
+
+import inspect
+import re
+import threading
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import regard
+from models import ImportedByName, Stack, noise
+
+
+def refusal(model: nn.Module, run: Callable[[], object]) -> str:
+    with pytest.raises(regard.RegardError) as caught, regard.observe(model) as seen:
+        run()
+    assert len(seen) == 0
+    return str(caught.value)
+
+
+NOT_RUN = """none of its modules ran a product of matrices in the block, on this thread.
+    Run the model inside the block, on the thread that opened it."""
+
+
+def test_a_model_that_did_not_run_is_told_to_be_run() -> None:
+    message = f"no attention was seen in Stack; {NOT_RUN}"
+    assert refusal(Stack(), lambda: noise(3, 5) @ noise(5, 3)) == message
+
+
+def test_a_model_that_ran_on_another_thread_is_told_to_run_on_this_one() -> None:
+    model = Stack()
+
+    def run() -> None:
+        thread = threading.Thread(target=model, args=(noise(3, 7, 22),))
+        thread.start()
+        thread.join()
+
+    assert refusal(model, run) == f"no attention was seen in Stack; {NOT_RUN}"
+
+
+@pytest.mark.parametrize(
+    ("model", "given"),
+    [
+        pytest.param(nn.Linear(22, 2), noise(3, 22), id="no attention in it"),
+        pytest.param(ImportedByName(), noise(3, 0, 22), id="no tokens"),
+    ],
+)
+def test_a_model_without_attention_over_tokens_says_so(model: nn.Module, given: Tensor) -> None:
+    assert refusal(model, lambda: model(given)) == (
+        f"no attention was seen in {type(model).__name__}; its modules ran, and ran no attention "
+        "over tokens that observe knows.\n"
+        "    observe sees softmax attention that PyTorch or flash-attn runs on this thread, and no "
+        "other kernels."
+    )
+
+
+def doubled(x: Tensor) -> Tensor:
+    return 2 * x
+
+
+COMPILED = torch.compile(doubled, backend="eager")
+
+
+class Hiding(nn.Module):
+    """Has a compiled function where no attribute tells."""
+
+    def __init__(self, ways: object) -> None:
+        super().__init__()
+        self.ways = ways
+
+
+class Calling(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return COMPILED(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "place"),
+    [
+        pytest.param(Hiding([None, COMPILED]), "'1.ways[1]'", id="in a list"),
+        pytest.param(Hiding({"fast": COMPILED}), "'1.ways['fast']'", id="in a dict"),
+        pytest.param(Calling(), "'COMPILED', which '1' calls,", id="a global"),
+    ],
+)
+def test_a_compiled_function_that_the_door_did_not_find_is_named(
+    model: nn.Module, place: str
+) -> None:
+    model = nn.Sequential(nn.ReLU(), model)
+    assert refusal(model, lambda: None) == (
+        f"no attention was seen in Sequential; {place} is a compiled function, and observe cannot "
+        "look into compiled code.\n"
+        "    Observe the same model without torch.compile."
+    )
+
+
+def sigmoid(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = torch.sigmoid(q @ k.mT / 3)  # instead
+    return weights @ v  # value
+
+
+def rectified(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = (q @ k.mT).relu() ** 2  # instead
+    return torch.einsum("bij,bjd->bid", weights, v)  # value
+
+
+def decayed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Retention: decay in place of a softmax."""
+    decay = 0.9 ** (torch.arange(5)[:, None] - torch.arange(5)).float()
+    return (q @ k.mT) * decay.tril() @ v  # value
+
+
+def unnormalised(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.exp(q @ k.mT / 9) @ v  # value
+
+
+class Unlike(nn.Module):
+    def __init__(self, way: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.way = way
+        self.query, self.key = nn.Linear(22, 22), nn.Linear(22, 22)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.way(self.query(x), self.key(x), x)
+
+
+def line(way: Callable[..., object], mark: str) -> str:
+    lines, start = inspect.getsourcelines(way)
+    return f"{__file__}:{next(start + i for i, text in enumerate(lines) if f'# {mark}' in text)}"
+
+
+INSTEAD = [
+    pytest.param(sigmoid, "sigmoid ({}) stands in its place", id="sigmoid"),
+    pytest.param(rectified, "relu ({}) stands in its place", id="relu"),
+    pytest.param(decayed, "nothing stands in its place", id="decay"),
+    pytest.param(unnormalised, "exp is divided by no sum", id="exponentials"),
+]
+SURROUNDINGS = [torch.enable_grad, torch.no_grad, torch.inference_mode]
+
+
+def how(way: Callable[..., object], instead: str) -> str:
+    place = line(way, "instead") if "{}" in instead else ""
+    return f"scores meet a value ({line(way, 'value')}) without a softmax; {instead.format(place)}"
+
+
+@pytest.mark.parametrize("mode", SURROUNDINGS, ids=lambda mode: mode.__name__)
+@pytest.mark.parametrize(("way", "instead"), INSTEAD)
+def test_attention_without_a_softmax_is_named_where_it_is_alone(
+    way: Callable[..., Tensor], instead: str, mode: Callable[[], object]
+) -> None:
+    model = nn.Sequential(nn.ReLU(), Unlike(way))
+    with mode():
+        assert refusal(model, lambda: model(noise(2, 5, 22))) == (
+            f"no attention was seen in Sequential; in '1', {how(way, instead)}.\n"
+            "    observe keeps attention whose weights are a softmax of query times key."
+        )
+
+
+@pytest.mark.parametrize(("way", "instead"), INSTEAD)
+def test_attention_without_a_softmax_is_warned_of_beside_others(
+    way: Callable[..., Tensor], instead: str
+) -> None:
+    model, x = nn.Sequential(Softmax(), Unlike(way)), noise(2, 5, 22)
+    expected = model(x)
+    message = (
+        f"'1' is missing from the recording: {how(way, instead)}. "
+        "observe keeps attention whose weights are a softmax of query times key."
+    )
+    with (
+        pytest.warns(UserWarning, match=f"^{re.escape(message)}$") as caught,
+        regard.observe(model) as seen,
+    ):
+        output = model(x)
+    assert caught[0].filename == __file__
+    assert torch.equal(output, expected)
+    assert list(seen) == ["0"]
+
+
+class Softmax(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ x.mT).softmax(-1) @ x
+
+
+def test_several_modules_without_a_softmax_are_counted() -> None:
+    model = nn.Sequential(Softmax(), *(Unlike(sigmoid) for _ in range(3)))
+    text = "; sigmoid .* stands in its place, and 2 more modules"
+    with pytest.warns(UserWarning, match=text), regard.observe(model):
+        model(noise(2, 5, 22))
+
+
+def positions(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The product of scores and positions is part of an attention."""
+    near = (q @ k.mT / 3).sigmoid() @ v
+    return ((q + near) @ k.mT).softmax(-1) @ v
+
+
+def filters(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Products with what is no activation."""
+    return (q @ v.new_ones(22, 4).mul_(0.5).add_(1)).sum() + (q @ k.mT).mean() * v
+
+
+class Transformed(nn.Module):
+    """A transform of signals by constant matrices, as a filter bank is, and attention elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("there", noise(22, 7))
+        self.register_buffer("back", noise(7, 22))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ self.there).abs() @ self.back
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(Unlike(positions), id="a part of an attention"),
+        pytest.param(Unlike(filters), id="no third factor"),
+        pytest.param(Transformed(), id="buffers"),
+        pytest.param(nn.Bilinear(22, 22, 22), id="parameters"),
+    ],
+)
+def test_what_is_no_attention_gives_no_warning(model: nn.Module) -> None:
+    whole = nn.ModuleList([Softmax(), model])
+    given = [noise(2, 5, 22)] * (2 if isinstance(model, nn.Bilinear) else 1)
+    with warnings.catch_warnings(), regard.observe(whole) as seen:
+        warnings.simplefilter("error")
+        whole[0](noise(2, 5, 22))
+        model(*given)
+    assert "0" in seen
