@@ -309,8 +309,8 @@ def test_beyond_no_part_is_an_error(asked: dict[str, Any], names: list[str], has
         drawn = drawn.beyond(name)
     message = (
         f"query is {names[-1]!r}; the shares are {has}, and it must be one of several.\n"
-        '    Ask for both, segments(parts, queries={"question": ..., "answer": ...}), then '
-        '.beyond("question").'
+        '    Ask for both, segments(parts, queries={"before": ..., "answer": ...}), then '
+        '.beyond("before").'
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         drawn.beyond(names[-1])

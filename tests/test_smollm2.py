@@ -19,6 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import regard
+from needles import prompt
 from regard.cli import main
 from regard.pretrained import Pretrained
 from test_docs import blocks, run_python
@@ -138,7 +139,7 @@ def differs(printed: str, expected: str, within: float, heads_within: int) -> li
 
 
 def test_the_guide_shows_what_the_model_does(guide: Guide) -> None:
-    assert len(guide.shown) == 4
+    assert len(guide.shown) == 5
     found = {line: differs(*texts, within=0.02, heads_within=3) for line, *texts in guide.shown}
     assert {line: wrong for line, wrong in found.items() if wrong} == {}
 
@@ -210,12 +211,55 @@ def test_the_first_token_takes_a_quarter_of_all_attention(guide: Guide) -> None:
 
 
 def test_the_answer_draws_most_from_the_document_that_has_it(guide: Guide) -> None:
-    shares = guide.names["shares"]
-    [total] = shares.total().tolist()
-    assert shares.keys[total.index(max(total))] == "gate"
+    shares, drawn = guide.names["shares"], guide.names["drawn"]
+    [beyond] = drawn.total().tolist()
+    place = shares.keys.index("gate")
+    assert beyond.index(max(beyond)) == place
+    assert max(beyond) > 0.04 > 0.02 > sorted(beyond)[-2]
     for layer, head in ((18, 6), (17, 3), (17, 4)):
-        drawn = dict(zip(shares.keys, shares.weights[layer, head, 0].tolist(), strict=True))
-        assert drawn["gate"] > 0.6
+        assert shares.weights[layer, head, 1, place] > 0.6
+
+
+# Of the guide's table: tokens, the document with the needle, its share and the others' largest,
+# then the same beyond what was drawn before the question.
+LONG = re.findall(
+    r"^\| ([\d,]+) \| (\w+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$",
+    GUIDE.read_text(),
+    re.MULTILINE,
+)
+
+
+def test_the_guide_has_prompts_of_two_lengths() -> None:
+    assert Counter(row[0] for row in LONG) == {"514": 3, "3,405": 5}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "needle_in", "figures"),
+    [
+        pytest.param(
+            *(row[0], row[1], row[2:]),
+            id=f"{row[0]} tokens, {row[1]}",
+            marks=() if row[0] == "514" else takes_minutes,
+        )
+        for row in LONG
+    ],
+)
+def test_the_table_points_at_the_document_with_the_needle(
+    tokens: str, needle_in: str, figures: tuple[str, ...], folder: Path
+) -> None:
+    asked = prompt(6 if tokens == "514" else 44, needle_in)
+    seen = Pretrained.load(str(folder)).observe(asked.text, queries=slice(-40, None))
+    assert f"{len(seen.key_tokens or ()):,}" == tokens
+    parts = regard.spans.by_pattern(seen.key_tokens, asked.documents)
+    queries = regard.spans.by_pattern(seen.query_tokens, asked.asked)
+    shares = seen.segments(parts, queries=queries, sinks=False)
+    found: list[float] = []
+    for of_answer in (shares.total()[1].tolist(), shares.beyond("before").total()[0].tolist()):
+        found.append(of_answer.pop(shares.keys.index(needle_in)))
+        found.append(max(0.0, *of_answer))
+    # 0.02: another processor rounds bfloat16 elsewhere
+    assert found == pytest.approx([float(figure) for figure in figures], abs=0.02)
+    assert found[2] > 2 * found[3]
 
 
 def test_a_head_that_finds_the_needle_does_not_look_at_it_before_it_is_asked(guide: Guide) -> None:

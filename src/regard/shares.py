@@ -59,12 +59,12 @@ class Shares:
     def beyond(self, query: str) -> "Shares":
         """How much more each other part of the queries drew than this one did, head by head.
 
-        Attention that does not depend on what is asked falls out: that of sinks which no list has,
-        of heads that look nearby, of long parts. Ours.
+        What does not depend on what is asked falls out: attention to sinks that no list has, of
+        heads that look nearby, to long parts. Ours; ``docs/heads.md`` has its figures.
 
         Args:
-            query: a part of the queries that looked at the same keys and asks nothing of them, or
-                something else: the question before its answer.
+            query: a part of the queries that sees the same keys and does not know what is asked:
+                ``Question:``, after the documents and before the question.
 
         Returns:
             The other parts of the queries, each share a difference from -1 to 1.
@@ -77,10 +77,10 @@ class Shares:
             >>> weights = torch.tensor([[0.8, 0.1, 0.1], [0.8, 0.1, 0.1], [0.7, 0.1, 0.2]])
             >>> A = regard.AttentionMatrix.from_weights(weights)
             >>> parts = {"first": (0, 1), "second": (1, 2), "third": (2, 3)}
-            >>> asked = {"question": (1, 2), "answer": (2, 3)}
+            >>> asked = {"before": (1, 2), "answer": (2, 3)}
             >>> drawn = regard.Recording({"layer": A}).segments(parts, queries=asked)
-            >>> drawn.beyond("question")
-            Shares of 1 layer with 1 head, beyond those of 'question'; the mean over all of them:
+            >>> drawn.beyond("before")
+            Shares of 1 layer with 1 head, beyond those of 'before'; the mean over all of them:
                       first  second   third
             answer  -0.1000  0.0000  0.1000
         """
@@ -89,8 +89,8 @@ class Shares:
             raise ValueError(
                 f"query is {query!r}; the shares are {has}{', '.join(map(repr, self.queries))}, "
                 "and it must be one of several.\n"
-                '    Ask for both, segments(parts, queries={"question": ..., "answer": ...}), '
-                'then .beyond("question").'
+                '    Ask for both, segments(parts, queries={"before": ..., "answer": ...}), '
+                'then .beyond("before").'
             )
         place = self.queries.index(query)
         others = [i for i in range(len(self.queries)) if i != place]
