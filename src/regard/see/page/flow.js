@@ -21,6 +21,8 @@ const WHOLE = 512; // tokens that are one block
 const PARAGRAPH = 192; // tokens of a block that may end at a line break,
 const SENTENCE = 320; // at the end of a sentence; and anywhere after WHOLE
 const NEAR = 800; // pixels around the screen that are built
+const FAR = 120; // pixels out of sight that are no mere step
+const MARGIN = 40; // pixels kept between a token and the edge
 const CHARACTERS = 60; // of a line, for the height of a block that is not built yet
 const SENTENCE_END = /[.!?…]["'”’)\]]*\s*$/;
 
@@ -224,7 +226,7 @@ export class Flow {
     for (const { first, spans } of this.blocks) spans?.forEach((span, i) => this.dress(span, first + i));
   }
 
-  /** Scrolls a token into sight, and no further. @param {number} at */
+  /** Scrolls a token into sight: no further than it must, or with some text around it. @param {number} at */
   reveal(at) {
     const block = this.blockOf(at);
     if (!block) return;
@@ -234,8 +236,10 @@ export class Flow {
     }
     const span = /** @type {HTMLElement} */ (this.span(at));
     const [box, view] = [span.getBoundingClientRect(), this.scroller.getBoundingClientRect()];
-    if (box.top < view.top) this.scroller.scrollTop -= view.top - box.top + 40;
-    if (box.bottom > view.bottom) this.scroller.scrollTop += box.bottom - view.bottom + 40;
+    const [above, below] = [view.top - box.top, box.bottom - view.bottom];
+    if (above <= 0 && below <= 0) return;
+    if (Math.max(above, below) > FAR) this.scroller.scrollTop += box.top - view.top - view.height / 3;
+    else this.scroller.scrollTop += above > 0 ? -above - MARGIN : below + MARGIN;
   }
 
   /**

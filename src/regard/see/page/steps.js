@@ -7,7 +7,7 @@ import { counted, grouped, share } from "./numbers.js";
 import { quoted } from "./sentence.js";
 import { columnsOf, totalOf, written } from "./sums.js";
 import { named } from "./tokens.js";
-import { largest, vectorPicture } from "./vectors.js";
+import { FEW, largest, vectorPicture } from "./vectors.js";
 
 /**
  * @typedef {import("./state.js").State} State
@@ -134,8 +134,10 @@ export class StepsView {
     const axes = this.page.axes(layer);
     const held = this.grid.contains(document.activeElement);
     const name = quoted(axes.queries, this.query);
-    const may = steps.masked ? `; it may attend to ${grouped(steps.allowed)}` : "";
-    this.heading.textContent = `How ${name} comes to its weights on ${counted(steps.keys, "key")}${may}`;
+    const keys = steps.masked
+      ? `the ${grouped(steps.allowed)} of ${counted(steps.keys, "key")} it may attend to`
+      : counted(steps.keys, "key");
+    this.heading.textContent = `How ${name} comes to its weights on ${keys}`;
     const columns = columnsOf(steps);
     const highest = largest([steps.vector, ...steps.rows.map(({ vector }) => vector)]);
     const rows = steps.rows.map((step, i) => this.row(step, i, columns, highest));
@@ -149,7 +151,9 @@ export class StepsView {
     this.more.hidden = rest <= 0;
     this.more.textContent = `${Math.min(FIRST, rest)} more of ${grouped(rest)}`;
     const aside = hidden ? "The first and the special tokens are set aside, as if masked. " : "";
-    this.notes.textContent = aside + (steps.vector ? NO_VALUES : NO_VECTORS);
+    const scale = `Vectors of ${steps.vector?.length} numbers: blue below 0, orange above, full at ${written(highest)}. `;
+    const isSeen = (steps.vector?.length ?? 0) > FEW;
+    this.notes.textContent = aside + (isSeen ? scale : "") + (steps.vector ? NO_VALUES : NO_VECTORS);
     this.activate([clamp(this.active[0], rows.length), clamp(this.active[1], columns.length - 1)]);
     if (held) this.cell(this.active)?.focus({ preventScroll: true });
     this.mark();

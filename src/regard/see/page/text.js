@@ -28,7 +28,9 @@ import { quoted, quotedRange } from "./sentence.js";
  * @property {HTMLElement} caption
  */
 
+const HINT = "Point at a word, or choose several: drag, or Shift and the arrows.";
 const LABELLED = 6; // of the strongest tokens have their number above them
+const LEAST = 0.04; // of the strongest: less is not worth a number
 const APART = 8; // characters between two numbers that do not touch
 
 export class TextView {
@@ -193,7 +195,9 @@ export class TextView {
         this.side(keys, "both", "column", "Who looks at it"),
       ];
     const twice = queries === keys && cut === null;
-    this.turn.hidden = this.direction.hidden = twice;
+    this.turn.hidden = twice;
+    this.direction.className = twice ? "hint" : "direction";
+    if (twice) this.direction.textContent = HINT;
     this.pane.classList.toggle("few", Math.max(queries.length, n) <= MOST_LINED);
     if (twice) this.scrollTogether();
   }
@@ -269,8 +273,9 @@ export class TextView {
       column: quotedRange(keys, reading.key, reading.keyTo),
     };
     const shown = side === "looks" ? "row" : "column";
-    this.direction.textContent =
-      shown === "row" ? `Where ${names.row} looks` : `Who looks at ${names.column}`;
+    if (!this.turn.hidden)
+      this.direction.textContent =
+        shown === "row" ? `Where ${names.row} looks` : `Who looks at ${names.column}`;
     for (const each of this.sides) {
       const shows = each.shows === "side" ? shown : each.shows;
       const isTinted = this.isOneText() || shows === shown;
@@ -297,7 +302,9 @@ export class TextView {
       return;
     }
     const part = weights.subarray(first, end);
-    const strongest = top(part, LABELLED).map((at) => first + at);
+    const strongest = top(part, LABELLED)
+      .filter((at) => part[at] >= LEAST * highest)
+      .map((at) => first + at);
     flow.label(numbersAbove(flow.tokens, strongest, weights));
     const sum = part.reduce((total, weight) => total + weight, 0);
     const isPair = shows === "side";

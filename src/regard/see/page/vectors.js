@@ -2,7 +2,7 @@
 
 import { written } from "./sums.js";
 
-const FEW = 4; // numbers that are quicker read than seen
+export const FEW = 4; // numbers that are quicker read than seen
 const POLES = { light: ["#2456a6", "#b3430b"], dark: ["#6ca6ff", "#ff9a52"] };
 
 /**
