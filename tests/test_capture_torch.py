@@ -110,16 +110,25 @@ def test_keys_that_the_layer_adds_are_keys(added: str, need_weights: bool) -> No
     torch.testing.assert_close(seen[0].to_dense(), expected, atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize(
+    "masks",
+    [
+        pytest.param({}, id="no mask"),
+        pytest.param({"attn_mask": FUTURE}, id="causal"),
+        pytest.param({"key_padding_mask": PADDING[1]}, id="padding"),
+        pytest.param({"attn_mask": FUTURE.expand(HEADS, -1, -1)}, id="a mask for each head"),
+    ],
+)
 @pytest.mark.parametrize("need_weights", [True, False], ids=["weights", "no weights"])
 def test_without_a_batch_there_is_no_axis_for_one(
-    need_weights: bool, surroundings: Callable[[], Any]
+    masks: dict[str, Tensor], need_weights: bool, surroundings: Callable[[], Any]
 ) -> None:
     layer, given = attention(), noise(TOKENS, DIM)
     with surroundings(), regard.observe(layer) as seen:
-        layer(given, given, given, need_weights=need_weights)
-    expected = layer(given, given, given, average_attn_weights=False)[1]
-    matrix = seen[0] if seen[0].ndim == 3 else seen[0][0]
-    torch.testing.assert_close(matrix.to_dense(), expected, atol=1e-6, rtol=0)
+        layer(given, given, given, need_weights=need_weights, **masks)
+    expected = layer(given, given, given, average_attn_weights=False, **masks)[1]
+    assert seen[0].shape == (HEADS, TOKENS, TOKENS)
+    torch.testing.assert_close(seen[0].to_dense(), expected, atol=1e-6, rtol=0)
 
 
 # nn.TransformerEncoder, nn.TransformerDecoder, nn.Transformer

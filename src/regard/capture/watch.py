@@ -189,7 +189,9 @@ class _Watch:
         def read() -> AttentionMatrix:
             one_query = operation.local("sdpa_attention_forward", "q_length") == 1
             args, kwargs = operation.args, operation.kwargs
-            return call.matrix(args, kwargs, one_query=one_query, padded_to=self._padded_to)
+            matrix = call.matrix(args, kwargs, one_query=one_query, padded_to=self._padded_to)
+            batched = operation.local("multi_head_attention_forward", "is_batched")
+            return matrix[0] if batched is False and matrix.ndim == 4 else matrix
 
         self._keep(operation, read, call.inside)
 
