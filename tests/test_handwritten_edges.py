@@ -107,6 +107,31 @@ def test_positions_beside_the_tokens_are_no_batch() -> None:
     assert seen[0].shape == (2, 4, 5, 5)
 
 
+class TokensLast(Merged):
+    """Something else before the tokens."""
+
+    def forward(self, other: Tensor, x: Tensor) -> Tensor:
+        return super().forward(x, torch.zeros(()))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(torch.arange(2.0), id="a time for each sequence"),
+        pytest.param(noise(2, 6), id="a condition for each sequence"),
+        pytest.param(torch.ones(2, 5, dtype=torch.bool), id="which tokens are real"),
+        pytest.param(noise(5, 5), id="numbers for each query and key"),
+        pytest.param(noise(8, 5, 5), id="numbers for each head"),
+        pytest.param(noise(3, 11, 8), id="another text"),
+    ],
+)
+def test_tokens_are_found_behind_other_arguments(other: Tensor) -> None:
+    model = TokensLast()
+    with regard.observe(model) as seen:
+        model(other, noise(2, 5, 8))
+    assert seen[0].shape == (2, 4, 5, 5)
+
+
 def test_a_mask_for_each_head_is_no_batch() -> None:
     model = nn.MultiheadAttention(12, 3).eval()
     x = noise(5, 12)

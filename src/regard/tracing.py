@@ -111,19 +111,18 @@ class Operation(NamedTuple):
                 return None
         return None
 
-    def inputs(self) -> list[Tensor]:
-        """The first tensor among the arguments of each forward that is running, as it is by now.
+    def inputs(self) -> list[list[Tensor]]:
+        """The tensors among the arguments of each forward that is running, as they are by now.
 
         Only while the listener runs.
         """
-        found: list[Tensor] = []
+        found: list[list[Tensor]] = []
         for frame in _frames():
             code = frame.f_code
             if code.co_name == "forward" and self._module_of(frame) is not None:
                 names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
                 given = (frame.f_locals.get(name) for name in names)
-                first = next((value for value in given if isinstance(value, Tensor)), None)
-                found += [] if first is None else [first]
+                found.append([value for value in given if isinstance(value, Tensor)])
         return found
 
     def _module_of(self, frame: FrameType) -> str | None:

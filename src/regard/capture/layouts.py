@@ -30,7 +30,11 @@ class Layout:
 
 
 def layout_of(
-    product: Product, final: Axes, dim: int, passed: Sequence[Axes], given: Sequence[Tensor]
+    product: Product,
+    final: Axes,
+    dim: int,
+    passed: Sequence[Axes],
+    given: Sequence[Sequence[Tensor]],
 ) -> Layout:
     """The layout of the matrix whose weights a softmax gave.
 
@@ -40,8 +44,8 @@ def layout_of(
         dim: the axis along which the weights sum to 1.
         passed: the axes that the scores had on their way; those that split the batch further are
             taken.
-        given: the first tensor of each running forward, which tells a batch from heads where one
-            axis is both.
+        given: the tensors of each running forward, of which the tokens tell a batch from heads
+            where one axis is both.
 
     Raises:
         Untold: there are no rows of a query, or no whole row of keys.
@@ -95,12 +99,12 @@ def _layout(product: Product, axes: Axes, dim: int) -> Layout:
     return Layout(arranged, kinds[dim] == "column")
 
 
-def _with_heads(layout: Layout, given: Sequence[Tensor]) -> Layout:
+def _with_heads(layout: Layout, given: Sequence[Sequence[Tensor]]) -> Layout:
     """The layout with an axis for the batch and one for the heads."""
     if len(layout.axes.sizes) != 3:
         return layout
     merged, q_len, kv_len = layout.axes.sizes
-    batches = [_batch(tensor, q_len, kv_len) for tensor in given if not tensor.is_nested]
+    batches = [_batch_of(tensors, q_len, kv_len) for tensors in given]
     batch = min((n for n in batches if n is not None and merged % n == 0), default=None)
     if batch is None:
         return layout
@@ -109,14 +113,22 @@ def _with_heads(layout: Layout, given: Sequence[Tensor]) -> Layout:
     return replace(layout, axes=replace(layout.axes, sizes=sizes, places=places))
 
 
-def _batch(given: Tensor, q_len: int, kv_len: int) -> int | None:
-    """How many sequences a tensor (batch, tokens, dim), or (tokens, batch, dim), holds."""
-    shape = tuple(given.shape)
-    if len(shape) != 3 or not given.is_floating_point() or shape == (1, q_len, kv_len):
-        return None
-    if shape[1] == q_len:
-        return shape[0]
-    return shape[1] if shape[0] == q_len else None
+def _batch_of(given: Sequence[Tensor], q_len: int, kv_len: int) -> int | None:
+    """How many sequences a forward was given; None where its tokens are none of its arguments."""
+    floats = [t for t in given if not t.is_nested and t.is_floating_point()]
+    # Numbers for each query and key are a mask, unless there is nothing else.
+    tokens = [t for t in floats if t.shape[-2:] != (q_len, kv_len)] or floats[:1]
+    for tensor in tokens:
+        match tuple(tensor.shape):
+            case (length, _) if length == q_len:
+                return None
+            case (batch, length, _) if length == q_len and tensor.shape != (1, q_len, kv_len):
+                return batch
+            case (length, batch, _) if length == q_len:
+                return batch
+            case _:
+                pass
+    return None
 
 
 def _kind(place: int, row: int, unit: int) -> str:

@@ -140,7 +140,7 @@ def attention(
     axes: Axes,
     dim: int,
     weights: Tensor | None,
-    given: Sequence[Tensor] = (),
+    given: Sequence[Sequence[Tensor]] = (),
 ) -> AttentionMatrix:
     """The matrix whose weights a softmax gave.
 
@@ -150,8 +150,8 @@ def attention(
         axes: of the tensor that the softmax was taken of.
         dim: the axis along which its weights sum to 1.
         weights: what the softmax gave, compared in two rows; None where they were never there.
-        given: the first tensor of each running forward, which tells a batch from heads where one
-            axis is both.
+        given: the tensors of each running forward, of which the tokens tell a batch from heads
+            where one axis is both.
 
     Returns:
         The matrix of the model's own tensors, with the axes of the softmax; where the model's axes
