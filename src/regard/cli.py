@@ -21,6 +21,7 @@ try:
     from regard.commands.record import record
     from regard.commands.see import see
     from regard.commands.segments import segments
+    from regard.commands.serve import serve
 except ModuleNotFoundError as missing:
     name = str(missing.name).partition(".")[0]
     sys.stderr.write(
@@ -89,6 +90,6 @@ def regard(
         typer.echo(context.get_help())
 
 
-for command in (see, heads, record, segments, learn):
+for command in (see, heads, record, segments, serve, learn):
     app.command()(command)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(check)
