@@ -8,6 +8,7 @@ alone.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from math import prod
 from typing import Any, cast
 
@@ -29,7 +30,7 @@ __all__ = ["Blocks", "boxes"]
 # A block and its few temporaries should stay in the cache, and its rows be many enough for the
 # matrix product to run at speed.
 BLOCK_SIZE = 2**20
-MIN_ROWS, MAX_ROWS = 32, 256
+MIN_ROWS, MAX_ROWS = 32, 128
 # Of the size of a block: its scores, its weights and what a reduction makes of them.
 BLOCKS_HELD = 3
 _NO_GRAPH = "regard sweeps over blocks beside the graph"
@@ -95,11 +96,16 @@ def boxes(
         columns = some(everywhere, tile)
         return columns.stop - columns.start
 
-    tiles = list(_tiles(rows, width))
-    room = max(1, BLOCK_SIZE // max((tile.stop - tile.start) * width(tile) for tile in tiles))
-    for part in _leading_parts(tuple(leading), room, groups):
-        for tile in tiles:
-            yield Box(part, tile, some(part, tile))
+    def parts(tile: slice) -> list[tuple[slice, ...]]:
+        room = max(1, BLOCK_SIZE // ((tile.stop - tile.start) * width(tile)))
+        return list(_leading_parts(tuple(leading), room, groups))
+
+    # Tile after tile of one head, as far as heads are alone: its keys stay in the cache.
+    for alike, tiles in groupby(_tiles(rows, width), parts):
+        tiles_alike = list(tiles)
+        for part in alike:
+            for tile in tiles_alike:
+                yield Box(part, tile, some(part, tile))
 
 
 def _tiles(rows: range, width: Callable[[slice], int]) -> Iterator[slice]:
