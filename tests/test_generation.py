@@ -188,7 +188,8 @@ def test_an_assistant_that_guesses_changes_nothing() -> None:
     plain = model.generate(**given).sequences
     with regard.observe(model) as seen:
         output = model.generate(**given, assistant_model=assistant).sequences
-    matrices = [matrix for name, matrix in seen.items() if "layers" in name]
+    matrices = list(seen.values())
+    assert list(seen) == [f"model.layers.{place}.self_attn" for place in range(2)]
     assert torch.equal(plain, output)
     kv_len = min(matrices[0].shape[-1], output.shape[-1])
     eager = built("llama", "eager")(output[:, :kv_len], output_attentions=True).attentions

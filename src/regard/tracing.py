@@ -83,13 +83,17 @@ class Operation(NamedTuple):
         module: str | None = None
         own: FrameType | None = None
         other: FrameType | None = None
+        beside = False  # generate() runs it, or its assistant: no forward of the model does
         for frame in _frames():
-            module = module or self._module_of(frame)
+            if module is None and not beside:
+                module = self._module_of(frame)
+                if module and frame.f_code.co_filename.startswith(_GENERATION):
+                    module, beside = None, True
             if not _is_in(frame.f_code.co_filename, _ENGINE):
                 other = other or frame
                 library = own is None and _is_in(frame.f_code.co_filename, _LIBRARIES)
                 own = own or (None if library else frame)
-            if module and own:
+            if (module or beside) and own:
                 break
         place = own or other
         file, line = (place.f_code.co_filename, place.f_lineno) if place else ("<unknown>", 0)
@@ -291,6 +295,7 @@ _PACKAGES = tuple(sysconfig.get_paths()[name] for name in ("purelib", "platlib")
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _ENGINE = (_folder(torch), str(Path(__file__).parent))
 _LIBRARIES = tuple(f"{place}/transformers" for place in _PACKAGES)
+_GENERATION = tuple(f"{place}/generation/" for place in _LIBRARIES)
 
 
 @cache
