@@ -304,14 +304,12 @@ def tokens(count: int) -> list[regard.Token]:
 def test_segments_are_those_of_the_recording(hidden: bool) -> None:
     matrices = {name: regard.attend(*torch.randn(2, 1, 3, 12, 4)) for name in "ab"}
     seen = regard.Recording(matrices, query_tokens=tokens(12))
-    spans = (("start", 0, 4), ("rest", 4, 12))
-    parts = {name: (start, stop) for name, start, stop in spans}
+    queries, keys = [(0, 4), (4, 12)], [(0, 3), (3, 6), (6, 12)]
     with Answers(seen) as answers:
-        mean = answers.segments(spans, hidden=hidden)
-        one = answers.segments(spans, Which(1, 2), hidden=hidden)
-    expected = seen.segments(parts, sinks=not hidden)
-    torch.testing.assert_close(mean.total(), expected.total())
-    torch.testing.assert_close(one.total(), expected.weights[1, 2])
+        shares = answers.segments(Which(1, 2, hidden), queries, keys)
+    named = ({str(span): span for span in spans} for spans in (keys, queries))
+    expected = seen.segments(next(named), queries=next(named), sinks=not hidden)
+    torch.testing.assert_close(shares, expected.weights[1, 2])
 
 
 def test_hidden_sinks_are_the_first_key_and_special_tokens() -> None:
@@ -373,9 +371,9 @@ def test_heads_are_those_of_the_library() -> None:
             id="steps",
         ),
         pytest.param(
-            lambda it: it.segments([("a", 0, 1), ("a", 1, 2)]),
-            "spans has two parts of one name; each must have its own.",
-            id="spans",
+            lambda it: it.segments(Which(0, 5), [(0, 1)], [(0, 1)]),
+            "head is 5; it must be from 0 to 1.",
+            id="segments",
         ),
     ],
 )

@@ -19,7 +19,6 @@ from regard.see.query_steps import KeysAsked
 BASE = "http://127.0.0.1:8000"
 TOKEN = "secret-token"
 HEAD = {"layer": 0, "head": 1}
-SPANS = json.dumps([["start", 0, 3], ["rest", 3, 9]])
 
 
 def recorded() -> regard.Recording:
@@ -99,15 +98,12 @@ def test_steps_are_those_of_the_library(client: TestClient, answers: Answers) ->
     assert (got["keys"], got["allowed"], got["rows"][0]["value"]) == (9, 6, None)
 
 
-@pytest.mark.parametrize("of", [{}, HEAD], ids=["all heads", "one head"])
-def test_segments_are_those_of_the_recording(
-    of: dict[str, int], client: TestClient, answers: Answers
-) -> None:
-    got = client.get("/api/segments", params={"spans": SPANS, "hidden": 1, **of}).json()
-    spans = [("start", 0, 3), ("rest", 3, 9)]
-    expected = answers.segments(spans, Which(0, 1) if of else None, hidden=True)
-    assert got["names"] == ["start", "rest"]
-    torch.testing.assert_close(torch.tensor(got["shares"]), expected.total())
+def test_segments_are_shares_row_by_row(client: TestClient, answers: Answers) -> None:
+    queries, keys = [[0, 3], [3, 9]], [[0, 9]]
+    parts = {"queries": json.dumps(queries), "keys": json.dumps(keys), "hidden": 1}
+    got = client.get("/api/segments", params={**HEAD, **parts})
+    expected = answers.segments(Which(0, 1, hidden=True), [(0, 3), (3, 9)], [(0, 9)])
+    assert torch.equal(floats(got.content), expected.flatten())
 
 
 def test_heads_have_kinds(client: TestClient) -> None:
@@ -240,8 +236,10 @@ LONG = "9" * 40
 LEVELS = "level is 9; it must be from 0 to 0."
 WHOLE = "it must be a whole number."
 NO_ORDER = "by is 'size'; it must be weight or position."
-TWICE = "spans has two parts of one name; each must have its own."
-NO_SPANS = "spans must be 1 to 200 parts, each [name, first token, one past the last]."
+NO_SPANS = "queries must be 1 to 200 parts, each [first token, one past the last]."
+PARTS = "/api/segments?layer=0&head=0&keys=[[0,9]]"
+MANY = json.dumps([[0, 1]] * 201)
+BEYOND = "queries has (0, 10) for '0'; each span must lie within the text."
 TILE = "/api/tile?layer=0&head=0&level=0&row=0"
 
 
@@ -266,11 +264,13 @@ TILE = "/api/tile?layer=0&head=0&level=0&row=0"
             400,
             "count is 1001; it must be at most 1000.",
         ),
-        ("/api/segments", 400, "spans is missing."),
-        ("/api/segments?spans=[]", 400, NO_SPANS),
-        ("/api/segments?spans=" + "[" * 5000, 400, NO_SPANS),
-        ('/api/segments?spans=[["a",0,1.5]]', 400, NO_SPANS),
-        ('/api/segments?spans=[["a",0,1],["a",1,2]]', 400, TWICE),
+        (f"{PARTS}", 400, NO_SPANS),
+        (f"{PARTS}&queries=[]", 400, NO_SPANS),
+        (f"{PARTS}&queries=" + "[" * 5000, 400, NO_SPANS),
+        (f"{PARTS}&queries=[[0,1.5]]", 400, NO_SPANS),
+        (f"{PARTS}&queries=[[0,true]]", 400, NO_SPANS),
+        (f"{PARTS}&queries={MANY}", 400, NO_SPANS),
+        (f"{PARTS}&queries=[[0,10]]", 400, BEYOND),
         ("/nothing", 404, "there is nothing at this address."),
         ("/api/../../etc/passwd", 404, "there is nothing at this address."),
     ],

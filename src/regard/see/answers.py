@@ -21,13 +21,12 @@ from regard.see.manifest import first_sequence
 from regard.see.pyramid import Place, Pyramid, Tile, check_place, checked
 from regard.see.query_steps import KeysAsked, QuerySteps, query_steps
 from regard.see.strips import HeadScores
-from regard.shares import Shares
 
 __all__ = ["Answers", "Gone", "Progress", "RowOfWeights", "Which", "is_wanted"]
 
 MIB = 2**20
 _LOOK_AGAIN = 0.25  # seconds
-Spans = Sequence[tuple[str, int, int]]
+Spans = Sequence[tuple[int, int]]
 
 
 class Gone(Exception):
@@ -234,29 +233,25 @@ class Answers:
         head = self._pyramid(which).head
         return query_steps(head, checked("query", query, head.shape[0]), part)
 
-    def segments(self, spans: Spans, which: Which | None = None, *, hidden: bool = False) -> Shares:
-        """How much parts of the text drew from each other.
+    def segments(self, which: Which, queries: Spans, keys: Spans) -> Tensor:
+        """How much parts of the queries drew from parts of the keys, (query parts, key parts).
 
         Args:
-            spans: of each part its name, its first token, and the one past the last.
-            which: the head; the mean of all layers and heads for None.
-            hidden: whether sinks are left out.
+            which: the head.
+            queries: of each part its first token, and the one past the last.
+            keys: the same.
 
         Raises:
-            ValueError: two parts of one name; and as ``Recording.segments``.
+            IndexError: no such layer or head.
+            ValueError: a part is empty, reaches beyond the text or overlaps another.
+            RegardError: the layer has answers only.
         """
-        parts = {name: (start, stop) for name, start, stop in spans}
-        if len(parts) < len(spans):
-            raise ValueError("spans has two parts of one name; each must have its own.")
-        seen = self.recording
-        if which is None:
-            matrices = {name: first_sequence(seen[name]) for name in seen}
-        else:
-            _, place = self._checked_head(which)
-            whole = first_sequence(seen[which.layer])
-            matrices = {list(seen)[which.layer]: whole[place : place + 1]}
-        asked = Recording(matrices, query_tokens=seen.query_tokens, key_tokens=seen.key_tokens)
-        return asked.segments(parts, sinks=not hidden)
+        layer, head = self._checked_head(which)
+        one = first_sequence(self.recording[layer])[head : head + 1]
+        tokens = self.recording.query_tokens, self.recording.key_tokens
+        alone = Recording({"head": one}, query_tokens=tokens[0], key_tokens=tokens[1])
+        shares = alone.segments(_named(keys), queries=_named(queries), sinks=not which.hidden)
+        return shares.total()
 
     def heads(self) -> tuple[Head, ...]:
         """Every head with its kind, layer by layer; see ``regard.heads``."""
@@ -363,3 +358,7 @@ class Answers:
                 self._changed.wait_for(lambda: not self._in_front or self._closed, _LOOK_AGAIN)
         if self._closed:
             raise Gone
+
+
+def _named(spans: Spans) -> dict[str, tuple[int, int]]:
+    return {str(place): (start, stop) for place, (start, stop) in enumerate(spans)}

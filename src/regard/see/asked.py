@@ -5,11 +5,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-__all__ = ["Asked", "spans_asked"]
+__all__ = ["Asked"]
 
 _WHOLE = re.compile(r"\d{1,9}", re.ASCII)
 _MOST_SPANS = 200
-_LONGEST_NAME = 200
 
 Word = TypeVar("Word", bound=str)
 
@@ -38,19 +37,18 @@ class Asked:
         """The same for the same question."""
         return tuple(sorted(self._parameters.items()))
 
-    def has(self, name: str) -> bool:
-        """Whether there is a parameter of that name."""
-        return name in self._parameters
-
-    def text(self, name: str) -> str:
-        """As it is.
+    def spans(self, name: str) -> list[tuple[int, int]]:
+        """Parts of a text, ``[[0, 12], [12, 40]]``: of each the first token, and one past the last.
 
         Raises:
-            ValueError: it is missing.
+            ValueError: it is missing, something else, or has too many parts.
         """
-        if name not in self._parameters:
-            raise ValueError(f"{name} is missing.")
-        return self._parameters[name]
+        spans = _spans(self._parameters.get(name, ""))
+        if spans is None:
+            raise ValueError(
+                f"{name} must be 1 to {_MOST_SPANS} parts, each [first token, one past the last]."
+            )
+        return spans
 
     def whole(self, name: str, *, most: int | None = None) -> int:
         """A whole number from 0 on.
@@ -88,31 +86,15 @@ class Asked:
         raise ValueError(f"{name} is {came}; it must be {' or '.join(words)}.")
 
 
-def spans_asked(text: str) -> list[tuple[str, int, int]]:
-    """Parts of a text, ``[["question", 0, 12], ...]``: name, first token, the one past the last.
-
-    Raises:
-        ValueError: it is something else, or has too many parts.
-
-    Example:
-        >>> from regard.see.asked import spans_asked
-        >>> spans_asked('[["question", 0, 12]]')
-        [('question', 0, 12)]
-    """
+def _spans(text: str) -> list[tuple[int, int]] | None:
+    """None: it is something else."""
     try:
-        spans = cast("list[list[Any]]", json.loads(text))
-        found = [(name, start, stop) for name, start, stop in spans]
+        given = cast("list[list[Any]]", json.loads(text))
+        spans = [(start, stop) for start, stop in given]
     except (ValueError, TypeError, RecursionError):
-        found = []
-    right = all(
-        isinstance(name, str) and len(name) <= _LONGEST_NAME and type(start) is type(stop) is int
-        for name, start, stop in found
-    )
-    if not found or not right or len(found) > _MOST_SPANS:
-        raise ValueError(
-            f"spans must be 1 to {_MOST_SPANS} parts, each [name, first token, one past the last]."
-        )
-    return found
+        return None
+    right = all(type(start) is type(stop) is int for start, stop in spans)
+    return spans if right and 0 < len(spans) <= _MOST_SPANS else None
 
 
 def _told(text: str) -> str:

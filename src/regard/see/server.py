@@ -34,7 +34,7 @@ from regard.errors import RegardError
 from regard.loading import load
 from regard.recording import Recording
 from regard.see.answers import Answers, Gone, Which
-from regard.see.asked import Asked, spans_asked
+from regard.see.asked import Asked
 from regard.see.desk import Answer, Busy, Desk
 from regard.see.guard import Guard
 from regard.see.manifest import live_layers, manifest
@@ -227,10 +227,8 @@ def _steps(answers: Answers, asked: Asked, _: Wanted) -> Answer:
 
 
 def _segments(answers: Answers, asked: Asked, _: Wanted) -> Answer:
-    which = _which(asked) if asked.has("layer") or asked.has("head") else None
-    shares = answers.segments(spans_asked(asked.text("spans")), which, hidden=asked.flag("hidden"))
-    total = cast("list[list[float]]", shares.total().tolist())
-    return _json({"names": shares.keys, "shares": total})
+    shares = answers.segments(_which(asked), asked.spans("queries"), asked.spans("keys"))
+    return _bytes(_float32(shares))
 
 
 def _heads(answers: Answers, _: Asked, __: Wanted) -> Answer:
