@@ -44,7 +44,7 @@ export class Atlas {
     if (["layer", "head", "heads", "with", "compare"].some((name) => changed.has(name))) this.name(state);
     this.first.update(state, changed);
     if (state.compare === "beside") this.second.update(state, changed);
-    if (state.distances && changed.has("layer") !== this.diagonals.has(state.layer)) void this.measure(state);
+    if (state.distances && !this.diagonals.has(state.layer)) void this.measure(state);
   }
 
   /** Which heads are on the stage, in words. @param {State} state */

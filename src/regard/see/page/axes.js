@@ -230,7 +230,7 @@ function sides({ width, height }, columns, rows, zoom) {
   const [cellWidth, cellHeight] = fit.map((side, axis) => {
     const chosen = Math.min(LARGEST, zoom * (long ? Math.min(side, Math.max(square, 28)) : square));
     const device = chosen * devicePixelRatio;
-    if (device >= 6) return Math.floor(device) / devicePixelRatio;
+    if (device >= 6) return Math.floor(device + 0.01) / devicePixelRatio;
     if (zoom > 1) return chosen;
     const count = axis === 0 ? columns : rows;
     return Math.max(1, Math.floor(device * count)) / (count * devicePixelRatio);

@@ -4,12 +4,13 @@
  *
  * @typedef {import("./client.js").Head} Head
  * @typedef {import("./client.js").Numbers} Numbers
+ * @typedef {Pick<import("./client.js").Client, "layers" | "row" | "column" | "tile" | "progress" | "steps" | "segments">} Source
  * @typedef {{layer: number, head: number, factor: number}} Term
  * @typedef {Head & {terms?: Term[]}} Which one head, or a sum of several
  */
 
 export class Blend {
-  /** @param {import("./client.js").Client} source answers for one head */
+  /** @param {Source} source answers for one head */
   constructor(source) {
     this.source = source;
     this.layers = source.layers;
@@ -64,6 +65,11 @@ export class Blend {
       seconds = seconds === null || one.seconds === null ? null : seconds + one.seconds;
     }
     return { done, seconds };
+  }
+
+  /** @param {Head} head @param {import("./shares.js").Parts} parts @param {AbortSignal} signal */
+  segments(head, parts, signal) {
+    return this.source.segments(head, parts, signal);
   }
 
   /** @param {Which} which @param {number} query @param {import("./row_steps.js").Part} keys */

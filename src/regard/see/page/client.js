@@ -65,6 +65,16 @@ export class Client {
   }
 
   /**
+   * What parts of the text give to each other.
+   * @param {Head} head @param {import("./shares.js").Parts} parts @param {AbortSignal} signal
+   * @returns {Promise<Float32Array>} (query parts, key parts)
+   */
+  async segments(head, parts, signal) {
+    const { values } = await this.ask({ kind: "segments", ...head, parts }, signal);
+    return /** @type {Float32Array} */ (values);
+  }
+
+  /**
    * A tile of the matrix; many may be asked at once.
    * @param {Head} head @param {Place & {byRow: boolean}} place
    * @param {AbortSignal} [signal] ends the work on it

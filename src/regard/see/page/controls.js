@@ -101,6 +101,7 @@ export class Controls {
     }
     part("theme").textContent = isDark() ? "Light" : "Dark";
     part("sinks").setAttribute("aria-pressed", String(state.hidden));
+    part("distances").setAttribute("aria-pressed", String(state.distances));
     part("fold").textContent = state.folded ? "Show the text" : "Fold";
     part("whole").hidden = state.zoom === 1;
     part("closer").hidden = Math.max(info.q_len, info.kv_len) <= 8;

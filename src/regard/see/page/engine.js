@@ -7,11 +7,12 @@
  *
  * @typedef {object} Question
  * @property {number} id
- * @property {"load" | "drop" | "row" | "column" | "tile" | "progress" | "steps"} kind
+ * @property {"load" | "drop" | "row" | "column" | "tile" | "progress" | "steps" | "segments"} kind
  * @property {number} layer
  * @property {number} head
  * @property {boolean} hidden sinks set aside
  * @property {number} at the query of a row or of its steps, the key of a column
+ * @property {import("./shares.js").Parts} parts of the text, with "segments"
  * @property {import("./row_steps.js").Part} keys of a row whose steps are asked for
  * @property {import("./blocks.js").Place} place of a tile
  * @property {boolean} byRow each row divided by its highest weight
@@ -36,17 +37,20 @@
 import { addRow, extent, middle } from "./blocks.js";
 import { Pass } from "./pass.js";
 import { rowSteps } from "./row_steps.js";
+import { shares } from "./shares.js";
 import { allowed, isMaskKnown, partOfRow, readLayer, rowWeights, rowsOf } from "./softmax.js";
 
 const SLICE = 8; // milliseconds of work between two looks at what else was asked
 const PASSES = 12; // that are kept, 16 MB each
-const DIRECT = 3e9; // products of a tile that is computed at once; a larger one waits for a pass
+const DIRECT = 3e9; // a second or three
 
 /**
  * @param {(answer: Answer) => void} answer
+ * @param {number} [direct] products of a tile that is computed at once; a larger one is a sample
+ *   until a pass is through
  * @returns {(question: Question) => Promise<void>}
  */
-export function engine(answer) {
+export function engine(answer, direct = DIRECT) {
   /** @type {Map<number, Promise<Layer>>} */ const layers = new Map();
   /** @type {Set<number>} */ const wanted = new Set();
   /** @type {Map<string, Pass>} */ const passes = new Map();
@@ -72,6 +76,7 @@ export function engine(answer) {
     column: (question, layer) => columnAnswer(question, layer, () => goesOn(question)),
     tile: (question, layer) => tile(question, layer),
     steps: async (question, layer) => ({ steps: rowSteps(layer, question, question.at, question.keys) }),
+    segments: (question, layer) => shares(layer, question, question.parts, () => goesOn(question)),
     progress: async (question) => {
       const { done, seconds } = passes.get(passName(question))?.progress() ?? { done: 1, seconds: 0 };
       return { part: done, seconds };
@@ -85,7 +90,7 @@ export function engine(answer) {
     const pass = passes.get(passName(question));
     if (pass?.has(part)) return { values: pass.tile(part), height, width, exact: true };
     const isKnown = pass?.done === layer.info.q_len;
-    const exact = isKnown || size === 1 || products(layer, question, part) <= DIRECT;
+    const exact = isKnown || size === 1 || products(layer, question, part) <= direct;
     if (!exact) begin(question, layer);
     const values = await tileValues(question, layer, part, exact, () => goesOn(question));
     return values && { values, height, width, exact, ...(exact ? {} : { sampled: size }) };

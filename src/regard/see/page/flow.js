@@ -228,11 +228,11 @@ export class Flow {
 
   /** Scrolls a token into sight: no further than it must, or with some text around it. @param {number} at */
   reveal(at) {
-    const block = this.blockOf(at);
-    if (!block) return;
-    if (!block.spans) {
-      this.scroller.scrollTop += block.element.getBoundingClientRect().top - this.scroller.getBoundingClientRect().top;
-      this.build(block);
+    const place = this.blocks.findIndex(({ first, end }) => at >= first && at < end);
+    if (place < 0) return;
+    if (!this.blocks[place].spans) {
+      // Its neighbours too: their heights are no longer estimates.
+      for (const block of this.blocks.slice(Math.max(0, place - 1), place + 2)) this.build(block);
     }
     const span = /** @type {HTMLElement} */ (this.span(at));
     const [box, view] = [span.getBoundingClientRect(), this.scroller.getBoundingClientRect()];

@@ -14,6 +14,7 @@ import { differenceRamp, ramp } from "./colours.js";
 import { fittedHeads, isDifference, shown } from "./compare.js";
 import { Controls } from "./controls.js";
 import { engine } from "./engine.js";
+import { Framed } from "./framed.js";
 import { HeadsView } from "./heads_view.js";
 import { listen } from "./keys.js";
 import { drawLegend } from "./legend.js";
@@ -23,6 +24,7 @@ import { readRecording } from "./payload.js";
 import { Prose } from "./prose.js";
 import { Reader } from "./reading.js";
 import { SaveMenu } from "./save.js";
+import { SegmentsView } from "./segments.js";
 import { blockSentence, ReadingView } from "./sentence.js";
 import { Store } from "./state.js";
 import { StepsView } from "./steps.js";
@@ -46,10 +48,7 @@ export class Page {
     this.maps = recording.layers.map(smallMap);
     /** @type {Map<string, {queries: Token[], keys: Token[]}>} */ this.axesOf = new Map();
     this.store = new Store(this.freshState(), (state) => this.fitted(state));
-    const client = new Client(recording.layers, ({ q_len, kv_len }) =>
-      sinksOf(this.axesFor(q_len, kv_len).keys),
-    );
-    this.source = new Blend(client);
+    this.source = new Blend(this.host(recording.layers));
     this.look = this.themed();
     /** @type {Reading | null} */ this.reading = null;
     this.remembering = 0;
@@ -63,6 +62,7 @@ export class Page {
       map: this.atlas,
       text: new TextView(part("view-text"), this),
       steps: new StepsView(part("view-steps"), this),
+      segments: new SegmentsView(part("view-segments"), this),
     });
     this.words = new ReadingView(this);
     this.controls = new Controls(this);
@@ -73,6 +73,15 @@ export class Page {
       (error) => this.damaged(error),
       (at) => this.axes(at).queries === this.axes(at).keys,
     );
+  }
+
+  /**
+   * Who answers: this file itself, or the notebook that frames it.
+   * @param {import("./payload.js").LayerInfo[]} layers
+   */
+  host(layers) {
+    if (layers.some(({ kind }) => kind === "live")) return new Framed(layers);
+    return new Client(layers, ({ q_len, kv_len }) => sinksOf(this.axesFor(q_len, kv_len).keys));
   }
 
   start() {
@@ -111,6 +120,10 @@ export class Page {
       hidden: false,
       side: "looks",
       order: kv_len > 32 ? "weight" : "position",
+      parts: "sentences",
+      pattern: "",
+      of: "head",
+      form: "table",
       sort: "place",
       only: "all",
       entropy: "any",
@@ -248,11 +261,14 @@ export class Page {
     let unit = compared ? "points more or less of a query’s attention" : "share of a query’s attention";
     if (size > 1) unit = `${compared ? "points more or less" : "share"} for each ${size} keys`;
     if (kind === "map") unit = "share between blocks of tokens";
-    const name = [unit, state.scale, kv_len, this.look.name].join();
+    const segments = state.view === "segments";
+    if (segments) unit = "share of the attention of a part";
+    const scale = segments ? "linear" : state.scale;
+    const name = [unit, scale, kv_len, this.look.name].join();
     if (name === this.legend) return;
     this.legend = name;
     const ramp = compared ? this.look.differences : this.look.ramp;
-    drawLegend(part("legend"), state.scale, kv_len / size, unit, ramp);
+    drawLegend(part("legend"), scale, kv_len / size, unit, ramp);
   }
 
   /** @param {Reading} reading */

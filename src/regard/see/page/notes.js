@@ -9,7 +9,7 @@ import { counted, digits } from "./numbers.js";
 export function notes(recording, layer) {
   const info = recording.layers[layer];
   const found = [];
-  if (info.kind === "map") {
+  if (info.kind === "map" && info.overview) {
     found.push(
       `Only the small map of this layer is in this file (${info.overview.rows} × ${info.overview.columns} blocks); with all layers it would be too large. Name the layers you want: write_page(recording, path, layers=[${layer}]).`,
     );

@@ -15,8 +15,12 @@ import { level, logFloor } from "./colours.js";
  * @property {Float32Array} shares the same times the keys in a cell: what the cell receives
  */
 
-/** @param {LayerInfo} info @returns {SmallMap} */
+/** @param {LayerInfo} info @returns {SmallMap} of a layer whose small map nobody told: one empty cell */
 export function smallMap(info) {
+  if (!info.overview) {
+    const none = new Float32Array(info.num_heads);
+    return { rows: 1, columns: 1, means: none, shares: none };
+  }
   const { rows, columns, maximum, levels } = info.overview;
   const bytes = fromBase64(levels);
   if (bytes.length !== info.num_heads * rows * columns) throw new Damaged("a small map has the wrong size.");

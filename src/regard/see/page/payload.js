@@ -14,7 +14,8 @@
  * @property {number} num_heads
  * @property {number} q_len
  * @property {number} kv_len
- * @property {"query-key" | "weights" | "map"} kind what is in this file besides the small map
+ * @property {"query-key" | "weights" | "map" | "live"} kind what is in this file besides the small
+ *   map; live: nothing, the page's host is asked
  * @property {number} num_kv_heads
  * @property {number} head_dim
  * @property {number} scale
@@ -23,7 +24,7 @@
  * @property {"float32" | "float24" | "float16"} dtype float24: float32 without its last byte
  * @property {number} deviation largest difference of a weight, measured, that dtype brings
  * @property {number} span_heads 0: no mask; 1: one mask for all heads; num_heads: one each
- * @property {{rows: number, columns: number, maximum: number, levels: string}} overview
+ * @property {{rows: number, columns: number, maximum: number, levels: string} | null} overview
  * @property {HeadKind[] | null} heads null: their kinds cannot be told
  *
  * @typedef {object} Recording

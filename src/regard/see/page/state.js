@@ -23,6 +23,10 @@
  * @property {string} only heads of this kind, its words joined by dashes; "all"
  * @property {"any" | "low" | "middle" | "high"} entropy only heads with so much of it
  * @property {"any" | "low" | "middle" | "high"} sink only heads that give so much to sinks
+ * @property {"sentences" | "lines" | "pattern"} parts of the text, in the segments
+ * @property {string} pattern that finds the parts
+ * @property {"head" | "layer" | "all"} of which heads the segments are the mean
+ * @property {"table" | "flows"} form of the segments
  * @property {number} zoom 1: the whole matrix
  * @property {string} heads "one", "mean" of the open layer, or some as layer.head_layer.head
  * @property {"alone" | "beside" | "difference"} compare the open head with another
@@ -45,10 +49,13 @@ const WORDS = {
   sort: ["place", "kind", "score", "entropy", "sink"],
   entropy: ["any", "low", "middle", "high"],
   sink: ["any", "low", "middle", "high"],
+  parts: ["sentences", "lines", "pattern"],
+  of: ["head", "layer", "all"],
+  form: ["table", "flows"],
   compare: ["alone", "beside", "difference"],
 };
 /** @type {Record<string, RegExp>} */
-const NAMES = { heads: /^(one|mean|\d{1,4}\.\d{1,4}(_\d{1,4}\.\d{1,4}){0,63})$/, with: /^\d{1,4}\.\d{1,4}$/, only: /^[a-z-]{1,30}$/ };
+const NAMES = { heads: /^(one|mean|\d{1,4}\.\d{1,4}(_\d{1,4}\.\d{1,4}){0,63})$/, with: /^\d{1,4}\.\d{1,4}$/, only: /^[a-z-]{1,30}$/, pattern: /^\P{Cc}{0,200}$/u };
 const ALWAYS = ["layer", "head", "query", "key"];
 const COUNTS = [...ALWAYS, "queryTo", "keyTo", "zoom", "row", "column"];
 const FLAGS = ["hidden", "folded", "distances"];
@@ -99,7 +106,8 @@ export class Store {
       const value = this.state[/** @type {keyof State} */ (name)];
       const fresh = this.fresh[/** @type {keyof State} */ (name)];
       const told = ALWAYS.includes(name) ? value !== null : value !== fresh;
-      if (told) parts.push(`${name}=${FLAGS.includes(name) ? Number(value) : value}`);
+      const said = FLAGS.includes(name) ? Number(value) : String(value);
+      if (told) parts.push(`${name}=${encodeURIComponent(said)}`);
     }
     return `#${parts.join("&")}`;
   }

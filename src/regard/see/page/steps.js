@@ -16,7 +16,6 @@ import { FEW, largest, vectorPicture } from "./vectors.js";
  */
 
 const FIRST = 32; // keys shown at first, and more each time
-const WIDEST_BAR = 72; // pixels of a weight of 1
 const BAR_LEVEL = 160; // of the ramp: data, but quieter than the darkest cell
 /** @type {Record<string, [number, number]>} */
 const ARROWS = {
@@ -30,6 +29,7 @@ const ARROWS = {
 const NO_VALUES =
   "The output, weights times values, is not shown: a recording keeps queries and keys. " +
   "In Python, A.steps(query, value=value) adds it.";
+const ONLY_MAP = "Only the small map of this layer is here: of it there are no steps.";
 const NO_VECTORS =
   "Of this layer only the weights are known here; a recording that is served keeps every step of most models.";
 
@@ -124,7 +124,7 @@ export class StepsView {
     this.heading.textContent = "";
     this.sum.textContent = "";
     this.more.hidden = true;
-    this.notes.textContent = "";
+    this.notes.textContent = ONLY_MAP;
   }
 
   draw() {
@@ -205,8 +205,8 @@ export class StepsView {
       const cell = numberCell(i, column === "weight" ? share(step.weight) : written(of(step)));
       if (column === "weight") {
         const bar = part("span", "bar-of-weight");
-        bar.style.width = `${WIDEST_BAR * Math.min(1, step.weight)}px`;
-        bar.style.marginRight = `${WIDEST_BAR * (1 - Math.min(1, step.weight))}px`;
+        bar.style.width = `calc(var(--widest) * ${step.weight})`;
+        bar.style.marginRight = `calc(var(--widest) * ${1 - step.weight})`;
         bar.style.backgroundColor = this.page.look.ramp.css[BAR_LEVEL];
         cell.append(bar);
       }

@@ -12,8 +12,9 @@
  * @param {import("./map.js").MapView} [map] on which the point lies
  */
 export function zoomBy(page, factor, point, map = page.map) {
-  const { frame } = map;
-  if (!frame) return;
+  if (!map.frame) return;
+  // Not the frame on the stage: several steps may come between two pictures.
+  const frame = map.framed(page.store.state);
   const { x, y } = point ?? middle(page, frame);
   const zoom = Math.max(1, Math.min(frame.most, page.store.state.zoom * factor));
   const at = { query: frame.row + y / frame.cellHeight, key: frame.column + x / frame.cellWidth };
@@ -44,8 +45,8 @@ function middle(page, frame) {
  * @param {import("./main.js").Page} page
  */
 export function bringIntoView(page) {
-  const { frame } = page.map;
-  if (!frame || page.store.state.zoom === 1) return;
+  if (!page.map.frame || page.store.state.zoom === 1) return;
+  const frame = page.map.framed(page.store.state);
   const { query, key } = page.cell();
   page.store.set({
     row: seen(frame.row, query, frame.rows),

@@ -1,0 +1,124 @@
+/**
+ * A source of numbers for a page in a frame: whoever frames it is asked by messages. `widget.js` is
+ * the other side.
+ *
+ * @typedef {import("./client.js").Head} Head
+ * @typedef {import("./client.js").Numbers} Numbers
+ * @typedef {import("./payload.js").LayerInfo} LayerInfo
+ *
+ * @typedef {object} Reply
+ * @property {number} id of the question
+ * @property {string} [error] a sentence, instead of everything else
+ * @property {string[]} arrays what the buffers are
+ * @property {ArrayBuffer[]} buffers
+ */
+
+export class Framed {
+  /** @param {LayerInfo[]} layers */
+  constructor(layers) {
+    this.layers = layers;
+    /** @type {Map<number, (reply: any) => void>} */ this.waiting = new Map();
+    /** @type {Map<string, number>} */ this.newest = new Map();
+    this.id = 0;
+    window.addEventListener("message", ({ source, data }) => {
+      if (source === window.parent) this.waiting.get(data?.id)?.(data);
+    });
+  }
+
+  /**
+   * @param {Head} head @param {number} query @param {AbortSignal} [signal]
+   * @returns {Promise<{values: Float32Array, mask: Uint8Array}>}
+   */
+  async row(head, query, signal) {
+    const { buffers } = await this.ask({ kind: "row", ...head, query }, signal);
+    return { values: new Float32Array(buffers[0]), mask: new Uint8Array(buffers[1]) };
+  }
+
+  /**
+   * @param {Head} head @param {number} key @param {AbortSignal} [signal]
+   * @returns {Promise<Float32Array>}
+   */
+  async column(head, key, signal) {
+    return new Float32Array((await this.ask({ kind: "column", ...head, key }, signal)).buffers[0]);
+  }
+
+  /**
+   * @param {Head} head @param {import("./blocks.js").Place & {byRow: boolean}} place
+   * @param {AbortSignal} [signal]
+   * @returns {Promise<Numbers>}
+   */
+  async tile(head, { level, row, column, byRow }, signal = new AbortController().signal) {
+    const question = { kind: "tile", ...head, level, row, column, byRow };
+    const { buffers, height, width, exact, sampled } = await this.ask(question, signal);
+    return { values: new Float32Array(buffers[0]), height, width, exact, sampled: sampled ?? undefined };
+  }
+
+  /**
+   * @param {Head} head @param {boolean} byRow
+   * @returns {Promise<{done: number, seconds: number | null}>}
+   */
+  async progress(head, byRow) {
+    return this.ask({ kind: "progress", ...head, byRow });
+  }
+
+  /**
+   * @param {Head} head @param {number} query @param {import("./row_steps.js").Part} keys
+   * @returns {Promise<import("./row_steps.js").Steps>}
+   */
+  async steps(head, query, keys) {
+    return (await this.ask({ kind: "steps", ...head, query, ...keys })).steps;
+  }
+
+  /**
+   * @param {Head} head @param {import("./shares.js").Parts} parts @param {AbortSignal} signal
+   * @returns {Promise<Float32Array>} (query parts, key parts)
+   */
+  async segments(head, parts, signal) {
+    const { buffers } = await this.ask({ kind: "segments", ...head, ...parts }, signal);
+    return new Float32Array(buffers[0]);
+  }
+
+  /** @returns {Promise<{heads: object[]}>} kinds and scores of every head */
+  async heads() {
+    return this.ask({ kind: "heads" });
+  }
+
+  /**
+   * @param {{kind: string} & Record<string, unknown>} question
+   * @param {AbortSignal} [signal] without one, a newer question of the same kind takes its place
+   * @returns {Promise<any>} never, when a newer question took its place
+   */
+  ask(question, signal) {
+    const id = ++this.id;
+    if (!signal) {
+      this.drop(this.newest.get(question.kind) ?? 0);
+      this.newest.set(question.kind, id);
+    }
+    return new Promise((resolve, reject) => {
+      if (signal?.aborted) return reject(signal.reason);
+      const abort = () => {
+        this.drop(id);
+        reject(signal?.reason);
+      };
+      signal?.addEventListener("abort", abort, { once: true });
+      this.waiting.set(id, (reply) => {
+        this.waiting.delete(id);
+        signal?.removeEventListener("abort", abort);
+        if (reply.error === undefined) resolve(reply);
+        else reject(new Error(reply.error));
+      });
+      this.post({ ...question, id });
+    });
+  }
+
+  /** Nobody waits for it any more. @param {number} id */
+  drop(id) {
+    if (this.waiting.delete(id)) this.post({ kind: "forget", id });
+  }
+
+  /** @param {object} question */
+  post(question) {
+    // To anyone: the page does not know where it stands, and asks for nothing secret.
+    window.parent.postMessage({ regard: question }, "*");
+  }
+}

@@ -1,0 +1,261 @@
+/**
+ * What parts of the text give to each other: sentences, lines, or what a pattern finds, as a table
+ * and as flows, for the open head, its layer, or all of them.
+ *
+ * @typedef {import("./state.js").State} State
+ * @typedef {import("./tokens.js").Token} Token
+ * @typedef {import("./shares.js").Span} Span
+ *
+ * @typedef {object} Part
+ * @property {string} name its first words
+ * @property {Span} span
+ */
+
+import { level } from "./colours.js";
+import { counted, digits, share } from "./numbers.js";
+import { parted } from "./parts.js";
+import { ribbons } from "./ribbons.js";
+
+const ASKED = ["layer", "head", "hidden", "parts", "pattern", "of"];
+const NUMBERED = 14; // columns that have room for their numbers
+const MEANS = { head: "this head", layer: "this layer", all: "all layers" };
+const WAYS = { sentences: "sentences", lines: "lines", pattern: "pattern" };
+const FORMS = { table: "table", flows: "flows" };
+
+export class SegmentsView {
+  /** @param {HTMLElement} pane @param {import("./main.js").Page} page */
+  constructor(pane, page) {
+    this.page = page;
+    this.pattern = document.createElement("input");
+    this.pattern.type = "search";
+    this.pattern.placeholder = "Words or a regular expression";
+    this.pattern.setAttribute("aria-label", "Pattern that finds the parts");
+    this.pattern.addEventListener("change", () =>
+      page.store.set({ pattern: this.pattern.value.slice(0, 200), parts: "pattern" }),
+    );
+    const tools = made("div", "tools");
+    const parts = group("Parts", "parts", WAYS);
+    parts.append(this.pattern);
+    tools.append(parts, group("Mean over", "of", MEANS), group("As", "form", FORMS));
+    this.line = made("p", "line");
+    this.line.setAttribute("role", "status");
+    this.body = made("div", "scroller");
+    pane.append(tools, this.line, this.body);
+    /** @type {AbortController | null} */ this.asking = null;
+    /** @type {{queries: Part[], keys: Part[], values: Float32Array} | null} */ this.found = null;
+    this.body.addEventListener("pointerover", (event) => this.say(event.target));
+    this.body.addEventListener("focusin", (event) => this.say(event.target));
+    this.body.addEventListener("pointerleave", () => this.tell());
+    this.body.addEventListener("keydown", (event) => this.go(event));
+  }
+
+  /** @param {State} state @param {Set<string>} changed */
+  update(state, changed) {
+    if (document.activeElement !== this.pattern) this.pattern.value = state.pattern;
+    if (ASKED.some((name) => changed.has(name))) void this.ask(state);
+    else if (["form", "theme", "scale"].some((name) => changed.has(name))) this.draw();
+  }
+
+  /** @param {State} state */
+  async ask(state) {
+    this.asking?.abort();
+    const asking = (this.asking = new AbortController());
+    this.found = null;
+    const { queries, keys } = this.page.axes(state.layer);
+    try {
+      const asked = { queries: parted(queries, state), keys: parted(keys, state) };
+      if (asked.queries.length === 0 || asked.keys.length === 0)
+        return this.fail(state.pattern ? "Nothing in the text fits the pattern." : "Type a pattern.");
+      const heads = this.heads(state);
+      if (heads.length === 0)
+        return this.fail("This layer has only its small map in this file, which does not tell parts.");
+      const values = await this.mean(heads, asked, state.hidden, asking.signal);
+      this.found = { ...asked, values };
+      this.draw();
+    } catch (error) {
+      if (!asking.signal.aborted) this.fail(error instanceof Error ? error.message : String(error));
+    }
+  }
+
+  /** The heads that the mean is over. @param {State} state @returns {{layer: number, head: number}[]} */
+  heads({ layer, head, of }) {
+    const { q_len, kv_len } = this.page.recording.layers[layer];
+    return this.page.recording.layers.flatMap((info, place) => {
+      const alike = info.q_len === q_len && info.kv_len === kv_len && info.kind !== "map";
+      if (!alike || (of !== "all" && place !== layer)) return [];
+      const all = Array.from({ length: info.num_heads }, (_, one) => ({ layer: place, head: one }));
+      return of === "head" ? [all[head]] : all;
+    });
+  }
+
+  /**
+   * @param {{layer: number, head: number}[]} heads
+   * @param {{queries: Part[], keys: Part[]}} asked
+   * @param {boolean} hidden @param {AbortSignal} signal
+   * @returns {Promise<Float32Array>}
+   */
+  async mean(heads, asked, hidden, signal) {
+    const parts = {
+      queries: asked.queries.map(({ span }) => span),
+      keys: asked.keys.map(({ span }) => span),
+    };
+    const sum = new Float64Array(parts.queries.length * parts.keys.length);
+    for (const [done, head] of heads.entries()) {
+      if (heads.length > 1 || done === 0)
+        this.line.textContent =
+          heads.length > 1
+            ? `Mean over ${counted(heads.length, "head")}: ${Math.floor((100 * done) / heads.length)} %`
+            : "";
+      const values = await this.page.source.segments({ ...head, hidden }, parts, signal);
+      values.forEach((value, at) => (sum[at] += value / heads.length));
+    }
+    return Float32Array.from(sum);
+  }
+
+  /** @param {string} text */
+  fail(text) {
+    this.found = null;
+    this.body.replaceChildren();
+    this.line.textContent = text;
+  }
+
+  draw() {
+    if (!this.found) return;
+    const { state } = this.page.store;
+    const picture =
+      state.form === "flows"
+        ? ribbons({
+            ...this.found,
+            look: this.page.look,
+            width: this.body.clientWidth - 8,
+            height: this.body.clientHeight - 8,
+          })
+        : this.tabled(this.found);
+    this.body.replaceChildren(picture);
+    this.tell();
+  }
+
+  /** @param {NonNullable<SegmentsView["found"]>} found @returns {HTMLTableElement} */
+  tabled({ queries, keys, values }) {
+    const { ramp } = this.page.look;
+    const table = document.createElement("table");
+    table.classList.toggle("dense", keys.length > NUMBERED);
+    const head = table.createTHead().insertRow();
+    head.append(headed("col", "gives to", "corner"), ...keys.map(({ name }, at) => headed("col", String(at + 1), "", name)));
+    const body = table.createTBody();
+    queries.forEach(({ name }, row) => {
+      const line = body.insertRow();
+      line.append(headed("row", `${row + 1} ${name}`, "", name));
+      keys.forEach((_, column) => {
+        const value = values[row * keys.length + column];
+        const cell = line.insertCell();
+        const tint = level(value, "linear", 0, 1);
+        cell.style.background = ramp.css[tint];
+        cell.style.color = ramp.onTop[tint];
+        cell.dataset.row = String(row);
+        cell.dataset.column = String(column);
+        cell.tabIndex = row === 0 && column === 0 ? 0 : -1;
+        cell.setAttribute("aria-label", share(value));
+        if (keys.length <= NUMBERED) cell.textContent = digits(value * 100);
+      });
+    });
+    return table;
+  }
+
+  /** @param {EventTarget | null} target a cell or a ribbon */
+  say(target) {
+    const { row, column } = /** @type {HTMLElement | SVGElement} */ (target).dataset;
+    if (!this.found || row === undefined || column === undefined) return this.tell();
+    const { queries, keys, values } = this.found;
+    const value = values[Number(row) * keys.length + Number(column)];
+    const [from, to] = [queries[Number(row)].name, keys[Number(column)].name];
+    this.line.textContent = `“${from}” gives ${share(value)} of its attention to “${to}”, ${this.over()}.`;
+  }
+
+  tell() {
+    if (!this.found) return;
+    const { queries, keys } = this.found;
+    const same = queries.length === keys.length;
+    const what = same ? counted(keys.length, "part") : `${queries.length} × ${counted(keys.length, "part")}`;
+    this.line.textContent = `${what}, in percent: the mean over the queries of a part, ${this.over()}.`;
+  }
+
+  /** @returns {string} */
+  over() {
+    const { layer, head, of, hidden } = this.page.store.state;
+    const sinks = hidden ? ", without sinks" : "";
+    const heads = this.heads(this.page.store.state).length;
+    if (of === "head") return `layer ${layer} head ${head}${sinks}`;
+    return `mean over ${counted(heads, "head")} of ${of === "layer" ? `layer ${layer}` : "all layers"}${sinks}`;
+  }
+
+  /** @param {KeyboardEvent} event arrows go from cell to cell */
+  go(event) {
+    /** @type {Record<string, [number, number]>} */
+    const arrows = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+    const step = arrows[event.key];
+    const { row, column } = /** @type {HTMLElement} */ (event.target).dataset;
+    if (!step || row === undefined || column === undefined) return;
+    const [down, right] = [Number(row) + step[0], Number(column) + step[1]];
+    const next = /** @type {HTMLElement | null} */ (
+      this.body.querySelector(`td[data-row="${down}"][data-column="${right}"]`)
+    );
+    event.preventDefault();
+    event.stopPropagation();
+    next?.focus();
+  }
+
+  /** @returns {(string | number)[][]} */
+  table() {
+    if (!this.found) return [];
+    const { queries, keys, values } = this.found;
+    const rows = queries.map(({ name }, row) => [
+      name,
+      ...keys.map((_, column) => values[row * keys.length + column]),
+    ]);
+    return [["part", ...keys.map(({ name }) => name)], ...rows];
+  }
+}
+
+/**
+ * Words to press for each way. @param {string} label @param {string} name of the state
+ * @param {Record<string, string>} ways @returns {HTMLElement}
+ */
+function group(label, name, ways) {
+  const words = made("span", "");
+  words.setAttribute("role", "group");
+  words.setAttribute("aria-label", label);
+  const title = made("span", "label");
+  title.textContent = label;
+  words.append(
+    title,
+    ...Object.entries(ways).map(([value, text]) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.dataset.set = `${name}=${value}`;
+      button.textContent = text;
+      return button;
+    }),
+  );
+  return words;
+}
+
+/**
+ * @param {"row" | "col"} scope @param {string} text @param {string} name of a class
+ * @param {string} [title] @returns {HTMLTableCellElement}
+ */
+function headed(scope, text, name, title = "") {
+  const cell = document.createElement("th");
+  cell.scope = scope;
+  cell.textContent = text;
+  cell.className = name;
+  cell.title = title;
+  return cell;
+}
+
+/** @param {string} tag @param {string} name @returns {HTMLElement} */
+function made(tag, name) {
+  const element = document.createElement(tag);
+  element.className = name;
+  return element;
+}

@@ -1,0 +1,152 @@
+"""Parts of the text in the page: equal to the library's own segments, as a table and as flows."""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+import torch
+from playwright.sync_api import Browser, Page
+
+import pages
+import regard
+from pages import Open
+
+pytestmark = pytest.mark.browser
+
+TEXT = ["Life", " is", " short", ".", " Eat", " dessert", " first", ".", " Then", " rest", "."]
+SENTENCES = {"one": (1, 5), "two": (5, 9), "three": (9, 12)}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with pages.chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def show(browser: Browser, tmp_path: Path) -> Iterator[Open]:
+    with pages.opener(browser, tmp_path) as show:
+        yield show
+
+
+def three_sentences(**options: object) -> regard.Recording:
+    torch.manual_seed(7)
+    tokens = [regard.Token("[CLS]", special=True), *map(regard.Token, TEXT)]
+    layers = {
+        f"layer.{i}": regard.attend(torch.randn(1, 2, 12, 8), torch.randn(1, 2, 12, 8), **options)
+        for i in range(3)
+    }
+    return regard.Recording(layers, query_tokens=tokens)
+
+
+def shares(page: Page) -> list[list[float]]:
+    page.wait_for_selector("#view-segments td")
+    rows = page.locator("#view-segments tbody tr")
+    return [
+        [float(cell) for cell in rows.nth(row).locator("td").all_inner_texts()]
+        for row in range(rows.count())
+    ]
+
+
+def percent(weights: torch.Tensor) -> list[list[float]]:
+    return [[float(f"{100 * w:.3g}") for w in row] for row in weights.tolist()]
+
+
+@pytest.mark.parametrize(
+    ("address", "sinks"),
+    [pytest.param("", True, id="with sinks"), pytest.param("&hidden=1", False, id="without sinks")],
+)
+@pytest.mark.parametrize("mask", [None, regard.Causal()], ids=["all keys", "causal"])
+@pytest.mark.parametrize("of", ["head", "layer", "all"])
+def test_sentences_draw_what_the_library_says(
+    of: str, mask: regard.Mask | None, address: str, sinks: bool, show: Open
+) -> None:
+    recording = three_sentences(mask=mask)
+    page = show(recording, f"#view=segments&layer=1&head=1&of={of}{address}")
+    drawn = recording.segments(SENTENCES, sinks=sinks).weights
+    chosen = {"head": drawn[1, 1], "layer": drawn[1].mean(0), "all": drawn.mean((0, 1))}[of]
+    page.wait_for_selector("#view-segments td")
+    for ours, theirs in zip(shares(page), percent(chosen), strict=True):
+        assert ours == pytest.approx(theirs, rel=2e-3, abs=1e-4)
+
+
+def test_a_pattern_finds_the_parts(show: Open) -> None:
+    recording = three_sentences()
+    page = show(recording, f"#view=segments&parts=pattern&pattern={quote('dessert first|rest')}")
+    weights = recording.segments({"a": (6, 8), "b": (10, 11)}).weights[0, 0]
+    for ours, theirs in zip(shares(page), percent(weights), strict=True):
+        assert ours == pytest.approx(theirs, rel=2e-3, abs=1e-4)
+    assert page.locator("#view-segments tbody th").all_inner_texts() == [
+        "1 dessert first",
+        "2 rest",
+    ]
+
+
+def test_a_typed_pattern_is_in_the_address_and_comes_back(show: Open) -> None:
+    page = show(three_sentences(), "#view=segments")
+    page.fill("#view-segments input", "eat & [a-z]+ #1")
+    page.keyboard.press("Enter")
+    said = pages.address(page, lambda said: "pattern" in said)
+    assert said["pattern"] == quote("eat & [a-z]+ #1", safe="")
+    page.reload()
+    page.wait_for_selector("body.ready")
+    assert page.input_value("#view-segments input") == "eat & [a-z]+ #1"
+    assert page.inner_text("#view-segments .line") == "Nothing in the text fits the pattern."
+
+
+@pytest.mark.parametrize("pattern", ["(", "[", "a{999999999999}", "\\"])
+def test_a_pattern_that_is_no_expression_means_its_own_letters(pattern: str, show: Open) -> None:
+    page = show(three_sentences(), f"#view=segments&parts=pattern&pattern={quote(pattern)}")
+    page.wait_for_function("document.querySelector('#view-segments .line').textContent")
+    assert page.inner_text("#view-segments .line") == "Nothing in the text fits the pattern."
+
+
+def test_pointing_at_a_cell_reads_it(show: Open) -> None:
+    recording = three_sentences()
+    page = show(recording, "#view=segments&layer=2&head=0")
+    page.hover('#view-segments td[data-row="1"][data-column="2"]')
+    weight = float(recording.segments(SENTENCES).weights[2, 0, 1, 2])
+    line = page.inner_text("#view-segments .line").replace("\u202f", " ")
+    share = pages.three_digits(weight)
+    assert line == (
+        f"“Eat dessert first.” gives {share} of its attention to “Then rest.”, layer 2 head 0."
+    )
+
+
+def test_flows_are_as_thick_as_the_shares(show: Open) -> None:
+    recording = three_sentences()
+    page = show(recording, "#view=segments&form=flows&layer=0&head=0")
+    page.wait_for_selector("#view-segments path")
+    thick = page.eval_on_selector_all(
+        "#view-segments path",
+        """all => all.map((path) => {
+          const [, y1, y2] = path.getAttribute("d").match(/^M\\S+ (\\S+)C.* \\S+ (\\S+)Z$/);
+          return [Number(path.dataset.row), Number(path.dataset.column), y2 - y1];
+        })""",
+    )
+    weights = recording.segments(SENTENCES).weights[0, 0]
+    ratios = [height / float(weights[row, column]) for row, column, height in thick]
+    assert len(thick) == 9
+    assert max(ratios) == pytest.approx(min(ratios), rel=1e-3)
+
+
+def test_the_numbers_are_saved_as_a_table(show: Open, tmp_path: Path) -> None:
+    recording = three_sentences()
+    page = show(recording, "#view=segments")
+    page.wait_for_selector("#view-segments td")
+    page.click("#save summary")
+    with page.expect_download() as download:
+        page.click("[data-save=csv]")
+    download.value.save_as(tmp_path / "segments.csv")
+    with (tmp_path / "segments.csv").open(encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.reader(file))
+    assert [row[0] for row in rows] == [
+        "part",
+        "Life is short.",
+        "Eat dessert first.",
+        "Then rest.",
+    ]
+    weights = recording.segments(SENTENCES).weights[0, 0]
+    assert [float(cell) for cell in rows[2][1:]] == pytest.approx(weights[1].tolist(), rel=1e-5)
