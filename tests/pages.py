@@ -120,7 +120,7 @@ LEVEL = """([x, y]) => {
   const read = (canvas, x, y) => [...canvas.getContext("2d").getImageData(x, y, 1, 1).data];
   const scale = document.querySelector("#legend canvas");
   const map = document.querySelector(".map canvas");
-  const colours = Array.from({ length: 256 }, (_, i) => String(read(scale, i, 0)));
+  const colours = Array.from({ length: scale.width }, (_, i) => String(read(scale, i, 0)));
   return colours.indexOf(String(read(map, x, y)));
 }"""
 

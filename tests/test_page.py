@@ -10,7 +10,7 @@ from playwright.sync_api import Browser
 
 import pages
 import regard
-from pages import LEVEL, WORDS, Open, address, go, level_at, ready, recorded, sentence, three_digits
+from pages import WORDS, Open, address, go, level_at, ready, recorded, sentence, three_digits
 from regard.see.file import write_page
 
 pytestmark = pytest.mark.browser
@@ -126,18 +126,20 @@ def test_the_map_has_the_colour_of_every_cell(show: Open) -> None:
             assert abs(level_at(page, query, key) - expected) <= 1
 
 
-def test_a_map_with_more_tokens_than_pixels_is_pooled(show: Open) -> None:
-    recording = recorded(tokens=1500, mask=regard.Causal())
-    page = show(recording, "#layer=0&head=1&scale=linear&query=0&key=1499")
+def test_a_map_with_more_tokens_than_pixels_shows_aligned_blocks(show: Open) -> None:
+    page = show(recorded(tokens=1500, mask=regard.Causal()))
     ready(page)
-    height, width = map(int, (page.get_attribute(".map", "data-ready") or "").split(",")[-2:])
-    assert height < 700
-    pooled = recording[0][0, 1].pool(height, width)
-    frame = page.get_attribute(".map", "data-frame") or ""
-    left, top, *_ = map(float, frame.split(","))
-    for row, column in [(5, 2), (9, 9), (30, 11), (height - 3, 40)]:
-        expected = round(float(pooled[row, column]) * 255)
-        assert abs(page.evaluate(LEVEL, [left + column, top + row]) - expected) <= 1
+    cell = float((page.get_attribute(".map", "data-frame") or "").split(",")[2])
+    # So many tokens that a block of two by two has one pixel and no colours are mixed.
+    recording = recorded(tokens=2 * round(1500 * cell), mask=regard.Causal())
+    page = show(recording, "#layer=0&head=1&scale=linear&query=0&key=1")
+    ready(page)
+    means = recording[0][0, 1].to_dense().unfold(0, 2, 2).unfold(1, 2, 2).mean((-2, -1))
+    for row, column in [(5, 2), (9, 9), (30, 11), (len(means) - 3, 40)]:
+        # A block of keys is shown with what it gets in all.
+        expected = round(2 * float(means[row, column]) * 255)
+        assert abs(level_at(page, 2 * row, 2 * column) - expected) <= 1
+    assert "2 keys" in page.inner_text("#legend .unit")
 
 
 # Moving
@@ -154,6 +156,9 @@ KEYS = [
     pytest.param("s", {"hidden": "1"}, id="sinks"),
     pytest.param("d", {"side": "looked"}, id="side"),
     pytest.param("t", {"folded": "1"}, id="fold"),
+    pytest.param("g", {"distances": "1"}, id="distances"),
+    pytest.param("m", {"heads": "mean"}, id="mean"),
+    pytest.param("c", {"compare": "beside", "with": "0.1"}, id="compare"),
 ]
 
 

@@ -1,0 +1,33 @@
+// Asks the page's engine, without a browser: reads questions as JSON, writes each answer as JSON.
+import { readFileSync } from "node:fs";
+
+const { folder, layer, text, sinks, direct, questions } = JSON.parse(readFileSync(0, "utf8"));
+const { engine } = await import(`file://${folder}/engine.js`);
+const waiting = new Map();
+const ask = engine((answer) => waiting.get(answer.id)?.(answer), direct ?? undefined);
+void ask({ id: -1, kind: "load", layer: 0, info: layer, text, sinks });
+
+function answered(question, id) {
+  return new Promise((resolve) => {
+    waiting.set(id, resolve);
+    void ask({ id, layer: 0, head: 0, hidden: false, byRow: false, ...question });
+  });
+}
+
+const answers = [];
+for (const [at, question] of questions.entries()) {
+  if (question.until) {
+    let progress;
+    do {
+      await new Promise((resolve) => setTimeout(resolve, 5));
+      progress = await answered(question, 1000 + at);
+    } while (progress.part < 1);
+    answers.push(progress);
+    continue;
+  }
+  const start = performance.now();
+  const answer = await answered(question, at);
+  answer.milliseconds = performance.now() - start;
+  answers.push({ ...answer, values: answer.values && [...answer.values] });
+}
+process.stdout.write(JSON.stringify(answers));
