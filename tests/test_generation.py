@@ -93,10 +93,12 @@ def inputs(name: str, padded: int = 0) -> dict[str, Tensor]:
     return {"inputs": ids(), "attention_mask": mask}
 
 
-def observed(model: nn.Module, given: dict[str, Any]) -> tuple[regard.Recording, Tensor]:
+def observed(
+    model: nn.Module, given: dict[str, Any], layers: list[str] | None = None
+) -> tuple[regard.Recording, Tensor]:
     """What was seen, and the tokens, which are those of a run that nobody observes."""
     plain = model.generate(**copy.deepcopy(given)).sequences
-    with regard.observe(model) as seen:
+    with regard.observe(model, layers=layers) as seen:
         output = model.generate(**given).sequences
     assert torch.equal(plain, output)
     return seen, output
@@ -282,6 +284,16 @@ def test_of_two_texts_rows_grow_and_the_keys_of_the_first_stay(
             assert_same(matrix, joined(steps, moved, cross=True))
         else:
             assert_same(matrix, joined([step[layer] for step in eager.decoder_attentions], moved))
+
+
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_beams_are_followed_where_layers_of_another_text_alone_are_kept(name: str) -> None:
+    given = inputs(name) | GREEDY | {"num_beams": 3}
+    whole, _ = observed(built(name), given)
+    cross = [each for each in whole if "EncDec" in each or "encoder_attn" in each]
+    some, _ = observed(built(name), given, cross)
+    assert list(some) == cross
+    assert all(torch.equal(some[each].to_dense(), whole[each].to_dense()) for each in cross)
 
 
 # What is not one attention

@@ -130,7 +130,7 @@ class Steps:
         self._clock = count(1)
         self._began_again = 0  # when last a layer did not go on from its earlier calls
         self._grew = 0  # when last a layer went on with new keys
-        self._last_keys: dict[str, Tensor] = {}  # of layers that nobody wants
+        self._last_keys: dict[str, Tensor] = {}  # of one head of layers that nobody wants
         # Of the last call that brought keys: what each entry of the batch had written before it,
         # and which of these entries each one goes on from.
         self._written: tuple[Tensor, list[int]] | None = None
@@ -187,7 +187,7 @@ class Steps:
         return found
 
     def pass_by(self, name: str, source: QueryKey, mask: Mask | None) -> None:
-        """Note whether a layer of which nothing is kept went on with new keys.
+        """Note whether a layer of which nothing is kept went on with new keys, and how beams moved.
 
         Args:
             name: of the module.
@@ -195,13 +195,16 @@ class Steps:
             mask: bound to the shape of the call's matrix.
         """
         stop = visible_stop(mask, source.shape)
-        key, known = _entries(source.key), stop - source.query.shape[-2]
+        key, known = _entries(source.key)[..., :1, :stop, :], stop - source.query.shape[-2]
         before = self._last_keys.get(name)
         if before is not None and known > 0:
-            now = key[..., :1, known - 1 : known, :]
-            if before.shape == now.shape and _origins(before, now) is not None:
+            both = min(known, before.shape[-2])
+            there, now = before[..., -both:, :], key[..., known - both : known, :]
+            origins = _origins(there, now) if there.shape == now.shape else None
+            if origins is not None:
                 self._grew = next(self._clock)
-        self._last_keys[name] = key[..., :1, stop - 1 : stop, :].clone()
+                self._written = there, origins
+        self._last_keys[name] = key.clone()
 
     def _staying(self, run: Run, source: QueryKey) -> Place | None:
         """The place of a call with the keys of the last one, as in cross-attention."""
