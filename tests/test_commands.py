@@ -1,7 +1,10 @@
 """regard record, segments and heads: what they write and show is what the library says."""
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,6 +33,20 @@ def test_a_recording_has_what_the_model_attended_to_and_the_text(
     assert out.splitlines()[0] == "bert   20 tokens · 2 layers, query and key of each"
     assert (seen.model, seen.key_tokens) == ("bert", expected.key_tokens)
     assert torch.equal(seen[1].to_dense(), expected[1].to_dense())
+
+
+def test_record_tells_that_the_model_runs_and_that_the_file_is_written(
+    run: Run, bert: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[Any, ...]] = []
+
+    @contextmanager
+    def progress() -> Iterator[Callable[..., None]]:
+        yield lambda *what: told.append(what)
+
+    monkeypatch.setattr("regard.commands.record.progress", progress)
+    run("record", TEXT, "-m", bert)
+    assert told[1:] == [(f"running {bert}", 1, 2), ("writing run.safetensors", 2, 2)]
 
 
 def test_a_recording_of_answers_has_no_query_and_key(run: Run, bert: str) -> None:
