@@ -18,11 +18,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from rich.console import Console
 
 from regard import cli
+from regard.commands.learn import parts
 from regard.lessons import notebooks, pages
 from regard.lessons.pages import Lesson, Piece, all_lessons, asked_lesson
 
@@ -188,6 +190,30 @@ def in_a_terminal(keys: str, count: int) -> tuple[int, str]:
     return process.wait(timeout=60), re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
 
 
+def painted(step: str, system: Literal["standard"] | None) -> str:
+    """A step as a terminal of 100 columns with that system of colours gets it."""
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=system, width=100)
+    for part in parts(step):
+        console.print(part)
+    return console.file.getvalue()
+
+
+def test_weights_have_colours_in_a_terminal_that_has_them() -> None:
+    shown = painted("```text\nis   0.0000  0.2000  0.8000  -0.5  12\n```", "standard")
+    assert " is   \x1b[2m0.0000\x1b[0m  \x1b[36m0.2000\x1b[0m  " in shown
+    assert "\x1b[1;7;36m0.8000\x1b[0m  -0.5  12" in shown
+
+
+@every_lesson
+def test_no_output_is_lost_or_changed_in_a_terminal_without_colours(lesson: Lesson) -> None:
+    shown = [line.strip() for step in lesson.steps for line in painted(step, None).splitlines()]
+    printed = [piece.text for piece in lesson.pieces if piece.kind == "output"]
+    missing = {line.strip()[:90] for text in printed for line in text.splitlines()} - {
+        line[:90] for line in shown
+    }
+    assert missing == set()
+
+
 @pytest.mark.slow
 def test_in_a_terminal_enter_goes_on_step_by_step_to_the_end() -> None:
     steps = len(all_lessons()[0].steps)
@@ -243,7 +269,8 @@ def test_a_notebook_holds_the_code_and_the_outputs_of_its_lesson(lesson: Lesson)
     cells = [c for c in notebooks.as_notebook(lesson)["cells"] if c["cell_type"] == "code"]
     code = [piece.text.rstrip("\n") for piece in lesson.pieces if piece.kind == "code"]
     printed = [piece.text for piece in lesson.pieces if piece.kind == "output"]
-    assert ["".join(cell["source"]) for cell in cells] == code
+    sources = ["".join(cell["source"]) for cell in cells]
+    assert [source.replace("display(", "print(") for source in sources] == code
     assert ["".join(output["text"]) for cell in cells for output in cell["outputs"]] == printed
 
 

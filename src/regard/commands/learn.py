@@ -1,6 +1,8 @@
 """``regard learn``: eight lessons, in the terminal or as notebooks."""
 
+import re
 import sys
+from collections.abc import Iterator
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
@@ -8,15 +10,23 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markdown import Markdown
+from rich.padding import Padding
+from rich.text import Text
 
 from regard.characters import visible
 from regard.lessons.notebooks import write_notebooks
 from regard.lessons.pages import Lesson, all_lessons, asked_lesson
 
-__all__ = ["learn"]
+__all__ = ["learn", "parts"]
 
 # As wide as the lines of the lessons; longer ones are tiring to read.
 _WIDEST = 110
+
+_OUTPUT = re.compile(r"^```text\n(.*?)^```\n?", re.MULTILINE | re.DOTALL)
+# Weights, as they are printed: from 0 to 1.
+_WEIGHT = re.compile(r"(?<![\w.-])(?:0\.\d{2,}|1\.0{2,})(?![\w.])")
+# By how much of a row's attention a weight is; of the terminal's own colours, light or dark.
+_STYLES = ((0.0, "dim"), (0.25, "cyan"), (0.5, "bold cyan"), (1.0, "bold reverse cyan"))
 
 Asked = Annotated[
     str | None,
@@ -69,10 +79,34 @@ def _read(lesson: Lesson, console: Console) -> None:
     """Show a lesson step by step; Enter goes on."""
     steps = lesson.steps
     for place, step in enumerate(steps, start=1):
-        markdown = Markdown(step, code_theme="ansi_dark")
-        console.print(markdown, width=min(console.width, _WIDEST))
+        for part in parts(step):
+            console.print(part, width=min(console.width, _WIDEST))
         if place == len(steps) or not _goes_on(console, place, len(steps)):
             return
+
+
+def parts(step: str) -> Iterator[Markdown | Padding]:
+    """A step as a terminal shows it: its text and code, and outputs with their weights in colour.
+
+    Args:
+        step: in Markdown.
+    """
+    done = 0
+    for block in _OUTPUT.finditer(step):
+        if step[done : block.start()].strip():
+            yield Markdown(step[done : block.start()], code_theme="ansi_dark")
+        yield Padding(_coloured(block[1].rstrip("\n")), (1, 1))
+        done = block.end()
+    if step[done:].strip():
+        yield Markdown(step[done:], code_theme="ansi_dark")
+
+
+def _coloured(output: str) -> Text:
+    text = Text(output, no_wrap=True)
+    for weight in _WEIGHT.finditer(output):
+        style = next(style for most, style in _STYLES if float(weight[0]) <= most)
+        text.stylize(style, *weight.span())
+    return text
 
 
 def _goes_on(console: Console, place: int, count: int) -> bool:

@@ -1,6 +1,7 @@
 """Lessons as Jupyter notebooks: plain JSON, format 4.5."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,14 @@ _FIRST = (
     "This is a lesson of regard; it needs `pip install 'regard[demo]'`. Run the cells with\n"
     "Shift-Enter in order, and change them as you like. Answers are at the end."
 )
+# Jupyter shows it as HTML where it is displayed, and as text where it is printed.
+_PRINTED_TABLE = re.compile(r"^print\((.*\.(?:table|steps)\(.*\))\)$", re.MULTILINE)
 
 
 def as_notebook(lesson: Lesson) -> dict[str, Any]:
     """A lesson as the JSON of a notebook; its outputs stand where running it puts them.
+
+    Tables are displayed where the page prints them.
 
     Example:
         >>> from regard.lessons.notebooks import as_notebook
@@ -91,7 +96,10 @@ def write_notebooks(folder: Path, lessons: Sequence[Lesson]) -> list[Path]:
 
 
 def _cell(piece: Piece, name: str) -> dict[str, Any]:
-    source = piece.text.rstrip("\n").splitlines(keepends=True)
+    text = piece.text.rstrip("\n")
+    if piece.kind == "code":
+        text = _PRINTED_TABLE.sub(r"display(\1)", text)
+    source = text.splitlines(keepends=True)
     if piece.kind == "text":
         return {"cell_type": "markdown", "id": name, "metadata": {}, "source": source}
     hidden = {"jupyter": {"source_hidden": True}} if piece.is_answer else {}
