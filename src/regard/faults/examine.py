@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from regard.faults.catalogue import fault
+from regard.faults.given_masks import takes_masks
 from regard.faults.given_scores import scores_report
 from regard.faults.inside import attentions_inside
 from regard.faults.probes import ignores_order, looks_ahead
@@ -115,8 +116,8 @@ _MIXED = (
 def _by_parts(subject: Subject, inside: Mapping[str, nn.Module], causal: bool | None) -> Report:
     """The report on a model with several attentions: each is judged alone, one of each class.
 
-    Whether a token may attend to later ones may be decided outside of them, so that the whole
-    model is asked.
+    Whether a token may attend to later ones may be decided outside of one that takes a mask, so
+    that the whole model is asked.
     """
     given = subject.given
     findings: list[Finding] = []
@@ -127,7 +128,9 @@ def _by_parts(subject: Subject, inside: Mapping[str, nn.Module], causal: bool | 
             continue
         shown = f"{name} ({type(module).__name__})"
         try:
-            report = examined(running(as_given(module, (), {})), None)
+            part = as_given(module, (), {})
+            told = takes_masks(part.arguments) or part.argument("memory") is not None
+            report = examined(running(part), None if told else causal)
         except ValueError as error:
             reason = str(error).partition("The first error was ")[2] or str(error)
             missing.append(f"{shown} does not run alone: {reason}")
@@ -140,7 +143,8 @@ def _by_parts(subject: Subject, inside: Mapping[str, nn.Module], causal: bool | 
             if finding.name != "no-positions"
         ]
     whole = None
-    if causal and looks_ahead(subject):
+    faulty = any(finding.severity == "fault" for finding in findings)
+    if causal and not faulty and looks_ahead(subject):
         whole = "not-causal"
     elif not causal and ignores_order(subject):
         whole = "no-positions"

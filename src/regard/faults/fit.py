@@ -84,7 +84,7 @@ class Material:
         is_turned: whether q and k are what was multiplied, and not what was projected.
         is_scaled_freely: whether what lies between hides a scale.
         place: of the output among all that it may be.
-        is_likely: whether this is the first way to read the projections.
+        is_likely: whether this is the first way to read the projections, or gives the scores.
         tolerance: how much may differ, relative to the largest number.
     """
 

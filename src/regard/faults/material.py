@@ -31,12 +31,13 @@ def materials(subject: Subject, inputs: Mapping[str, Tensor], stages: Stages) ->
                 continue
             for place, output in enumerate(outputs):
                 material = Material(tensors, num_heads, output, fills, lowered)
-                material = replace(material, is_likely=number == 0, place=place)
+                scale = None
                 if stages.softmax is not None:
                     scale = seen_scale(material, stages.softmax.scores)
-                    material = replace(material, scale=scale)
-                found.append(material)
-    return found
+                is_likely = number == 0 or scale is not None
+                found.append(replace(material, scale=scale, is_likely=is_likely, place=place))
+    # Where queries times keys are the scores that were seen, the projections are read well.
+    return sorted(found, key=lambda material: material.scale is None)
 
 
 def outputs_of(inputs: Mapping[str, Tensor], stages: Stages) -> list[Tensor]:
