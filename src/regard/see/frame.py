@@ -3,7 +3,7 @@
 from html import escape
 
 from regard.recording import Recording
-from regard.see.manifest import live_layers, manifest
+from regard.see.manifest import first_sequence, live_layers, manifest, small_map
 from regard.see.template import filled_template, json_block
 
 __all__ = ["HEIGHT", "SANDBOX", "framed", "live_page"]
@@ -11,6 +11,8 @@ __all__ = ["HEIGHT", "SANDBOX", "framed", "live_page"]
 HEIGHT = 680
 """Pixels."""
 SANDBOX = "allow-scripts allow-downloads"
+# A few seconds of work.
+_MOST_WEIGHTS = 2**28
 
 
 def framed(page: str, title: str) -> str:
@@ -32,7 +34,7 @@ def framed(page: str, title: str) -> str:
 
 
 def live_page(recording: Recording, title: str) -> str:
-    """The page without numbers: it asks whoever frames it.
+    """The page without numbers but small maps, as far as they take a moment: it asks its host.
 
     Args:
         recording: what was seen.
@@ -48,5 +50,9 @@ def live_page(recording: Recording, title: str) -> str:
         >>> '"kind":"live"' in live_page(regard.Recording({"layer": A}), "A run")
         True
     """
-    told = manifest(recording, live_layers(recording), title=title)
+    layers = live_layers(recording)
+    if sum(recording[layer.name].shape.numel() for layer in layers) <= _MOST_WEIGHTS:
+        for layer in layers:
+            layer.overview = small_map(first_sequence(recording[layer.name]))
+    told = manifest(recording, layers, title=title)
     return "".join(filled_template([json_block("recording", told)]))
