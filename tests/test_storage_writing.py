@@ -238,3 +238,16 @@ def test_each_layer_has_its_own_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         writer.add(layer("a", small()))
     writer.abandon()
+
+
+def test_names_of_spans_that_are_no_strings_are_refused(tmp_path: Path) -> None:
+    whole, asked = small(), regard.Segments({1: (0, 2)})  # type: ignore[dict-item]
+    seen = regard.Recording({})
+    seen.add("a", None, shape=whole.shape, answers=[(asked, whole.reduce(asked))])
+    message = (
+        "layer 'a' cannot be saved: it has the span name 1, an int; in a file names are strings.\n"
+        "    Observe again with strings for the names of the spans."
+    )
+    with pytest.raises(regard.RegardError, match=f"^{re.escape(message)}$"):
+        seen.save(tmp_path / "run.safetensors")
+    assert left_in(tmp_path) == []

@@ -22,6 +22,7 @@ from regard.errors import (
     check_softcap,
     check_whole,
     dtype_text,
+    kind_text,
     shape_text,
 )
 from regard.indexing import Box
@@ -220,7 +221,13 @@ def _plain_reduction(reduction: Reduction) -> Plain:
 
 def _plain_spans(spans: "Mapping[str, tuple[int, int]] | Sequence[tuple[int, int]]") -> Plain:
     if isinstance(spans, Mapping):
-        return {"named": {str(name): [int(at) for at in span] for name, span in spans.items()}}
+        for name in cast("Mapping[object, Any]", spans):
+            if not isinstance(name, str):
+                raise RegardError(
+                    f"it has the span name {name!r}, {kind_text(name)}; in a file names are "
+                    "strings.\n    Observe again with strings for the names of the spans."
+                )
+        return {"named": {name: [int(at) for at in span] for name, span in spans.items()}}
     pairs = [[int(at) for at in span] for span in spans]
     return {"tuple" if isinstance(spans, tuple) else "list": pairs}
 
