@@ -231,14 +231,20 @@ def divided_at_the_end(q: Tensor, k: Tensor, v: Tensor) -> Answer:
     return powers / total, powers @ v / total
 
 
-def divided_at_the_end_alone(q: Tensor, k: Tensor, v: Tensor) -> Answer:
-    """Gives the output first: a softmax of its own would be seen, too."""
-    scores = q @ k.mT
-    powers = torch.exp(scores)
+def divided_at_the_end_alone(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    powers = torch.exp(q @ k.mT)
     total = powers.sum(-1, keepdim=True)
-    output = powers @ v
+    output = powers.flatten(0, 1).bmm(v.flatten(0, 1)).unflatten(0, (2, 3))
     output /= total
-    return output, (scores.double() - total.double().log()).exp().float()
+    return output
+
+
+def one_beside_and_made_whole(q: Tensor, k: Tensor, v: Tensor) -> Answer:
+    """What the sink took comes back."""
+    powers = torch.exp(q @ k.mT)
+    weights = powers / (1 + powers.sum(-1, keepdim=True))
+    weights /= weights.sum(-1, keepdim=True)
+    return weights, weights @ v
 
 
 SOFTMAXES = (
@@ -252,6 +258,7 @@ SOFTMAXES = (
     Case(softmax_one, with_a_sink),
     Case(softmax_one_of_what_is_left, of_what_is_left),
     Case(softmax_one_stable, with_a_sink),
+    Case(one_beside_and_made_whole, softmax),
     Case(two_beside, two_beside_a_mask),
     Case(hardly_anything_beside, softmax),
     Case(mask_times_powers, causal),

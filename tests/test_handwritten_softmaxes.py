@@ -56,7 +56,9 @@ def test_attention_in_other_words_is_seen_as_what_it_means(
 def test_a_product_that_is_divided_by_the_sums_afterwards_is_an_attention() -> None:
     model, x = Layer(divided_at_the_end_alone), noise(2, 3, 5, 7)
     with regard.observe(model) as seen:
-        output, weights = model(x)
-    assert torch.equal(output, model(x)[0])
+        output = model(x)
+    assert torch.equal(output, model(x))
     assert list(seen) == ["Layer"]
-    torch.testing.assert_close(seen[0].to_dense(), weights, atol=1e-5, rtol=0)
+    scores = model.query(x).double() @ model.key(x + 1).double().mT
+    found = seen[0].to_dense().double().reshape(scores.shape)
+    torch.testing.assert_close(found, scores.softmax(-1).detach(), atol=1e-5, rtol=0)

@@ -108,7 +108,9 @@ class Changes:
         with apart():
             if in_place:
                 whole = output if axes is None else axes.laid_over(output)
-                dim = None if axes is None else axes.along(weights.normal, weights.length)
+                dim = None
+                if axes is not None and not weights.short:
+                    dim = axes.along(weights.normal, weights.length)
                 changed = are_changed_in_place(operation, whole, dim)
             else:
                 changed = are_changed(source, output)

@@ -57,7 +57,7 @@ def are_changed_in_place(operation: Operation, whole: Tensor, dim: int | None) -
     Args:
         operation: what has run.
         whole: the weights, after it.
-        dim: the axis along which they summed to 1; None where none is whole.
+        dim: the axis along which they summed to 1; None where there is none.
     """
     if operation.func in _DROPOUTS:
         return False

@@ -60,7 +60,7 @@ class Handwritten:
         self._buffers = model.buffers
         self._tracks = Tracks(model)
         self._changes = Changes(self._tracks)
-        self._softmaxes = Softmaxes(self._tracks, self._changes, take)
+        self._softmaxes = Softmaxes(self._tracks, self._changes, take, refuse)
 
     @property
     def listeners(self) -> Mapping[Callable[..., Any], Listener]:

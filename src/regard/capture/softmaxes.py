@@ -47,11 +47,17 @@ class Softmaxes:
         tracks: what the storages hold.
         changes: is told what is none of this.
         take: called with the module's name and the matrix of each attention, inside ``apart()``.
+        refuse: called with the module's name and the reason why its attention cannot be told.
     """
 
     def __init__(
-        self, tracks: Tracks, changes: Changes, take: Callable[[str, AttentionMatrix], None]
+        self,
+        tracks: Tracks,
+        changes: Changes,
+        take: Callable[[str, AttentionMatrix], None],
+        refuse: Callable[[str, str], None],
     ) -> None:
+        self._refuse = refuse
         self._tracks = tracks
         self._changes = changes
         self._steps = ScoreOperations(tracks, changes)
@@ -80,7 +86,7 @@ class Softmaxes:
         """Note a product of exponentials and value: the sums of their rows may still divide it."""
         powers = self._tracks.powers_of(exponentials)
         if powers is not None:
-            self._tracks.put(output, None, Drawn(*powers, dim))
+            self._tracks.put(output, None, Drawn(*powers, dim - exponentials.ndim))
 
     def _softmax(self, operation: Operation) -> None:
         source, dim = operation.args[:2]
@@ -127,7 +133,10 @@ class Softmaxes:
             axes = reversed(range(output.ndim))
             dim = next((axis for axis in axes if sums_to_one(output, axis)), None)
         if dim is not None:
-            self._normalise(operation, *powers, dim)
+            scores, axes = powers
+            # Where rows sum to 1 again, what a sink took from them has come back.
+            steps = tuple(step for step in scores.steps if not isinstance(step, Beside))
+            self._normalise(operation, replace(scores, steps=steps), axes, dim)
         return dim is not None
 
     def _sum(self, operation: Operation) -> None:
@@ -135,7 +144,7 @@ class Softmaxes:
         powers = self._tracks.powers_of(source)
         if powers is not None and dims is not None and len(dims) == 1:
             kept = len(operation.args) > 2 and bool(operation.args[2])
-            totals = Totals(powers[0], dims[0] % source.ndim, kept)
+            totals = Totals(*powers, dims[0] % source.ndim - source.ndim, kept)
             self._tracks.put(cast(Tensor, operation.output), None, totals)
 
     def _add(self, operation: Operation) -> None:
@@ -170,31 +179,35 @@ class Softmaxes:
         if self._renormalise(operation) or totals is None or before is None:
             return
         if before[0] is totals.scores:
-            with_sinks = _with_sinks(totals, before[1])
-            self._normalise(operation, with_sinks, before[1], totals.dim, finding)
+            dim = totals.dim % source.ndim
+            self._normalise(operation, _with_sinks(totals), before[1], dim, finding)
 
     def _renormalise(self, operation: Operation) -> bool:
-        """Whether exponentials, or weights that were changed, have come to sum to 1."""
+        """Whether exponentials, or weights that were changed, sum to 1 by now."""
         output = operation.output
         track = self._tracks.of(output)
         if track is None or not isinstance(output, Tensor):
             return False
         if isinstance(track.stage, Weights):
-            if track.stage.trouble is None or track.stage.powers is None:
-                return False
-            return self._find_normal(operation, output)
+            if track.stage.trouble is None:
+                return True
+            return track.stage.powers is not None and self._find_normal(operation, output)
         return isinstance(track.stage, Exponentials) and self._find_normal(operation, output)
 
     def _finish(self, operation: Operation, drawn: Drawn, totals: Totals) -> None:
         """What exponentials have drawn is divided by their sums: an output of attention."""
         self._tracks.drop(cast(Tensor, operation.output))
         caller = operation.caller()
-        if drawn.scores is totals.scores and drawn.dim == totals.dim and caller.module is not None:
-            scores = _with_sinks(totals, drawn.axes)
-            matrix, _ = self._attention(operation, scores, drawn.axes, drawn.dim, None)
-            if matrix is not None:
-                self._found.append(Finding(caller.module, matrix))
-                self.release()
+        if drawn.scores is not totals.scores or drawn.dim != totals.dim or caller.module is None:
+            return
+        self._tracks.spend(drawn.scores.product)
+        dim = drawn.dim % len(drawn.axes.sizes)
+        matrix, trouble = self._attention(operation, _with_sinks(totals), drawn.axes, dim, None)
+        if matrix is not None:
+            self._found.append(Finding(caller.module, matrix))
+            self.release()
+        elif trouble is not None:
+            self._refuse(caller.module, trouble)
 
     def _normalise(
         self,
@@ -218,9 +231,13 @@ class Softmaxes:
         if matrix is not None and caller.module is not None:
             finding = Finding(caller.module, matrix)
             self._found.append(finding)
+        self._put(operation, dim, trouble, caller)
         moved = None if trouble or axes is None else axes.moved(output)
-        powers = None if moved is None else (scores, moved)
-        self._put(operation, dim, trouble, caller, powers, finding)
+        track = self._tracks.of(output)
+        if track is not None and isinstance(track.stage, Weights) and moved is not None:
+            short = any(isinstance(step, Beside) for step in scores.steps)
+            known = replace(track.stage, powers=(scores, moved), finding=finding, short=short)
+            self._tracks.put(output, track.axes, known)
 
     def _attention(
         self,
@@ -244,31 +261,25 @@ class Softmaxes:
             return None, str(cause)
 
     def _put(
-        self,
-        operation: Operation,
-        dim: int,
-        trouble: str | None,
-        caller: Caller | None = None,
-        powers: tuple[Scores, Axes] | None = None,
-        finding: Finding | None = None,
+        self, operation: Operation, dim: int, trouble: str | None, caller: Caller | None = None
     ) -> None:
         output = cast(Tensor, operation.output)
         caller = caller or operation.caller()
         places = contiguous(output.shape)
         normal = places[dim] if output.shape[dim] > 1 else 0
         line = f"{caller.file}:{caller.line}"
-        weights = Weights(normal, output.shape[dim], caller.module, line, trouble, powers, finding)
+        weights = Weights(normal, output.shape[dim], caller.module, line, trouble)
         self._tracks.put(output, Axes.of(output, places), weights)
 
 
-def _with_sinks(totals: Totals, axes: Axes) -> Scores:
+def _with_sinks(totals: Totals) -> Scores:
     """Scores beside which a sum counts what was added to it."""
     steps = list(totals.scores.steps)
     for number in totals.beside:
         if isinstance(number, Tensor) and number.ndim and not totals.kept:
             with apart():
-                number = number.unsqueeze(totals.dim - len(axes.sizes))
-        steps.append(Beside(number, axes))
+                number = number.unsqueeze(totals.dim)
+        steps.append(Beside(number, totals.axes))
     return replace(totals.scores, steps=tuple(steps))
 
 

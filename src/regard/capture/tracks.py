@@ -52,12 +52,14 @@ class Totals:
 
     Attributes:
         scores: whose exponentials they are.
-        dim: the axis, of the exponentials.
+        axes: of the exponentials.
+        dim: the axis, counted from the last.
         kept: whether it stays, with size 1.
         beside: what was added to the sums.
     """
 
     scores: Scores
+    axes: Axes
     dim: int
     kept: bool
     beside: tuple[Tensor | float, ...] = ()
@@ -65,7 +67,13 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A product of exponentials and value, to be divided by their sums along an axis."""
+    """A product of exponentials and value, to be divided by their sums along an axis.
+
+    Attributes:
+        scores: whose exponentials they are.
+        axes: of the exponentials.
+        dim: the axis, counted from the last.
+    """
 
     scores: Scores
     axes: Axes
@@ -93,6 +101,7 @@ class Weights:
         powers: the scores whose exponentials they are but for a factor a row, and their axes in the
             product; None where nobody knows.
         finding: their attention.
+        short: whether rows sum to less than 1, as a sink has taken its share.
     """
 
     normal: int
@@ -102,6 +111,7 @@ class Weights:
     trouble: str | None
     powers: tuple[Scores, Axes] | None = None
     finding: Finding | None = None
+    short: bool = False
 
 
 @dataclass(frozen=True, slots=True)
