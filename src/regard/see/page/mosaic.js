@@ -203,7 +203,7 @@ export class Mosaic {
       large.imageSmoothingEnabled = false;
       large.drawImage(this.window, 0, 0, source.width, source.height);
       context.imageSmoothingEnabled = true;
-      context.imageSmoothingQuality = "high";
+      context.imageSmoothingQuality = "medium";
     }
     context.drawImage(source, x, y, width * cell.width, height * cell.height);
   }
