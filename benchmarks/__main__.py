@@ -1,4 +1,4 @@
-"""``python -m benchmarks [passes|speed|time|memory|observe|start|all]``: measure, show, write."""
+"""``python -m benchmarks [passes|speed|time|...|start|all]``: measure, show, write."""
 
 import argparse
 import sys

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from benchmarks import growth, memory, observe, parts, passes, speed, start
+from benchmarks import growth, memory, observe, page, parts, passes, speed, start
 from benchmarks.case import QUICK, Case, Effort, full
 
 __all__ = ["CASES", "GROUPS", "Job", "case_named", "jobs"]
@@ -15,6 +15,7 @@ CASES = (
     *growth.CASES,
     *memory.CASES,
     *observe.CASES,
+    *page.CASES,
     *start.CASES,
 )
 GROUPS = tuple(dict.fromkeys(case.group for case in CASES))

@@ -206,8 +206,7 @@ class Pyramid:
     def weights(self, rows: slice, columns: slice, pause: Pause) -> Tensor:
         """The weights at some queries and keys, (queries, keys)."""
         self._learn(rows, pause)
-        strips = [Neighbours(self.head, part) for part in _parts(rows, _FEW_ROWS)]
-        return self._window(strips, columns, 1, False, pause)
+        return self._window(self._strips(rows, columns), columns, 1, False, pause)
 
     def allowed(self, query: int) -> Tensor:
         """To which keys a query may attend, (kv_len,); to none that is set aside."""
@@ -249,7 +248,7 @@ class Pyramid:
         """From query and key."""
         self._learn(rows, pause)
         cell = 1 << place.level
-        strips = [Neighbours(self.head, part) for part in _parts(rows, _FEW_ROWS)]
+        strips = self._strips(rows, columns)
         by_query = self._window(strips, columns, cell, place.by_row, pause)
         return _added(by_query, cell, 0) / _counts(rows, columns, cell)
 
@@ -265,6 +264,13 @@ class Pyramid:
         exact = cell == 1
         means = by_query / _counts(slice(0, len(middles)), columns, cell, tall=1)
         return Tile(means, exact, None if exact else cell)
+
+    def _strips(self, rows: slice, columns: slice) -> list[Neighbours]:
+        """For a window; a small one is quicker than a thread starts."""
+        small = length(rows) * length(columns) <= PART
+        return [
+            Neighbours(self.head, part) for part in ([rows] if small else _parts(rows, _FEW_ROWS))
+        ]
 
     def _knows(self, at: slice | list[int]) -> bool:
         return bool(self._known[at].all())
@@ -348,7 +354,17 @@ def _each(
         scratch = Scratch(PART)
         return lambda strip: work(strip, scratch)
 
-    in_turns(strips, worker, take, device)
+    if len(strips) > 1:
+        in_turns(strips, worker, take, device)
+        return
+    # Several threads on operations as small as these wait for each other on a busy machine.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for strip in strips:
+            take(worker()(strip))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _starts(part: slice, cell: int) -> range:

@@ -1,0 +1,106 @@
+"""How long the page waits for one causal head: a first picture, the exact one, single tiles."""
+
+from collections.abc import Callable
+from time import perf_counter
+
+import regard
+from benchmarks.case import Case, Effort, Measured, middle
+from benchmarks.meter import added
+from benchmarks.tensors import random_inputs
+from benchmarks.turns import seconds
+from regard.see.answers import Answers, Which
+from regard.see.pyramid import Place, Tile, highest_level
+
+__all__ = ["CASES"]
+
+LONG = 131_072
+HEAD = Which(0, 0)
+ROUNDS = 5
+
+
+def opened(tokens: int) -> Answers:
+    """What the server asks, of one head of random query and key."""
+    query, key, _ = random_inputs(tokens, 1)
+    return Answers(regard.Recording({"layer": regard.attend(query, key, mask=regard.Causal())}))
+
+
+def tile(answers: Answers, tokens: int, level: int, at: float = 0.75) -> Tile:
+    """The tile of a level on the diagonal, at this share of the text."""
+    level = min(level, highest_level((tokens, tokens)))
+    place = int(at * tokens) // (256 << level)
+    return answers.tile(HEAD, Place(level, place, place))
+
+
+def finished(tokens: int) -> Answers:
+    """The same once its pass is through."""
+    answers = opened(tokens)
+    tile(answers, tokens, 99)
+    answers.column(HEAD, 0)
+    return answers
+
+
+def first_picture(effort: Effort) -> Measured:
+    """The whole, from nothing: opening the head is in it. A long one is a sample."""
+
+    def once() -> float:
+        with opened(effort.tokens) as answers:
+            return seconds(lambda: tile(answers, effort.tokens, 99))
+
+    return middle([once() for _ in range(min(ROUNDS, effort.repetitions))])
+
+
+def exact_picture(effort: Effort) -> Measured:
+    """The whole until it is exact, while nothing else is asked."""
+    start = perf_counter()
+    with finished(effort.tokens) as answers:
+        exact = tile(answers, effort.tokens, 99).exact
+        took = perf_counter() - start
+    assert exact
+    return Measured(took, 1, took, took)
+
+
+def known(level: int) -> Callable[[Effort], Measured]:
+    """A tile of a head whose pass is through; another one each time."""
+
+    def measure(effort: Effort) -> Measured:
+        with finished(effort.tokens) as answers:
+            places = [(1 + i) / (2 + effort.repetitions) for i in range(effort.repetitions)]
+            return middle(
+                [seconds(lambda at=at: tile(answers, effort.tokens, level, at)) for at in places]
+            )
+
+    return measure
+
+
+def unknown(level: int) -> Callable[[Effort], Measured]:
+    """A tile near the end of a head that nothing is known of, beside the pass that others need."""
+
+    def measure(effort: Effort) -> Measured:
+        with opened(effort.tokens) as answers:
+            answers.progress(HEAD)
+            places = [0.9 + 0.01 * i for i in range(min(ROUNDS, effort.repetitions))]
+            return middle(
+                [seconds(lambda at=at: tile(answers, effort.tokens, level, at)) for at in places]
+            )
+
+    return measure
+
+
+def memory(effort: Effort) -> Measured:
+    """MiB beside query and key, at the peak of everything above."""
+
+    def work() -> None:
+        finished(effort.tokens).close()
+
+    mib = added(work)
+    return Measured(mib, 1, mib, mib)
+
+
+CASES = (
+    Case("page", "first picture of the whole", "s", first_picture, (LONG,), 1),
+    Case("page", "exact picture of the whole", "s", exact_picture, (LONG,), 30),
+    Case("page", "tile of 64 x 64 tokens a cell", "s", known(6), (LONG,), 0.15),
+    Case("page", "tile of single tokens", "s", known(0), (LONG,), 0.05),
+    Case("page", "tile of single tokens, before the exact picture", "s", unknown(0), (LONG,)),
+    Case("page", "memory of the exact picture", "MiB", memory, (LONG,), 500),
+)
