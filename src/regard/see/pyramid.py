@@ -6,7 +6,8 @@ and key as soon as the logsumexp of its rows is known. Until then it is answered
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 from typing import TypeVar, cast
@@ -231,7 +232,8 @@ class Pyramid:
             if self.is_small:
                 self.finish(pause)
             if rows.stop <= self._rows_done:
-                return Tile(self._added_up(place, rows, columns), True)
+                with _one_thread():
+                    return Tile(self._added_up(place, rows, columns), True)
         elif self._unknown_scores(rows) <= AT_ONCE:
             return Tile(self._computed(place, rows, columns, pause), True)
         return self._sample(place, rows, columns, pause)
@@ -357,12 +359,18 @@ def _each(
     if len(strips) > 1:
         in_turns(strips, worker, take, device)
         return
-    # Several threads on operations as small as these wait for each other on a busy machine.
+    with _one_thread():
+        for strip in strips:
+            take(worker()(strip))
+
+
+@contextmanager
+def _one_thread() -> Generator[None]:
+    """Several threads on small operations wait for each other on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        for strip in strips:
-            take(worker()(strip))
+        yield
     finally:
         torch.set_num_threads(threads)
 
