@@ -170,6 +170,18 @@ def test_a_class_without_its_arguments_is_an_error_that_names_them() -> None:
         regard.check(Fused, 16)
 
 
+def test_a_mask_that_is_given_is_an_error() -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        raise AssertionError  # before any work
+
+    message = (
+        "mask has shape (3, 3); check makes masks itself, for the inputs that it tries.\n"
+        "    Leave it out: regard.check(attention)."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        regard.check(attention, mask=torch.ones(3, 3))
+
+
 def test_code_that_always_fails_is_an_error_with_its_own_words() -> None:
     def broken(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         raise RuntimeError("no such thing")

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from regard.faults.catalogue import fault
 from regard.faults.given_masks import takes_masks
@@ -41,7 +41,8 @@ def check(thing: object, *args: Any, causal: bool | None = None, **options: Any)
 
     Raises:
         TypeError: the thing cannot be called, or arguments of the class are missing.
-        ValueError: it fails on every input that was tried, or gives nothing that is an output.
+        ValueError: it fails on every input that was tried, or gives nothing that is an output; a
+            mask is given, which check makes itself.
 
     Example:
         >>> import torch, regard
@@ -61,6 +62,7 @@ def check(thing: object, *args: Any, causal: bool | None = None, **options: Any)
         The catalogue of mistakes is ours, from public issues: ``report.findings[0].fault.sources``.
     """
     given = as_given(thing, args, _with_intention(thing, options, causal))
+    _no_masks(given)
     if given.kind == "scores":
         return scores_report(given, causal)
     subject = _running(given)
@@ -85,6 +87,15 @@ def _with_intention(
         names = inspect.signature(thing).parameters
         passed |= {name: causal for name in ("causal", "is_causal") if name in names}
     return passed
+
+
+def _no_masks(given: Given) -> None:
+    for name, value in given.options.items():
+        if isinstance(value, Tensor) and "mask" in name:
+            raise ValueError(
+                f"{name} has shape {tuple(value.shape)}; check makes masks itself, for the inputs "
+                f"that it tries.\n    Leave it out: regard.check({given.name})."
+            )
 
 
 def _around(report: Report, inside: Mapping[str, nn.Module]) -> str:
