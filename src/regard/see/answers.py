@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch import Tensor
 from regard.heads import Head, classify
 from regard.matrix import AttentionMatrix
 from regard.recording import Recording
-from regard.see.manifest import first_sequence
+from regard.see.manifest import SMALL, first_sequence, small_map, small_numbers
 from regard.see.pyramid import Place, Pyramid, Tile, check_place, checked
 from regard.see.query_steps import KeysAsked, QuerySteps, query_steps
 from regard.see.strips import HeadScores
@@ -26,6 +26,8 @@ __all__ = ["Answers", "Gone", "Progress", "RowOfWeights", "Which", "is_wanted"]
 
 MIB = 2**20
 _LOOK_AGAIN = 0.25  # seconds
+_MOST_CELLS = 2**24  # of a head whose small map is exact: some 50 ms each
+_SAMPLED_ROWS = 256
 Spans = Sequence[tuple[int, int]]
 
 
@@ -253,12 +255,35 @@ class Answers:
         shares = alone.segments(_named(keys), queries=_named(queries), sinks=not which.hidden)
         return shares.total()
 
+    def overview(self, layer: int) -> dict[str, Any]:
+        """A small map of each head of a layer, as ``manifest.small_map`` gives it.
+
+        Of a long text it is a sample: some queries, evenly spread, stand for all; ``sampled`` says
+        for how many each.
+
+        Raises:
+            IndexError: no such layer.
+            RegardError: the layer has answers only.
+        """
+        layer = checked("layer", layer, len(self.recording))
+        matrix = first_sequence(self.recording[layer])
+        heads, q_len, kv_len = matrix.shape
+        if q_len * kv_len <= _MOST_CELLS:
+            return small_map(matrix)
+        step = q_len // _SAMPLED_ROWS
+        maps = [self._sampled(matrix[head], slice(step // 2, None, step)) for head in range(heads)]
+        return small_numbers(torch.stack(maps)) | {"sampled": step}
+
     def heads(self) -> tuple[Head, ...]:
         """Every head with its kind, layer by layer; see ``regard.heads``."""
         if self._heads is None:
             seen = self.recording
             self._heads = classify(seen.layers, seen.query_tokens, seen.key_tokens)
         return self._heads
+
+    def _sampled(self, head: AttentionMatrix, rows: slice) -> Tensor:
+        weights = AttentionMatrix.from_weights(cast(Tensor, head[rows]).float())
+        return weights.pool(SMALL, SMALL)
 
     def _checked_head(self, which: Which) -> tuple[int, int]:
         layer = checked("layer", which.layer, len(self.recording))

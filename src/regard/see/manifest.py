@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from regard.errors import RegardError
 from regard.heads import Head, classify
@@ -16,6 +17,7 @@ from regard.see.packing import base64_text, memory
 from regard.tokens import Token
 
 __all__ = [
+    "SMALL",
     "PageLayer",
     "first_sequence",
     "head_kinds",
@@ -23,6 +25,7 @@ __all__ = [
     "manifest",
     "page_layers",
     "small_map",
+    "small_numbers",
     "told",
 ]
 
@@ -236,7 +239,22 @@ def small_map(matrix: AttentionMatrix) -> dict[str, Any]:
         >>> small_map(regard.AttentionMatrix.from_weights(weights))["maximum"]
         1.0
     """
-    means = matrix.pool(SMALL, SMALL).float().nan_to_num(0.0)
+    return small_numbers(matrix.pool(SMALL, SMALL))
+
+
+def small_numbers(means: Tensor) -> dict[str, Any]:
+    """Small maps as the page has them, of the mean weights of their blocks.
+
+    Args:
+        means: (num_heads, rows, columns).
+
+    Example:
+        >>> import torch
+        >>> from regard.see.manifest import small_numbers
+        >>> small_numbers(torch.ones(1, 2, 3))["columns"]
+        3
+    """
+    means = means.float().nan_to_num(0.0)
     maximum = float(means.max())
     levels = (means / maximum).sqrt() * 255 if maximum > 0 else means
     return {

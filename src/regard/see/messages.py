@@ -15,7 +15,7 @@ from torch import Tensor
 from regard.errors import RegardError
 from regard.recording import Recording
 from regard.see.answers import Answers, Gone, Which
-from regard.see.manifest import first_sequence
+from regard.see.manifest import first_sequence, told
 from regard.see.packing import memory
 from regard.see.pyramid import Place
 from regard.see.query_steps import KeysAsked
@@ -124,8 +124,12 @@ def _spans(question: Mapping[str, Any], name: str) -> dict[str, tuple[int, int]]
         ) from error
 
 
+def _overview(answers: Answers, question: Mapping[str, Any], _: object) -> _Answered:
+    return {"overview": answers.overview(_whole(question, "layer"))}, {}
+
+
 def _heads(answers: Answers, *_: object) -> _Answered:
-    return {"heads": [dataclasses.asdict(head) for head in answers.heads()]}, {}
+    return {"heads": told(answers.heads())}, {}
 
 
 _ANSWERED = {
@@ -135,5 +139,6 @@ _ANSWERED = {
     "progress": _progress,
     "steps": _steps,
     "segments": _segments,
+    "overview": _overview,
     "heads": _heads,
 }

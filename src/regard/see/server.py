@@ -37,7 +37,7 @@ from regard.see.answers import Answers, Gone, Which
 from regard.see.asked import Asked
 from regard.see.desk import Answer, Busy, Desk
 from regard.see.guard import Guard
-from regard.see.manifest import live_layers, manifest
+from regard.see.manifest import live_layers, manifest, told
 from regard.see.packing import memory
 from regard.see.pyramid import Place
 from regard.see.query_steps import KeysAsked
@@ -81,8 +81,8 @@ def application(
     """
     answers = Answers(recording)
     quick, long = Desk(threads=2, room=128 * MIB), Desk(threads=1, room=8 * MIB)
-    told = manifest(recording, live_layers(recording), title=title)
-    page = "".join(filled_template([json_block("recording", told)], connects="'self'"))
+    first = manifest(recording, live_layers(recording), title=title)
+    page = "".join(filled_template([json_block("recording", first)], connects="'self'"))
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
@@ -231,9 +231,12 @@ def _segments(answers: Answers, asked: Asked, _: Wanted) -> Answer:
     return _bytes(_float32(shares))
 
 
+def _overview(answers: Answers, asked: Asked, _: Wanted) -> Answer:
+    return _json({"overview": answers.overview(asked.whole("layer"))})
+
+
 def _heads(answers: Answers, _: Asked, __: Wanted) -> Answer:
-    heads = [{"name": head.name, **asdict(head)} for head in answers.heads()]
-    return _json({"heads": heads})
+    return _json({"heads": told(answers.heads())})
 
 
 _QUICK: dict[str, Question] = {
@@ -243,7 +246,7 @@ _QUICK: dict[str, Question] = {
     "progress": _progress,
     "steps": _steps,
 }
-_LONG: dict[str, Question] = {"segments": _segments, "heads": _heads}
+_LONG: dict[str, Question] = {"segments": _segments, "overview": _overview, "heads": _heads}
 
 
 def _which(asked: Asked) -> Which:

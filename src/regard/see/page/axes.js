@@ -96,15 +96,15 @@ export class Axes {
   frame(stage, queries, keys, { zoom, row, column }) {
     this.setLimit(Math.round(Math.max(60, Math.min(124, stage.width * 0.12))));
     // With fewer pixels than labels need, each label carries its position: "250 the".
-    const counter = queries.length * APART > stage.height * 0.8 ? 34 : 0;
+    const counter = queries.length * APART > stage.height * 0.8 ? positionWidth(queries) : 0;
     const left = Math.ceil(this.widest(queries) + counter + 16);
     const room = { width: stage.width - left - 2, height: stage.height - 30 };
     const flat = Math.min(room.width / keys.length, room.height / queries.length, LARGEST);
     const slanted = this.widest(keys) > flat - 10;
-    const label = this.widest(keys) + (keys.length * APART > room.width * 0.8 ? 34 : 0);
+    const label = this.widest(keys) + (keys.length * APART > room.width * 0.8 ? positionWidth(keys) : 0);
     const top = slanted ? Math.ceil(label * Math.sin(-SLANT) + 16) : 30;
     const right = slanted ? Math.ceil(label * Math.cos(SLANT)) : 0;
-    const space = { width: room.width - right, height: stage.height - top - 9 };
+    const space = { width: room.width - right, height: stage.height - top - 20 };
     const { cellWidth, cellHeight, most } = sides(space, keys.length, queries.length, zoom);
     const width = Math.min(whole(space.width), keys.length * cellWidth);
     const height = Math.min(whole(space.height), queries.length * cellHeight);
@@ -236,6 +236,11 @@ function sides({ width, height }, columns, rows, zoom) {
     return Math.max(1, Math.floor(device * count)) / (count * devicePixelRatio);
   });
   return { cellWidth, cellHeight, most: LARGEST / square };
+}
+
+/** @param {Token[]} tokens @returns {number} pixels of the widest position beside a label */
+function positionWidth({ length }) {
+  return Math.ceil(8 + 6.5 * String(length - 1).length);
 }
 
 /** @param {number} pixels @returns {number} in whole device pixels */

@@ -69,6 +69,17 @@ function heads(state) {
   return state.heads !== "one";
 }
 
+/**
+ * The chosen heads with one more, or without it if it was one of them.
+ * @param {State} state @param {Head} head @returns {string}
+ */
+export function withHead(state, head) {
+  const before = state.heads === "one" ? [{ layer: state.layer, head: state.head }] : pairs(state.heads);
+  const words = state.heads === "mean" ? [] : before.map(word);
+  const rest = words.filter((one) => one !== word(head));
+  return (rest.length < words.length ? rest : [...rest, word(head)]).join("_") || "one";
+}
+
 /** What stands beside it. @param {State} state @returns {Which} */
 export function beside({ with: other, hidden }) {
   return { ...pairs(other)[0], hidden };

@@ -78,9 +78,17 @@ export class Framed {
     return new Float32Array(buffers[0]);
   }
 
-  /** @returns {Promise<{heads: object[]}>} kinds and scores of every head */
+  /**
+   * @param {number} layer
+   * @returns {Promise<import("./payload.js").SmallNumbers>}
+   */
+  async overview(layer) {
+    return (await this.ask({ kind: "overview", layer })).overview;
+  }
+
+  /** @returns {Promise<import("./payload.js").HeadKind[]>} of every head, layer by layer */
   async heads() {
-    return this.ask({ kind: "heads" });
+    return (await this.ask({ kind: "heads" })).heads;
   }
 
   /**

@@ -15,6 +15,7 @@ import { fittedHeads, isDifference, shown } from "./compare.js";
 import { Controls } from "./controls.js";
 import { engine } from "./engine.js";
 import { Framed } from "./framed.js";
+import { gather } from "./gather.js";
 import { HeadsView } from "./heads_view.js";
 import { listen } from "./keys.js";
 import { drawLegend } from "./legend.js";
@@ -23,6 +24,7 @@ import { notes } from "./notes.js";
 import { readRecording } from "./payload.js";
 import { Prose } from "./prose.js";
 import { Reader } from "./reading.js";
+import { Remote } from "./remote.js";
 import { SaveMenu } from "./save.js";
 import { SegmentsView } from "./segments.js";
 import { blockSentence, ReadingView } from "./sentence.js";
@@ -48,10 +50,14 @@ export class Page {
     this.maps = recording.layers.map(smallMap);
     /** @type {Map<string, {queries: Token[], keys: Token[]}>} */ this.axesOf = new Map();
     this.store = new Store(this.freshState(), (state) => this.fitted(state));
-    this.source = new Blend(this.host(recording.layers));
+    const live = recording.layers.some(({ kind }) => kind === "live");
+    // A notebook's frame has no address of its own.
+    this.live = live ? new (location.protocol === "about:" ? Framed : Remote)(recording.layers) : null;
+    this.source = new Blend(this.live ?? this.worker());
     this.look = this.themed();
     /** @type {Reading | null} */ this.reading = null;
     this.remembering = 0;
+    this.redrawing = 0;
     this.overview = new Overview(part("overview"), recording.layers, this.maps, this.store);
     this.atlas = new Atlas(part("view-map"), this);
     this.map = this.atlas.first;
@@ -75,13 +81,20 @@ export class Page {
     );
   }
 
-  /**
-   * Who answers: this file itself, or the notebook that frames it.
-   * @param {import("./payload.js").LayerInfo[]} layers
-   */
-  host(layers) {
-    if (layers.some(({ kind }) => kind === "live")) return new Framed(layers);
+  /** What answers where the file itself holds the numbers. */
+  worker() {
+    const { layers } = this.recording;
     return new Client(layers, ({ q_len, kv_len }) => sinksOf(this.axesFor(q_len, kv_len).keys));
+  }
+
+  /** More is known of the heads: at most one drawing a frame, however many layers are told. */
+  gathered() {
+    cancelAnimationFrame(this.redrawing);
+    this.redrawing = requestAnimationFrame(() => {
+      const { state } = this.store;
+      this.overview.draw(state.scale, this.look.ramp, this.look.ink);
+      this.views.update(state, new Set(["maps"]));
+    });
   }
 
   start() {
@@ -97,6 +110,7 @@ export class Page {
     this.store.go(location.hash);
     this.show(this.store.state, new Set(Object.keys(this.store.state)));
     document.body.classList.add("ready");
+    if (this.live) void gather(this.live, this);
   }
 
   /** @returns {State} the middle of the model, the last word: something to see at once */

@@ -114,9 +114,17 @@ export class MapView {
     const { which } = this;
     const byRow = scale === "row";
     const places = placesOf(/** @type {Part} */ (this.part));
+    // A host that knows no small map is asked for the whole, to stand in and for the minimap.
+    if (!this.page.maps[this.which.layer]) places.push(this.whole());
     this.since = performance.now();
     this.tiles.want(places.map((place) => ({ name: this.tileName(place), which, place, byRow })));
     setTimeout(() => this.tell(), QUIET);
+  }
+
+  /** @returns {import("./blocks.js").Place} the one tile that holds the whole */
+  whole() {
+    const { q_len, kv_len } = this.info();
+    return { level: Math.max(0, Math.ceil(Math.log2(Math.max(q_len, kv_len) / TILE))), row: 0, column: 0 };
   }
 
   /** A tile came. */
@@ -136,7 +144,7 @@ export class MapView {
       const left = progress?.seconds;
       part = progress?.done ?? 0;
       text = `sample of 1 query in ${every}; exact: ${Math.floor(part * 100)} %`;
-      if (left !== null && left !== undefined) text += `, ${Math.ceil(left)} s`;
+      if (left !== null && left !== undefined && part > 0.005) text += `, ${lasting(left)}`;
     } else if (there < wanted.length && performance.now() - this.since >= QUIET) {
       part = there / wanted.length;
       text = `exact map: ${Math.floor(part * 100)} %`;
@@ -162,6 +170,7 @@ export class MapView {
       paletteOf(look, state.scale, blocks, isDifference(this.which));
     const small = smallPicture(this.page.maps, this.which, state.scale === "row", palette);
     const isWhole = this.mosaic.draw(context, frame, part, palette, small, this.info());
+    const all = small ?? this.mosaic.painted(this.whole());
     if (isWhole && part.level === 0 && frame.cellWidth >= NUMBERS) this.drawNumbers(palette(this.info().kv_len));
     if (state.distances) drawDistances(context, frame, this.page.atlas.diagonal(this.which), look.ink);
     context.restore();
@@ -169,7 +178,7 @@ export class MapView {
     context.lineWidth = 1;
     context.strokeRect(frame.left - 0.5, frame.top - 0.5, frame.width + 1, frame.height + 1);
     this.axes.draw(frame, /** @type {Token[]} */ (this.queries), /** @type {Token[]} */ (this.keys), look.ink);
-    drawMinimap(this.mini, small, frame, this.info(), look.ink);
+    drawMinimap(this.mini, all, frame, this.info(), look.ink);
     this.point();
     this.tell();
     this.mark(isWhole);
@@ -278,6 +287,11 @@ export class MapView {
     const key = Math.floor(frame.column + x / frame.cellWidth);
     return { query, key };
   }
+}
+
+/** @param {number} seconds @returns {string} */
+function lasting(seconds) {
+  return seconds < 100 ? `${Math.ceil(seconds)} s` : `${Math.ceil(seconds / 60)} min`;
 }
 
 /** @param {number} weight @param {boolean} isDifference @returns {string} in percent; a difference with its sign */

@@ -51,7 +51,7 @@ export class Overview {
     this.canvas.addEventListener("pointerleave", () => this.point(null));
     this.canvas.addEventListener("click", (event) => {
       const tile = this.at(event);
-      if (tile) store.set(tile);
+      if (tile) store.set(event.shiftKey ? { heads: withHead(store.state, tile) } : tile);
     });
     this.canvas.addEventListener("keydown", (event) => this.key(event));
     this.left = 24;

@@ -9,6 +9,13 @@
  * @property {number} entropy as a share of that of even attention
  * @property {number} sink what it gives to the first token and to separators
  *
+ * @typedef {object} SmallNumbers the small maps of a layer, a byte for each block
+ * @property {number} rows
+ * @property {number} columns
+ * @property {number} maximum
+ * @property {string} levels
+ * @property {number} [sampled] one query in so many was asked; exact without it
+ *
  * @typedef {object} LayerInfo
  * @property {string} name
  * @property {number} num_heads
@@ -24,7 +31,7 @@
  * @property {"float32" | "float24" | "float16"} dtype float24: float32 without its last byte
  * @property {number} deviation largest difference of a weight, measured, that dtype brings
  * @property {number} span_heads 0: no mask; 1: one mask for all heads; num_heads: one each
- * @property {{rows: number, columns: number, maximum: number, levels: string} | null} overview
+ * @property {SmallNumbers | null} overview null: not told yet, or not here
  * @property {HeadKind[] | null} heads null: their kinds cannot be told
  *
  * @typedef {object} Recording

@@ -84,9 +84,17 @@ export class Remote {
     return new Float32Array(await answer.arrayBuffer());
   }
 
-  /** @returns {Promise<{heads: object[]}>} kinds and scores of every head */
+  /**
+   * @param {number} layer
+   * @returns {Promise<import("./payload.js").SmallNumbers>}
+   */
+  async overview(layer) {
+    return (await (await this.ask("overview", { layer })).json()).overview;
+  }
+
+  /** @returns {Promise<import("./payload.js").HeadKind[]>} of every head, layer by layer */
   async heads() {
-    return (await this.ask("heads", {})).json();
+    return (await (await this.ask("heads", {})).json()).heads;
   }
 
   /**

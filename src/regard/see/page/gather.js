@@ -1,0 +1,34 @@
+/** What a live host tells of the heads after the page is there: small maps first, then their kinds. */
+
+import { smallMap } from "./overview.js";
+
+/**
+ * @typedef {import("./payload.js").HeadKind} HeadKind
+ *
+ * @typedef {object} Host
+ * @property {(layer: number) => Promise<import("./payload.js").SmallNumbers>} overview
+ * @property {() => Promise<HeadKind[]>} heads
+ */
+
+/**
+ * @param {Host} host
+ * @param {import("./main.js").Page} page
+ * @returns {Promise<void>} when all is told, or the host tells no more
+ */
+export async function gather(host, page) {
+  const { layers } = page.recording;
+  const open = page.store.state.layer;
+  const nearest = layers.map((_, at) => at).sort((a, b) => Math.abs(a - open) - Math.abs(b - open));
+  try {
+    for (const at of nearest) {
+      layers[at].overview = await host.overview(at);
+      page.maps[at] = smallMap(layers[at]);
+      page.gathered();
+    }
+    const kinds = await host.heads();
+    for (const layer of layers) layer.heads = kinds.splice(0, layer.num_heads);
+    page.gathered();
+  } catch {
+    // The map and the sentence say that a host is lost; without kinds the maps stand in layers.
+  }
+}
