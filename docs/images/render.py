@@ -1,31 +1,45 @@
-"""Make the README's pictures anew: terminal.svg and page.png, from the real model.
+"""Make the pictures of README and docs anew: the terminal, every view of the page, the plots.
 
-    .venv/bin/python docs/images/render.py
+    .venv/bin/python docs/images/render.py              everything; a few minutes
+    .venv/bin/python docs/images/render.py minilm-map   those whose names begin so
 
-Needs regard[dev] and chromium; the pictures are of the dessert sentence, 80 columns and 1280 pixels
-wide.
+Needs regard[dev] and chromium. The page is drawn of MiniLM and the dessert sentence, of SmolLM2 on
+2,048 tokens where it is there (`python -m benchmarks.smollm2`, or its folder in SMOLLM2), and of
+131,072 made-up tokens. The views are those whose tabs the page shows. Whoever works in a busy tree
+gives another folder to write to with REGARD_IMAGES.
 """
 
 import io
+import os
 import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+import matplotlib
+import torch
+from matplotlib import pyplot
+from PIL import Image
+from playwright.sync_api import Browser, sync_playwright
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
+import regard
 from regard.pretrained import Pretrained
-from regard.see.file import write_page
 from regard.see.summary import summarise
 from regard.see.terminal import TerminalView
 
 HERE = Path(__file__).parent
+FOLDER = Path(os.environ.get("REGARD_IMAGES", HERE))
+ROOT = HERE.parent.parent
 SENTENCE = "Life is short, eat dessert first"
 COLUMNS = 80
+LARGEST = 150_000  # bytes of a picture; beyond, it has 256 colours
+LONG = 131_072
+TOKENS = 2_048
 # Sixteen colours on a near-white ground: readable on GitHub's light and dark pages.
 THEME = TerminalTheme(
     (250, 250, 248),
@@ -56,32 +70,179 @@ SVG = """\
 </svg>
 """
 
+Recorded = Callable[[], regard.Recording]
 
-def terminal(recording, path: Path) -> None:
+
+# What is shown
+
+
+def minilm() -> regard.Recording:
+    return Pretrained.load().observe(SENTENCE)
+
+
+def smollm2_folder() -> Path | None:
+    named = os.environ.get("SMOLLM2")
+    folder = Path(named) if named else ROOT / ".smollm2"
+    return folder if (folder / "config.json").is_file() else None
+
+
+def smollm2() -> regard.Recording:
+    """Two real texts that are always there, as far as it goes."""
+    model = Pretrained.load(str(smollm2_folder()))
+    text = "".join((ROOT / name).read_text() for name in ("CONTRIBUTING.md", "CHANGELOG.md"))
+    return model.observe(longest(model, text, TOKENS))
+
+
+def longest(model: Pretrained, text: str, tokens: int) -> str:
+    """As many characters of a text as make so many tokens."""
+    start, stop = 0, len(text)
+    while start < stop:
+        middle = (start + stop + 1) // 2
+        start, stop = (
+            (middle, stop) if len(model.encode(text[:middle])[0]) <= tokens else (start, middle - 1)
+        )
+    return text[:start]
+
+
+def long() -> regard.Recording:
+    """One head that looks at its document's topic, at what is near, and at the first token."""
+    generator = torch.Generator().manual_seed(0)
+    places = torch.arange(LONG)
+    topics = torch.randn(24, 24, generator=generator)[places * 17 // LONG * 7 % 24]
+    angles = places[:, None] / torch.tensor([30.0, 900.0, 20_000.0, 300_000.0])
+    near = torch.cat([angles.cos(), angles.sin()], -1)
+    noise = 0.6 * torch.randn(LONG, 32, generator=generator)
+    features = torch.cat([0.9 * topics, 1.8 * near], -1)
+    key = features + noise
+    key[0] = 6 * features.mean(0)
+    matrix = regard.attend(features[None], key[None], mask=regard.Causal(), scale=0.5)
+    return regard.Recording({"a layer": matrix}, model="131,072 made-up tokens")
+
+
+RECORDINGS: dict[str, Recorded] = {"minilm": minilm, "smollm2": smollm2, "long": long}
+VIEWS = ("overview", "map", "text", "steps", "segments")
+PAGES: dict[str, tuple[str, str]] = {
+    "page.png": ("minilm", "layer=2&head=3"),
+    **{f"minilm-{view}.png": ("minilm", f"view={view}&layer=2&head=3") for view in VIEWS},
+    "minilm-map-dark.png": ("minilm", "view=map&layer=2&head=3&theme=dark"),
+    "minilm-segments.png": ("minilm", r"view=segments&parts=pattern&pattern=\w%2B&of=all"),
+    **{f"smollm2-{view}.png": ("smollm2", f"view={view}") for view in VIEWS},
+    "long-map.png": ("long", "view=map"),
+    "long-map-closer.png": ("long", "view=map&zoom=512&row=60000&column=59900"),
+    "long-text.png": ("long", "view=text"),
+}
+"""Each picture of the page: of which recording, and the address of what is seen."""
+
+
+# The terminal
+
+
+def terminal(seen: regard.Recording, path: Path) -> None:
     """What ``regard see`` prints."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
     console.print(Text.assemble("$ ", ("regard see ", "bold"), f'"{SENTENCE}"'))
     console.print()
-    console.print(TerminalView(summarise(recording)))
+    console.print(TerminalView(summarise(seen)))
     svg = console.export_svg(theme=THEME, code_format=SVG, unique_id="regard")
     path.write_text(re.sub(r"\n+", "\n", svg))
 
 
-def page(recording, path: Path) -> None:
-    """The page that it writes, as Chromium shows it."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        file = write_page(recording, Path(folder) / "attention.html", title=SENTENCE)
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+# The page
+
+
+def pages(browser: Browser, name: str, wanted: list[str]) -> Iterator[Path]:
+    """The pictures of one recording, as Chromium shows it; views that it lacks are left out."""
+    with tempfile.TemporaryDirectory() as folder:
+        seen = RECORDINGS[name]()
+        file = regard.page(seen, Path(folder) / "page.html", title=title(name))
         tab = browser.new_page(viewport={"width": 1280, "height": 800})
-        tab.goto(file.as_uri())
-        tab.wait_for_timeout(2000)  # it paints in slices
-        tab.screenshot(path=path)
+        tab.set_default_timeout(300_000)
+        for picture in wanted:
+            address = PAGES[picture][1]
+            tab.goto("about:blank")
+            tab.goto(f"{file.as_uri()}#{address}")
+            tab.wait_for_selector("body.ready, body.failed")
+            view = re.search(r"view=(\w+)", address)
+            if view and not tab.is_visible(f'#tabs button[data-set="view={view[1]}"]'):
+                continue
+            settle(tab)
+            yield small(tab.screenshot(), FOLDER / picture)
+        tab.close()
+
+
+def settle(tab) -> None:
+    """Until nothing changes any more, or a minute: it paints in slices, from coarse to fine."""
+    before = None
+    for _ in range(60):
+        tab.wait_for_timeout(1000)
+        now = tab.screenshot()
+        if now == before:
+            return
+        before = now
+
+
+def small(png: bytes, path: Path) -> Path:
+    with Image.open(io.BytesIO(png)) as image:
+        picture = image.convert("RGB")
+        picture.save(path, optimize=True)
+        if path.stat().st_size > LARGEST:
+            few = picture.quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+            few.save(path, optimize=True)
+    return path
+
+
+def title(name: str) -> str:
+    return {"minilm": SENTENCE, "smollm2": "How to contribute to regard", "long": "A long text"}[
+        name
+    ]
+
+
+# The plots
+
+
+def plots(wanted: Callable[[str], bool]) -> Iterator[Path]:
+    """What docs/pictures.md shows of regard.plot."""
+    matplotlib.use("agg")
+    seen = minilm()
+    drawn: dict[str, Callable[[], matplotlib.axes.Axes]] = {
+        "plot-map.svg": lambda: regard.plot.map(seen[2][0, 3], seen.query_tokens),
+        "plot-heads.svg": lambda: regard.plot.heads(seen, score="kind"),
+        "plot-entropy.svg": lambda: regard.plot.entropy(seen),
+        "plot-segments.svg": lambda: regard.plot.segments(
+            seen.segments(regard.spans.by_word(seen.query_tokens), sinks=False)
+        ),
+    }
+    # The same bytes from the same numbers.
+    with matplotlib.rc_context({"svg.hashsalt": "regard"}):
+        for name, draw in drawn.items():
+            if wanted(name):
+                figure = draw().figure
+                figure.savefig(FOLDER / name, metadata={"Date": None})
+                pyplot.close(figure)
+                yield FOLDER / name
+
+
+def pictures(prefixes: list[str]) -> Iterator[Path]:
+    def wanted(name: str) -> bool:
+        return not prefixes or name.startswith(tuple(prefixes))
+
+    if wanted("terminal.svg"):
+        terminal(minilm(), FOLDER / "terminal.svg")
+        yield FOLDER / "terminal.svg"
+    yield from plots(wanted)
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for name in RECORDINGS:
+            of_it = [picture for picture, (of, _) in PAGES.items() if of == name]
+            some = [picture for picture in of_it if wanted(picture)]
+            if not some or (name == "smollm2" and smollm2_folder() is None):
+                continue
+            yield from pages(browser, name, some)
         browser.close()
 
 
 if __name__ == "__main__":
-    seen = Pretrained.load().observe(SENTENCE)
-    for render, name in ((terminal, "terminal.svg"), (page, "page.png")):
-        render(seen, HERE / name)
-        sys.stdout.write(f"{HERE / name}  {(HERE / name).stat().st_size / 1000:.0f} kB\n")
+    for path in pictures(sys.argv[1:]):
+        sys.stdout.write(f"{path}  {path.stat().st_size / 1000:.0f} kB\n")
+        sys.stdout.flush()
