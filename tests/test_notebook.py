@@ -33,6 +33,7 @@ CELLS = [
     "seen.save('run.safetensors'); regard.show('run.safetensors')",
     "regard.Recording({})",
     "A.entropy().shape",
+    "x = torch.zeros(1, 9000, 1); regard.attend(x, x)",
 ]
 PAGES = (1, 2, 3, 4, 5)
 
@@ -70,6 +71,13 @@ def test_a_cell_shows_the_page_and_says_as_text_what_it_is(executed: Any, cell: 
 def test_what_has_nothing_to_draw_stays_text(executed: Any) -> None:
     assert shown(executed, 6) == {"text/plain": "Recording of a model, 0 layers"}
     assert shown(executed, 7) == {"text/plain": "torch.Size([1, 2, 5])"}
+
+
+@pytest.mark.slow
+def test_what_is_too_large_for_a_cell_is_a_widget(executed: Any) -> None:
+    media = shown(executed, 8)
+    assert "application/vnd.jupyter.widget-view+json" in media
+    assert media["text/plain"].startswith("AttentionMatrix(")
 
 
 @pytest.mark.slow
