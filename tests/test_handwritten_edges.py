@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import regard
 from models import noise
+from regard.capture.tracks import Scores
 
 
 class Layer(nn.Module):
@@ -150,3 +151,26 @@ def test_a_model_that_fails_at_the_value_leaves_nothing_behind_but_what_was_seen
         model(noise(2, 5, 6))
     assert len(seen) == 1
     assert torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_a_mask_that_is_assigned_row_by_row_is_one_mask() -> None:
+    """Its memory does not grow with every row."""
+
+    def causal(scores: Tensor) -> Tensor:
+        for row in range(5):
+            scores[:, row, row + 1 :] = float("-inf")
+        return scores
+
+    model, held = Layer(causal), []
+    product = Scores.__init__
+
+    def note(self: Scores, *args: object, **kwargs: object) -> None:
+        product(self, *args, **kwargs)
+        held.append(len(self.steps))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Scores, "__init__", note)
+        with regard.observe(model) as seen:
+            model(noise(2, 5, 6))
+    assert repr(seen[0]).endswith("mask=Causal())")
+    assert max(held) == 1

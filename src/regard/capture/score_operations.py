@@ -109,7 +109,7 @@ class ScoreOperations:
         if number is None or where is None:
             self._changes.lose(operation, source)
         elif in_place:
-            found = stepped(track.stage, [Fill(where, cast(Axes, track.axes), number)])
+            found = _filled(track.stage, Fill(where, cast(Axes, track.axes), number))
             if found is None:
                 self._changes.lose(operation, source)
             else:
@@ -278,6 +278,18 @@ class ScoreOperations:
     def _is_source(self, tensor: object) -> bool:
         track = self._tracks.of(tensor)
         return track is not None and isinstance(track.stage, Scores | Exponentials | Weights)
+
+
+def _filled(stage: Scores | Exponentials, fill: Fill) -> Scores | Exponentials | None:
+    """A stage with one fill more; those of one number after another, as in a loop, are one."""
+    last = stage.steps[-1] if isinstance(stage, Scores) and stage.steps else None
+    if isinstance(stage, Exponentials) or not isinstance(last, Fill) or last.inverted:
+        return stepped(stage, [fill])
+    if last.axes is not fill.axes or last.value != fill.value:
+        return stepped(stage, [fill])
+    with apart():
+        both = replace(fill, where=last.where | fill.where)
+    return replace(stage, steps=(*stage.steps[:-1], both))
 
 
 def _is_part(track: Track, view: Tensor) -> bool:
