@@ -48,10 +48,9 @@ def asked(
 def pooled(weights: Tensor, level: int) -> Tensor:
     """The mean of each block of 2^level x 2^level weights, aligned to 0."""
     size = 2**level
-    rows = [part.mean(-2) for part in weights.double().split(size, dim=-2)]
-    return torch.stack(
-        [part.mean(-1) for part in torch.stack(rows, dim=-2).split(size, dim=-1)], dim=-1
-    )
+    rows, columns = (range(0, length, size) for length in weights.shape)
+    cells = [[weights[i : i + size, j : j + size].double().mean() for j in columns] for i in rows]
+    return torch.tensor(cells).double()
 
 
 def tile_of(answer: dict[str, Any]) -> Tensor:
@@ -323,3 +322,15 @@ def test_distances_start_where_the_last_query_meets_the_last_key(show: Open) -> 
     after = {place: pixels(*place) for place in before}
     assert after[2.0, 10.0] != before[2.0, 10.0]
     assert after[2.0, 2.0] == before[2.0, 2.0]
+
+
+@browser_test
+def test_shift_and_a_click_on_a_small_map_adds_its_head(show: Open) -> None:
+    page = show(recorded(heads=3, kv_heads=3), "#query=4&key=6")
+    box = page.locator("#overview canvas").bounding_box()
+    assert box is not None
+    last = {"x": box["width"] - 15, "y": box["height"] - 15}
+    page.click("#overview canvas", position=last, modifiers=["Shift"])
+    assert address(page, lambda said: "heads" in said)["heads"] == "0.0_1.2"
+    page.click("#overview canvas", position=last, modifiers=["Shift"])
+    assert address(page, lambda said: said.get("heads") == "0.0")["heads"] == "0.0"

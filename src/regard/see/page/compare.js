@@ -74,8 +74,7 @@ function heads(state) {
  * @param {State} state @param {Head} head @returns {string}
  */
 export function withHead(state, head) {
-  const before = state.heads === "one" ? [{ layer: state.layer, head: state.head }] : pairs(state.heads);
-  const words = state.heads === "mean" ? [] : before.map(word);
+  const words = { one: [word(state)], mean: [] }[state.heads] ?? state.heads.split("_");
   const rest = words.filter((one) => one !== word(head));
   return (rest.length < words.length ? rest : [...rest, word(head)]).join("_") || "one";
 }

@@ -60,6 +60,7 @@ export class MapView {
     /** @type {Frame | null} */ this.frame = null;
     /** @type {Part | null} */ this.part = null;
     this.since = 0;
+    this.onStage = 0; // of the tiles that are wanted, the first so many
     new ResizeObserver(() => this.update(page.store.state, new Set(["size"]))).observe(holder);
   }
 
@@ -114,6 +115,7 @@ export class MapView {
     const { which } = this;
     const byRow = scale === "row";
     const places = placesOf(/** @type {Part} */ (this.part));
+    this.onStage = places.length;
     // A host that knows no small map is asked for the whole, to stand in and for the minimap.
     if (!this.page.maps[this.which.layer]) places.push(this.whole());
     this.since = performance.now();
@@ -134,7 +136,8 @@ export class MapView {
 
   /** What is still on its way, and how long it will take. */
   tell() {
-    const { wanted, kept, progress } = this.tiles;
+    const { kept, progress } = this.tiles;
+    const wanted = this.tiles.wanted.slice(0, this.onStage);
     const there = wanted.filter(({ name }) => kept.has(name)).length;
     const samples = wanted.map(({ name }) => kept.get(name)).filter((tile) => tile?.exact === false);
     let text = "";

@@ -3,6 +3,7 @@
 import { Damaged, fromBase64 } from "./payload.js";
 import { edge } from "./blocks.js";
 import { level, logFloor } from "./colours.js";
+import { withHead } from "./compare.js";
 
 /**
  * @typedef {import("./payload.js").LayerInfo} LayerInfo
