@@ -17,6 +17,7 @@ import regard
 from regard.see import file as page_file
 from regard.see import template
 from regard.see.file import write_page
+from regard.see.intervals import intervals
 
 HOSTILE = [
     "<script>document.title = 'pwned'</script>",
@@ -128,6 +129,32 @@ def test_a_mask_is_stored_as_one_interval_for_each_row(
     assert (layer["kind"], layer["span_heads"]) == ("query-key", 1)
     stored = unpacked(json.loads(blocks.scripts["layer-0"])["spans"], torch.int32)
     assert stored.reshape(-1, 2).tolist() == spans
+
+
+CAUSAL = regard.Causal()
+THREE = [[True] * 13, [True] * 5 + [False] * 8, [False] * 13]
+
+
+@pytest.mark.parametrize("q_len", [13, 5], ids=["square", "more keys than queries"])
+@pytest.mark.parametrize(
+    "mask",
+    [
+        pytest.param(CAUSAL, id="causal"),
+        pytest.param(CAUSAL & regard.SlidingWindow(4, 0), id="causal window"),
+        pytest.param(CAUSAL & regard.Padding(6), id="causal padding"),
+        pytest.param(regard.PrefixLM(5), id="a prefix"),
+        pytest.param(regard.Documents([0] * 4 + [1] * 3 + [2] * 6), id="documents"),
+        pytest.param(regard.Keep(torch.tensor(THREE)[:, None]), id="other keys for each head"),
+    ],
+)
+def test_the_interval_of_a_row_is_its_allowed_keys(mask: regard.Mask, q_len: int) -> None:
+    matrix = regard.attend(torch.ones(3, q_len, 2), torch.ones(3, 13, 2), mask=mask)
+    found = intervals(matrix)
+    assert isinstance(found, torch.Tensor)
+    keys = torch.arange(13)
+    inside = (keys >= found[..., :1]) & (keys < found[..., 1:])
+    assert matrix.mask is not None
+    assert torch.equal(inside.expand(3, -1, -1), matrix.mask.to_dense().expand(3, -1, -1))
 
 
 def test_a_mask_that_allows_everything_costs_nothing(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from regard.indexing import Box
 from regard.masks import Mask
+from regard.masks.columns import length
 from regard.matrix import AttentionMatrix
 
 __all__ = ["IRREGULAR", "intervals"]
@@ -47,14 +48,29 @@ def intervals(matrix: AttentionMatrix) -> Tensor | str | None:
 
 
 def _row_spans(mask: Mask, matrix: AttentionMatrix, rows: slice) -> Tensor | None:
-    kv_len = matrix.shape[-1]
-    box = Box((slice(0, matrix.shape[0]),), rows, slice(0, kv_len))
+    """(1 or num_heads, rows, 2); None where a row's keys are no single interval."""
+    some, every = mask.columns((slice(0, matrix.shape[0]),), rows, matrix.shape)
+    if not length(some):
+        return torch.zeros(1, length(rows), 2, dtype=torch.long, device=matrix.device)
+    # Of the keys that all of these rows may attend to, the first and the last are looked at.
+    inner = slice(every.start + 1, max(every.start + 1, every.stop - 1))
+    if not length(every):
+        inner = slice(some.start, some.start)
+    parts = (slice(some.start, inner.start), slice(inner.stop, some.stop))
+    allowed = torch.cat([_allowed(mask, matrix, rows, part) for part in parts], -1)
+    keys = torch.cat([torch.arange(part.start, part.stop) for part in parts]).to(matrix.device)
+    count = allowed.sum(-1)
+    first = keys[allowed.argmax(-1)]
+    last = keys[allowed.shape[-1] - 1 - allowed.flip(-1).argmax(-1)]
+    whole = count + length(inner) * (count > 0)
+    if bool(((count > 0) & (last + 1 - first != whole)).any()):
+        return None
+    return torch.stack((first, torch.where(count > 0, last + 1, first)), dim=-1)
+
+
+def _allowed(mask: Mask, matrix: AttentionMatrix, rows: slice, keys: slice) -> Tensor:
+    """True where a query may attend to a key, (1 or num_heads, rows, keys)."""
+    box = Box((slice(0, matrix.shape[0]),), rows, keys)
     block = mask.block(box, matrix.shape, matrix.device)
     heads = block.shape[0] if block.ndim == 3 else 1
-    allowed = block.expand(heads, rows.stop - rows.start, kv_len).to(torch.uint8)
-    count = allowed.sum(-1)
-    first = allowed.argmax(-1)
-    end = kv_len - allowed.flip(-1).argmax(-1)
-    if bool(((count > 0) & (end - first != count)).any()):
-        return None
-    return torch.stack((first, torch.where(count > 0, end, first)), dim=-1)
+    return block.expand(heads, length(rows), length(keys)).to(torch.uint8)
