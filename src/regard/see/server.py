@@ -80,7 +80,7 @@ def application(
         >>> app = application(regard.Recording({"layer": even}), token="secret")
     """
     answers = Answers(recording)
-    quick, long = Desk(threads=2, room=128 * MIB), Desk(threads=1, room=8 * MIB)
+    quick, long = Desk(threads=2, room=128 * MIB), Desk(threads=2, room=8 * MIB)
     first = manifest(recording, live_layers(recording), title=title)
     page = "".join(filled_template([json_block("recording", first)], connects="'self'"))
 

@@ -93,6 +93,8 @@ export class HeadsView {
     this.choices.hidden = !known;
     /** @type {Map<string, number>} */ const kinds = new Map();
     for (const { kind } of all) if (kind) kinds.set(kind.kind, (kinds.get(kind.kind) ?? 0) + 1);
+    if (state.only !== "all" && ![...kinds.keys()].some((name) => slug(name) === state.only))
+      kinds.set(state.only.replaceAll("-", " "), 0);
     const named = [...kinds].sort((a, b) => b[1] - a[1]).map(([name, n]) => [slug(name), `${name} (${n})`]);
     const menus = /** @type {const} */ ([
       ["sort", "Sort by", Object.entries(ORDERS)],

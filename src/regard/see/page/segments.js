@@ -101,11 +101,8 @@ export class SegmentsView {
     };
     const sum = new Float64Array(parts.queries.length * parts.keys.length);
     for (const [done, head] of heads.entries()) {
-      if (heads.length > 1 || done === 0)
-        this.line.textContent =
-          heads.length > 1
-            ? `Mean over ${counted(heads.length, "head")}: ${Math.floor((100 * done) / heads.length)} %`
-            : "";
+      const part = heads.length > 1 ? `: ${Math.floor((100 * done) / heads.length)} %` : " …";
+      this.line.textContent = `Asking ${counted(heads.length, "head")}${part}`;
       const values = await this.page.source.segments({ ...head, hidden }, parts, signal);
       values.forEach((value, at) => (sum[at] += value / heads.length));
     }
