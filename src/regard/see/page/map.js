@@ -28,7 +28,7 @@ const NUMBERS = 40; // pixels of a cell that holds a number
 const QUIET = 400; // milliseconds until waiting is spoken of
 const REDRAWN = [
   ...["layer", "head", "heads", "with", "compare", "hidden", "scale", "distances"],
-  ...["zoom", "row", "column", "theme", "folded", "size"],
+  ...["zoom", "row", "column", "theme", "folded", "size", "maps"],
 ];
 
 export class MapView {
@@ -117,7 +117,7 @@ export class MapView {
     const places = placesOf(/** @type {Part} */ (this.part));
     this.onStage = places.length;
     // A host that knows no small map is asked for the whole, to stand in and for the minimap.
-    if (!this.page.maps[this.which.layer]) places.push(this.whole());
+    if (!this.info().overview) places.push(this.whole());
     this.since = performance.now();
     this.tiles.want(places.map((place) => ({ name: this.tileName(place), which, place, byRow })));
     setTimeout(() => this.tell(), QUIET);
@@ -171,7 +171,7 @@ export class MapView {
     context.clip();
     const palette = /** @param {number} blocks */ (blocks) =>
       paletteOf(look, state.scale, blocks, isDifference(this.which));
-    const small = smallPicture(this.page.maps, this.which, state.scale === "row", palette);
+    const small = smallPicture(this.page, this.which, state.scale === "row", palette);
     const isWhole = this.mosaic.draw(context, frame, part, palette, small, this.info());
     const all = small ?? this.mosaic.painted(this.whole());
     if (isWhole && part.level === 0 && frame.cellWidth >= NUMBERS) this.drawNumbers(palette(this.info().kv_len));

@@ -1,21 +1,18 @@
 /** The small map of what is shown: a sum of the small maps of its heads. */
 
 /**
- * @param {(import("./overview.js").SmallMap | null)[]} maps of each layer; null: not known yet
+ * @param {Pick<import("./main.js").Page, "maps" | "recording">} page
  * @param {import("./blend.js").Which} which
  * @param {boolean} byRow each row is divided by its highest cell
  * @param {(blocks: number) => import("./mosaic.js").Palette} palette
- * @returns {HTMLCanvasElement | null} a pixel for each cell
+ * @returns {HTMLCanvasElement | null} a pixel for each cell; null: not known yet
  */
-export function smallPicture(maps, { layer, head, terms }, byRow, palette) {
-  const first = maps[layer];
-  if (!first) return null;
-  const { rows, columns } = first;
+export function smallPicture({ maps, recording }, { layer, head, terms }, byRow, palette) {
+  const { rows, columns } = maps[layer];
   const sum = new Float32Array(rows * columns);
   for (const term of terms ?? [{ layer, head, factor: 1 }]) {
-    const map = maps[term.layer];
-    if (!map || map.rows !== rows || map.columns !== columns) return null;
-    addMap(sum, map, term, byRow);
+    if (!recording.layers[term.layer].overview) return null;
+    addMap(sum, maps[term.layer], term, byRow);
   }
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [columns, rows];
