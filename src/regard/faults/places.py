@@ -146,6 +146,17 @@ def _masking(stages: Stages) -> Event | None:
     return _weights(stages)
 
 
+def _thrown_away(stages: Stages) -> Event | None:
+    """A masking of scores that nothing reads."""
+    moved = stages.trace.moved
+    for event in _before(stages):
+        filling = event.operator in ("masked_fill", "where") and moved.intersection(event.reads)
+        later = (e for e in stages.trace if e.place > event.place)
+        if filling and not any(set(event.writes).intersection(e.reads) for e in later):
+            return event
+    return None
+
+
 def _masking_after(stages: Stages) -> Event | None:
     moved = _mixing(stages)
     for event in _behind(stages):
@@ -196,11 +207,11 @@ _FINDERS: dict[str, Callable[[Stages], Event | None]] = {
     "mask-after-softmax": _masking_after,
     "mask-fill-value": _masking,
     "causal-off-by-one": _masking,
-    "not-causal": _weights,
+    "not-causal": _thrown_away,
     "causal-top-left": _masking,
     "nan-rows": _weights,
     "padding-on-queries": _masking,
-    "mask-unused": _weights,
+    "mask-unused": _thrown_away,
     "mask-of-another-sample": _masking,
     "attends-across-batch": score_product,
     "dropout-in-eval": _dropping,

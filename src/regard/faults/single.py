@@ -158,6 +158,8 @@ def _across_batch(
             return better, []
         stages = found_stages(subject, subject.inputs())
         detail = "Another first sample in the batch gives another output for the second one."
+        if other.order == "tbd" and not better.names:
+            detail += " On (tokens, batch, dim) it would be right."
         proof = moved_samples(subject), torch.eye(2), _SAMPLES
         return better, [Told("attends-across-batch", stages, None, detail=detail, proof=proof)]
     return reading, []

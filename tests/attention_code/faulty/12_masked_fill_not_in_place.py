@@ -8,5 +8,5 @@ def attend(q, k, v):
     scores = torch.einsum("...id,...jd->...ij", q, k) / q.shape[-1] ** 0.5
     future = torch.ones(t, t).triu(1).bool()
     scores.masked_fill(future, float("-inf"))  # <- not-causal
-    weights = torch.softmax(scores, dim=-1)  # <- not-causal
+    weights = torch.softmax(scores, dim=-1)
     return torch.einsum("...ij,...jd->...id", weights, v)
