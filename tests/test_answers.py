@@ -325,6 +325,14 @@ def test_heads_are_those_of_the_library() -> None:
         assert [head.kind for head in answers.heads()] == list(seen.heads()["kind"])
 
 
+def test_the_kinds_of_heads_wait_for_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    long_heads(monkeypatch)
+    with Answers(recording(attended(600, 600))) as answers:
+        answers.progress(Which(0, 0))
+        answers.heads()
+        assert answers.progress(Which(0, 0)).done == 1
+
+
 # What cannot be answered
 
 

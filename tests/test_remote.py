@@ -142,8 +142,13 @@ def test_segments_are_told(page: Page, answers: Answers) -> None:
     assert got == expected.flatten().tolist()
 
 
-def test_heads_are_told(page: Page) -> None:
-    assert [head["name"] for head in asked(page, "heads()")["heads"]] == ["L0H0", "L0H1", "L0H2"]
+def test_heads_are_told_in_their_order(page: Page, answers: Answers) -> None:
+    heads = page.evaluate("remote.heads()")
+    assert [head["kind"] for head in heads] == [head.kind for head in answers.heads()]
+
+
+def test_small_maps_of_a_layer_are_told(page: Page, answers: Answers) -> None:
+    assert page.evaluate("remote.overview(0)") == answers.overview(0)
 
 
 def test_a_wrong_question_is_an_error_with_its_sentence(page: Page) -> None:
@@ -193,3 +198,22 @@ def test_a_server_that_has_ended_is_lost(browser: Browser, serving: Serving) -> 
         told = page.evaluate(LOST)
     assert told[1]
     assert told[0].startswith("The server does not answer any more. Start regard serve again")
+
+
+def test_the_page_shows_the_numbers_of_its_server_and_that_it_is_lost(
+    browser: Browser, serving: Serving, answers: Answers
+) -> None:
+    page = browser.new_page()
+    page.set_default_timeout(120_000)
+    try:
+        page.goto(f"{serving.address}/?token={TOKEN}#layer=0&head=1&query=5&key=2")
+        page.wait_for_selector('body[data-read="0,1,5,2,0"]')
+        weight = float(answers.row(Which(0, 1), 5).values[2])
+        assert pages.three_digits(weight) in pages.sentence(page)
+        serving.changed = True
+        page.locator(".map").first.press("ArrowUp")
+        page.wait_for_selector("#damage:not([hidden])")
+        told = page.inner_text("#damage")
+    finally:
+        page.close()
+    assert told == "the recording has changed on disk; start regard serve again."

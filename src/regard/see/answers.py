@@ -275,7 +275,14 @@ class Answers:
         return small_numbers(torch.stack(maps)) | {"sampled": step}
 
     def heads(self) -> tuple[Head, ...]:
-        """Every head with its kind, layer by layer; see ``regard.heads``."""
+        """Every head with its kind, layer by layer; see ``regard.heads``.
+
+        It takes as long as a pass over each layer, and lets those that somebody waits for go first.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or not self._unfinished)
+            if self._closed:
+                raise Gone
         if self._heads is None:
             seen = self.recording
             self._heads = classify(seen.layers, seen.query_tokens, seen.key_tokens)

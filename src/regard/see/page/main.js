@@ -326,8 +326,9 @@ export class Page {
   damaged(error) {
     const { layer } = this.store.state;
     part("damage").hidden = false;
-    part("damage").textContent =
-      `Layer ${layer} of this file is damaged: ${error.message} The small map is shown instead. Write the file again to see the whole.`;
+    part("damage").textContent = this.live
+      ? error.message
+      : `Layer ${layer} of this file is damaged: ${error.message} The small map is shown instead. Write the file again to see the whole.`;
     this.forget();
     this.map.holder.dataset.ready = "damaged";
   }
