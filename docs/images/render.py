@@ -11,10 +11,12 @@ gives another folder to write to with REGARD_IMAGES.
 
 import io
 import os
+import queue
 import re
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,6 +31,7 @@ from rich.text import Text
 
 import regard
 from regard.pretrained import Pretrained
+from regard.see.server import serve
 from regard.see.summary import summarise
 from regard.see.terminal import TerminalView
 
@@ -90,7 +93,9 @@ def smollm2() -> regard.Recording:
     """Two real texts that are always there, as far as it goes."""
     model = Pretrained.load(str(smollm2_folder()))
     text = "".join((ROOT / name).read_text() for name in ("CONTRIBUTING.md", "CHANGELOG.md"))
-    return model.observe(longest(model, text, TOKENS))
+    seen = model.observe(longest(model, text, TOKENS))
+    seen.model = "SmolLM2-135M-Instruct"
+    return seen
 
 
 def longest(model: Pretrained, text: str, tokens: int) -> str:
@@ -129,7 +134,6 @@ PAGES: dict[str, tuple[str, str]] = {
     **{f"smollm2-{view}.png": ("smollm2", f"view={view}") for view in VIEWS},
     "long-map.png": ("long", "view=map"),
     "long-map-closer.png": ("long", "view=map&zoom=512&row=60000&column=59900"),
-    "long-text.png": ("long", "view=text"),
 }
 """Each picture of the page: of which recording, and the address of what is seen."""
 
@@ -153,14 +157,13 @@ def terminal(seen: regard.Recording, path: Path) -> None:
 def pages(browser: Browser, name: str, wanted: list[str]) -> Iterator[Path]:
     """The pictures of one recording, as Chromium shows it; views that it lacks are left out."""
     with tempfile.TemporaryDirectory() as folder:
-        seen = RECORDINGS[name]()
-        file = regard.page(seen, Path(folder) / "page.html", title=title(name))
+        first = (served if name == "long" else written)(RECORDINGS[name](), Path(folder), name)
         tab = browser.new_page(viewport={"width": 1280, "height": 800})
         tab.set_default_timeout(300_000)
         for picture in wanted:
             address = PAGES[picture][1]
             tab.goto("about:blank")
-            tab.goto(f"{file.as_uri()}#{address}")
+            tab.goto(f"{first}#{address}")
             tab.wait_for_selector("body.ready, body.failed")
             view = re.search(r"view=(\w+)", address)
             if view and not tab.is_visible(f'#tabs button[data-set="view={view[1]}"]'):
@@ -168,6 +171,21 @@ def pages(browser: Browser, name: str, wanted: list[str]) -> Iterator[Path]:
             settle(tab)
             yield small(tab.screenshot(), FOLDER / picture)
         tab.close()
+
+
+def written(seen: regard.Recording, folder: Path, name: str) -> str:
+    return regard.page(seen, folder / "page.html", title=title(name)).as_uri()
+
+
+def served(seen: regard.Recording, folder: Path, _: str) -> str:
+    """A file of so long a text takes minutes to write; a server shows it at once."""
+    addresses: queue.Queue[str] = queue.Queue()
+    seen.save(folder / "run.safetensors")
+    options = {"open_browser": False, "tell": addresses.put}
+    threading.Thread(
+        target=serve, args=[folder / "run.safetensors"], kwargs=options, daemon=True
+    ).start()
+    return addresses.get(timeout=60)
 
 
 def settle(tab) -> None:
@@ -186,7 +204,9 @@ def small(png: bytes, path: Path) -> Path:
         picture = image.convert("RGB")
         picture.save(path, optimize=True)
         if path.stat().st_size > LARGEST:
-            few = picture.quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+            few = picture.quantize(
+                256, Image.Quantize.MEDIANCUT, kmeans=1, dither=Image.Dither.NONE
+            )
             few.save(path, optimize=True)
     return path
 
