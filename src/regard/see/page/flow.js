@@ -119,14 +119,15 @@ export class Flow {
     block.spans = Array.from({ length: end - first }, (_, i) => {
       const at = first + i;
       const token = this.tokens[at];
-      const text = i === 0 && first > 0 ? inProse(token).replace(/^\n/, "") : inProse(token);
+      // A block begins a line of its own.
+      const text = i === 0 ? inProse(token).replace(first > 0 ? /^(\n| (?! ))/ : /^ (?! )/, "") : inProse(token);
       const [, space, word] = /** @type {RegExpMatchArray} */ (text.match(/^(\s*)(.*)$/s));
       const span = document.createElement("span");
       span.textContent = word || space;
       span.dataset.at = String(at);
       if (token.special) span.className = "special";
       // The space before a word is not tinted; a special token has none of its own.
-      const apart = token.special || this.tokens[at - 1]?.special ? " " : "";
+      const apart = i > 0 && (token.special || this.tokens[at - 1].special) ? " " : "";
       parts.push(word ? space || apart : apart, span);
       return span;
     });
