@@ -127,6 +127,17 @@ def test_a_large_tile_is_a_sample_until_the_pass_is_through(by_row: bool, tmp_pa
     torch.testing.assert_close(tile_of(exact), pooled(weights, 2), atol=1e-6, rtol=1e-5)
 
 
+def test_tiles_of_a_pass_over_a_long_text_keep_its_edge(tmp_path: Path) -> None:
+    recording = recorded(tokens=5, keys=4099)
+    questions = [place(3, 0, 0), place(3, 0, 2)]
+    until = {"kind": "progress", "until": 1}
+    answers = asked(recording, [*questions, until, *questions], tmp_path, direct=100)[3:]
+    means = pooled(recording[0][0, 0].to_dense(), 3)
+    for answer, part in zip(answers, [means[:, :256], means[:, 512:]], strict=True):
+        assert answer["exact"]
+        torch.testing.assert_close(tile_of(answer), part, atol=1e-7, rtol=1e-4)
+
+
 # Moving over them
 
 browser_test = pytest.mark.browser

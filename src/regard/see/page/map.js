@@ -89,6 +89,8 @@ export class MapView {
     this.overAxes.setLimit(this.axes.limit);
     this.part = partOf(this.frame);
     const { left, top, cellWidth, cellHeight } = this.frame;
+    // The whole map scrolls with what the page stands in; a part of it is moved by the finger.
+    this.over.style.touchAction = state.zoom > 1 ? "none" : "";
     this.holder.dataset.frame = [left, top, cellWidth, cellHeight].join();
   }
 
