@@ -138,6 +138,14 @@ def test_tiles_of_a_pass_over_a_long_text_keep_its_edge(tmp_path: Path) -> None:
         torch.testing.assert_close(tile_of(answer), part, atol=1e-7, rtol=1e-4)
 
 
+def test_a_column_of_a_long_text_takes_its_rows_from_a_pass(tmp_path: Path) -> None:
+    recording = recorded(tokens=37, mask=regard.Causal())
+    question = {"kind": "column", "at": 5}
+    (answer,) = asked(recording, [question], tmp_path, direct=100)
+    expected = recording[0][0, 0].to_dense()[:, 5]
+    torch.testing.assert_close(torch.tensor(answer["values"]), expected, atol=1e-6, rtol=1e-5)
+
+
 # Moving over them
 
 browser_test = pytest.mark.browser
@@ -340,8 +348,8 @@ def test_shift_and_a_click_on_a_small_map_adds_its_head(show: Open) -> None:
     page = show(recorded(heads=3, kv_heads=3), "#query=4&key=6")
     box = page.locator("#overview canvas").bounding_box()
     assert box is not None
-    last = {"x": box["width"] - 15, "y": box["height"] - 15}
-    page.click("#overview canvas", position=last, modifiers=["Shift"])
+    x, y = box["width"] - 15, box["height"] - 15
+    page.click("#overview canvas", position={"x": x, "y": y}, modifiers=["Shift"])
     assert address(page, lambda said: "heads" in said)["heads"] == "0.0_1.2"
-    page.click("#overview canvas", position=last, modifiers=["Shift"])
+    page.click("#overview canvas", position={"x": x, "y": y}, modifiers=["Shift"])
     assert address(page, lambda said: said.get("heads") == "0.0")["heads"] == "0.0"

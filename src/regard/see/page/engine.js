@@ -24,6 +24,7 @@
  * @property {number} id
  * @property {Float32Array} [values]
  * @property {Uint8Array} [mask]
+ * @property {import("./held.js").Rest} [rest] with a row of which not every weight is known
  * @property {number} [height] cells of a tile
  * @property {number} [width]
  * @property {boolean} [exact] a tile that is no sample
@@ -35,6 +36,7 @@
  */
 
 import { addRow, extent, middle } from "./blocks.js";
+import { heldAnswer } from "./held_answers.js";
 import { Pass } from "./pass.js";
 import { rowSteps } from "./row_steps.js";
 import { shares } from "./shares.js";
@@ -53,6 +55,7 @@ const DIRECT = 3e9; // a second or three
 export function engine(answer, direct = DIRECT) {
   /** @type {Map<number, Promise<Layer>>} */ const layers = new Map();
   /** @type {Set<number>} */ const wanted = new Set();
+  /** @type {Set<number>} those that a pass waits for */ const urgent = new Set();
   /** @type {Map<string, Pass>} */ const passes = new Map();
   let sliceStart = 0;
   let passing = false;
@@ -73,7 +76,7 @@ export function engine(answer, direct = DIRECT) {
   /** @type {Record<string, (question: Question, layer: Layer) => Promise<Omit<Answer, "id"> | null>>} */
   const answers = {
     row: async (question, layer) => rowAnswer(question, layer),
-    column: (question, layer) => columnAnswer(question, layer, () => goesOn(question)),
+    column: (question, layer) => column(question, layer),
     tile: (question, layer) => tile(question, layer),
     steps: async (question, layer) => ({ steps: rowSteps(layer, question, question.at, question.keys) }),
     segments: (question, layer) => shares(layer, question, question.parts, () => goesOn(question)),
@@ -82,6 +85,26 @@ export function engine(answer, direct = DIRECT) {
       return { part: done, seconds };
     },
   };
+
+  /** A column needs every row: where that takes long, those of a pass. @param {Question} question @param {Layer} layer */
+  async function column(question, layer) {
+    const { q_len, kv_len } = layer.info;
+    const all = { first: 0, end: q_len, from: 0, to: kv_len };
+    if (products(layer, question, all) <= direct) return columnAnswer(question, layer, () => goesOn(question));
+    const { head, hidden } = question;
+    const passed = [...passes.values()].some(
+      ({ layer: its, which }) => its === layer && which.head === head && which.hidden === hidden,
+    );
+    if (!passed) begin({ ...question, byRow: false }, layer);
+    const { logsumexp } = rowsOf(layer, question);
+    for (let query = 0; query < q_len; query++) {
+      while (passing && Number.isNaN(logsumexp[query])) {
+        await pause();
+        if (!wanted.has(question.id)) return null;
+      }
+    }
+    return columnAnswer(question, layer, () => goesOn(question));
+  }
 
   /** @param {Question} question @param {Layer} layer */
   async function tile(question, layer) {
@@ -112,7 +135,7 @@ export function engine(answer, direct = DIRECT) {
     for (let pass = next(); pass; pass = next()) {
       pass.step();
       await turn();
-      while (wanted.size > 0) await pause();
+      while (urgent.size > 0) await pause();
     }
     passing = false;
   }
@@ -126,16 +149,18 @@ export function engine(answer, direct = DIRECT) {
     const { id, kind } = question;
     if (kind === "drop") return void wanted.delete(id);
     wanted.add(id);
+    if (kind !== "column" && kind !== "segments") urgent.add(id);
     try {
       if (kind === "load") layers.set(question.layer, readLayer(question.info, question.text, question.sinks));
       const layer = await layers.get(question.layer);
       if (!layer || kind === "load" || !wanted.has(id)) return;
-      const found = await answers[kind](question, layer);
+      const found = layer.held ? heldAnswer(layer, question) : await answers[kind](question, layer);
       if (found && wanted.has(id)) answer({ id, ...found });
     } catch (error) {
       answer({ id, damage: error instanceof Error ? error.message : String(error) });
     } finally {
       wanted.delete(id);
+      urgent.delete(id);
     }
   };
 }
@@ -173,7 +198,8 @@ async function columnAnswer(question, layer, goesOn) {
 
 /**
  * How much work an exact tile is: a row that is new is computed whole.
- * @param {Layer} layer @param {Question} question @param {import("./blocks.js").Extent} part
+ * @param {Layer} layer @param {Question} question
+ * @param {Pick<import("./blocks.js").Extent, "first" | "end" | "from" | "to">} part
  */
 function products(layer, question, { first, end, from, to }) {
   const { logsumexp } = rowsOf(layer, question);
