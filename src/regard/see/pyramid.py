@@ -252,7 +252,8 @@ class Pyramid:
         cell = 1 << place.level
         strips = self._strips(rows, columns)
         by_query = self._window(strips, columns, cell, place.by_row, pause)
-        return _added(by_query, cell, 0) / _counts(rows, columns, cell)
+        with _one_thread():
+            return _added(by_query, cell, 0) / _counts(rows, columns, cell)
 
     def _sample(self, place: Place, rows: slice, columns: slice, pause: Pause) -> Tile:
         """From the query in the middle of each cell."""
@@ -328,7 +329,8 @@ class Pyramid:
             return cells.div_(_or_one(self._highest[strip.at])) if by_row else cells
 
         _each(strips, work, found.append, self.head.source.device)
-        return torch.cat(found).float()
+        with _one_thread():
+            return torch.cat(found).float()
 
     def _cell_count(self) -> int:
         q_len, kv_len = self.head.shape
