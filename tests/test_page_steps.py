@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page
 
 import pages
 import regard
-from pages import Open, address, recorded
+from pages import Open, address, recorded, sentence, three_digits
 from regard.see import file
 from regard.see.file import write_page
 
@@ -228,6 +228,13 @@ def test_sinks_that_are_set_aside_are_as_if_masked(show: Open) -> None:
     weights = [number(text) for text in column(page, "weight")]
     assert weights == pytest.approx((row / row.sum()).tolist(), rel=SHOWN)
     assert page.inner_text("#view-steps .note").startswith("The first and the special tokens are")
+
+
+def test_the_steps_are_of_one_head_even_where_the_map_is_a_mean(show: Open) -> None:
+    recording = recorded()
+    page = opened(show(recording, "#view=steps&layer=0&head=1&query=4&key=2&heads=mean"))
+    page.wait_for_selector('body[data-read="0,1,4,2,0"]')
+    assert f"gives {three_digits(float(recording[0][0, 1, 4, 2]))} of" in sentence(page)
 
 
 # What is not there

@@ -8,7 +8,7 @@ import { inProse } from "./tokens.js";
 
 /**
  * @typedef {import("./tokens.js").Token} Token
- * @typedef {ReturnType<import("./colours.js").ramp>} Ramp
+ * @typedef {import("./colours.js").Ramp} Ramp
  *
  * @typedef {object} Block
  * @property {number} first

@@ -15,15 +15,19 @@
  * @property {number | null} keyTo the last of several keys, of which the column is the sum
  * @property {Float32Array} row weights of the query, one for each key
  * @property {Uint8Array} mask which keys the query may attend to
+ * @property {import("./held.js").Rest} [rest] of the keys whose weights this file does not hold
  * @property {Float32Array | null} column weights of the key, one from each query;
  *   null: on its way
  */
 
+import { addedRests } from "./blend.js";
 import { shown } from "./compare.js";
 
 /** What changes a reading. */
 const CAUSES = ["view", "layer", "head", "heads", "compare", "with", "hidden", "query", "key", "queryTo", "keyTo", "hover"];
 const ONE = { queryTo: null, keyTo: null };
+/** Views that compare no heads, and those that show one alone. @type {Partial<Record<State["view"], Partial<State>>>} */
+const ONLY = { text: { compare: "alone" }, steps: { compare: "alone", heads: "one" } };
 
 export class Reader {
   /**
@@ -58,7 +62,7 @@ export class Reader {
    */
   async read(state, signal, onReading) {
     const isText = state.view === "text";
-    const which = shown(isText ? { ...state, compare: "alone" } : state, this.source.layers);
+    const which = shown({ ...state, ...ONLY[state.view] }, this.source.layers);
     // Several tokens are chosen in the text, and read there.
     let { queryTo, keyTo } = state.hover || !isText ? ONE : state;
     let { query, key } = state.hover ?? state;
@@ -73,9 +77,9 @@ export class Reader {
       column = await this.columns(which, key, keyTo ?? key, signal);
       query = strongest(column);
     }
-    const { row, mask } = await this.rows(which, query, queryTo ?? query, signal);
+    const { row, mask, rest } = await this.rows(which, query, queryTo ?? query, signal);
     key ??= strongest(row);
-    const reading = { ...which, query, key, queryTo, keyTo, row, mask };
+    const reading = { ...which, query, key, queryTo, keyTo, row, mask, rest };
     if (!column) {
       onReading({ ...reading, column: null });
       column = await this.columns(which, key, keyTo ?? key, signal);
@@ -86,19 +90,22 @@ export class Reader {
   /**
    * The mean of some rows, and the keys that any of them may attend to.
    * @param {import("./client.js").Head} which @param {number} first @param {number} last
-   * @param {AbortSignal} signal @returns {Promise<{row: Float32Array, mask: Uint8Array}>}
+   * @param {AbortSignal} signal @returns {Promise<Pick<Reading, "row" | "mask" | "rest">>}
    */
   async rows(which, first, last, signal) {
-    const { values: row, mask } = await this.source.row(which, first, signal);
+    const { values: row, mask, rest } = await this.source.row(which, first, signal);
     const count = last - first + 1;
+    const rests = [rest];
     for (let query = first + 1; query <= last && !signal.aborted; query++) {
       const next = await this.source.row(which, query, signal);
       for (let key = 0; key < row.length; key++) {
         row[key] += next.values[key];
         mask[key] |= next.mask[key];
       }
+      rests.push(next.rest);
     }
-    return { row: count > 1 ? row.map((weight) => weight / count) : row, mask };
+    const mean = count > 1 ? row.map((weight) => weight / count) : row;
+    return { row: mean, mask, rest: addedRests(rests, rests.map(() => ({ factor: 1 / count }))) };
   }
 
   /**

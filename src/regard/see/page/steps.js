@@ -3,6 +3,8 @@
  * for each step. Every number tells the sum that made it, when pointed at or reached by the arrows.
  */
 
+import { isWhole } from "./held.js";
+import { missing } from "./held_words.js";
 import { counted, grouped, share } from "./numbers.js";
 import { quoted } from "./sentence.js";
 import { columnsOf, totalOf, written } from "./sums.js";
@@ -29,7 +31,6 @@ const ARROWS = {
 const NO_VALUES =
   "The output, weights times values, is not shown: a recording keeps queries and keys. " +
   "In Python, A.steps(query, value=value) adds it.";
-const ONLY_MAP = "Only the small map of this layer is here: of it there are no steps.";
 const NO_VECTORS =
   "Of this layer only the weights are known here; a recording that is served keeps every step of most models.";
 
@@ -105,7 +106,8 @@ export class StepsView {
     const { layer, head, hidden, order } = this.page.store.state;
     const { query } = this.page.cell();
     const turn = ++this.turn;
-    if (this.page.recording.layers[layer].kind === "map") return this.clear();
+    const info = this.page.recording.layers[layer];
+    if (!isWhole(info)) return this.clear(missing(info, layer, "a row step by step"));
     this.page.source
       .steps({ layer, head, hidden }, query, { by: order, start: 0, count })
       .then((steps) => {
@@ -118,13 +120,14 @@ export class StepsView {
       });
   }
 
-  clear() {
+  /** @param {string} reason */
+  clear(reason) {
     this.steps = null;
     this.grid.replaceChildren();
     this.heading.textContent = "";
     this.sum.textContent = "";
     this.more.hidden = true;
-    this.notes.textContent = ONLY_MAP;
+    this.notes.textContent = reason;
   }
 
   draw() {
@@ -170,7 +173,7 @@ export class StepsView {
       const cell = columnHead("");
       const name = part("span", "name");
       name.textContent = "query, and each key";
-      cell.append(name, vectorPicture(steps.vector, highest, this.page.look.ink.ground, "query vector"));
+      cell.append(name, vectorPicture(steps.vector, highest, this.page.look.differences, "query vector"));
       row.append(cell);
     }
     row.append(...columns.map(({ name }) => columnHead(name)));
@@ -197,8 +200,8 @@ export class StepsView {
     row.append(name);
     if (this.steps?.vector) {
       const cell = document.createElement("td");
-      const { ground } = this.page.look.ink;
-      if (step.vector) cell.append(vectorPicture(step.vector, highest, ground, "key vector"));
+      const { differences } = this.page.look;
+      if (step.vector) cell.append(vectorPicture(step.vector, highest, differences, "key vector"));
       row.append(cell);
     }
     columns.forEach(({ name: column, of }, i) => {

@@ -6,6 +6,7 @@
 
 import { shown } from "./compare.js";
 import { Flow } from "./flow.js";
+import { heldAside } from "./held_words.js";
 import { Lines, MOST_LINED } from "./lines.js";
 import { share } from "./numbers.js";
 import { secondText, sentenceAt, wordAt } from "./parts_of_text.js";
@@ -280,7 +281,8 @@ export class TextView {
       const shows = each.shows === "side" ? shown : each.shows;
       const isTinted = this.isOneText() || shows === shown;
       const weights = isTinted ? reading[shows] : null;
-      this.tint(each, weights);
+      this.tint(each, weights, heldAside(reading, shows, this.page.recording.layers));
+      if (isTinted && !weights) each.caption.textContent = "Who looks at it is being added up …";
       const chosen = shows === "row" ? "query" : "key";
       const mine = each.axis === "both" ? chosen : each.axis;
       each.flow.mark("chosen", this.isOneText() || mine === (side === "looks" ? "query" : "key") ? ranges[mine] : null);
@@ -292,8 +294,8 @@ export class TextView {
     this.connect(reading);
   }
 
-  /** @param {Side} side @param {Float32Array | null} weights */
-  tint({ flow, caption, shows, range: [first, end] }, weights) {
+  /** @param {Side} side @param {Float32Array | null} weights @param {string} aside what they are */
+  tint({ flow, caption, shows, range: [first, end] }, weights, aside) {
     const highest = weights?.reduce((a, b) => Math.max(a, b), 0) ?? 0;
     flow.tint(weights, highest, this.page.look.ramp);
     if (!weights) {
@@ -309,7 +311,7 @@ export class TextView {
     const sum = part.reduce((total, weight) => total + weight, 0);
     const isPair = shows === "side";
     const here = isPair && this.page.store.state.side === "looks" ? `Together ${share(sum)}. ` : "";
-    caption.textContent = `${here}Full tint: ${share(highest)}, the strongest`;
+    caption.textContent = `${here}Full tint: ${share(highest)}, the strongest${aside}`;
   }
 
   /** The lines, and the tints of their names. @param {Reading} reading */

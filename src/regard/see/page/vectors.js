@@ -3,14 +3,14 @@
 import { written } from "./sums.js";
 
 export const FEW = 4; // numbers that are quicker read than seen
-const POLES = { light: ["#2456a6", "#b3430b"], dark: ["#6ca6ff", "#ff9a52"] };
 
 /**
  * @param {ArrayLike<number>} numbers @param {number} highest the magnitude that has the full colour
- * @param {string} ground of the theme @param {string} name for those who do not see it
+ * @param {import("./colours.js").Ramp} ramp of differences, its ground in the middle
+ * @param {string} name for those who do not see it
  * @returns {HTMLElement}
  */
-export function vectorPicture(numbers, highest, ground, name) {
+export function vectorPicture(numbers, highest, ramp, name) {
   if (numbers.length <= FEW) {
     const text = document.createElement("span");
     text.className = "vector";
@@ -24,14 +24,12 @@ export function vectorPicture(numbers, highest, ground, name) {
   canvas.setAttribute("role", "img");
   canvas.setAttribute("aria-label", `${name}: ${numbers.length} numbers, ${range(numbers)}`);
   const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
-  const [below, above] = POLES[bright(ground) ? "light" : "dark"].map(parts);
   const image = context.createImageData(numbers.length, 1);
-  const from = parts(ground);
+  const pixels = new Uint32Array(image.data.buffer);
+  const middle = (ramp.packed.length - 1) / 2;
   for (let i = 0; i < numbers.length; i++) {
-    const part = highest > 0 ? Math.min(1, Math.abs(numbers[i]) / highest) : 0;
-    const to = numbers[i] < 0 ? below : above;
-    for (let c = 0; c < 3; c++) image.data[4 * i + c] = Math.round(from[c] + (to[c] - from[c]) * part);
-    image.data[4 * i + 3] = 255;
+    const part = highest > 0 ? numbers[i] / highest : 0;
+    pixels[i] = ramp.packed[Math.round(middle + middle * part)];
   }
   context.putImageData(image, 0, 0);
   return canvas;
@@ -57,14 +55,4 @@ function cell(text) {
   const span = document.createElement("span");
   span.textContent = text;
   return span;
-}
-
-/** @param {string} colour "#fafaf9" @returns {number[]} */
-function parts(colour) {
-  return [1, 3, 5].map((at) => Number.parseInt(colour.slice(at, at + 2), 16));
-}
-
-/** @param {string} ground @returns {boolean} */
-function bright(ground) {
-  return parts(ground)[1] > 127;
 }
