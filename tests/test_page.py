@@ -127,11 +127,11 @@ def test_the_map_has_the_colour_of_every_cell(show: Open) -> None:
 
 
 def test_a_map_with_more_tokens_than_pixels_shows_aligned_blocks(show: Open) -> None:
-    page = show(recorded(tokens=1500, mask=regard.Causal()))
+    page = show(recorded(tokens=800, mask=regard.Causal()))
     ready(page)
     cell = float((page.get_attribute(".map", "data-frame") or "").split(",")[2])
     # So many tokens that a block of two by two has one pixel and no colours are mixed.
-    recording = recorded(tokens=2 * round(1500 * cell), mask=regard.Causal())
+    recording = recorded(tokens=2 * round(800 * cell), mask=regard.Causal())
     page = show(recording, "#layer=0&head=1&scale=linear&query=0&key=1")
     ready(page)
     means = recording[0][0, 1].to_dense().unfold(0, 2, 2).unfold(1, 2, 2).mean((-2, -1))
