@@ -429,3 +429,10 @@ def test_autocast_changes_no_answer(backend: str) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output = A.reduce(regard.Output(value), backend=backend)
     assert torch.equal(output, expected)
+
+
+@pytest.mark.parametrize("mask", [None, regard.Causal(), regard.SlidingWindow(5, 0)])
+def test_rows_far_apart_are_those_of_the_whole_matrix(mask: regard.Mask | None) -> None:
+    A = regard.attend(torch.randn(2, 3, 300, 8), torch.randn(2, 3, 300, 8), mask=mask)
+    far = A[..., 7::64, 3:200:5]
+    torch.testing.assert_close(far, A.to_dense()[..., 7::64, 3:200:5])

@@ -110,12 +110,16 @@ def boxes(
 
 def _tiles(rows: range, width: Callable[[slice], int]) -> Iterator[slice]:
     """Rows for one block after another, more of them where a mask leaves them fewer columns."""
-    if len(rows) * width(slice(rows.start, rows.stop)) <= BLOCK_SIZE:
-        yield slice(rows.start, rows.stop)
+    if rows.step >= MIN_ROWS:
+        # The least block would hold no more than one of them.
+        yield from (slice(row, row + 1) for row in rows)
         return
-    start = rows.start
-    while start < rows.stop:
-        tallest = slice(start, min(start + MAX_ROWS, rows.stop))
+    start, end = rows[0], rows[-1] + 1
+    if (end - start) * width(slice(start, end)) <= BLOCK_SIZE:
+        yield slice(start, end)
+        return
+    while start < end:
+        tallest = slice(start, min(start + MAX_ROWS, end))
         stop = min(start + max(MIN_ROWS, BLOCK_SIZE // width(tallest)), tallest.stop)
         yield slice(start, stop)
         start = stop
@@ -157,7 +161,8 @@ class _Sweep:
         ranges = [rows for rows in ranges if len(rows)]
         if not ranges:
             return []
-        rows = range(min(r[0] for r in ranges), max(r[-1] for r in ranges) + 1)
+        alone = len(ranges) == 1
+        rows = ranges[0] if alone else range(min(map(min, ranges)), max(map(max, ranges)) + 1)
         groups = {self.source.group, *(reduction.group for reduction in self.reductions)}
         return list(boxes(self.source.shape, self.mask, tuple(groups), rows))
 
