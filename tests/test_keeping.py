@@ -378,14 +378,14 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "keep, something else": (
         {"keep": "kv"},
         TypeError,
-        "keep is 'kv'; it takes \"qk\" or a list of reductions.\n"
-        '    Pass keep="qk", or for example keep=[TopK(8), Entropy()].',
+        "keep is 'kv'; it takes \"qk\", \"qkv\" or a list of reductions.\n"
+        '    Pass keep="qk" or "qkv", or for example keep=[TopK(8), Entropy()].',
     ),
     "keep, one reduction": (
         {"keep": regard.Entropy()},
         TypeError,
-        'keep is an Entropy; it takes "qk" or a list of reductions.\n'
-        '    Pass keep="qk", or for example keep=[TopK(8), Entropy()].',
+        'keep is an Entropy; it takes "qk", "qkv" or a list of reductions.\n'
+        '    Pass keep="qk" or "qkv", or for example keep=[TopK(8), Entropy()].',
     ),
     "keep, a class": (
         {"keep": [regard.Entropy]},

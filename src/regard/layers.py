@@ -117,6 +117,8 @@ class Layer:
         check: called before the numbers of the layer are given to anybody; it raises RegardError
             where a file is damaged.
         queries: which queries its rows are; None: all that ran.
+        value: the model's own, (..., num_kv_heads, kv_len, head_dim), so that ``matrix @ value`` is
+            the layer's output; None where it was not kept.
 
     Example:
         >>> import torch, regard
@@ -133,6 +135,7 @@ class Layer:
     origin: Origin | None = None
     check: Callable[[], None] | None = None
     queries: Queries | None = None
+    value: Tensor | None = None
 
     @property
     def positions(self) -> range:
@@ -171,6 +174,21 @@ class Layer:
                 '    Observe the model again with keep="qk".'
             )
         return self.matrix
+
+    def whole_value(self) -> Tensor:
+        """The value, (..., num_kv_heads, kv_len, head_dim).
+
+        Raises:
+            RegardError: it was not kept; or the file it is in is damaged.
+        """
+        if self.check is not None:
+            self.check()
+        if self.value is None:
+            raise RegardError(
+                f"layer {self.name!r} has no value; it was not kept.\n"
+                '    Observe the model again with keep="qkv".'
+            )
+        return self.value
 
     def reduce(self, *reductions: Reduction) -> Any:
         """The answers, one or a tuple of them: kept ones where there are, else from the matrix.
@@ -220,6 +238,7 @@ class Layer:
             self,
             shape=torch.Size((1, *self.shape[1:])),
             matrix=None if self.matrix is None else self.matrix[one],
+            value=None if self.value is None else self.value[one],
             answers=Answers(pairs),
         )
 

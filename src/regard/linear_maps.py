@@ -21,8 +21,8 @@ __all__ = ["LinearMap", "ProductWatcher", "TransposedMatrix", "times_batches", "
 _EAGER = "within a graph write torch.matmul(A, x) for A @ x"
 
 
-ProductWatcher: TypeAlias = "Callable[[LinearMap, Callable[[], Tensor]], Tensor]"
-"""Is given a matrix that is to be multiplied and what multiplies it; runs and returns that."""
+ProductWatcher: TypeAlias = "Callable[[LinearMap, Tensor, Callable[[], Tensor]], Tensor]"
+"""Is given a matrix, a value, and what multiplies the two; runs and returns that."""
 
 # No mode of PyTorch sees a matrix that is not formed. A context, so that each thread has its own.
 _WATCHERS: ContextVar[tuple[ProductWatcher, ...]] = ContextVar("watchers", default=())
@@ -36,7 +36,7 @@ def watched_products(watcher: ProductWatcher) -> Generator[None, None, None]:
         >>> import torch, regard
         >>> from regard.linear_maps import watched_products
         >>> shapes, x = [], torch.zeros(3, 1)
-        >>> def watch(matrix, multiply):
+        >>> def watch(matrix, value, multiply):
         ...     shapes.append(tuple(matrix.shape))
         ...     return multiply()
         >>> with watched_products(watch):
@@ -51,10 +51,10 @@ def watched_products(watcher: ProductWatcher) -> Generator[None, None, None]:
         _WATCHERS.reset(token)
 
 
-def _watched(matrix: "LinearMap", multiply: Callable[[], Tensor]) -> Tensor:
+def _watched(matrix: "LinearMap", value: Tensor, multiply: Callable[[], Tensor]) -> Tensor:
     if not torch.compiler.is_compiling():
         for watcher in _WATCHERS.get():
-            multiply = partial(watcher, matrix, multiply)
+            multiply = partial(watcher, matrix, value, multiply)
     return multiply()
 
 
@@ -102,7 +102,7 @@ class LinearMap(ABC):
 
     def __matmul__(self, value: Tensor) -> Tensor:
         """self @ value, an ordinary tensor; leading axes broadcast as in ``torch.matmul``."""
-        return _watched(self, lambda: self._times(value))
+        return _watched(self, value, lambda: self._times(value))
 
     @classmethod
     def __torch_function__(
@@ -116,7 +116,7 @@ class LinearMap(ABC):
         if func in (torch.matmul, Tensor.matmul) and len(args) == 2 and not kwargs:
             left, right = args
             if isinstance(left, LinearMap):
-                return _watched(left, lambda: left._times(right))
+                return _watched(left, right, lambda: left._times(right))
             if isinstance(right, LinearMap):
                 if torch.compiler.is_compiling():  # Dynamo hands over A @ x as x @ A too
                     outside: Any = torch.compiler.disable(right._times_from_left, reason=_EAGER)

@@ -155,7 +155,7 @@ class Pretrained:
         self,
         text: str,
         *,
-        keep: Literal["qk"] | Sequence[Reduction] = "qk",
+        keep: Literal["qk", "qkv"] | Sequence[Reduction] = "qk",
         queries: slice | None = None,
         path: str | PathLike[str] | None = None,
         progress: Callable[[int, int | None], None] | None = None,

@@ -11,23 +11,9 @@ from regard.cells import as_cell
 from regard.characters import visible
 from regard.errors import DENSE_LIMIT
 from regard.eviction import kvpress_form
-from regard.exports import (
-    Patterns,
-    attnview_form,
-    bertviz_form,
-    circuitsvis_form,
-    numpy_form,
-)
+from regard.exports import Patterns, attnview_form, bertviz_form, circuitsvis_form, numpy_form
 from regard.heads import Trial, classify, head_table
-from regard.layers import (
-    Answers,
-    Layer,
-    Origin,
-    Queries,
-    layer_at,
-    reduce_all,
-    tokens_of_rows,
-)
+from regard.layers import Answers, Layer, Origin, Queries, layer_at, reduce_all, tokens_of_rows
 from regard.matrix import AttentionMatrix
 from regard.ranking import Top, TopK
 from regard.reductions import Entropy, Pool, Reduction, Sum
@@ -128,6 +114,20 @@ class Recording(Mapping[str, AttentionMatrix]):
     def kept(self) -> Mapping[str, Mapping[Reduction, Any]]:
         """The answers that were kept as the model ran, layer by layer: ``seen.kept[name]``."""
         return {name: layer.answers for name, layer in self._layers.items() if layer.answers}
+
+    def value(self, layer: str | int) -> Tensor:
+        """What a layer draws from, kept by ``keep="qkv"``: ``seen[layer] @ it`` is its output.
+
+        Args:
+            layer: its name, or its place in the order they ran.
+
+        Returns:
+            (..., num_kv_heads, kv_len, head_dim).
+
+        Raises:
+            RegardError: it was not kept.
+        """
+        return layer_at(self.layers, layer).whole_value()
 
     def add(
         self,

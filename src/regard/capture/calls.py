@@ -37,12 +37,14 @@ class FusedCall:
         names: of its arguments, in order.
         defaults: of those that may be left out.
         read: gives the matrix of what a call with such arguments did.
+        read_value: gives its value, with the axes of the matrix.
         inside: the attention module inside the module that runs the call, "" where they are one.
     """
 
     names: tuple[str, ...]
     defaults: Given
     read: Callable[[Given], AttentionMatrix]
+    read_value: Callable[[Given], Tensor]
     inside: str = ""
 
     def matrix(
@@ -67,10 +69,28 @@ class FusedCall:
             TypeError: a dtype that attention cannot have.
             ValueError: an argument whose meaning cannot be told in a matrix.
         """
+        given = self._given(args, kwargs, padded_to)
+        return self.read(_unpacked(given) if one_query else given)
+
+    def value(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Given,
+        *,
+        padded_to: Mapping[tuple[int, ...], int] | None = None,
+    ) -> Tensor:
+        """What a call drew from, (..., num_kv_heads, kv_len, head_dim); see ``matrix``."""
+        return self.read_value(self._given(args, kwargs, padded_to))
+
+    def _given(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Given,
+        padded_to: Mapping[tuple[int, ...], int] | None,
+    ) -> Given:
         given = {**self.defaults, **dict(zip(self.names, args, strict=False))}
         given |= {_OUR_NAMES.get(name, name): value for name, value in kwargs.items()}
-        given["padded_to"] = padded_to or {}
-        return self.read(_unpacked(given) if one_query else given)
+        return {**given, "padded_to": padded_to or {}}
 
 
 def fused_calls() -> dict[Callable[..., Any], FusedCall]:
@@ -97,7 +117,10 @@ scale=0.5, mask=Causal())
 
 
 def _fused_call(
-    overload: Any, read: Callable[[Given], AttentionMatrix], inside: str = ""
+    overload: Any,
+    read: Callable[[Given], AttentionMatrix],
+    read_value: Callable[[Given], Tensor],
+    inside: str = "",
 ) -> FusedCall:
     arguments = overload._schema.arguments
     names = tuple(str(_OUR_NAMES.get(argument.name, argument.name)) for argument in arguments)
@@ -106,7 +129,7 @@ def _fused_call(
         for name, argument in zip(names, arguments, strict=True)
         if argument.has_default_value()
     }
-    return FusedCall(names, defaults, read, inside)
+    return FusedCall(names, defaults, read, read_value, inside)
 
 
 def attention_of(
@@ -171,12 +194,34 @@ def _multi_head(given: Given) -> AttentionMatrix:
 
 
 def _encoder_layer(given: Given) -> AttentionMatrix:
-    if not given["norm_first"]:
-        return _projected(given["src"], given["src"], given["num_heads"], given)
-    source, lengths = _padded(given["src"], given)
-    weight, bias = given["norm_weight_1"], given["norm_bias_1"]
-    source = F.layer_norm(source, (given["embed_dim"],), weight, bias, given["eps"])
+    source, lengths = _normed(given)
     return _projected(source, source, given["num_heads"], given, lengths)
+
+
+def _normed(given: Given) -> tuple[Tensor, list[int] | None]:
+    """What an encoder layer's attention is given, and the length of each sequence."""
+    source, lengths = _padded(given["src"], given)
+    if given["norm_first"]:
+        weight, bias = given["norm_weight_1"], given["norm_bias_1"]
+        source = F.layer_norm(source, (given["embed_dim"],), weight, bias, given["eps"])
+    return source, lengths
+
+
+def _value(given: Given) -> Tensor:
+    return given["value"]
+
+
+def _value_of_multi_head(given: Given) -> Tensor:
+    return _projected_value(_padded(given["value"], given)[0], given["num_head"], given)
+
+
+def _value_of_encoder_layer(given: Given) -> Tensor:
+    return _projected_value(_normed(given)[0], given["num_heads"], given)
+
+
+def _projected_value(value: Tensor, num_heads: int, given: Given) -> Tensor:
+    of_values, bias = given["qkv_weight"].chunk(3)[2], given["qkv_bias"].chunk(3)[2]
+    return _heads(F.linear(value, of_values, bias), num_heads)
 
 
 def _projected(
@@ -254,6 +299,10 @@ def _flash(given: Given) -> AttentionMatrix:
     return attend(query, key, mask=mask, scale=given["scale"], bias=bias, softcap=softcap)
 
 
+def _value_of_flash(given: Given) -> Tensor:
+    return given["value"].transpose(-3, -2)
+
+
 def _band(query: Tensor, key: Tensor, given: Given) -> Mask | None:
     """A window of -1 has no end; with causal nothing after the query is seen."""
     left, right = given.get("window_size") or (
@@ -303,6 +352,7 @@ _OUR_NAMES = {
     "attn_bias": "attn_mask",
     "q": "query",
     "k": "key",
+    "v": "value",
     "softmax_scale": "scale",
     "causal": "is_causal",
     "cu_seq_q": "cu_seqlens_q",
@@ -310,7 +360,7 @@ _OUR_NAMES = {
 }
 """What some operations call what ``scaled_dot_product_attention`` calls otherwise."""
 
-_Reading = tuple[Callable[[Given], AttentionMatrix], str]
+_Reading = tuple[Callable[[Given], AttentionMatrix], Callable[[Given], Tensor], str]
 _TORCH: dict[str, _Reading] = {
     **dict.fromkeys(
         (
@@ -323,14 +373,14 @@ _TORCH: dict[str, _Reading] = {
             "_scaled_dot_product_attention_math",
             "_scaled_dot_product_attention_math_for_mps",
         ),
-        (_scaled_dot_product, ""),
+        (_scaled_dot_product, _value, ""),
     ),
-    "_native_multi_head_attention": (_multi_head, ""),
-    "_transformer_encoder_layer_fwd": (_encoder_layer, "self_attn"),
-    "_varlen_attn": (_flash, ""),
+    "_native_multi_head_attention": (_multi_head, _value_of_multi_head, ""),
+    "_transformer_encoder_layer_fwd": (_encoder_layer, _value_of_encoder_layer, "self_attn"),
+    "_varlen_attn": (_flash, _value_of_flash, ""),
 }
 _PACKAGES: dict[str, _Reading] = {
-    "_flash_attn_forward": (_flash, ""),
-    "_flash_attn_varlen_forward": (_flash, ""),
+    "_flash_attn_forward": (_flash, _value_of_flash, ""),
+    "_flash_attn_varlen_forward": (_flash, _value_of_flash, ""),
 }
 """In any namespace: flash-attn 2 and 3 have one each, kernels from a hub one for each build."""

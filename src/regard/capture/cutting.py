@@ -12,7 +12,7 @@ from regard.masks.rows import rows_of
 from regard.matrix import AttentionMatrix
 from regard.scores import QueryKey, Scores, accumulation_dtype
 
-__all__ = ["some_heads", "some_queries", "unrepeated"]
+__all__ = ["some_heads", "some_queries", "unrepeated", "value_heads"]
 
 
 def unrepeated(matrix: AttentionMatrix) -> AttentionMatrix:
@@ -91,6 +91,29 @@ def _keys(key: Tensor, kv_heads: list[int]) -> Tensor:
     group = len(kv_heads) // len(distinct)
     even = kv_heads == [head for head in distinct for _ in range(group)]
     return key.index_select(-3, torch.tensor(distinct if even else kv_heads, device=key.device))
+
+
+def value_heads(value: Tensor, num_heads: int, group: int, heads: list[int] | None) -> Tensor:
+    """The value of some heads, with what neighbouring heads share there once, as their keys are.
+
+    Args:
+        value: (..., num_kv_heads, kv_len, head_dim), or with an axis of all heads.
+        num_heads: of the attention.
+        group: how many of its heads share a key.
+        heads: which, in the order wanted; None: all.
+
+    Example:
+        >>> import torch
+        >>> from regard.capture.cutting import value_heads
+        >>> value_heads(torch.zeros(6, 5, 4), 6, 3, None).shape
+        torch.Size([2, 5, 4])
+    """
+    if value.ndim < 3:
+        return value
+    if group > 1 and value.shape[-3] == num_heads and _repeats(value, group):
+        value = value[..., ::group, :, :]
+    shared = num_heads // value.shape[-3]
+    return value if heads is None else _keys(value, [head // shared for head in heads])
 
 
 def some_queries(matrix: AttentionMatrix, rows: range) -> AttentionMatrix:

@@ -90,6 +90,12 @@ class FlexCalls:
             sink_bias=local("s_aux"),
         )
 
+    @staticmethod
+    def value_of(operation: Operation) -> Tensor:
+        """The value of a call, compiled by transformers or not."""
+        compiled = operation.local(_CALLER, "value")
+        return operation.args[_NAMES.index("value")] if compiled is None else compiled
+
     def _mask(self, block_mask: "BlockMask | None", query: Tensor, key: Tensor) -> Mask | None:
         """The mask that it is, written out where it is not too large."""
         if block_mask is None:

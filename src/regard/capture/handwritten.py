@@ -31,6 +31,7 @@ from regard.capture.tracks import (
     Weights,
     storage_key,
 )
+from regard.capture.values import TakeValue
 from regard.matrix import AttentionMatrix
 from regard.tracing import Listener, Operation, apart
 
@@ -42,7 +43,8 @@ class Handwritten:
 
     Args:
         model: whose parameters are no activations.
-        take: called with the module's name and the matrix of the model's own tensors.
+        take: called with the module's name and the matrix of the model's own tensors; gives what
+            the value is to be given to, None where it is not wanted.
         refuse: called with the module's name and the reason why its attention cannot be told.
         absence: is told what else might have been attention.
     """
@@ -50,7 +52,7 @@ class Handwritten:
     def __init__(
         self,
         model: nn.Module,
-        take: Callable[[str, AttentionMatrix], None],
+        take: Callable[[str, AttentionMatrix], TakeValue | None],
         refuse: Callable[[str, str], None],
         absence: Absence,
     ) -> None:
@@ -115,6 +117,8 @@ class Handwritten:
             track = self._tracks.of(tensor)
             if track is not None and isinstance(track.stage, Weights):
                 self._check(track, track.stage, tensor, letters, summed)
+                if track.stage.trouble is None:
+                    _give_value(track, track.stage, tensor, product)
                 return True
             if track is not None and isinstance(track.stage, Exponentials) and len(summed) == 1:
                 self._softmaxes.draw(tensor, letters.index(summed), output)
@@ -162,3 +166,16 @@ class Handwritten:
                 "weights meet the value; the weights of a query must sum to 1 over the keys.\n"
                 "    Take the softmax over the axis of the keys, dim=-1.",
             )
+
+
+def _give_value(track: Track, weights: Weights, tensor: Tensor, product: Written) -> None:
+    """Weights meet their value, which is given to whoever wants it; it is told once."""
+    meeting = weights.meeting
+    axes = None if track.axes is None else track.axes.seen_as(tensor)
+    if meeting is None or meeting.take is None or axes is None:
+        return
+    take, meeting.take = meeting.take, None
+    with apart():
+        value = meeting.value(axes, product, weights_are_left=tensor is product.left)
+        if value is not None:
+            take(value)

@@ -3,21 +3,24 @@
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from regard.capture.cutting import some_heads, some_queries, unrepeated
+from regard.capture.cutting import some_heads, some_queries, unrepeated, value_heads
 from regard.capture.joined_answers import AskedOfCalls, Pairs, ask, joins
 from regard.capture.joining import Copies, Shared
 from regard.capture.problems import Problems
 from regard.capture.shelf import Shelf
 from regard.capture.steps import Run, Steps, visible_stop
+from regard.capture.values import TakeValue, Values
 from regard.capture.wanted import Wanted
 from regard.errors import RegardError, kind_text
-from regard.layers import Answers, Layer, Origin, Queries
+from regard.layers import Answers, Layer, Origin, Queries, layer_at
 from regard.matrix import AttentionMatrix
 from regard.recording import Recording
 from regard.reductions import Reduction
@@ -41,6 +44,7 @@ class _Kept:
         apart: of the first call: its rows, shape and answers that do not join.
         leading: its batch axes and heads.
         rows: the places of the queries that answers are of, call by call.
+        values: that it drew from; None where they are not wanted.
     """
 
     module: str
@@ -50,6 +54,7 @@ class _Kept:
     apart: tuple[range, torch.Size, Pairs, Queries | None] | None = None
     leading: tuple[int, ...] = ()
     rows: list[range] = field(default_factory=list[range])
+    values: Values | None = None
 
 
 class Keeper:
@@ -91,45 +96,69 @@ class Keeper:
         self._gave_up = False
         self._steps = Steps(take_back=not self._wanted.reductions)
         self._kept: dict[Run, _Kept] = {}
+        self._alone: list[tuple[str, Values, int]] = []
 
-    def take(self, name: str, matrix: AttentionMatrix) -> None:
+    def take(self, name: str, matrix: AttentionMatrix) -> TakeValue | None:
         """Keep an attention that a module has just run.
 
         Args:
             name: the module's.
             matrix: of the model's own tensors, which may change as soon as this returns.
 
+        Returns:
+            What its value is to be given to, the model's own tensor; None where it is not wanted.
+
         Raises:
             ValueError: it has no such heads, or a reduction does not fit it.
         """
         self._taken += 1
-        self._keep(name, matrix)
+        take_value = self._keep(name, matrix)
         if self._progress is not None:
             self._progress(self._taken)
+        return take_value
 
-    def _keep(self, name: str, matrix: AttentionMatrix) -> None:
+    def _keep(self, name: str, matrix: AttentionMatrix) -> TakeValue | None:
         place = self._places.setdefault(name, len(self._places))
         if self._gave_up:
-            return
+            return None
         if not self._wanted.has_layer(name, place):
             if isinstance(matrix.source, QueryKey):
                 with torch.no_grad():
                     self._steps.pass_by(name, matrix.source, matrix.mask)
-            return
+            return None
         # Outside inference mode, so that what is kept can meet autograd later.
         with torch.inference_mode(False), torch.no_grad():
-            part, heads = unrepeated(matrix), self._wanted.head_indices(matrix)
-            if heads is not None:
-                part = some_heads(part, heads)
+            whole, heads = unrepeated(matrix), self._wanted.head_indices(matrix)
+            part = whole if heads is None else some_heads(whole, heads)
             if self._wanted.names is not None or heads is not None:
                 self._origins[name] = Origin(place, None if heads is None else tuple(heads))
             try:
                 if isinstance(part.source, QueryKey):
-                    self._take(name, part, part.source)
+                    values = self._take(name, part, part.source)
                 else:
-                    self._take_alone(name, part)
+                    values = self._take_alone(name, part)
             except OSError as error:
                 self._give_up(error)
+                return None
+        if values is None:
+            return None
+        group = whole.source.group if isinstance(whole.source, QueryKey) else 1
+        num_heads = whole.shape[-3] if whole.ndim > 2 else 1
+        return partial(self._take_value, values, num_heads, group, heads)
+
+    def _take_value(
+        self, values: Values, num_heads: int, group: int, heads: list[int] | None, value: Tensor
+    ) -> None:
+        """Keep the value of the call that was taken last; what is wrong with it is told later."""
+        if self._gave_up:
+            return
+        with torch.inference_mode(False), torch.no_grad():
+            try:
+                values.add(value_heads(value, num_heads, group, heads))
+            except OSError as error:
+                self._give_up(error)
+            except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
+                values.trouble = _reason(cause)
 
     def close(self) -> None:
         """Put together what belongs together: the block has ended."""
@@ -140,7 +169,12 @@ class Keeper:
                 except Exception as cause:  # noqa: BLE001  no fault of one layer loses the run
                     reason = f"{_reason(cause)}\n    Of this layer the first call alone is kept."
                     self.problems.add(_APART, kept.name or kept.module, reason, cause)
+                if kept.name is not None and kept.values is not None:
+                    self._put_value(kept.name, kept.values, run.kv_len)
+            for alone in self._alone:
+                self._put_value(*alone)
         self._kept.clear()
+        self._alone.clear()
         complete = not self._gave_up and self._has_wanted()
         if self._writer is not None and complete and self._seen:
             self._write(self._writer)
@@ -154,19 +188,34 @@ class Keeper:
             self._writer = None
         self.close()
 
-    def _take_alone(self, name: str, part: AttentionMatrix) -> None:
+    def _put_value(self, name: str, values: Values, kv_len: int) -> None:
+        value = values.whole(kv_len)
+        if value is not None:
+            layer = layer_at(self._seen.layers, name)
+            self._seen.put(replace(layer, value=value))
+        else:
+            self.problems.add("the value of {} cannot be kept", name, str(values.trouble))
+
+    def _take_alone(self, name: str, part: AttentionMatrix) -> Values | None:
         """Keep an attention of which only the scores are known; no other call goes on from it."""
-        rows = self._wanted.rows(0, part.shape[-2], all_there=True)
+        rows, values = self._wanted.rows(0, part.shape[-2], all_there=True), self._values()
         if not rows:
-            return
+            return None
         kept, part = _kept_of(rows, part.shape[-2]), some_queries(part, rows)
         if self._wanted.reductions:
             pairs = ask(part, self._wanted.reductions, self._wanted.device)
             self._add(name, None, answers=pairs, shape=part.shape, queries=kept)
-            return
+            return None
         mask = None if part.mask is None else part.mask.map(self._shelf.copy_once)
         matrix = AttentionMatrix(part.source.map(self._shelf.copy), mask)
-        self._add(name, matrix, shape=matrix.shape, queries=kept)
+        name = self._add(name, matrix, shape=matrix.shape, queries=kept)
+        if values is not None:
+            values.expect(None, matrix.shape)
+            self._alone.append((name, values, matrix.shape[-1]))
+        return values
+
+    def _values(self) -> Values | None:
+        return Values(self._shelf) if self._wanted.values else None
 
     def _add(
         self,
@@ -188,7 +237,7 @@ class Keeper:
             queries=queries,
         )
 
-    def _take(self, name: str, part: AttentionMatrix, source: QueryKey) -> None:
+    def _take(self, name: str, part: AttentionMatrix, source: QueryKey) -> Values | None:
         asking, q_len = bool(self._wanted.reductions), part.shape[-2]
         # Where no keys are kept, those of one head tell which calls belong together.
         if asking and source.key.ndim > 2:
@@ -199,13 +248,16 @@ class Keeper:
             run = self._steps.begin(name, source, self._shelf.copy(source.key), stop)
             copies = None if asking else Copies(run, self._shelf, self._shared)
             kept = _Kept(name, copies, AskedOfCalls(run), leading=tuple(part.shape[:-2]))
-            self._kept[run], first, base = kept, 0, 0
+            kept.values = self._values()
+            self._kept[run], first, base, place = kept, 0, 0, None
         else:
             run, place = found
             kept, first, base = self._kept[run], run.q_len - place.taken_back, place.base
             if kept.copies is not None and place.taken_back:
                 kept.copies.take_back(first)
             run.extend(place, source.key, q_len, self._shelf.empty)
+        if kept.values is not None:
+            kept.values.expect(place, part.shape)
         # What begins where others cannot go on from is all there is of it.
         rows = self._wanted.rows(first, q_len, all_there=asking or run.traits is None)
         if rows:
@@ -219,6 +271,7 @@ class Keeper:
             matrix, queries = kept.copies.matrix(there), _kept_of(there, run.q_len)
             if matrix is not None:
                 kept.name = self._add(name, matrix, shape=matrix.shape, queries=queries)
+        return kept.values
 
     def _ask(self, run: Run, kept: _Kept, part: AttentionMatrix, first: int, base: int) -> None:
         """Ask a call now. Answers that do not join are layers of their own: ``name[7:8]``."""

@@ -141,8 +141,8 @@ def attention(
     dim: int,
     weights: Tensor | None,
     given: Sequence[Sequence[Tensor]] = (),
-) -> AttentionMatrix:
-    """The matrix whose weights a softmax gave.
+) -> tuple[AttentionMatrix, Axes]:
+    """The matrix whose weights a softmax gave, and its axes in the product.
 
     Args:
         product: of the two activations.
@@ -172,7 +172,7 @@ def attention(
     matrix = _Reading(product, layout, tuple(steps)).matrix()
     if weights is not None:
         _compare(matrix, layout, Axes.of(weights, axes.places, axes.start), weights)
-    return matrix
+    return matrix, layout.axes
 
 
 @dataclass(eq=False)

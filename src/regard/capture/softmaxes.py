@@ -18,6 +18,7 @@ from regard.capture.axes import Axes, contiguous
 from regard.capture.changes import Changes
 from regard.capture.gates import sums_to_one
 from regard.capture.layouts import Untold
+from regard.capture.meetings import Meeting
 from regard.capture.score_operations import ScoreOperations
 from regard.capture.score_steps import Beside, Plus, Times, attention
 from regard.capture.tracks import (
@@ -31,6 +32,7 @@ from regard.capture.tracks import (
     Tracks,
     Weights,
 )
+from regard.capture.values import TakeValue
 from regard.matrix import AttentionMatrix
 from regard.tracing import Caller, Listener, Operation, apart
 
@@ -46,7 +48,8 @@ class Softmaxes:
     Args:
         tracks: what the storages hold.
         changes: is told what is none of this.
-        take: called with the module's name and the matrix of each attention, inside ``apart()``.
+        take: called with the module's name and the matrix of each attention, inside ``apart()``;
+            gives what its value is to be given to.
         refuse: called with the module's name and the reason why its attention cannot be told.
     """
 
@@ -54,7 +57,7 @@ class Softmaxes:
         self,
         tracks: Tracks,
         changes: Changes,
-        take: Callable[[str, AttentionMatrix], None],
+        take: Callable[[str, AttentionMatrix], TakeValue | None],
         refuse: Callable[[str, str], None],
     ) -> None:
         self._refuse = refuse
@@ -80,7 +83,9 @@ class Softmaxes:
             found, self._found = self._found, []
             with apart():
                 for finding in found:
-                    self._take(finding.name, finding.matrix)
+                    take_value = self._take(finding.name, finding.matrix)
+                    if finding.meeting is not None:
+                        finding.meeting.take = take_value
 
     def draw(self, exponentials: Tensor, dim: int, output: Tensor) -> None:
         """Note a product of exponentials and value: the sums of their rows may still divide it."""
@@ -202,9 +207,9 @@ class Softmaxes:
             return
         self._tracks.spend(drawn.scores.product)
         dim = drawn.dim % len(drawn.axes.sizes)
-        matrix, trouble = self._attention(operation, _with_sinks(totals), drawn.axes, dim, None)
-        if matrix is not None:
-            self._found.append(Finding(caller.module, matrix))
+        found, trouble = self._attention(operation, _with_sinks(totals), drawn.axes, dim, None)
+        if found is not None:
+            self._found.append(Finding(caller.module, found[0]))
             self.release()
         elif trouble is not None:
             self._refuse(caller.module, trouble)
@@ -224,19 +229,23 @@ class Softmaxes:
         if finding is None and held is not None and isinstance(held.stage, Weights):
             finding = held.stage.finding
         self._tracks.spend(scores.product)
-        matrix, trouble = self._attention(operation, scores, axes, dim, output)
+        found, trouble = self._attention(operation, scores, axes, dim, output)
         if finding is not None:
             self._found = [each for each in self._found if each is not finding]
-        finding = None
-        if matrix is not None and caller.module is not None:
-            finding = Finding(caller.module, matrix)
+        finding, meeting = None, None
+        moved = None if trouble or axes is None else axes.moved(output)
+        if found is not None and caller.module is not None:
+            meeting = None if moved is None else Meeting.of(output, moved, found[1], found[0].ndim)
+            finding = Finding(caller.module, found[0], meeting)
             self._found.append(finding)
         self._put(operation, dim, trouble, caller)
-        moved = None if trouble or axes is None else axes.moved(output)
         track = self._tracks.of(output)
         if track is not None and isinstance(track.stage, Weights) and moved is not None:
             short = any(isinstance(step, Beside) for step in scores.steps)
-            known = replace(track.stage, powers=(scores, moved), finding=finding, short=short)
+            powers = scores, moved
+            known = replace(
+                track.stage, powers=powers, finding=finding, short=short, meeting=meeting
+            )
             self._tracks.put(output, track.axes, known)
 
     def _attention(
@@ -246,8 +255,8 @@ class Softmaxes:
         axes: Axes | None,
         dim: int,
         weights: Tensor | None,
-    ) -> tuple[AttentionMatrix | None, str | None]:
-        """The attention of some scores, or why it cannot be told."""
+    ) -> tuple[tuple[AttentionMatrix, Axes] | None, str | None]:
+        """The attention of some scores and its axes in their product, or why it cannot be told."""
         try:
             with apart():
                 if axes is None:

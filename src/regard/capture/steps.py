@@ -24,7 +24,7 @@ from regard.indexing import Box
 from regard.masks import Mask
 from regard.scores import QueryKey
 
-__all__ = ["Order", "Place", "Run", "Steps", "order_since", "visible_stop"]
+__all__ = ["Order", "Place", "Run", "Steps", "extended", "order_since", "visible_stop"]
 
 Order = tuple[int, ...]
 """For each entry of the batch the one that it was before."""
@@ -107,14 +107,7 @@ class Run:
         if not place.grows:
             return
         first, self.kv_len = place.base + place.known, place.base + place.stop
-        room = self.keys.shape[-2]
-        if room < self.kv_len:
-            # Half as much again each time, so that all copies together cost what the keys do.
-            more = max(64, self.kv_len // 2)
-            larger = empty((*key.shape[:-2], self.kv_len + more, key.shape[-1]), self.keys)
-            larger[..., :first, :] = self.keys[..., :first, :]
-            self.keys = larger
-        self.keys[..., first : self.kv_len, :] = key[..., place.known : place.stop, :]
+        self.keys = extended(self.keys, first, key[..., place.known : place.stop, :], empty)
 
 
 class Steps:
@@ -270,6 +263,28 @@ class Steps:
         alike = (recent == key[..., -1:, :]).all(-1)
         places = alike.reshape(-1, alike.shape[-1]).all(0).flip(0).nonzero().flatten()
         return [1 + place for place in cast(list[int], places.tolist())]
+
+
+def extended(
+    kept: Tensor, first: int, more: Tensor, empty: Callable[[Sequence[int], Tensor], Tensor]
+) -> Tensor:
+    """What is kept of each key, with more from a column on; there may be room behind it.
+
+    Args:
+        kept: (..., num_kv_heads, room, dim).
+        first: the column.
+        more: (..., num_kv_heads, columns, dim).
+        empty: gives room of a shape for what is like a tensor.
+    """
+    stop = first + more.shape[-2]
+    if kept.shape[-2] < stop:
+        # Half as much again each time, so that all copies together cost what the keys do.
+        room = stop + max(64, stop // 2)
+        larger = empty((*more.shape[:-2], room, more.shape[-1]), kept)
+        larger[..., :first, :] = kept[..., :first, :]
+        kept = larger
+    kept[..., first:stop, :] = more
+    return kept
 
 
 def order_since(place: int, orders: Sequence[tuple[int, Order]]) -> Order | None:

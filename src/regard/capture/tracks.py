@@ -12,6 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from regard.capture.axes import Axes
 from regard.capture.contractions import Product
+from regard.capture.meetings import Meeting
 from regard.capture.score_steps import Step
 from regard.matrix import AttentionMatrix
 
@@ -86,6 +87,7 @@ class Finding:
 
     name: str
     matrix: AttentionMatrix
+    meeting: Meeting | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ class Weights:
             product; None where nobody knows.
         finding: their attention.
         short: whether rows sum to less than 1, as a sink has taken its share.
+        meeting: with their value; None where nobody can tell which value is whose.
     """
 
     normal: int
@@ -112,6 +115,7 @@ class Weights:
     powers: tuple[Scores, Axes] | None = None
     finding: Finding | None = None
     short: bool = False
+    meeting: Meeting | None = None
 
 
 @dataclass(frozen=True, slots=True)

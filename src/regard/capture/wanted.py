@@ -24,6 +24,7 @@ class Wanted:
         heads: which heads; None: all.
         queries: which queries, a slice without a step.
         reductions: what to ask while the model runs, instead of keeping query and key.
+        values: whether to keep the value of each attention beside its query and key.
         device: where to keep it; None: where the model has it.
 
     Example:
@@ -38,6 +39,7 @@ class Wanted:
     queries: slice = field(default_factory=lambda: slice(None))
     reductions: tuple[Reduction, ...] = ()
     device: torch.device | None = None
+    values: bool = False
 
     @classmethod
     def of(
@@ -46,7 +48,7 @@ class Wanted:
         layers: Iterable[str | int] | None = None,
         heads: Iterable[int] | slice | None = None,
         queries: slice | None = None,
-        keep: Literal["qk"] | Sequence[Reduction] = "qk",
+        keep: Literal["qk", "qkv"] | Sequence[Reduction] = "qk",
         device: torch.device | str | None = None,
         modules: Collection[str] = (),
     ) -> "Wanted":
@@ -56,7 +58,7 @@ class Wanted:
             layers: names of modules, places in the order they run, or both.
             heads: indices or a slice.
             queries: a slice of positions.
-            keep: "qk", or reductions.
+            keep: "qk", "qkv", or reductions.
             device: where to keep it.
             modules: the names that attention can have in this model.
 
@@ -70,8 +72,9 @@ class Wanted:
             places,
             None if heads is None else _heads(heads),
             slice(None) if queries is None else _queries(queries),
-            () if keep == "qk" else _reductions(keep),
+            () if keep in ("qk", "qkv") else _reductions(keep),
             None if device is None else _device(device),
+            keep == "qkv",
         )
 
     def has_layer(self, name: str, place: int) -> bool:
@@ -185,8 +188,8 @@ def _ends(queries: slice) -> tuple[object, object, object]:
 
 
 def _reductions(keep: object) -> tuple[Reduction, ...]:
-    remedy = 'Pass keep="qk", or for example keep=[TopK(8), Entropy()].'
-    items = _items("keep", keep, 'it takes "qk" or a list of reductions', remedy)
+    remedy = 'Pass keep="qk" or "qkv", or for example keep=[TopK(8), Entropy()].'
+    items = _items("keep", keep, 'it takes "qk", "qkv" or a list of reductions', remedy)
     check_reductions("keep=", items)
     return cast(tuple[Reduction, ...], tuple(items))
 

@@ -14,6 +14,7 @@ from regard.capture.calls import NESTED, fused_calls
 from regard.capture.flex_calls import AFTER_FLEX_ATTENTION, FLEX_ATTENTION, FlexCalls
 from regard.capture.handwritten import Handwritten
 from regard.capture.keeping import Keeper
+from regard.capture.values import TakeValue
 from regard.capture.wanted import Wanted
 from regard.errors import RegardError
 from regard.linear_maps import LinearMap, watched_products
@@ -32,7 +33,7 @@ def observe(
     layers: Iterable[str | int] | None = None,
     heads: Iterable[int] | slice | None = None,
     queries: slice | None = None,
-    keep: Literal["qk"] | Sequence[Reduction] = "qk",
+    keep: Literal["qk", "qkv"] | Sequence[Reduction] = "qk",
     device: torch.device | str | None = None,
     path: str | PathLike[str] | None = None,
     progress: Callable[[int], None] | None = None,
@@ -54,9 +55,10 @@ def observe(
         layers: which to keep: names of modules, or places in the order they run; all when left out.
         heads: which to keep: indices or a slice; all when left out.
         queries: which to keep, a slice of positions, ``slice(-64, None)``; all when left out.
-        keep: "qk", all of query and key; or reductions, ``[TopK(8), Entropy()]``, which are asked
-            as the model runs, and nothing but their answers is kept, in ``seen.kept``. Answers that
-            do not join over the calls of a generation, ``Pool``'s, stay apart as ``name[0:10]``.
+        keep: "qk", all of query and key; "qkv", the value too, for ``seen.value(name)``; or
+            reductions, ``[TopK(8), Entropy()]``, which are asked as the model runs, and nothing but
+            their answers is kept, in ``seen.kept``. Answers that do not join over the calls of a
+            generation, ``Pool``'s, stay apart as ``name[0:10]``.
         device: where to keep it; where the model has it when left out.
         path: of a file to keep it in, layer by layer, instead of memory. For tokens in it, set
             ``seen.query_tokens`` and ``seen.key_tokens`` before the block ends.
@@ -184,19 +186,25 @@ class _Watch:
         return tell
 
     def _fused(self, operation: Operation) -> None:
-        call = self._calls[operation.func]
+        call, args, kwargs = self._calls[operation.func], operation.args, operation.kwargs
+        batched = operation.local("multi_head_attention_forward", "is_batched")
 
         def read() -> AttentionMatrix:
             one_query = operation.local("sdpa_attention_forward", "q_length") == 1
-            args, kwargs = operation.args, operation.kwargs
             matrix = call.matrix(args, kwargs, one_query=one_query, padded_to=self._padded_to)
-            batched = operation.local("multi_head_attention_forward", "is_batched")
             return matrix[0] if batched is False and matrix.ndim == 4 else matrix
 
-        self._keep(operation, read, call.inside)
+        def value() -> Tensor:
+            value = call.value(args, kwargs, padded_to=self._padded_to)
+            return value[0] if batched is False and value.ndim == 4 else value
+
+        self._keep(operation, read, value, call.inside)
 
     def _flexible(self, operation: Operation) -> None:
-        self._keep(operation, lambda: self._flex.of_operation(operation))
+        flex = self._flex
+        self._keep(
+            operation, lambda: flex.of_operation(operation), lambda: flex.value_of(operation)
+        )
 
     def _without_padding(self, operation: Operation) -> None:
         """nn.TransformerEncoder leaves out the padding: how much there was is known only here."""
@@ -210,9 +218,12 @@ class _Watch:
 
     def _after_flexible(self, operation: Operation) -> None:
         if self._flex.precedes(operation):
-            self._keep(operation, lambda: self._flex.of_transformers(operation))
+            flex = self._flex
+            self._keep(
+                operation, lambda: flex.of_transformers(operation), lambda: flex.value_of(operation)
+            )
 
-    def product(self, matrix: LinearMap, multiply: Callable[[], Tensor]) -> Tensor:
+    def product(self, matrix: LinearMap, value: Tensor, multiply: Callable[[], Tensor]) -> Tensor:
         """regard's own ``A @ value``: kept as it is, whichever operations run it."""
         self.close()
         outer, self._multiplying = self._multiplying, True
@@ -223,11 +234,15 @@ class _Watch:
             self._multiplying = outer
         if isinstance(matrix, AttentionMatrix) and not in_backward():
             operation = Operation(torch.matmul, (), {}, output, self._names)
-            self._keep(operation, lambda: matrix)
+            self._keep(operation, lambda: matrix, lambda: value)
         return output
 
     def _keep(
-        self, operation: Operation, read: Callable[[], AttentionMatrix | None], inside: str = ""
+        self,
+        operation: Operation,
+        read: Callable[[], AttentionMatrix | None],
+        value: Callable[[], Tensor],
+        inside: str = "",
     ) -> None:
         """Keep what was attended to; what cannot be kept is said when the block ends."""
         name = None if self._multiplying else operation.caller().module
@@ -240,19 +255,21 @@ class _Watch:
         try:
             with apart():
                 matrix = read()
-                if matrix is not None:
-                    self._keeper.take(name, matrix)
+                take_value = None if matrix is None else self._keeper.take(name, matrix)
+                if take_value is not None:
+                    take_value(value())
         except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
             self._fail(name, cause)
 
-    def _take_handwritten(self, name: str, matrix: AttentionMatrix) -> None:
+    def _take_handwritten(self, name: str, matrix: AttentionMatrix) -> TakeValue | None:
         if self._multiplying:
-            return
+            return None
         self.absence.note_attention(name)
         try:
-            self._keeper.take(name, matrix)
+            return self._keeper.take(name, matrix)
         except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
             self._fail(name, cause)
+            return None
 
     def _fail(self, name: str, cause: Exception) -> None:
         said = isinstance(cause, TypeError | ValueError | RuntimeError | MemoryError)

@@ -34,6 +34,13 @@ Answers = Annotated[
         "and a picture of each head, asked as the model runs.",
     ),
 ]
+Values = Annotated[
+    bool,
+    typer.Option(
+        "--values",
+        help="Keep the value of each layer, too: weights times values are its output.",
+    ),
+]
 Last = Annotated[
     int | None,
     typer.Option(
@@ -48,11 +55,17 @@ def record(
     model: Model = DEFAULT_MODEL,
     output: Run = Path("run.safetensors"),
     answers: Answers = False,
+    values: Values = False,
     last: Last = None,
     as_json: AsJson = False,
 ) -> None:
     """Keep what a model attends to when it reads a text, as one file."""
     check_output(output)
+    if answers and values:
+        raise ValueError(
+            "--answers and --values are both there; with answers no values are kept.\n"
+            "    Leave out one of them."
+        )
     words = check_text(given_text(text, file))
     with progress() as tell:
         tell(f"loading {model}")
@@ -63,7 +76,7 @@ def record(
 
         seen = pretrained.observe(
             words,
-            keep=_ANSWERS if answers else "qk",
+            keep=_ANSWERS if answers else "qkv" if values else "qk",
             queries=None if last is None else slice(-last, None),
             path=output,
             progress=told,
@@ -75,7 +88,7 @@ def record(
 
 
 def _as_text(seen: Recording, output: Path) -> str:
-    kept = "answers" if seen.kept else "query and key"
+    kept = {"answers": "answers", "qk": "query and key", "qkv": "query, key and value"}[_kept(seen)]
     size = f"{output.stat().st_size / 1e6:,.1f} MB"
     lengths = f"{len(seen.key_tokens or ()):,} tokens · {len(seen)} layers"
     name = visible(str(output))
@@ -84,6 +97,12 @@ def _as_text(seen: Recording, output: Path) -> str:
         f"{name}   {size}; open it with regard.load({str(output)!r})\n"
         + ("" if seen.kept else f"    regard segments {name} {_parts(seen)}\n")
     )
+
+
+def _kept(seen: Recording) -> str:
+    if seen.kept:
+        return "answers"
+    return "qk" if seen.layers[0].value is None else "qkv"
 
 
 def _parts(seen: Recording) -> str:
@@ -97,7 +116,7 @@ def _as_json(seen: Recording, output: Path) -> dict[str, object]:
         "model": seen.model,
         "tokens": len(seen.key_tokens or ()),
         "layers": {name: list(shape) for name, shape in seen.shapes.items()},
-        "kept": "answers" if seen.kept else "qk",
+        "kept": _kept(seen),
         "path": str(output),
         "bytes": output.stat().st_size,
     }

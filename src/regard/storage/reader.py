@@ -19,7 +19,7 @@ from regard.layers import Answers, Layer, Origin, Queries
 from regard.matrix import AttentionMatrix
 from regard.ranking import Top
 from regard.scores import Given
-from regard.storage.plain import answers_of, matrix_of
+from regard.storage.plain import Take, answers_of, matrix_of
 from regard.storage.writer import FORMAT, KEY
 from regard.tokens import Token
 
@@ -139,10 +139,11 @@ def _layer(path: Path, plain: Any, tensors: dict[str, Tensor]) -> Layer:
         answers = answers_of(plain["answers"], shape, take)
         origin = _origin(plain["origin"], shape)
         queries = _queries(plain.get("queries"), shape)  # files of before it was kept have none
+        value = _value(plain.get("value"), shape, take)
     except _WRONG as error:
         raise ValueError(f"layer {name!r}: {_reason(error)}") from error
     check = _Check(path, name, held, shape, matrix, answers)
-    return Layer(name, shape, matrix, answers, origin, check, queries)
+    return Layer(name, shape, matrix, answers, origin, check, queries, value)
 
 
 def _origin(plain: Any, shape: torch.Size) -> Origin | None:
@@ -163,6 +164,18 @@ def _queries(plain: Any, shape: torch.Size) -> Queries | None:
     if start + shape[-2] > ran:
         raise ValueError(f"queries {start} to {start + shape[-2]} of {ran}")
     return Queries(start, ran)
+
+
+def _value(plain: Any, shape: torch.Size, take: Take) -> Tensor | None:
+    if plain is None:
+        return None
+    value = take(plain)
+    fits = value.ndim == len(shape) and value.is_floating_point() and value.numel() > 0
+    if not fits or (value.shape[:-3], value.shape[-2]) != (shape[:-3], shape[-1]):
+        raise ValueError(f"a value of shape {tuple(value.shape)} for one of {tuple(shape)}")
+    if len(shape) > 2 and shape[-3] % value.shape[-3]:
+        raise ValueError(f"a value of {value.shape[-3]} heads for {shape[-3]}")
+    return value
 
 
 def _whole_number(plain: object) -> int:

@@ -288,6 +288,7 @@ def _plain_layer(layer: Layer, pending: dict[str, Tensor]) -> Plain:
             "queries": layer.queries,
             "matrix": None if layer.matrix is None else plain_matrix(layer.matrix, put),
             "answers": plain_answers(layer.answers, put),
+            "value": None if layer.value is None else put("value", layer.value),
         }
     except RegardError as error:
         raise RegardError(f"layer {layer.name!r} cannot be saved: {error}") from error
