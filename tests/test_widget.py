@@ -52,12 +52,11 @@ def asked(question: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor]]
     with Answers(recording()) as answers:
         content, arrays = reply(answers, {"id": 1, **question}, lambda: True) or ({}, [])
     assert content.pop("id") == 1
-    kinds = {"values": torch.float32, "mask": torch.uint8}
-    names = content.pop("arrays", [])
+    kinds = (torch.float32, torch.uint8)  # values, and the mask of a row
     json.dumps(content, allow_nan=False)
     return content, [
-        torch.frombuffer(bytearray(data), dtype=kinds[name])
-        for name, data in zip(names, arrays, strict=True)
+        torch.frombuffer(bytearray(data), dtype=kind)
+        for data, kind in zip(arrays, kinds, strict=False)
     ]
 
 
@@ -98,7 +97,7 @@ def test_a_small_head_has_no_progress_to_make() -> None:
 
 def test_steps_are_those_of_the_strongest_keys() -> None:
     question = {"kind": "steps", **HEAD, "query": 6, "by": "weight", "start": 0, "count": 2}
-    steps = asked(question)[0]["steps"]
+    steps = asked(question)[0]
     top = recording()[1].topk(2)
     assert [row["key"] for row in steps["rows"]] == top.indices[0, 1, 6].tolist()
 
@@ -127,23 +126,23 @@ def test_heads_have_their_kinds() -> None:
             id="no such layer",
         ),
         pytest.param(
-            {"kind": "row", "layer": "0", "head": 0, "query": 0},
-            "layer is '0'; it must be a whole number from 0 on.",
+            {"kind": "row", "layer": "first", "head": 0, "query": 0},
+            "layer is 'first'; it must be a whole number.",
             id="text",
         ),
         pytest.param(
-            {"kind": "row", "layer": True, "head": 0, "query": 0},
-            "layer is True; it must be a whole number from 0 on.",
-            id="truth value",
+            {"kind": "row", "layer": None, "head": 0, "query": 0},
+            "layer is 'null'; it must be a whole number.",
+            id="nothing said",
         ),
         pytest.param(
             {"kind": "segments", "layer": -1, "head": 0},
-            "layer is -1; it must be a whole number from 0 on.",
+            "layer is '-1'; it must be a whole number.",
             id="below 0",
         ),
         pytest.param(
             {"kind": "segments", "layer": 0, "head": 5, "queries": [[0, 1]], "keys": [[0, 1]]},
-            "index 5 is out of range for axis 0 of length 2.",
+            "head is 5; it must be from 0 to 1.",
             id="segments of no such head",
         ),
         pytest.param(
@@ -155,7 +154,7 @@ def test_heads_have_their_kinds() -> None:
         pytest.param({}, "kind is None; nothing of that kind is known.", id="nothing"),
         pytest.param(
             {"kind": "steps", **HEAD, "query": 0, "by": "name"},
-            "by is 'name'; it must be 'weight' or 'position'.",
+            "by is 'name'; it must be weight or position.",
             id="order",
         ),
         pytest.param(
@@ -165,7 +164,7 @@ def test_heads_have_their_kinds() -> None:
         ),
         pytest.param(
             {"kind": "segments", **HEAD, "queries": 3, "keys": [[0, 7]]},
-            "queries is 3; each must be [first token, one past the last].",
+            "queries must be 1 to 200 parts, each [first token, one past the last].",
             id="no spans",
         ),
     ],
@@ -185,7 +184,7 @@ def test_an_answer_carries_the_id_of_its_question(
 ) -> None:
     widget.take(None, {"id": ["view", 7], "kind": "column", **HEAD, "key": 0}, [])
     content, buffers = sent.get(timeout=60)
-    assert content == {"id": ["view", 7], "arrays": ["values"]}
+    assert content == {"id": ["view", 7]}
     assert len(buffers[0]) == 7 * 4
 
 

@@ -13,13 +13,11 @@ import socket
 import webbrowser
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict
 from errno import EADDRINUSE
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -27,20 +25,18 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from torch import Tensor
 
 from regard.characters import visible
 from regard.errors import RegardError
 from regard.loading import load
 from regard.recording import Recording
-from regard.see.answers import Answers, Gone, Which
+from regard.see.answers import Answers, Gone
 from regard.see.asked import Asked
 from regard.see.desk import Answer, Busy, Desk
 from regard.see.guard import Guard
-from regard.see.manifest import live_layers, manifest, told
+from regard.see.manifest import live_layers, manifest
 from regard.see.packing import memory
-from regard.see.pyramid import Place
-from regard.see.query_steps import KeysAsked
+from regard.see.questions import LONG, QUICK, WRONG, Question, Told, which_head
 from regard.see.template import filled_template, json_block
 
 __all__ = ["application", "serve"]
@@ -48,11 +44,6 @@ __all__ = ["application", "serve"]
 MIB = 2**20
 _LOOK_AGAIN = 0.1  # seconds
 _LEFT = 499  # what nginx calls a client that has closed its request
-_MOST_KEYS = 1000
-_WRONG = (ValueError, TypeError, IndexError, RegardError)
-
-Wanted = Callable[[], bool]
-Question = Callable[[Answers, Asked, Wanted], Answer]
 
 
 def application(
@@ -100,8 +91,8 @@ def application(
         return Route(f"/api/{name}", partial(_endpoint, answers, desk, question), methods=["GET"])
 
     routes = [Route("/", index, methods=["GET"])]
-    routes += [route(name, question, quick) for name, question in _QUICK.items()]
-    routes += [route(name, question, long) for name, question in _LONG.items()]
+    routes += [route(name, question, quick) for name, question in QUICK.items()]
+    routes += [route(name, question, long) for name, question in LONG.items()]
     return Starlette(
         routes=routes,
         middleware=[Middleware(Guard, token=token, changed=changed)],
@@ -191,79 +182,15 @@ def _is_another(path: Path, found: tuple[int, ...]) -> bool:
         return True
 
 
-# Questions
-
-
-def _row(answers: Answers, asked: Asked, wanted: Wanted) -> Answer:
-    row = answers.row(_which(asked), asked.whole("query"), wanted=wanted)
-    return _bytes(_float32(row.values) + memory(row.mask.to(torch.uint8)))
-
-
-def _column(answers: Answers, asked: Asked, wanted: Wanted) -> Answer:
-    return _bytes(_float32(answers.column(_which(asked), asked.whole("key"), wanted=wanted)))
-
-
-def _tile(answers: Answers, asked: Asked, wanted: Wanted) -> Answer:
-    level, row, column = (asked.whole(name) for name in ("level", "row", "column"))
-    place = Place(level, row, column, asked.flag("by_row"))
-    tile = answers.tile(_which(asked), place, wanted=wanted)
-    height, width = tile.values.shape
-    headers = {"X-Height": str(height), "X-Width": str(width), "X-Exact": str(int(tile.exact))}
-    if tile.sampled is not None:
-        headers["X-Sampled"] = str(tile.sampled)
-    content = _float32(tile.values)
-    return Answer(content, "application/octet-stream", headers, final=tile.exact)
-
-
-def _progress(answers: Answers, asked: Asked, _: Wanted) -> Answer:
-    asked.flag("by_row")  # one pass serves both
-    return _json(asdict(answers.progress(_which(asked))), final=False)
-
-
-def _steps(answers: Answers, asked: Asked, _: Wanted) -> Answer:
-    by = asked.one_of("by", ("weight", "position"))
-    keys = KeysAsked(by, asked.whole("start"), asked.whole("count", most=_MOST_KEYS))
-    return _json(asdict(answers.steps(_which(asked), asked.whole("query"), keys)))
-
-
-def _segments(answers: Answers, asked: Asked, _: Wanted) -> Answer:
-    shares = answers.segments(_which(asked), asked.spans("queries"), asked.spans("keys"))
-    return _bytes(_float32(shares))
-
-
-def _overview(answers: Answers, asked: Asked, _: Wanted) -> Answer:
-    return _json({"overview": answers.overview(asked.whole("layer"))})
-
-
-def _heads(answers: Answers, _: Asked, __: Wanted) -> Answer:
-    return _json({"heads": told(answers.heads())})
-
-
-_QUICK: dict[str, Question] = {
-    "row": _row,
-    "column": _column,
-    "tile": _tile,
-    "progress": _progress,
-    "steps": _steps,
-}
-_LONG: dict[str, Question] = {"segments": _segments, "overview": _overview, "heads": _heads}
-
-
-def _which(asked: Asked) -> Which:
-    return Which(asked.whole("layer"), asked.whole("head"), asked.flag("hidden"))
-
-
-def _float32(values: Tensor) -> bytes:
-    return memory(values.float())
-
-
-def _bytes(content: bytes) -> Answer:
-    return Answer(content, "application/octet-stream", final=True)
-
-
-def _json(value: object, *, final: bool = True) -> Answer:
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return Answer(text.encode(), "application/json", final=final)
+def _sent(told: Told) -> Answer:
+    """Arrays one after the other, with what they are in headers; what has none as JSON."""
+    if not told.arrays:
+        text = json.dumps(told.content, allow_nan=False, separators=(",", ":"))
+        return Answer(text.encode(), "application/json", final=told.final)
+    known = {name: value for name, value in told.content.items() if value is not None}
+    headers = {f"X-{name.title()}": str(int(value)) for name, value in known.items()}
+    content = b"".join(memory(array) for array in told.arrays)
+    return Answer(content, "application/octet-stream", headers, final=told.final)
 
 
 # One request
@@ -279,7 +206,7 @@ async def _endpoint(answers: Answers, desk: Desk, question: Question, request: R
             return Response(status_code=_LEFT)
         answer = answering.result()
         return Response(answer.content, headers=answer.headers, media_type=answer.kind)
-    except _WRONG as error:
+    except WRONG as error:
         return PlainTextResponse(str(error).partition("\n")[0], 400)
     except Busy:
         return PlainTextResponse("too much is asked at once; ask again in a moment.", 503)
@@ -293,17 +220,20 @@ async def _endpoint(answers: Answers, desk: Desk, question: Question, request: R
 async def _answer(
     answers: Answers, desk: Desk, question: Question, asked: Asked, request: Request
 ) -> Answer:
-    if question is _column:
+    if question is QUICK["column"]:
         await _until_rows_are_known(answers, desk, asked)
     key = (request.url.path, asked.key)
-    return await desk.ask(key, lambda wanted: question(answers, asked, wanted))
+    return await desk.ask(key, lambda wanted: _sent(question(answers, asked, wanted)))
 
 
 async def _until_rows_are_known(answers: Answers, desk: Desk, asked: Asked) -> None:
     """Waits here and not in a thread, of which there are few."""
-    key = ("waits", _which(asked))
+    which = which_head(asked)
+    progress = QUICK["progress"]
     while True:
-        answer = await desk.ask(key, lambda wanted: _progress(answers, asked, wanted))
+        answer = await desk.ask(
+            ("waits", which), lambda wanted: _sent(progress(answers, asked, wanted))
+        )
         if json.loads(answer.content)["done"] == 1:
             return
         await asyncio.sleep(_LOOK_AGAIN)

@@ -9,7 +9,6 @@
  * @typedef {object} Reply
  * @property {number} id of the question
  * @property {string} [error] a sentence, instead of everything else
- * @property {string[]} arrays what the buffers are
  * @property {ArrayBuffer[]} buffers
  */
 
@@ -48,7 +47,7 @@ export class Framed {
    * @returns {Promise<Numbers>}
    */
   async tile(head, { level, row, column, byRow }, signal = new AbortController().signal) {
-    const question = { kind: "tile", ...head, level, row, column, byRow };
+    const question = { kind: "tile", ...head, level, row, column, by_row: byRow };
     const { buffers, height, width, exact, sampled } = await this.ask(question, signal);
     return { values: new Float32Array(buffers[0]), height, width, exact, sampled: sampled ?? undefined };
   }
@@ -58,7 +57,7 @@ export class Framed {
    * @returns {Promise<{done: number, seconds: number | null}>}
    */
   async progress(head, byRow) {
-    return this.ask({ kind: "progress", ...head, byRow });
+    return this.ask({ kind: "progress", ...head, by_row: byRow });
   }
 
   /**
@@ -66,7 +65,7 @@ export class Framed {
    * @returns {Promise<import("./row_steps.js").Steps>}
    */
   async steps(head, query, keys) {
-    return (await this.ask({ kind: "steps", ...head, query, ...keys })).steps;
+    return this.ask({ kind: "steps", ...head, query, ...keys });
   }
 
   /**
