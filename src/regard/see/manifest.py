@@ -46,7 +46,7 @@ class PageLayer:
     kv_len: int
     overview: dict[str, Any] | None = None
     heads: list[dict[str, Any]] | None = None
-    kind: Literal["map", "query-key", "weights", "live"] = "map"
+    kind: Literal["map", "query-key", "weights", "pyramid", "live"] = "map"
     num_kv_heads: int = 0
     head_dim: int = 0
     scale: float = 1.0
@@ -55,6 +55,10 @@ class PageLayer:
     dtype: Literal["float32", "float24", "float16"] = "float32"
     deviation: float = 0.0
     span_heads: int = 0
+    block: int = 1
+    maximum: float = 0.0
+    octaves: float = 0.0
+    strongest: int = 0
 
 
 def page_layers(
@@ -62,35 +66,26 @@ def page_layers(
     heads: Sequence[Head] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[PageLayer]:
-    """Each layer with its small map, and the kinds of its heads where they can be told.
+    """Each layer, with the kinds of its heads where they can be told, for the file's writer.
 
     Args:
         recording: what was seen.
         heads: what ``regard.heads.classify`` said of them; it is asked when left out.
-        progress: called with the steps done and the steps in all.
+        progress: called with the layers done and the layers in all, where it is asked.
 
     Example:
         >>> import torch, regard
         >>> from regard.see.manifest import page_layers
-        >>> A = regard.attend(torch.randn(2, 5, 4), torch.randn(2, 5, 4))
-        >>> page_layers(regard.Recording({"layer": A}))[0].overview["rows"]
-        5
+        >>> even = regard.attend(torch.zeros(4, 1), torch.zeros(4, 1))
+        >>> page_layers(regard.Recording({"layer": even}))[0].heads[0]["kind"]
+        'uniform'
     """
     layers = live_layers(recording)
-    asked = heads is None
-    steps = len(layers) * (1 + asked)
-
-    def tell(done: int) -> None:
-        if progress is not None:
-            progress(done, steps)
-
-    kinds = head_kinds(recording, lambda done, _: tell(done)) if heads is None else told(heads)
-    for place, layer in enumerate(layers):
+    kinds = head_kinds(recording, progress) if heads is None else told(heads)
+    for layer in layers:
         layer.kind = "map"
-        layer.overview = small_map(first_sequence(recording[layer.name]))
         if kinds:
             layer.heads, kinds = kinds[: layer.num_heads], kinds[layer.num_heads :]
-        tell(len(layers) * asked + place + 1)
     return layers
 
 

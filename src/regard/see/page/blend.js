@@ -18,14 +18,15 @@ export class Blend {
 
   /**
    * @param {Which} which @param {number} query @param {AbortSignal} [signal]
-   * @returns {Promise<{values: Float32Array, mask: Uint8Array}>}
+   * @returns {Promise<import("./client.js").Row>}
    */
   async row(which, query, signal) {
     if (!which.terms) return this.source.row(which, query, signal);
     const rows = await all(which, signal, (head, shared) => this.source.row(head, query, shared));
     const mask = new Uint8Array(rows[0].mask.length);
     for (const row of rows) row.mask.forEach((may, key) => (mask[key] |= may));
-    return { values: added(which.terms, rows.map(({ values }) => values)), mask };
+    const values = added(which.terms, rows.map((row) => row.values));
+    return { values, mask, rest: addedRests(rows.map(({ rest }) => rest), which.terms) };
   }
 
   /**
@@ -92,6 +93,21 @@ function headsOf({ hidden, terms, ...head }) {
 function all(which, signal, ask) {
   const shared = signal ?? new AbortController().signal;
   return Promise.all(headsOf(which).map((head) => ask(head, shared)));
+}
+
+/**
+ * What is not known of a sum of rows; undefined where all is known.
+ * @param {(import("./held.js").Rest | undefined)[]} rests @param {{factor: number}[]} terms
+ * @returns {import("./held.js").Rest | undefined}
+ */
+export function addedRests(rests, terms) {
+  if (rests.every((rest) => rest === undefined)) return undefined;
+  const sum = { share: 0, most: 0 };
+  rests.forEach((rest, i) => {
+    sum.share += terms[i].factor * (rest?.share ?? 0);
+    sum.most += Math.abs(terms[i].factor) * (rest?.most ?? 0);
+  });
+  return sum;
 }
 
 /** @param {Term[]} terms @param {Float32Array[]} numbers @returns {Float32Array} */

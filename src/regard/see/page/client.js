@@ -8,6 +8,11 @@
  * @typedef {import("./payload.js").LayerInfo} LayerInfo
  * @typedef {Pick<Question, "layer" | "head" | "hidden">} Head
  *
+ * @typedef {object} Row
+ * @property {Float32Array} values one weight for each key; 0 where it is not known
+ * @property {Uint8Array} mask
+ * @property {import("./held.js").Rest} [rest] of the keys whose weights are not known
+ *
  * @typedef {object} Numbers of a tile
  * @property {Float32Array} values (height, width)
  * @property {number} height
@@ -37,11 +42,10 @@ export class Client {
   /**
    * The weights of one query, and which keys it may attend to.
    * @param {Head} head @param {number} query @param {AbortSignal} [signal]
-   * @returns {Promise<{values: Float32Array, mask: Uint8Array}>}
+   * @returns {Promise<Row>}
    */
   async row(head, query, signal) {
-    const { values, mask } = await this.ask({ kind: "row", ...head, at: query }, signal);
-    return { values: /** @type {Float32Array} */ (values), mask: /** @type {Uint8Array} */ (mask) };
+    return /** @type {Row} */ (await this.ask({ kind: "row", ...head, at: query }, signal));
   }
 
   /**

@@ -55,7 +55,7 @@ function differenceMarks(scale, blocks) {
 const KINDS = {
   linear: "linear",
   log: "log",
-  row: "by row: each query’s highest is full",
+  row: "by row: each row’s highest is full",
 };
 
 /**

@@ -11,11 +11,13 @@ import { Atlas } from "./atlas.js";
 import { Blend } from "./blend.js";
 import { Client } from "./client.js";
 import { differenceRamp, ramp } from "./colours.js";
-import { fittedHeads, isDifference, shown } from "./compare.js";
+import { beside, fittedHeads, isDifference, shown } from "./compare.js";
 import { Controls } from "./controls.js";
 import { engine } from "./engine.js";
 import { Framed } from "./framed.js";
 import { gather } from "./gather.js";
+import { coarsest } from "./held.js";
+import { errorName, meansName } from "./held_words.js";
 import { HeadsView } from "./heads_view.js";
 import { listen } from "./keys.js";
 import { drawLegend } from "./legend.js";
@@ -160,14 +162,13 @@ export class Page {
     const { num_heads, q_len, kv_len } = this.recording.layers[layer];
     const zoom = Math.max(1, state.zoom);
     const head = within(state.head, num_heads);
+    const heads = { ...state, layer, head, ...fittedHeads({ ...state, layer, head }, this.recording.layers) };
     return {
-      ...state,
-      ...fittedHeads({ ...state, layer, head }, this.recording.layers),
+      ...heads,
+      hidden: state.hidden && !this.isHeld(heads),
       // The store asks before there are views.
       view: !this.views || this.views.has(state.view) ? state.view : "map",
-      layer,
       zoom,
-      head,
       query: state.query === null ? null : within(state.query, q_len),
       key: state.key === null ? null : within(state.key, kv_len),
       queryTo: lastOf(state.query, state.queryTo, q_len),
@@ -175,6 +176,13 @@ export class Page {
       row: thousandths(Math.max(0, Math.min(q_len - q_len / zoom, state.row))),
       column: thousandths(Math.max(0, Math.min(kv_len - kv_len / zoom, state.column))),
     };
+  }
+
+  /** Is any of the heads on the stage there as block means only, with its sinks in them? @param {State} state */
+  isHeld(state) {
+    const { layers } = this.recording;
+    const other = state.compare === "beside" && coarsest(beside(state), layers);
+    return Boolean(other || coarsest(shown(state, layers), layers));
   }
 
   /** @param {number} layer @returns {{queries: Token[], keys: Token[]}} */
@@ -274,6 +282,9 @@ export class Page {
     const compared = state.view === "map" && isDifference(shown(state, this.recording.layers));
     let unit = compared ? "points more or less of a query’s attention" : "share of a query’s attention";
     if (size > 1) unit = `${compared ? "points more or less" : "share"} for each ${size} keys`;
+    const held = coarsest(shown(state, this.recording.layers), this.recording.layers);
+    if (state.view === "map" && held)
+      unit += size < held.block ? `: ${meansName(held)}, not finer in this file` : `, ${errorName(held)}`;
     if (kind === "map") unit = "share between blocks of tokens";
     const segments = state.view === "segments";
     if (segments) unit = "share of the attention of a part";

@@ -3,6 +3,7 @@
 import { Axes } from "./axes.js";
 import { TILE } from "./blocks.js";
 import { isDifference } from "./compare.js";
+import { coarsest } from "./held.js";
 import { drawDistances } from "./distances.js";
 import { drawMinimap } from "./minimap.js";
 import { Mosaic, paletteOf, partOf, placesOf } from "./mosaic.js";
@@ -176,7 +177,10 @@ export class MapView {
     const small = smallPicture(this.page, this.which, state.scale === "row", palette);
     const isWhole = this.mosaic.draw(context, frame, part, palette, small, this.info());
     const all = small ?? this.mosaic.painted(this.whole());
-    if (isWhole && part.level === 0 && frame.cellWidth >= NUMBERS) this.drawNumbers(palette(this.info().kv_len));
+    // A mean of a block in each of its cells would look like their weights.
+    const isFine = (coarsest(this.which, this.page.recording.layers)?.block ?? 1) === 1;
+    if (isWhole && isFine && part.level === 0 && frame.cellWidth >= NUMBERS)
+      this.drawNumbers(palette(this.info().kv_len));
     if (state.distances) drawDistances(context, frame, this.page.atlas.diagonal(this.which), look.ink);
     context.restore();
     context.strokeStyle = look.ink.line;

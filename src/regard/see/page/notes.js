@@ -1,5 +1,6 @@
 /** What must be said beside the numbers: rounding, what is left out, what is shown of it. */
 
+import { meansName } from "./held_words.js";
 import { counted, digits } from "./numbers.js";
 
 /**
@@ -13,6 +14,8 @@ export function notes(recording, layer) {
     found.push(
       `Only the small map of this layer is in this file (${info.overview.rows} × ${info.overview.columns} blocks); with all layers it would be too large. Name the layers you want: write_page(recording, path, layers=[${layer}]).`,
     );
+  } else if (info.kind === "pyramid") {
+    found.push(...heldNotes(info, layer));
   } else if (info.dtype && info.dtype !== "float32") {
     const stored = info.kind === "weights" ? "Weights are" : "Queries and keys are";
     const bits = info.dtype === "float16" ? "16" : "24";
@@ -23,4 +26,21 @@ export function notes(recording, layer) {
   if (recording.batch > 1)
     found.push(`The recording holds ${counted(recording.batch, "sequence")}; this is the first.`);
   return found;
+}
+
+/**
+ * What is quantised, what is missing, and how to get it.
+ * @param {import("./payload.js").LayerInfo} info @param {number} layer
+ * @returns {string[]}
+ */
+function heldNotes(info, layer) {
+  const strongest = counted(info.strongest, "strongest key");
+  const rows =
+    info.strongest > 0
+      ? `Of each query it holds the ${strongest} with their exact weights; of the other keys only what they get together.`
+      : "Of single rows it holds nothing.";
+  return [
+    `All of query and key of this layer would make this file too large: it holds ${meansName(info)}, for the map and for who looks at a token. ${rows}`,
+    `Every weight: regard serve, or write the file with layers=[${layer}] or a larger limit. By row, each row of blocks is over its highest mean. Sinks cannot be set aside here.`,
+  ];
 }

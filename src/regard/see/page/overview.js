@@ -101,7 +101,8 @@ export class Overview {
   /** Says which head is pointed at or open. */
   name() {
     const { layer, head } = this.pointed ?? this.store.state;
-    const missing = this.layers[layer].kind === "map" ? ", small map only" : "";
+    const { kind } = this.layers[layer];
+    const missing = kind === "map" ? ", small map only" : kind === "pyramid" ? ", block means only" : "";
     this.caption.textContent = `${this.pointed ? "Open" : "Open now:"} layer ${layer}, head ${head}${missing}`;
     this.canvas.setAttribute(
       "aria-label",

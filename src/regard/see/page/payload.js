@@ -21,8 +21,8 @@
  * @property {number} num_heads
  * @property {number} q_len
  * @property {number} kv_len
- * @property {"query-key" | "weights" | "map" | "live"} kind what is in this file besides the small
- *   map; live: nothing, the page's host is asked
+ * @property {"query-key" | "weights" | "pyramid" | "map" | "live"} kind what is in this file besides
+ *   the small map; pyramid: block means, see held.js; live: nothing, the page's host is asked
  * @property {number} num_kv_heads
  * @property {number} head_dim
  * @property {number} scale
@@ -31,6 +31,10 @@
  * @property {"float32" | "float24" | "float16"} dtype float24: float32 without its last byte
  * @property {number} deviation largest difference of a weight, measured, that dtype brings
  * @property {number} span_heads 0: no mask; 1: one mask for all heads; num_heads: one each
+ * @property {number} block tokens of a block of a pyramid, each way
+ * @property {number} maximum of its means
+ * @property {number} octaves below it that its 255 levels span
+ * @property {number} strongest how many keys of each row are held with their weights
  * @property {SmallNumbers | null} overview null: not told yet, or not here
  * @property {HeadKind[] | null} heads null: their kinds cannot be told
  *
@@ -102,10 +106,7 @@ export function fromBase64(text) {
  */
 export async function unpack(text, dtype, length) {
   const width = { float16: 2, float24: 3, float32: 4, int32: 4 }[dtype];
-  const planes = await inflate(fromBase64(text));
-  if (planes.length !== length * width) {
-    throw new Damaged(`it has ${planes.length} bytes where ${length * width} belong.`);
-  }
+  const planes = await unpackBytes(text, length * width);
   if (width === 2) {
     const table = halfTable();
     return Float32Array.from({ length }, (_, i) => table[planes[i] | (planes[length + i] << 8)]);
@@ -116,6 +117,17 @@ export async function unpack(text, dtype, length) {
       joined[to] = planes[from];
   }
   return dtype === "int32" ? new Int32Array(joined.buffer) : new Float32Array(joined.buffer);
+}
+
+/**
+ * Base64 and deflate.
+ * @param {string} text @param {number} length how many bytes there must be
+ * @returns {Promise<Uint8Array>}
+ */
+export async function unpackBytes(text, length) {
+  const bytes = await inflate(fromBase64(text));
+  if (bytes.length !== length) throw new Damaged(`it has ${bytes.length} bytes where ${length} belong.`);
+  return bytes;
 }
 
 /** @param {Uint8Array<ArrayBuffer>} bytes @returns {Promise<Uint8Array>} */

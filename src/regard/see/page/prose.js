@@ -1,6 +1,7 @@
 /** The text beside the map; the tokens that give or take attention are tinted. */
 
 import { Flow } from "./flow.js";
+import { heldAside } from "./held_words.js";
 import { share } from "./numbers.js";
 
 /**
@@ -65,10 +66,11 @@ export class Prose {
     const looks = side === "looks";
     const weights = looks ? reading.row : reading.column;
     if (!weights || !queries || !keys) return;
+    const aside = heldAside(reading, looks ? "row" : "column", this.page.recording.layers);
     // A tint points at words; on a log scale nearly every word would have one.
     const relative = scale !== "linear";
     const highest = relative ? weights.reduce((a, b) => Math.max(a, b), 0) : 1;
-    this.caption.textContent = `Full tint: ${share(highest)}${relative ? ", the strongest" : ""}`;
+    this.caption.textContent = `Full tint: ${share(highest)}${relative ? ", the strongest" : ""}${aside}`;
     const [tinted, other] = looks ? [keys, queries] : [queries, keys];
     if (other !== tinted) other.clear();
     tinted.tint(weights, highest, this.page.look.ramp);

@@ -12,6 +12,8 @@
  */
 
 import { level } from "./colours.js";
+import { isWhole } from "./held.js";
+import { missing } from "./held_words.js";
 import { counted, digits, share } from "./numbers.js";
 import { parted } from "./parts.js";
 import { ribbons } from "./ribbons.js";
@@ -68,7 +70,7 @@ export class SegmentsView {
         return this.fail(state.pattern ? "Nothing in the text fits the pattern." : "Type a pattern.");
       const heads = this.heads(state);
       if (heads.length === 0)
-        return this.fail("This layer has only its small map in this file, which does not tell parts.");
+        return this.fail(missing(this.page.recording.layers[state.layer], state.layer, "what parts give to each other"));
       const values = await this.mean(heads, asked, state.hidden, asking.signal);
       this.found = { ...asked, values };
       this.draw();
@@ -81,7 +83,7 @@ export class SegmentsView {
   heads({ layer, head, of }) {
     const { q_len, kv_len } = this.page.recording.layers[layer];
     return this.page.recording.layers.flatMap((info, place) => {
-      const alike = info.q_len === q_len && info.kv_len === kv_len && info.kind !== "map";
+      const alike = info.q_len === q_len && info.kv_len === kv_len && isWhole(info);
       if (!alike || (of !== "all" && place !== layer)) return [];
       const all = Array.from({ length: info.num_heads }, (_, one) => ({ layer: place, head: one }));
       return of === "head" ? [all[head]] : all;
@@ -183,7 +185,8 @@ export class SegmentsView {
     const sinks = hidden ? ", without sinks" : "";
     const heads = this.heads(this.page.store.state).length;
     if (of === "head") return `layer ${layer} head ${head}${sinks}`;
-    return `mean over ${counted(heads, "head")} of ${of === "layer" ? `layer ${layer}` : "all layers"}${sinks}`;
+    const all = this.page.recording.layers.every(isWhole) ? "all layers" : "the layers that are here in full";
+    return `mean over ${counted(heads, "head")} of ${of === "layer" ? `layer ${layer}` : all}${sinks}`;
   }
 
   /** @param {KeyboardEvent} event arrows go from cell to cell */

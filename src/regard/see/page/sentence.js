@@ -2,6 +2,8 @@
 
 import { edge } from "./blocks.js";
 import { headsName, isDifference, lessName } from "./compare.js";
+import { coarsest } from "./held.js";
+import { blockAt, heldSentence, heldValue, meansName, strongestBlocks } from "./held_words.js";
 import { counted, digits, full, points, share } from "./numbers.js";
 import { isMaskKnown } from "./softmax.js";
 import { isShortened, named, visible } from "./tokens.js";
@@ -60,16 +62,19 @@ export function textSentence(reading, { queries, keys }, layers) {
   const { hidden, query, key, queryTo, keyTo, row, column } = reading;
   const aside = hidden ? ", the first and the special tokens set aside" : "";
   const [to, by] = [strongest(row), column ? strongest(column) : 0];
+  const held = coarsest(reading, layers);
   const mean = queryTo === null ? "" : `, the mean of ${queryTo - query + 1} queries`;
+  const means = held ? ` (${meansName(held)})` : "";
+  const only = held && !reading.rest ? means : "";
   const looks =
     row[to] > 0
-      ? `${quotedRange(queries, query, queryTo)} looks most at ${quoted(keys, to)}: ${share(row[to])}${mean}`
+      ? `${quotedRange(queries, query, queryTo)} looks most at ${only ? blockAt(to, held?.block ?? 1, row.length).name : quoted(keys, to)}: ${share(row[to])}${mean}${only}`
       : `${quotedRange(queries, query, queryTo)} looks at nothing`;
   const sum = keyTo === null ? "" : ` to these ${keyTo - key + 1} keys together`;
   const looked = !column
     ? ""
     : column[by] > 0
-      ? `; ${quotedRange(keys, key, keyTo)} is looked at most by ${quoted(queries, by)}: ${share(column[by])}${sum}`
+      ? `; ${quotedRange(keys, key, keyTo)} is looked at most by ${held ? blockAt(by, held.block, column.length).name : quoted(queries, by)}: ${share(column[by])}${sum}${means}`
       : `; nobody looks at ${quotedRange(keys, key, keyTo)}`;
   return `${looks}${looked}, ${headsName(reading, layers)}${aside}.`;
 }
@@ -85,7 +90,7 @@ export function sentence(reading, { queries, keys }, layers, isKnown) {
   const [from, to] = [quoted(queries, query), quoted(keys, key)];
   const where = headsName(reading, layers);
   const aside = hidden ? ", the first and the special tokens set aside" : "";
-  if (isDifference(reading) && mask[key]) {
+  if (isDifference(reading) && mask[key] && !coarsest(reading, layers)) {
     const much = `${digits(Math.abs(row[key]) * 100)} percentage points ${row[key] < 0 ? "less" : "more"} of its attention`;
     return `${from} gives ${to} ${much} in ${where} than in ${lessName(reading)}${aside}.`;
   }
@@ -95,6 +100,8 @@ export function sentence(reading, { queries, keys }, layers, isKnown) {
     const verb = !isKnown ? "gives nothing to" : hidden ? "is read without" : "may not attend to";
     return `${from} ${verb} ${to}, ${where}${aside}.`;
   }
+  const held = coarsest(reading, layers);
+  if (held) return heldSentence(reading, held, { from, to, where });
   return `${from} gives ${share(row[key])} of its attention to ${to} (rank ${rank} of ${of}), ${where}${aside}.`;
 }
 
@@ -151,37 +158,56 @@ export class ReadingView {
     const { layers } = this.page.recording;
     this.say(inText ? textSentence(reading, axes, layers) : sentence(reading, axes, layers, isKnown));
     const what = isDifference(reading) ? "difference" : reading.terms ? "mean weight" : "weight";
-    this.value.textContent = inText ? "" : `${what} ${full(reading.row[reading.key])}`;
+    const held = coarsest(reading, layers);
+    const value = held ? heldValue(reading, held) : `${what} ${full(reading.row[reading.key])}`;
+    this.value.textContent = inText ? "" : value;
     this.written = isDifference(reading) ? points : share;
-    this.list(this.looks, `${quoted(axes.queries, reading.query)} looks at`, reading.row, axes.keys, "key");
-    if (reading.column)
-      this.list(
-        this.looked,
-        `${quoted(axes.keys, reading.key)} is looked at by`,
-        reading.column,
-        axes.queries,
-        "query",
-      );
+    const [looks, looked] = [
+      `${quoted(axes.queries, reading.query)} looks at`,
+      `${quoted(axes.keys, reading.key)} is looked at by`,
+    ];
+    if (held && !reading.rest) this.listBlocks(this.looks, looks, reading.row, held);
+    else this.list(this.looks, looks, reading.row, axes.keys, "key", reading.rest);
+    if (reading.column && held) this.listBlocks(this.looked, looked, reading.column, held);
+    else if (reading.column) this.list(this.looked, looked, reading.column, axes.queries, "query");
     this.spell(axes, reading);
   }
 
   /**
    * @param {HTMLElement} table @param {string} caption @param {Float32Array} weights
    * @param {Token[]} tokens @param {"query" | "key"} axis
+   * @param {import("./held.js").Rest} [unknown] weights that are not among these
    */
-  list(table, caption, weights, tokens, axis) {
+  list(table, caption, weights, tokens, axis, unknown) {
     const best = top(weights.map(Math.abs), weights.length === LISTED + 1 ? LISTED + 1 : LISTED);
     const name = document.createElement("caption");
     name.textContent = this.written === share ? caption : `${caption}, in points`;
     const rows = best.map((at) => this.row(at, weights[at], tokens, axis));
     if (rows.length === 0) rows.push(note("nothing"));
-    const rest =
-      weights.reduce((sum, weight) => sum + weight, 0) - best.reduce((sum, at) => sum + weights[at], 0);
+    const known = weights.reduce((sum, weight) => sum + weight, 0) + (unknown?.share ?? 0);
+    const rest = known - best.reduce((sum, at) => sum + weights[at], 0);
     const others = weights.length - best.length;
     if (axis === "key" && others > 0 && best.length >= LISTED)
       rows.push(note(`${counted(others, "other")}`, this.written(this.written === share ? Math.max(0, rest) : rest)));
     const body = document.createElement("tbody");
     body.append(...rows);
+    table.replaceChildren(name, body);
+  }
+
+  /**
+   * @param {HTMLElement} table @param {string} caption @param {Float32Array} means
+   * @param {import("./payload.js").LayerInfo} info
+   */
+  listBlocks(table, caption, means, info) {
+    const name = document.createElement("caption");
+    name.textContent = `${caption} (${meansName(info)})`;
+    const rows = strongestBlocks(means, info, LISTED).map(({ places, mean }) => {
+      const row = note(places, this.written(mean));
+      row.title = full(mean);
+      return row;
+    });
+    const body = document.createElement("tbody");
+    body.append(...(rows.length > 0 ? rows : [note("nothing")]));
     table.replaceChildren(name, body);
   }
 

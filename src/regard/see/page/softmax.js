@@ -3,6 +3,7 @@
  * Sums run in double precision; a row without an allowed key has weights 0.
  */
 
+import { readHeld } from "./held.js";
 import { unpack, Damaged } from "./payload.js";
 
 /**
@@ -17,6 +18,7 @@ import { unpack, Damaged } from "./payload.js";
  * @property {Float32Array | null} query (num_heads, q_len, head_dim)
  * @property {Float32Array | null} key (num_kv_heads, kv_len, head_dim)
  * @property {Float32Array | null} weights (num_heads, q_len, kv_len)
+ * @property {import("./held.js").Held | null} held where neither is in this file
  * @property {Int32Array | null} spans (span_heads, q_len, 2): first allowed key, and the one past the last
  * @property {Uint8Array} sinks (kv_len): 1 where a key is set aside by `hide sinks`
  * @property {Map<string, Rows>} rows by head and by whether sinks are hidden
@@ -46,12 +48,15 @@ export async function readLayer(info, text, sinks) {
     query: null,
     key: null,
     weights: null,
+    held: null,
     spans: null,
     sinks: new Uint8Array(kv_len),
     rows: new Map(),
   };
   for (const position of sinks) layer.sinks[position] = 1;
-  if (info.kind === "weights") {
+  if (info.kind === "pyramid") {
+    layer.held = await readHeld(info, raw);
+  } else if (info.kind === "weights") {
     layer.weights = /** @type {Float32Array} */ (
       await unpack(raw.weights, dtype, num_heads * q_len * kv_len)
     );

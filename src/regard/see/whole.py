@@ -1,0 +1,153 @@
+"""A layer that a page holds in full: query and key, or where they cannot tell it, all weights."""
+
+import math
+import zlib
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from regard.matrix import AttentionMatrix
+from regard.scores import QueryKey
+from regard.see.intervals import IRREGULAR, intervals
+from regard.see.manifest import PageLayer
+from regard.see.packing import packed
+
+__all__ = ["Stored", "embed", "fits_never", "least_size"]
+
+MOST_WEIGHTS = 2**25  # a layer that can only be held as weights is held in memory on the way
+SAMPLED_ROWS = 32
+
+Stored: TypeAlias = Literal["float32", "float24", "float16"]
+"""How numbers are stored; float24 is float32 without its last byte."""
+
+BYTES: dict[Stored, int] = {"float32": 4, "float24": 3, "float16": 2}
+
+
+def fits_never(matrix: AttentionMatrix) -> bool:
+    """Whether query and key cannot tell the weights, and those are too many.
+
+    Args:
+        matrix: (num_heads, q_len, kv_len).
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.see.whole import fits_never
+        >>> fits_never(regard.attend(torch.randn(1, 9, 4), torch.randn(1, 9, 4), softcap=2.0))
+        False
+    """
+    if math.prod(matrix.shape) <= MOST_WEIGHTS:
+        return False
+    return not _is_plain(matrix) or intervals(matrix) is IRREGULAR
+
+
+def least_size(matrix: AttentionMatrix, stored: Stored) -> int:
+    """Never more than what the layer will take: a sign, a mantissa and a little exponent.
+
+    Args:
+        matrix: (num_heads, q_len, kv_len).
+        stored: how its numbers are.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.see.whole import least_size
+        >>> least_size(regard.attend(torch.randn(1, 9, 4), torch.randn(1, 9, 4)), "float16")
+        36
+    """
+    if not isinstance(matrix.source, QueryKey) or not _is_plain(matrix):
+        # Weights may be nearly all zero, and then hundreds of them fit into a byte.
+        return math.prod(matrix.shape) // 512
+    numbers = matrix.source.query.numel() + matrix.source.key.numel()
+    return numbers * BYTES[stored] // 4
+
+
+def embed(layer: PageLayer, matrix: AttentionMatrix, stored: Stored) -> dict[str, str]:
+    """The layer as the page's JSON has it; sets the layer's fields.
+
+    Args:
+        layer: what the page is told of it.
+        matrix: (num_heads, q_len, kv_len), one that fits.
+        stored: how its numbers are.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.see.manifest import live_layers
+        >>> from regard.see.whole import embed
+        >>> A = regard.attend(torch.zeros(1, 3, 2), torch.zeros(1, 3, 2))
+        >>> seen = regard.Recording({"layer": A})
+        >>> sorted(embed(live_layers(seen)[0], seen[0], "float32"))
+        ['key', 'query']
+    """
+    spans = intervals(matrix)
+    source = matrix.source
+    layer.dtype = stored
+    layer.span_heads = 0
+    block: dict[str, str] = {}
+    if isinstance(spans, Tensor):
+        layer.span_heads = spans.shape[0]
+        block["spans"] = packed(spans, zlib.Z_DEFAULT_STRATEGY)
+    if not isinstance(source, QueryKey) or not _is_plain(matrix) or spans is IRREGULAR:
+        layer.kind = "weights"
+        weights = _rounded(_all_weights(matrix), stored)
+        layer.deviation = {"float32": 0.0, "float24": 2**-17, "float16": 2**-12}[stored]
+        return block | {"weights": packed(weights, zlib.Z_DEFAULT_STRATEGY, BYTES[stored])}
+    layer.kind = "query-key"
+    query, query_unit = _in_units(source.query, stored)
+    key, key_unit = _in_units(source.key, stored)
+    layer.num_kv_heads, layer.head_dim = key.shape[-3], key.shape[-1]
+    layer.scale = source.scale * query_unit * key_unit
+    layer.query_unit, layer.key_unit = query_unit, key_unit
+    if stored != "float32":
+        rounded = AttentionMatrix(QueryKey(query.float(), key.float(), layer.scale), matrix.mask)
+        layer.deviation = _deviation(matrix, rounded)
+    # Query and key look like noise: searching them for repetitions finds none and takes long.
+    return block | {
+        "query": packed(query, zlib.Z_HUFFMAN_ONLY, BYTES[stored]),
+        "key": packed(key, zlib.Z_HUFFMAN_ONLY, BYTES[stored]),
+    }
+
+
+def _is_plain(matrix: AttentionMatrix) -> bool:
+    """Whether query, key and scale are all there is to the scores."""
+    source = matrix.source
+    return isinstance(source, QueryKey) and source.bias is None and source.plain
+
+
+def _in_units(tensor: Tensor, stored: Stored) -> tuple[Tensor, float]:
+    """The tensor over a power of two, so that float16 neither overflows nor loses small ones."""
+    if stored != "float16":
+        return _rounded(tensor, stored), 1.0
+    largest = float(tensor.abs().max())
+    unit = 2.0 ** math.floor(math.log2(largest)) if 0 < largest < math.inf else 1.0
+    return _rounded(tensor.double() / unit, stored), unit
+
+
+def _rounded(tensor: Tensor, stored: Stored) -> Tensor:
+    if stored == "float16":
+        return tensor.half()
+    single = tensor.float()
+    if stored == "float32":
+        return single
+    # Half of the byte that is left out, so that what stays is the nearest.
+    nearest = (single.view(torch.int32) + 0x80) & ~0xFF
+    return torch.where(single.isfinite(), nearest.view(torch.float32), single)
+
+
+def _deviation(matrix: AttentionMatrix, rounded: AttentionMatrix) -> float:
+    """The largest difference of a weight, on evenly spaced rows."""
+    step = max(1, matrix.shape[-2] // SAMPLED_ROWS)
+    rows = slice(None, None, step)
+    difference = _weights(matrix, rows).float() - _weights(rounded, rows).float()
+    return float(difference.abs().nan_to_num(0.0).max())
+
+
+def _all_weights(matrix: AttentionMatrix) -> Tensor:
+    length = matrix.shape[-2]
+    step = max(1, 2**22 // matrix.shape[-1])
+    parts = [slice(start, start + step) for start in range(0, length, step)]
+    return torch.cat([_weights(matrix, rows) for rows in parts], dim=-2)
+
+
+def _weights(matrix: AttentionMatrix, rows: slice) -> Tensor:
+    part = matrix[..., rows, :]
+    return part.to_dense() if isinstance(part, AttentionMatrix) else part
