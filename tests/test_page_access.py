@@ -21,7 +21,7 @@ pytestmark = [
 FINDINGS = """async () => {
   const { violations } = await axe.run(document, { resultTypes: ["violations"] });
   const grave = violations.filter(({ impact }) => impact === "serious" || impact === "critical");
-  return grave.map(({ id, help, nodes }) => `${id}: ${help}: ${nodes.map((node) => node.html).join(" ")}`);
+  return grave.map(({ id, help, nodes }) => [id, help, ...nodes.map((node) => node.html)].join(" "));
 }"""
 
 

@@ -1,4 +1,4 @@
-"""Pages whose numbers have fewer bits show the library's cells all the same, and say how far off."""
+"""Pages whose numbers have fewer bits show the library's cells, and say how far off they are."""
 
 from collections.abc import Iterator
 from pathlib import Path
