@@ -243,8 +243,8 @@ def test_the_steps_are_of_one_head_even_where_the_map_is_a_mean(show: Open) -> N
 def test_without_values_it_says_how_to_see_the_output(show: Open) -> None:
     page = opened(show(notebook(), "#view=steps"))
     assert page.inner_text("#view-steps .note") == (
-        "The output, weights times values, is not shown: a recording keeps queries and keys. "
-        "In Python, A.steps(query, value=value) adds it."
+        "The output, weights times values, is not shown: there are no values here. "
+        'observe(model, keep="qkv") keeps them.'
     )
 
 

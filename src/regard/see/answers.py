@@ -17,7 +17,7 @@ from torch import Tensor
 from regard.heads import Head, classify
 from regard.matrix import AttentionMatrix
 from regard.recording import Recording
-from regard.see.manifest import SMALL, first_sequence, small_map, small_numbers
+from regard.see.manifest import SMALL, first_sequence, first_value, small_map, small_numbers
 from regard.see.pyramid import Place, Pyramid, Tile, check_place, checked
 from regard.see.query_steps import KeysAsked, QuerySteps, query_steps
 from regard.see.strips import HeadScores
@@ -233,7 +233,8 @@ class Answers:
             RegardError: the layer has answers only.
         """
         head = self._pyramid(which).head
-        return query_steps(head, checked("query", query, head.shape[0]), part)
+        place = checked("query", query, head.shape[0])
+        return query_steps(head, place, part, self._value(which))
 
     def segments(self, which: Which, queries: Spans, keys: Spans) -> Tensor:
         """How much parts of the queries drew from parts of the keys, (query parts, key parts).
@@ -301,6 +302,15 @@ class Answers:
         """(q_len, kv_len), with its sinks."""
         layer, head = self._checked_head(which)
         return first_sequence(self.recording[layer])[head]
+
+    def _value(self, which: Which) -> Tensor | None:
+        """Of a head, (kv_len, value_dim); None where none was kept."""
+        layer, head = self._checked_head(which)
+        value = self.recording.layers[layer].value
+        if value is None:
+            return None
+        heads, num_heads = first_value(value), first_sequence(self.recording[layer]).shape[0]
+        return heads[head * len(heads) // num_heads]
 
     def _sinks(self, kv_len: int) -> list[int]:
         """The first key and special tokens, as the page's sinksOf has them."""

@@ -15,9 +15,16 @@ from regard.heads import Head
 from regard.matrix import AttentionMatrix
 from regard.recording import Recording
 from regard.see.held import count_of, held, least_bytes_of_rows, most_bytes
-from regard.see.manifest import PageLayer, first_sequence, manifest, page_layers, small_map
+from regard.see.manifest import (
+    PageLayer,
+    first_sequence,
+    first_value,
+    manifest,
+    page_layers,
+    small_map,
+)
 from regard.see.template import filled_template, json_block
-from regard.see.whole import Stored, embed, fits_never, least_size
+from regard.see.whole import Stored, embed, embed_value, fits_never, least_size
 
 __all__ = ["write_page"]
 
@@ -49,7 +56,8 @@ def write_page(
     in their order, get query and key instead while that fits. In the same order those that have
     block means get the exact 8 strongest keys of every row as well, while there is room. A layer
     whose block means do not fit keeps its small map of 32 x 32 blocks. The page says at every
-    number what it is. For fewer heads record fewer: ``regard.observe(model, heads=...)``.
+    number what it is. Last come the values of layers with query and key, where the recording has
+    them. For fewer heads record fewer: ``regard.observe(model, heads=...)``.
 
     Args:
         recording: what was seen.
@@ -139,6 +147,7 @@ def _page(
         else:
             layers[place].overview = small_map(matrices[place])
         tell(asked + done + 1)
+    _add_values(recording, layers, blocks, wanted, room)
     data = [json_block("recording", manifest(recording, layers, title=title, opened=opened))]
     data += [json_block(f"layer-{place}", blocks[place]) for place in sorted(blocks)]
     return filled_template(data)
@@ -210,6 +219,26 @@ def _held(layer: PageLayer, matrix: AttentionMatrix, room: int) -> Block:
         return found.pyramid
     layer.strongest = count_of(matrix.shape)
     return found.pyramid | found.rows
+
+
+def _add_values(
+    recording: Recording,
+    layers: list[PageLayer],
+    blocks: dict[int, Block],
+    wanted: Sequence[int],
+    room: int,
+) -> None:
+    """The value of each layer that is held in full, where the recording has it and it fits."""
+    for place in wanted:
+        layer, value = layers[place], recording.layers[place].value
+        if value is None or layer.kind not in ("query-key", "weights"):
+            continue
+        block = embed_value(layer, first_value(value))
+        if _size(block) > room:
+            layer.value_heads = 0
+            continue
+        room -= _size(block)
+        blocks[place] = blocks[place] | block
 
 
 def _size(block: Block) -> int:

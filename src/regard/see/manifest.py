@@ -20,6 +20,7 @@ __all__ = [
     "SMALL",
     "PageLayer",
     "first_sequence",
+    "first_value",
     "head_kinds",
     "live_layers",
     "manifest",
@@ -59,6 +60,9 @@ class PageLayer:
     maximum: float = 0.0
     octaves: float = 0.0
     strongest: int = 0
+    value_heads: int = 0
+    value_dim: int = 0
+    value_unit: float = 1.0
 
 
 def page_layers(
@@ -208,6 +212,26 @@ def first_sequence(matrix: AttentionMatrix) -> AttentionMatrix:
         mask = matrix.mask
         return AttentionMatrix(source, None if mask is None else _with_head_axis(mask, matrix))
     return matrix
+
+
+def first_value(value: Tensor) -> Tensor:
+    """The value of the first entry of a batch.
+
+    Args:
+        value: (..., num_kv_heads, kv_len, value_dim), or (kv_len, value_dim).
+
+    Returns:
+        (num_kv_heads, kv_len, value_dim).
+
+    Example:
+        >>> import torch
+        >>> from regard.see.manifest import first_value
+        >>> first_value(torch.zeros(3, 2, 5, 4)).shape
+        torch.Size([2, 5, 4])
+    """
+    while value.ndim > 3:
+        value = value[0]
+    return value if value.ndim == 3 else value[None]
 
 
 def _with_head_axis(mask: Mask, matrix: AttentionMatrix) -> Mask:

@@ -1,5 +1,6 @@
 """How one query comes to its weights, for some of its keys: what the page's Steps view shows."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Literal, cast
@@ -54,7 +55,7 @@ class KeyStep:
         allowed: whether the query may attend to it.
         score: what the softmax is given.
         weight: of the key.
-        value: of the key; recordings hold none.
+        value: of the key; None where none was kept.
 
     Example:
         >>> from regard.see.query_steps import KeyStep
@@ -89,7 +90,7 @@ class QuerySteps:
         allowed: to how many of them the query may attend.
         total: of the weights.
         rows: the keys that were asked for.
-        output: the weights times the values; recordings hold none.
+        output: the weights times the values of all keys; None where none were kept.
 
     Example:
         >>> import torch, regard
@@ -113,13 +114,16 @@ class QuerySteps:
     output: Vector | None = None
 
 
-def query_steps(head: HeadScores, query: int, part: KeysAsked) -> QuerySteps:
+def query_steps(
+    head: HeadScores, query: int, part: KeysAsked, value: Tensor | None = None
+) -> QuerySteps:
     """The steps of one query.
 
     Args:
         head: whose query it is; keys that are set aside count as masked.
         query: which row.
         part: which of its keys.
+        value: of every key, (kv_len, value_dim).
 
     Example:
         >>> import torch, regard
@@ -140,15 +144,16 @@ def query_steps(head: HeadScores, query: int, part: KeysAsked) -> QuerySteps:
     box = Box((), row.rows, keys)
     numbers = {name: scores.block(box, cut_whole)[0] for name, scores in parts_of(source)}
     vector: Vector | None = None
-    vectors: list[Vector | None] = [None] * len(chosen)
+    vectors: Sequence[Vector | None] = [None] * len(chosen)
     if isinstance(source, QueryKey):
         vector = tuple(_numbers(source.query[query]))
-        vectors = [tuple(_numbers(each)) for each in source.key[chosen]]
+        vectors = _vectors(source.key[chosen])
     steps = [_finite(numbers.get(name), chosen) for name in _STEPS]
     scores = _finite(score if known else None, chosen)
     places, weights = cast("list[int]", chosen.tolist()), _numbers(weight[chosen])
     may = cast("list[bool]", allowed[chosen].tolist())
-    by_key = zip(places, vectors, *steps, may, scores, weights, strict=True)
+    values = [None] * len(places) if value is None else _vectors(value[chosen])
+    by_key = zip(places, vectors, *steps, may, scores, weights, values, strict=True)
     sink = row.sink()
     return QuerySteps(
         vector=vector,
@@ -160,6 +165,7 @@ def query_steps(head: HeadScores, query: int, part: KeysAsked) -> QuerySteps:
         allowed=int(allowed.sum()),
         total=float(weight.sum()),
         rows=tuple(KeyStep(*each) for each in by_key),
+        output=None if value is None else _vectors(weight[None] @ value.to(weight.dtype))[0],
     )
 
 
@@ -173,6 +179,10 @@ def _chosen(weight: Tensor, part: KeysAsked) -> Tensor:
 
 def _numbers(tensor: Tensor) -> list[float]:
     return cast("list[float]", tensor.tolist())
+
+
+def _vectors(tensor: Tensor) -> list[Vector]:
+    return [tuple(_numbers(each)) for each in tensor]
 
 
 def _finite(numbers: Tensor | None, places: Tensor) -> list[float | None]:

@@ -13,7 +13,7 @@ from regard.see.intervals import IRREGULAR, intervals
 from regard.see.manifest import PageLayer
 from regard.see.packing import packed
 
-__all__ = ["Stored", "embed", "fits_never", "least_size"]
+__all__ = ["Stored", "embed", "embed_value", "fits_never", "least_size"]
 
 MOST_WEIGHTS = 2**25  # a layer that can only be held as weights is held in memory on the way
 SAMPLED_ROWS = 32
@@ -105,6 +105,27 @@ def embed(layer: PageLayer, matrix: AttentionMatrix, stored: Stored) -> dict[str
         "query": packed(query, zlib.Z_HUFFMAN_ONLY, BYTES[stored]),
         "key": packed(key, zlib.Z_HUFFMAN_ONLY, BYTES[stored]),
     }
+
+
+def embed_value(layer: PageLayer, value: Tensor) -> dict[str, str]:
+    """The value of a layer that is held in full, stored as its other numbers; sets its fields.
+
+    Args:
+        layer: what the page is told of it.
+        value: (num_kv_heads, kv_len, value_dim).
+
+    Example:
+        >>> import torch
+        >>> from regard.see.manifest import PageLayer
+        >>> from regard.see.whole import embed_value
+        >>> layer = PageLayer("layer", num_heads=2, q_len=3, kv_len=3)
+        >>> block = embed_value(layer, torch.zeros(1, 3, 4))
+        >>> list(block), layer.value_dim
+        (['value'], 4)
+    """
+    rounded, layer.value_unit = _in_units(value, layer.dtype)
+    layer.value_heads, _, layer.value_dim = value.shape
+    return {"value": packed(rounded, zlib.Z_HUFFMAN_ONLY, BYTES[layer.dtype])}
 
 
 def _is_plain(matrix: AttentionMatrix) -> bool:

@@ -35,6 +35,9 @@
  * @property {number} maximum of its means
  * @property {number} octaves below it that its 255 levels span
  * @property {number} strongest how many keys of each row are held with their weights
+ * @property {number} value_heads 0: there are no values
+ * @property {number} value_dim
+ * @property {number} value_unit the stored value is over this power of two
  * @property {SmallNumbers | null} overview null: not told yet, or not here
  * @property {HeadKind[] | null} heads null: their kinds cannot be told
  *

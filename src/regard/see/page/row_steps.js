@@ -67,8 +67,24 @@ export function rowSteps(layer, which, query, part) {
     allowed: count,
     total,
     rows: chosen(weights, part).map((key) => stepOf(layer, which, vector, key, may(key), weights[key])),
-    output: null,
+    output: outputOf(layer, which.head, weights),
   };
+}
+
+/**
+ * The weights times the values, over all keys.
+ * @param {import("./softmax.js").Layer} layer @param {number} head @param {Float64Array} weights
+ * @returns {Float64Array | null}
+ */
+function outputOf(layer, head, weights) {
+  if (!layer.value) return null;
+  const output = new Float64Array(layer.info.value_dim);
+  for (let key = 0; key < weights.length; key++) {
+    if (weights[key] === 0) continue;
+    const value = /** @type {Float64Array} */ (vectorOf(layer, "value", head, key));
+    for (let d = 0; d < output.length; d++) output[d] += weights[key] * value[d];
+  }
+  return output;
 }
 
 /**
@@ -77,9 +93,10 @@ export function rowSteps(layer, which, query, part) {
  * @returns {Step}
  */
 function stepOf(layer, which, query, at, may, weight) {
-  const { num_heads, num_kv_heads, scale, query_unit, key_unit } = layer.info;
-  const step = { key: at, allowed: may, weight, biased: null, modified: null, capped: null, value: null };
-  const vector = vectorOf(layer, "key", Math.floor((which.head * num_kv_heads) / num_heads), at);
+  const { scale, query_unit, key_unit } = layer.info;
+  const value = vectorOf(layer, "value", which.head, at);
+  const step = { key: at, allowed: may, weight, biased: null, modified: null, capped: null, value };
+  const vector = vectorOf(layer, "key", which.head, at);
   if (!query || !vector) return { ...step, vector, dot: null, scaled: null, score: null };
   const dot = vector.reduce((sum, number, d) => sum + number * query[d], 0);
   const factor = scale / (query_unit * key_unit);
@@ -88,16 +105,22 @@ function stepOf(layer, which, query, at, may, weight) {
 }
 
 /**
- * @param {import("./softmax.js").Layer} layer @param {"query" | "key"} of
- * @param {number} head @param {number} at @returns {Float64Array | null}
+ * @param {import("./softmax.js").Layer} layer @param {"query" | "key" | "value"} of
+ * @param {number} head of the queries, which some keys and values are shared by
+ * @param {number} at @returns {Float64Array | null}
  */
 function vectorOf(layer, of, head, at) {
   const numbers = layer[of];
   if (!numbers) return null;
-  const { head_dim, q_len, kv_len, query_unit, key_unit } = layer.info;
-  const [length, unit] = of === "query" ? [q_len, query_unit] : [kv_len, key_unit];
-  const start = (head * length + at) * head_dim;
-  return Float64Array.from(numbers.subarray(start, start + head_dim), (number) => number * unit);
+  const { num_heads, num_kv_heads, q_len, kv_len, head_dim, value_heads, value_dim } = layer.info;
+  const { query_unit, key_unit, value_unit } = layer.info;
+  const [heads, length, size, unit] = {
+    query: [num_heads, q_len, head_dim, query_unit],
+    key: [num_kv_heads, kv_len, head_dim, key_unit],
+    value: [value_heads, kv_len, value_dim, value_unit],
+  }[of];
+  const start = (Math.floor((head * heads) / num_heads) * length + at) * size;
+  return Float64Array.from(numbers.subarray(start, start + size), (number) => number * unit);
 }
 
 /** @param {Float64Array} weights @param {Part} part @returns {number[]} positions of keys */

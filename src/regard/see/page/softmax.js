@@ -17,6 +17,7 @@ import { unpack, Damaged } from "./payload.js";
  * @property {LayerInfo} info
  * @property {Float32Array | null} query (num_heads, q_len, head_dim)
  * @property {Float32Array | null} key (num_kv_heads, kv_len, head_dim)
+ * @property {Float32Array | null} value (value_heads, kv_len, value_dim)
  * @property {Float32Array | null} weights (num_heads, q_len, kv_len)
  * @property {import("./held.js").Held | null} held where neither is in this file
  * @property {Int32Array | null} spans (span_heads, q_len, 2): first allowed key, and the one past the last
@@ -47,6 +48,7 @@ export async function readLayer(info, text, sinks) {
     info,
     query: null,
     key: null,
+    value: null,
     weights: null,
     held: null,
     spans: null,
@@ -63,6 +65,10 @@ export async function readLayer(info, text, sinks) {
   } else {
     layer.query = /** @type {Float32Array} */ (await unpack(raw.query, dtype, num_heads * q_len * head_dim));
     layer.key = /** @type {Float32Array} */ (await unpack(raw.key, dtype, num_kv_heads * kv_len * head_dim));
+  }
+  if (info.value_heads > 0) {
+    const count = info.value_heads * kv_len * info.value_dim;
+    layer.value = /** @type {Float32Array} */ (await unpack(raw.value, dtype, count));
   }
   if (span_heads > 0)
     layer.spans = /** @type {Int32Array} */ (await unpack(raw.spans, "int32", span_heads * q_len * 2));

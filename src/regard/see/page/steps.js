@@ -7,7 +7,7 @@ import { isWhole } from "./held.js";
 import { missing } from "./held_words.js";
 import { counted, grouped, share } from "./numbers.js";
 import { quoted } from "./sentence.js";
-import { columnsOf, totalOf, written } from "./sums.js";
+import { columnsOf, totalOf, weightedValue, written } from "./sums.js";
 import { named } from "./tokens.js";
 import { FEW, largest, vectorPicture } from "./vectors.js";
 
@@ -29,8 +29,8 @@ const ARROWS = {
   End: [0, 99],
 };
 const NO_VALUES =
-  "The output, weights times values, is not shown: a recording keeps queries and keys. " +
-  "In Python, A.steps(query, value=value) adds it.";
+  "The output, weights times values, is not shown: there are no values here. " +
+  'observe(model, keep="qkv") keeps them.';
 const NO_VECTORS =
   "Of this layer only the weights are known here; a recording that is served keeps every step of most models.";
 
@@ -60,6 +60,7 @@ export class StepsView {
     this.asked = "";
     /** @type {Steps | null} */ this.steps = null;
     this.query = 0;
+    this.highest = { value: 0, share: 0 }; // magnitudes that have the full colour
     this.active = [0, 0]; // row and column of the number that the arrows are on
     this.follow();
   }
@@ -143,6 +144,8 @@ export class StepsView {
     this.heading.textContent = `How ${name} comes to its weights on ${keys}`;
     const columns = columnsOf(steps);
     const highest = largest([steps.vector, ...steps.rows.map(({ vector }) => vector)]);
+    const shares = [steps.output, ...steps.rows.map(weightedValue)];
+    this.highest = { value: largest(steps.rows.map(({ value }) => value)), share: largest(shares) };
     const rows = steps.rows.map((step, i) => this.row(step, i, columns, highest));
     const body = document.createElement("tbody");
     body.append(...rows);
@@ -150,13 +153,17 @@ export class StepsView {
     foot.append(this.last(columns, rows.length));
     this.grid.replaceChildren(this.head(columns, highest), body, foot);
     this.grid.setAttribute("aria-label", this.heading.textContent);
+    this.grid.classList.toggle("with-values", steps.output !== null);
     const rest = steps.keys - steps.rows.length;
     this.more.hidden = rest <= 0;
     this.more.textContent = `${Math.min(FIRST, rest)} more of ${grouped(rest)}`;
     const aside = hidden ? "The first and the special tokens are set aside, as if masked. " : "";
-    const scale = `Vectors of ${steps.vector?.length} numbers: blue below 0, orange above, full at ${written(highest)}. `;
-    const isSeen = (steps.vector?.length ?? 0) > FEW;
-    this.notes.textContent = aside + (isSeen ? scale : "") + (steps.vector ? NO_VALUES : NO_VECTORS);
+    const ends = [aside, coloursText("Vectors", steps.vector, highest)];
+    ends.push(coloursText("Values", steps.output, this.highest.value));
+    ends.push(coloursText("Their shares and the output", steps.output, this.highest.share));
+    if (!steps.vector) ends.push(NO_VECTORS);
+    else if (!steps.output) ends.push(NO_VALUES);
+    this.notes.textContent = ends.join("");
     this.activate([clamp(this.active[0], rows.length), clamp(this.active[1], columns.length - 1)]);
     if (held) this.cell(this.active)?.focus({ preventScroll: true });
     this.mark();
@@ -176,7 +183,11 @@ export class StepsView {
       cell.append(name, vectorPicture(steps.vector, highest, this.page.look.differences, "query vector"));
       row.append(cell);
     }
-    row.append(...columns.map(({ name }) => columnHead(name)));
+    for (const { name } of columns) {
+      const cell = columnHead(name);
+      cell.classList.toggle("of-weight", name === "weight");
+      row.append(cell);
+    }
     head.append(row);
     return head;
   }
@@ -204,7 +215,12 @@ export class StepsView {
       if (step.vector) cell.append(vectorPicture(step.vector, highest, differences, "key vector"));
       row.append(cell);
     }
-    columns.forEach(({ name: column, of }, i) => {
+    columns.forEach(({ name: column, of, vector }, i) => {
+      if (vector) {
+        const full = column === "value" ? this.highest.value : this.highest.share;
+        row.append(this.vectorCell(i, vector(step) ?? [], full, column));
+        return;
+      }
       const cell = numberCell(i, column === "weight" ? share(step.weight) : written(of(step)));
       if (column === "weight") {
         const bar = part("span", "bar-of-weight");
@@ -228,8 +244,23 @@ export class StepsView {
     row.append(name);
     if (this.steps?.vector) row.append(document.createElement("td"));
     const steps = /** @type {Steps} */ (this.steps);
-    row.append(...columns.map(({ name: column }, i) => numberCell(i, totalOf(steps, column).text)));
+    columns.forEach(({ name: column }, i) => {
+      const { text, vector } = totalOf(steps, column);
+      const cell = vector ? this.vectorCell(i, vector, this.highest.share, "output") : numberCell(i, text);
+      cell.classList.toggle("of-weight", column === "weight");
+      row.append(cell);
+    });
     return row;
+  }
+
+  /**
+   * @param {number} column @param {ArrayLike<number>} vector @param {number} highest
+   * @param {string} name for those who do not see it
+   */
+  vectorCell(column, vector, highest, name) {
+    const cell = numberCell(column, "");
+    cell.replaceChildren(vectorPicture(vector, highest, this.page.look.differences, name));
+    return cell;
   }
 
   /** @param {number[]} place @returns {HTMLElement | null} */
@@ -275,7 +306,7 @@ export class StepsView {
   table() {
     if (!this.steps) return [];
     const { keys } = this.page.axes(this.page.store.state.layer);
-    const columns = columnsOf(this.steps);
+    const columns = columnsOf(this.steps).filter(({ vector }) => !vector);
     const rows = this.steps.rows.map((step) => [
       step.key,
       keys[step.key].text,
@@ -296,6 +327,16 @@ function placeOf(event) {
 /** @param {number} value @param {number} last @returns {number} */
 function clamp(value, last) {
   return Math.max(0, Math.min(last, value));
+}
+
+/**
+ * What the colours of vectors say, where they are seen as a picture.
+ * @param {string} what @param {ArrayLike<number> | null} vector one of them
+ * @param {number} highest @returns {string}
+ */
+function coloursText(what, vector, highest) {
+  if (!vector || vector.length <= FEW) return "";
+  return `${what} of ${vector.length} numbers: blue below 0, orange above, full at ${written(highest)}. `;
 }
 
 /** @param {number} column @param {string} text @returns {HTMLTableCellElement} */

@@ -10,9 +10,12 @@ import { digits, grouped, share } from "./numbers.js";
  * @property {string} name
  * @property {(step: Step) => number | boolean | null} of its number
  * @property {(step: Step, names: {query: string, key: string}) => string} sum how it came about
+ * @property {(step: Step) => ArrayLike<number> | null} [vector] what it shows in place of a number
  */
 
 const MOST_TERMS = 6;
+const LISTED = 4; // numbers of a vector that are told
+const WEIGHTED = "weight × value";
 const READABLE = 16; // a larger logsumexp makes sums of exp(score) that nobody reads
 
 /**
@@ -114,7 +117,38 @@ export function columnsOf(steps) {
       of: ({ capped }) => capped,
       sum: (step) => `capped: the softcap makes ${written(step.capped)} of ${before(step)}`,
     });
-  return [...columns, ...maskColumn(steps), ...softmaxColumns(steps)];
+  return [...columns, ...maskColumn(steps), ...softmaxColumns(steps), ...valueColumns(steps)];
+}
+
+/** @param {Steps} steps @returns {Column[]} */
+function valueColumns({ output }) {
+  if (!output) return [];
+  const none = () => null;
+  /** @type {Column} */ const value = {
+    name: "value",
+    of: none,
+    vector: (step) => step.value,
+    sum: (step) => `value = ${listed(step.value ?? [])}`,
+  };
+  /** @type {Column} */ const weighted = {
+    name: WEIGHTED,
+    of: none,
+    vector: weightedValue,
+    sum: (step) =>
+      `${WEIGHTED} = ${share(step.weight)} × ${listed(step.value ?? [])} = ${listed(weightedValue(step))}`,
+  };
+  return [value, weighted];
+}
+
+/** @param {Step} step @returns {number[]} weight × value */
+export function weightedValue({ value, weight }) {
+  return Array.from(value ?? [], (number) => weight * number);
+}
+
+/** @param {ArrayLike<number>} vector @returns {string} its first numbers */
+function listed(vector) {
+  const first = Array.from({ length: Math.min(LISTED, vector.length) }, (_, d) => written(vector[d]));
+  return `(${[...first, ...(vector.length > LISTED ? ["…"] : [])].join(", ")})`;
 }
 
 /** @param {Steps} steps @returns {Column[]} */
@@ -161,12 +195,17 @@ export function scaleText(scale, vector) {
 
 /**
  * The last row: what a column adds up to, over all keys.
- * @param {Steps} steps @param {string} name of the column @returns {{text: string, sum: string}}
+ * @param {Steps} steps @param {string} name of the column
+ * @returns {{text: string, sum: string, vector?: ArrayLike<number>}}
  */
 export function totalOf(steps, name) {
   const of = `over ${steps.keys === 1 ? "its one key" : `all ${grouped(steps.keys)} keys`}`;
   if (name === "weight")
     return { text: share(steps.total), sum: `The weights add up to ${share(steps.total)} ${of}.` };
+  if (steps.output && (name === WEIGHTED || name === "value")) {
+    const sum = `output = the sum of ${WEIGHTED} ${of} = ${listed(steps.output)}`;
+    return name === WEIGHTED ? { text: "", sum, vector: steps.output } : { text: "output", sum };
+  }
   if (!name.startsWith("exp")) return { text: "", sum: "" };
   const total = written(sumOfExponentials(steps));
   const sink = steps.sink === null ? "" : `, with exp(${written(steps.sink)}) of the sink, which is no key`;
