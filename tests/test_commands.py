@@ -61,6 +61,25 @@ def test_a_recording_of_answers_has_no_query_and_key(run: Run, bert: str) -> Non
         seen[0]
 
 
+def test_a_recording_has_the_values_where_they_are_asked_for(run: Run, bert: str) -> None:
+    _, out, _ = run("record", TEXT, "-m", bert, "--values", "--json")
+    seen, expected = regard.load("run.safetensors"), Pretrained.load(bert).observe(TEXT, keep="qkv")
+    assert json.loads(out)["kept"] == "qkv"
+    assert all(torch.equal(seen.value(name), expected.value(name)) for name in expected)
+    _, out, _ = run("record", TEXT, "-m", bert, "--values")
+    assert "query, key and value of each" in out
+
+
+def test_answers_and_values_together_are_refused_before_any_work(run: Run) -> None:
+    code, out, err = run("record", TEXT, "--answers", "--values")
+    assert (code != 0, out) == (True, "")
+    assert err.strip() == (
+        "regard: --answers and --values are both there; with answers no values are kept.\n"
+        "    Leave out one of them."
+    )
+    assert not Path("run.safetensors").exists()
+
+
 def test_a_recording_of_the_last_tokens_has_their_rows(run: Run, bert: str) -> None:
     run("record", TEXT, "-m", bert, "--last", "3")
     seen, expected = regard.load("run.safetensors"), Pretrained.load(bert).observe(TEXT)
