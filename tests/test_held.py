@@ -35,11 +35,11 @@ def matrix_of(
 
 def aligned_means(weights: Tensor, size: int) -> Tensor:
     """(num_heads, rows, columns) of a dense matrix, in float64."""
-    rows = [part.sum(-2) for part in weights.double().split(size, -2)]
-    sums = [part.sum(-1) for part in torch.stack(rows, -2).split(size, -1)]
-    ones = torch.ones_like(weights[0]).split(size, -2)
-    counts = [[part.numel() for part in row.split(size, -1)] for row in ones]
-    return torch.stack(sums, -1) / torch.tensor(counts)
+    down, across = (range(0, length, size) for length in weights.shape[-2:])
+    means = [
+        weights[:, i : i + size, j : j + size].double().mean((1, 2)) for i in down for j in across
+    ]
+    return torch.stack(means, -1).reshape(-1, len(down), len(across))
 
 
 def means_in(text: str, found: Any) -> Tensor:
