@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from transformers import (
     BertConfig,
     BertModel,
-    GptOssConfig,
-    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     T5Config,
@@ -25,6 +23,7 @@ from transformers import (
 import handwritten_ways
 import regard
 import regard.nn
+from architectures import ARCHITECTURES
 from regard.errors import RegardError
 from tiny_models import SIZES
 
@@ -41,15 +40,6 @@ def llama(kind: str = "sdpa") -> LlamaForCausalLM:
 def bert(kind: str) -> BertModel:
     set_seed(0)
     model = BertModel(BertConfig(**SMALL))
-    model.set_attn_implementation(kind)
-    return model.eval()
-
-
-def gpt_oss(kind: str) -> GptOssForCausalLM:
-    set_seed(0)
-    experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size": 40}
-    sizes = {**SMALL, **experts, "num_key_value_heads": 2, "head_dim": 8}
-    model = GptOssForCausalLM(GptOssConfig(**sizes, layer_types=["full_attention"] * 2))
     model.set_attn_implementation(kind)
     return model.eval()
 
@@ -78,7 +68,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], dict[str, Tensor]]
     "llama, grouped, flex": (lambda: llama("flex_attention"), padded, "o_proj"),
     "bert, sdpa": (lambda: bert("sdpa"), padded, "output.dense"),
     "bert, eager": (lambda: bert("eager"), padded, "output.dense"),
-    "gpt-oss, sinks": (lambda: gpt_oss("eager"), padded, "o_proj"),
+    "gpt-oss, sinks": (lambda: ARCHITECTURES["gpt-oss"].build("eager"), padded, "o_proj"),
     "t5": (t5, two_texts, "o"),
 }
 
@@ -122,6 +112,25 @@ def test_weights_times_values_are_the_output_of_the_models_own_attention(
         if output.shape[1] == real.shape[1]:
             output, found = output[real], found[real]  # padding attends to what it likes
         torch.testing.assert_close(found, output, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "name", [name for name, one in ARCHITECTURES.items() if {"sdpa", "eager"} <= {*one.kinds}]
+)
+def test_values_found_by_hand_are_those_that_the_fused_call_was_given(name: str) -> None:
+    found: list[regard.Recording] = []
+    for kind in ("sdpa", "eager"):
+        model = ARCHITECTURES[name].build(kind)
+        with regard.observe(model, keep="qkv") as seen:
+            model(**ARCHITECTURES[name].inputs)
+        found.append(seen)
+    fused, by_hand = found
+    assert list(fused) == list(by_hand)
+    real = slice(0, 1)  # the first entry has no padding, which attends to what it likes
+    for layer in fused:
+        value = by_hand.value(layer)[real]
+        torch.testing.assert_close(value, fused.value(layer)[real], atol=1e-5, rtol=1e-4)
 
 
 @torch.no_grad()
