@@ -26,7 +26,9 @@ export function marks(scale, blocks) {
   const every = powers > 4 ? 2 : 1;
   const all = Array.from({ length: powers + 1 }, (_, i) => powers - i).filter((power) => power % every === 0);
   return all.map((power) => {
-    const short = digits(100 * 10 ** -power).replace(/\.0+$|(\.\d*?)0+$/, "$1");
+    // In percent; a power of ten where digits would take the room of the next mark.
+    const small = `10\u207b${"\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079"[power - 2]}`;
+    const short = power > 4 ? small : digits(100 * 10 ** -power).replace(/\.0+$|(\.\d*?)0+$/, "$1");
     return {
       at: 1 - power / powers,
       text: power === 0 ? "100\u202f%" : power === powers ? `≤\u202f${short}` : short,
