@@ -224,6 +224,16 @@ def test_a_pass_that_fails_is_told_to_whoever_waits(monkeypatch: pytest.MonkeyPa
         answers.column(Which(0, 0), 0)
 
 
+def test_a_pass_that_failed_has_no_progress_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    long_heads(monkeypatch)
+    monkeypatch.setattr(pyramid, "sums", lambda *_: 1 / 0)
+    with Answers(recording(attended(300, 300))) as answers:
+        with pytest.raises(ZeroDivisionError):
+            answers.column(Which(0, 0), 0)
+        with pytest.raises(ZeroDivisionError):
+            answers.progress(Which(0, 0))
+
+
 @pytest.mark.parametrize("question", ["row", "column"])
 def test_what_is_not_wanted_any_more_ends(
     question: str, way: str, monkeypatch: pytest.MonkeyPatch

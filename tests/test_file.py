@@ -405,6 +405,21 @@ def test_a_module_that_breaks_the_rule_is_refused(monkeypatch: pytest.MonkeyPatc
         template._script()
 
 
+def test_an_import_of_what_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = {
+        "main.js": 'import { a, b } from "./other.js";\n',
+        "other.js": "export const a = 1;\n",
+    }
+    monkeypatch.setattr(template, "_source", modules.__getitem__)
+    with pytest.raises(regard.RegardError, match=r"main\.js imports 'b', which other\.js has not"):
+        template._script()
+
+
+def test_letters_are_escaped_so_that_every_expression_reads_them_alike() -> None:
+    assert template._escaped("…", "flow.js") == "\\u2026"
+    assert template._escaped("😀", "flow.js") == "\\ud83d\\ude00"
+
+
 def test_every_module_of_the_page_is_joined() -> None:
     folder = Path(page_file.__file__).parent / "page"
     script = template._script()

@@ -207,7 +207,7 @@ def test_an_address_typed_while_the_last_state_is_being_remembered_wins(show: Op
 
 
 @pytest.mark.parametrize(
-    "wrong", ["#layer=99&head=-1&query=1e9&scale=<b>", "#%00=&&=&query=x", "#zoom=99999"]
+    "wrong", ["#layer=99&head=-1&query=1e9&scale=<b>", "#%00=&&=&query=x", "#zoom=99999", "#constructor=1&__proto__=x&toString=x"]
 )
 def test_a_wrong_address_opens_what_there_is(wrong: str, show: Open) -> None:
     page = show(recorded(), wrong)

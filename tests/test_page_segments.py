@@ -150,3 +150,13 @@ def test_the_numbers_are_saved_as_a_table(show: Open, tmp_path: Path) -> None:
     ]
     weights = recording.segments(SENTENCES).weights[0, 0]
     assert [float(cell) for cell in rows[2][1:]] == pytest.approx(weights[1].tolist(), rel=1e-5)
+
+
+def test_sentences_end_at_full_stops_and_dots_and_nowhere_else(show: Open) -> None:
+    text = "I told you that in 2020 nobody saw 6 of them … . Then you left ."
+    tokens = [regard.Token(f" {word}") for word in text.split(" ")]
+    even = regard.attend(torch.zeros(1, len(tokens), 2), torch.zeros(1, len(tokens), 2))
+    page = show(regard.Recording({"layer": even}, query_tokens=tokens), "#view=segments")
+    page.wait_for_selector("#view-segments td")
+    names = page.locator("#view-segments tbody th").all_inner_texts()
+    assert [name[:8] for name in names] == ["1 I told", "2 .", "3 Then y"]

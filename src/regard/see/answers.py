@@ -212,8 +212,14 @@ class Answers:
         return tile
 
     def progress(self, which: Which) -> Progress:
-        """How far the exact picture of a head is; it is worked on from now on."""
+        """How far the exact picture of a head is; it is worked on from now on.
+
+        Raises:
+            Exception: what ended the work on it.
+        """
         pyramid = self._pyramid(which)
+        if which in self._failures:
+            raise self._failures[which]
         if pyramid.is_small or pyramid.is_done:
             return Progress(1.0, 0.0)
         self._ask_for(which, pyramid)

@@ -51,4 +51,6 @@ def as_recording(
             f"x is {kind_text(x)}; it must be a recording or its path, an AttentionMatrix, or a "
             "tensor of weights.\n    Use torch.as_tensor(x) for an array of weights."
         )
-    return x if tokens is None else x.with_tokens(tokens, key_tokens)
+    if tokens is None and key_tokens is None:
+        return x
+    return x.with_tokens((x.query_tokens or ()) if tokens is None else tokens, key_tokens)

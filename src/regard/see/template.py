@@ -81,7 +81,11 @@ def _escaped(character: str, name: str) -> str:
     """The file is pure ASCII, so no server or editor can misread it."""
     if name.endswith(".html"):
         return f"&#{ord(character)};"
-    return f"\\u{{{ord(character):x}}}" if name.endswith(".js") else f"\\{ord(character):06x}"
+    if name.endswith(".css"):
+        return f"\\{ord(character):06x}"
+    # Not \u{...}: in an expression without the u flag that means its letters.
+    units = character.encode("utf-16-be").hex()
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
 
 
 def _digest(text: str) -> str:
@@ -98,13 +102,19 @@ def _script() -> str:
     return script
 
 
+def _exports(source: str) -> set[str]:
+    return {exported for _, exported in _MODULE_EXPORT.findall(source)}
+
+
 def _join(name: str, joined: dict[str, str]) -> None:
     """Adds a module after those it imports; main.js states the rule that makes this safe."""
     source = _DOC_COMMENT.sub("", _source(f"{name}.js"))
-    for _, other in _MODULE_IMPORT.findall(source):
+    for wanted, other in _MODULE_IMPORT.findall(source):
         if other not in joined:
             _join(other, joined)
-    exports = ", ".join(exported for _, exported in _MODULE_EXPORT.findall(source))
+        if missing := set(wanted.split(", ")) - _exports(_source(f"{other}.js")):
+            raise RegardError(f"{name}.js imports {missing.pop()!r}, which {other}.js has not.")
+    exports = ", ".join(sorted(_exports(source)))
     source = _MODULE_IMPORT.sub(r"const { \1 } = module_\2;", source)
     source = _MODULE_EXPORT.sub(r"\1", source)
     if re.search(r"^(import|export)\b", source, re.MULTILINE):

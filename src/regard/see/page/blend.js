@@ -54,14 +54,14 @@ export class Blend {
   }
 
   /**
-   * @param {Which} which @param {boolean} byRow
+   * @param {Which} which @param {boolean} byRow @param {AbortSignal} [signal]
    * @returns {Promise<{done: number, seconds: number | null}>}
    */
-  async progress(which, byRow) {
+  async progress(which, byRow, signal) {
     let [done, seconds] = [0, /** @type {number | null} */ (0)];
     const heads = headsOf(which);
     for (const head of heads) {
-      const one = await this.source.progress(head, byRow);
+      const one = await this.source.progress(head, byRow, signal);
       done += one.done / heads.length;
       seconds = seconds === null || one.seconds === null ? null : seconds + one.seconds;
     }

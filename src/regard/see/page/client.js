@@ -91,11 +91,11 @@ export class Client {
 
   /**
    * How far the exact numbers of a large head are.
-   * @param {Head} head @param {boolean} byRow
+   * @param {Head} head @param {boolean} byRow @param {AbortSignal} [signal]
    * @returns {Promise<{done: number, seconds: number | null}>}
    */
-  async progress(head, byRow) {
-    const { part, seconds } = await this.ask({ kind: "progress", ...head, byRow });
+  async progress(head, byRow, signal) {
+    const { part, seconds } = await this.ask({ kind: "progress", ...head, byRow }, signal);
     return { done: part ?? 1, seconds: seconds ?? null };
   }
 

@@ -53,11 +53,11 @@ export class Framed {
   }
 
   /**
-   * @param {Head} head @param {boolean} byRow
+   * @param {Head} head @param {boolean} byRow @param {AbortSignal} [signal]
    * @returns {Promise<{done: number, seconds: number | null}>}
    */
-  async progress(head, byRow) {
-    return this.ask({ kind: "progress", ...head, by_row: byRow });
+  async progress(head, byRow, signal) {
+    return this.ask({ kind: "progress", ...head, by_row: byRow }, signal);
   }
 
   /**
@@ -82,7 +82,7 @@ export class Framed {
    * @returns {Promise<import("./payload.js").SmallNumbers>}
    */
   async overview(layer) {
-    return (await this.ask({ kind: "overview", layer })).overview;
+    return (await this.ask({ kind: "overview", layer }, new AbortController().signal)).overview;
   }
 
   /** @returns {Promise<import("./payload.js").HeadKind[]>} of every head, layer by layer */

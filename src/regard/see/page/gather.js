@@ -19,12 +19,17 @@ export async function gather(host, page) {
   const { layers } = page.recording;
   const open = page.store.state.layer;
   const nearest = layers.map((_, at) => at).sort((a, b) => Math.abs(a - open) - Math.abs(b - open));
-  try {
-    for (const at of nearest) {
+  /** @returns {Promise<void>} asks for one layer after the other */
+  async function ask() {
+    for (let at = nearest.shift(); at !== undefined; at = nearest.shift()) {
       layers[at].overview = await host.overview(at);
       page.maps[at] = smallMap(layers[at]);
       page.gathered();
     }
+  }
+  try {
+    // Two at a time: a host has more than one core.
+    await Promise.all([ask(), ask()]);
     const kinds = await host.heads();
     for (const layer of layers) layer.heads = kinds.splice(0, layer.num_heads);
     page.gathered();

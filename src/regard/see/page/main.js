@@ -23,7 +23,7 @@ import { listen } from "./keys.js";
 import { drawLegend } from "./legend.js";
 import { Overview, smallMap } from "./overview.js";
 import { notes } from "./notes.js";
-import { readRecording } from "./payload.js";
+import { Damaged, readRecording } from "./payload.js";
 import { Prose } from "./prose.js";
 import { Reader } from "./reading.js";
 import { Remote } from "./remote.js";
@@ -399,7 +399,9 @@ function start() {
   } catch (error) {
     const reason = error instanceof Error ? error.message : String(error);
     part("failure").textContent =
-      `This file is damaged: ${reason} Write it again with regard to see its attention.`;
+      error instanceof Damaged
+        ? `This file is damaged: ${reason} Write it again with regard to see its attention.`
+        : `The page went wrong: ${reason}`;
     document.body.classList.add("failed");
   }
 }

@@ -59,11 +59,11 @@ export class Remote {
   }
 
   /**
-   * @param {Head} head @param {boolean} byRow
+   * @param {Head} head @param {boolean} byRow @param {AbortSignal} [signal]
    * @returns {Promise<{done: number, seconds: number | null}>}
    */
-  async progress(head, byRow) {
-    return (await this.ask("progress", { ...which(head), by_row: byRow })).json();
+  async progress(head, byRow, signal) {
+    return (await this.ask("progress", { ...which(head), by_row: byRow }, signal)).json();
   }
 
   /**
@@ -89,7 +89,7 @@ export class Remote {
    * @returns {Promise<import("./payload.js").SmallNumbers>}
    */
   async overview(layer) {
-    return (await (await this.ask("overview", { layer })).json()).overview;
+    return (await (await this.ask("overview", { layer }, new AbortController().signal)).json()).overview;
   }
 
   /** @returns {Promise<import("./payload.js").HeadKind[]>} of every head, layer by layer */

@@ -120,8 +120,9 @@ export class Store {
     /** @type {Record<string, unknown>} */ const patch = { ...this.fresh };
     for (const [name, text] of new URLSearchParams(address.replace(/^#/, ""))) {
       if (COUNTS.includes(name) && /^\d{1,9}(\.\d{1,3})?$/.test(text)) patch[name] = Number(text);
-      if (name in WORDS && WORDS[/** @type {"scale"} */ (name)].includes(text)) patch[name] = text;
-      if (NAMES[name]?.test(text)) patch[name] = text;
+      const words = Object.hasOwn(WORDS, name) ? WORDS[/** @type {"scale"} */ (name)] : [];
+      if (words.includes(text)) patch[name] = text;
+      if (Object.hasOwn(NAMES, name) && NAMES[name].test(text)) patch[name] = text;
       if (FLAGS.includes(name)) patch[name] = text === "1";
     }
     this.set(patch);

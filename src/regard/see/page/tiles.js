@@ -126,7 +126,7 @@ export class Tiles {
       const sample = this.sample();
       if (!sample) return;
       try {
-        this.progress = await this.source.progress(sample.which, sample.byRow);
+        this.progress = await this.source.progress(sample.which, sample.byRow, new AbortController().signal);
       } catch (error) {
         return this.onTrouble(/** @type {Error} */ (error));
       }
