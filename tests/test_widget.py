@@ -3,6 +3,7 @@
 import base64
 import json
 import queue
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from playwright.sync_api import Browser
 
 import pages
 import regard
-from regard.see import notebook
+from regard.see import notebook, pyramid
 from regard.see.answers import Answers
 from regard.see.frame import live_page
 from regard.see.messages import reply
@@ -197,6 +198,22 @@ def test_what_is_forgotten_is_not_answered(widget: PageWidget, sent: "queue.Queu
     while "last" not in answered:
         answered.append(sent.get(timeout=60)[0]["id"])
     assert len(answered) < 41
+
+
+def test_what_waits_for_a_pass_holds_up_nothing_else(
+    widget: PageWidget, sent: "queue.Queue[Any]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pyramid, "AT_ONCE", 0)  # every head is a long one
+    monkeypatch.setattr(pyramid.Pyramid, "advance", lambda _, pause: (time.sleep(0.01), pause()))
+    part = {"level": 0, "row": 0, "column": 0}
+    for waits in ({"kind": "progress"}, {"kind": "heads"}, *3 * [{"kind": "column", "key": 2}]):
+        widget.take(None, {"id": waits["kind"], **HEAD, **waits}, [])
+    assert sent.get(timeout=60)[0]["id"] == "progress"
+    for quick in ({"kind": "tile", **part}, {"kind": "progress"}, {"kind": "row", "query": 3}):
+        widget.take(None, {"id": quick["kind"], **HEAD, **quick}, [])
+    widget.take(None, {"id": "overview", "kind": "overview", "layer": 0}, [])
+    answered = {sent.get(timeout=60)[0]["id"] for _ in range(4)}
+    assert answered == {"tile", "progress", "row", "overview"}
 
 
 def test_it_tells_the_notebook_the_page_and_nothing_of_the_numbers(widget: PageWidget) -> None:

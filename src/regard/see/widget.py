@@ -16,6 +16,7 @@ from regard.recording import Recording
 from regard.see.answers import Answers
 from regard.see.frame import HEIGHT, SANDBOX, live_page
 from regard.see.messages import reply
+from regard.see.questions import LONG
 
 __all__ = ["PageWidget", "view"]
 
@@ -49,7 +50,7 @@ class PageWidget(anywidget.AnyWidget):  # pyright: ignore[reportUntypedBaseClass
     def __init__(self, seen: Recording, title: str) -> None:
         super().__init__(page=live_page(seen, title), title=title)
         self._answers = Answers(seen, limit=128 * _MIB)
-        self._threads = ThreadPoolExecutor(2, "regard")
+        self._quick, self._columns, self._long = (ThreadPoolExecutor(2, "regard") for _ in range(3))
         self._waiting: set[str] = set()
         self.on_msg(self.take)
 
@@ -60,9 +61,15 @@ class PageWidget(anywidget.AnyWidget):  # pyright: ignore[reportUntypedBaseClass
             self._waiting.discard(name)
         elif len(self._waiting) < _MOST_WAITING:
             self._waiting.add(name)
-            self._threads.submit(self._answer, question, name)
+            self._threads(question.get("kind")).submit(self._answer, question, name)
         else:
             self.send({"id": question.get("id"), "error": "too much is asked at once."})
+
+    def _threads(self, kind: object) -> ThreadPoolExecutor:
+        """What waits for a pass over a long head holds up only what waits too."""
+        if kind == "column":
+            return self._columns
+        return self._long if kind in list(LONG) else self._quick
 
     def _answer(self, question: Mapping[str, Any], name: str) -> None:
         answer = reply(self._answers, question, lambda: name in self._waiting)
@@ -73,7 +80,8 @@ class PageWidget(anywidget.AnyWidget):  # pyright: ignore[reportUntypedBaseClass
     def close(self) -> None:
         """Ends what runs in the background, and the widget."""
         self._waiting.clear()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._quick, self._columns, self._long):
+            threads.shutdown(wait=False, cancel_futures=True)
         self._answers.close()
         super().close()
 
