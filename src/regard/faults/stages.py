@@ -110,10 +110,7 @@ def found_stages(
     """
     trace = traced(subject, inputs, extra=extra, edits=edits)
     softmax = _without_sink(_softmax(trace), subject.layout.tokens)
-    behind: set[int] = set()
-    if softmax is not None:
-        written = {address for event in softmax.events for address in event.writes}
-        behind = trace.reached(written)
+    behind = _behind(trace, softmax)
     projected = projected and subject.given.kind == "embeddings"
     products = _products(trace, behind) if projected else []
     projections = _projections(subject, inputs, extra, edits, trace, products)
@@ -263,6 +260,22 @@ def _fused_scores(event: Event) -> Tensor:
 # Projections
 
 
+def _behind(trace: Trace, softmax: Softmax | None) -> set[int]:
+    """The places of the operations that depend on the weights.
+
+    Not their addresses: what is added to the input in place lies where the input lay.
+    """
+    if softmax is None:
+        return set()
+    reached = {address for event in softmax.events for address in event.writes}
+    found: set[int] = set()
+    for event in trace:
+        if event.place > softmax.events[0].place and reached.intersection(event.reads):
+            reached.update(event.writes)
+            found.add(event.place)
+    return found
+
+
 def _products(trace: Trace, behind: set[int]) -> list[Event]:
     """Products of something that depends on the input with something that does not."""
     moved = trace.reached(trace.entries)
@@ -272,7 +285,7 @@ def _products(trace: Trace, behind: set[int]) -> list[Event]:
         if factors is None or event.output is None:
             continue
         data, weight = factors
-        if data in moved and data not in behind and weight not in moved:
+        if data in moved and event.place not in behind and weight not in moved:
             found.append(event)
     return found
 
@@ -282,7 +295,7 @@ def _joining(trace: Trace, behind: set[int]) -> Event | None:
     moved = trace.reached(trace.entries)
     for event in trace:
         factors = _factor_addresses(event, trace)
-        if factors is not None and factors[0] in behind and factors[1] not in moved:
+        if factors is not None and event.place in behind and factors[1] not in moved:
             return event
     return None
 

@@ -151,7 +151,7 @@ class Subject:
     def run(
         self, inputs: Mapping[str, Tensor], extra: Mapping[str, Any] | None = None, seed: int = 0
     ) -> Outcome:
-        """Run it once on canonical inputs.
+        """Run it once on copies of canonical inputs: the code may write into what it gets.
 
         Args:
             inputs: by role, (batch, tokens, columns).
@@ -162,14 +162,15 @@ class Subject:
             ValueError: nothing that it gave back is an output.
             Exception: whatever the code itself raises.
         """
-        call = {**self.constants, **(extra or {})}
+        inputs = _apart(inputs)
+        call = _apart({**self.constants, **(extra or {})})
         for argument in self.given.arguments:
             tensor = self._tensor(argument, inputs)
             if tensor is not None:
                 call[argument.name] = tensor
         positional = [call.pop(a.name) for a in self._leading(call)]
         with quiet(seed):
-            result = self.given.call(*positional, **call, **self.given.options)
+            result = self.given.call(*positional, **call, **_apart(self.given.options))
         tensors = tuple(_tensors(result))
         if self.given.kind == "scores" and tensors:
             return Outcome(tensors[0].detach().clone(), tensors)
@@ -209,6 +210,20 @@ class Subject:
     def _likeliest(self, tensors: tuple[Tensor, ...]) -> list[Tensor]:
         """The tensors given back, outputs before weights: those are as wide as there are keys."""
         return sorted(tensors, key=lambda t: t.shape[-1:] == (self.layout.tokens,))
+
+
+def _apart(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with copies of the tensors; one tensor under two names stays one."""
+    memo: dict[int, Tensor] = {}
+
+    def copied(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(copied(part) for part in cast("tuple[Any, ...]", value))
+        if isinstance(value, Tensor):
+            return memo.setdefault(id(value), value.clone())
+        return value
+
+    return {name: copied(value) for name, value in values.items()}
 
 
 def _token_ids(x: Tensor, vocabulary: int) -> Tensor:
