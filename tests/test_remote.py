@@ -66,12 +66,6 @@ def opened(browser: Browser, serving: Serving) -> Iterator[Page]:
         page.close()
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with pages.chromium() as browser:
-        yield browser
-
-
 @pytest.fixture
 def serving() -> Iterator[Serving]:
     serving = Serving()
@@ -217,3 +211,21 @@ def test_the_page_shows_the_numbers_of_its_server_and_that_it_is_lost(
     finally:
         page.close()
     assert told == "the recording has changed on disk; start regard serve again."
+
+
+def test_the_steps_of_a_head_are_gone_when_another_is_asked_of_a_lost_server(
+    browser: Browser, serving: Serving
+) -> None:
+    page = browser.new_page()
+    page.set_default_timeout(120_000)
+    try:
+        page.goto(f"{serving.address}/?token={TOKEN}#view=steps&layer=0&head=1&query=5")
+        page.wait_for_selector("#view-steps [data-row]")
+        serving.changed = True
+        page.evaluate("location.hash = 'view=steps&layer=0&head=2&query=5'")
+        page.wait_for_selector("#damage:not([hidden])")
+        page.wait_for_selector("#view-steps [data-row]", state="detached", timeout=5000)
+        heading = page.inner_text("#view-steps h2")
+    finally:
+        page.close()
+    assert heading == ""

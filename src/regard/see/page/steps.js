@@ -117,7 +117,9 @@ export class StepsView {
         this.draw();
       })
       .catch((error) => {
-        if (turn === this.turn) this.page.damaged(error);
+        if (turn !== this.turn) return;
+        this.clear("");
+        this.page.damaged(error);
       });
   }
 
