@@ -3,6 +3,8 @@
 import os
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 # Before torch and transformers are imported: cuBLAS is deterministic only with a fixed workspace,
 # and no test may fetch anything.
@@ -12,6 +14,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+    from pages import Open
 
 # One profile, on a laptop as in CI: the same examples every time, and no deadline because a loaded
 # machine is not a bug. Both names exist so that CI can never become the laxer one unnoticed.
@@ -62,3 +69,21 @@ def chromium() -> str:
     path = chromium_path()
     assert path is not None, "mark this test with @pytest.mark.browser: it is skipped without one"
     return path
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["Browser"]:
+    """The installed Chromium; for a module, since its event loop is in the way of others."""
+    import pages
+
+    with pages.chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def show(browser: "Browser", tmp_path: Path) -> Iterator["Open"]:
+    """Opens a recording as a page; any error, dialog or request of the page fails the test."""
+    import pages
+
+    with pages.opener(browser, tmp_path) as show:
+        yield show

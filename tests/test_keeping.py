@@ -378,7 +378,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "keep, something else": (
         {"keep": "kv"},
         TypeError,
-        "keep is 'kv'; it takes \"qk\", \"qkv\" or a list of reductions.\n"
+        'keep is \'kv\'; it takes "qk", "qkv" or a list of reductions.\n'
         '    Pass keep="qk" or "qkv", or for example keep=[TopK(8), Entropy()].',
     ),
     "keep, one reduction": (

@@ -3,7 +3,6 @@
 import html
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,12 +85,6 @@ def test_the_frame_lets_the_page_reach_nothing_around_it(executed: Any, cell: in
     frame = shown(executed, cell)["text/html"]
     assert re.findall(r' sandbox="([^"]*)"', frame) == ["allow-scripts allow-downloads"]
     assert frame.count("<") == frame.count("</iframe>") + 1
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with pages.chromium() as browser:
-        yield browser
 
 
 @pytest.mark.slow

@@ -1,14 +1,11 @@
 """The page in a real browser: its numbers are the library's, every key does its part."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from playwright.sync_api import Browser
 
-import pages
 import regard
 from pages import WORDS, Open, address, go, level_at, ready, recorded, sentence, three_digits
 from regard.see.file import write_page
@@ -21,18 +18,6 @@ window.Worker = class {
   postMessage() {}
 };
 """
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with pages.chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def show(browser: Browser, tmp_path: Path) -> Iterator[Open]:
-    with pages.opener(browser, tmp_path) as show:
-        yield show
 
 
 # Its numbers are the library's
@@ -207,7 +192,13 @@ def test_an_address_typed_while_the_last_state_is_being_remembered_wins(show: Op
 
 
 @pytest.mark.parametrize(
-    "wrong", ["#layer=99&head=-1&query=1e9&scale=<b>", "#%00=&&=&query=x", "#zoom=99999", "#constructor=1&__proto__=x&toString=x"]
+    "wrong",
+    [
+        "#layer=99&head=-1&query=1e9&scale=<b>",
+        "#%00=&&=&query=x",
+        "#zoom=99999",
+        "#constructor=1&__proto__=x&toString=x",
+    ],
 )
 def test_a_wrong_address_opens_what_there_is(wrong: str, show: Open) -> None:
     page = show(recorded(), wrong)

@@ -1,12 +1,9 @@
 """People with screen readers, keyboards and weak eyes: what axe-core finds in every view."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser
 
-import pages
 import regard
 from pages import Open, recorded
 
@@ -21,20 +18,8 @@ pytestmark = [
 FINDINGS = """async () => {
   const { violations } = await axe.run(document, { resultTypes: ["violations"] });
   const grave = violations.filter(({ impact }) => impact === "serious" || impact === "critical");
-  return grave.map(({ id, help, nodes }) => [id, help, ...nodes.map((node) => node.html)].join(" "));
+  return grave.map(({ id, nodes }) => [id, ...nodes.map((node) => node.html)].join(" "));
 }"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with pages.chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def show(browser: Browser, tmp_path: Path) -> Iterator[Open]:
-    with pages.opener(browser, tmp_path) as show:
-        yield show
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

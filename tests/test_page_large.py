@@ -4,16 +4,13 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from playwright.sync_api import Browser
 from torch import Tensor
 
-import pages
 import regard
 from pages import Open, go, ready, sentence, three_digits
 from regard.see import file as page_file
@@ -132,18 +129,6 @@ def test_what_needs_every_weight_is_refused(kind: str, tmp_path: Path) -> None:
 
 
 browser_test = pytest.mark.browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with pages.chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def show(browser: Browser, tmp_path: Path) -> Iterator[Open]:
-    with pages.opener(browser, tmp_path) as show:
-        yield show
 
 
 @browser_test

@@ -4,16 +4,14 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Page
 from torch import Tensor
 
-import pages
 import regard
 from pages import Open, address, level_at, ready, recorded, sentence, three_digits
 from regard.see.file import write_page
@@ -149,18 +147,6 @@ def test_a_column_of_a_long_text_takes_its_rows_from_a_pass(tmp_path: Path) -> N
 # Moving over them
 
 browser_test = pytest.mark.browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with pages.chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def show(browser: Browser, tmp_path: Path) -> Iterator[Open]:
-    with pages.opener(browser, tmp_path) as show:
-        yield show
 
 
 def frame_of(page: Page) -> tuple[float, float, float, float]:

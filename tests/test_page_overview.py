@@ -1,29 +1,14 @@
 """The overview: every head as a small map with its kind, sorted and filtered as people ask."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import torch
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Page
 
 import pages
 import regard
 from pages import Open, recorded
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with pages.chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def show(browser: Browser, tmp_path: Path) -> Iterator[Open]:
-    with pages.opener(browser, tmp_path) as show:
-        yield show
 
 
 def even_and_one(tokens: int = 9) -> regard.Recording:

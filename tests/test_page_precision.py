@@ -1,28 +1,11 @@
 """Pages whose numbers have fewer bits show the library's cells, and say how far off they are."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
-from playwright.sync_api import Browser
 
-import pages
 from pages import Open, go, recorded, sentence, three_digits
 from regard.see import file as page_file
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with pages.chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def show(browser: Browser, tmp_path: Path) -> Iterator[Open]:
-    with pages.opener(browser, tmp_path) as show:
-        yield show
 
 
 def test_cells_of_24_bits_equal_the_library(show: Open, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """The page is safe: hostile tokens stay text, and damage is told in one sentence."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,18 +11,6 @@ from pages import Open, go, ready, recorded, sentence
 from regard.see.file import write_page
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with pages.chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def show(browser: Browser, tmp_path: Path) -> Iterator[Open]:
-    with pages.opener(browser, tmp_path) as show:
-        yield show
 
 
 def test_a_damaged_layer_leaves_the_others_whole(show: Open, tmp_path: Path) -> None:

@@ -1,31 +1,17 @@
 """What the page shows can be taken along: a picture as PNG and SVG, its numbers as CSV."""
 
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Page
 
-import pages
 from pages import Open, ready, recorded
 from regard.see.file import write_page
 
 pytestmark = pytest.mark.browser
 
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with pages.chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def show(browser: Browser, tmp_path: Path) -> Iterator[Open]:
-    with pages.opener(browser, tmp_path) as show:
-        yield show
 
 
 def saved(page: Page, kind: str, folder: Path) -> Path:

@@ -1,13 +1,12 @@
 """Parts of the text in the page: equal to the library's own segments, as a table and as flows."""
 
 import csv
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 import torch
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Page
 
 import pages
 import regard
@@ -17,18 +16,6 @@ pytestmark = pytest.mark.browser
 
 TEXT = ["Life", " is", " short", ".", " Eat", " dessert", " first", ".", " Then", " rest", "."]
 SENTENCES = {"one": (1, 5), "two": (5, 9), "three": (9, 12)}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with pages.chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def show(browser: Browser, tmp_path: Path) -> Iterator[Open]:
-    with pages.opener(browser, tmp_path) as show:
-        yield show
 
 
 def three_sentences(**options: object) -> regard.Recording:

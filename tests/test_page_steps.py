@@ -1,15 +1,13 @@
 """The page's steps: every number is that of A.steps, and tells the sum that made it."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Page
 
-import pages
 import regard
 from pages import Open, address, recorded, sentence, three_digits
 from regard.see import file
@@ -19,18 +17,6 @@ pytestmark = pytest.mark.browser
 
 # Three digits are shown: half of the last one is at most 0.5 % of the number.
 SHOWN = 0.0051
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with pages.chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def show(browser: Browser, tmp_path: Path) -> Iterator[Open]:
-    with pages.opener(browser, tmp_path) as show:
-        yield show
 
 
 def opened(page: Page) -> Page:

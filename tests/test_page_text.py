@@ -1,11 +1,10 @@
 """The page's text: where words look and who looks at them, for one token or several."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Page
 
 import pages
 import regard
@@ -13,18 +12,6 @@ from pages import Open, address, recorded, sentence, three_digits
 from regard.see.file import write_page
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with pages.chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def show(browser: Browser, tmp_path: Path) -> Iterator[Open]:
-    with pages.opener(browser, tmp_path) as show:
-        yield show
 
 
 def read(page: Page, which: str) -> None:

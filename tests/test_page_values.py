@@ -1,15 +1,13 @@
 """Weights times values and the output, on a page of a recording that has the values."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Page
 from torch import Tensor
 
-import pages
 import regard
 from pages import Open, recorded
 from regard.see import file
@@ -54,18 +52,6 @@ def test_without_values_a_server_tells_none() -> None:
     with Answers(recorded()) as answers:
         steps = answers.steps(Which(1, 0), 5, KeysAsked("position", 0, 2))
     assert (steps.output, steps.rows[0].value) == (None, None)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with pages.chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def show(browser: Browser, tmp_path: Path) -> Iterator[Open]:
-    with pages.opener(browser, tmp_path) as show:
-        yield show
 
 
 def opened(page: Page) -> Page:
