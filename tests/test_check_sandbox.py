@@ -130,7 +130,16 @@ def test_a_module_made_in_the_file_is_checked_as_it_is() -> None:
             RIGHT,
             "mine.py:atention",
             {},
-            "mine.py has no atention; check takes a name that the file has.\n    It has attention.",
+            "mine.py has no atention; check takes a name that the file has.\n"
+            "    Did you mean attention?",
+            id="a-name-that-is-nearly-there",
+        ),
+        pytest.param(
+            f"{RIGHT}\n" + "\n".join(f"def f{n}(q):\n    return q\n" for n in range(14)),
+            "mine.py:nope",
+            {},
+            "mine.py has no nope; check takes a name that the file has.\n    With a softmax it has "
+            "attention; without one f0, f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11 and 2 more.",
             id="a-name-that-is-not-there",
         ),
         pytest.param(

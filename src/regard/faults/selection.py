@@ -19,6 +19,7 @@ _ATTENTION = re.compile(r"softmax|attention|\.exp\(", re.IGNORECASE)
 _WIDTH = re.compile(r"dim|width|size|embd?|hidden|channels|d_model|d_in|d_out")
 _COUNT = re.compile(r"heads?$|^h$|nhead")
 _ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_MOST_NAMES = 12
 _OBJECT = re.compile(r"config|cfg|args|params|settings")
 
 
@@ -73,11 +74,9 @@ def named(module: ModuleType, name: str, shown: str) -> Any:
     thing: Any = module
     for part in name.split("."):
         if not hasattr(thing, part):
-            names = [own for own in vars(module) if not own.startswith("__")]
-            near = difflib.get_close_matches(name, names, n=3) or list(attentions(module))
-            there = ", ".join(near) if near else "nothing with a softmax"
             raise RegardError(
-                f"{shown} has no {name}; check takes a name that the file has.\n    It has {there}."
+                f"{shown} has no {name}; check takes a name that the file has.\n"
+                f"    {_there(module, name)}"
             )
         thing = getattr(thing, part)
     if not callable(thing):
@@ -86,6 +85,27 @@ def named(module: ModuleType, name: str, shown: str) -> Any:
             f"    In {shown}: {', '.join(attentions(module)) or 'none with a softmax'}."
         )
     return thing
+
+
+def _there(module: ModuleType, name: str) -> str:
+    """Which names a module has, where one is not among them."""
+    names = [own for own in vars(module) if not own.startswith("__")]
+    if near := difflib.get_close_matches(name, names, n=3):
+        return f"Did you mean {' or '.join(near)}?"
+    likely = list(attentions(module))
+    own = [key for key, thing in vars(module).items() if _is_own(thing, module)]
+    others = [key for key in own if key not in likely]
+    shown = ", ".join(others[:_MOST_NAMES])
+    if len(others) > _MOST_NAMES:
+        shown += f" and {len(others) - _MOST_NAMES} more"
+    there = ", ".join(likely) or "nothing"
+    return f"With a softmax it has {there}; without one {shown or 'nothing'}."
+
+
+def _is_own(thing: object, module: ModuleType) -> bool:
+    """Whether check would take a thing, and it is the module's own."""
+    where = type(thing) if isinstance(thing, nn.Module) else thing
+    return callable(thing) and getattr(where, "__module__", None) == module.__name__
 
 
 def check_options(thing: Any, name: str, shown: str, options: Mapping[str, Any]) -> None:
