@@ -148,6 +148,19 @@ function through(stops, count) {
   return { packed, css, onTop };
 }
 
+/** A weight that is not a number: grey, which is on none of the scales. */
+const GREY = { packed: 0xff969696, css: "rgb(150,150,150)", onTop: "#17181c" };
+
+/** @param {Ramp} ramp @param {number} level NaN: of no number @returns {number} the pixel */
+export function pixelOf({ packed }, level) {
+  return Number.isNaN(level) ? GREY.packed : packed[level];
+}
+
+/** @param {Ramp} ramp @param {number} level NaN: of no number @returns {{css: string, onTop: string}} */
+export function tintOf({ css, onTop }, level) {
+  return Number.isNaN(level) ? GREY : { css: css[level], onTop: onTop[level] };
+}
+
 /**
  * Where the log scale begins: the power of ten below half an even share. It depends on the number
  * of keys alone, so it is the same for every head that is compared.
@@ -159,7 +172,7 @@ export function logFloor(keys) {
 }
 
 /**
- * Where a weight lies on the scale, as a whole number from 0 (ground) to 255.
+ * Where a weight lies on the scale, as a whole number from 0 (ground) to 255; NaN for NaN.
  * @param {number} weight
  * @param {Scale} scale
  * @param {number} floor of the log scale
@@ -167,7 +180,8 @@ export function logFloor(keys) {
  * @returns {number}
  */
 export function level(weight, scale, floor, highest) {
-  if (!(weight > 0)) return 0;
+  if (Number.isNaN(weight)) return NaN;
+  if (weight <= 0) return 0;
   let t = weight;
   if (scale === "log") t = 1 - Math.log(weight) / Math.log(floor);
   if (scale === "row") t = highest > 0 ? weight / highest : 0;
@@ -175,10 +189,10 @@ export function level(weight, scale, floor, highest) {
 }
 
 /**
- * Where a difference lies on its scale: 255 is none, 0 all less, 510 all more.
+ * Where a difference lies on its scale: 255 is none, 0 all less, 510 all more; NaN for NaN.
  * @param {number} difference @param {Scale} scale @param {number} floor
  * @returns {number}
  */
 export function differenceLevel(difference, scale, floor) {
-  return 255 + Math.sign(difference) * level(Math.abs(difference), scale, floor, 1) || 255;
+  return 255 + Math.sign(difference) * level(Math.abs(difference), scale, floor, 1);
 }

@@ -2,6 +2,7 @@
 
 import { Axes } from "./axes.js";
 import { TILE } from "./blocks.js";
+import { tintOf } from "./colours.js";
 import { isDifference } from "./compare.js";
 import { coarsest } from "./held.js";
 import { drawDistances } from "./distances.js";
@@ -215,7 +216,7 @@ export class MapView {
     for (let query = top; query < bottom; query++) {
       for (let key = left; key < right; key++) {
         const weight = this.weightAt(query, key);
-        context.fillStyle = weight === 0 ? this.page.look.ink.line : ramp.onTop[at(weight)];
+        context.fillStyle = weight === 0 ? this.page.look.ink.line : tintOf(ramp, at(weight)).onTop;
         const x = frame.left + (key + 0.5 - frame.column) * frame.cellWidth;
         const y = frame.top + (query + 0.5 - frame.row) * frame.cellHeight;
         context.fillText(inCell(weight, isDifference(this.which)), x, y, frame.cellWidth - 4);
@@ -305,6 +306,7 @@ function lasting(seconds) {
 
 /** @param {number} weight @param {boolean} isDifference @returns {string} in percent; a difference with its sign */
 function inCell(weight, isDifference) {
+  if (Number.isNaN(weight)) return "NaN";
   const size = Math.abs(weight);
   if (size > 0 && size < 0.00001) return "<0.001";
   return isDifference ? points(weight) : digits(weight * 100);

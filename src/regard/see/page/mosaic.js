@@ -21,7 +21,7 @@
  */
 
 import { TILE } from "./blocks.js";
-import { differenceLevel, level, logFloor } from "./colours.js";
+import { differenceLevel, level, logFloor, pixelOf } from "./colours.js";
 
 const COARSER = 9; // levels up that may stand in
 const SLICE = 10; // milliseconds of painting in one frame
@@ -220,7 +220,7 @@ function paint({ canvas, values, height, width, place }, size, keys, { ramp, at 
   for (let column = 0; column < width; column++) {
     // A cell shows what all keys of its block get together: the same at every zoom.
     const count = Math.min(size, keys - first - column * size);
-    for (let i = column; i < pixels.length; i += width) pixels[i] = ramp.packed[at(values[i] * count)];
+    for (let i = column; i < pixels.length; i += width) pixels[i] = pixelOf(ramp, at(values[i] * count));
   }
   context.putImageData(image, 0, 0);
 }

@@ -123,11 +123,12 @@ export class Reader {
   }
 }
 
-/** @param {Float32Array} weights @returns {number} the lowest index of the largest weight */
+/** @param {Float32Array} weights @returns {number} the lowest index of the largest; where none is above 0, of a NaN */
 export function strongest(weights) {
   let best = 0;
-  for (let i = 1; i < weights.length; i++) if (weights[i] > weights[best]) best = i;
-  return best;
+  for (let i = 1; i < weights.length; i++) if (weights[i] > weights[best] || Number.isNaN(weights[best])) best = i;
+  const unknown = weights[best] > 0 ? -1 : weights.findIndex(Number.isNaN);
+  return unknown < 0 ? best : unknown;
 }
 
 /**

@@ -20,7 +20,8 @@ const SVG = "http://www.w3.org/2000/svg";
  * @param {number} flows.height at least
  * @returns {SVGSVGElement}
  */
-export function ribbons({ queries, keys, values, look, width, height }) {
+export function ribbons({ queries, keys, values: shares, look, width, height }) {
+  const values = shares.map((value) => value || 0); // NaN has no thickness; the table says it
   const names = Math.min(NAMES, width / 4);
   const most = Math.max(queries.length, keys.length);
   const tall = Math.max(most * LINE * 1.6, Math.min(height, most * 160));

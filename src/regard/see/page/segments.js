@@ -11,7 +11,7 @@
  * @property {Span} span
  */
 
-import { level } from "./colours.js";
+import { level, tintOf } from "./colours.js";
 import { isWhole } from "./held.js";
 import { missing } from "./held_words.js";
 import { counted, digits, share } from "./numbers.js";
@@ -148,9 +148,9 @@ export class SegmentsView {
       keys.forEach((_, column) => {
         const value = values[row * keys.length + column];
         const cell = line.insertCell();
-        const tint = level(value, "linear", 0, 1);
-        cell.style.background = ramp.css[tint];
-        cell.style.color = ramp.onTop[tint];
+        const tint = tintOf(ramp, level(value, "linear", 0, 1));
+        cell.style.background = tint.css;
+        cell.style.color = tint.onTop;
         cell.dataset.row = String(row);
         cell.dataset.column = String(column);
         cell.tabIndex = row === 0 && column === 0 ? 0 : -1;

@@ -15,6 +15,7 @@ import { rankOf, strongest, top } from "./reading.js";
  */
 
 const LISTED = 8;
+const NOT_NUMBERS = "its weights are not numbers (NaN)";
 
 /** How often each token stands in a text. @type {WeakMap<Token[], Map<string, number>>} */
 const counts = new WeakMap();
@@ -66,14 +67,17 @@ export function textSentence(reading, { queries, keys }, layers) {
   const mean = queryTo === null ? "" : `, the mean of ${queryTo - query + 1} queries`;
   const means = held ? ` (${meansName(held)})` : "";
   const only = held && !reading.rest ? means : "";
-  const looks =
-    row[to] > 0
+  const looks = Number.isNaN(row[to])
+    ? `${quotedRange(queries, query, queryTo)}: ${NOT_NUMBERS}`
+    : row[to] > 0
       ? `${quotedRange(queries, query, queryTo)} looks most at ${only ? blockAt(to, held?.block ?? 1, row.length).name : quoted(keys, to)}: ${share(row[to])}${mean}${only}`
       : `${quotedRange(queries, query, queryTo)} looks at nothing`;
   const sum = keyTo === null ? "" : ` to these ${keyTo - key + 1} keys together`;
   const looked = !column
     ? ""
-    : column[by] > 0
+    : Number.isNaN(column[by])
+      ? `; of what looks at ${quotedRange(keys, key, keyTo)} the weights are not numbers (NaN)`
+      : column[by] > 0
       ? `; ${quotedRange(keys, key, keyTo)} is looked at most by ${held ? blockAt(by, held.block, column.length).name : quoted(queries, by)}: ${share(column[by])}${sum}${means}`
       : `; nobody looks at ${quotedRange(keys, key, keyTo)}`;
   return `${looks}${looked}, ${headsName(reading, layers)}${aside}.`;
@@ -90,6 +94,7 @@ export function sentence(reading, { queries, keys }, layers, isKnown) {
   const [from, to] = [quoted(queries, query), quoted(keys, key)];
   const where = headsName(reading, layers);
   const aside = hidden ? ", the first and the special tokens set aside" : "";
+  if (mask[key] && Number.isNaN(row[key])) return `${from}: ${NOT_NUMBERS}, ${where}${aside}.`;
   if (isDifference(reading) && mask[key] && !coarsest(reading, layers)) {
     const much = `${digits(Math.abs(row[key]) * 100)} percentage points ${row[key] < 0 ? "less" : "more"} of its attention`;
     return `${from} gives ${to} ${much} in ${where} than in ${lessName(reading)}${aside}.`;
@@ -183,7 +188,7 @@ export class ReadingView {
     const name = document.createElement("caption");
     name.textContent = this.written === share ? caption : `${caption}, in points`;
     const rows = best.map((at) => this.row(at, weights[at], tokens, axis));
-    if (rows.length === 0) rows.push(note("nothing"));
+    if (rows.length === 0) rows.push(note(weights.some(Number.isNaN) ? "not numbers (NaN)" : "nothing"));
     const known = weights.reduce((sum, weight) => sum + weight, 0) + (unknown?.share ?? 0);
     const rest = known - best.reduce((sum, at) => sum + weights[at], 0);
     const others = weights.length - best.length;

@@ -1,5 +1,7 @@
 /** The small map of what is shown: a sum of the small maps of its heads. */
 
+import { pixelOf } from "./colours.js";
+
 /**
  * @param {Pick<import("./main.js").Page, "maps" | "recording">} page
  * @param {import("./blend.js").Which} which
@@ -19,7 +21,7 @@ export function smallPicture({ maps, recording }, { layer, head, terms }, byRow,
   const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
   const image = context.createImageData(columns, rows);
   const { ramp, at } = palette(columns);
-  new Uint32Array(image.data.buffer).set(Uint32Array.from(sum, (share) => ramp.packed[at(share)]));
+  new Uint32Array(image.data.buffer).set(Uint32Array.from(sum, (share) => pixelOf(ramp, at(share))));
   context.putImageData(image, 0, 0);
   return canvas;
 }

@@ -10,7 +10,7 @@ import { heldAside } from "./held_words.js";
 import { Lines, MOST_LINED } from "./lines.js";
 import { share } from "./numbers.js";
 import { secondText, sentenceAt, wordAt } from "./parts_of_text.js";
-import { top } from "./reading.js";
+import { strongest, top } from "./reading.js";
 import { quoted, quotedRange } from "./sentence.js";
 
 /**
@@ -296,7 +296,7 @@ export class TextView {
 
   /** @param {Side} side @param {Float32Array | null} weights @param {string} aside what they are */
   tint({ flow, caption, shows, range: [first, end] }, weights, aside) {
-    const highest = weights?.reduce((a, b) => Math.max(a, b), 0) ?? 0;
+    const highest = weights ? weights[strongest(weights)] : 0;
     flow.tint(weights, highest, this.page.look.ramp);
     if (!weights) {
       flow.label(new Map());
@@ -304,14 +304,15 @@ export class TextView {
       return;
     }
     const part = weights.subarray(first, end);
-    const strongest = top(part, LABELLED)
+    const best = top(part, LABELLED)
       .filter((at) => part[at] >= LEAST * highest)
       .map((at) => first + at);
-    flow.label(numbersAbove(flow.tokens, strongest, weights));
+    flow.label(numbersAbove(flow.tokens, best, weights));
     const sum = part.reduce((total, weight) => total + weight, 0);
     const isPair = shows === "side";
     const here = isPair && this.page.store.state.side === "looks" ? `Together ${share(sum)}. ` : "";
-    caption.textContent = `${here}Full tint: ${share(highest)}, the strongest${aside}`;
+    const full = Number.isNaN(highest) ? "Not numbers (NaN)" : `Full tint: ${share(highest)}, the strongest${aside}`;
+    caption.textContent = `${here}${full}`;
   }
 
   /** The lines, and the tints of their names. @param {Reading} reading */
