@@ -1,18 +1,23 @@
 """Opening a recording as a page in Chromium and reading what it shows; for the page's tests."""
 
 import shutil
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+import uvicorn
 from playwright.sync_api import Browser, Page, sync_playwright
 
 import regard
+from regard.see import server
 from regard.see.file import write_page
 
 Open = Callable[..., Page]
+TOKEN = "secret"
 WORDS = ["Life", "is", "short", ",", "eat", "dessert", "first", "and", "then", "rest"]
 
 
@@ -25,6 +30,30 @@ def chromium() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=path, args=arguments)
         yield browser
         browser.close()
+
+
+class Serving:
+    """A server in a thread, of a recording that may change.
+
+    Attributes:
+        address: with ``?token=...`` a browser opens it.
+        changed: whether the recording is another one by now.
+    """
+
+    def __init__(self, recording: regard.Recording) -> None:
+        self.changed = False
+        app = server.application(recording, TOKEN, changed=lambda: self.changed)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        config = uvicorn.Config(app, log_config=None, log_level="critical", ws="none")
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, args=([self._listener],))
+        self._thread.start()
+
+    def end(self) -> None:
+        self._server.should_exit = self._server.force_exit = True
+        self._thread.join()
+        self._listener.close()
 
 
 @contextmanager

@@ -1,8 +1,6 @@
 """remote.js, the page's source of numbers over HTTP, in Chromium against a real server."""
 
 import re
-import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
@@ -10,18 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-import uvicorn
 from playwright.sync_api import Browser, Page
 
 import pages
 import regard
-from regard.see import server
 from regard.see.answers import Answers, Which
 from regard.see.pyramid import Place
 from regard.see.query_steps import KeysAsked
 
 pytestmark = pytest.mark.browser
-TOKEN = "secret"
 
 
 def recorded() -> regard.Recording:
@@ -31,33 +26,14 @@ def recorded() -> regard.Recording:
     return regard.Recording({"a": matrix}, query_tokens=tokens)
 
 
-class Serving:
-    """A server in a thread, of a recording that may change."""
-
-    def __init__(self) -> None:
-        self.changed = False
-        app = server.application(recorded(), TOKEN, changed=lambda: self.changed)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        config = uvicorn.Config(app, log_config=None, log_level="critical", ws="none")
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, args=([self._listener],))
-        self._thread.start()
-
-    def end(self) -> None:
-        self._server.should_exit = self._server.force_exit = True
-        self._thread.join()
-        self._listener.close()
-
-
 @contextmanager
-def opened(browser: Browser, serving: Serving) -> Iterator[Page]:
+def opened(browser: Browser, serving: pages.Serving) -> Iterator[Page]:
     """A page of the server in which ``remote`` is a source of its numbers."""
     source = files("regard.see").joinpath("page", "remote.js").read_text(encoding="utf-8")
     code = re.sub(r"^export ", "", source, flags=re.MULTILINE)
     page = browser.new_page()
     try:
-        page.goto(f"{serving.address}/?token={TOKEN}")
+        page.goto(f"{serving.address}/?token={pages.TOKEN}")
         page.goto(f"{serving.address}/api/heads")  # of the server, and empty
         page.evaluate(f"(() => {{ {code}; Object.assign(window, {{ Remote, Lost }}); }})()")
         page.evaluate("window.remote = new Remote([{ q_len: 9, kv_len: 9 }])")
@@ -67,15 +43,15 @@ def opened(browser: Browser, serving: Serving) -> Iterator[Page]:
 
 
 @pytest.fixture
-def serving() -> Iterator[Serving]:
-    serving = Serving()
+def serving() -> Iterator[pages.Serving]:
+    serving = pages.Serving(recorded())
     yield serving
     serving.end()
 
 
 @pytest.fixture(scope="module")
 def page(browser: Browser) -> Iterator[Page]:
-    serving = Serving()
+    serving = pages.Serving(recorded())
     with opened(browser, serving) as page:
         yield page
     serving.end()
@@ -179,14 +155,14 @@ def test_without_a_signal_a_newer_question_takes_the_place_of_an_older(page: Pag
 LOST = f"remote.row({HEAD}, 1).catch((error) => [error.message, error instanceof Lost])"
 
 
-def test_a_recording_that_has_changed_is_lost(browser: Browser, serving: Serving) -> None:
+def test_a_recording_that_has_changed_is_lost(browser: Browser, serving: pages.Serving) -> None:
     with opened(browser, serving) as page:
         serving.changed = True
         told = page.evaluate(LOST)
     assert told == ["the recording has changed on disk; start regard serve again.", True]
 
 
-def test_a_server_that_has_ended_is_lost(browser: Browser, serving: Serving) -> None:
+def test_a_server_that_has_ended_is_lost(browser: Browser, serving: pages.Serving) -> None:
     with opened(browser, serving) as page:
         serving.end()
         told = page.evaluate(LOST)
@@ -195,12 +171,12 @@ def test_a_server_that_has_ended_is_lost(browser: Browser, serving: Serving) -> 
 
 
 def test_the_page_shows_the_numbers_of_its_server_and_that_it_is_lost(
-    browser: Browser, serving: Serving, answers: Answers
+    browser: Browser, serving: pages.Serving, answers: Answers
 ) -> None:
     page = browser.new_page()
     page.set_default_timeout(120_000)
     try:
-        page.goto(f"{serving.address}/?token={TOKEN}#layer=0&head=1&query=5&key=2")
+        page.goto(f"{serving.address}/?token={pages.TOKEN}#layer=0&head=1&query=5&key=2")
         page.wait_for_selector('body[data-read="0,1,5,2,0"]')
         weight = float(answers.row(Which(0, 1), 5).values[2])
         assert pages.three_digits(weight) in pages.sentence(page)
@@ -214,12 +190,12 @@ def test_the_page_shows_the_numbers_of_its_server_and_that_it_is_lost(
 
 
 def test_the_steps_of_a_head_are_gone_when_another_is_asked_of_a_lost_server(
-    browser: Browser, serving: Serving
+    browser: Browser, serving: pages.Serving
 ) -> None:
     page = browser.new_page()
     page.set_default_timeout(120_000)
     try:
-        page.goto(f"{serving.address}/?token={TOKEN}#view=steps&layer=0&head=1&query=5")
+        page.goto(f"{serving.address}/?token={pages.TOKEN}#view=steps&layer=0&head=1&query=5")
         page.wait_for_selector("#view-steps [data-row]")
         serving.changed = True
         page.evaluate("location.hash = 'view=steps&layer=0&head=2&query=5'")
