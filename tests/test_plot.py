@@ -125,7 +125,7 @@ def test_a_long_map_shows_means_of_cells_and_never_forms_the_matrix() -> None:
     A = head(1100, mask=regard.Causal())
     ax = regard.plot.map(A, scale="linear")
     torch.testing.assert_close(cells(ax), A.pool(512, 512)[0, 0].double())
-    assert legend(ax) == "mean share in cells of 2 × 2 tokens\nlinear"
+    assert legend(ax) == "mean share in cells of 2 to 3 tokens each way\nlinear"
     assert ax.get_images()[0].get_extent() == [-0.5, 1099.5, 1099.5, -0.5]
 
 
@@ -332,6 +332,16 @@ def test_a_dark_style_has_dark_ground(name: str) -> None:
             "    Make one with regard.observe(model), regard.load(path) or "
             "regard.Recording({name: A}).",
             id="no recording",
+        ),
+        *(
+            pytest.param(
+                lambda draw=draw: draw(regard.Recording({})),
+                ValueError,
+                f"seen has no layers; plot.{draw.__name__}() draws at least one.\n"
+                "    Record attention with regard.observe(model), or take a part that has layers.",
+                id=f"{draw.__name__} of nothing",
+            )
+            for draw in (regard.plot.heads, regard.plot.entropy)
         ),
         pytest.param(
             lambda: regard.plot.heads(recording(), score="induction"),

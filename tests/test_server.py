@@ -255,6 +255,9 @@ NO_SPANS = "queries must be 1 to 200 parts, each [first token, one past the last
 PARTS = "/api/segments?layer=0&head=0&keys=[[0,9]]"
 MANY = json.dumps([[0, 1]] * 201)
 BEYOND = "queries has (0, 10) for '0'; each span must lie within the text."
+BEYOND_KEYS = "keys has (4, 10) for '1'; each span must lie within the text."
+BOTH = "/api/segments?layer=0&head=0&queries=[[0,9]]"
+ONE_TOKEN = "each span must hold at least one token."
 TILE = "/api/tile?layer=0&head=0&level=0&row=0"
 
 
@@ -269,7 +272,7 @@ TILE = "/api/tile?layer=0&head=0&level=0&row=0"
         ("/api/row?layer=x&head=0&query=0", 400, f"layer is 'x'; {WHOLE}"),
         ("/api/row?layer=%D9%A1&head=0&query=0", 400, f"layer is '\\u0661'; {WHOLE}"),
         ("/api/row?layer=0&head=0&query=0&hidden=2", 400, "hidden is '2'; it must be 0 or 1."),
-        (f"/api/row?layer={LONG * 10}", 400, f"layer is '{LONG} ...'; {WHOLE}"),
+        (f"/api/row?layer={LONG * 10}", 400, f"layer is '{LONG} ...'; that is too large."),
         (f"{TILE}&column=1", 400, "column is 1; it must be from 0 to 0."),
         ("/api/tile?layer=0&head=0&level=9&row=0&column=0", 400, LEVELS),
         ("/api/column?layer=0&head=0&key=9", 400, "key is 9; it must be from 0 to 8."),
@@ -286,6 +289,8 @@ TILE = "/api/tile?layer=0&head=0&level=0&row=0"
         (f"{PARTS}&queries=[[0,true]]", 400, NO_SPANS),
         (f"{PARTS}&queries={MANY}", 400, NO_SPANS),
         (f"{PARTS}&queries=[[0,10]]", 400, BEYOND),
+        (f"{BOTH}&keys=[[0,4],[4,10]]", 400, BEYOND_KEYS),
+        (f"{BOTH}&keys=[[3,3]]", 400, "keys has (3, 3) for '0', which is empty; " + ONE_TOKEN),
         ("/nothing", 404, "there is nothing at this address."),
         ("/api/../../etc/passwd", 404, "there is nothing at this address."),
     ],
@@ -301,6 +306,17 @@ def test_a_wrong_question_is_told_in_a_sentence(
 def test_only_get_is_answered(client: TestClient) -> None:
     got = client.post("/api/heads")
     assert (got.status_code, got.text) == (405, "only GET is answered.")
+
+
+def test_steps_that_are_not_numbers_are_refused_in_a_sentence() -> None:
+    query, key = torch.ones(1, 3, 4), torch.ones(1, 3, 4)
+    query[0, 1, 2] = torch.nan
+    spoilt = regard.Recording({"layer": regard.attend(query, key)})
+    with TestClient(server.application(spoilt, TOKEN), base_url=BASE) as client:
+        client.get("/", params={"token": TOKEN})
+        got = client.get("/api/steps?layer=0&head=0&query=1&by=weight&start=0&count=3")
+    sentence = "query is 1, whose weights are not numbers (NaN); it has no steps to show."
+    assert (got.status_code, got.text) == (400, sentence)
 
 
 def test_what_goes_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,8 @@ from typing import Any, TypeVar, cast
 
 __all__ = ["Asked"]
 
-_WHOLE = re.compile(r"\d{1,9}", re.ASCII)
+_WHOLE = re.compile(r"\d+", re.ASCII)
+_MOST_DIGITS = 9
 _MOST_SPANS = 200
 
 Word = TypeVar("Word", bound=str)
@@ -60,6 +61,8 @@ class Asked:
         if text is None or not _WHOLE.fullmatch(text):
             came = "missing" if text is None else _told(text)
             raise ValueError(f"{name} is {came}; it must be a whole number.")
+        if len(text) > _MOST_DIGITS:
+            raise ValueError(f"{name} is {_told(text)}; that is too large.")
         if most is not None and int(text) > most:
             raise ValueError(f"{name} is {text}; it must be at most {most}.")
         return int(text)

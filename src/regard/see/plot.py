@@ -101,8 +101,9 @@ def map(  # noqa: A001 - what every map is called; the namespace tells it from t
     weights = matrix.pool(_MOST_CELLS, _MOST_CELLS).reshape(-1, min(kv_len, _MOST_CELLS))
     unit = "share of a query's attention"
     if weights.shape != (q_len, kv_len):
-        down, across = (round(length / _MOST_CELLS) or 1 for length in (q_len, kv_len))
-        unit = f"mean share in cells of {down} × {across} tokens"
+        down, across = _cell(q_len), _cell(kv_len)
+        each = f"{down} tokens each way" if down == across else f"{down} × {across} tokens"
+        unit = f"mean share in cells of {each}"
     across, down = (room_for(token.text for token in side or ()) for side in (queries, keys))
     ax = axes_of(ax, across + _length_of(kv_len) + _BESIDE, down + _length_of(q_len))
     draw_cells(ax, Picture(weights, chosen, unit, (q_len, kv_len), log_floor(kv_len)))
@@ -131,7 +132,8 @@ def heads(
 
     Raises:
         TypeError: seen is no recording, or a trial is none.
-        ValueError: a score that no head has; the message names those that were measured.
+        ValueError: it has no layers, or a score that no head has; the message names those that were
+            measured.
         RegardError: matplotlib is not installed, or query and key were not kept.
 
     Example:
@@ -184,6 +186,7 @@ def entropy(seen: Recording, *, ax: "Axes | None" = None) -> "Axes":
 
     Raises:
         TypeError: seen is no recording.
+        ValueError: it has no layers.
         RegardError: matplotlib is not installed, or no layer can answer.
 
     Example:
@@ -295,6 +298,12 @@ class _Grid:
         return self.layers.index(head.layer), self.heads.index(head.head)
 
 
+def _cell(length: int) -> str:
+    """Of how many tokens a cell is, along one axis."""
+    least, rest = divmod(length, min(length, _MOST_CELLS))
+    return f"{least} to {least + 1}" if rest else str(least)
+
+
 def _small_maps(layers: Sequence[Layer], grid: _Grid) -> Picture:
     """One image of all of them; what the recording does not have is empty."""
     side = _SMALL_MAP
@@ -403,4 +412,9 @@ def _check_recording(call: str, seen: object) -> None:
             f"seen is {kind_text(seen)}; {call} draws a Recording.\n"
             "    Make one with regard.observe(model), regard.load(path) or "
             "regard.Recording({name: A})."
+        )
+    if not seen:
+        raise ValueError(
+            f"seen has no layers; {call} draws at least one.\n"
+            "    Record attention with regard.observe(model), or take a part that has layers."
         )

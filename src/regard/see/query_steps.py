@@ -181,8 +181,9 @@ def _numbers(tensor: Tensor) -> list[float]:
     return cast("list[float]", tensor.tolist())
 
 
-def _vectors(tensor: Tensor) -> list[Vector]:
-    return [tuple(_numbers(each)) for each in tensor]
+def _vectors(tensor: Tensor) -> list[Vector | None]:
+    """None for one with a number that is not finite: JSON has no name for it."""
+    return [tuple(_numbers(each)) if each.isfinite().all() else None for each in tensor]
 
 
 def _finite(numbers: Tensor | None, places: Tensor) -> list[float | None]:

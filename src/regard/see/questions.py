@@ -1,7 +1,9 @@
 """What the page asks of a recording, whoever carries the questions: a server, or a notebook."""
 
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from math import isnan
 from typing import Any
 
 import torch
@@ -88,11 +90,20 @@ def _progress(answers: Answers, asked: Asked, _: Wanted) -> Told:
 def _steps(answers: Answers, asked: Asked, _: Wanted) -> Told:
     by = asked.one_of("by", ("weight", "position"))
     keys = KeysAsked(by, asked.whole("start"), asked.whole("count", most=_MOST_KEYS))
-    return Told(asdict(answers.steps(which_head(asked), asked.whole("query"), keys)))
+    steps = answers.steps(which_head(asked), asked.whole("query"), keys)
+    if isnan(steps.total):
+        query = asked.whole("query")
+        raise ValueError(
+            f"query is {query}, whose weights are not numbers (NaN); it has no steps to show."
+        )
+    return Told(asdict(steps))
 
 
 def _segments(answers: Answers, asked: Asked, _: Wanted) -> Told:
-    shares = answers.segments(which_head(asked), asked.spans("queries"), asked.spans("keys"))
+    try:
+        shares = answers.segments(which_head(asked), asked.spans("queries"), asked.spans("keys"))
+    except ValueError as error:  # the library calls parts what is asked for as keys
+        raise ValueError(re.sub("^parts has", "keys has", str(error))) from error
     return Told(arrays=(shares.float(),))
 
 
