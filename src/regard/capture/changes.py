@@ -5,7 +5,7 @@ gave, or are not. Which step an operation is, ``score_operations.py`` knows.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -14,12 +14,14 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from regard.capture.axes import Axes
-from regard.capture.gates import are_changed, are_changed_in_place, fits
+from regard.capture.gates import CHANCE, are_changed, are_changed_in_place
+from regard.capture.mixtures import change_of, has_no_keys, place_of, tensors_in
 from regard.capture.score_steps import Step, raised
 from regard.capture.tracks import (
     Drawn,
     Exponentials,
     Lost,
+    Noise,
     Scores,
     Stage,
     Totals,
@@ -29,7 +31,7 @@ from regard.capture.tracks import (
 )
 from regard.tracing import Operation, apart
 
-__all__ = ["Changes", "place_of", "stepped", "tensors_in"]
+__all__ = ["Changes", "stepped"]
 
 _StepOn = Callable[[Axes], Step]
 
@@ -53,24 +55,38 @@ class Changes:
             output = cast(object, output[0])
         if not isinstance(output, Tensor) or output.is_nested or operation.func in _BLIND:
             return
+        if operation.func in CHANCE:
+            self._tracks.put(output, None, Noise())
+            return
         for source in tensors_in(operation.args):
             track = self._tracks.of(source)
-            if track is None:
+            if track is None or isinstance(track.stage, Noise):
                 continue
+            if isinstance(track.stage, Weights):
+                if operation.func is aten.stack.default and self._are_sound(operation.args[0]):
+                    self._tracks.put(output, None, replace(track.stage, powers=None, meeting=None))
+                elif not track.lies_in(output) or _mutable(operation):
+                    self._weigh(operation, source, output)
+                return
             if track.lies_in(output):
                 if not _mutable(operation):
                     return
-            elif output.numel() != source.numel() and not (
-                isinstance(track.stage, Weights) and fits(source, output)
-            ):
+            elif output.numel() != source.numel():
                 continue
-            if isinstance(track.stage, Weights):
-                self._weigh(operation, source, output)
-            elif isinstance(track.stage, Lost):
+            if isinstance(track.stage, Lost):
                 self._tracks.put(output, None, track.stage)
             elif not isinstance(track.stage, Totals | Drawn):
                 self.lose(operation, source)
             return
+
+    def mix(self, operation: Operation, source: Tensor) -> None:
+        """Weights go through something that makes others of them."""
+        track, output = self._tracks.of(source), operation.output
+        if track is not None and isinstance(track.stage, Weights) and isinstance(output, Tensor):
+            weights = track.stage
+            trouble = weights.trouble or change_of(operation, weights.line)
+            changed = replace(weights, trouble=trouble, powers=None, meeting=None)
+            self._tracks.put(output, None, changed)
 
     def extend(self, operation: Operation, source: Any, *steps: _StepOn) -> None:
         """Scores, exponentials or weights on which one more operation has run.
@@ -101,8 +117,9 @@ class Changes:
         """Weights on which one more operation has run, which may make them others."""
         track = cast(Track, self._tracks.of(source))
         weights = cast(Weights, track.stage)
-        if not output.is_floating_point():
+        if not output.is_floating_point() or has_no_keys(operation, track, source, output):
             return
+        dropped = self._is_dropped(operation)
         in_place, powers = track.lies_in(output), None
         axes = track.axes if in_place else _axes_after(track.axes, source, output)
         with apart():
@@ -111,9 +128,9 @@ class Changes:
                 dim = None
                 if axes is not None and not weights.short:
                     dim = axes.along(weights.normal, weights.length)
-                changed = are_changed_in_place(operation, whole, dim)
+                changed = are_changed_in_place(operation, whole, dim, dropped=dropped)
             else:
-                changed = are_changed(source, output)
+                changed = are_changed(operation, source, output, dropped=dropped)
         if weights.powers is not None:
             scores, seen = weights.powers
             if not changed:
@@ -124,12 +141,18 @@ class Changes:
                 powers = None if found is None else (cast(Exponentials, found[0]).scores, found[1])
         trouble = weights.trouble
         if changed and trouble is None:
-            trouble = (
-                f"{place_of(operation)} changes the weights after their softmax ({weights.line}); "
-                "what meets the value is no softmax of the scores.\n"
-                "    Mask the scores before the softmax, with -inf."
-            )
+            trouble = change_of(operation, weights.line)
         self._tracks.put(output, axes, replace(weights, trouble=trouble, powers=powers))
+
+    def _are_sound(self, tensors: Iterable[Tensor]) -> bool:
+        """Whether all tensors are weights as a softmax gave them."""
+        stages = [self._tracks.stage_of(tensor) for tensor in tensors]
+        return all(isinstance(stage, Weights) and stage.trouble is None for stage in stages)
+
+    def _is_dropped(self, operation: Operation) -> bool:
+        """Whether an argument of an operation was drawn by chance, as dropout does."""
+        stages = map(self._tracks.stage_of, tensors_in(operation.args))
+        return any(isinstance(stage, Noise) for stage in stages)
 
     def lose(self, operation: Operation, source: Tensor) -> None:
         """Scores go through something that has no place in an AttentionMatrix."""
@@ -168,21 +191,6 @@ def stepped(stage: Scores | Exponentials, steps: Iterable[Step]) -> Scores | Exp
         return None
     more = cast(list[Step], before)
     return Exponentials(replace(stage.scores, steps=(*stage.scores.steps, *more)))
-
-
-def place_of(operation: Operation) -> str:
-    """The operation by its name, with the user's own line."""
-    caller = operation.caller()
-    return f"{str(operation.func).split('.')[1]} ({caller.file}:{caller.line})"
-
-
-def tensors_in(arguments: Iterable[Any]) -> Iterator[Tensor]:
-    """The tensors among arguments, those in lists included."""
-    for argument in arguments:
-        if isinstance(argument, Tensor):
-            yield argument
-        elif isinstance(argument, list | tuple):
-            yield from tensors_in(cast(Iterable[Any], argument))
 
 
 def _extended(

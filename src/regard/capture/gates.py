@@ -5,12 +5,12 @@ from torch import Tensor
 
 from regard.tracing import Operation
 
-__all__ = ["are_changed", "are_changed_in_place", "fits", "is_gated", "sums_to_one"]
+__all__ = ["CHANCE", "are_changed", "are_changed_in_place", "fits", "is_gated", "sums_to_one"]
 
 _ALIKE = 0.01  # half precision rounds what dropout scaled up
 
 
-def is_gated(weights: Tensor, used: Tensor) -> bool:
+def is_gated(weights: Tensor, used: Tensor, *, dropped: bool = False) -> bool:
     """Whether weights were changed by something that is no part of attention.
 
     Dropout, which makes some 0 and scales the others up, is none; nor are rows that were made 0 as
@@ -19,19 +19,23 @@ def is_gated(weights: Tensor, used: Tensor) -> bool:
     Args:
         weights: as the softmax gave them, (..., q_len, kv_len).
         used: the same shape, after one more operation.
+        dropped: whether chance had a part in it.
 
     Example:
         >>> import torch
         >>> from regard.capture.gates import is_gated
         >>> even = torch.full((3, 3), 1 / 3)
-        >>> is_gated(even, even.tril()), is_gated(even, torch.nn.functional.dropout(even, 0.5))
-        (True, False)
+        >>> used = even * torch.tensor([0.0, 2.0, 2.0])
+        >>> is_gated(even, even.tril()), is_gated(even, used), is_gated(even, used, dropped=True)
+        (True, True, False)
     """
     rounding = 2 * torch.finfo(used.dtype).eps
     same = torch.isclose(used, weights, rtol=rounding, atol=0, equal_nan=True)
     differ = ~same & ~(used == 0).all(-1, keepdim=True)
     if not bool(differ.any()):
         return False
+    if not dropped:
+        return True
     factors = (used / weights)[differ & (used != 0)]
     if not factors.numel():
         return True
@@ -39,25 +43,33 @@ def is_gated(weights: Tensor, used: Tensor) -> bool:
     return not bool((largest > 1 + _ALIKE) & (factors > (1 - _ALIKE) * largest).all())
 
 
-def are_changed(weights: Tensor, used: Tensor) -> bool:
+def are_changed(operation: Operation, weights: Tensor, used: Tensor, *, dropped: bool) -> bool:
     """Whether an operation that gave ``used`` has changed weights.
 
     Args:
+        operation: what has run.
         weights: what it was given.
         used: what it gave: element by element, repeated where the shape is larger.
+        dropped: whether one of its arguments was drawn by chance.
     """
-    if not fits(weights, used):
+    if operation.func in _DROPOUTS:
         return False
-    return is_gated(weights.to(used.dtype).expand_as(used), used)
+    if fits(weights, used):
+        return is_gated(weights.to(used.dtype).expand_as(used), used, dropped=dropped)
+    same = weights.numel() == used.numel()
+    return not (same and torch.equal(weights.to(used.dtype).flatten(), used.flatten()))
 
 
-def are_changed_in_place(operation: Operation, whole: Tensor, dim: int | None) -> bool:
+def are_changed_in_place(
+    operation: Operation, whole: Tensor, dim: int | None, *, dropped: bool
+) -> bool:
     """Whether an operation in place has changed weights; what they were nobody knows any more.
 
     Args:
         operation: what has run.
         whole: the weights, after it.
         dim: the axis along which they summed to 1; None where there is none.
+        dropped: whether one of its arguments was drawn by chance.
     """
     if operation.func in _DROPOUTS:
         return False
@@ -66,7 +78,7 @@ def are_changed_in_place(operation: Operation, whole: Tensor, dim: int | None) -
         if not isinstance(factor, Tensor):
             factor = torch.tensor(float(factor))
         factor = factor.to(whole.dtype).expand(operation.args[0].shape)
-        if not is_gated(torch.ones_like(factor), factor):
+        if not is_gated(torch.ones_like(factor), factor, dropped=dropped):
             return False
     return operation.func is aten.copy_.default or dim is None or not sums_to_one(whole, dim)
 
@@ -112,5 +124,10 @@ _NEAR = 1e-4  # what a logarithm of the sum rounds to
 _NEAR_IN_HALF = 0.05
 
 aten = torch.ops.aten
-_DROPOUTS = (aten.dropout_.default, aten.feature_dropout_.default)
+_DROPOUTS = (
+    *(aten.dropout.default, aten.dropout_.default, aten.native_dropout.default),
+    *(aten.feature_dropout.default, aten.feature_dropout_.default),
+)
 _PRODUCTS = (aten.mul_.Tensor, aten.multiply_.Tensor)
+CHANCE = (aten.bernoulli_.float, aten.bernoulli.default, aten.bernoulli.p)
+"""What draws the numbers that dropout multiplies with."""

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from regard.capture.absence import Absence
 from regard.capture.axes import Axes
-from regard.capture.changes import Changes, tensors_in
+from regard.capture.changes import Changes
 from regard.capture.contractions import PRODUCTS, Written, contraction, written
+from regard.capture.mixtures import tensors_in
 from regard.capture.score_steps import Plus, Step, Times
 from regard.capture.softmaxes import Softmaxes
 from regard.capture.tracks import (
@@ -116,6 +117,9 @@ class Handwritten:
         for tensor, letters in sides:
             track = self._tracks.of(tensor)
             if track is not None and isinstance(track.stage, Weights):
+                if self._mixes(track, track.stage, tensor, letters, product):
+                    self._changes.mix(operation, tensor)
+                    return True
                 self._check(track, track.stage, tensor, letters, summed)
                 if track.stage.trouble is None:
                     _give_value(track, track.stage, tensor, product)
@@ -130,6 +134,23 @@ class Handwritten:
         elif isinstance(stage, Scores) and stage.steps:
             self._suspect(operation, product, "nothing stands in its place")
         return False
+
+    def _mixes(
+        self, track: Track, weights: Weights, tensor: Tensor, letters: str, product: Written
+    ) -> bool:
+        """Whether a product of weights makes others of them: with weights, or over their heads."""
+        if weights.trouble is not None:
+            return False
+        other = product.right if tensor is product.left else product.left
+        if isinstance(self._tracks.stage_of(other), Weights):
+            return True
+        if weights.meeting is None:
+            return False
+        matrix = weights.meeting.axes
+        pairs = zip(matrix.sizes[:-2], matrix.places[:-2], strict=True)
+        heads = {place for size, place in pairs if size > 1}
+        summed = [_place_along(track, tensor, letters.index(a)) for a in product.labels.summed]
+        return bool(summed) and heads.issuperset(summed)
 
     def _suspect(self, operation: Operation, product: Written, instead: str) -> None:
         """Scores, on the left, meet a value without a softmax."""
@@ -154,18 +175,30 @@ class Handwritten:
         if weights.trouble is not None:
             self._refuse(weights.name, weights.trouble)
             return
-        axes = None if track.axes is None else track.axes.seen_as(tensor)
-        if axes is None or len(summed) != 1 or not weights.normal:
+        if len(summed) != 1 or not weights.normal:
             return
         axis = letters.index(summed)
-        along = axes.places[axis] // weights.normal
-        if axes.sizes[axis] > 1 and not 0 < along < weights.length:
+        place = _place_along(track, tensor, axis)
+        if place is None or tensor.shape[axis] == 1:
+            return
+        if not 0 < place // weights.normal < weights.length:
             self._refuse(
                 weights.name,
                 f"the softmax ({weights.line}) runs over another axis than the one along which its "
                 "weights meet the value; the weights of a query must sum to 1 over the keys.\n"
                 "    Take the softmax over the axis of the keys, dim=-1.",
             )
+
+
+def _place_along(track: Track, tensor: Tensor, axis: int) -> int | None:
+    """How far one step along an axis goes in what the softmax gave; None where nobody can tell."""
+    if track.axes is None or not tensor.numel():
+        return None
+    # The other axes may be merged, so that the tensor as a whole has no strides there.
+    with apart():
+        line = tensor[tuple(slice(None) if i == axis else 0 for i in range(tensor.ndim))]
+    seen = track.axes.seen_as(line)
+    return None if seen is None else seen.places[0]
 
 
 def _give_value(track: Track, weights: Weights, tensor: Tensor, product: Written) -> None:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from regard.capture.axes import Axes
-from regard.capture.changes import Changes, place_of, stepped
+from regard.capture.changes import Changes, stepped
 from regard.capture.fills import ASSIGNMENTS, assigned, marked
+from regard.capture.mixtures import place_of
 from regard.capture.score_steps import Bound, Fill, Plus, Sink, Tanh, Times, Zeros
 from regard.capture.tracks import Chosen, Exponentials, Scores, Track, Tracks, Weights
 from regard.tracing import Listener, Operation, apart
@@ -270,6 +271,8 @@ class ScoreOperations:
         track, held = self._tracks.of(source), self._tracks.of(target)
         if track is not None and track.axes is not None:
             self._changes.go_on(operation, source, track, track.stage)
+        elif track is not None and (held is None or not _is_part(held, target)):
+            self._tracks.put(target, None, track.stage)
         elif held is not None and not _is_part(held, target):
             self._tracks.drop(target)
         else:

@@ -19,6 +19,7 @@ from regard.capture.changes import Changes
 from regard.capture.gates import sums_to_one
 from regard.capture.layouts import Untold
 from regard.capture.meetings import Meeting
+from regard.capture.mixtures import has_no_keys
 from regard.capture.score_operations import ScoreOperations
 from regard.capture.score_steps import Beside, Plus, Times, attention
 from regard.capture.tracks import (
@@ -105,6 +106,8 @@ class Softmaxes:
                 "softmax, and is no scale, bias, softcap, mask or sink."
             )
             self._put(operation, dim % source.ndim, reason)
+        else:
+            self._changes.mix(operation, source)
 
     def _log_softmax(self, operation: Operation) -> None:
         source, dim = operation.args[:2]
@@ -147,10 +150,17 @@ class Softmaxes:
     def _sum(self, operation: Operation) -> None:
         source, dims = operation.args[:2]
         powers = self._tracks.powers_of(source)
-        if powers is not None and dims is not None and len(dims) == 1:
+        track, output = self._tracks.of(source), cast(Tensor, operation.output)
+        if (
+            track is not None
+            and isinstance(track.stage, Weights)
+            and not has_no_keys(operation, track, source, output)
+        ):
+            self._changes.pass_on(operation)
+        elif powers is not None and dims is not None and len(dims) == 1:
             kept = len(operation.args) > 2 and bool(operation.args[2])
             totals = Totals(*powers, dims[0] % source.ndim - source.ndim, kept)
-            self._tracks.put(cast(Tensor, operation.output), None, totals)
+            self._tracks.put(output, None, totals)
 
     def _add(self, operation: Operation) -> None:
         source, other = operation.args[:2]

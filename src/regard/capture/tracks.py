@@ -22,6 +22,7 @@ __all__ = [
     "Exponentials",
     "Finding",
     "Lost",
+    "Noise",
     "Scores",
     "Stage",
     "Totals",
@@ -148,7 +149,12 @@ class Chosen:
     through: str
 
 
-Stage: TypeAlias = Scores | Exponentials | Totals | Drawn | Weights | Lost | Chosen
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """What chance has drawn, 0 or another number: a factor of dropout."""
+
+
+Stage: TypeAlias = Scores | Exponentials | Totals | Drawn | Weights | Lost | Chosen | Noise
 
 
 @dataclass(frozen=True, slots=True)
