@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import permutations
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.faults.catalogue import Severity, fault
-from regard.faults.fit import Guess, Material, as_laid, attention_of, explanations, reproduces
+from regard.faults.explained import slope_of, weighings
+from regard.faults.fit import Guess, Material, explanations
 from regard.faults.material import are_named, materials, right_guesses, weighed
 from regard.faults.naming import names_of
 from regard.faults.places import event_of
@@ -187,12 +187,13 @@ def _by_weights(
     subject: Subject, found: list[Material], stages: Stages, causal: bool | None
 ) -> Reading | None:
     """A reading of what follows the weights, where the scores are more than query times key."""
-    for material in found:
-        for weighing in weighed(subject, material, stages):
-            for parts in permutations(("q", "k", "v")):
-                plain = Guess(parts)  # pyright: ignore[reportArgumentType]
-                if reproduces(weighing, plain):
-                    return _weighed_reading(subject, stages, weighing, plain, causal)
+    fitting = list(weighings(subject, found, stages))
+    for weighing, plain in fitting:
+        seen = _weighed_reading(subject, stages, weighing, plain, causal)
+        if seen is not None:
+            return seen
+    if fitting:
+        return None
     for material in found[:1]:
         for weighing in weighed(subject, material, stages):
             guesses, right = explanations(weighing, [], [Guess()], (1, 2))
@@ -207,18 +208,24 @@ def _weighed_reading(
     material: Material,
     guess: Guess,
     causal: bool | None,
-) -> Reading:
-    """A reading with what the weights and scores themselves say of mask and scale."""
+) -> Reading | None:
+    """A reading with what the weights and scores themselves say of mask and scale.
+
+    None where it shows no mistake, and the scores are not query times key, a scale and a bias.
+    """
     assert material.weights is not None
     right = replace(Guess(guess.parts), mask="causal:same" if causal else "none")
     if causal and guess.mask == "none":
         guess = replace(guess, mask=_mask_of(material.weights))
-    scale = _diagonal_scale(stages, material, guess)
+    slope = slope_of(subject, stages, material, guess)
     known = [None, *(g.scale for g in right_guesses(subject, causal))]
     numbers = [material.head_dim**-0.5 if n is None else n for n in known]
-    if scale is not None and all(abs(scale / number - 1) > 2e-3 for number in numbers):
-        guess = replace(guess, scale=scale)
-    return Reading(subject, stages, material, guess, right)
+    is_told = slope is not None and slope.number > 0
+    if slope is not None and is_told and not slope.is_free:
+        is_known = any(abs(slope.number / number - 1) <= 2e-3 for number in numbers)
+        guess = guess if is_known else replace(guess, scale=slope.number)
+    seen = Reading(subject, stages, material, guess, right)
+    return seen if is_told or seen.names else None
 
 
 def _mask_of(weights: Tensor) -> str:
@@ -228,20 +235,3 @@ def _mask_of(weights: Tensor) -> str:
         without = not bool(reached.diagonal()[1:].any())
         return "causal:without_self_but_first" if without else "causal:same"
     return "none" if bool(reached.triu(2).any()) else "causal:with_next"
-
-
-def _diagonal_scale(stages: Stages, material: Material, guess: Guess) -> float | None:
-    """What a query's product with the key of its own token is multiplied with.
-
-    Rotary positions turn both alike, and most biases are 0 there. None where it is no one number.
-    """
-    result = attention_of(replace(material, weights=None), replace(guess, scale=1.0, mask="none"))
-    if stages.softmax is None or result is None:
-        return None
-    raw = result[2].diagonal(dim1=-2, dim2=-1)
-    for laid in list(as_laid(stages.softmax.scores.double(), result[2].shape))[:2]:
-        ratio = (laid.diagonal(dim1=-2, dim2=-1) / raw)[raw.abs() > 1e-2 * raw.abs().max()]
-        middle = float(ratio.median())
-        if middle > 0 and bool(((ratio / middle - 1).abs() < 2e-3).all()):
-            return middle
-    return None

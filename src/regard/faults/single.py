@@ -31,6 +31,7 @@ from regard.faults.reading import Reading, Told, finding_of, understood, without
 from regard.faults.report import Report
 from regard.faults.stages import found_stages
 from regard.faults.subject import Given, Subject, layouts
+from regard.faults.unexplained import reason
 
 __all__ = ["examined", "running"]
 
@@ -65,15 +66,11 @@ def examined(subject: Subject, causal: bool | None) -> Report:
         (finding_of(told) for told in found),
         key=lambda finding: (finding.severity == "note", finding.number),
     )
-    missing = "" if reading is not None or findings else _MISSING
+    missing = "" if reading is not None or findings else reason(subject)
     return Report(subject.given.name, tuple(findings), _read_as(subject, reading), missing)
 
 
 _IN_HALF = "The largest number of float16 is 65504: there this line raises."
-_MISSING = (
-    "What it does is no attention that this check knows, right or wrong: neither the standard one "
-    "nor any mistake of the catalogue, alone or with others, gives what it gives."
-)
 
 
 def running(given: Given) -> Subject:

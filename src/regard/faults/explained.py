@@ -1,0 +1,145 @@
+"""Whether scores are query times key, times one number, plus what no input changes."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import permutations
+
+import torch
+from torch import Tensor
+
+from regard.faults.fit import Guess, Material, as_laid, attention_of, reproduces
+from regard.faults.material import materials, weighed
+from regard.faults.stages import Stages, found_stages
+from regard.faults.subject import Subject
+from regard.faults.traced import Event
+from regard.faults.turned import turned
+
+__all__ = ["Slope", "slope_of", "weighings"]
+
+# No score of random inputs is as low, so that this is a mask.
+_MASKED = -100.0
+_TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """By what query times key is multiplied in the scores.
+
+    Attributes:
+        number: below 0 too.
+        is_free: whether a norm lies between, which hides what is right.
+    """
+
+    number: float
+    is_free: bool = False
+
+
+def weighings(
+    subject: Subject, found: list[Material], stages: Stages
+) -> Iterator[tuple[Material, Guess]]:
+    """Every way in which the weights that were seen, times a value, are the output."""
+    for material in found:
+        for weighing in weighed(subject, material, stages):
+            for parts in permutations(("q", "k", "v")):
+                plain = Guess(parts)  # pyright: ignore[reportArgumentType]
+                if reproduces(weighing, plain):
+                    yield weighing, plain
+
+
+def slope_of(subject: Subject, stages: Stages, material: Material, guess: Guess) -> Slope | None:
+    """What query times key is multiplied with, where nothing else that an input moves is added.
+
+    Between two samples a bias and a mask are the same: what differs is query times key alone. A
+    softcap is taken as such: before and behind its tanh the same holds.
+
+    Returns:
+        None where the scores are something else.
+    """
+    runs = [(stages, material)]
+    if material.output.shape[0] == 1:
+        inputs = subject.inputs(seed=1)
+        again = found_stages(subject, inputs)
+        runs += [(again, m) for m in materials(subject, inputs, again) if _alike(m, material)][:1]
+    for is_met in (False, True):
+        for laid in range(2):
+            sights = [_sight(*run, guess, is_met=is_met, laid=laid) for run in runs]
+            told = [sight for sight in sights if sight is not None]
+            if len(told) < len(runs) or len({len(sight.steps) for sight in told}) > 1:
+                continue
+            steps = [torch.cat(parts) for parts in zip(*(s.steps for s in told), strict=True)]
+            number = _product_of_slopes(steps)
+            if number is not None:
+                return Slope(number, any(sight.is_free for sight in told))
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class _Sight:
+    """Tensors in pairs, (batch, heads, queries, keys): each second one is made of the first."""
+
+    steps: list[Tensor]
+    is_free: bool
+
+
+def _alike(first: Material, second: Material) -> bool:
+    same = (first.num_heads, first.place) == (second.num_heads, second.place)
+    shapes = [{k: t.shape for k, t in m.tensors.items()} for m in (first, second)]
+    return same and first.is_likely == second.is_likely and shapes[0] == shapes[1]
+
+
+def _sight(
+    stages: Stages, material: Material, guess: Guess, *, is_met: bool, laid: int
+) -> _Sight | None:
+    """Query times key and the scores, and the two sides of a softcap between them."""
+    seen = turned(stages, material) if is_met else material
+    if seen is None or stages.softmax is None:
+        return None
+    base = replace(guess, scale=1.0, mask="none")
+    if is_met:
+        base = replace(base, parts=("q", "k", base.parts[2]))
+    result = attention_of(replace(seen, weights=None), base)
+    if result is None:
+        return None
+    raw, between = result[2], _cap(stages, result[2].numel())
+    tensors = [stages.softmax.scores]
+    if between is not None and between.output is not None:
+        tensors = [between.args[0], between.output, *tensors]
+    lays = [list(as_laid(tensor.double(), raw.shape)) for tensor in tensors]
+    if any(len(ways) <= laid for ways in lays):
+        return None
+    return _Sight([raw, *(ways[laid] for ways in lays)], seen.is_scaled_freely)
+
+
+def _cap(stages: Stages, count: int) -> Event | None:
+    """The tanh of a softcap; None where there is none."""
+    assert stages.softmax is not None
+    last = stages.softmax.events[0].place
+    caps = [e for e in stages.trace if e.operator in ("tanh", "tanh_") and e.place < last]
+    told = [e for e in caps if e.output is not None and e.output.numel() == count]
+    return told[-1] if told else None
+
+
+def _product_of_slopes(steps: list[Tensor]) -> float | None:
+    product = 1.0
+    for before, after in zip(steps[::2], steps[1::2], strict=True):
+        slope = _slope(before, after)
+        if slope is None:
+            return None
+        product *= slope
+    return product
+
+
+def _slope(before: Tensor, after: Tensor) -> float | None:
+    """The one number by which ``after`` follows what changes in ``before`` between samples."""
+    is_open = after > _MASKED
+    if len(after) < 2 or not bool((is_open == is_open[:1]).all()):
+        return None
+    mine, theirs = (
+        (tensor[1:] - tensor[:1])[is_open[1:]] for tensor in (before, after.clamp(min=_MASKED))
+    )
+    if mine.numel() < 2 or not bool(mine.any()):
+        return None
+    slope = float((mine @ theirs) / (mine @ mine))
+    largest = float(theirs.abs().max())
+    fits = float((theirs - slope * mine).abs().max()) <= _TOLERANCE * largest
+    return slope if fits and slope != 0 else None

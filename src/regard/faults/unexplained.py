@@ -1,0 +1,99 @@
+"""Why a check cannot tell: what was seen in code that no reading fits, and what it would need."""
+
+import linecache
+
+from regard.faults.explained import slope_of, weighings
+from regard.faults.material import materials
+from regard.faults.places import score_product
+from regard.faults.stages import Stages, found_stages
+from regard.faults.subject import Subject
+from regard.faults.traced import Event
+
+__all__ = ["reason"]
+
+_UNKNOWN = (
+    "What it does is no attention that this check knows, right or wrong: neither the standard one "
+    "nor any mistake of the catalogue, alone or with others, gives what it gives."
+)
+_NEEDED = (
+    "It can be told where the scores are q·k times a positive scale, under a softcap or not, plus "
+    "a bias or a mask that is the same for every input."
+)
+# What leaves query times key what it is, up to a number, a mask or a bias; and what only moves.
+_PLAIN = frozenset(
+    [
+        "mul",
+        "div",
+        "add",
+        "sub",
+        "rsub",
+        "masked_fill",
+        "where",
+        "tanh",
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "transpose",
+        "permute",
+        "unsqueeze",
+        "squeeze",
+        "expand",
+        "clone",
+        "contiguous",
+        "_to_copy",
+        "to",
+        "split",
+        "select",
+        "slice",
+        "cat",
+        "stack",
+        "t",
+        "alias",
+        "copy",
+    ]
+)
+
+
+def reason(subject: Subject) -> str:
+    """Why nothing fits, and what would have to be so that something does.
+
+    Args:
+        subject: that no reading fits.
+    """
+    stages = found_stages(subject, subject.inputs())
+    if stages.softmax is None:
+        return _UNKNOWN
+    fitting = list(weighings(subject, materials(subject, subject.inputs(), stages), stages))
+    if not fitting:
+        return _UNKNOWN
+    slopes = [slope_of(subject, stages, *weighing) for weighing in fitting]
+    told = [slope.number for slope in slopes if slope is not None]
+    seen = f"q·k is multiplied with {told[0]:.4g}, which is below 0" if told else _changed(stages)
+    return f"The scores are not q·k times a scale plus a bias: {seen}. {_NEEDED}"
+
+
+def _changed(stages: Stages) -> str:
+    """What was done to query times key, in words, with the line of it."""
+    for event in _between(stages):
+        if event.operator.removesuffix("_") not in _PLAIN:
+            name = event.operator.strip("_")
+            if event.caller is None:
+                return f"{name} is taken of them"
+            line = linecache.getline(event.caller.file, event.caller.line).strip()
+            where = f" ({line})" if line else ""
+            return f"line {event.caller.line} takes {name} of them{where}"
+    return "what is added to them, or which of them are masked, changes with the input"
+
+
+def _between(stages: Stages) -> list[Event]:
+    """The operations from query times key to the softmax."""
+    product = score_product(stages)
+    if product is None or stages.softmax is None or stages.softmax.fused:
+        return []
+    last = stages.softmax.events[0].place
+    reached, found = set(product.writes), list[Event]()
+    for event in stages.trace:
+        if product.place < event.place < last and reached.intersection(event.reads):
+            reached.update(event.writes)
+            found.append(event)
+    return found

@@ -1,0 +1,137 @@
+"""Scores that are more than query times key: what is explained is right, else no verdict."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import regard
+
+Change = Callable[[Tensor], Tensor]
+
+NEEDED = (
+    "It can be told where the scores are q·k times a positive scale, under a softcap or not, plus "
+    "a bias or a mask that is the same for every input."
+)
+
+
+class Attention(nn.Module):
+    """Right but for what is done to its scores."""
+
+    def __init__(self, change: Change, num_heads: int = 4) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(16, 48)
+        self.change, self.num_heads = change, num_heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (self.num_heads, -1)) for t in self.qkv(x).chunk(3, -1))
+        scores = torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5
+        weights = self.change(scores).softmax(-1)
+        return torch.einsum("bhij,bjhd->bihd", weights, v).flatten(2)
+
+
+def of_qkv(change: Change) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return change(q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
+
+    return attention
+
+
+def unbatched(change: Change) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return change(torch.mm(q, k.t()) * q.shape[-1] ** -0.5).softmax(-1) @ v
+
+    return attention
+
+
+def squared(scores: Tensor) -> Tensor:
+    return scores**2
+
+
+def clamped(scores: Tensor) -> Tensor:
+    return scores.clamp(-0.1, 0.1)
+
+
+def top_three(scores: Tensor) -> Tensor:
+    return scores.masked_fill(scores < scores.topk(3, -1).values[..., -1:], -torch.inf)
+
+
+def gated(scores: Tensor) -> Tensor:
+    return scores + scores.mT
+
+
+def capped(scores: Tensor) -> Tensor:
+    return 2 * (scores / 2).tanh()
+
+
+def biased(scores: Tensor) -> Tensor:
+    return scores - 0.3 * (torch.arange(7)[:, None] - torch.arange(7)).abs()
+
+
+def capped_and_biased(scores: Tensor) -> Tensor:
+    return biased(capped(scores))
+
+
+def windowed(scores: Tensor) -> Tensor:
+    far = (torch.arange(7)[:, None] - torch.arange(7)).abs() > 2
+    return scores.masked_fill(far, -1e9)
+
+
+FORMS = {"module": Attention, "function": of_qkv, "without a batch": unbatched}
+FUNCTIONS = {
+    "relu": torch.relu,
+    "abs": torch.abs,
+    "pow": squared,
+    "clamp": clamped,
+    "sin": torch.sin,
+    "sigmoid": torch.sigmoid,
+    "topk": top_three,
+}
+EXPLAINED = {
+    "capped": capped,
+    "biased": biased,
+    "capped and biased": capped_and_biased,
+    "windowed": windowed,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_of_the_scores_is_no_verdict_and_is_named(name: str, form: str) -> None:
+    report = regard.check(FORMS[form](FUNCTIONS[name]))
+    assert (report.verdict, report.findings) == ("cannot tell", ())
+    seen = "The scores are not q·k times a scale plus a bias: line "
+    assert report.missing.startswith(seen), str(report)
+    assert f" takes {name} of them (" in report.missing
+    assert report.missing.endswith(NEEDED)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_scores_below_zero_are_no_verdict(form: str) -> None:
+    report = regard.check(FORMS[form](torch.neg))
+    assert report.verdict == "cannot tell"
+    assert "bias: q·k is multiplied with -0." in report.missing
+    assert ", which is below 0. It can be told where" in report.missing
+
+
+def test_what_is_added_and_changes_with_the_input_is_no_verdict() -> None:
+    report = regard.check(of_qkv(gated))
+    assert report.missing == (
+        "The scores are not q·k times a scale plus a bias: what is added to them, or which of them "
+        f"are masked, changes with the input. {NEEDED}"
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_a_cap_a_bias_and_a_mask_of_places_are_right(name: str, form: str) -> None:
+    report = regard.check(FORMS[form](EXPLAINED[name]))
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("change", [biased, capped_and_biased])
+def test_a_wrong_scale_under_a_bias_is_told_with_its_number(change: Change) -> None:
+    report = regard.check(of_qkv(lambda scores: change(3 * scores)))
+    assert [finding.name for finding in report.faults] == ["wrong-scale"]
+    assert "is multiplied with 0.6124;" in report.faults[0].detail
