@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import os
 import re
 import zlib
 from collections.abc import Callable
@@ -284,6 +285,19 @@ def test_the_layers_one_asks_for_are_held_in_full(tmp_path: Path) -> None:
         False,
         True,
     ]
+
+
+def test_a_pipe_is_no_file_to_replace(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    message = (
+        f"path has {str(pipe)!r}, which cannot be written (it is a device, a pipe or the like); "
+        "nothing was changed.\n    Name a file in a folder that exists and that you may write to."
+    )
+    with pytest.raises(OSError, match=f"^{re.escape(message)}$"):
+        write_page(recorded(), pipe)
+    assert pipe.is_fifo()
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
 
 
 def test_a_layer_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A recording is written whole or not at all, and what a file cannot hold is refused."""
 
+import os
 import re
 import resource
 from collections.abc import Iterator
@@ -77,6 +78,34 @@ def test_what_is_being_written_is_marked_as_partial(tmp_path: Path) -> None:
     (name,) = left_in(tmp_path)
     assert re.fullmatch(r"run\.safetensors\.[0-9a-f]{8}\.partial", name)
     writer.abandon()
+
+
+def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    real, link = tmp_path / "runs" / "one.safetensors", tmp_path / "run.safetensors"
+    saved(real, of=recording("old"))
+    link.symlink_to(real)
+    assert saved(link, of=recording("new")).model == "new"
+    assert link.is_symlink()
+    assert read(real).model == "new"
+    assert left_in(tmp_path / "runs") == ["one.safetensors"]
+
+
+@pytest.mark.parametrize("linked", [False, True], ids=["itself", "by a link"])
+def test_a_pipe_is_no_file_to_replace(linked: bool, tmp_path: Path) -> None:
+    pipe = path = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    if linked:
+        path = tmp_path / "run.safetensors"
+        path.symlink_to(pipe)
+    message = (
+        f"{path} is a device, a pipe or the like; a recording replaces files alone.\n"
+        "    Save it under a name of its own."
+    )
+    with pytest.raises(regard.RegardError, match=f"^{re.escape(message)}$"):
+        recording().save(path)
+    assert pipe.is_fifo()
+    assert left_in(tmp_path) == sorted({"pipe", path.name})
 
 
 @contextmanager

@@ -94,6 +94,8 @@ def write_page(
     try:
         if target.is_dir():
             raise IsADirectoryError(21, "it is a folder")
+        if target.exists() and not target.is_file():
+            raise OSError(22, "it is a device, a pipe or the like")
         with temporary.open("w", encoding="ascii", newline="\n") as file:
             file.writelines(_page(recording, title, opened, wanted, heads, limit, progress))
         temporary.replace(target)

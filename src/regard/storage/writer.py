@@ -77,7 +77,9 @@ class Writer:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._partial = self.path.with_name(f"{self.path.name}.{token_hex(4)}.partial")
+        # A link stays, and what it leads to is written.
+        self._target = Path(os.path.realpath(self.path))
+        self._partial = self._target.with_name(f"{self._target.name}.{token_hex(4)}.partial")
         self._alike: dict[Hashable, list[str]] = {}
         self._entries: dict[str, Plain] = {}
         self._layers: list[Plain] = []
@@ -86,6 +88,11 @@ class Writer:
             raise RegardError(
                 f"{self.path} is a folder; a recording is one file.\n"
                 f"    Save it in the folder, {self.path / 'run.safetensors'}."
+            )
+        if os.path.lexists(self._target) and not self._target.is_file():
+            raise RegardError(
+                f"{self.path} is a device, a pipe or the like; a recording replaces files alone.\n"
+                "    Save it under a name of its own."
             )
         try:
             self._file = self._partial.open("x+b")
@@ -150,7 +157,7 @@ class Writer:
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
-            self._partial.replace(self.path)
+            self._partial.replace(self._target)
         except OSError as error:
             self.abandon()
             raise self._failed(error) from error
