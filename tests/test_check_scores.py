@@ -135,3 +135,65 @@ def test_a_wrong_scale_under_a_bias_is_told_with_its_number(change: Change) -> N
     report = regard.check(of_qkv(lambda scores: change(3 * scores)))
     assert [finding.name for finding in report.faults] == ["wrong-scale"]
     assert "is multiplied with 0.6124;" in report.faults[0].detail
+
+
+class Rounded(Attention):
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (4, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        weights = (q @ k.mT / 2).softmax(-1).to(torch.bfloat16)
+        return (weights @ v.to(torch.bfloat16)).float().transpose(1, 2).flatten(2)
+
+
+class SharedKey(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(16, 16), nn.Linear(16, 4), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, v = (t.unflatten(-1, (4, -1)).transpose(1, 2) for t in (self.q(x), self.v(x)))
+        k = self.k(x)[:, None].expand(-1, 4, -1, -1)
+        return ((q @ k.mT / 2).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+class DividedLast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(16, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (4, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        e = (q @ k.mT / 2).exp()
+        return ((e @ v) / e.sum(-1, keepdim=True)).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize(
+    ("module", "start", "end"),
+    [
+        pytest.param(
+            Rounded(torch.neg),
+            "It does not compute in float32 throughout: line ",
+            "It can be told where it stays in float32: take the conversion out, or make its dtype "
+            "an argument.",
+            id="bfloat16",
+        ),
+        pytest.param(
+            SharedKey(),
+            "Heads share a tensor: line ",
+            "It can be told where keys and values have equally many heads, each as wide as a "
+            "query's: widen both alike, or project a key for each head.",
+            id="one key for all heads",
+        ),
+        pytest.param(
+            DividedLast(),
+            "No weights were seen: line ",
+            "It can be told where weights = exp(scores) / exp(scores).sum(-1, keepdim=True) comes "
+            "first, or where the module keeps the number of its heads as num_heads.",
+            id="divided last",
+        ),
+    ],
+)
+def test_what_it_would_need_is_said(module: nn.Module, start: str, end: str) -> None:
+    report = regard.check(module)
+    assert (report.verdict, report.findings) == ("cannot tell", ())
+    assert report.missing.startswith(start)
+    assert report.missing.endswith(end)

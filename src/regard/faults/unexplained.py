@@ -2,6 +2,8 @@
 
 import linecache
 
+import torch
+
 from regard.faults.explained import slope_of, weighings
 from regard.faults.material import materials
 from regard.faults.places import score_product
@@ -62,26 +64,69 @@ def reason(subject: Subject) -> str:
     """
     stages = found_stages(subject, subject.inputs())
     if stages.softmax is None:
-        return _UNKNOWN
+        return _unnormalised(stages) or _UNKNOWN
     fitting = list(weighings(subject, materials(subject, subject.inputs(), stages), stages))
     if not fitting:
-        return _UNKNOWN
+        return _rounded(stages) or _spread(stages) or _UNKNOWN
     slopes = [slope_of(subject, stages, *weighing) for weighing in fitting]
     told = [slope.number for slope in slopes if slope is not None]
     seen = f"q·k is multiplied with {told[0]:.4g}, which is below 0" if told else _changed(stages)
     return f"The scores are not q·k times a scale plus a bias: {seen}. {_NEEDED}"
 
 
+def _unnormalised(stages: Stages) -> str:
+    """For an exp without weights: the values are summed first, and divided last."""
+    event = next((e for e in stages.trace if e.operator in ("exp", "exp_")), None)
+    if event is None:
+        return ""
+    return (
+        f"No weights were seen: {_place(event, 'takes exp')}, and what it gives is not divided by "
+        "its own sum before it meets the values, so that the heads are not known. It can be told "
+        "where weights = exp(scores) / exp(scores).sum(-1, keepdim=True) comes first, or where the "
+        "module keeps the number of its heads as num_heads."
+    )
+
+
+def _rounded(stages: Stages) -> str:
+    """For what computes in fewer digits than its inputs have."""
+    few = (torch.float16, torch.bfloat16)
+    event = next((e for e in stages.trace if e.output is not None and e.output.dtype in few), None)
+    if event is None or event.output is None:
+        return ""
+    dtype = str(event.output.dtype).removeprefix("torch.")
+    return (
+        f"It does not compute in float32 throughout: {_place(event, f'gives {dtype}')}, whose "
+        "rounding hides what check compares. It can be told where it stays in float32: take the "
+        "conversion out, or make its dtype an argument."
+    )
+
+
+def _spread(stages: Stages) -> str:
+    """For one tensor that several heads share by expand."""
+    for event in stages.trace:
+        spread = event.output if event.operator == "expand" else None
+        if spread is not None and spread.ndim > 3 and spread.numel() > event.operands[0].numel():
+            return (
+                f"Heads share a tensor: {_place(event, 'spreads it with expand')}. It can be told "
+                "where keys and values have equally many heads, each as wide as a query's: widen "
+                "both alike, or project a key for each head."
+            )
+    return ""
+
+
+def _place(event: Event, does: str) -> str:
+    """Which line does something, and its text."""
+    if event.caller is None:
+        return f"one operation {does}"
+    line = linecache.getline(event.caller.file, event.caller.line).strip()
+    return f"line {event.caller.line} {does}" + (f" ({line})" if line else "")
+
+
 def _changed(stages: Stages) -> str:
     """What was done to query times key, in words, with the line of it."""
     for event in _between(stages):
         if event.operator.removesuffix("_") not in _PLAIN:
-            name = event.operator.strip("_")
-            if event.caller is None:
-                return f"{name} is taken of them"
-            line = linecache.getline(event.caller.file, event.caller.line).strip()
-            where = f" ({line})" if line else ""
-            return f"line {event.caller.line} takes {name} of them{where}"
+            return _place(event, f"takes {event.operator.strip('_')} of them")
     return "what is added to them, or which of them are masked, changes with the input"
 
 
