@@ -26,6 +26,9 @@ def check(thing: object, *args: Any, causal: bool | None = None, **options: Any)
     the mistakes that people make: each alone, and together. A mistake is told where it does
     the same as the code, to rounding. What cannot be told is said.
 
+    The code runs in this process, with no limit of time: a loop without end does not come back.
+    ``regard check FILE:NAME --seconds 10`` in a shell runs it in a process of its own and ends it.
+
     Args:
         thing: a module from embeddings (batch, tokens, dim), or (tokens, dim), to embeddings; a
             function of query, key and value; a function of given scores; or a class of modules.
