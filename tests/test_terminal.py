@@ -62,6 +62,9 @@ def printed(
         pytest.param("\u200b\ufeff\x9b", "‹U+200B›‹U+FEFF›‹U+009B›", id="no width, C1"),
         pytest.param("\U000e0041\u2028\ud800", "‹U+E0041›‹U+2028›‹U+D800›", id="tags, surrogates"),
         pytest.param("می\u200cشود 👩\u200d👧", "می\u200cشود 👩\u200d👧", id="joiners are spelling"),
+        pytest.param("❤\ufe0f", "❤\ufe0f", id="variants are spelling"),
+        pytest.param("\u034f\ufe0f", "‹U+034F›‹U+FE0F›", id="spelling alone"),
+        pytest.param("\u3164\u115f\u00ad", "‹U+3164›‹U+115F›‹U+00AD›", id="fillers"),
     ],
 )
 def test_what_cannot_be_seen_has_a_symbol(text: str, shown: str) -> None:

@@ -6,8 +6,11 @@ __all__ = ["visible"]
 
 _PICTURES = {chr(code): chr(0x2400 + code) for code in range(32)}
 _SYMBOLS = {**_PICTURES, "\n": "↵", "\t": "⇥", "\x7f": "␡"}
-# Between letters of Persian and Indian scripts and inside emoji these two are spelling.
-_SPELLING = {"\u200c", "\u200d"}
+# Beside letters of Persian, Indian and Mongolian scripts and inside emoji these are spelling; alone
+# they are nothing to see. tokens.js has the same.
+_VARIANTS = {chr(code) for code in range(0xFE00, 0xFE10)}
+_SPELLING = {*"\u200c\u200d\u034f\u2800\u180b\u180c\u180d", *_VARIANTS}
+_FILLERS = {*"\u115f\u1160\u3164\uffa0"}
 _HIDDEN = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}
 
 
@@ -25,12 +28,17 @@ def visible(text: str) -> str:
         >>> visible("a\x1b[31m\u202eb\n")
         'a␛[31m‹U+202E›b↵'
     """
-    return "".join(_symbol(character) for character in text)
+    if _SPELLING.issuperset(text):
+        return "".join(map(_number, text))
+    return "".join(map(_symbol, text))
 
 
 def _symbol(character: str) -> str:
     if character in _SYMBOLS:
         return _SYMBOLS[character]
-    if unicodedata.category(character) in _HIDDEN and character not in _SPELLING:
-        return f"‹U+{ord(character):04X}›"
-    return character
+    is_hidden = character in _FILLERS or unicodedata.category(character) in _HIDDEN
+    return _number(character) if is_hidden and character not in _SPELLING else character
+
+
+def _number(character: str) -> str:
+    return f"‹U+{ord(character):04X}›"

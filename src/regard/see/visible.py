@@ -49,5 +49,5 @@ def bare(text: str) -> str:
     if not word:
         # White space alone; or nothing: a further byte of the character before.
         return visible(text).replace(" ", "␣") or "⋯"
-    mark = "◌" if unicodedata.category(word[0]).startswith("M") else ""
-    return mark + visible(word)
+    shown = visible(word)
+    return "◌" + shown if unicodedata.category(shown[0]).startswith("M") else shown

@@ -1,7 +1,7 @@
 /** The bar and the stage's head: words to press, each showing the state it changes. */
 
 import { BINDINGS, writeHelp } from "./keys.js";
-import { counted } from "./numbers.js";
+import { counted, grouped } from "./numbers.js";
 import { find } from "./prose.js";
 import { bringIntoView } from "./travel.js";
 
@@ -27,14 +27,15 @@ export class Controls {
 
   /** What this is: told once, at the top. */
   describe() {
-    const { title, model, layers, query_tokens } = this.page.recording;
+    const { title, model, layers } = this.page.recording;
     document.title = `${title} · regard`;
     part("title").textContent = title;
     const heads = Math.max(...layers.map((info) => info.num_heads));
-    const tokens = query_tokens?.length ?? layers[0].q_len;
+    const { q_len, kv_len } = layers[0];
+    const tokens = q_len === kv_len ? counted(q_len, "token") : `${grouped(q_len)} × ${counted(kv_len, "token")}`;
     part("about").textContent = [
       model,
-      counted(tokens, "token"),
+      tokens,
       `${counted(layers.length, "layer")} × ${counted(heads, "head")}`,
     ]
       .filter(Boolean)

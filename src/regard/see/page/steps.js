@@ -205,7 +205,7 @@ export class StepsView {
     const { keys } = this.page.axes(this.page.store.state.layer);
     const name = document.createElement("th");
     name.scope = "row";
-    const [token, position] = [part("span", ""), part("span", "position")];
+    const [token, position] = [part("bdi", ""), part("span", "position")];
     token.textContent = named(keys[step.key], 18);
     if (keys[step.key].special) token.className = "special";
     position.textContent = String(step.key);

@@ -35,11 +35,14 @@ const CONTROLS = (
   "DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN EM SUB ESC FS GS RS US"
 ).split(" ");
 const HIDDEN = new RegExp(
-  "[\\u0000-\\u001f\\u007f-\\u009f\\u061c\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u206f" +
+  "[\\u0000-\\u001f\\u007f-\\u009f\\u00ad\\u061c\\u115f\\u1160\\u180e\\u3164\\uffa0\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u206f" +
     "\\ufeff\\ufff9-\\ufffb\\u{e0000}-\\u{e007f}]|[\\ud800-\\udbff](?![\\udc00-\\udfff])" +
     "|(?<![\\ud800-\\udbff])[\\udc00-\\udfff]",
   "gu",
 );
+
+/** Spelling beside letters, and nothing to see alone; characters.py has the same. */
+const SPELLING = /^(?:[\u200c\u200d]|\u034f|\u2800|[\u180b-\u180d]|[\ufe00-\ufe0f])+$/u;
 
 /** @param {string} character @returns {string} */
 function symbol(character) {
@@ -56,6 +59,7 @@ function symbol(character) {
  * @returns {string}
  */
 export function visible(text, kept = "") {
+  if (SPELLING.test(text)) return [...text].map(symbol).join("");
   return text.replace(HIDDEN, (character) => (kept.includes(character) ? character : symbol(character)));
 }
 
