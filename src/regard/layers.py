@@ -1,7 +1,7 @@
 """One layer of a recording: its matrix, or the answers that were kept instead of it."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -119,6 +119,8 @@ class Layer:
         queries: which queries its rows are; None: all that ran.
         value: the model's own, (..., num_kv_heads, kv_len, head_dim), so that ``matrix @ value`` is
             the layer's output; None where it was not kept.
+        apart: which other layers hold the answers that do not join over several calls, by name;
+            a file does not say so.
 
     Example:
         >>> import torch, regard
@@ -136,6 +138,7 @@ class Layer:
     check: Callable[[], None] | None = None
     queries: Queries | None = None
     value: Tensor | None = None
+    apart: Answers = field(default_factory=Answers)
 
     @property
     def positions(self) -> range:
@@ -201,6 +204,13 @@ class Layer:
             self.check()
         missing = [reduction for reduction in reductions if reduction not in self.answers]
         if missing and self.matrix is None:
+            if missing[0] in self.apart:
+                names = ", ".join(map(repr, self.apart[missing[0]]))
+                raise RegardError(
+                    f"layer {self.name!r} has no answer to {_short(missing[0])} over all calls; "
+                    "answers that do not join stand apart, call by call.\n"
+                    f"    Ask the layers {names}."
+                )
             raise RegardError(
                 f"layer {self.name!r} has no answer to {_short(missing[0])}, and its query and key "
                 f"were not kept; it has {_listed(self.answers)}.\n"

@@ -45,6 +45,8 @@ class _Kept:
         leading: its batch axes and heads.
         rows: the places of the queries that answers are of, call by call.
         values: that it drew from; None where they are not wanted.
+        calls: the names of the layers that hold the answers of one call each.
+        alone: what these answer.
     """
 
     module: str
@@ -55,6 +57,8 @@ class _Kept:
     leading: tuple[int, ...] = ()
     rows: list[range] = field(default_factory=list[range])
     values: Values | None = None
+    calls: list[str] = field(default_factory=list[str])
+    alone: list[Reduction] = field(default_factory=list[Reduction])
 
 
 class Keeper:
@@ -292,7 +296,12 @@ class Keeper:
         kept.apart = None
         for rows, shape, answers, queries in calls if alone else ():
             name = f"{kept.name}[{rows.start}:{rows.stop}]"
-            self._add(kept.module, None, shape=shape, answers=answers, queries=queries, name=name)
+            kept.calls.append(
+                self._add(
+                    kept.module, None, shape=shape, answers=answers, queries=queries, name=name
+                )
+            )
+            kept.alone = [reduction for reduction, _ in answers]
 
     def _put_together(self, run: Run, kept: _Kept) -> None:
         if run.calls == 1 or kept.name is None:
@@ -304,7 +313,10 @@ class Keeper:
                 shape = torch.Size((*kept.leading, sum(map(len, kept.rows)), run.kv_len))
                 queries = _kept_of(_neighbours(kept.rows), run.q_len)
                 answers = Answers(pairs)
-                self._seen.put(Layer(kept.name, shape, None, answers, origin, queries=queries))
+                apart = Answers([(reduction, tuple(kept.calls)) for reduction in kept.alone])
+                self._seen.put(
+                    Layer(kept.name, shape, None, answers, origin, queries=queries, apart=apart)
+                )
             return
         rows = self._wanted.rows(0, run.q_len, all_there=True)
         matrix = kept.copies.matrix(rows)
