@@ -234,12 +234,6 @@ def test_a_large_recording_is_shown_as_a_widget(monkeypatch: pytest.MonkeyPatch)
 # Through the frame, in a browser
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with pages.chromium() as browser:
-        yield browser
-
-
 def embedded(
     browser: Browser, widget: PageWidget, sent: "queue.Queue[Any]", folder: Path, inner: str
 ) -> tuple[Any, Any]:
