@@ -1,6 +1,6 @@
 """Operations that make other numbers of weights: which they are, in words, with what helps."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 from torch import Tensor
@@ -44,11 +44,10 @@ def has_no_keys(operation: Operation, track: Track, source: Tensor, output: Tens
     if output.ndim == source.ndim:
         return output.shape[axis] == 1 < source.shape[axis]
     dims = cast(object, operation.args[1] if len(operation.args) > 1 else None)
-    if output.ndim < source.ndim and isinstance(dims, int | list | tuple):
-        given = [dims] if isinstance(dims, int) else cast(list[int], dims)
-        if axis in (dim % source.ndim for dim in given):
-            return True
-    return output.ndim == 0 < source.ndim
+    given = cast("Sequence[object]", dims) if isinstance(dims, list | tuple) else (dims,)
+    # An operation that indexes has tensors there.
+    axes = [dim % source.ndim for dim in given if isinstance(dim, int)]
+    return output.ndim < source.ndim and (axis in axes or output.ndim == 0)
 
 
 def place_of(operation: Operation) -> str:
