@@ -31,6 +31,18 @@ class Changing(nn.Module):
 MODES = [torch.enable_grad, torch.no_grad, torch.inference_mode]
 
 
+def check_refusal(
+    change: Change, place: str, mode: Callable[[], AbstractContextManager[None]]
+) -> None:
+    model = Changing(change)
+    with pytest.raises(regard.RegardError) as refusal, mode(), regard.observe(model):
+        model(noise(2, 9, 16))
+    first, remedy = str(refusal.value).splitlines()
+    assert first.startswith(f"the attention of 'Changing' cannot be kept: {place}")
+    assert first.endswith("what meets the value is no softmax of the scores.")
+    assert remedy == "    Mask the scores before the softmax, with -inf."
+
+
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.__name__)
 @pytest.mark.parametrize(
     ("change", "name"),
@@ -43,13 +55,7 @@ MODES = [torch.enable_grad, torch.no_grad, torch.inference_mode]
 def test_changed_weights_are_refused_in_words(
     change: Change, name: str, mode: Callable[[], AbstractContextManager[None]]
 ) -> None:
-    model = Changing(change)
-    with pytest.raises(regard.RegardError) as refusal, mode(), regard.observe(model):
-        model(noise(2, 9, 16))
-    first, remedy = str(refusal.value).splitlines()
-    assert first.startswith(f"the attention of 'Changing' cannot be kept: {name} (")
-    assert first.endswith("what meets the value is no softmax of the scores.")
-    assert remedy == "    Mask the scores before the softmax, with -inf."
+    check_refusal(change, f"{name} (", mode)
 
 
 def masked_in_place(weights: Tensor) -> Tensor:
@@ -103,13 +109,7 @@ def divided_in_place(weights: Tensor) -> Tensor:
 def test_weights_that_are_changed_in_place_are_refused_in_words(
     change: Change, name: str, mode: Callable[[], AbstractContextManager[None]]
 ) -> None:
-    model = Changing(change)
-    with pytest.raises(regard.RegardError) as refusal, mode(), regard.observe(model):
-        model(noise(2, 9, 16))
-    first, remedy = str(refusal.value).splitlines()
-    assert first.startswith(f"the attention of 'Changing' cannot be kept: {name} ({__file__}:")
-    assert first.endswith("what meets the value is no softmax of the scores.")
-    assert remedy == "    Mask the scores before the softmax, with -inf."
+    check_refusal(change, f"{name} ({__file__}:", mode)
 
 
 def zeros_where_zeros_are(weights: Tensor) -> Tensor:

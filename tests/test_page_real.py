@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,15 @@ def check_view(page: Page, view: str, drawn: str, row: torch.Tensor, key: int) -
         assert f"gives {three_digits(float(row[key]))} of its attention to" in sentence(page)
 
 
+@contextmanager
+def visited(browser: Browser, serving: pages.Serving, address: str) -> Iterator[Page]:
+    page = browser.new_page()
+    page.set_default_timeout(120_000)
+    page.goto(f"{serving.address}/?token={pages.TOKEN}{address}")
+    yield page
+    page.close()
+
+
 @pytest.fixture(scope="module")
 def minilm() -> regard.Recording:
     return Pretrained.load().observe(TEXT)
@@ -72,11 +82,8 @@ def test_smollm2(
     browser: Browser,
 ) -> None:
     recording, serving = smollm2
-    page = browser.new_page()
-    page.set_default_timeout(120_000)
-    page.goto(f"{serving.address}/?token={pages.TOKEN}{opened(view, 18, 6, 900, 0)}")
-    check_view(page, view, drawn, recording[18].to(torch.float32)[0, 6, 900], 0)
-    page.close()
+    with visited(browser, serving, opened(view, 18, 6, 900, 0)) as page:
+        check_view(page, view, drawn, recording[18].to(torch.float32)[0, 6, 900], 0)
 
 
 @pytest.fixture(scope="module")
@@ -99,8 +106,5 @@ def test_131_072_tokens(
     browser: Browser,
 ) -> None:
     matrix, serving = long
-    page = browser.new_page()
-    page.set_default_timeout(120_000)
-    page.goto(f"{serving.address}/?token={pages.TOKEN}{opened(view, 0, 0, 100_003, 99_999)}")
-    check_view(page, view, drawn, matrix[0, 100_003], 99_999)
-    page.close()
+    with visited(browser, serving, opened(view, 0, 0, 100_003, 99_999)) as page:
+        check_view(page, view, drawn, matrix[0, 100_003], 99_999)
