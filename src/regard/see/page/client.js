@@ -23,6 +23,7 @@
 
 import { engine } from "./engine.js";
 import { Damaged } from "./payload.js";
+import { Waiting } from "./waiting.js";
 
 export class Client {
   /**
@@ -32,11 +33,12 @@ export class Client {
   constructor(layers, sinksOf) {
     this.layers = layers;
     this.sinksOf = sinksOf;
-    /** @type {Map<number, (answer: Answer) => void>} */ this.waiting = new Map();
-    /** @type {Map<string, number>} */ this.newest = new Map();
+    /** @type {Waiting<Answer>} */ this.waiting = new Waiting(
+      (id) => this.post(/** @type {Question} */ ({ kind: "drop", id })),
+      ({ damage }) => (damage === undefined ? null : new Damaged(damage)),
+    );
     /** @type {Set<number>} */ this.loaded = new Set();
-    this.id = 0;
-    this.post = connect((answer) => this.waiting.get(answer.id)?.(answer));
+    this.post = connect((answer) => this.waiting.tell(answer.id, answer));
   }
 
   /**
@@ -106,32 +108,8 @@ export class Client {
    */
   ask(question, signal) {
     this.load(/** @type {number} */ (question.layer));
-    const id = ++this.id;
     const kind = /** @type {string} */ (question.kind);
-    if (!signal) {
-      this.drop(this.newest.get(kind) ?? 0);
-      this.newest.set(kind, id);
-    }
-    return new Promise((resolve, reject) => {
-      if (signal?.aborted) return reject(signal.reason);
-      const abort = () => {
-        this.drop(id);
-        reject(signal?.reason);
-      };
-      signal?.addEventListener("abort", abort, { once: true });
-      this.waiting.set(id, (answer) => {
-        this.waiting.delete(id);
-        signal?.removeEventListener("abort", abort);
-        if (answer.damage === undefined) resolve(answer);
-        else reject(new Damaged(answer.damage));
-      });
-      this.post(/** @type {Question} */ ({ ...question, id }));
-    });
-  }
-
-  /** @param {number} id a question that nobody waits for any more */
-  drop(id) {
-    if (this.waiting.delete(id)) this.post(/** @type {Question} */ ({ kind: "drop", id }));
+    return this.waiting.ask(kind, (id) => this.post(/** @type {Question} */ ({ ...question, id })), signal);
   }
 
   /** Hands over a layer the first time it is needed. @param {number} layer */
@@ -141,7 +119,7 @@ export class Client {
     const info = this.layers[layer];
     const text = document.getElementById(`layer-${layer}`)?.textContent ?? "";
     const sinks = this.sinksOf(info);
-    this.post(/** @type {Question} */ ({ id: ++this.id, kind: "load", layer, info, text, sinks }));
+    this.post(/** @type {Question} */ ({ id: 0, kind: "load", layer, info, text, sinks }));
   }
 }
 

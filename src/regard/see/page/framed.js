@@ -12,15 +12,18 @@
  * @property {ArrayBuffer[]} buffers
  */
 
+import { Waiting } from "./waiting.js";
+
 export class Framed {
   /** @param {LayerInfo[]} layers */
   constructor(layers) {
     this.layers = layers;
-    /** @type {Map<number, (reply: any) => void>} */ this.waiting = new Map();
-    /** @type {Map<string, number>} */ this.newest = new Map();
-    this.id = 0;
+    /** @type {Waiting<any>} */ this.waiting = new Waiting(
+      (id) => this.post({ kind: "forget", id }),
+      ({ error }) => (error === undefined ? null : new Error(error)),
+    );
     window.addEventListener("message", ({ source, data }) => {
-      if (source === window.parent) this.waiting.get(data?.id)?.(data);
+      if (source === window.parent) this.waiting.tell(data?.id, data);
     });
   }
 
@@ -96,31 +99,7 @@ export class Framed {
    * @returns {Promise<any>} never, when a newer question took its place
    */
   ask(question, signal) {
-    const id = ++this.id;
-    if (!signal) {
-      this.drop(this.newest.get(question.kind) ?? 0);
-      this.newest.set(question.kind, id);
-    }
-    return new Promise((resolve, reject) => {
-      if (signal?.aborted) return reject(signal.reason);
-      const abort = () => {
-        this.drop(id);
-        reject(signal?.reason);
-      };
-      signal?.addEventListener("abort", abort, { once: true });
-      this.waiting.set(id, (reply) => {
-        this.waiting.delete(id);
-        signal?.removeEventListener("abort", abort);
-        if (reply.error === undefined) resolve(reply);
-        else reject(new Error(reply.error));
-      });
-      this.post({ ...question, id });
-    });
-  }
-
-  /** Nobody waits for it any more. @param {number} id */
-  drop(id) {
-    if (this.waiting.delete(id)) this.post({ kind: "forget", id });
+    return this.waiting.ask(question.kind, (id) => this.post({ ...question, id }), signal);
   }
 
   /** @param {object} question */
