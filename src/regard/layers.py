@@ -119,8 +119,7 @@ class Layer:
         queries: which queries its rows are; None: all that ran.
         value: the model's own, (..., num_kv_heads, kv_len, head_dim), so that ``matrix @ value`` is
             the layer's output; None where it was not kept.
-        apart: which other layers hold the answers that do not join over several calls, by name;
-            a file does not say so.
+        apart: which other layers hold the answers that do not join over several calls, by name.
 
     Example:
         >>> import torch, regard

@@ -46,7 +46,17 @@ from regard.ranking import Max, Top, TopK
 from regard.reductions import Diagonal, Entropy, LogSumExp, Pool, Reduction, Segments, Sum
 from regard.scores import Given, QueryKey, Scores
 
-__all__ = ["Plain", "Put", "Take", "answers_of", "matrix_of", "plain_answers", "plain_matrix"]
+__all__ = [
+    "Plain",
+    "Put",
+    "Take",
+    "answers_of",
+    "apart_of",
+    "matrix_of",
+    "plain_answers",
+    "plain_apart",
+    "plain_matrix",
+]
 
 Plain = dict[str, Any]
 """What JSON can hold."""
@@ -207,15 +217,30 @@ def plain_answers(answers: Mapping[Reduction, Any], put: Put) -> list[Plain]:
     ]
 
 
+def plain_apart(apart: Mapping[Reduction, Sequence[str]]) -> list[Plain]:
+    """Which layers hold the answers of single calls; a reduction that is not regard's is left out.
+
+    The layers that hold its answers say that it cannot be saved.
+    """
+    known = [reduction for reduction in apart if _is_known(reduction)]
+    return [{"reduction": _plain_reduction(each), "layers": list(apart[each])} for each in known]
+
+
+def _is_known(reduction: Reduction) -> bool:
+    if isinstance(reduction, Segments):
+        return True
+    return type(reduction) is _REDUCTIONS.get(type(reduction).__name__, (None, ()))[0]
+
+
 def _plain_reduction(reduction: Reduction) -> Plain:
     kind = type(reduction).__name__
     if isinstance(reduction, Segments):
         keys = reduction.key_spans
         spans = (_plain_spans(reduction.query_spans), None if keys is None else _plain_spans(keys))
         return {"kind": kind, "query_spans": spans[0], "key_spans": spans[1]}
-    known, fields = _REDUCTIONS.get(kind, (None, ()))
-    if type(reduction) is not known:
+    if not _is_known(reduction):
         raise _code(f"the answer to {reduction!r}")
+    _, fields = _REDUCTIONS[kind]
     return {"kind": kind, **{field: getattr(reduction, field) for field in fields}}
 
 
@@ -350,6 +375,21 @@ def answers_of(plain: Any, shape: torch.Size, take: Take) -> Answers:
         for each in plain
         for reduction in (_reduction_of(each["reduction"]),)
     )
+
+
+def apart_of(plain: Any) -> Answers:
+    """Which layers hold the answers of single calls, as plain data say it.
+
+    Raises:
+        LookupError, TypeError, ValueError: they say none.
+    """
+    return Answers((_reduction_of(each["reduction"]), _names(each["layers"])) for each in plain)
+
+
+def _names(plain: Any) -> tuple[str, ...]:
+    if not isinstance(plain, list) or not all(isinstance(name, str) for name in cast(Any, plain)):
+        raise TypeError("a layer whose name is no text")
+    return tuple(cast("list[str]", plain))
 
 
 def _reduction_of(plain: Plain) -> Reduction:

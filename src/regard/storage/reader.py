@@ -19,7 +19,7 @@ from regard.layers import Answers, Layer, Origin, Queries
 from regard.matrix import AttentionMatrix
 from regard.ranking import Top
 from regard.scores import Given
-from regard.storage.plain import Take, answers_of, matrix_of
+from regard.storage.plain import Take, answers_of, apart_of, matrix_of
 from regard.storage.writer import FORMAT, KEY
 from regard.tokens import Token
 
@@ -140,10 +140,11 @@ def _layer(path: Path, plain: Any, tensors: dict[str, Tensor]) -> Layer:
         origin = _origin(plain["origin"], shape)
         queries = _queries(plain.get("queries"), shape)  # files of before it was kept have none
         value = _value(plain.get("value"), shape, take)
+        apart = apart_of(plain.get("apart", []))
     except _WRONG as error:
         raise ValueError(f"layer {name!r}: {_reason(error)}") from error
     check = _Check(path, name, held, shape, matrix, answers)
-    return Layer(name, shape, matrix, answers, origin, check, queries, value)
+    return Layer(name, shape, matrix, answers, origin, check, queries, value, apart)
 
 
 def _origin(plain: Any, shape: torch.Size) -> Origin | None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from regard.errors import RegardError, dtype_text
 from regard.layers import Layer
-from regard.storage.plain import Plain, plain_answers, plain_matrix
+from regard.storage.plain import Plain, plain_answers, plain_apart, plain_matrix
 from regard.tokens import Token, as_tokens
 
 __all__ = ["DTYPES", "FORMAT", "KEY", "Writer", "write"]
@@ -296,6 +296,7 @@ def _plain_layer(layer: Layer, pending: dict[str, Tensor]) -> Plain:
             "matrix": None if layer.matrix is None else plain_matrix(layer.matrix, put),
             "answers": plain_answers(layer.answers, put),
             "value": None if layer.value is None else put("value", layer.value),
+            "apart": plain_apart(layer.apart),
         }
     except RegardError as error:
         raise RegardError(f"layer {layer.name!r} cannot be saved: {error}") from error
