@@ -11,7 +11,7 @@ from regard.indexing import Box, Cut, Index, cut_whole
 from regard.masks import Mask
 from regard.scores import Scores, accumulation_dtype
 
-__all__ = ["Block", "Scratch", "edges", "lowest"]
+__all__ = ["Block", "Scratch", "can_look", "edges", "lowest"]
 
 _LN2 = log(2)
 _HIDDEN = 2  # so many times the lowest number of nats are the bits of a masked key
@@ -25,6 +25,11 @@ def lowest(dtype: torch.dtype) -> float:
     would overflow from the lowest finite number.
     """
     return -(torch.finfo(dtype).max ** 0.5)
+
+
+def can_look(tensor: Tensor) -> bool:
+    """Whether looking at its numbers costs nothing: devices with a queue must be waited for."""
+    return tensor.device.type == "cpu"
 
 
 class Scratch:
@@ -126,7 +131,7 @@ class Block:
         scores = self._masked(mask)
         self.maximum = scores.detach().amax(-1, keepdim=True)
         empty = self.maximum == -torch.inf
-        self._empty = empty if bool(empty.any()) else None
+        self._empty = None if can_look(empty) and not bool(empty.any()) else empty
         self._reference, bits = self._in_bits(scores)
         self.bits = self._leaf(bits)
 
@@ -152,7 +157,7 @@ class Block:
         least = _HIDDEN * lowest(self._dtype)
         if self._scratch is None:
             return reference, ((scores - reference) / _LN2).clamp(min=least)
-        if bool((reference.abs() < _LARGE).all()):
+        if can_look(reference) and bool((reference.abs() < _LARGE).all()):
             # One pass, and one rounding of the maximum, which is the same for the whole row.
             shift = reference / _LN2
             bits = torch.add(-shift, scores, alpha=1 / _LN2, out=scores)

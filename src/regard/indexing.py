@@ -1,6 +1,6 @@
 """Which part of the matrix: what stands in ``A[...]``, and boxes of rows and columns."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import index as whole_number
 from typing import Any, NamedTuple, cast
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.errors import check_index_bounds
 
-__all__ = ["Asked", "Box", "Cut", "Index", "cut_whole", "narrow", "parse_index"]
+__all__ = ["Asked", "Box", "Cut", "Index", "cut_whole", "narrow", "parse_index", "placed"]
 
 Index = tuple[int | slice, ...]
 Cut = Callable[[Tensor, Index], Tensor]
@@ -53,6 +53,11 @@ def narrow(tensor: Tensor, index: Index) -> Tensor:
 def cut_whole(tensor: Tensor, index: Index) -> Tensor:
     """The plain cut: the part itself."""
     return narrow(tensor, index)
+
+
+def placed(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Whole numbers of Python as a tensor on a device, which is not waited for."""
+    return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)
 
 
 class Asked(NamedTuple):

@@ -7,11 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.block import Block, lowest
+from regard.block import Block, can_look, lowest
 from regard.errors import check_count, check_memory
 from regard.reductions import Part, Reduction
 
 __all__ = ["Max", "Top", "TopK"]
+
+_ALL_BUT_SIGN = 2**31 - 1
 
 
 class Top(NamedTuple):
@@ -90,6 +92,8 @@ class TopK(Reduction):
 
 def _largest(scores: Tensor, k: int) -> Tensor:
     """Positions of the k largest scores of each row, falling; ties to the lowest index."""
+    if not can_look(scores):
+        return _largest_unseen(scores, k)
     # torch.topk gives scores that tie in any order, and any of those that tie for the last place:
     # one more than k shows both. Masked keys need no order.
     values, indices = _topk(scores, min(k + 1, scores.shape[-1]))
@@ -100,6 +104,21 @@ def _largest(scores: Tensor, k: int) -> Tensor:
         stable = scores[tied.squeeze(-1)].sort(dim=-1, descending=True, stable=True).indices
         indices = indices.masked_scatter(tied, stable[..., :k])
     return indices
+
+
+def _largest_unseen(scores: Tensor, k: int) -> Tensor:
+    """The same without a look at any number: a device with a queue of its own is not waited for.
+
+    A score and its place in one whole number have no ties, and so no order to choose.
+    """
+    if scores.dtype != torch.float32:
+        return scores.sort(dim=-1, descending=True, stable=True).indices[..., :k]
+    bits = (scores + 0.0).view(torch.int32)  # -0.0 + 0.0 is 0.0, its equal
+    rising = torch.where(bits < 0, bits ^ _ALL_BUT_SIGN, bits)
+    rising = torch.where(scores.isnan(), _ALL_BUT_SIGN, rising)  # as torch.topk has it: above all
+    last = scores.shape[-1] - 1
+    from_the_end = torch.arange(last, -1, -1, device=scores.device)
+    return last - (((rising.long() << 32) | from_the_end).topk(k, -1).values & 0xFFFFFFFF)
 
 
 def _topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:

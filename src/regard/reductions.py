@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.block import Block
 from regard.errors import check_count, check_memory, check_spans, check_whole
-from regard.indexing import Index
+from regard.indexing import Index, placed
 
 __all__ = [
     "Diagonal",
@@ -261,8 +261,10 @@ class Pool(Reduction):
         start, widths = _cells_met(block.box.columns, block.shape[-1], column_cells)
         parts = cast(tuple[Tensor, ...], block.weights.split(heights, -2))
         by_row = torch.stack([rows.sum(-2) for rows in parts], -2)
-        cells = torch.arange(len(widths), device=by_row.device)
-        cell = cells.repeat_interleave(torch.tensor(widths, device=by_row.device))
+        positions = torch.arange(
+            block.box.columns.start, block.box.columns.stop, device=by_row.device
+        )
+        cell = ((positions + 1) * column_cells - 1) // block.shape[-1] - start
         pooled = by_row.new_zeros((*by_row.shape[:-1], len(widths)))
         pooled = pooled.index_add(-1, cell, by_row)
         rows, columns = slice(first, first + len(heights)), slice(start, start + len(widths))
@@ -344,7 +346,7 @@ class Segments(Reduction):
         by_query = torch.stack([_sum_rows(block.weights, queries[i], rows) for i in met], -2)
         mass = by_query @ _member(columns, keys, block.weights).mT
         total = mass.new_zeros((*mass.shape[:-2], len(queries), len(keys)))
-        at = torch.tensor(met, device=mass.device)
+        at = placed(met, mass.device)
         return (Part(block.box.leading, total.index_copy(-2, at, mass)),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
@@ -365,7 +367,7 @@ def _sum_rows(weights: Tensor, span: tuple[int, int], rows: slice) -> Tensor:
 def _member(part: slice, spans: list[tuple[int, int]], like: Tensor) -> Tensor:
     """1 where a position of the part lies in a span, (spans, part)."""
     positions = torch.arange(part.start, part.stop, device=like.device)
-    edges = torch.tensor(spans, device=like.device)
+    edges = placed(spans, like.device)
     return ((positions >= edges[:, :1]) & (positions < edges[:, 1:])).to(like.dtype)
 
 

@@ -105,7 +105,8 @@ class Documents(Mask):
         """How far the document of each key reaches, (..., kv_len, 4), such that minima are hulls.
 
         Its first key, minus one past its last; and, of the keys in one piece around this one,
-        minus the first, one past the last.
+        minus the first, one past the last. On the CPU: a device is waited for once, not for every
+        block.
         """
         ids = self.ids.squeeze(-2)
         order = ids.sort(dim=-1, stable=True).indices
@@ -113,7 +114,7 @@ class Documents(Mask):
         in_order = _runs(ids.gather(-1, order))
         first, last = (order.gather(-1, end).gather(-1, unsorted) for end in in_order)
         run_first, run_last = _runs(ids)
-        return torch.stack((first, -1 - last, -run_first, run_last + 1), -1)
+        return torch.stack((first, -1 - last, -run_first, run_last + 1), -1).cpu()
 
     @property
     def text(self) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from math import prod
 from typing import TYPE_CHECKING, cast
@@ -163,9 +164,14 @@ class BlockSparse(Mask):
             mask_mod = mask_mod.map(function)
         return BlockSparse(mask_mod, function(self.grid), self.lengths, self.block_size)
 
+    @cached_property
+    def _read(self) -> Tensor:
+        """The grid on the CPU: a device is waited for once, not for every block."""
+        return self.grid.cpu()
+
     def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> Columns:
         (height, width), kv_len = self.block_size, shape[-1]
-        part = narrow(self.grid, leading)[..., rows.start // height : -(-rows.stop // height), :]
+        part = narrow(self._read, leading)[..., rows.start // height : -(-rows.stop // height), :]
         part = part.flatten(0, -2)
         listed = cast(list[bool], (part.amax(0) != EMPTY).tolist())
         if not any(listed):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Self, cast
 
 import torch
@@ -49,10 +50,16 @@ class _Lengths(Mask):
                 f"    A length counts {self._counts}."
             )
         axes = lengths.shape if bound else (lengths.numel(),) + (1,) * (len(shape) - 1)
-        return type(self)(lengths.to(device).reshape(axes))
+        lengths = lengths.to(device).reshape(axes)
+        return type(self)(lengths.clone())  # what is known of them must stay true
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         return type(self)(function(self.lengths))
+
+    @cached_property
+    def _read(self) -> Tensor:
+        """The lengths on the CPU: a device is waited for once, not for every block."""
+        return self.lengths.cpu()
 
     @property
     def text(self) -> str:
@@ -86,7 +93,7 @@ class Padding(_Lengths):
     _counts = "the real keys of one sequence"
 
     def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> Columns:
-        lengths = narrow(self.lengths, leading)
+        lengths = narrow(self._read, leading)
         return Columns(slice(0, int(lengths.max())), slice(0, int(lengths.min())))
 
     def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
@@ -130,7 +137,7 @@ class PrefixLM(_Lengths):
     _counts = "the keys of one prefix"
 
     def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> Columns:
-        lengths, kv_len = narrow(self.lengths, leading), shape[-1]
+        lengths, kv_len = narrow(self._read, leading), shape[-1]
         first = rows.start + kv_len - shape[-2]  # the position of the first of these queries
         last = rows.stop - 1 + kv_len - shape[-2]
         some = max(int(lengths.max()), min(last + 1, kv_len))

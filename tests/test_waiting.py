@@ -1,0 +1,182 @@
+"""A device with a queue of its own is not waited for: nobody looks at a number while it works.
+
+Without a GPU the same code runs on tensors of the meta device, which have no numbers: whoever looks
+at one raises. Copies from the CPU that are waited for are refused by a mode.
+"""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import oracle
+import regard
+from regard.ranking import _largest_unseen
+
+COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
+
+
+class Waited(Exception):
+    """Something was copied from the CPU and waited for."""
+
+
+class _NoTensorOf(TorchFunctionMode):
+    """torch.tensor(numbers, device=...) copies them and waits."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.tensor and torch.device(kwargs.get("device") or "cpu").type != "cpu":
+            raise Waited(f"torch.tensor({args[0]}, device=...)")
+        return func(*args, **kwargs)
+
+
+class _NoCopyWaitedFor(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        answer = func(*args, **kwargs)
+        if func in COPIES:
+            source: Tensor = args[-1] if func is torch.ops.aten.copy_.default else args[0]
+            waits = source.device != answer.device and not kwargs.get("non_blocking", False)
+            if waits:
+                raise Waited(f"a copy from {source.device} to {answer.device}")
+        return answer
+
+
+@pytest.fixture
+def nothing_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    # PyTorch knows no autocast on the meta device.
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
+    with _NoTensorOf(), _NoCopyWaitedFor():
+        yield
+
+
+def numbers(device: str, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(device)
+
+
+# The fifth query may attend to nothing.
+PAIRS = (torch.arange(121).reshape(11, 11) % 3 > 0) & (torch.arange(11) != 4)[:, None]
+MASKS = {
+    "none": lambda _: None,
+    "causal": lambda _: regard.Causal(),
+    "window": lambda _: regard.SlidingWindow(2, 1),
+    "keep": lambda device: regard.Keep(PAIRS.to(device)),
+}
+ASKED = {
+    "logsumexp": regard.LogSumExp(),
+    "entropy": regard.Entropy(),
+    "sum of rows": regard.Sum(-1),
+    "sum of columns": regard.Sum(-2),
+    "pool": regard.Pool(3, 4),
+    "topk": regard.TopK(3),
+    "max": regard.Max(),
+    "segments": regard.Segments([(0, 2), (5, 11)], [(0, 7), (7, 11)]),
+    "diagonal": regard.Diagonal(-1),
+}
+
+
+def matrix(device: str, mask: str, dtype: torch.dtype = torch.float32) -> regard.AttentionMatrix:
+    """4 heads on 2 key heads, 11 tokens."""
+    query, key = numbers(device, 2, 4, 11, 8), numbers(device, 2, 2, 11, 8)
+    return regard.attend(query.to(dtype), key.to(dtype), mask=MASKS[mask](device))
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("asked", ASKED)
+def test_no_reduction_waits_for_the_device(asked: str, mask: str, request: Any) -> None:
+    on_device = matrix("meta", mask)
+    request.getfixturevalue("nothing_waits")
+    on_device.reduce(ASKED[asked])
+
+
+@pytest.mark.usefixtures("nothing_waits")
+@pytest.mark.parametrize(
+    ("looks", "error"),
+    [
+        (lambda tensor: bool(tensor.any()), RuntimeError),
+        (lambda tensor: tensor[tensor > 0], NotImplementedError),
+        (lambda tensor: tensor.tolist(), NotImplementedError),
+        (lambda tensor: torch.tensor([1], device=tensor.device), Waited),
+        (lambda tensor: torch.ones(2).to(tensor.device), Waited),
+        (lambda tensor: tensor.copy_(torch.ones(3)), Waited),
+    ],
+    ids=["bool", "index", "tolist", "tensor", "to", "copy_"],
+)
+def test_whoever_waits_is_noticed(looks: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        looks(torch.empty(3, device="meta"))
+
+
+# On a GPU the same, by PyTorch's own watch, and the numbers of the CPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_gpu_is_not_waited_for_and_answers_as_the_cpu_does(asked: str, mask: str) -> None:
+    on_device = matrix("cuda", mask)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        answer = on_device.reduce(ASKED[asked])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    expected = matrix("cpu", mask).reduce(ASKED[asked])
+    for one, other in zip(_tensors(answer), _tensors(expected), strict=True):
+        torch.testing.assert_close(one.cpu(), other, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "mask",
+    [regard.Padding([11, 4]), regard.PrefixLM([3, 0]), regard.Documents([0] * 5 + [1] * 6)],
+    ids=["padding", "prefix", "documents"],
+)
+def test_a_mask_is_read_once(mask: regard.Mask) -> None:
+    on_device = regard.attend(numbers("cuda", 2, 4, 11, 8), numbers("cuda", 2, 2, 11, 8), mask=mask)
+    first = on_device.entropy()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        second = on_device.entropy()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(first, second)
+
+
+def _tensors(answer: Any) -> tuple[Tensor, ...]:
+    return (answer,) if isinstance(answer, Tensor) else tuple(answer)
+
+
+# What a device does instead of looking, with numbers that can be looked at
+
+SPECIAL = [0.0, -0.0, 1.5, -1.5, 3e38, -3e38, 1e-40, -1e-40, torch.inf, -torch.inf, torch.nan]
+
+
+@given(st.data())
+def test_the_largest_are_found_without_a_look(data: st.DataObject) -> None:
+    columns = data.draw(st.integers(1, 40))
+    rows = data.draw(st.lists(st.sampled_from(SPECIAL), min_size=columns, max_size=columns))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.float64]))
+    scores = torch.tensor([rows, rows[::-1]], dtype=dtype)
+    k = data.draw(st.integers(1, columns))
+    stable = scores.sort(dim=-1, descending=True, stable=True).indices[..., :k]
+    assert torch.equal(_largest_unseen(scores, k), stable)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("asked", ASKED)
+def test_what_a_device_does_is_what_the_cpu_does(
+    asked: str, mask: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = matrix("cpu", mask).reduce(ASKED[asked])
+    for module in ("block", "ranking"):
+        monkeypatch.setattr(f"regard.{module}.can_look", lambda _: False)
+    answer = matrix("cpu", mask).reduce(ASKED[asked])
+    for one, other in zip(_tensors(answer), _tensors(expected), strict=True):
+        oracle.assert_close(one, other, 1e-6)
