@@ -112,6 +112,101 @@ def test_weights_that_are_changed_in_place_are_refused_in_words(
     check_refusal(change, f"{name} ({__file__}:", mode)
 
 
+def bernoulli(weights: Tensor) -> Tensor:
+    return torch.bernoulli(torch.full_like(weights, 0.7))
+
+
+def drawn(weights: Tensor) -> Tensor:
+    return torch.rand(weights.shape) < 0.7
+
+
+def multiplied_and_divided_in_place(weights: Tensor) -> Tensor:
+    weights *= bernoulli(weights)
+    weights /= 0.7
+    return weights
+
+
+def filled_and_scaled_in_place(weights: Tensor) -> Tensor:
+    return weights.masked_fill_(~drawn(weights), 0.0).mul_(1 / 0.7)
+
+
+DROPOUTS: list[Change] = [
+    pytest.param(lambda w: w * bernoulli(w) / 0.7, id="numbers of 0 and 1"),
+    pytest.param(lambda w: bernoulli(w) / 0.7 * w, id="scaled before"),
+    pytest.param(lambda w: w * drawn(w) / 0.7, id="bools"),
+    pytest.param(lambda w: w * (drawn(w).float() / 0.7), id="bools as numbers"),
+    pytest.param(lambda w: w.masked_fill(torch.rand_like(w) > 0.7, 0) / 0.7, id="filled"),
+    pytest.param(lambda w: torch.where(drawn(w), w, 0.0) / 0.7, id="where"),
+    pytest.param(lambda w: w * torch.empty_like(w).bernoulli_(0.7).div_(0.7), id="in place"),
+    pytest.param(lambda w: w * torch.empty_like(w).uniform_().lt_(0.7) / 0.7, id="uniform"),
+    pytest.param(lambda w: w * bernoulli(w), id="not scaled"),
+    pytest.param(lambda w: w * (0.7 + torch.rand(2, 1, 1)).floor() / 0.7, id="of a path"),
+    pytest.param(lambda w: (w.half() * bernoulli(w).half() / 0.7).float(), id="half precision"),
+]
+IN_PLACE = [
+    pytest.param(multiplied_and_divided_in_place, id="numbers of 0 and 1"),
+    pytest.param(filled_and_scaled_in_place, id="filled"),
+]
+CASES = [
+    *(
+        pytest.param(each.values[0], mode, id=f"{each.id}-{mode.__name__}")
+        for each in DROPOUTS
+        for mode in MODES
+    ),
+    *(
+        pytest.param(each.values[0], mode, id=f"{each.id}, all in place-{mode.__name__}")
+        for each in IN_PLACE
+        for mode in MODES[1:]
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "mode"), CASES)
+def test_dropout_that_is_written_by_hand_is_no_part_of_what_is_kept(
+    change: Change, mode: Callable[[], AbstractContextManager[None]]
+) -> None:
+    model, x = Changing(change), noise(2, 9, 16)
+    torch.manual_seed(0)
+    with mode(), regard.observe(model) as seen:
+        output = model(x)
+    torch.manual_seed(0)
+    with mode():
+        assert torch.equal(output, model(x))
+    torch.testing.assert_close(seen[0][:, 0].to_dense(), softmax(model, x), atol=1e-5, rtol=0)
+
+
+def softmax(model: Changing, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return (model.query(x) @ model.key(x).mT / 4).softmax(-1)
+
+
+def test_dropout_whose_mask_was_drawn_before_the_product_is_known() -> None:
+    class Early(Changing):
+        def forward(self, x: Tensor) -> Tensor:
+            keep = torch.bernoulli(torch.full((2, 9, 9), 0.7))
+            weights = (self.query(x) @ self.key(x).mT / 4).softmax(-1)
+            return (weights * keep / 0.7) @ x
+
+    model, x = Early(drawn), noise(2, 9, 16)
+    with regard.observe(model) as seen:
+        model(x)
+    torch.testing.assert_close(seen[0][:, 0].to_dense(), softmax(model, x), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        pytest.param(lambda w: w * bernoulli(w) * CAUSAL / 0.7, "mul", id="and masked"),
+        pytest.param(lambda w: w * bernoulli(w) * 0.3, "mul", id="and made smaller"),
+        pytest.param(lambda w: w * bernoulli(w) / 0.7 * 2, "mul", id="and doubled"),
+        pytest.param(lambda w: w * torch.rand_like(w), "mul", id="each by its own number"),
+        pytest.param(lambda w: w * torch.rand_like(w).sum(), "mul", id="all by one number"),
+    ],
+)
+def test_what_chance_does_beside_dropout_is_refused(change: Change, name: str) -> None:
+    check_refusal(change, f"{name} ({__file__}:", torch.no_grad)
+
+
 def zeros_where_zeros_are(weights: Tensor) -> Tensor:
     """As after a fill of -inf: rows without a key would be NaN."""
     return weights.masked_fill_(weights == 0, 0.0)

@@ -84,6 +84,21 @@ CHANGES = [
     pytest.param(
         lambda _, w: w.amax(1, keepdim=True), MIXED, "makes others of the weights", id="maximum"
     ),
+    pytest.param(
+        lambda _, w: F.pad(w, (0, 1)).unflatten(-1, (2, 4)).sum(-1).repeat(1, 1, 1, 4)[..., :7],
+        *(MIXED, "makes others of the weights"),
+        id="sums of padded parts",
+    ),
+    pytest.param(
+        lambda _, w: F.avg_pool1d(w.flatten(0, 1), 3, 1, 1).view_as(w),
+        *(MIXED, "makes others of the weights"),
+        id="pooled",
+    ),
+    pytest.param(lambda _, w: w.cumsum(-1), MIXED, "makes others of the weights", id="sums so far"),
+    pytest.param(lambda _, w: w.pow(2), MIXED, "makes others of the weights", id="squares"),
+    pytest.param(
+        lambda _, w: torch.where(CAUSAL > 0, w, w.mT), MASKED, "changes the weights", id="where"
+    ),
     pytest.param(lambda _, w: w @ w, MIXED, "makes others of the weights", id="squared"),
     pytest.param(lambda _, w: w * 2, MASKED, "changes the weights", id="doubled"),
     pytest.param(doubled_in_place, MASKED, "changes the weights", id="doubled in place"),
@@ -161,6 +176,8 @@ def test_what_leaves_weights_as_they_are_is_kept(
         pytest.param(lambda w: w.mean(), id="of all"),
         pytest.param(lambda w: w.amax((1, 3))[..., None], id="of each query"),
         pytest.param(lambda w: w.sum(-1, keepdim=True).mean(1), id="of each sum"),
+        pytest.param(lambda w: w.norm(2, -1, keepdim=True).mean(1), id="of each length"),
+        pytest.param(lambda w: w.unflatten(-1, (1, 7)).sum((-1, -2))[:, 0, :, None], id="of parts"),
     ],
 )
 def test_a_number_over_the_keys_is_no_weights(number: Callable[[Tensor], Tensor]) -> None:
@@ -173,6 +190,21 @@ def test_a_number_over_the_keys_is_no_weights(number: Callable[[Tensor], Tensor]
     with regard.observe(model) as seen:
         model(x)
     torch.testing.assert_close(seen[0].to_dense(), kept(model, x), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("pool", [Tensor.sum, Tensor.mean, Tensor.amax], ids=["sum", "mean", "max"])
+def test_one_number_over_some_of_the_keys_is_other_weights(
+    pool: Callable[[Tensor, int], Tensor],
+) -> None:
+    class Pooled(Mixing):
+        def forward(self, x: Tensor) -> Tensor:
+            weights = (self.query(x) @ self.key(x).mT).softmax(-1)
+            return pool(weights.unflatten(-1, (2, 4)), -1) @ x.unflatten(1, (2, 4)).mean(2)
+
+    reason = r"makes others of the weights after their softmax"
+    model = Pooled(deep_vit)
+    with pytest.raises(regard.RegardError, match=reason), regard.observe(model):
+        model(noise(2, 8, 6))
 
 
 def test_scores_that_are_put_back_in_another_order_are_not_lost_beside_others() -> None:

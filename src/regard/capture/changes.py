@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from regard.capture.axes import Axes
-from regard.capture.gates import CHANCE, are_changed, are_changed_in_place
+from regard.capture.gates import CHANCE, fate_in_place, fate_of
 from regard.capture.mixtures import change_of, has_no_keys, place_of, tensors_in
 from regard.capture.score_steps import Step, raised
 from regard.capture.tracks import (
@@ -48,6 +48,9 @@ class Changes:
 
     def pass_on(self, operation: Operation) -> None:
         """Take note of an operation that none of the listeners knows."""
+        if operation.func in CHANCE:
+            self._tracks.put(operation.output, None, Noise())
+            return
         if not self._tracks:
             return
         output = operation.output
@@ -55,12 +58,13 @@ class Changes:
             output = cast(object, output[0])
         if not isinstance(output, Tensor) or output.is_nested or operation.func in _BLIND:
             return
-        if operation.func in CHANCE:
-            self._tracks.put(output, None, Noise())
-            return
         for source in tensors_in(operation.args):
             track = self._tracks.of(source)
-            if track is None or isinstance(track.stage, Noise):
+            if track is None:
+                continue
+            if isinstance(track.stage, Noise):
+                if output.numel() == source.numel() and _is_of_one_tensor(operation):
+                    self._tracks.put(output, None, track.stage)
                 continue
             if isinstance(track.stage, Weights):
                 if operation.func is aten.stack.default and self._are_sound(operation.args[0]):
@@ -119,7 +123,7 @@ class Changes:
         weights = cast(Weights, track.stage)
         if not output.is_floating_point() or has_no_keys(operation, track, source, output):
             return
-        dropped = self._is_dropped(operation)
+        chance = {"dropped": self._is_dropped(operation), "thinned": weights.thinned}
         in_place, powers = track.lies_in(output), None
         axes = track.axes if in_place else _axes_after(track.axes, source, output)
         with apart():
@@ -128,9 +132,9 @@ class Changes:
                 dim = None
                 if axes is not None and not weights.short:
                     dim = axes.along(weights.normal, weights.length)
-                changed = are_changed_in_place(operation, whole, dim, dropped=dropped)
+                changed, thinned = fate_in_place(operation, whole, dim, **chance)
             else:
-                changed = are_changed(operation, source, output, dropped=dropped)
+                changed, thinned = fate_of(operation, source, output, **chance)
         if weights.powers is not None:
             scores, seen = weights.powers
             if not changed:
@@ -142,7 +146,8 @@ class Changes:
         trouble = weights.trouble
         if changed and trouble is None:
             trouble = change_of(operation, weights.line)
-        self._tracks.put(output, axes, replace(weights, trouble=trouble, powers=powers))
+        known = replace(weights, trouble=trouble, powers=powers, thinned=thinned)
+        self._tracks.put(output, axes, known)
 
     def _are_sound(self, tensors: Iterable[Tensor]) -> bool:
         """Whether all tensors are weights as a softmax gave them."""
@@ -155,7 +160,7 @@ class Changes:
         return any(isinstance(stage, Noise) for stage in stages)
 
     def lose(self, operation: Operation, source: Tensor) -> None:
-        """Scores go through something that has no place in an AttentionMatrix."""
+        """Scores or weights go through something that has no place in an AttentionMatrix."""
         output = operation.output
         track = self._tracks.of(source)
         if isinstance(output, Tensor) and track is not None and not track.lies_in(output):
@@ -164,6 +169,9 @@ class Changes:
             if idle:
                 self.go_on(operation, source, track, track.stage)
                 return
+        if track is not None and isinstance(track.stage, Weights):
+            self.mix(operation, source)
+            return
         lost = Lost(place_of(operation))
         for tensor in tensors_in((output,)):
             if tensor.is_floating_point():
@@ -209,6 +217,11 @@ def _extended(
     if found is None or source.data_ptr() != output.data_ptr():
         return None if found is None else (found, moved)
     return None if math.prod(seen.sizes) != math.prod(axes.sizes) else (found, axes)
+
+
+def _is_of_one_tensor(operation: Operation) -> bool:
+    """Whether all of its arguments but one are numbers."""
+    return sum(tensor.numel() > 1 for tensor in tensors_in(operation.args)) == 1
 
 
 def _axes_after(axes: Axes | None, source: Tensor, output: Tensor) -> Axes | None:

@@ -1,11 +1,22 @@
 """Whether weights reach the value as the softmax gave them."""
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
 from regard.tracing import Operation
 
-__all__ = ["CHANCE", "are_changed", "are_changed_in_place", "fits", "is_gated", "sums_to_one"]
+__all__ = [
+    "CHANCE",
+    "Fate",
+    "fate_in_place",
+    "fate_of",
+    "fits",
+    "is_gated",
+    "is_scaled_up",
+    "sums_to_one",
+]
 
 _ALIKE = 0.01  # half precision rounds what dropout scaled up
 
@@ -13,8 +24,8 @@ _ALIKE = 0.01  # half precision rounds what dropout scaled up
 def is_gated(weights: Tensor, used: Tensor, *, dropped: bool = False) -> bool:
     """Whether weights were changed by something that is no part of attention.
 
-    Dropout, which makes some 0 and scales the others up, is none; nor are rows that were made 0 as
-    a whole, which have no key to attend to.
+    Dropout, which makes some 0 and may scale the others up, is none; nor are rows that were made 0
+    as a whole, which have no key to attend to.
 
     Args:
         weights: as the softmax gave them, (..., q_len, kv_len).
@@ -34,53 +45,106 @@ def is_gated(weights: Tensor, used: Tensor, *, dropped: bool = False) -> bool:
     differ = ~same & ~(used == 0).all(-1, keepdim=True)
     if not bool(differ.any()):
         return False
-    if not dropped:
-        return True
-    factors = (used / weights)[differ & (used != 0)]
-    if not factors.numel():
-        return True
-    largest = factors.max()
-    return not bool((largest > 1 + _ALIKE) & (factors > (1 - _ALIKE) * largest).all())
+    return not (dropped and _are_scaled_alike(weights, used, where=used != 0))
 
 
-def are_changed(operation: Operation, weights: Tensor, used: Tensor, *, dropped: bool) -> bool:
-    """Whether an operation that gave ``used`` has changed weights.
+def is_scaled_up(weights: Tensor, used: Tensor) -> bool:
+    """Whether all numbers were multiplied with one factor of at least 1, as dropout ends.
+
+    Args:
+        weights: of which chance has made some 0.
+        used: the same shape, after one more operation.
+
+    Example:
+        >>> import torch
+        >>> from regard.capture.gates import is_scaled_up
+        >>> weights = torch.tensor([0.5, 0.0, 0.25])
+        >>> is_scaled_up(weights, weights / 0.5), is_scaled_up(weights, weights * 0.5)
+        (True, False)
+    """
+    there = weights != 0
+    return torch.equal(there, used != 0) and _are_scaled_alike(weights, used, where=there)
+
+
+def _are_scaled_alike(weights: Tensor, used: Tensor, *, where: Tensor) -> bool:
+    factors = (used / weights)[where]
+    largest = factors.max() if factors.numel() else factors.new_ones(())
+    return bool((largest > 1 - _ALIKE) & (factors > (1 - _ALIKE) * largest).all())
+
+
+class Fate(NamedTuple):
+    """What an operation has made of weights.
+
+    Attributes:
+        changed: whether they are no longer what the softmax gave.
+        thinned: whether chance has made some of them 0, and nothing has scaled the others up yet.
+    """
+
+    changed: bool
+    thinned: bool = False
+
+
+def fate_of(
+    operation: Operation, weights: Tensor, used: Tensor, *, dropped: bool, thinned: bool
+) -> Fate:
+    """What an operation that gave ``used`` has made of weights.
 
     Args:
         operation: what has run.
         weights: what it was given.
         used: what it gave: element by element, repeated where the shape is larger.
         dropped: whether one of its arguments was drawn by chance.
+        thinned: whether they were thinned before.
     """
     if operation.func in _DROPOUTS:
-        return False
+        return Fate(changed=False)
     if fits(weights, used):
-        return is_gated(weights.to(used.dtype).expand_as(used), used, dropped=dropped)
+        return _fate(weights.to(used.dtype).expand_as(used), used, dropped, thinned)
     same = weights.numel() == used.numel()
-    return not (same and torch.equal(weights.to(used.dtype).flatten(), used.flatten()))
+    return Fate(not (same and torch.equal(weights.to(used.dtype).flatten(), used.flatten())))
 
 
-def are_changed_in_place(
-    operation: Operation, whole: Tensor, dim: int | None, *, dropped: bool
-) -> bool:
-    """Whether an operation in place has changed weights; what they were nobody knows any more.
+def _fate(weights: Tensor, used: Tensor, dropped: bool, thinned: bool) -> Fate:
+    if is_gated(weights, used, dropped=dropped):
+        return Fate(not (thinned and is_scaled_up(weights, used)))
+    unscaled = bool((used <= (1 + _ALIKE) * weights).all())
+    return Fate(changed=False, thinned=thinned or (dropped and unscaled))
+
+
+def fate_in_place(
+    operation: Operation, whole: Tensor, dim: int | None, *, dropped: bool, thinned: bool
+) -> Fate:
+    """What an operation in place has made of weights; what they were nobody knows any more.
 
     Args:
         operation: what has run.
         whole: the weights, after it.
         dim: the axis along which they summed to 1; None where there is none.
         dropped: whether one of its arguments was drawn by chance.
+        thinned: whether they were thinned before.
     """
     if operation.func in _DROPOUTS:
-        return False
-    if operation.func in _PRODUCTS:
-        factor = operation.args[1]
-        if not isinstance(factor, Tensor):
-            factor = torch.tensor(float(factor))
+        return Fate(changed=False)
+    factor = _factor(operation, dropped=dropped)
+    if factor is not None:
         factor = factor.to(whole.dtype).expand(operation.args[0].shape)
-        if not is_gated(torch.ones_like(factor), factor, dropped=dropped):
-            return False
-    return operation.func is aten.copy_.default or dim is None or not sums_to_one(whole, dim)
+        fate = _fate(torch.ones_like(factor), factor, dropped, thinned)
+        if not fate.changed:
+            return fate
+    overwritten = operation.func is aten.copy_.default
+    return Fate(overwritten or dim is None or not sums_to_one(whole, dim))
+
+
+def _factor(operation: Operation, *, dropped: bool) -> Tensor | None:
+    """What an operation in place multiplies with; None where it does something else."""
+    if dropped and operation.func in _FILLS:
+        _, where, value = operation.args
+        return (~where).float() if value == 0 else None
+    if operation.func not in (*_PRODUCTS, *_QUOTIENTS):
+        return None
+    by: Any = operation.args[1]
+    factor = by if isinstance(by, Tensor) else torch.tensor(float(by))
+    return factor if operation.func in _PRODUCTS else factor.reciprocal()
 
 
 def sums_to_one(numbers: Tensor, dim: int) -> bool:
@@ -129,5 +193,12 @@ _DROPOUTS = (
     *(aten.feature_dropout.default, aten.feature_dropout_.default),
 )
 _PRODUCTS = (aten.mul_.Tensor, aten.multiply_.Tensor)
-CHANCE = (aten.bernoulli_.float, aten.bernoulli.default, aten.bernoulli.p)
-"""What draws the numbers that dropout multiplies with."""
+_QUOTIENTS = (aten.div_.Tensor, aten.divide_.Tensor, aten.true_divide_.Tensor)
+_FILLS = (aten.masked_fill_.Scalar, aten.masked_fill_.Tensor)
+CHANCE = frozenset(
+    (
+        *(aten.bernoulli_.float, aten.bernoulli.default, aten.bernoulli.p, aten.bernoulli_.Tensor),
+        *(aten.rand.default, aten.rand.generator, aten.rand_like.default, aten.uniform_.default),
+    )
+)
+"""What draws the numbers of which dropout is made."""

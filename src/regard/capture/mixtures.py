@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 from torch import Tensor
+from torch._ops import OpOverload
 
 from regard.capture.tracks import Track, Weights
 from regard.tracing import Operation
@@ -19,7 +20,7 @@ def change_of(operation: Operation, line: str) -> str:
         line: of their softmax.
     """
     name = str(operation.func).split(".")[1].rstrip("_")
-    did, remedy = _CHANGES.get(name, _MIXED if name in _MIXES else _MASKED)
+    did, remedy = _CHANGES.get(name, _MIXED)
     return (
         f"{place_of(operation)} {did} after their softmax ({line}); "
         f"what meets the value is no softmax of the scores.\n    {remedy}"
@@ -27,7 +28,7 @@ def change_of(operation: Operation, line: str) -> str:
 
 
 def has_no_keys(operation: Operation, track: Track, source: Tensor, output: Tensor) -> bool:
-    """Whether weights were made one number over the keys, as their sum or maximum is.
+    """Whether weights were made one number over all keys, as their sum or maximum is.
 
     Args:
         operation: what has run.
@@ -35,19 +36,47 @@ def has_no_keys(operation: Operation, track: Track, source: Tensor, output: Tens
         source: the view of them that it was given.
         output: what it gave.
     """
+    if output.numel() == 1:
+        return source.numel() > 1
+    keys = _axes_of_keys(track, source)
+    gone = _axes_made_one(operation, source, output)
+    return bool(keys) and gone.issuperset(keys)
+
+
+def _axes_of_keys(track: Track, source: Tensor) -> set[int]:
+    """The axes of a view of weights along which the keys lie: several where they were split."""
     weights = cast(Weights, track.stage)
-    seen = None if track.axes is None else track.axes.seen_as(source)
-    axis = source.ndim - 1
-    if seen is not None:
-        found = seen.along(weights.normal, weights.length)
-        axis = axis if found is None else found
-    if output.ndim == source.ndim:
-        return output.shape[axis] == 1 < source.shape[axis]
-    dims = cast(object, operation.args[1] if len(operation.args) > 1 else None)
+    last = source.ndim - 1
+    if track.axes is None:
+        return {last} if source.ndim and source.shape[last] == weights.length else set()
+    seen = track.axes.seen_as(source)
+    if seen is None:
+        return set()
+    if weights.length == 1:
+        axis = seen.along(weights.normal, 1)
+        return {last if axis is None else axis}
+    sides = enumerate(zip(seen.sizes, seen.places, strict=True))
+    reach = range(weights.normal, weights.normal * weights.length)
+    return {axis for axis, (size, place) in sides if size > 1 and place in reach}
+
+
+def _axes_made_one(operation: Operation, source: Tensor, output: Tensor) -> set[int]:
+    """The axes that an operation has made one number; none where it is no such operation."""
+    dims = _argument(operation, "dim")
     given = cast("Sequence[object]", dims) if isinstance(dims, list | tuple) else (dims,)
-    # An operation that indexes has tensors there.
-    axes = [dim % source.ndim for dim in given if isinstance(dim, int)]
-    return output.ndim < source.ndim and (axis in axes or output.ndim == 0)
+    axes = {dim % source.ndim for dim in given if isinstance(dim, int)}
+    if output.ndim == source.ndim:
+        return {axis for axis in axes if output.shape[axis] == 1}
+    return axes if output.ndim == source.ndim - len(axes) else set()
+
+
+def _argument(operation: Operation, name: str) -> object:
+    """An argument of an operation by its name; None where it has none."""
+    if name in operation.kwargs or not isinstance(operation.func, OpOverload):
+        return operation.kwargs.get(name)
+    arguments = operation.func._schema.arguments  # pyright: ignore[reportPrivateUsage]
+    pairs = zip(arguments, operation.args, strict=False)
+    return next((given for argument, given in pairs if argument.name == name), None)
 
 
 def place_of(operation: Operation) -> str:
@@ -83,12 +112,10 @@ _ADDED = (
     "Multiply each summand with the value on its own, and add the outputs.",
 )
 _CHANGES = {
+    **dict.fromkeys(("mul", "multiply", "div", "divide", "true_divide", "where"), _MASKED),
+    **dict.fromkeys(("masked_fill", "fill", "zero", "copy", "tril", "triu"), _MASKED),
+    **dict.fromkeys(("index_put", "index_fill", "masked_scatter", "threshold"), _MASKED),
     **dict.fromkeys(("cat", "concat", "stack"), _JOINED),
     **dict.fromkeys(("index", "index_select", "flip", "roll"), _REORDERED),
     **dict.fromkeys(("add", "sub", "subtract"), _ADDED),
 }
-_MIXES = (
-    *("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "einsum", "convolution"),
-    *("conv1d", "conv2d", "_softmax", "softmax", "mean", "amax", "amin", "max", "min", "sum"),
-    *("topk", "sort", "gather", "scatter"),
-)

@@ -106,6 +106,7 @@ class Weights:
         finding: their attention.
         short: whether rows sum to less than 1, as a sink has taken its share.
         meeting: with their value; None where nobody can tell which value is whose.
+        thinned: whether chance has made some of them 0, and nothing has scaled the others up yet.
     """
 
     normal: int
@@ -117,6 +118,7 @@ class Weights:
     finding: Finding | None = None
     short: bool = False
     meeting: Meeting | None = None
+    thinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
