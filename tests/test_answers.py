@@ -3,7 +3,7 @@
 import doctest
 import threading
 from collections.abc import Callable, Sequence
-from itertools import product
+from itertools import pairwise, product
 from types import ModuleType
 
 import pytest
@@ -234,14 +234,6 @@ def test_a_pass_that_failed_has_no_progress_any_more(monkeypatch: pytest.MonkeyP
             answers.progress(Which(0, 0))
 
 
-@pytest.mark.parametrize("question", ["row", "column"])
-def test_what_is_not_wanted_any_more_ends(
-    question: str, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Answers(recording(attended(300, 300))) as answers, pytest.raises(Gone):
-        getattr(answers, question)(Which(0, 0), 0, wanted=lambda: False)
-
-
 def test_closing_ends_a_pass_and_who_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     long_heads(monkeypatch)
     answers = Answers(recording(attended(3000, 3000)))
@@ -311,7 +303,7 @@ def tokens(count: int) -> list[regard.Token]:
 
 
 @pytest.mark.parametrize("hidden", [False, True], ids=["all", "hidden"])
-def test_segments_are_those_of_the_recording(hidden: bool) -> None:
+def test_segments_are_those_of_the_recording(hidden: bool, way: str) -> None:
     matrices = {name: regard.attend(*torch.randn(2, 1, 3, 12, 4)) for name in "ab"}
     seen = regard.Recording(matrices, query_tokens=tokens(12))
     queries, keys = [(0, 4), (4, 12)], [(0, 3), (3, 6), (6, 12)]
@@ -320,6 +312,36 @@ def test_segments_are_those_of_the_recording(hidden: bool) -> None:
     named = ({str(span): span for span in spans} for spans in (keys, queries))
     expected = seen.segments(next(named), queries=next(named), sinks=not hidden)
     torch.testing.assert_close(shares, expected.weights[1, 2])
+
+
+def parts(tokens: int, edges: Sequence[float]) -> list[tuple[int, int]]:
+    """Parts between these shares of a text, every third left out."""
+    places = sorted({round(edge * tokens) for edge in edges})
+    return [span for place, span in enumerate(pairwise(places)) if place % 3 != 2]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("hidden", [False, True], ids=["all", "hidden"])
+def test_segments_of_a_long_head_are_sums_of_weights(
+    kind: str, hidden: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long_heads(monkeypatch)
+    monkeypatch.setattr(pyramid, "_FIRST_BASE", 3)
+    matrix = KINDS[kind]()
+    q_len, kv_len = matrix.shape[-2:]
+    queries, keys = parts(q_len, (0, 0.11, 0.5, 0.6, 1)), parts(kv_len, (0.02, 0.3, 0.33, 0.9, 1))
+    with Answers(recording(matrix)) as answers:
+        shares = answers.segments(Which(0, 0, hidden), queries, keys)
+    double = matrix.to(torch.float64)
+    weights = double.to_dense()[0]
+    if hidden:
+        weights = oracle.softmax(double.scores.to_dense()[0], torch.arange(kv_len) > 0).weights
+    some = (weights > 0).any(-1) if hidden else torch.ones(q_len, dtype=torch.bool)
+    expected = [
+        [weights[a:b, c:d].sum() / max(1, int(some[a:b].sum())) for c, d in keys]
+        for a, b in queries
+    ]
+    torch.testing.assert_close(shares, torch.tensor(expected).float(), rtol=1e-5, atol=1e-7)
 
 
 def test_hidden_sinks_are_the_first_key_and_special_tokens() -> None:

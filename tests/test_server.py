@@ -257,6 +257,7 @@ MANY = json.dumps([[0, 1]] * 201)
 BEYOND = "queries has (0, 10) for '0'; each span must lie within the text."
 BEYOND_KEYS = "keys has (4, 10) for '1'; each span must lie within the text."
 BOTH = "/api/segments?layer=0&head=0&queries=[[0,9]]"
+NOT_OF_ROW = "no parameter of this question; it has layer, head, hidden, query."
 ONE_TOKEN = "each span must hold at least one token."
 TILE = "/api/tile?layer=0&head=0&level=0&row=0"
 
@@ -273,6 +274,10 @@ TILE = "/api/tile?layer=0&head=0&level=0&row=0"
         ("/api/row?layer=%D9%A1&head=0&query=0", 400, f"layer is '\\u0661'; {WHOLE}"),
         ("/api/row?layer=0&head=0&query=0&hidden=2", 400, "hidden is '2'; it must be 0 or 1."),
         (f"/api/row?layer={LONG * 10}", 400, f"layer is '{LONG} ...'; that is too large."),
+        ("/api/row?layer=0&head=0&query=0&x=1", 400, f"'x' is {NOT_OF_ROW}"),
+        ("/api/row?layer=0&head=0&query=0&by_row=1", 400, f"'by_row' is {NOT_OF_ROW}"),
+        ("/api/row?%E2%82%AC=1", 400, f"'\\u20ac' is {NOT_OF_ROW}"),
+        ("/api/heads?layer=0", 400, "'layer' is no parameter of this question; it has nothing."),
         (f"{TILE}&column=1", 400, "column is 1; it must be from 0 to 0."),
         ("/api/tile?layer=0&head=0&level=9&row=0&column=0", 400, LEVELS),
         ("/api/column?layer=0&head=0&key=9", 400, "key is 9; it must be from 0 to 8."),
@@ -320,7 +325,7 @@ def test_steps_that_are_not_numbers_are_refused_in_a_sentence() -> None:
 
 
 def test_what_goes_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server.Answers, "heads", lambda _: 1 / 0)
+    monkeypatch.setattr(server.Answers, "heads", lambda *_, **__: 1 / 0)
     app = server.application(recorded(), TOKEN)
     with TestClient(app, base_url=BASE, raise_server_exceptions=False) as client:
         client.get("/", params={"token": TOKEN})

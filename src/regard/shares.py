@@ -15,7 +15,7 @@ from regard.reductions import Part, Reduction, Segments
 from regard.tables import Cell, Table
 from regard.tokens import Token
 
-__all__ = ["Shares", "shares_of"]
+__all__ = ["Shares", "checked_parts", "shares_of"]
 
 _MOST_KEYS = 8
 
@@ -175,7 +175,7 @@ def shares_of(
         tensor([1.])
     """
     *_, kv_len = shape_of_all("segments()", layers)
-    key_parts = _checked_parts("parts", parts, "kv_len", kv_len)
+    key_parts = checked_parts("parts", parts, "kv_len", kv_len)
     if queries is None:
         asked = parts if _all_ran(layers) else _asking(layers, key_parts)
         query_parts = key_parts if asked is parts else asked
@@ -237,7 +237,7 @@ def _asking(
 def _checked_queries(queries: object, layer: Layer) -> dict[str, tuple[int, int]]:
     """The parts of the queries, counted in rows."""
     first = 0 if layer.queries is None else layer.queries.start
-    return _checked_parts("queries", queries, "q_len", layer.shape[-2], first)
+    return checked_parts("queries", queries, "q_len", layer.shape[-2], first)
 
 
 @dataclass(frozen=True)
@@ -306,9 +306,27 @@ def _membership(parts: Sequence[tuple[int, int]], positions: slice, device: torc
     return member.to(device)
 
 
-def _checked_parts(
+def checked_parts(
     argument: str, parts: object, length_name: str, length: int, first: int = 0
 ) -> dict[str, tuple[int, int]]:
+    """Parts of a text by name, each its first token and the one past the last.
+
+    Args:
+        argument: what they came as.
+        parts: what came.
+        length_name: kv_len or q_len.
+        length: so many tokens there are.
+        first: what the first of them counts as.
+
+    Raises:
+        TypeError: it is no mapping from names to spans.
+        ValueError: there is none, or one is empty, reaches beyond the text or overlaps another.
+
+    Example:
+        >>> from regard.shares import checked_parts
+        >>> checked_parts("parts", {"all": [0, 5]}, "kv_len", 5)
+        {'all': (0, 5)}
+    """
     counted = f"counted from query {first}, the first that was kept"
     remedy = (
         f"    Give {{name: (start, stop)}} with 0 <= start < stop <= {length_name} = {length}, "

@@ -11,7 +11,7 @@ from regard.layers import Layer
 from regard.tables import Cell, Table
 from regard.tokens import Token
 
-__all__ = ["Trial", "classify", "head_table"]
+__all__ = ["Trial", "classify", "head_table", "survey_of"]
 
 Scores = Mapping[str, Sequence[float]]
 
@@ -74,7 +74,7 @@ def classify(
     chosen = tuple(layers)
     heads: list[Head] = []
     for place, layer in enumerate(chosen):
-        survey = _survey(layer, query_tokens, key_tokens)
+        survey = survey_of(layer, query_tokens, key_tokens)
         scores: dict[str, Sequence[float]] = {}
         scores |= of_each_head(survey.scores(layer.reduce(*survey.reductions)))
         for trial in trials:
@@ -115,9 +115,24 @@ def head_table(heads: Sequence[Head]) -> Table:
     return Table(columns)
 
 
-def _survey(
+def survey_of(
     layer: Layer, query_tokens: Sequence[Token] | None, key_tokens: Sequence[Token] | None
 ) -> Survey:
+    """What ``classify`` asks of a layer, whose answers may be kept in it before.
+
+    Args:
+        layer: of a recording.
+        query_tokens: as for ``classify``.
+        key_tokens: as for ``classify``.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.heads.classify import survey_of
+        >>> even = regard.attend(torch.zeros(4, 1), torch.zeros(4, 1))
+        >>> [layer] = regard.Recording({"layer": even}).layers
+        >>> survey_of(layer, None, None).reductions[0]
+        Spread()
+    """
     q_len, kv_len = layer.shape[-2:]
     queries, keys = _special(query_tokens, q_len), _special(key_tokens, kv_len)
     rows = layer.positions

@@ -6,21 +6,25 @@ for last first; tiles go before it.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from regard.heads import Head, classify
+from regard.heads.classify import survey_of
 from regard.matrix import AttentionMatrix
 from regard.recording import Recording
-from regard.see.manifest import SMALL, first_sequence, first_value, small_map, small_numbers
-from regard.see.pyramid import Place, Pyramid, Tile, check_place, checked
+from regard.reductions import Pool
+from regard.see.manifest import SMALL, first_sequence, first_value, small_numbers
+from regard.see.pyramid import Place, Pyramid, Spans, Tile, check_place, checked
 from regard.see.query_steps import KeysAsked, QuerySteps, query_steps
-from regard.see.strips import HeadScores
+from regard.see.strips import HeadScores, Pause
+from regard.see.watched import Watched, answered
+from regard.shares import checked_parts
 
 __all__ = ["Answers", "Gone", "Progress", "RowOfWeights", "Which", "is_wanted"]
 
@@ -28,7 +32,7 @@ MIB = 2**20
 _LOOK_AGAIN = 0.25  # seconds
 _MOST_CELLS = 2**24  # of a head whose small map is exact: some 50 ms each
 _SAMPLED_ROWS = 256
-Spans = Sequence[tuple[int, int]]
+_ROWS_AT_ONCE = 32
 
 
 class Gone(Exception):
@@ -133,7 +137,7 @@ class Answers:
         self._failures: dict[Which, Exception] = {}
         self._in_front = 0
         self._closed = False
-        self._heads: tuple[Head, ...] | None = None
+        self._heads: dict[int, list[Head]] = {}
 
     def __enter__(self) -> "Answers":
         return self
@@ -242,62 +246,96 @@ class Answers:
         place = checked("query", query, head.shape[0])
         return query_steps(head, place, part, self._value(which))
 
-    def segments(self, which: Which, queries: Spans, keys: Spans) -> Tensor:
+    def segments(
+        self, which: Which, queries: Spans, keys: Spans, *, wanted: Callable[[], bool] = is_wanted
+    ) -> Tensor:
         """How much parts of the queries drew from parts of the keys, (query parts, key parts).
+
+        Of a long head it waits for the pass.
 
         Args:
             which: the head.
             queries: of each part its first token, and the one past the last.
             keys: the same.
+            wanted: as in ``row``.
 
         Raises:
             IndexError: no such layer or head.
             ValueError: a part is empty, reaches beyond the text or overlaps another.
             RegardError: the layer has answers only.
+            Gone: the answer is not wanted any more.
         """
+        pyramid = self._pyramid(which)
+        q_len, kv_len = pyramid.head.shape
+        query_parts = checked_parts("queries", _named(queries), "q_len", q_len)
+        key_parts = checked_parts("keys", _named(keys), "kv_len", kv_len)
+        if not pyramid.is_small:
+            self._finished(which, pyramid, wanted)
+            with self._first(wanted) as pause:
+                return pyramid.shares(tuple(query_parts.values()), tuple(key_parts.values()), pause)
         layer, head = self._checked_head(which)
         one = first_sequence(self.recording[layer])[head : head + 1]
         tokens = self.recording.query_tokens, self.recording.key_tokens
         alone = Recording({"head": one}, query_tokens=tokens[0], key_tokens=tokens[1])
-        shares = alone.segments(_named(keys), queries=_named(queries), sinks=not which.hidden)
-        return shares.total()
+        return alone.segments(key_parts, queries=query_parts, sinks=not which.hidden).total()
 
-    def overview(self, layer: int) -> dict[str, Any]:
+    def overview(self, layer: int, *, wanted: Callable[[], bool] = is_wanted) -> dict[str, Any]:
         """A small map of each head of a layer, as ``manifest.small_map`` gives it.
 
         Of a long text it is a sample: some queries, evenly spread, stand for all; ``sampled`` says
         for how many each.
 
+        Args:
+            layer: its place in the order the layers ran.
+            wanted: as in ``row``.
+
         Raises:
             IndexError: no such layer.
             RegardError: the layer has answers only.
+            Gone: the answer is not wanted any more.
         """
         layer = checked("layer", layer, len(self.recording))
         matrix = first_sequence(self.recording[layer])
         heads, q_len, kv_len = matrix.shape
+        pause = self._until_gone(wanted)
         if q_len * kv_len <= _MOST_CELLS:
-            return small_map(matrix)
+            return small_numbers(matrix.reduce(Watched(Pool(SMALL, SMALL), pause)))
         step = q_len // _SAMPLED_ROWS
-        maps = [self._sampled(matrix[head], slice(step // 2, None, step)) for head in range(heads)]
+        rows = range(step // 2, q_len, step)
+        maps = [_sampled(matrix[head], rows, pause) for head in range(heads)]
         return small_numbers(torch.stack(maps)) | {"sampled": step}
 
-    def heads(self) -> tuple[Head, ...]:
+    def heads(self, *, wanted: Callable[[], bool] = is_wanted) -> tuple[Head, ...]:
         """Every head with its kind, layer by layer; see ``regard.heads``.
 
         It takes as long as a pass over each layer, and lets those that somebody waits for go first.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or not self._unfinished)
-            if self._closed:
-                raise Gone
-        if self._heads is None:
-            seen = self.recording
-            self._heads = classify(seen.layers, seen.query_tokens, seen.key_tokens)
-        return self._heads
+        What is known of a layer is kept, also when the answer is not wanted any more.
 
-    def _sampled(self, head: AttentionMatrix, rows: slice) -> Tensor:
-        weights = AttentionMatrix.from_weights(cast(Tensor, head[rows]).float())
-        return weights.pool(SMALL, SMALL)
+        Args:
+            wanted: as in ``row``.
+
+        Raises:
+            RegardError: weights that are not numbers.
+            Gone: the answer is not wanted any more.
+        """
+        gone = self._until_gone(wanted)
+        with self._changed:
+            while self._unfinished:
+                gone()
+                self._changed.wait(_LOOK_AGAIN)
+
+        def pause() -> None:
+            gone()
+            self._give_way()
+
+        seen = self.recording
+        tokens = seen.query_tokens, seen.key_tokens
+        for place, layer in enumerate(seen.layers):
+            if place not in self._heads:
+                asked = survey_of(layer, *tokens).reductions
+                found = classify([answered(layer, asked, pause)], *tokens)
+                self._heads[place] = [replace(head, layer=layer.place(place)) for head in found]
+        return tuple(head for place in range(len(seen)) for head in self._heads[place])
 
     def _checked_head(self, which: Which) -> tuple[int, int]:
         layer = checked("layer", which.layer, len(self.recording))
@@ -341,18 +379,22 @@ class Answers:
 
     # Who works when
 
-    @contextmanager
-    def _first(self, wanted: Callable[[], bool]) -> Generator[Callable[[], None]]:
-        """What is done inside goes before the work in the background; gives its pause."""
+    def _until_gone(self, wanted: Callable[[], bool]) -> Pause:
+        """Ends what calls it once nobody waits for the answer any more."""
 
         def pause() -> None:
             if self._closed or not wanted():
                 raise Gone
 
+        return pause
+
+    @contextmanager
+    def _first(self, wanted: Callable[[], bool]) -> Generator[Pause]:
+        """What is done inside goes before the work in the background; gives its pause."""
         with self._changed:
             self._in_front += 1
         try:
-            yield pause
+            yield self._until_gone(wanted)
         finally:
             with self._changed:
                 self._in_front -= 1
@@ -408,5 +450,15 @@ class Answers:
             raise Gone
 
 
+def _sampled(head: AttentionMatrix, rows: range, pause: Pause) -> Tensor:
+    """The small map of some rows of a head."""
+    weights: list[Tensor] = []
+    for first in range(0, len(rows), _ROWS_AT_ONCE):
+        pause()
+        few = rows[first : first + _ROWS_AT_ONCE]
+        weights.append(cast(Tensor, head[few.start : few.stop : few.step]).float())
+    return AttentionMatrix.from_weights(torch.cat(weights)).pool(SMALL, SMALL)
+
+
 def _named(spans: Spans) -> dict[str, tuple[int, int]]:
-    return {str(place): (start, stop) for place, (start, stop) in enumerate(spans)}
+    return {str(place): span for place, span in enumerate(spans)}

@@ -19,19 +19,32 @@ class Asked:
 
     Args:
         parameters: their text by name.
+        known: the names that there are.
+
+    Raises:
+        ValueError: another name.
 
     Example:
         >>> from regard.see.asked import Asked
-        >>> asked = Asked({"layer": "3", "hidden": "1"})
-        >>> asked.whole("layer"), asked.flag("hidden"), asked.flag("by_row")
-        (3, True, False)
+        >>> asked = Asked({"layer": "3", "hidden": "1"}, ("layer", "head", "hidden"))
+        >>> asked.whole("layer"), asked.flag("hidden")
+        (3, True)
         >>> asked.whole("head")
         Traceback (most recent call last):
         ValueError: head is missing; it must be a whole number.
     """
 
-    def __init__(self, parameters: Mapping[str, str]) -> None:
+    def __init__(self, parameters: Mapping[str, str], known: Sequence[str]) -> None:
+        for name in parameters:
+            if name not in known:
+                asks = ", ".join(known) or "nothing"
+                raise ValueError(f"{_told(name)} is no parameter of this question; it has {asks}.")
         self._parameters = parameters
+
+    def only(self, *names: str) -> "Asked":
+        """The same with no other parameters than these."""
+        some = {name: text for name, text in self._parameters.items() if name in names}
+        return Asked(some, names)
 
     @property
     def key(self) -> tuple[tuple[str, str], ...]:

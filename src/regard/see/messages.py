@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from regard.see.answers import Answers, Gone
-from regard.see.asked import Asked
 from regard.see.packing import memory
-from regard.see.questions import LONG, QUICK, WRONG, Wanted
+from regard.see.questions import QUESTIONS, WRONG, Wanted
 
 __all__ = ["Reply", "reply"]
 
@@ -37,12 +36,13 @@ def reply(answers: Answers, question: Mapping[str, Any], wanted: Wanted) -> Repl
         ({'id': 1, 'error': 'head is 5; it must be from 0 to 0.'}, [])
     """
     name, kind = {"id": question.get("id")}, question.get("kind")
-    known = {**QUICK, **LONG}
-    if not isinstance(kind, str) or kind not in known:
+    if not isinstance(kind, str) or kind not in QUESTIONS:
         return {**name, "error": f"kind is {kind!r}; nothing of that kind is known."}, []
-    asked = Asked({str(key): _text(value) for key, value in question.items()})
+    parameters = {
+        str(key): _text(value) for key, value in question.items() if key not in ("id", "kind")
+    }
     try:
-        told = known[kind](answers, asked, wanted)
+        told = QUESTIONS[kind].answer(answers, QUESTIONS[kind].asked(parameters), wanted)
     except Gone:
         return None
     except WRONG as error:

@@ -20,7 +20,7 @@ from regard.block import Scratch
 from regard.masks.columns import length, overlap
 from regard.see.strips import PART, HeadScores, Neighbours, Pause, Picked, Strip, Sums, sums, window
 
-__all__ = ["Place", "Pyramid", "Tile", "check_place", "checked", "highest_level"]
+__all__ = ["Place", "Pyramid", "Spans", "Tile", "check_place", "checked", "highest_level"]
 
 TILE = 256
 AT_ONCE = 2**25  # so many scores nobody waits for: a sixth of a second on one core
@@ -29,8 +29,11 @@ _MOST_CELLS = 2**24
 _STRIP_ROWS = 1024
 _ROWS = 256  # enough for a matrix product to run at speed
 _FEW_ROWS = 128  # a tile's rows, on two threads
+_MANY_ROWS = 4096  # of a few keys
 
+Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+Spans = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -238,6 +241,85 @@ class Pyramid:
             return Tile(self._computed(place, rows, columns, pause), True)
         return self._sample(place, rows, columns, pause)
 
+    def shares(self, queries: Spans, keys: Spans, pause: Pause) -> Tensor:
+        """What parts of the queries drew from parts of the keys, (query parts, key parts).
+
+        Of each part the cells that lie in it whole are added up from the sums at the base, and what
+        is left at its ends is computed. The pass must be through.
+
+        Args:
+            queries: of each part its first token, and the one past the last; no two overlap.
+            keys: the same.
+            pause: as in ``advance``.
+        """
+        assert self._cells is not None
+        down, across = (
+            [self._cut(start, stop, tokens) for start, stop in parts]
+            for parts, tokens in zip((queries, keys), self.head.shape, strict=True)
+        )
+        sums = [self._cells[0, cells].sum(0, dtype=torch.float64) for cells, _ in down]
+        drawn = torch.stack(sums)  # (query parts, cells)
+        self._add_rows(drawn, [ends for _, ends in down], pause)
+        shares = torch.stack([drawn[:, cells].sum(-1) for cells, _ in across], -1)
+        self._add_columns(shares, queries, [ends for _, ends in across], pause)
+        sizes = torch.tensor([self._count(slice(*part)) for part in queries])
+        return (shares / sizes[:, None].to(shares)).float()
+
+    def _add_rows(self, drawn: Tensor, ends: Sequence[list[slice]], pause: Pause) -> None:
+        """Adds what rows at the ends of each part of the queries give to each cell of keys."""
+        everything = slice(0, self.head.shape[1])
+
+        def work(rows: tuple[int, slice], scratch: Scratch) -> tuple[int, Tensor]:
+            strip = Neighbours(self.head, rows[1])
+            known = self._logsumexp[strip.rows]
+            return rows[0], window(strip, everything, 1 << self.base, known, scratch, pause).sum(0)
+
+        def take(answer: tuple[int, Tensor]) -> None:
+            drawn[answer[0]] += answer[1]
+
+        _each(_placed(ends), work, take, drawn.device)
+
+    def _add_columns(
+        self, shares: Tensor, queries: Spans, ends: Sequence[list[slice]], pause: Pause
+    ) -> None:
+        """Adds what all rows of each part of the queries give to the ends of parts of the keys."""
+        keys = _placed(ends)
+        rows = slice(min(queries)[0], max(queries)[1])
+        part_of = torch.full((rows.stop,), len(queries), device=shares.device)
+        for place, (start, stop) in enumerate(queries):
+            part_of[start:stop] = place
+        drawn = shares.new_zeros(len(queries) + 1, len(keys))
+
+        def work(part: slice, scratch: Scratch) -> tuple[slice, Tensor]:
+            strip = Neighbours(self.head, part)
+            known = self._logsumexp[part]
+            each = [window(strip, key, length(key), known, scratch, pause) for _, key in keys]
+            return part, torch.cat(each, -1)
+
+        def take(answer: tuple[slice, Tensor]) -> None:
+            drawn.index_add_(0, part_of[answer[0]], answer[1].double())
+
+        if keys:
+            _each(_parts(rows, _MANY_ROWS), work, take, shares.device)
+            places = torch.tensor([place for place, _ in keys], device=shares.device)
+            shares.index_add_(1, places, drawn[:-1])
+
+    def _cut(self, start: int, stop: int, tokens: int) -> tuple[slice, list[slice]]:
+        """The cells that lie in a part whole, and the tokens before and behind them."""
+        first, last = _cells_of(start, self.base), stop >> self.base
+        if stop == tokens:
+            last = _cells_of(stop, self.base)
+        if first >= last:
+            return slice(0, 0), [slice(start, stop)]
+        ends = slice(start, first << self.base), slice(min(last << self.base, stop), stop)
+        return slice(first, last), [end for end in ends if length(end)]
+
+    def _count(self, rows: slice) -> int:
+        """Over how many rows a mean is; where keys are set aside, those that have others."""
+        if not len(self.head.aside):
+            return length(rows)
+        return max(1, int((self._logsumexp[rows] != -torch.inf).sum()))
+
     def _added_up(self, place: Place, rows: slice, columns: slice) -> Tensor:
         """From the sums at the base."""
         assert self._cells is not None
@@ -346,24 +428,29 @@ def _parts(rows: slice, height: int = _ROWS) -> list[slice]:
     return [slice(start, min(start + height, rows.stop)) for start in _starts(rows, height)]
 
 
+def _placed(parts: Sequence[Sequence[slice]]) -> list[tuple[int, slice]]:
+    """Each slice with the place of those that it is among."""
+    return [(place, part) for place, some in enumerate(parts) for part in some]
+
+
 def _each(
-    strips: Sequence[Strip],
-    work: Callable[[Strip, Scratch], Answer],
+    items: Sequence[Item],
+    work: Callable[[Item, Scratch], Answer],
     take: Callable[[Answer], None],
     device: torch.device,
 ) -> None:
-    """Each strip's answer, in order; several are worked on at once."""
+    """Each item's answer, in order; several are worked on at once."""
 
-    def worker() -> Callable[[Strip], Answer]:
+    def worker() -> Callable[[Item], Answer]:
         scratch = Scratch(PART)
-        return lambda strip: work(strip, scratch)
+        return lambda item: work(item, scratch)
 
-    if len(strips) > 1:
-        in_turns(strips, worker, take, device)
+    if len(items) > 1:
+        in_turns(items, worker, take, device)
         return
     with _one_thread():
-        for strip in strips:
-            take(worker()(strip))
+        for item in items:
+            take(worker()(item))
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """What the page asks of a recording, whoever carries the questions: a server, or a notebook."""
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from math import isnan
 from typing import Any
@@ -16,11 +15,11 @@ from regard.see.manifest import told
 from regard.see.pyramid import Place
 from regard.see.query_steps import KeysAsked
 
-__all__ = ["LONG", "QUICK", "WRONG", "Question", "Told", "Wanted", "which_head"]
+__all__ = ["QUESTIONS", "WRONG", "Question", "Told", "Wanted"]
 
 _MOST_KEYS = 1000
 
-WRONG = (ValueError, TypeError, IndexError, RegardError)
+WRONG = (ValueError, IndexError, RegardError)
 """What a question raises that asks for what is not there; its first line is the sentence."""
 
 
@@ -45,38 +44,57 @@ class Told:
 
 
 Wanted = Callable[[], bool]
-Question = Callable[[Answers, Asked, Wanted], Told]
+Work = Callable[[Answers, Asked, Wanted], Told]
 
 
-def which_head(asked: Asked) -> Which:
-    """The head that a question is about.
+@dataclass(frozen=True)
+class Question:
+    """What can be asked.
 
-    Raises:
-        ValueError: its layer or head is missing, or no whole number.
+    Attributes:
+        parameters: the names of what it must or may have.
+        answer: gives it; raises ``WRONG`` where it asks for what is not there.
+        waits: whether it needs a pass over a long head to be through.
+        long: whether it takes more than a moment then.
 
     Example:
-        >>> from regard.see.asked import Asked
-        >>> from regard.see.questions import which_head
-        >>> which_head(Asked({"layer": "3", "head": "1"}))
-        Which(layer=3, head=1, hidden=False)
+        >>> from regard.see.questions import QUESTIONS
+        >>> QUESTIONS["row"].asked({"layer": "3", "head": "1", "query": "5"}).whole("query")
+        5
     """
+
+    parameters: tuple[str, ...]
+    answer: Work
+    waits: bool = False
+    long: bool = False
+
+    def asked(self, parameters: Mapping[str, str]) -> Asked:
+        """What one request asks for.
+
+        Raises:
+            ValueError: it has a parameter that is not known.
+        """
+        return Asked(parameters, self.parameters)
+
+
+def _which_head(asked: Asked) -> Which:
     return Which(asked.whole("layer"), asked.whole("head"), asked.flag("hidden"))
 
 
 def _row(answers: Answers, asked: Asked, wanted: Wanted) -> Told:
-    row = answers.row(which_head(asked), asked.whole("query"), wanted=wanted)
+    row = answers.row(_which_head(asked), asked.whole("query"), wanted=wanted)
     return Told(arrays=(row.values.float(), row.mask.to(torch.uint8)))
 
 
 def _column(answers: Answers, asked: Asked, wanted: Wanted) -> Told:
-    values = answers.column(which_head(asked), asked.whole("key"), wanted=wanted)
+    values = answers.column(_which_head(asked), asked.whole("key"), wanted=wanted)
     return Told(arrays=(values.float(),))
 
 
 def _tile(answers: Answers, asked: Asked, wanted: Wanted) -> Told:
     level, row, column = (asked.whole(name) for name in ("level", "row", "column"))
     place = Place(level, row, column, asked.flag("by_row"))
-    tile = answers.tile(which_head(asked), place, wanted=wanted)
+    tile = answers.tile(_which_head(asked), place, wanted=wanted)
     height, width = tile.values.shape
     content = {"height": height, "width": width, "exact": tile.exact, "sampled": tile.sampled}
     return Told(content, (tile.values.float(),), final=tile.exact)
@@ -84,13 +102,13 @@ def _tile(answers: Answers, asked: Asked, wanted: Wanted) -> Told:
 
 def _progress(answers: Answers, asked: Asked, _: Wanted) -> Told:
     asked.flag("by_row")  # one pass serves both
-    return Told(asdict(answers.progress(which_head(asked))), final=False)
+    return Told(asdict(answers.progress(_which_head(asked))), final=False)
 
 
 def _steps(answers: Answers, asked: Asked, _: Wanted) -> Told:
     by = asked.one_of("by", ("weight", "position"))
     keys = KeysAsked(by, asked.whole("start"), asked.whole("count", most=_MOST_KEYS))
-    steps = answers.steps(which_head(asked), asked.whole("query"), keys)
+    steps = answers.steps(_which_head(asked), asked.whole("query"), keys)
     if isnan(steps.total):
         query = asked.whole("query")
         raise ValueError(
@@ -99,30 +117,29 @@ def _steps(answers: Answers, asked: Asked, _: Wanted) -> Told:
     return Told(asdict(steps))
 
 
-def _segments(answers: Answers, asked: Asked, _: Wanted) -> Told:
-    try:
-        shares = answers.segments(which_head(asked), asked.spans("queries"), asked.spans("keys"))
-    except ValueError as error:  # the library calls parts what is asked for as keys
-        raise ValueError(re.sub("^parts has", "keys has", str(error))) from error
+def _segments(answers: Answers, asked: Asked, wanted: Wanted) -> Told:
+    which, queries, keys = _which_head(asked), asked.spans("queries"), asked.spans("keys")
+    shares = answers.segments(which, queries, keys, wanted=wanted)
     return Told(arrays=(shares.float(),))
 
 
-def _overview(answers: Answers, asked: Asked, _: Wanted) -> Told:
-    return Told({"overview": answers.overview(asked.whole("layer"))})
+def _overview(answers: Answers, asked: Asked, wanted: Wanted) -> Told:
+    return Told({"overview": answers.overview(asked.whole("layer"), wanted=wanted)})
 
 
-def _heads(answers: Answers, _: Asked, __: Wanted) -> Told:
-    return Told({"heads": told(answers.heads())})
+def _heads(answers: Answers, _: Asked, wanted: Wanted) -> Told:
+    return Told({"heads": told(answers.heads(wanted=wanted))})
 
 
-QUICK: dict[str, Question] = {
-    "row": _row,
-    "column": _column,
-    "tile": _tile,
-    "progress": _progress,
-    "steps": _steps,
+_HEAD = ("layer", "head", "hidden")
+QUESTIONS = {
+    "row": Question((*_HEAD, "query"), _row),
+    "column": Question((*_HEAD, "key"), _column, waits=True),
+    "tile": Question((*_HEAD, "level", "row", "column", "by_row"), _tile),
+    "progress": Question((*_HEAD, "by_row"), _progress),
+    "steps": Question((*_HEAD, "query", "by", "start", "count"), _steps),
+    "segments": Question((*_HEAD, "queries", "keys"), _segments, waits=True, long=True),
+    "overview": Question(("layer",), _overview, long=True),
+    "heads": Question((), _heads, long=True),
 }
-"""What is answered in a moment, or taken up again until it is."""
-
-LONG: dict[str, Question] = {"segments": _segments, "overview": _overview, "heads": _heads}
-"""What goes over whole layers."""
+"""Every question by its name."""

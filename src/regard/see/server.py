@@ -36,7 +36,7 @@ from regard.see.desk import Answer, Busy, Desk
 from regard.see.guard import Guard
 from regard.see.manifest import live_layers, manifest
 from regard.see.packing import memory
-from regard.see.questions import LONG, QUICK, WRONG, Question, Told, which_head
+from regard.see.questions import QUESTIONS, WRONG, Question, Told
 from regard.see.template import filled_template, json_block
 
 __all__ = ["application", "serve"]
@@ -91,8 +91,10 @@ def application(
         return Route(f"/api/{name}", partial(_endpoint, answers, desk, question), methods=["GET"])
 
     routes = [Route("/", index, methods=["GET"])]
-    routes += [route(name, question, quick) for name, question in QUICK.items()]
-    routes += [route(name, question, long) for name, question in LONG.items()]
+    routes += [
+        route(name, question, long if question.long else quick)
+        for name, question in QUESTIONS.items()
+    ]
     return Starlette(
         routes=routes,
         middleware=[Middleware(Guard, token=token, changed=changed)],
@@ -197,8 +199,7 @@ def _sent(told: Told) -> Answer:
 
 
 async def _endpoint(answers: Answers, desk: Desk, question: Question, request: Request) -> Response:
-    asked = Asked(request.query_params)
-    answering = asyncio.ensure_future(_answer(answers, desk, question, asked, request))
+    answering = asyncio.ensure_future(_answer(answers, desk, question, request))
     leaving = asyncio.ensure_future(_left(request))
     try:
         await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -217,22 +218,21 @@ async def _endpoint(answers: Answers, desk: Desk, question: Question, request: R
         leaving.cancel()
 
 
-async def _answer(
-    answers: Answers, desk: Desk, question: Question, asked: Asked, request: Request
-) -> Answer:
-    if question is QUICK["column"]:
+async def _answer(answers: Answers, desk: Desk, question: Question, request: Request) -> Answer:
+    asked = question.asked(request.query_params)
+    if question.waits:
         await _until_rows_are_known(answers, desk, asked)
     key = (request.url.path, asked.key)
-    return await desk.ask(key, lambda wanted: _sent(question(answers, asked, wanted)))
+    return await desk.ask(key, lambda wanted: _sent(question.answer(answers, asked, wanted)))
 
 
 async def _until_rows_are_known(answers: Answers, desk: Desk, asked: Asked) -> None:
     """Waits here and not in a thread, of which there are few."""
-    which = which_head(asked)
-    progress = QUICK["progress"]
+    of_head = asked.only("layer", "head", "hidden")
+    progress = QUESTIONS["progress"]
     while True:
         answer = await desk.ask(
-            ("waits", which), lambda wanted: _sent(progress(answers, asked, wanted))
+            ("waits", of_head.key), lambda wanted: _sent(progress.answer(answers, of_head, wanted))
         )
         if json.loads(answer.content)["done"] == 1:
             return

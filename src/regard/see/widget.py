@@ -16,7 +16,7 @@ from regard.recording import Recording
 from regard.see.answers import Answers
 from regard.see.frame import HEIGHT, SANDBOX, live_page
 from regard.see.messages import reply
-from regard.see.questions import LONG
+from regard.see.questions import QUESTIONS
 
 __all__ = ["PageWidget", "view"]
 
@@ -48,10 +48,11 @@ class PageWidget(anywidget.AnyWidget):  # pyright: ignore[reportUntypedBaseClass
     height = traitlets.Unicode(str(HEIGHT)).tag(sync=True)
 
     def __init__(self, seen: Recording, title: str) -> None:
-        super().__init__(page=live_page(seen, title), title=title)
+        # First, for a widget that cannot be made is closed all the same.
         self._answers = Answers(seen, limit=128 * _MIB)
-        self._quick, self._columns, self._long = (ThreadPoolExecutor(2, "regard") for _ in range(3))
+        self._quick, self._waits, self._long = (ThreadPoolExecutor(2, "regard") for _ in range(3))
         self._waiting: set[str] = set()
+        super().__init__(page=live_page(seen, title), title=title)
         self.on_msg(self.take)
 
     def take(self, _: object, question: Mapping[str, Any], __: object) -> None:
@@ -67,9 +68,10 @@ class PageWidget(anywidget.AnyWidget):  # pyright: ignore[reportUntypedBaseClass
 
     def _threads(self, kind: object) -> ThreadPoolExecutor:
         """What waits for a pass over a long head holds up only what waits too."""
-        if kind == "column":
-            return self._columns
-        return self._long if kind in list(LONG) else self._quick
+        question = QUESTIONS.get(str(kind))
+        if question is None or not (question.waits or question.long):
+            return self._quick
+        return self._waits if question.waits else self._long
 
     def _answer(self, question: Mapping[str, Any], name: str) -> None:
         answer = reply(self._answers, question, lambda: name in self._waiting)
@@ -80,7 +82,7 @@ class PageWidget(anywidget.AnyWidget):  # pyright: ignore[reportUntypedBaseClass
     def close(self) -> None:
         """Ends what runs in the background, and the widget."""
         self._waiting.clear()
-        for threads in (self._quick, self._columns, self._long):
+        for threads in (self._quick, self._waits, self._long):
             threads.shutdown(wait=False, cancel_futures=True)
         self._answers.close()
         super().close()
