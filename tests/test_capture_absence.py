@@ -116,6 +116,29 @@ def unnormalised(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.exp(q @ k.mT / 9) @ v  # value
 
 
+def bare(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Linear attention in the order of softmax attention."""
+    return (q @ k.mT) @ v  # value
+
+
+def bare_einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = torch.einsum("bqd,bkd->bqk", q, k)
+    return torch.einsum("bqk,bkd->bqd", scores, v)  # value
+
+
+def running(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A running maximum and a running sum over blocks of keys, as flash attention has them."""
+    top, total, out = torch.full((2, 5, 1), -torch.inf), torch.zeros(2, 5, 1), torch.zeros(2, 5, 22)
+    for start in (0, 2, 4):
+        scores = q @ k[:, start : start + 2].mT
+        highest = torch.maximum(top, scores.amax(-1, keepdim=True))
+        powers, shrunk = (scores - highest).exp(), (top - highest).exp()
+        total = total * shrunk + powers.sum(-1, keepdim=True)
+        out = out * shrunk + powers @ v[:, start : start + 2]  # value
+        top = highest
+    return out / total
+
+
 class Unlike(nn.Module):
     def __init__(self, way: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
         super().__init__()
@@ -135,7 +158,10 @@ INSTEAD = [
     pytest.param(sigmoid, "sigmoid ({}) stands in its place", id="sigmoid"),
     pytest.param(rectified, "relu ({}) stands in its place", id="relu"),
     pytest.param(decayed, "nothing stands in its place", id="decay"),
-    pytest.param(unnormalised, "exp is divided by no sum", id="exponentials"),
+    pytest.param(bare, "nothing stands in its place", id="nothing"),
+    pytest.param(bare_einsum, "nothing stands in its place", id="nothing, einsum"),
+    pytest.param(unnormalised, "exp is divided by no sum over the same keys", id="exponentials"),
+    pytest.param(running, "exp is divided by no sum over the same keys", id="running sums"),
 ]
 SURROUNDINGS = [torch.enable_grad, torch.no_grad, torch.inference_mode]
 
@@ -201,6 +227,11 @@ def filters(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q @ v.new_ones(22, 4).mul_(0.5).add_(1)).sum() + (q @ k.mT).mean() * v
 
 
+def turned(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Matrices that follow one another, as turns of joints do, and a sum before a product."""
+    return (q[..., :5] @ k[..., :5]) @ v + q @ (k.mT @ v)
+
+
 class Transformed(nn.Module):
     """A transform of signals by constant matrices, as a filter bank is, and attention elsewhere."""
 
@@ -218,6 +249,7 @@ class Transformed(nn.Module):
     [
         pytest.param(Unlike(positions), id="a part of an attention"),
         pytest.param(Unlike(filters), id="no third factor"),
+        pytest.param(Unlike(turned), id="matrices"),
         pytest.param(Transformed(), id="buffers"),
         pytest.param(nn.Bilinear(22, 22, 22), id="parameters"),
     ],

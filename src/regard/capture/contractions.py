@@ -52,6 +52,14 @@ class Product:
         return contiguous(self.sizes)
 
     @property
+    def is_of_vectors(self) -> bool:
+        """Whether both factors hold vectors in one piece, as query and key do: q @ k.mT.
+
+        In a product of matrices the right one has its columns there.
+        """
+        return self.left.stride(-1) == 1 == self.right.stride(-1)
+
+    @property
     def row(self) -> int:
         """How far apart two rows are, and one more than the columns reach."""
         return math.prod(self.columns)

@@ -126,12 +126,12 @@ class Handwritten:
                 return True
             if track is not None and isinstance(track.stage, Exponentials) and len(summed) == 1:
                 self._softmaxes.draw(tensor, letters.index(summed), output)
-                self._suspect(operation, product, "exp is divided by no sum")
+                self._suspect(operation, product, "exp is divided by no sum over the same keys")
                 return True
         stage = self._tracks.stage_of(product.left)
         if isinstance(stage, Lost):
             self._suspect(operation, product, f"{stage.through} stands in its place")
-        elif isinstance(stage, Scores) and stage.steps:
+        elif isinstance(stage, Scores) and (stage.steps or stage.product.is_of_vectors):
             self._suspect(operation, product, "nothing stands in its place")
         return False
 
