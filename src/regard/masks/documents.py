@@ -76,7 +76,7 @@ class Documents(Mask):
         start, stop = rows.start + shift, rows.stop + shift
         if stop <= 0:
             return Columns(slice(0, 0), slice(0, 0))
-        reach = narrow(self._reach, leading)[..., max(start, 0) : stop, :]
+        reach = narrow(self.reach, leading)[..., max(start, 0) : stop, :]
         ends = cast(list[int], reach.flatten(0, -2).amin(0).tolist())
         first, last, run_first, run_last = ends
         every = slice(-run_first, run_last) if start >= 0 else slice(0, 0)
@@ -101,7 +101,7 @@ class Documents(Mask):
         return same
 
     @cached_property
-    def _reach(self) -> Tensor:
+    def reach(self) -> Tensor:
         """How far the document of each key reaches, (..., kv_len, 4), such that minima are hulls.
 
         Its first key, minus one past its last; and, of the keys in one piece around this one,

@@ -1,0 +1,1 @@
+"""Reductions of an attention matrix in one pass on NVIDIA GPUs, as Triton kernels."""

@@ -1,0 +1,85 @@
+"""What each key receives: the sums of the columns, given the logsumexp of the rows.
+
+A program owns a tile of keys of one query head and reads the queries tile after tile, with their
+logsumexps; a weight is one exp2. The keys are the rows of its tile, so that most of a sum stays in
+a thread. Every key is summed by one program and in order: no atomics.
+
+A tile of n keys x m queries costs 2 m n d FLOPs, m n exps, m (d + 1) numbers read and two
+operations for each score. Floor: 0.5 of a forward for d = 128, 1 for d = 64.
+"""
+
+# Inside a kernel everything is Triton's, which has no types of its own there.
+# pyright: basic, reportArgumentType=false
+
+import triton
+import triton.language as tl
+
+from regard.backends.triton.tile import (
+    FAR,
+    allowed,
+    document,
+    in_bits,
+    kv_end_of,
+    queries_seen,
+    scores,
+    tile_of,
+)
+
+__all__ = ["columns_kernel"]
+
+
+@triton.jit
+def columns_kernel(
+    query,
+    key,
+    shape,
+    steps,
+    bias,
+    limits,
+    keep,
+    lse,
+    sums,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    UPCAST: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """One tile of keys of one head; the columns of a causal matrix that are longest first."""
+    tiles = tl.cdiv(shape.kv_len, BLOCK_N)
+    kv_first = tl.program_id(0) % tiles * BLOCK_N
+    batch = tl.program_id(0) // tiles // shape.num_heads
+    head = tl.program_id(0) // tiles % shape.num_heads
+    kv_idx = kv_first + tl.arange(0, BLOCK_N)
+    keys = tile_of(key, batch, head // GROUP, kv_first, shape.kv_len, HEAD_DIM, BLOCK_N)
+    kv_end = kv_end_of(limits, batch, head, shape)
+    start, stop, every_start, every_stop = queries_seen(
+        kv_first, kv_first + BLOCK_N - 1, kv_end, shape, limits, keep
+    )
+    of_key = kv_idx
+    if limits.first is not None:
+        of_key, its_stop = document(limits, batch, head, kv_idx, kv_idx < kv_end)
+        earliest = tl.min(tl.where(of_key < 0, FAR, of_key), 0)
+        start = tl.maximum(start, earliest - limits.shift)
+        stop = tl.minimum(stop, tl.max(its_stop, 0) - limits.shift)
+    total = tl.zeros((BLOCK_N,), tl.float32)
+    row = (batch * shape.num_heads + head).to(tl.int64) * shape.q_len
+    for first in range(start // BLOCK_M * BLOCK_M, stop, BLOCK_M):
+        q_idx = first + tl.arange(0, BLOCK_M)
+        here = q_idx < shape.q_len
+        q = tile_of(query, batch, head, first, shape.q_len, HEAD_DIM, BLOCK_M)
+        x = scores(
+            keys, q.T, q_idx[None, :], kv_idx[:, None], batch, head, shape, steps, bias, UPCAST
+        )
+        if (first < every_start) | (first + BLOCK_M > every_stop):
+            of_query = q_idx
+            if limits.first is not None:
+                of_query, _ = document(limits, batch, head, q_idx + limits.shift, here)
+            seen = allowed(
+                q_idx[None, :], kv_idx[:, None], of_query[None, :], of_key[:, None], kv_end, batch,
+                head, shape, limits, keep,
+            )  # fmt: skip
+            x = tl.where(seen, x, float("-inf"))
+        total += tl.sum(tl.exp2(x * steps.to_bits - in_bits(lse, row + q_idx, here)[None, :]), 1)
+    at = (batch * shape.num_heads + head).to(tl.int64) * shape.kv_len
+    tl.store(sums + at + kv_idx, total, mask=kv_idx < shape.kv_len)

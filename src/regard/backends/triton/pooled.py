@@ -1,0 +1,152 @@
+"""The mass of spans of queries on spans of keys, given the logsumexp of the rows.
+
+The cells of a pooled map are such spans, too. On both axes the spans are cut into pieces of at most
+a tile, and a tile holds as many slots of one width as fit: one piece of 128 tokens, or four pieces
+of up to 32. A program owns the pieces of one tile of rows and reads those of the columns one tile
+after another; the pieces of one span of keys are added in its registers, and those of one span of
+queries by whoever reads its answer, in order: no atomics.
+
+A tile of m queries x n keys costs 2 m n d FLOPs, m n exps, n d numbers read and two operations for
+each score. Floor: 0.5 of a forward for d = 128, 1 for d = 64; where spans fill their slots by half,
+twice as much.
+"""
+
+# Inside a kernel everything is Triton's, which has no types of its own there.
+# pyright: basic, reportArgumentType=false
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from regard.backends.triton.tile import (
+    FAR,
+    allowed,
+    document,
+    in_bits,
+    keys_seen,
+    kv_end_of,
+    rows_of,
+    scores,
+)
+
+__all__ = ["Pieces", "pooled_kernel"]
+
+
+class Pieces(NamedTuple):
+    """Spans of one axis, cut: for each piece int32 numbers.
+
+    Attributes:
+        start: its first token.
+        length: how many tokens it has, at most a slot.
+        span: of which span it is.
+        opens: 1 where it is the first of its span, 0 elsewhere. Pieces of a span are neighbours.
+        count: how many pieces there are.
+        spans: how many spans.
+    """
+
+    start: Any
+    length: Any
+    span: Any
+    opens: Any
+    count: int
+    spans: int
+
+
+@triton.jit
+def _slots(pieces, tile, BLOCK: tl.constexpr, SLOT: tl.constexpr):
+    """The token that each place of a tile stands for, and whether it stands for one."""
+    place = tl.arange(0, BLOCK)
+    piece = tile * (BLOCK // SLOT) + place // SLOT
+    exists = piece < pieces.count
+    token = tl.load(pieces.start + piece, mask=exists, other=0) + place % SLOT
+    return token, place % SLOT < tl.load(pieces.length + piece, mask=exists, other=0)
+
+
+@triton.jit
+def _tiles_met(pieces, start, stop, PER_TILE: tl.constexpr):
+    """From the first to one past the last tile with a piece that meets these tokens."""
+    first, last = start * 0 + FAR, start * 0 - 1
+    for at in range(0, pieces.count, 256):
+        piece = at + tl.arange(0, 256)
+        begin = tl.load(pieces.start + piece, mask=piece < pieces.count, other=0)
+        length = tl.load(pieces.length + piece, mask=piece < pieces.count, other=0)
+        meets = (begin < stop) & (begin + length > start) & (length > 0)
+        first = tl.minimum(first, tl.min(tl.where(meets, piece, FAR), 0))
+        last = tl.maximum(last, tl.max(tl.where(meets, piece, -1), 0))
+    return first // PER_TILE, (last + PER_TILE) // PER_TILE
+
+
+@triton.jit
+def pooled_kernel(
+    query,
+    key,
+    shape,
+    steps,
+    bias,
+    limits,
+    keep,
+    lse,
+    rows,
+    columns,
+    sums,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    UPCAST: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ROW_SLOT: tl.constexpr,
+    COLUMN_SLOT: tl.constexpr,
+):
+    """One tile of pieces of rows; sums is (batch, num_heads, rows.count, columns.spans) of 0."""
+    PER_ROWS: tl.constexpr = BLOCK_M // ROW_SLOT
+    PER_COLUMNS: tl.constexpr = BLOCK_N // COLUMN_SLOT
+    tiles = tl.cdiv(rows.count, PER_ROWS)
+    tile = tiles - 1 - tl.program_id(0) % tiles
+    batch = tl.program_id(0) // tiles // shape.num_heads
+    head = tl.program_id(0) // tiles % shape.num_heads
+    q_idx, here = _slots(rows, tile, BLOCK_M, ROW_SLOT)
+    at = (batch * shape.num_heads + head).to(tl.int64)
+    lse_bits = in_bits(lse, at * shape.q_len + q_idx, here)
+    q = rows_of(query, batch, head + 0 * q_idx, q_idx, here, HEAD_DIM)
+    kv_end = kv_end_of(limits, batch, head, shape)
+    q_first, q_last = tl.min(tl.where(here, q_idx, FAR), 0), tl.max(tl.where(here, q_idx, -1), 0)
+    start, stop, every_start, every_stop = keys_seen(q_first, q_last, kv_end, limits, keep)
+    of_query = q_idx
+    if limits.first is not None:
+        of_query, its_stop = document(limits, batch, head, q_idx + limits.shift, here)
+        start = tl.maximum(start, tl.min(tl.where(of_query < 0, FAR, of_query), 0))
+        stop = tl.minimum(stop, tl.max(its_stop, 0))
+    piece_of_row = tile * PER_ROWS + tl.arange(0, PER_ROWS)
+    into = sums + (at * rows.count + piece_of_row.to(tl.int64)[:, None]) * columns.spans
+    total = tl.zeros((PER_ROWS, PER_COLUMNS), tl.float32)
+    met, end = _tiles_met(columns, start, stop, PER_COLUMNS)
+    for across in range(met, end):
+        kv_idx, there = _slots(columns, across, BLOCK_N, COLUMN_SLOT)
+        keys = rows_of(key, batch, head // GROUP + 0 * kv_idx, kv_idx, there, HEAD_DIM)
+        x = scores(
+            q, keys.T, q_idx[:, None], kv_idx[None, :], batch, head, shape, steps, bias, UPCAST
+        )
+        whole = tl.min(there.to(tl.int32), 0) > 0
+        kv_first = tl.min(tl.where(there, kv_idx, FAR), 0)
+        kv_last = tl.max(tl.where(there, kv_idx, -1), 0)
+        if (kv_first < every_start) | (kv_last >= every_stop) | (whole == 0):
+            of_key = kv_idx
+            if limits.first is not None:
+                of_key, _ = document(limits, batch, head, kv_idx, there & (kv_idx < kv_end))
+            seen = allowed(
+                q_idx[:, None], kv_idx[None, :], of_query[:, None], of_key[None, :], kv_end, batch,
+                head, shape, limits, keep,
+            )  # fmt: skip
+            x = tl.where(seen & there[None, :], x, float("-inf"))
+        weights = tl.exp2(x * steps.to_bits - lse_bits[:, None])
+        by_slot = tl.sum(tl.reshape(weights, (BLOCK_M, PER_COLUMNS, COLUMN_SLOT)), 2)
+        mass = tl.sum(tl.reshape(by_slot, (PER_ROWS, ROW_SLOT, PER_COLUMNS)), 1)
+        piece = across * PER_COLUMNS + tl.arange(0, PER_COLUMNS)
+        exists = piece < columns.count
+        opens = tl.load(columns.opens + piece, mask=exists, other=1)
+        total = tl.where(opens[None, :] != 0, mass, total + mass)
+        span = tl.load(columns.span + piece, mask=exists, other=0)
+        stored = (piece_of_row < rows.count)[:, None] & exists[None, :]
+        # A span is stored after each of its pieces: the mask may hide the last of them.
+        tl.store(into + span[None, :], total, mask=stored)

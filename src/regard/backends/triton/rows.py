@@ -1,0 +1,177 @@
+"""Statistics of each row in one online pass: logsumexp, entropy, largest weight, best tiles.
+
+A program owns a tile of rows: the queries of all heads that share a key head, packed, so that a key
+is read once for the group and one query of a group of heads still fills a tile. It reads the keys
+tile after tile.
+
+A tile of m rows x n keys costs 2 m n d FLOPs, m n exps, n d numbers read, and for each score two
+operations for the maximum and the sum; the entropy adds three, the index of the maximum three, the
+list of best tiles none for a score and about 4 k for a row. Read from memory: the query once, the
+key once for each tile of rows (from L2). Floor: 0.5 of a forward for d = 128, 1 for d = 64.
+
+The expected score is counted from the running maximum, like the sum: where the maximum rises by r
+bits, ``sum(p x)`` becomes ``2^-r (sum(p x) - r sum(p))``. Of it and the logsumexp the entropy is a
+difference of small numbers.
+"""
+
+# Inside a kernel everything is Triton's, which has no types of its own there.
+# pyright: basic, reportArgumentType=false
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from regard.backends.triton.tile import (
+    FAR,
+    LN2,
+    LOG2E,
+    allowed,
+    document,
+    keys_seen,
+    kv_end_of,
+    rows_of,
+    scores,
+    tile_of,
+)
+
+__all__ = ["RowAnswers", "listed", "rows_kernel"]
+
+
+class RowAnswers(NamedTuple):
+    """Where the answers go; None: not asked.
+
+    Attributes:
+        lse: natural logsumexp, float32, (batch, num_heads, q_len).
+        entropy: in nats, of the same shape.
+        mass: the sum of the weights.
+        value: the largest weight.
+        index: int64, its key.
+        tiles: int32, the tiles with the k largest maxima, (batch, num_heads, q_len, K), in no
+            order; negative where there are fewer. Of equal maxima the lower tiles stay.
+    """
+
+    lse: Any
+    entropy: Any
+    mass: Any
+    value: Any
+    index: Any
+    tiles: Any
+
+
+@triton.jit
+def listed(best, place, values, places):
+    """A list of each row's best, after one more: it takes the place of the last of the least."""
+    least = tl.min(values, 1)
+    last = tl.max(tl.where(values == least[:, None], places, -FAR), 1)
+    slot = (best > least)[:, None] & (places == last[:, None])
+    return tl.where(slot, best[:, None], values), tl.where(slot, place, places)
+
+
+@triton.jit
+def rows_kernel(
+    query,
+    key,
+    shape,
+    steps,
+    bias,
+    limits,
+    keep,
+    sink,
+    answers,
+    k,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    K: tl.constexpr,
+    UPCAST: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """One tile of packed rows of one key head; the longest rows of a causal matrix first."""
+    kv_heads = shape.num_heads // GROUP
+    tiles = tl.cdiv(shape.q_len * GROUP, BLOCK_M)
+    tile = tiles - 1 - tl.program_id(0) % tiles
+    batch, kv_head = tl.program_id(0) // tiles // kv_heads, tl.program_id(0) // tiles % kv_heads
+    row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    q_idx, head = row // GROUP, kv_head * GROUP + row % GROUP
+    here = q_idx < shape.q_len
+    q = rows_of(query, batch, head, q_idx, here, HEAD_DIM)  # (BLOCK_M, BLOCK_D)
+    kv_end = kv_end_of(limits, batch, kv_head * GROUP, shape)
+    q_last = tl.minimum((tile * BLOCK_M + BLOCK_M - 1) // GROUP, shape.q_len - 1)
+    start, stop, every_start, every_stop = keys_seen(
+        tile * BLOCK_M // GROUP, q_last, kv_end, limits, keep
+    )
+    of_query = q_idx
+    if limits.first is not None:
+        position = q_idx + limits.shift
+        of_query, its_stop = document(limits, batch, kv_head * GROUP, position, here)
+        start = tl.maximum(start, tl.min(tl.where(of_query < 0, FAR, of_query), 0))
+        stop = tl.minimum(stop, tl.max(its_stop, 0))
+    top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    reference = tl.zeros((BLOCK_M,), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    expected = tl.zeros((BLOCK_M,), tl.float32)
+    index = tl.full((BLOCK_M,), -1, tl.int32)
+    if answers.tiles is not None:
+        slots = tl.arange(0, K)[None, :] + tl.zeros((BLOCK_M, 1), tl.int32)
+        maxima = tl.where(slots < k, float("-inf"), float("inf"))
+        best_tiles = -1 - slots
+    for first in range(start // BLOCK_N * BLOCK_N, stop, BLOCK_N):
+        kv_idx = first + tl.arange(0, BLOCK_N)
+        keys = tile_of(key, batch, kv_head, first, shape.kv_len, HEAD_DIM, BLOCK_N)
+        x = scores(
+            q, keys.T, q_idx[:, None], kv_idx[None, :], batch, head[:, None], shape, steps, bias,
+            UPCAST,
+        )  # fmt: skip
+        if (first < every_start) | (first + BLOCK_N > every_stop):
+            of_key = kv_idx
+            if limits.first is not None:
+                of_key, _ = document(limits, batch, kv_head * GROUP, kv_idx, kv_idx < kv_end)
+            seen = allowed(
+                q_idx[:, None], kv_idx[None, :], of_query[:, None], of_key[None, :], kv_end, batch,
+                head[:, None], shape, limits, keep,
+            )  # fmt: skip
+            x = tl.where(seen, x, float("-inf"))
+        best = tl.max(x, 1)
+        if answers.index is not None:
+            place = tl.min(tl.where(x == best[:, None], kv_idx[None, :], FAR), 1)
+            index = tl.where(best > top, place, index)
+        if answers.tiles is not None:
+            maxima, best_tiles = listed(best, first // BLOCK_N, maxima, best_tiles)
+        higher = tl.maximum(top, best)
+        moved = tl.where(higher == float("-inf"), 0.0, higher * steps.to_bits)
+        fall = tl.where(top == float("-inf"), 0.0, reference - moved)
+        below = x * steps.to_bits - moved[:, None]
+        powers = tl.exp2(below)
+        if answers.entropy is not None:
+            # Times a weight of 0 it makes 0, also where it was -inf.
+            product = tl.sum(powers * tl.maximum(below, -200.0), 1)
+            expected = tl.exp2(fall) * (expected + fall * total) + product
+        total = total * tl.exp2(fall) + tl.sum(powers, 1)
+        top, reference = higher, moved
+
+    empty = total == 0
+    above = tl.log2(tl.where(empty, 1.0, total))
+    share = tl.where(empty, 0.0, 1.0)
+    if sink is not None:
+        logit = tl.load(sink + batch * shape.num_heads + head) * LOG2E
+        larger = tl.maximum(reference, logit)
+        both = total * tl.exp2(reference - larger) + tl.exp2(logit - larger)
+        with_sink = tl.where(empty, 0.0, tl.log2(both) + (larger - reference))
+        share = tl.where(empty, 0.0, tl.exp2(above - with_sink))
+        above = with_sink
+    at = (batch * shape.num_heads + head).to(tl.int64) * shape.q_len + q_idx
+    lse = tl.where(empty, float("-inf"), (reference + above) * LN2)
+    tl.store(answers.lse + at, lse, mask=here)
+    if answers.entropy is not None:
+        entropy = (above * share - expected * tl.exp2(-above)) * LN2
+        entropy = tl.where(empty | (entropy < 0), 0.0, entropy)  # below 0 by rounding only
+        tl.store(answers.entropy + at, entropy, mask=here)
+    if answers.mass is not None:
+        tl.store(answers.mass + at, share, mask=here)
+    if answers.value is not None:
+        tl.store(answers.value + at, tl.where(empty, 0.0, tl.exp2(-above)), mask=here)
+        tl.store(answers.index + at, index.to(tl.int64), mask=here)
+    if answers.tiles is not None:
+        into = answers.tiles + at[:, None] * K + tl.arange(0, K)[None, :]
+        tl.store(into, best_tiles, mask=here[:, None])

@@ -1,0 +1,252 @@
+"""The template of every kernel: one tile of scores, from query and key to mask, in registers.
+
+A kernel keeps the tokens of one side, reads those of the other side tile after tile, and folds each
+tile of scores into what it was asked. A tile of m queries x n keys takes
+
+    2 m n d FLOPs on the tensor cores    for q kᵀ, with d = head_dim
+    m n exps                             where weights are asked (16 a clock and multiprocessor)
+    (m or n) d numbers                   read from L2; the other side stays
+
+which on Hopper is half of a forward's matrix products (4096 FLOPs a clock) and all of its exps: the
+floor is 0.5 of a forward for d = 128, 1 for d = 64, the exps.
+
+Scores stay raw, in float32: ``score · to_bits`` is the score in bits, so that one fused
+multiply-add and one exp2 make a weight of it. Offsets into tensors are int64; inside a tile they
+are int32.
+"""
+
+# Inside a kernel everything is Triton's, which has no types of its own there.
+# pyright: basic, reportArgumentType=false
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+__all__ = [
+    "FAR",
+    "LN2",
+    "LOG2E",
+    "Limits",
+    "Plane",
+    "Shape",
+    "Steps",
+    "Tokens",
+    "allowed",
+    "document",
+    "in_bits",
+    "keys_seen",
+    "kv_end_of",
+    "queries_seen",
+    "rows_of",
+    "scores",
+    "tile_of",
+]
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+FAR = tl.constexpr(2**30)  # beyond every position
+
+
+class Tokens(NamedTuple):
+    """A query or a key, and the strides of its axes; its last stride is 1."""
+
+    pointer: Any
+    batch: int
+    head: int
+    token: int
+
+
+class Plane(NamedTuple):
+    """Numbers of the shape of the matrix, and the strides of its axes; 0 where they repeat."""
+
+    pointer: Any
+    batch: int
+    head: int
+    row: int
+    column: int
+
+
+class Shape(NamedTuple):
+    """Of the matrix."""
+
+    q_len: int
+    kv_len: int
+    num_heads: int
+
+
+class Steps(NamedTuple):
+    """From query · key to the score: softcap(scale · query · key + bias); None: no such step."""
+
+    scale: float
+    softcap: float | None
+    to_bits: float
+
+
+class Limits(NamedTuple):
+    """Which keys a query may attend to, as far as it is a matter of places; None: no such limit.
+
+    Attributes:
+        low: the lowest kv_idx - q_idx.
+        high: the highest.
+        lengths: how many keys each sequence has.
+        first: of each key the first key of its document, by which the document is known.
+        stop: of each key one past the last key of its document.
+        shift: the position of the first query on the axis of the keys.
+    """
+
+    low: int | None
+    high: int | None
+    lengths: Any
+    lengths_batch: int
+    lengths_head: int
+    first: Any
+    stop: Any
+    document_batch: int
+    document_head: int
+    shift: int
+
+
+@triton.jit
+def tile_of(tokens, batch, head, start, count, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr):
+    """Tokens start to start + BLOCK of one head, (BLOCK, BLOCK_D); 0 from `count` on."""
+    BLOCK_D: tl.constexpr = max(16, triton.next_power_of_2(HEAD_DIM))
+    base = batch.to(tl.int64) * tokens.batch + head.to(tl.int64) * tokens.head
+    base += tl.cast(start, tl.int64) * tokens.token
+    i = tl.arange(0, BLOCK)
+    d = tl.arange(0, BLOCK_D)
+    pointers = tokens.pointer + base + (i[:, None] * tokens.token + d[None, :])
+    here = (start + i < count)[:, None]
+    if BLOCK_D != HEAD_DIM:
+        here = here & (d < HEAD_DIM)[None, :]
+    return tl.load(pointers, mask=here, other=0.0)
+
+
+@triton.jit
+def rows_of(tokens, batch, head, token, here, HEAD_DIM: tl.constexpr):
+    """One token for each entry of `token` and `head`, (entries, BLOCK_D); 0 where none is."""
+    BLOCK_D: tl.constexpr = max(16, triton.next_power_of_2(HEAD_DIM))
+    d = tl.arange(0, BLOCK_D)
+    rows = head.to(tl.int64) * tokens.head + token.to(tl.int64) * tokens.token
+    pointers = tokens.pointer + batch.to(tl.int64) * tokens.batch + rows[:, None] + d[None, :]
+    mask = here[:, None]
+    if BLOCK_D != HEAD_DIM:
+        mask = mask & (d < HEAD_DIM)[None, :]
+    return tl.load(pointers, mask=mask, other=0.0)
+
+
+@triton.jit
+def _of_plane(plane, batch, head, q_idx, kv_idx, shape, other):
+    """The part of a plane at these queries and keys, whose shapes broadcast to that of the tile."""
+    of_row = head.to(tl.int64) * plane.head + q_idx.to(tl.int64) * plane.row
+    pointers = plane.pointer + batch.to(tl.int64) * plane.batch + of_row
+    here = (q_idx < shape.q_len) & (kv_idx < shape.kv_len)
+    return tl.load(pointers + kv_idx.to(tl.int64) * plane.column, mask=here, other=other)
+
+
+@triton.jit
+def _tanh(x):
+    """To a few roundings, also of numbers near 0."""
+    size = tl.abs(x)
+    far = 1.0 - 2.0 / (tl.exp2(size * (2 * LOG2E)) + 1.0)
+    square = x * x
+    series = 2 / 15 + square * (-17 / 315 + square * (62 / 2835))
+    near = size * (1.0 + square * (-1 / 3 + square * series))
+    found = tl.where(size < 0.25, near, far)
+    return tl.where(x < 0, -found, found)
+
+
+@triton.jit
+def scores(left, right, q_idx, kv_idx, batch, head, shape, steps, bias, UPCAST: tl.constexpr):
+    """left @ right, biased and capped, not yet masked; times ``to_bits`` it is in bits."""
+    if UPCAST:
+        left, right = left.to(tl.float32), right.to(tl.float32)
+    x = tl.dot(left, right, input_precision="ieee")
+    if bias.pointer is not None or steps.softcap is not None:
+        x = x * steps.scale
+        if bias.pointer is not None:
+            x += _of_plane(bias, batch, head, q_idx, kv_idx, shape, 0.0).to(tl.float32)
+        if steps.softcap is not None:
+            x = steps.softcap * _tanh(x / steps.softcap)
+    return x
+
+
+@triton.jit
+def allowed(q_idx, kv_idx, of_query, of_key, kv_end, batch, head, shape, limits, keep):
+    """Where a key may be attended to; of_query and of_key are the documents."""
+    found = kv_idx < kv_end
+    if limits.low is not None:
+        found = found & (kv_idx - q_idx >= limits.low)
+    if limits.high is not None:
+        found = found & (kv_idx - q_idx <= limits.high)
+    if limits.first is not None:
+        found = found & (of_query == of_key)
+    if keep.pointer is not None:
+        found = found & (_of_plane(keep, batch, head, q_idx, kv_idx, shape, 0) != 0)
+    return found
+
+
+@triton.jit
+def document(limits, batch, head, position, here):
+    """The document at some positions, its first key, and one past its last; -1 and 0 for none."""
+    here = here & (position >= 0)
+    at = batch.to(tl.int64) * limits.document_batch + head.to(tl.int64) * limits.document_head
+    first = tl.load(limits.first + at + position, mask=here, other=-1)
+    return first, tl.load(limits.stop + at + position, mask=here, other=0)
+
+
+@triton.jit
+def kv_end_of(limits, batch, head, shape):
+    """One past the last key that is no padding."""
+    end = shape.kv_len + 0 * batch
+    if limits.lengths is not None:
+        at = batch.to(tl.int64) * limits.lengths_batch + head.to(tl.int64) * limits.lengths_head
+        end = tl.minimum(end, tl.load(limits.lengths + at).to(tl.int32))
+    return end
+
+
+@triton.jit
+def keys_seen(q_first, q_last, kv_end, limits, keep):
+    """The keys that some, and those that all, of neighbouring queries may attend to.
+
+    Documents narrow the first of them by themselves.
+    """
+    some_start, some_stop = 0 * q_first, kv_end
+    every_start, every_stop = 0 * q_first, kv_end
+    if limits.low is not None:
+        some_start = tl.maximum(some_start, q_first + limits.low)
+        every_start = tl.maximum(every_start, q_last + limits.low)
+    if limits.high is not None:
+        some_stop = tl.minimum(some_stop, q_last + limits.high + 1)
+        every_stop = tl.minimum(every_stop, q_first + limits.high + 1)
+    if limits.first is not None or keep.pointer is not None:
+        every_start, every_stop = 0 * q_first + FAR, 0 * q_first
+    return some_start, some_stop, every_start, every_stop
+
+
+@triton.jit
+def queries_seen(kv_first, kv_last, kv_end, shape, limits, keep):
+    """The queries of which some, and those of which all, may attend to neighbouring keys."""
+    some_start, some_stop = 0 * kv_first, shape.q_len + 0 * kv_first
+    every_start, every_stop = some_start, some_stop
+    if limits.low is not None:
+        some_stop = tl.minimum(some_stop, kv_last - limits.low + 1)
+        every_stop = tl.minimum(every_stop, kv_first - limits.low + 1)
+    if limits.high is not None:
+        some_start = tl.maximum(some_start, kv_first - limits.high)
+        every_start = tl.maximum(every_start, kv_last - limits.high)
+    some_stop = tl.where(kv_first < kv_end, some_stop, 0)
+    every_stop = tl.where(kv_last < kv_end, every_stop, 0)
+    if limits.first is not None or keep.pointer is not None:
+        every_start, every_stop = 0 * kv_first + FAR, 0 * kv_first
+    return some_start, some_stop, every_start, every_stop
+
+
+@triton.jit
+def in_bits(lse, at, here):
+    """Logsumexps in bits; inf where there is no query, or none of its keys may be attended to.
+
+    Whatever score it is taken from, the weight is 0.
+    """
+    found = tl.load(lse + at, mask=here, other=float("inf")) * LOG2E
+    return tl.where(found == float("-inf"), float("inf"), found)
