@@ -310,9 +310,9 @@ def test_the_small_map_is_the_pooled_matrix_in_steps(tmp_path: Path) -> None:
     recording = recorded(tokens=70)
     small = layers_of(blocks_of(recording, tmp_path))[0]["overview"]
     levels = torch.frombuffer(bytearray(base64.b64decode(small["levels"])), dtype=torch.uint8)
-    means = small["maximum"] * (levels.double() / 255) ** 2
+    means = small["maximum"] * (levels.double() / 254) ** 2
     expected = recording[0][0].pool(32, 32).double().flatten()
-    step = small["maximum"] * 2 / 255
+    step = small["maximum"] * 2 / 254
     assert torch.allclose(means, expected, atol=step / 2, rtol=0)
 
 
@@ -403,10 +403,27 @@ def test_a_new_file_has_the_usual_permissions_and_links_are_followed(tmp_path: P
     assert (tmp_path / "page.html").stat().st_mode == plain.stat().st_mode
 
 
-def test_progress_counts_the_kinds_and_the_maps_of_each_layer(tmp_path: Path) -> None:
+def test_progress_counts_the_rows_of_each_head(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     write_page(recorded(layers=3), tmp_path / "page.html", progress=lambda *at: seen.append(at))
-    assert seen == [(step, 6) for step in range(1, 7)]
+    assert seen == [(2 * 7 * layer, 42) for layer in (1, 2, 3)]
+
+
+def test_progress_is_told_within_a_long_layer(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    recording = recorded(heads=1, kv_heads=1, tokens=1100)
+    write_page(recording, tmp_path / "page.html", progress=lambda *at: seen.append(at))
+    assert len(seen) > 5
+    assert seen == sorted(seen)
+    assert seen[-1] == (1100, 1100)
+
+
+def test_progress_of_a_batch_counts_the_kinds_of_every_sequence(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    query, key = torch.randn(2, 3, 2, 7, 4)
+    recording = regard.Recording({"layer": regard.attend(query, key)})
+    write_page(recording, tmp_path / "page.html", progress=lambda *at: seen.append(at))
+    assert seen == [(14, 56), (56, 56)]
 
 
 def test_a_module_that_breaks_the_rule_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,16 @@ from torch import Tensor
 import regard
 from regard.see import whole
 from regard.see.file import write_page
-from regard.see.held import BlockMeans, block_of, held, levels_of, most_bytes
+from regard.see.held import (
+    BlockMeans,
+    Held,
+    block_of,
+    held,
+    levels_of,
+    most_bytes,
+    questions_of_held,
+)
+from regard.see.sweep import Tally, swept
 from test_file import Blocks, unpacked
 
 MASKS = {
@@ -42,11 +51,21 @@ def aligned_means(weights: Tensor, size: int) -> Tensor:
     return torch.stack(means, -1).reshape(-1, len(down), len(across))
 
 
-def means_in(text: str, found: Any) -> Tensor:
-    """As the page reads them."""
-    levels = torch.frombuffer(bytearray(zlib.decompress(base64.b64decode(text))), dtype=torch.uint8)
-    means = found.maximum * 2 ** (-found.octaves * (255 - levels.double()) / 254)
-    return torch.where(levels > 0, means, 0.0)
+def found_of(matrix: regard.AttentionMatrix, *, strongest: bool) -> Held:
+    asked = questions_of_held(matrix.shape, strongest=strongest)
+    return held(matrix, swept(matrix, asked, Tally(0, None)))
+
+
+def read(levels: Tensor, maximum: float, octaves: float) -> Tensor:
+    """Means as the page reads them."""
+    means = maximum * 2 ** (-octaves * (254 - levels.double()) / 253)
+    return means.masked_fill(levels == 0, 0).masked_fill(levels == 255, torch.nan)
+
+
+def means_in(found: Held) -> Tensor:
+    packed = base64.b64decode(found.pyramid["levels"])
+    levels = torch.frombuffer(bytearray(zlib.decompress(packed)), dtype=torch.uint8)
+    return read(levels, found.maximum, found.octaves)
 
 
 @pytest.mark.parametrize("size", [1, 4, 16])
@@ -78,23 +97,27 @@ def test_block_means_of_fewer_queries_than_keys_stop_at_both_edges() -> None:
 def test_a_byte_is_within_its_error_of_the_mean(values: list[float]) -> None:
     means = torch.tensor(values, dtype=torch.float64)
     levels, maximum, octaves = levels_of(means)
-    read = torch.where(levels > 0, maximum * 2 ** (-octaves * (255 - levels.double()) / 254), 0.0)
+    error = (read(levels, maximum, octaves) - means).abs()
     assert torch.equal(levels == 0, means == 0)
-    assert bool(((read - means).abs() <= means * (2 ** (octaves / 508) - 1 + 1e-12)).all())
+    assert bool((error <= means * (2 ** (octaves / 506) - 1 + 1e-12)).all())
 
 
-def test_means_that_are_no_numbers_count_as_0_and_tiny_ones_as_the_lowest() -> None:
-    levels, _, octaves = levels_of(torch.tensor([torch.nan, 1e-30, 0.5]))
-    assert (levels.tolist(), octaves) == ([0, 1, 255], 32.0)
+@pytest.mark.parametrize("others", [[1e-30, 0.5], [0.0, 0.0]], ids=["beside numbers", "beside 0"])
+def test_a_mean_that_is_not_a_number_stays_none_and_tiny_ones_are_the_lowest(
+    others: list[float],
+) -> None:
+    levels, _, octaves = levels_of(torch.tensor([torch.nan, *others]))
+    expected = ([255, 1, 254], 32.0) if others[1] else ([255, 0, 0], 0.0)
+    assert (levels.tolist(), octaves) == expected
 
 
 def test_the_pyramid_of_a_long_layer_is_within_its_error_of_the_pooled_matrix() -> None:
     matrix = matrix_of(regard.Causal(), tokens=1024)
-    found = held(matrix, strongest=False)
+    found = found_of(matrix, strongest=False)
     assert found.block == block_of(matrix.shape) == 2
-    means = means_in(found.pyramid["levels"], found)
+    means = means_in(found)
     expected = matrix.pool(512, 512).double().flatten()
-    error = 2 ** (found.octaves / 508) - 1
+    error = 2 ** (found.octaves / 506) - 1
     lowest = found.maximum * 2**-32
     assert bool(((means - expected).abs() <= expected * (error + 1e-5) + lowest).all())
     assert len(found.pyramid["levels"]) <= most_bytes(matrix.shape)
@@ -103,7 +126,7 @@ def test_the_pyramid_of_a_long_layer_is_within_its_error_of_the_pooled_matrix() 
 @pytest.mark.parametrize("mask", [pytest.param(mask, id=name) for name, mask in MASKS.items()])
 def test_the_strongest_keys_of_every_row_are_those_of_topk(mask: regard.Mask | None) -> None:
     matrix = matrix_of(mask)
-    rows = held(matrix, strongest=True).rows
+    rows = found_of(matrix, strongest=True).rows
     keys = unpacked(rows["keys"], torch.int32).reshape(2, 8, 13).cumsum(1)
     weights = unpacked(rows["weights"], torch.float32).reshape(2, 8, 13)
     stored = torch.zeros(2, 13, 13).scatter_add(-1, keys.mT, weights.mT)
@@ -115,8 +138,17 @@ def test_the_strongest_keys_of_every_row_are_those_of_topk(mask: regard.Mask | N
 
 def test_where_rows_are_less_than_1_their_sums_are_held() -> None:
     matrix = matrix_of(sink_bias=torch.tensor([1.0, -1.0]))
-    totals = unpacked(held(matrix, strongest=True).rows["totals"], torch.float32)
+    totals = unpacked(found_of(matrix, strongest=True).rows["totals"], torch.float32)
     torch.testing.assert_close(totals, matrix.sum(-1).flatten())
+
+
+def test_where_a_row_is_not_numbers_its_sum_says_so() -> None:
+    query, key = torch.randn(2, 1, 13, 4)
+    query[0, 5, 2] = torch.nan
+    found = found_of(regard.attend(query, key), strongest=True)
+    totals = unpacked(found.rows["totals"], torch.float32)
+    assert totals.isnan().nonzero().tolist() == [[5]]
+    assert means_in(found).reshape(13, 13).isnan().all(1).nonzero().tolist() == [[5]]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +162,7 @@ def test_where_rows_are_less_than_1_their_sums_are_held() -> None:
 def test_which_keys_are_allowed_is_held_where_they_are_one_interval(
     mask: regard.Mask | None, heads: int
 ) -> None:
-    found = held(matrix_of(mask), strongest=False)
+    found = found_of(matrix_of(mask), strongest=False)
     assert found.span_heads == heads
     if heads:
         stored = unpacked(found.pyramid["spans"], torch.int32).reshape(13, 2)

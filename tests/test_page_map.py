@@ -136,12 +136,60 @@ def test_tiles_of_a_pass_over_a_long_text_keep_its_edge(tmp_path: Path) -> None:
         torch.testing.assert_close(tile_of(answer), part, atol=1e-7, rtol=1e-4)
 
 
-def test_a_column_of_a_long_text_takes_its_rows_from_a_pass(tmp_path: Path) -> None:
+def test_a_column_of_a_long_text_waits_for_no_pass(tmp_path: Path) -> None:
     recording = recorded(tokens=37, mask=regard.Causal())
-    question = {"kind": "column", "at": 5}
-    (answer,) = asked(recording, [question], tmp_path, direct=100)
+    questions = [{"kind": "column", "at": 5}, {"kind": "progress"}]
+    answer, progress = asked(recording, questions, tmp_path, direct=1)
     expected = recording[0][0, 0].to_dense()[:, 5]
     torch.testing.assert_close(torch.tensor(answer["values"]), expected, atol=1e-6, rtol=1e-5)
+    assert progress["part"] == 1
+
+
+def long_text() -> regard.Recording:
+    return recorded(tokens=70, keys=8300, mask=regard.SlidingWindow(8250, 0))
+
+
+@pytest.mark.parametrize("level", [6, 7])
+def test_of_a_long_text_coarse_tiles_are_in_the_file(level: int, tmp_path: Path) -> None:
+    recording = long_text()
+    (answer,) = asked(recording, [place(level) | {"head": 1}], tmp_path, direct=1)
+    assert answer["exact"]
+    torch.testing.assert_close(
+        tile_of(answer),
+        pooled(recording[0][0, 1].to_dense(), level),
+        atol=1e-9,
+        rtol=1e-4,  # query and key have 24 bits here
+    )
+
+
+def test_of_a_long_text_what_the_file_does_not_hold_is_a_sample_first(tmp_path: Path) -> None:
+    question = place(6) | {"hidden": True}
+    until = {"kind": "progress", "until": 1, "hidden": True}
+    recording = long_text()
+    sample, _, exact = asked(recording, [question, until, question], tmp_path, direct=1)
+    weights = recording[0][0, 0].to_dense().clone()
+    weights[:, 0] = 0
+    expected = pooled(weights / weights.sum(-1, keepdim=True), 6)
+    assert (sample["exact"], exact["exact"]) == (False, True)
+    torch.testing.assert_close(tile_of(exact), expected, atol=1e-9, rtol=1e-4)
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["with sinks", "without"])
+@pytest.mark.parametrize("by_row", [False, True], ids=["shares", "by row"])
+@pytest.mark.parametrize("options", [pytest.param(v, id=k) for k, v in MATRICES.items()])
+def test_a_cell_is_one_product_whatever_else_the_row_holds(
+    options: dict[str, Any], by_row: bool, hidden: bool, tmp_path: Path
+) -> None:
+    recording = recorded(**options)
+    question = place(0) | {"head": 1, "hidden": hidden, "byRow": by_row}
+    (answer,) = asked(recording, [question], tmp_path)
+    weights = recording[0][0, 1].to_dense().clone().double()
+    if hidden:
+        weights[:, 0] = 0
+        weights = (weights / weights.sum(-1, keepdim=True)).nan_to_num(0.0)
+    if by_row:
+        weights = (weights / weights.amax(-1, keepdim=True)).nan_to_num(0.0)
+    torch.testing.assert_close(tile_of(answer), weights, atol=1e-6, rtol=1e-5)
 
 
 # Moving over them

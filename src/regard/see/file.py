@@ -7,31 +7,46 @@ are too large for that it holds block means and the strongest keys of every row.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
 
 from regard.errors import RegardError
 from regard.heads import Head
 from regard.matrix import AttentionMatrix
 from regard.recording import Recording
-from regard.see.held import count_of, held, least_bytes_of_rows, most_bytes
+from regard.reductions import Pool
+from regard.see.held import count_of, held, least_bytes_of_rows, most_bytes, questions_of_held
 from regard.see.manifest import (
+    SMALL,
     PageLayer,
     first_sequence,
     first_value,
+    live_layers,
     manifest,
-    page_layers,
-    small_map,
+    sink_keys,
+    small_numbers,
+    told,
 )
+from regard.see.sweep import Sweeps
 from regard.see.template import filled_template, json_block
-from regard.see.whole import Stored, embed, embed_value, fits_never, least_size
+from regard.see.whole import (
+    Block,
+    Stored,
+    Whole,
+    embed,
+    embed_means,
+    embed_row_numbers,
+    embed_value,
+    fits_never,
+    least_size,
+    questions_of_whole,
+)
 
 __all__ = ["write_page"]
 
 MIB = 2**20
 FULL_PRECISION = MIB // 2
 NEARLY_FULL_PRECISION = 8 * MIB
-Block: TypeAlias = dict[str, str]
 
 
 def write_page(
@@ -68,7 +83,7 @@ def write_page(
             their small map.
         heads: what ``regard.heads.classify`` said of the recording; it is asked when left out.
         limit: about how many bytes the file may have.
-        progress: called with the steps done and the steps in all.
+        progress: called with the rows done and the rows in all, those of every head.
 
     Returns:
         The path.
@@ -131,25 +146,30 @@ def _page(
     progress: Callable[[int, int], None] | None,
 ) -> list[str]:
     matrices = [first_sequence(recording[name]) for name in recording]
-    asked = len(matrices) * (heads is None)
-
-    def tell(done: int) -> None:
-        if progress is not None:
-            progress(done, asked + len(matrices))
-
-    layers = page_layers(recording, heads, lambda done, _: tell(done))
-    blocks = _whole_layers(layers, matrices, wanted, limit)
-    room = limit - sum(map(_size, blocks.values()))
-    larger = _that_fit(matrices, [place for place in wanted if place not in blocks], room)
-    room -= sum(larger.values())
-    for done, place in enumerate([*larger, *(set(range(len(layers))) - set(larger))]):
-        if place in larger:
-            blocks[place] = _held(layers[place], matrices[place], room + larger[place])
-            room += larger[place] - _size(blocks[place])
+    layers = [replace(layer, kind="map") for layer in live_layers(recording)]
+    wholes = _whole_layers(layers, matrices, wanted, limit)
+    reserved = {place: whole.size for place, whole in wholes.items()}
+    rest = [place for place in wanted if place not in wholes]
+    reserved |= _that_fit(matrices, rest, limit - sum(reserved.values()))
+    room = limit - sum(reserved.values())
+    sweeps = Sweeps(recording, ask_kinds=heads is None, progress=progress)
+    blocks: dict[int, Block] = {}
+    for place in [*wanted, *(set(range(len(layers))) - set(wanted))]:
+        layer, matrix = layers[place], matrices[place]
+        if place not in reserved:
+            layer.overview = small_numbers(*sweeps.over(place, matrix, [Pool(SMALL, SMALL)]))
+            continue
+        room += reserved[place]
+        if place in wholes:
+            aside = sink_keys(recording, layer.kv_len)
+            blocks[place] = _whole(place, layer, wholes[place], aside, sweeps, room)
         else:
-            layers[place].overview = small_map(matrices[place])
-        tell(asked + done + 1)
+            blocks[place] = _held(place, layer, matrix, sweeps, room)
+        room -= _size(blocks[place])
     _add_values(recording, layers, blocks, wanted, room)
+    kinds = sweeps.kinds() if heads is None else told(heads)
+    for layer in layers if kinds else ():
+        layer.heads, kinds = kinds[: layer.num_heads], kinds[layer.num_heads :]
     data = [json_block("recording", manifest(recording, layers, title=title, opened=opened))]
     data += [json_block(f"layer-{place}", blocks[place]) for place in sorted(blocks)]
     return filled_template(data)
@@ -157,14 +177,14 @@ def _page(
 
 def _whole_layers(
     layers: list[PageLayer], matrices: list[AttentionMatrix], wanted: Sequence[int], limit: int
-) -> dict[int, Block]:
+) -> dict[int, Whole]:
     """The layers held in full: all in the most bits in which they fit, else some in 16 bits."""
     able = [place for place in wanted if not fits_never(matrices[place])]
-    blocks: dict[int, Block] = {}
+    wholes: dict[int, Whole] = {}
     for stored, most in _stored_as().items():
-        blocks = _embedded(layers, matrices, able, min(limit, most), stored, {})
-        if len(blocks) == len(able):
-            return blocks
+        wholes = _embedded(layers, matrices, able, min(limit, most), stored, {})
+        if len(wholes) == len(able):
+            return wholes
     return _embedded(layers, matrices, able, limit, "float16", _that_fit(matrices, wanted, limit))
 
 
@@ -191,9 +211,9 @@ def _embedded(
     limit: float,
     stored: Stored,
     reserved: dict[int, int],
-) -> dict[int, Block]:
+) -> dict[int, Whole]:
     """Layers in full, while they fit beside what is reserved for the others."""
-    blocks: dict[int, Block] = {}
+    wholes: dict[int, Whole] = {}
     room = limit - sum(reserved.values())
     for place in places:
         layer, matrix = layers[place], matrices[place]
@@ -201,18 +221,38 @@ def _embedded(
         most = room + reserved.get(place, 0)
         if least_size(matrix, stored) > most:
             continue
-        block = embed(layer, matrix, stored)
-        if _size(block) > most:
+        whole = embed(layer, matrix, stored)
+        if whole.size > most:
             layer.kind = "map"
             continue
-        room = most - _size(block)
-        blocks[place] = block
-    return blocks
+        room = most - whole.size
+        wholes[place] = whole
+    return wholes
 
 
-def _held(layer: PageLayer, matrix: AttentionMatrix, room: int) -> Block:
+def _whole(
+    place: int, layer: PageLayer, whole: Whole, aside: Sequence[int], sweeps: Sweeps, room: int
+) -> Block:
+    """All of a layer, and where there is room the means of a long one; sets the layer's fields."""
+    asked = questions_of_whole(layer, aside)
+    small, numbers, *means = sweeps.over(place, whole.shown, asked)
+    layer.overview = small_numbers(small)
+    block = whole.block | embed_row_numbers(layer, numbers)
+    for each in means:
+        more = embed_means(layer, each)
+        if _size(block) + _size(more) > room:
+            layer.block = 1
+            break
+        block |= more
+    return block
+
+
+def _held(
+    place: int, layer: PageLayer, matrix: AttentionMatrix, sweeps: Sweeps, room: int
+) -> Block:
     """Block means, and where there is room the strongest keys; sets the layer's fields."""
-    found = held(matrix, strongest=least_bytes_of_rows(matrix.shape) <= room)
+    asked = questions_of_held(matrix.shape, strongest=least_bytes_of_rows(matrix.shape) <= room)
+    found = held(matrix, sweeps.over(place, matrix, asked))
     layer.kind = "pyramid"
     layer.overview = found.overview
     layer.block, layer.maximum, layer.octaves = found.block, found.maximum, found.octaves

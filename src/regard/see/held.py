@@ -31,6 +31,7 @@ __all__ = [
     "least_bytes_of_rows",
     "levels_of",
     "most_bytes",
+    "questions_of_held",
 ]
 
 MOST_BLOCKS = 512
@@ -95,9 +96,9 @@ class Held:
 
     Example:
         >>> import torch, regard
-        >>> from regard.see.held import held
+        >>> from regard.see.held import held, questions_of_held
         >>> A = regard.attend(torch.zeros(1, 4, 2), torch.zeros(1, 4, 2))
-        >>> held(A, strongest=False).maximum
+        >>> held(A, A.reduce(*questions_of_held(A.shape, strongest=False))).maximum
         0.25
     """
 
@@ -168,39 +169,46 @@ def count_of(shape: Sequence[int]) -> int:
     return min(STRONGEST, shape[-1])
 
 
-def held(matrix: AttentionMatrix, *, strongest: bool) -> Held:
-    """One pass over each head of a layer.
+def questions_of_held(shape: Sequence[int], *, strongest: bool) -> list[Reduction]:
+    """What to ask of a layer.
 
     Args:
-        matrix: (num_heads, q_len, kv_len).
+        shape: of the matrix, (num_heads, q_len, kv_len).
         strongest: whether to look for the 8 strongest keys of each row.
 
     Example:
+        >>> from regard.see.held import questions_of_held
+        >>> len(questions_of_held((1, 4, 4), strongest=False))
+        2
+    """
+    asked: list[Reduction] = [Pool(SMALL, SMALL), BlockMeans(block_of(shape))]
+    return [*asked, Sum(-1), TopK(count_of(shape))] if strongest else asked
+
+
+def held(matrix: AttentionMatrix, answers: Sequence[Any]) -> Held:
+    """What a page holds of a layer.
+
+    Args:
+        matrix: (num_heads, q_len, kv_len).
+        answers: to ``questions_of_held``.
+
+    Example:
         >>> import torch, regard
-        >>> from regard.see.held import held
+        >>> from regard.see.held import held, questions_of_held
         >>> A = regard.attend(torch.randn(2, 5, 4), torch.randn(2, 5, 4))
-        >>> sorted(held(A, strongest=True).rows)
+        >>> sorted(held(A, A.reduce(*questions_of_held(A.shape, strongest=True))).rows)
         ['keys', 'weights']
     """
-    asked: list[Reduction] = [Pool(SMALL, SMALL), BlockMeans(block_of(matrix.shape))]
-    if strongest:
-        asked += [Sum(-1), TopK(count_of(matrix.shape))]
-    # Head by head: the strongest keys of all of them may not fit into memory.
-    found = [matrix[head : head + 1].reduce(*asked) for head in range(matrix.shape[0])]
-    small, means = (torch.cat([answers[place] for answers in found]) for place in (0, 1))
+    small, means, *of_rows = answers
     levels, maximum, octaves = levels_of(means)
     pyramid = {"levels": packed(levels, zlib.Z_DEFAULT_STRATEGY, 1)}
     spans = _spans(matrix)
     if spans is not None:
         pyramid["spans"] = packed(spans, zlib.Z_DEFAULT_STRATEGY)
-    rows: dict[str, str] = {}
-    if strongest:
-        totals = torch.cat([answers[2] for answers in found])
-        rows = _rows([answers[3] for answers in found], totals)
     return Held(
         overview=small_numbers(small),
         pyramid=pyramid,
-        rows=rows,
+        rows=_rows(*of_rows) if of_rows else {},
         block=block_of(matrix.shape),
         maximum=maximum,
         octaves=octaves,
@@ -209,13 +217,13 @@ def held(matrix: AttentionMatrix, *, strongest: bool) -> Held:
 
 
 def levels_of(means: Tensor) -> tuple[Tensor, float, float]:
-    """Means in a byte each: level l is maximum * 2^(-octaves * (255 - l) / 254), level 0 is 0.
+    """Means in a byte each: level l is maximum * 2^(-octaves * (254 - l) / 253), level 0 is 0.
 
-    So each is right to the same part of itself, 2^(octaves / 508) - 1, however small it is; those
-    more than 32 octaves below the largest are level 1.
+    So each is right to the same part of itself, 2^(octaves / 506) - 1, however small it is; those
+    more than 32 octaves below the largest are level 1. Level 255 is a mean that is not a number.
 
     Args:
-        means: none below 0; what is no number counts as 0.
+        means: none below 0.
 
     Returns:
         The levels (uint8, the same shape), the maximum, the octaves.
@@ -223,34 +231,34 @@ def levels_of(means: Tensor) -> tuple[Tensor, float, float]:
     Example:
         >>> import torch
         >>> from regard.see.held import levels_of
-        >>> levels_of(torch.tensor([0.0, 0.125, 0.5]))
-        (tensor([  0,   1, 255], dtype=torch.uint8), 0.5, 2.0)
+        >>> levels_of(torch.tensor([0.0, 0.125, 0.5, torch.nan]))
+        (tensor([  0,   1, 254, 255], dtype=torch.uint8), 0.5, 2.0)
     """
-    means = means.cpu().double().nan_to_num(0.0)
-    maximum = float(means.max())
-    if maximum <= 0:
-        return torch.zeros_like(means, dtype=torch.uint8), 0.0, 0.0
-    below = -(means / maximum).log2()  # octaves; infinite for 0
-    octaves = min(OCTAVES, float(below[means > 0].max()))
-    steps = below * (254 / octaves) if octaves > 0 else torch.zeros_like(below)
-    levels = (255 - steps.round()).clamp(min=1)
-    return torch.where(means > 0, levels, 0).to(torch.uint8), maximum, octaves
+    means = means.cpu().double()
+    known = means.nan_to_num(0.0)
+    maximum = float(known.max())
+    levels = torch.zeros_like(known)
+    octaves = 0.0
+    if maximum > 0:
+        below = -(known / maximum).log2()  # octaves; infinite for 0
+        octaves = min(OCTAVES, float(below[known > 0].max()))
+        steps = below * (253 / octaves) if octaves > 0 else torch.zeros_like(below)
+        levels = torch.where(known > 0, (254 - steps.round()).clamp(min=1), 0)
+    return levels.masked_fill(means.isnan(), 255).to(torch.uint8), maximum, octaves
 
 
-def _rows(tops: Sequence[Top], totals: Tensor) -> dict[str, str]:
+def _rows(totals: Tensor, top: Top) -> dict[str, str]:
     """The strongest keys in the order of the text, each as its distance from the one before."""
-    values = torch.cat([top.values for top in tops])  # (num_heads, q_len, 8)
-    keys = torch.cat([top.indices for top in tops])
-    known = values > 0
-    keys, order = torch.where(known, keys, 0).sort(-1)
-    values = values.gather(-1, order)
+    known = top.values > 0  # (num_heads, q_len, 8)
+    keys, order = torch.where(known, top.indices, 0).sort(-1)
+    values = top.values.gather(-1, order)
     steps = keys.diff(dim=-1, prepend=torch.zeros_like(keys[..., :1]))
     # (num_heads, 8, q_len): what the rows have in common stands together.
     rows = {
         "keys": packed(steps.mT.int(), zlib.Z_DEFAULT_STRATEGY),
         "weights": packed(values.mT.float(), zlib.Z_DEFAULT_STRATEGY),
     }
-    if bool(((totals - 1).abs() > WHOLE).any()):
+    if not bool(((totals - 1).abs() <= WHOLE).all()):  # also where one is not a number
         rows["totals"] = packed(totals.float(), zlib.Z_DEFAULT_STRATEGY)
     return rows
 

@@ -1,15 +1,14 @@
 """What every host of the page is told of a recording: its tokens, its layers, their small maps."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from regard.errors import RegardError
-from regard.heads import Head, classify
+from regard.heads import Head
 from regard.masks import Mask
 from regard.matrix import AttentionMatrix
 from regard.recording import Recording
@@ -21,10 +20,9 @@ __all__ = [
     "PageLayer",
     "first_sequence",
     "first_value",
-    "head_kinds",
     "live_layers",
     "manifest",
-    "page_layers",
+    "sink_keys",
     "small_map",
     "small_numbers",
     "told",
@@ -63,57 +61,6 @@ class PageLayer:
     value_heads: int = 0
     value_dim: int = 0
     value_unit: float = 1.0
-
-
-def page_layers(
-    recording: Recording,
-    heads: Sequence[Head] | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> list[PageLayer]:
-    """Each layer, with the kinds of its heads where they can be told, for the file's writer.
-
-    Args:
-        recording: what was seen.
-        heads: what ``regard.heads.classify`` said of them; it is asked when left out.
-        progress: called with the layers done and the layers in all, where it is asked.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.see.manifest import page_layers
-        >>> even = regard.attend(torch.zeros(4, 1), torch.zeros(4, 1))
-        >>> page_layers(regard.Recording({"layer": even}))[0].heads[0]["kind"]
-        'uniform'
-    """
-    layers = live_layers(recording)
-    kinds = head_kinds(recording, progress) if heads is None else told(heads)
-    for layer in layers:
-        layer.kind = "map"
-        if kinds:
-            layer.heads, kinds = kinds[: layer.num_heads], kinds[layer.num_heads :]
-    return layers
-
-
-def head_kinds(
-    recording: Recording, progress: Callable[[int, int], None] | None = None
-) -> list[dict[str, Any]]:
-    """What kind every head is, layer by layer, as the page has it; empty where it cannot be told.
-
-    Args:
-        recording: what was seen.
-        progress: called with the layers done and the layers in all.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.see.manifest import head_kinds
-        >>> even = regard.attend(torch.zeros(4, 1), torch.zeros(4, 1))
-        >>> head_kinds(regard.Recording({"layer": even}))[0]["kind"]
-        'uniform'
-    """
-    tokens = recording.query_tokens, recording.key_tokens
-    try:
-        return told(classify(recording.layers, *tokens, progress=progress))
-    except RegardError:
-        return []
 
 
 def told(heads: Iterable[Head]) -> list[dict[str, Any]]:
@@ -164,7 +111,7 @@ def manifest(
 
     Args:
         recording: what was seen.
-        layers: its layers, as ``page_layers`` or ``live_layers`` gives them.
+        layers: its layers, as ``live_layers`` gives them or the file's writer has filled them in.
         title: what stands at the top.
         opened: places of the layer and the head that it shows first; the first ones for None.
 
@@ -234,6 +181,27 @@ def first_value(value: Tensor) -> Tensor:
     return value if value.ndim == 3 else value[None]
 
 
+def sink_keys(recording: Recording, kv_len: int) -> tuple[int, ...]:
+    """The keys that are set aside where sinks are hidden: the first one and the special tokens.
+
+    As ``sinksOf`` of the page has them.
+
+    Args:
+        recording: what was seen.
+        kv_len: of the layer; tokens of another text say nothing of its keys.
+
+    Example:
+        >>> import regard
+        >>> from regard.see.manifest import sink_keys
+        >>> tokens = [regard.Token("a"), regard.Token("b"), regard.Token("[SEP]", special=True)]
+        >>> sink_keys(regard.Recording({}, query_tokens=tokens), 3)
+        (0, 2)
+    """
+    tokens = recording.key_tokens
+    known = () if tokens is None or len(tokens) != kv_len else tokens
+    return (0, *(place for place, token in enumerate(known) if token.special and place))
+
+
 def _with_head_axis(mask: Mask, matrix: AttentionMatrix) -> Mask:
     shape = torch.Size((1, *matrix.shape))
     return mask.map(lambda tensor: tensor[None]).bind(shape, matrix.device)
@@ -249,7 +217,9 @@ def _token_lists(tokens: Sequence[Token] | None) -> dict[str, Any] | None:
 
 
 def small_map(matrix: AttentionMatrix) -> dict[str, Any]:
-    """The pooled matrix; a mean is maximum * (level / 255)²: fine steps where weights are small.
+    """The pooled matrix; a mean is maximum * (level / 254)²: fine steps where weights are small.
+
+    Level 255 is a mean that is not a number.
 
     Example:
         >>> import torch, regard
@@ -273,12 +243,15 @@ def small_numbers(means: Tensor) -> dict[str, Any]:
         >>> small_numbers(torch.ones(1, 2, 3))["columns"]
         3
     """
-    means = means.float().nan_to_num(0.0)
-    maximum = float(means.max())
-    levels = (means / maximum).sqrt() * 255 if maximum > 0 else means
+    means = means.float()
+    known = means.nan_to_num(0.0)
+    maximum = float(known.max())
+    levels = (known / maximum).sqrt() * 254 if maximum > 0 else known
     return {
         "rows": means.shape[-2],
         "columns": means.shape[-1],
         "maximum": maximum,
-        "levels": base64_text(memory(levels.round().to(torch.uint8))),
+        "levels": base64_text(
+            memory(levels.round().masked_fill(means.isnan(), 255).to(torch.uint8))
+        ),
     }

@@ -2,26 +2,73 @@
 
 import math
 import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from regard.matrix import AttentionMatrix
+from regard.reductions import Pool, Reduction
 from regard.scores import QueryKey
+from regard.see.held import BlockMeans
 from regard.see.intervals import IRREGULAR, intervals
-from regard.see.manifest import PageLayer
+from regard.see.manifest import SMALL, PageLayer
 from regard.see.packing import packed
+from regard.see.row_numbers import RowNumbers
 
-__all__ = ["Stored", "embed", "embed_value", "fits_never", "least_size"]
+__all__ = [
+    "Block",
+    "Stored",
+    "Whole",
+    "embed",
+    "embed_means",
+    "embed_row_numbers",
+    "embed_value",
+    "fits_never",
+    "least_size",
+    "questions_of_whole",
+]
 
 MOST_WEIGHTS = 2**25  # a layer that can only be held as weights is held in memory on the way
 SAMPLED_ROWS = 32
+# From a tile of 256 x 256 blocks of this size on the page would compute for many seconds.
+MEANS = 64
+
+Block: TypeAlias = dict[str, str]
+"""Numbers of a layer by their names, as the page's JSON has them."""
 
 Stored: TypeAlias = Literal["float32", "float24", "float16"]
 """How numbers are stored; float24 is float32 without its last byte."""
 
 BYTES: dict[Stored, int] = {"float32": 4, "float24": 3, "float16": 2}
+
+
+@dataclass(frozen=True, eq=False)
+class Whole:
+    """A layer that is held in full.
+
+    Attributes:
+        block: its query and key, or its weights, and the keys that each row may attend to.
+        shown: the matrix that the page computes from them; of weights the one they are from.
+        size: how many bytes it takes at most, with the numbers of its rows.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.see.whole import Whole
+        >>> A = regard.attend(torch.zeros(1, 3, 2), torch.zeros(1, 3, 2))
+        >>> Whole({"query": "eNo=", "key": "eNo="}, A).size
+        327
+    """
+
+    block: Block
+    shown: AttentionMatrix
+
+    @property
+    def size(self) -> int:
+        raw = 16 * math.prod(self.shown.shape[:-1])
+        return sum(map(len, self.block.values())) + (raw + raw // 1000 + 192) * 4 // 3
 
 
 def fits_never(matrix: AttentionMatrix) -> bool:
@@ -61,7 +108,7 @@ def least_size(matrix: AttentionMatrix, stored: Stored) -> int:
     return numbers * BYTES[stored] // 4
 
 
-def embed(layer: PageLayer, matrix: AttentionMatrix, stored: Stored) -> dict[str, str]:
+def embed(layer: PageLayer, matrix: AttentionMatrix, stored: Stored) -> Whole:
     """The layer as the page's JSON has it; sets the layer's fields.
 
     Args:
@@ -75,14 +122,14 @@ def embed(layer: PageLayer, matrix: AttentionMatrix, stored: Stored) -> dict[str
         >>> from regard.see.whole import embed
         >>> A = regard.attend(torch.zeros(1, 3, 2), torch.zeros(1, 3, 2))
         >>> seen = regard.Recording({"layer": A})
-        >>> sorted(embed(live_layers(seen)[0], seen[0], "float32"))
+        >>> sorted(embed(live_layers(seen)[0], seen[0], "float32").block)
         ['key', 'query']
     """
     spans = intervals(matrix)
     source = matrix.source
     layer.dtype = stored
     layer.span_heads = 0
-    block: dict[str, str] = {}
+    block: Block = {}
     if isinstance(spans, Tensor):
         layer.span_heads = spans.shape[0]
         block["spans"] = packed(spans, zlib.Z_DEFAULT_STRATEGY)
@@ -90,21 +137,81 @@ def embed(layer: PageLayer, matrix: AttentionMatrix, stored: Stored) -> dict[str
         layer.kind = "weights"
         weights = _rounded(_all_weights(matrix), stored)
         layer.deviation = {"float32": 0.0, "float24": 2**-17, "float16": 2**-12}[stored]
-        return block | {"weights": packed(weights, zlib.Z_DEFAULT_STRATEGY, BYTES[stored])}
+        block["weights"] = packed(weights, zlib.Z_DEFAULT_STRATEGY, BYTES[stored])
+        return Whole(block, matrix)
     layer.kind = "query-key"
     query, query_unit = _in_units(source.query, stored)
     key, key_unit = _in_units(source.key, stored)
     layer.num_kv_heads, layer.head_dim = key.shape[-3], key.shape[-1]
     layer.scale = source.scale * query_unit * key_unit
     layer.query_unit, layer.key_unit = query_unit, key_unit
+    shown = AttentionMatrix(QueryKey(query.float(), key.float(), layer.scale), matrix.mask)
     if stored != "float32":
-        rounded = AttentionMatrix(QueryKey(query.float(), key.float(), layer.scale), matrix.mask)
-        layer.deviation = _deviation(matrix, rounded)
+        layer.deviation = _deviation(matrix, shown)
     # Query and key look like noise: searching them for repetitions finds none and takes long.
-    return block | {
-        "query": packed(query, zlib.Z_HUFFMAN_ONLY, BYTES[stored]),
-        "key": packed(key, zlib.Z_HUFFMAN_ONLY, BYTES[stored]),
-    }
+    block["query"] = packed(query, zlib.Z_HUFFMAN_ONLY, BYTES[stored])
+    block["key"] = packed(key, zlib.Z_HUFFMAN_ONLY, BYTES[stored])
+    return Whole(block, shown)
+
+
+def questions_of_whole(layer: PageLayer, aside: Sequence[int]) -> list[Reduction]:
+    """What to ask of the matrix that the page will compute.
+
+    Args:
+        layer: what the page is told of it.
+        aside: the keys that are set aside where sinks are hidden.
+
+    Example:
+        >>> from regard.see.manifest import PageLayer
+        >>> from regard.see.whole import questions_of_whole
+        >>> questions_of_whole(PageLayer("layer", 1, 9, 9, kind="query-key"), (0,))
+        [Pool(rows_wanted=32, columns_wanted=32), RowNumbers(aside=(0,))]
+    """
+    asked: list[Reduction] = [Pool(SMALL, SMALL), RowNumbers(tuple(aside))]
+    is_long = max(layer.q_len, layer.kv_len) > 128 * MEANS
+    return [*asked, BlockMeans(MEANS)] if is_long and layer.kind == "query-key" else asked
+
+
+def embed_row_numbers(layer: PageLayer, numbers: Tensor) -> Block:
+    """The logsumexp of each row and its highest weight, with all keys and without sinks.
+
+    In float32, whatever query and key are stored in: half precision would take three digits from
+    every weight. Of weights that are stored the logarithms stand for scores.
+
+    Args:
+        layer: what the page is told of it.
+        numbers: the answer to ``RowNumbers``, (num_heads, q_len, 4).
+
+    Example:
+        >>> import torch
+        >>> from regard.see.manifest import PageLayer
+        >>> from regard.see.whole import embed_row_numbers
+        >>> list(embed_row_numbers(PageLayer("layer", 1, 3, 3), torch.zeros(1, 3, 4)))
+        ['rows']
+    """
+    if layer.kind == "weights":
+        logsumexp = numbers[..., :1].nan_to_num(0.0, neginf=0.0)
+        numbers = numbers - logsumexp * numbers.new_tensor([1.0, 0.0, 1.0, 0.0])
+    return {"rows": packed(numbers.float().movedim(-1, 0), zlib.Z_HUFFMAN_ONLY)}
+
+
+def embed_means(layer: PageLayer, means: Tensor) -> Block:
+    """The mean weights of the blocks of a long layer, in 24 bits; sets the layer's fields.
+
+    Args:
+        layer: what the page is told of it.
+        means: the answer to ``BlockMeans``, (num_heads, rows, columns).
+
+    Example:
+        >>> import torch
+        >>> from regard.see.manifest import PageLayer
+        >>> from regard.see.whole import embed_means
+        >>> list(embed_means(PageLayer("layer", 1, 99, 99), torch.zeros(1, 2, 2)))
+        ['means']
+    """
+    layer.block = MEANS
+    rounded = _rounded(means, "float24")
+    return {"means": packed(rounded, zlib.Z_DEFAULT_STRATEGY, BYTES["float24"])}
 
 
 def embed_value(layer: PageLayer, value: Tensor) -> dict[str, str]:

@@ -37,19 +37,19 @@
 
 import { addRow, extent, middle } from "./blocks.js";
 import { heldAnswer } from "./held_answers.js";
-import { Pass } from "./pass.js";
+import { blockSize, isStored, Pass } from "./pass.js";
 import { rowSteps } from "./row_steps.js";
 import { shares } from "./shares.js";
-import { allowed, isMaskKnown, partOfRow, readLayer, rowWeights, rowsOf } from "./softmax.js";
+import { allowed, isMaskKnown, readLayer, rowsOf, weightsOf } from "./softmax.js";
 
 const SLICE = 8; // milliseconds of work between two looks at what else was asked
 const PASSES = 12; // that are kept, 16 MB each
-const DIRECT = 3e9; // a second or three
+const DIRECT = 3e9; // products: a second or three
 
 /**
  * @param {(answer: Answer) => void} answer
- * @param {number} [direct] products of a tile that is computed at once; a larger one is a sample
- *   until a pass is through
+ * @param {number} [direct] products of a tile that is computed at once; a larger one of blocks that
+ *   a pass sums up is a sample until it is through
  * @returns {(question: Question) => Promise<void>}
  */
 export function engine(answer, direct = DIRECT) {
@@ -76,7 +76,7 @@ export function engine(answer, direct = DIRECT) {
   /** @type {Record<string, (question: Question, layer: Layer) => Promise<Omit<Answer, "id"> | null>>} */
   const answers = {
     row: async (question, layer) => rowAnswer(question, layer),
-    column: (question, layer) => column(question, layer),
+    column: (question, layer) => columnAnswer(question, layer, () => goesOn(question)),
     tile: (question, layer) => tile(question, layer),
     steps: async (question, layer) => ({ steps: rowSteps(layer, question, question.at, question.keys) }),
     segments: (question, layer) => shares(layer, question, question.parts, () => goesOn(question)),
@@ -86,40 +86,19 @@ export function engine(answer, direct = DIRECT) {
     },
   };
 
-  /** A column needs every row: where that takes long, those of a pass. @param {Question} question @param {Layer} layer */
-  async function column(question, layer) {
-    const { q_len, kv_len } = layer.info;
-    const all = { first: 0, end: q_len, from: 0, to: kv_len };
-    if (products(layer, question, all) <= direct) return columnAnswer(question, layer, () => goesOn(question));
-    const { head, hidden } = question;
-    const passed = [...passes.values()].some(
-      ({ layer: its, which }) => its === layer && which.head === head && which.hidden === hidden,
-    );
-    if (!passed) begin({ ...question, byRow: false }, layer);
-    const { logsumexp } = rowsOf(layer, question);
-    for (let query = 0; query < q_len; query++) {
-      while (passing && Number.isNaN(logsumexp[query])) {
-        await pause();
-        if (!wanted.has(question.id)) return null;
-      }
-    }
-    return columnAnswer(question, layer, () => goesOn(question));
-  }
-
   /** @param {Question} question @param {Layer} layer */
   async function tile(question, layer) {
     const part = extent(question.place, layer.info);
     const { height, width, size } = part;
-    const pass = passes.get(passName(question));
+    const pass = passes.get(passName(question)) ?? (isStored(layer, question) ? begin(question, layer) : null);
     if (pass?.has(part)) return { values: pass.tile(part), height, width, exact: true };
-    const isKnown = pass?.done === layer.info.q_len;
-    const exact = isKnown || size === 1 || products(layer, question, part) <= direct;
+    const exact = size < blockSize(layer, question) || products(layer, question, part) <= direct;
     if (!exact) begin(question, layer);
     const values = await tileValues(question, layer, part, exact, () => goesOn(question));
     return values && { values, height, width, exact, ...(exact ? {} : { sampled: size }) };
   }
 
-  /** A pass begins and goes on before all others. @param {Question} question @param {Layer} layer */
+  /** A pass begins, or goes on before all others. @param {Question} question @param {Layer} layer */
   function begin(question, layer) {
     const name = passName(question);
     const pass = passes.get(name) ?? new Pass(layer, question);
@@ -127,6 +106,7 @@ export function engine(answer, direct = DIRECT) {
     passes.set(name, pass);
     for (const oldest of [...passes.keys()].slice(0, -PASSES)) passes.delete(oldest);
     if (!passing) void runPasses();
+    return pass;
   }
 
   /** Goes on with the newest pass that is not through, while nothing else is asked. */
@@ -149,7 +129,7 @@ export function engine(answer, direct = DIRECT) {
     const { id, kind } = question;
     if (kind === "drop") return void wanted.delete(id);
     wanted.add(id);
-    if (kind !== "column" && kind !== "segments") urgent.add(id);
+    if (kind !== "segments") urgent.add(id);
     try {
       if (kind === "load") layers.set(question.layer, readLayer(question.info, question.text, question.sinks));
       const layer = await layers.get(question.layer);
@@ -173,7 +153,7 @@ function passName({ layer, head, hidden, byRow }) {
 /** @param {Question} question @param {Layer} layer */
 function rowAnswer(question, layer) {
   const row = new Float64Array(layer.info.kv_len);
-  rowWeights(layer, question, question.at, row);
+  weightsOf(layer, question, question.at, 0, row.length, row);
   const [start, stop] = allowed(layer, question.head, question.at);
   const mask = new Uint8Array(layer.info.kv_len);
   for (let key = start; key < stop; key++) {
@@ -189,7 +169,7 @@ async function columnAnswer(question, layer, goesOn) {
   const row = new Float64Array(kv_len);
   const values = new Float32Array(q_len);
   for (let query = 0; query < q_len; query++) {
-    partOfRow(layer, question, query, question.at, question.at + 1, row);
+    weightsOf(layer, question, query, question.at, question.at + 1, row);
     values[query] = row[question.at];
     if (query % 16 === 0 && !(await goesOn())) return null;
   }
@@ -197,17 +177,14 @@ async function columnAnswer(question, layer, goesOn) {
 }
 
 /**
- * How much work an exact tile is: a row that is new is computed whole.
- * @param {Layer} layer @param {Question} question
- * @param {Pick<import("./blocks.js").Extent, "first" | "end" | "from" | "to">} part
+ * How much work an exact tile is.
+ * @param {Layer} layer @param {Question} question @param {import("./blocks.js").Extent} part
  */
 function products(layer, question, { first, end, from, to }) {
-  const { logsumexp } = rowsOf(layer, question);
   let numbers = 0;
   for (let query = first; query < end; query++) {
     const [start, stop] = allowed(layer, question.head, query);
-    const isNew = Number.isNaN(logsumexp[query]);
-    numbers += Math.max(0, isNew ? stop - start : Math.min(stop, to) - Math.max(start, from));
+    numbers += Math.max(0, Math.min(stop, to) - Math.max(start, from));
   }
   return numbers * Math.max(1, layer.info.head_dim);
 }
@@ -226,7 +203,7 @@ async function tileValues(question, layer, part, exact, goesOn) {
     const start = exact ? first + cell * size : middle(cell, part);
     const stop = exact ? Math.min(end, start + size) : start + 1;
     for (let query = start; query < stop; query++) {
-      partOfRow(layer, question, query, from, to, row);
+      weightsOf(layer, question, query, from, to, row);
       const highest = question.byRow ? rowsOf(layer, question).highest[query] || 1 : 1;
       addRow(row, from, to, size, values, cell * width, highest * (stop - start));
       if (!(await goesOn())) return null;

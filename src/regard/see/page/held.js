@@ -18,6 +18,8 @@
 
 import { unpack, unpackBytes } from "./payload.js";
 
+export const NO_NUMBER = 255; // the level of a mean that is not a number
+
 /**
  * @param {LayerInfo} info @param {Record<string, string>} raw the layer's JSON block
  * @returns {Promise<Held>}
@@ -49,9 +51,9 @@ export function blocksOf({ q_len, kv_len, block }) {
  * @param {LayerInfo} info @returns {Float32Array}
  */
 export function meansOf({ maximum, octaves }) {
-  return Float32Array.from({ length: 256 }, (_, level) =>
-    level === 0 ? 0 : maximum * 2 ** ((-octaves * (255 - level)) / 254),
-  );
+  const means = Float32Array.from({ length: 256 }, (_, level) => maximum * 2 ** ((-octaves * (254 - level)) / 253));
+  [means[0], means[NO_NUMBER]] = [0, NaN];
+  return means;
 }
 
 /**
@@ -59,7 +61,7 @@ export function meansOf({ maximum, octaves }) {
  * @param {LayerInfo} info @returns {number}
  */
 export function errorOf({ octaves }) {
-  return 2 ** (octaves / 508) - 1;
+  return 2 ** (octaves / 506) - 1;
 }
 
 /** Is every weight of the layer known? @param {LayerInfo} info @returns {boolean} */

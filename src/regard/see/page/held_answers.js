@@ -8,7 +8,7 @@
  */
 
 import { extent } from "./blocks.js";
-import { blocksOf, meansOf } from "./held.js";
+import { blocksOf, meansOf, NO_NUMBER } from "./held.js";
 import { allowed } from "./softmax.js";
 
 /** @param {Layer} layer @param {Question} question @returns {Omit<Answer, "id">} */
@@ -36,6 +36,7 @@ function heldRow(layer, { head, at }) {
     return { values, mask };
   }
   let [held, share, most] = [0, totals ? totals[head * q_len + at] : 1, Infinity];
+  if (Number.isNaN(share)) return { values: values.fill(NaN, start, stop), mask, rest: { share, most: NaN } };
   for (let rank = 0; rank < strongest; rank++) {
     const place = (head * strongest + rank) * q_len + at;
     const weight = weights[place];
@@ -99,6 +100,7 @@ function highestOf(layer, head) {
   const means = meansOf(layer.info);
   return Float32Array.from({ length: rows }, (_, row) => {
     const start = (head * rows + row) * columns;
-    return means[levels.subarray(start, start + columns).reduce((a, b) => Math.max(a, b), 0)];
+    const known = levels.subarray(start, start + columns).filter((level) => level !== NO_NUMBER);
+    return means[known.reduce((a, b) => Math.max(a, b), 0)];
   });
 }

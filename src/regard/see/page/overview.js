@@ -2,8 +2,9 @@
 
 import { Damaged, fromBase64 } from "./payload.js";
 import { edge } from "./blocks.js";
-import { level, logFloor } from "./colours.js";
+import { level, logFloor, pixelOf } from "./colours.js";
 import { withHead } from "./compare.js";
+import { NO_NUMBER } from "./held.js";
 
 /**
  * @typedef {import("./payload.js").LayerInfo} LayerInfo
@@ -25,7 +26,7 @@ export function smallMap(info) {
   const { rows, columns, maximum, levels } = info.overview;
   const bytes = fromBase64(levels);
   if (bytes.length !== info.num_heads * rows * columns) throw new Damaged("a small map has the wrong size.");
-  const means = Float32Array.from(bytes, (byte) => maximum * (byte / 255) ** 2);
+  const means = Float32Array.from(bytes, (byte) => (byte === NO_NUMBER ? NaN : maximum * (byte / 254) ** 2));
   const shares = means.map((mean, i) => {
     const column = i % columns;
     return mean * (edge(column + 1, info.kv_len, columns) - edge(column, info.kv_len, columns));
@@ -211,9 +212,9 @@ export function picturedMap(map, head, scale, ramp) {
   const floor = logFloor(columns);
   for (let row = 0; row < rows; row++) {
     const shares = map.shares.subarray((head * rows + row) * columns, (head * rows + row + 1) * columns);
-    const highest = Math.max(...shares);
+    const highest = shares.reduce((most, share) => (share > most ? share : most), 0);
     shares.forEach((share, i) => {
-      pixels[row * columns + i] = ramp.packed[level(share, scale, floor, highest)];
+      pixels[row * columns + i] = pixelOf(ramp, level(share, scale, floor, highest));
     });
   }
   context.putImageData(image, 0, 0);

@@ -1,6 +1,7 @@
 /**
  * One pass over all rows of a head that is too large to answer at once: it sums the weights of
- * blocks, from which every coarser tile is added up. It goes on while nothing else is asked.
+ * blocks, from which every coarser tile is added up. It goes on while nothing else is asked. Of a
+ * long head as it is, the file holds what the pass would find.
  *
  * @typedef {import("./softmax.js").Layer} Layer
  * @typedef {import("./softmax.js").Which} Which
@@ -8,9 +9,21 @@
  */
 
 import { addRow } from "./blocks.js";
-import { allowed, rowWeights, rowsOf } from "./softmax.js";
+import { allowed, rowsOf, weightsOf } from "./softmax.js";
 
 const MOST = 2048; // blocks a side that are kept: at most 16 MB
+
+/** @param {Layer} layer @param {Which & {byRow: boolean}} which @returns {boolean} is it in the file? */
+export function isStored({ means }, { hidden, byRow }) {
+  return means !== null && !hidden && !byRow;
+}
+
+/** @param {Layer} layer @param {Which & {byRow: boolean}} which @returns {number} tokens of a block, each way */
+export function blockSize(layer, which) {
+  const { q_len, kv_len, block } = layer.info;
+  if (isStored(layer, which)) return block;
+  return 2 ** Math.max(0, Math.ceil(Math.log2(Math.max(q_len, kv_len) / MOST)));
+}
 
 export class Pass {
   /** @param {Layer} layer @param {Which & {byRow: boolean}} which */
@@ -20,8 +33,7 @@ export class Pass {
     this.which = { head: which.head, hidden: which.hidden };
     this.byRow = which.byRow;
     this.row = new Float64Array(kv_len);
-    this.level = Math.max(0, Math.ceil(Math.log2(Math.max(q_len, kv_len) / MOST)));
-    this.size = 2 ** this.level;
+    this.size = blockSize(layer, which);
     this.columns = Math.ceil(kv_len / this.size);
     this.sums = new Float32Array(Math.ceil(q_len / this.size) * this.columns);
     this.done = 0; // rows
@@ -29,6 +41,18 @@ export class Pass {
     this.numbers = 0; // weights computed, and in all
     this.all = 0;
     for (let query = 0; query < q_len; query++) this.all += this.cost(query);
+    if (isStored(layer, which)) this.take(/** @type {Float32Array} */ (layer.means));
+  }
+
+  /** What the file holds: all is done. @param {Float32Array} means of every head */
+  take(means) {
+    const { q_len } = this.layer.info;
+    const start = this.which.head * this.sums.length;
+    for (let i = 0; i < this.sums.length; i++) {
+      const first = Math.floor(i / this.columns) * this.size;
+      this.sums[i] = means[start + i] * (Math.min(q_len, first + this.size) - first);
+    }
+    [this.done, this.numbers] = [q_len, this.all];
   }
 
   /** @param {number} query */
@@ -47,7 +71,7 @@ export class Pass {
   step() {
     const start = performance.now();
     const { layer, which, row, done } = this;
-    rowWeights(layer, which, done, row);
+    weightsOf(layer, which, done, 0, row.length, row);
     const divisor = this.byRow ? rowsOf(layer, which).highest[done] || 1 : 1;
     const at = Math.floor(done / this.size) * this.columns;
     addRow(row, 0, row.length, this.size, this.sums, at, divisor);

@@ -31,7 +31,8 @@
  * @property {"float32" | "float24" | "float16"} dtype float24: float32 without its last byte
  * @property {number} deviation largest difference of a weight, measured, that dtype brings
  * @property {number} span_heads 0: no mask; 1: one mask for all heads; num_heads: one each
- * @property {number} block tokens of a block of a pyramid, each way
+ * @property {number} block tokens of a block of a pyramid, each way; 64 where a layer with query and
+ *   key holds means of blocks too
  * @property {number} maximum of its means
  * @property {number} octaves below it that its 255 levels span
  * @property {number} strongest how many keys of each row are held with their weights
@@ -101,7 +102,7 @@ export function fromBase64(text) {
 }
 
 /**
- * The inverse of `_packed` in file.py: base64, deflate, the bytes of each number apart.
+ * The inverse of `packed` in packing.py: base64, deflate, the bytes of each number apart.
  * @param {string} text
  * @param {LayerInfo["dtype"] | "int32"} dtype
  * @param {number} length how many numbers there must be
@@ -112,7 +113,9 @@ export async function unpack(text, dtype, length) {
   const planes = await unpackBytes(text, length * width);
   if (width === 2) {
     const table = halfTable();
-    return Float32Array.from({ length }, (_, i) => table[planes[i] | (planes[length + i] << 8)]);
+    const numbers = new Float32Array(length);
+    for (let i = 0; i < length; i++) numbers[i] = table[planes[i] | (planes[length + i] << 8)];
+    return numbers;
   }
   const joined = new Uint8Array(4 * length);
   for (let byte = 0; byte < width; byte++) {

@@ -32,7 +32,7 @@
  * @property {ArrayLike<number> | null} output the weights times the values, over all keys (value_dim)
  */
 
-import { allowed, isMaskKnown, rowsOf, rowWeights } from "./softmax.js";
+import { allowed, isMaskKnown, rowsOf, weightsOf } from "./softmax.js";
 
 /**
  * The steps of one query of a layer that is embedded in the page.
@@ -43,7 +43,7 @@ import { allowed, isMaskKnown, rowsOf, rowWeights } from "./softmax.js";
 export function rowSteps(layer, which, query, part) {
   const { kv_len, scale, query_unit, key_unit } = layer.info;
   const weights = new Float64Array(kv_len);
-  rowWeights(layer, which, query, weights);
+  weightsOf(layer, which, query, 0, kv_len, weights);
   const [start, stop] = allowed(layer, which.head, query);
   const known = isMaskKnown(layer.info);
   const may = (/** @type {number} */ key) =>

@@ -1,17 +1,18 @@
 /**
- * The definition, row by row: weights = softmax(scale · query·key over the allowed keys).
- * Sums run in double precision; a row without an allowed key has weights 0.
+ * The definition: weight = exp(scale · query·key - logsumexp) where the query may attend to the key.
+ * The logsumexp of every row is in the file, so any weight is one product. Sums run in double
+ * precision; a row without an allowed key has weights 0.
  */
 
-import { readHeld } from "./held.js";
+import { blocksOf, readHeld } from "./held.js";
 import { unpack, Damaged } from "./payload.js";
 
 /**
  * @typedef {import("./payload.js").LayerInfo} LayerInfo
  *
- * @typedef {object} Rows what is kept of each row once it was computed
- * @property {Float64Array} logsumexp NaN: not computed yet
- * @property {Float64Array} highest the largest weight of the row
+ * @typedef {object} Rows
+ * @property {Float32Array} logsumexp of each row; -Infinity where no key is left
+ * @property {Float32Array} highest the largest weight of the row
  *
  * @typedef {object} Layer
  * @property {LayerInfo} info
@@ -22,7 +23,9 @@ import { unpack, Damaged } from "./payload.js";
  * @property {import("./held.js").Held | null} held where neither is in this file
  * @property {Int32Array | null} spans (span_heads, q_len, 2): first allowed key, and the one past the last
  * @property {Uint8Array} sinks (kv_len): 1 where a key is set aside by `hide sinks`
- * @property {Map<string, Rows>} rows by head and by whether sinks are hidden
+ * @property {Float32Array | null} rows (4, num_heads, q_len): logsumexp and highest weight, then both
+ *   of the row renormalised without sinks
+ * @property {Float32Array | null} means of blocks of a long layer (num_heads, rows, columns)
  *
  * @typedef {object} Which
  * @property {number} head
@@ -53,7 +56,8 @@ export async function readLayer(info, text, sinks) {
     held: null,
     spans: null,
     sinks: new Uint8Array(kv_len),
-    rows: new Map(),
+    rows: null,
+    means: null,
   };
   for (const position of sinks) layer.sinks[position] = 1;
   if (info.kind === "pyramid") {
@@ -66,6 +70,13 @@ export async function readLayer(info, text, sinks) {
     layer.query = /** @type {Float32Array} */ (await unpack(raw.query, dtype, num_heads * q_len * head_dim));
     layer.key = /** @type {Float32Array} */ (await unpack(raw.key, dtype, num_kv_heads * kv_len * head_dim));
   }
+  if (!layer.held) {
+    layer.rows = /** @type {Float32Array} */ (await unpack(raw.rows, "float32", 4 * num_heads * q_len));
+    if (info.block > 1) {
+      const { rows, columns } = blocksOf(info);
+      layer.means = /** @type {Float32Array} */ (await unpack(raw.means, "float24", num_heads * rows * columns));
+    }
+  }
   if (info.value_heads > 0) {
     const count = info.value_heads * kv_len * info.value_dim;
     layer.value = /** @type {Float32Array} */ (await unpack(raw.value, dtype, count));
@@ -76,15 +87,13 @@ export async function readLayer(info, text, sinks) {
 }
 
 /** @param {Layer} layer @param {Which} which @returns {Rows} */
-export function rowsOf(layer, { head, hidden }) {
-  const name = `${head} ${hidden}`;
-  let rows = layer.rows.get(name);
-  if (!rows) {
-    const length = layer.info.q_len;
-    rows = { logsumexp: new Float64Array(length).fill(NaN), highest: new Float64Array(length) };
-    layer.rows.set(name, rows);
-  }
-  return rows;
+export function rowsOf({ info, rows }, { head, hidden }) {
+  const part = (/** @type {number} */ place) => {
+    const start = (place * info.num_heads + head) * info.q_len;
+    return /** @type {Float32Array} */ (rows).subarray(start, start + info.q_len);
+  };
+  const first = hidden ? 2 : 0;
+  return { logsumexp: part(first), highest: part(first + 1) };
 }
 
 /**
@@ -106,34 +115,7 @@ export function isMaskKnown(info) {
 }
 
 /**
- * The weights of one whole row.
- * @param {Layer} layer
- * @param {Which} which
- * @param {number} query
- * @param {Float64Array} out (kv_len), overwritten
- */
-export function rowWeights(layer, which, query, out) {
-  const rows = rowsOf(layer, which);
-  out.fill(0);
-  const [start, stop] = allowed(layer, which.head, query);
-  scores(layer, which, query, start, stop, out);
-  let highest = -Infinity;
-  for (let key = start; key < stop; key++) if (!(out[key] <= highest)) highest = out[key];
-  let total = 0;
-  for (let key = start; key < stop; key++) {
-    out[key] = highest === -Infinity ? 0 : Math.exp(out[key] - highest);
-    total += out[key];
-  }
-  // Embedded weights are already divided by their sum; with all keys shown they stay as they are.
-  const divisor = layer.weights && !which.hidden ? Math.exp(-highest) : total;
-  for (let key = start; key < stop && total > 0; key++) out[key] /= divisor;
-  if (Number.isNaN(total)) out.fill(NaN, start, stop);
-  rows.logsumexp[query] = total === 0 ? -Infinity : highest + Math.log(divisor);
-  rows.highest[query] = total === 0 ? 0 : 1 / divisor;
-}
-
-/**
- * Some weights of one row; cheap once the row's logsumexp is known.
+ * The weights of one query.
  * @param {Layer} layer
  * @param {Which} which
  * @param {number} query
@@ -141,13 +123,9 @@ export function rowWeights(layer, which, query, out) {
  * @param {number} to past the last key
  * @param {Float64Array} out (kv_len); only from..to is meant
  */
-export function partOfRow(layer, which, query, from, to, out) {
-  const logsumexp = rowsOf(layer, which).logsumexp[query];
-  if (Number.isNaN(logsumexp)) {
-    rowWeights(layer, which, query, out);
-    return;
-  }
+export function weightsOf(layer, which, query, from, to, out) {
   out.fill(0, from, to);
+  const logsumexp = rowsOf(layer, which).logsumexp[query];
   if (logsumexp === -Infinity) return;
   const [start, stop] = allowed(layer, which.head, query);
   const [first, end] = [Math.max(from, start), Math.min(to, stop)];
@@ -157,7 +135,7 @@ export function partOfRow(layer, which, query, from, to, out) {
 
 /**
  * The numbers before the softmax, -Infinity for a key set aside. For embedded weights they are
- * the logarithms: the softmax gives the weights back.
+ * the logarithms: of a whole row their logsumexp is stored as 0.
  * @param {Layer} layer
  * @param {Which} which
  * @param {number} query
