@@ -1,0 +1,1 @@
+"""What the Triton kernels take on an NVIDIA GPU; ``python -m benchmarks.gpu`` measures it."""

@@ -1,0 +1,108 @@
+"""What was measured, as rows: each side at each size, or why not; goals and ratios."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from benchmarks.case import LeftOut
+from benchmarks.gpu.clock import Budget, Timed, sets_needed
+from benchmarks.gpu.sides import FORWARD, GOALS_AT, Side
+from benchmarks.gpu.size import Size, inputs
+from benchmarks.turns import Work
+
+__all__ = ["Row", "Take", "measured", "row_of"]
+
+Row = dict[str, Any]
+Take = Callable[[Sequence[Work]], Timed]
+
+# A call of this many seconds is not worth what it would keep from being measured.
+LONGEST_CALL_S = 4.0
+CALLS = 6  # how many calls a measurement takes of what is slow
+COMPILING_S = 15.0
+
+
+def measured(
+    sides: Sequence[Side], sizes: Sequence[Size], device: str, budget: Budget, take: Take
+) -> Iterator[Row]:
+    """A row for each side at each size; peers first, so that ratios are known at once."""
+    known: dict[tuple[str, Size], float] = {}
+    for size in sizes:
+        for side in sides:
+            try:
+                expected = _expected_s(side, size, known)
+                _check_time(expected, budget)
+                found = _take(side, size, device, take)
+            except LeftOut as reason:
+                yield {**_head(side, size), "left_out": str(reason)}
+                continue
+            known[side.name, size] = found.seconds
+            yield row_of(side, size, found, known.get((FORWARD, size)))
+
+
+def _take(side: Side, size: Size, device: str, take: Take) -> Timed:
+    reason = side.leaves_out(size)
+    if reason is not None:
+        raise LeftOut(reason)
+    one = 2 * size.tokens * size.head_dim * (size.num_heads + 2 * size.num_kv_heads)
+    try:
+        given = inputs(size, device, sets_needed(one))
+        return take([side.prepare(each, size) for each in given])
+    except torch.OutOfMemoryError:
+        raise LeftOut("out of memory") from None
+    except Exception as error:
+        said = [type(error).__name__, *str(error).splitlines()[:1]]
+        raise LeftOut(f"failed: {': '.join(said)}") from error
+
+
+def _expected_s(side: Side, size: Size, known: dict[tuple[str, Size], float]) -> float:
+    """Seconds of one call, by the square of the length, from the longest that is known."""
+    shorter = [
+        (each.tokens, seconds)
+        for (name, each), seconds in known.items()
+        if name == side.name and each.longer(size.tokens) == size
+    ]
+    if not shorter:
+        return 0.0
+    tokens, seconds = max(shorter)
+    return seconds * (size.tokens / tokens) ** 2
+
+
+def _check_time(expected_s: float, budget: Budget) -> None:
+    if expected_s > LONGEST_CALL_S:
+        raise LeftOut(f"about {expected_s:.0f} s a call; the limit is {LONGEST_CALL_S:.0f} s")
+    needed = CALLS * expected_s + (0.0 if expected_s else COMPILING_S)
+    if needed > budget.left:
+        raise LeftOut("the time is up")
+
+
+def _head(side: Side, size: Size) -> Row:
+    return {
+        "side": side.name,
+        "tokens": size.tokens,
+        "head_dim": size.head_dim,
+        "num_kv_heads": size.num_kv_heads,
+        "causal": size.causal,
+    }
+
+
+def row_of(side: Side, size: Size, found: Timed, forward_s: float | None) -> Row:
+    """One line of the results."""
+    forwards = None if forward_s is None else found.seconds / forward_s
+    goal = side.goal if (size.tokens, size.head_dim) == GOALS_AT else None
+    return {
+        **_head(side, size),
+        "milliseconds": _three(found.seconds * 1e3),
+        "quartiles": [_three(found.low * 1e3), _three(found.high * 1e3)],
+        "repetitions": found.repetitions,
+        "forwards": None if forwards is None else _three(forwards),
+        "tflops": _three(side.products * size.score_flops / found.seconds / 1e12),
+        "memory_mib": _three(found.memory / 2**20),
+        "goal": goal,
+        "reached": None if goal is None or forwards is None else forwards <= goal,
+    }
+
+
+def _three(number: float) -> float:
+    """Three digits: more would be noise."""
+    return float(f"{number:.3g}")
