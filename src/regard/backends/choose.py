@@ -7,13 +7,19 @@ from regard.backends.backend import Backend
 from regard.backends.blocks import Blocks
 from regard.backends.dense import Dense
 from regard.backends.fused import Fused
+from regard.backends.triton.backend import Triton, lacking, say_once
 from regard.masks import Mask
 from regard.reductions import Reduction
 from regard.scores import Scores
 
 __all__ = ["Choice", "choice", "choose"]
 
-BACKENDS: dict[str, Backend] = {"fused": Fused(), "blocks": Blocks(), "dense": Dense()}
+BACKENDS: dict[str, Backend] = {
+    "fused": Fused(),
+    "triton": Triton(),
+    "blocks": Blocks(),
+    "dense": Dense(),
+}
 
 
 class Choice(NamedTuple):
@@ -27,6 +33,8 @@ def choice(source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -
     """Which backend answers where nobody asks for one."""
     refusals: list[str] = []
     for name, backend in BACKENDS.items():
+        if name == "triton" and source.device.type != "cuda":
+            continue  # nobody expects it there
         refusal = backend.refusal(source, mask, reductions)
         if refusal is None:
             return Choice(name, tuple(refusals))
@@ -43,7 +51,12 @@ def choose(
         ValueError: there is none of that name, or it cannot answer this.
     """
     if name is None:
-        return BACKENDS[choice(source, mask, reductions).name]
+        found = choice(source, mask, reductions)
+        if found.name == "triton":
+            return Triton(instead=BACKENDS["blocks"])
+        if found.name == "blocks" and (lack := _lack(source, found)) is not None:
+            say_once(lack)
+        return BACKENDS[found.name]
     if name not in BACKENDS:
         raise ValueError(
             f"backend is {name!r}; it must be one of {', '.join(map(repr, BACKENDS))}.\n"
@@ -55,3 +68,11 @@ def choose(
             f"backend is {name!r}; {refusal}.\n    Leave it out to have the fastest chosen."
         )
     return BACKENDS[name]
+
+
+def _lack(source: Scores, found: Choice) -> str | None:
+    """What a GPU lacks for kernels that would answer otherwise; None: that is not the reason."""
+    if source.device.type != "cuda":
+        return None
+    lack = lacking(source)
+    return lack if lack in found.refusals else None

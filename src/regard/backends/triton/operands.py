@@ -13,8 +13,6 @@ from regard.scores import QueryKey, Scores
 __all__ = ["Limits", "Operands", "Plane", "operands", "refused"]
 
 AXES = 4  # batch, num_heads, tokens, head_dim
-MAX_HEAD_DIM = 256
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class Plane(NamedTuple):

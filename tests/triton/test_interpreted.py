@@ -1,0 +1,230 @@
+"""Every kernel equals its readable twin in float64: on the CPU in Triton's interpreter, or a GPU.
+
+Tiles are 16 queries x 32 keys in the interpreter, so the small odd shapes here have several.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import oracle
+import regard
+
+pytest.importorskip("triton", reason="the kernels need triton: pip install 'regard[gpu]'")
+
+from regard.backends.triton import naive
+from regard.backends.triton.launch import Launch
+from regard.backends.triton.operands import Operands, operands
+
+# Kernels compute with infinities where nothing is stored; NumPy warns where a GPU does not.
+pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered")
+
+Q_LEN, KV_LEN, HEAD_DIM = 19, 37, 5
+HEADS = {"alone": (2, 2), "grouped": (2, 1)}
+TWO_SEQUENCES = ("padding", "causal-and-padding", "documents")
+MASKS: dict[str, Callable[[], regard.Mask | None]] = {
+    "none": lambda: None,
+    "causal": regard.Causal,
+    "top-left": lambda: regard.Causal(align="top-left"),
+    "window": lambda: regard.SlidingWindow(7, 2),
+    "padding": lambda: regard.Padding([KV_LEN - 3, 0]),
+    "causal-and-padding": lambda: regard.Causal() & regard.Padding([33, 20]),
+    "documents": lambda: regard.Documents(_documents()) & regard.Causal(),
+    "scattered-documents": lambda: regard.Documents([(key * key) % 5 for key in range(KV_LEN)]),
+    "keep": lambda: regard.Keep(_random(2, Q_LEN, KV_LEN) & (torch.arange(Q_LEN) > 2)[:, None]),
+    "keep-and-window": lambda: regard.SlidingWindow(20, 0) & regard.Keep(_random(KV_LEN)),
+    "rows": lambda: regard.masks.Rows(
+        regard.Causal() & regard.Documents([key // 6 for key in range(KV_LEN)]), 3, Q_LEN + 4
+    ),
+    "more-queries": lambda: regard.masks.Rows(regard.SlidingWindow(9, 0), 0, 50),
+}
+STEPS: dict[str, Callable[[], dict[str, Any]]] = {
+    "bias": lambda: {"bias": torch.randn(2, Q_LEN, KV_LEN)},
+    "bias-of-keys": lambda: {"bias": torch.randn(KV_LEN)},
+    "bias-that-hides": lambda: {"bias": torch.zeros(KV_LEN).index_fill(0, torch.tensor(5), -1e38)},
+    "alibi": lambda: {"bias": regard.ALiBi(torch.tensor([0.5, 0.03]))},
+    "t5": lambda: {"bias": regard.T5Bias(torch.randn(8, 2))},
+    "softcap": lambda: {"softcap": 1.5, "scale": 2.0},
+    "sinks": lambda: {"sink_bias": torch.tensor([0.3, -2.0])},
+    "scale-negative": lambda: {"scale": -0.7},
+    "scale-zero": lambda: {"scale": 0.0},
+    "sharp": lambda: {"scale": 40.0},
+    "all": lambda: {
+        "bias": regard.ALiBi(torch.tensor([0.5, 0.03])),
+        "softcap": 2.0,
+        "sink_bias": torch.tensor([0.3, -2.0]),
+        "scale": -1.3,
+    },
+}
+
+
+def _random(*shape: int) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(3)) < 0.6
+
+
+def _documents() -> list[list[int]]:
+    return [[key // 11 for key in range(KV_LEN)], [key // 17 for key in range(KV_LEN)]]
+
+
+def matrix(
+    device: torch.device,
+    mask: str = "none",
+    heads: str = "alone",
+    dtype: torch.dtype = torch.float32,
+    head_dim: int = HEAD_DIM,
+    steps: str | None = None,
+) -> regard.AttentionMatrix:
+    """A small matrix of normal random numbers, the same every time."""
+    torch.manual_seed(7)
+    num_heads, num_kv_heads = HEADS[heads]
+    batch = 2 if mask in TWO_SEQUENCES else 1
+    query = torch.randn(batch, num_heads, Q_LEN, head_dim).to(device, dtype)
+    key = torch.randn(batch, num_kv_heads, KV_LEN, head_dim).to(device, dtype)
+    options = STEPS[steps]() if steps else {}
+    options = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in options.items()}
+    return regard.attend(query, key, mask=MASKS[mask](), **options)
+
+
+def given(A: regard.AttentionMatrix) -> Operands:
+    """What the kernels compute with."""
+    return operands(A.source, A.mask)  # pyright: ignore[reportArgumentType]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel, and its twin: each gives floating answers by name, or int64 indices.
+
+    Attributes:
+        run: the kernel's answers.
+        twin: those of the twin in a dtype.
+    """
+
+    run: Callable[[Operands], dict[str, Tensor]]
+    twin: Callable[[Operands, torch.dtype], dict[str, Tensor]]
+
+
+SPANS = [(0, 0 + 1), (1, 12), (5, 6), (0, 19)]
+KEY_SPANS = [(0, 37), (36, 37), (3, 20)]
+
+
+def _run_rows(x: Operands) -> dict[str, Tensor]:
+    found = Launch(x).rows(entropy=True, mass=True, largest=True)
+    return {name: x for name, x in found._asdict().items() if x is not None}
+
+
+def _twin_rows(x: Operands, dtype: torch.dtype) -> dict[str, Tensor]:
+    found = naive.rows(x, dtype)._asdict()
+    return {"best": found.pop("key"), **found}
+
+
+def _logsumexp(x: Operands) -> Tensor:
+    return Launch(x).rows().logsumexp
+
+
+def _run_top(x: Operands) -> dict[str, Tensor]:
+    statistics = Launch(x).rows(k=5)
+    assert statistics.tiles is not None
+    values, indices = Launch(x).top(statistics.logsumexp, statistics.tiles, 5)
+    return {"values": values, "indices": indices}
+
+
+def _twin_top(x: Operands, dtype: torch.dtype) -> dict[str, Tensor]:
+    values, indices = naive.top(x, 5, dtype)
+    return {"values": values, "indices": indices}
+
+
+def _cells(rows: int, columns: int) -> Kernel:
+    """The cells of a pooled map of a grid."""
+    down = [(i * Q_LEN // rows, (i + 1) * Q_LEN // rows) for i in range(rows)]
+    across = [(i * KV_LEN // columns, (i + 1) * KV_LEN // columns) for i in range(columns)]
+    return _spans(down, across)
+
+
+def _spans(down: list[tuple[int, int]], across: list[tuple[int, int]]) -> Kernel:
+    return Kernel(
+        lambda x: {
+            "mass": Launch(x).spans(_logsumexp(x), torch.tensor(down), torch.tensor(across))
+        },
+        lambda x, dtype: {"mass": naive.spans(x, down, across, dtype)},
+    )
+
+
+KERNELS = {
+    "rows": Kernel(_run_rows, _twin_rows),
+    "columns": Kernel(
+        lambda x: {"sums": Launch(x).column_sums(_logsumexp(x))},
+        lambda x, dtype: {"sums": naive.column_sums(x, dtype)},
+    ),
+    "pooled": _cells(3, 5),
+    "top": Kernel(_run_top, _twin_top),
+}
+GRIDS = {
+    "one-cell": _cells(1, 1),
+    "rows-of-one": _cells(Q_LEN, 2),
+    "columns-of-one": _cells(1, KV_LEN),
+    "every-weight": _cells(Q_LEN, KV_LEN),
+    "spans-that-overlap": _spans(SPANS, KEY_SPANS),
+    "spans-of-one": _spans([(4, 5)], [(30, 31), (2, 3)]),
+}
+kernels = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+
+
+def assert_equal(kernel: Kernel, x: Operands) -> None:
+    """That a kernel is within the budget of its twin, and names the same keys."""
+    exact, plain = kernel.twin(x, torch.float64), kernel.twin(x, torch.float32)
+    size = float(oracle.finite(naive.scores(x)).abs().max())
+    for name, found in kernel.run(x).items():
+        if not found.is_floating_point():
+            # Scores that differ in float64 alone may change places.
+            assert bool(((found == exact[name]) | (found == plain[name])).all()), name
+            continue
+        assert found.dtype == torch.float32
+        budget = oracle.allowed_error(
+            exact[name].cpu(),
+            plain[name].cpu(),
+            dtype=torch.float32,
+            scores=size,
+            unit=1.0 if name in ("logsumexp", "entropy") else None,
+            roundings=oracle.SUM_ROUNDINGS,
+        )
+        oracle.assert_close(found.cpu(), exact[name].cpu(), budget)
+
+
+@kernels
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("mask", MASKS)
+def test_a_kernel_equals_its_twin(
+    kernel: Kernel, mask: str, heads: str, device: torch.device
+) -> None:
+    assert_equal(kernel, given(matrix(device, mask, heads)))
+
+
+@kernels
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_kernel_takes_half_precision(
+    kernel: Kernel, dtype: torch.dtype, device: torch.device
+) -> None:
+    assert_equal(kernel, given(matrix(device, "causal", "grouped", dtype, 24)))
+
+
+@kernels
+@pytest.mark.parametrize("steps", STEPS)
+def test_a_kernel_takes_every_step_of_a_score(
+    kernel: Kernel, steps: str, device: torch.device
+) -> None:
+    assert_equal(kernel, given(matrix(device, "causal", steps=steps)))
+
+
+@pytest.mark.parametrize("kernel", GRIDS.values(), ids=GRIDS)
+def test_the_mass_of_spans_of_every_size(kernel: Kernel, device: torch.device) -> None:
+    assert_equal(kernel, given(matrix(device, "causal")))
+
+
+@kernels
+@pytest.mark.parametrize("head_dim", [1, 16, 17, 64])
+def test_a_kernel_takes_every_head_dim(kernel: Kernel, head_dim: int, device: torch.device) -> None:
+    assert_equal(kernel, given(matrix(device, head_dim=head_dim)))
