@@ -76,7 +76,7 @@ class Documents(Mask):
         start, stop = rows.start + shift, rows.stop + shift
         if stop <= 0:
             return Columns(slice(0, 0), slice(0, 0))
-        reach = narrow(self.reach, leading)[..., max(start, 0) : stop, :]
+        reach = narrow(self._read, leading)[..., max(start, 0) : stop, :]
         ends = cast(list[int], reach.flatten(0, -2).amin(0).tolist())
         first, last, run_first, run_last = ends
         every = slice(-run_first, run_last) if start >= 0 else slice(0, 0)
@@ -105,8 +105,7 @@ class Documents(Mask):
         """How far the document of each key reaches, (..., kv_len, 4), such that minima are hulls.
 
         Its first key, minus one past its last; and, of the keys in one piece around this one,
-        minus the first, one past the last. On the CPU: a device is waited for once, not for every
-        block.
+        minus the first, one past the last.
         """
         ids = self.ids.squeeze(-2)
         order = ids.sort(dim=-1, stable=True).indices
@@ -114,7 +113,12 @@ class Documents(Mask):
         in_order = _runs(ids.gather(-1, order))
         first, last = (order.gather(-1, end).gather(-1, unsorted) for end in in_order)
         run_first, run_last = _runs(ids)
-        return torch.stack((first, -1 - last, -run_first, run_last + 1), -1).cpu()
+        return torch.stack((first, -1 - last, -run_first, run_last + 1), -1)
+
+    @cached_property
+    def _read(self) -> Tensor:
+        """The same on the CPU: a device is waited for once, not for every block."""
+        return self.reach.cpu()
 
     @property
     def text(self) -> str:
