@@ -1,5 +1,7 @@
 """Weights that are not numbers: the page says so, and never shows them as 0."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from playwright.sync_api import Page
@@ -7,6 +9,8 @@ from playwright.sync_api import Page
 import pages
 import regard
 from pages import Open, go, level_at, ready, sentence
+from regard.see import file as page_file
+from regard.see.file import write_page
 
 pytestmark = pytest.mark.browser
 
@@ -42,6 +46,17 @@ def test_the_text_says_that_a_row_is_not_numbers(show: Open) -> None:
     assert looks(page) == "not numbers (NaN)"
 
 
+def test_a_word_whose_weight_is_not_a_number_is_grey(show: Open) -> None:
+    page = show(spoilt(), "#view=text&layer=0&head=0&query=0")
+    page.wait_for_selector("#sentence:has-text('looked at most by')")
+    colour = "span => getComputedStyle(span).backgroundColor"
+    grey = page.eval_on_selector('#view-text .side:nth-child(2) [data-at="3"]', colour)
+    assert grey == "rgb(150, 150, 150)"
+    captions = page.locator("#view-text .side .caption").all_inner_texts()
+    assert captions[1].endswith("; grey: not numbers (NaN)")
+    assert "9 weights not numbers (NaN)" in page.inner_text("#view-text .lines .caption")
+
+
 def test_a_column_with_one_wrong_number_has_its_strongest(show: Open) -> None:
     recording = spoilt()
     page = show(recording, "#view=text&layer=0&head=0&query=0")
@@ -61,3 +76,62 @@ def test_shares_of_parts_that_are_not_numbers_are_not_zero(show: Open) -> None:
     page = show(spoilt(), "#view=segments&layer=0&head=0")
     page.wait_for_selector("#view-segments td")
     assert "not a number" in page.inner_text("#view-segments table")
+
+
+GREY = """canvas => {
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  const rows = new Set();
+  for (let i = 0; i < data.length; i += 4)
+    if (data[i] === 150 && data[i + 1] === 150 && data[i + 2] === 150)
+      rows.add(Math.floor(i / 4 / canvas.width));
+  return [...rows];
+}"""
+
+
+def test_on_a_small_map_a_row_that_is_not_numbers_has_that_colour(show: Open) -> None:
+    page = show(spoilt(), "#view=overview")
+    spoilt_one, other = page.locator("#view-overview button canvas").all()
+    rows, height = spoilt_one.evaluate(GREY), spoilt_one.evaluate("canvas => canvas.height")
+    assert {int(9 * row / height) for row in rows} == {3}
+    assert other.evaluate(GREY) == []
+
+
+def large(tmp_path: Path) -> Path:
+    """Only block means and strongest keys fit; a block is 2 x 2 tokens."""
+    query, key = torch.randn(2, 2, 600, 128, generator=torch.Generator().manual_seed(7))
+    query[0, 400, 5] = torch.nan
+    matrix = regard.attend(query, key, mask=regard.Causal())
+    recording = regard.Recording({"layer": matrix})
+    return write_page(recording, tmp_path / "large.html", limit=500_000)
+
+
+def test_a_row_without_numbers_of_a_layer_too_large_for_its_file_says_so(
+    show: Open, tmp_path: Path
+) -> None:
+    page = show(large(tmp_path))
+    go(page, 0, 0, 400, 17)
+    assert sentence(page) == "“400”: its weights are not numbers (NaN), layer 0 head 0."
+    assert looks(page) == "not numbers (NaN)"
+    go(page, 0, 0, 401, 17)
+    assert "not numbers" not in sentence(page)
+
+
+def test_the_text_of_a_layer_too_large_for_its_file_says_so(show: Open, tmp_path: Path) -> None:
+    page = show(large(tmp_path), "#view=text&layer=0&head=0&query=400")
+    page.wait_for_selector("#sentence:has-text('400')")
+    assert sentence(page).startswith("“400”: its weights are not numbers (NaN)")
+    assert page.locator("#view-text .caption").all_inner_texts()[0] == "Not numbers (NaN)"
+
+
+def test_a_block_mean_that_is_not_a_number_says_that_it_is_one(
+    show: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_file, "least_bytes_of_rows", lambda _: 10**9)
+    page = show(large(tmp_path))
+    go(page, 0, 0, 401, 17)
+    assert sentence(page).startswith(
+        "“401”: its weights are not numbers (NaN) (means of blocks of 2 × 2 tokens, ± "
+    )
+    assert looks(page) == "not numbers (NaN)"
+    go(page, 0, 0, 403, 17)
+    assert sentence(page).startswith("Of tokens 402 to 403, about ")

@@ -1,17 +1,21 @@
 """What the page shows can be taken along: a picture as PNG and SVG, its numbers as CSV."""
 
+import csv
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+import torch
 from playwright.sync_api import Page
 
-from pages import Open, ready, recorded
+import regard
+from pages import WORDS, Open, ready, recorded
 from regard.see.file import write_page
 
 pytestmark = pytest.mark.browser
 
 SVG = "{http://www.w3.org/2000/svg}"
+NAMES = ["CLS", *WORDS[:8]]
 
 
 def saved(page: Page, kind: str, folder: Path) -> Path:
@@ -31,15 +35,88 @@ def test_the_map_is_saved_as_a_png_twice_as_sharp(show: Open, tmp_path: Path) ->
     box = page.locator("#view-map").bounding_box()
     assert box is not None
     assert header[1:4] == b"PNG"
-    assert int.from_bytes(header[16:20], "big") == pytest.approx(2 * box["width"], abs=2)
+    margins = 2 * 16
+    expected = 2 * (box["width"] + margins)
+    assert int.from_bytes(header[16:20], "big") == pytest.approx(expected, abs=2)
 
 
-def test_the_map_is_saved_as_an_svg(show: Open, tmp_path: Path) -> None:
-    page = show(recorded())
-    ready(page)
-    root = ET.parse(saved(page, "svg", tmp_path)).getroot()
+def said(page: Page, folder: Path) -> list[str]:
+    """The words of the picture, as words."""
+    root = ET.parse(saved(page, "svg", folder)).getroot()
     assert root.tag == f"{SVG}svg"
-    assert root.find(f".//{SVG}image") is not None
+    return [text.text or "" for text in root.iter(f"{SVG}text")]
+
+
+def test_a_map_in_svg_has_its_tokens_its_title_its_head_and_its_scale(
+    show: Open, tmp_path: Path
+) -> None:
+    page = show(recorded(), "#layer=1&head=1&scale=log")
+    ready(page)
+    words = said(page, tmp_path)
+    assert [words.count(name) >= 2 for name in NAMES] == [True] * 9
+    assert words[0] == page.inner_text("#title")
+    assert words[1].startswith("Layer 1 head 1 · a model · 9 tokens")
+    assert "log" in words
+    assert page.inner_text("#legend .ticks").split("\n")[0].split()[0] in words
+
+
+def test_of_a_part_of_the_map_the_picture_says_which(show: Open, tmp_path: Path) -> None:
+    page = show(recorded(tokens=128), "#zoom=8&row=40&column=48&query=50&key=50&hidden=1")
+    ready(page)
+    # 17 rows and 21 columns of cells have room, the last ones cut.
+    assert ", without sinks, queries 40 to 56, keys 48 to 68 · " in said(page, tmp_path)[1]
+
+
+def test_numbers_above_words_are_in_the_picture_of_the_text(show: Open, tmp_path: Path) -> None:
+    page = show(recorded(), "#view=text&query=5")
+    page.wait_for_selector("#view-text [data-share]")
+    share = page.get_attribute("#view-text [data-share]", "data-share")
+    assert share in said(page, tmp_path)
+
+
+def table(page: Page, folder: Path) -> list[list[str]]:
+    with saved(page, "csv", folder).open(encoding="utf-8-sig", newline="") as file:
+        return list(csv.reader(file))
+
+
+def numbers(rows: list[list[str]]) -> torch.Tensor:
+    return torch.tensor([[float(cell) for cell in row[3:]] for row in rows])
+
+
+def test_the_cells_that_are_seen_are_saved_as_a_table(show: Open, tmp_path: Path) -> None:
+    recording = recorded(tokens=9)
+    page = show(recording, "#layer=1&head=1")
+    ready(page)
+    head, *rows = table(page, tmp_path)
+    assert head[:3] == ["share of a query\u2019s attention", "query", "token"]
+    assert head[3:] == [f"{at} {name}" for at, name in enumerate(NAMES)]
+    assert [row[:3] for row in rows] == [
+        ["layer 1 head 1", str(at), name] for at, name in enumerate(NAMES)
+    ]
+    torch.testing.assert_close(numbers(rows), recording[1][0, 1].to_dense(), atol=1e-6, rtol=1e-5)
+
+
+def test_of_a_long_text_the_table_has_the_blocks_that_are_seen(show: Open, tmp_path: Path) -> None:
+    recording = recorded(tokens=1031, mask=regard.Causal())
+    page = show(recording)
+    ready(page)
+    head, *rows = table(page, tmp_path)
+    assert head[0] == "share for each 4 keys"
+    assert (head[3][:4], rows[-1][1]) == ("0–3 ", "1028–1030")
+    cells = recording[0][0, 0].to_dense().split(4)
+    expected = [[part.sum(-1).mean() for part in rows.split(4, -1)] for rows in cells]
+    torch.testing.assert_close(numbers(rows), torch.tensor(expected), atol=1e-5, rtol=1e-4)
+
+
+def test_of_two_maps_the_table_has_both(show: Open, tmp_path: Path) -> None:
+    recording = recorded()
+    page = show(recording, "#layer=0&head=0&compare=beside&with=1.1")
+    ready(page)
+    page.wait_for_selector('.pane:nth-child(2) .map[data-ready]:not([data-ready=""])')
+    rows = table(page, tmp_path)[1:]
+    assert [row[0] for row in rows] == ["layer 0 head 0"] * 9 + ["layer 1 head 1"] * 9
+    expected = torch.cat([recording[0][0, 0].to_dense(), recording[1][0, 1].to_dense()])
+    torch.testing.assert_close(numbers(rows), expected, atol=1e-6, rtol=1e-5)
 
 
 def test_the_name_of_the_file_says_what_it_shows_and_is_harmless(

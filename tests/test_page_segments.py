@@ -139,6 +139,18 @@ def test_the_numbers_are_saved_as_a_table(show: Open, tmp_path: Path) -> None:
     assert [float(cell) for cell in rows[2][1:]] == pytest.approx(weights[1].tolist(), rel=1e-5)
 
 
+def test_parts_of_another_text_have_their_names_over_the_columns(show: Open) -> None:
+    recording = regard.Recording(
+        {"layer": regard.attend(torch.randn(1, 3, 2), torch.randn(1, 5, 2))},
+        query_tokens=["Das", " ist", "."],
+        key_tokens=["Life", " is", ".", " Eat", "."],
+    )
+    page = show(recording, "#view=segments")
+    page.wait_for_selector("#view-segments td")
+    names = page.locator("#view-segments thead th").all_inner_texts()
+    assert names == ["gives to", "1 Life is.", "2 Eat."]
+
+
 def test_sentences_end_at_full_stops_and_dots_and_nowhere_else(show: Open) -> None:
     text = "I told you that in 2020 nobody saw 6 of them … . Then you left ."
     tokens = [regard.Token(f" {word}") for word in text.split(" ")]

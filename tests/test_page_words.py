@@ -1,10 +1,13 @@
 """What the page says of the recording, and of tokens that are hard to show."""
 
+from pathlib import Path
+
 import pytest
 
 import pages
 import regard
 from pages import Open, recorded
+from regard.see.file import write_page
 
 pytestmark = pytest.mark.browser
 
@@ -38,6 +41,25 @@ def test_a_token_written_from_right_to_left_stays_apart_from_its_place(show: Ope
     assert before
     assert after
     assert before["x"] + before["width"] <= after["x"]
+
+
+def test_a_token_written_from_right_to_left_turns_nothing_of_its_sentence(show: Open) -> None:
+    tokens = [regard.Token(HEBREW), *pages.words(4)]
+    seen = regard.Recording(dict(recorded(tokens=5)), query_tokens=tokens)
+    page = show(seen, "#query=0&key=0")
+    page.wait_for_selector("body[data-read]")
+    isolated = f"\u2068{HEBREW}\u2069"
+    assert pages.sentence(page).startswith(f"“{isolated}” gives ")
+    assert f"of its attention to “{isolated}” (rank " in pages.sentence(page)
+
+
+def test_a_name_that_would_turn_the_line_is_shown_harmlessly(show: Open, tmp_path: Path) -> None:
+    path = tmp_path / "x.html"
+    seen = regard.Recording({"a\u202elayer": recorded()[0]}, model="\u202eledom")
+    page = show(write_page(seen, path, title="\u202ekool"))
+    assert page.inner_text("#title") == "‹RLO›kool"
+    assert page.inner_text("#about").startswith("‹RLO›ledom · ")
+    assert page.inner_text("#layer-name") == "a‹RLO›layer"
 
 
 @pytest.mark.parametrize("character", list(INVISIBLE), ids=lambda one: f"U+{ord(one):04X}")

@@ -1,8 +1,10 @@
 /** The map view: one map, or two side by side, and what chooses their heads. */
 
-import { beside, headsName, isDifference, lessName, shown } from "./compare.js";
+import { cellTable } from "./cells.js";
+import { beside, headline, headsName, shown, shownName } from "./compare.js";
 import { MapView } from "./map.js";
 import { followMinimap } from "./minimap.js";
+import { grouped } from "./numbers.js";
 import { followPointer } from "./travel.js";
 
 /**
@@ -54,8 +56,7 @@ export class Atlas {
     const isBeside = state.compare === "beside";
     /** @type {HTMLElement} */ (this.second.holder.parentElement).hidden = !isBeside;
     const which = shown(state, layers);
-    const name = capital(headsName(which, layers));
-    this.titles[0].textContent = isDifference(which) ? `${name} less ${lessName(which)}` : name;
+    this.titles[0].textContent = capital(shownName(which, layers));
     this.titles[0].hidden = state.compare === "alone" && state.heads === "one";
     if (isBeside) this.titles[1].textContent = capital(headsName(beside(state), layers));
     const chosen = /** @type {HTMLElement} */ (document.getElementById("with"));
@@ -71,6 +72,40 @@ export class Atlas {
   point() {
     this.first.point();
     if (this.page.store.state.compare === "beside") this.second.point();
+  }
+
+  /** @returns {MapView[]} those on the stage */
+  maps() {
+    return this.page.store.state.compare === "beside" ? [this.first, this.second] : [this.first];
+  }
+
+  /** @returns {string} */
+  caption() {
+    const { state } = this.page.store;
+    const { which, frame } = this.first;
+    const words = [headline(which, this.page.recording.layers)];
+    if (frame && state.zoom > 1) {
+      words.push(`queries ${seen(frame.row, frame.rows)}`, `keys ${seen(frame.column, frame.columns)}`);
+    }
+    return words.join(", ");
+  }
+
+  /** @returns {import("./painter.js").Drawers} */
+  drawers() {
+    return new Map(this.maps().flatMap((map) => [...map.drawers()]));
+  }
+
+  /** @returns {(string | number)[][]} the cells that are seen */
+  table() {
+    const { state } = this.page.store;
+    const every = Math.max(...this.maps().map((map) => map.sampled()));
+    const unit = [this.page.unit(state)];
+    if (state.scale === "row") unit.push("each row over its highest");
+    if (state.hidden) unit.push("without sinks");
+    if (this.page.isCompared(state)) unit.push("as parts of 1");
+    if (every > 1) unit.push(`a sample of 1 query in ${every}`);
+    const grids = this.maps().map((map) => map.grid());
+    return cellTable(grids, this.page.axes(state.layer), unit.join(", "));
   }
 
   /** @param {Which} which @returns {Diagonal | null} */
@@ -95,6 +130,11 @@ export class Atlas {
     this.diagonals.set(layer, { offset: isAtEnd ? kv_len - q_len : 0, isBackOnly });
     this.page.redraw();
   }
+}
+
+/** @param {number} first a part of one, if it is not whole @param {number} count @returns {string} */
+function seen(first, count) {
+  return `${grouped(Math.floor(first))} to ${grouped(Math.ceil(first + count - 1e-6) - 1)}`;
 }
 
 /** @param {string} text @returns {string} */

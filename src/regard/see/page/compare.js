@@ -101,6 +101,18 @@ export function headsName({ layer, head, terms }, layers) {
   return `mean of ${whole ? "the " : ""}${mine.length} heads${whole ? ` of layer ${layer}` : ""}`;
 }
 
+/** @param {Which} which @param {LayerInfo[]} layers @returns {string} what is on the stage, in words */
+export function shownName(which, layers) {
+  const name = headsName(which, layers);
+  return isDifference(which) ? `${name} less ${lessName(which)}` : name;
+}
+
+/** @param {Which} which @param {LayerInfo[]} layers @returns {string} the same, over a picture */
+export function headline(which, layers) {
+  const name = shownName(which, layers);
+  return `${name[0].toUpperCase()}${name.slice(1)}${which.hidden ? ", without sinks" : ""}`;
+}
+
 /** @param {Which} which of a difference @returns {string} what is taken away */
 export function lessName({ terms }) {
   const less = terms?.find(({ factor }) => factor < 0);

@@ -3,6 +3,7 @@
 import { BINDINGS, writeHelp } from "./keys.js";
 import { counted, grouped } from "./numbers.js";
 import { find } from "./prose.js";
+import { visible } from "./tokens.js";
 import { bringIntoView } from "./travel.js";
 
 /**
@@ -27,7 +28,8 @@ export class Controls {
 
   /** What this is: told once, at the top. */
   describe() {
-    const { title, model, layers } = this.page.recording;
+    const { layers } = this.page.recording;
+    const [title, model] = [visible(this.page.recording.title), visible(this.page.recording.model)];
     document.title = `${title} · regard`;
     part("title").textContent = title;
     const heads = Math.max(...layers.map((info) => info.num_heads));
@@ -93,7 +95,7 @@ export class Controls {
     }
     this.layer.value = String(state.layer);
     this.head.value = String(state.head);
-    part("layer-name").textContent = info.name;
+    part("layer-name").textContent = visible(info.name);
     for (const button of /** @type {NodeListOf<HTMLElement>} */ (
       document.querySelectorAll("button[data-set]")
     )) {

@@ -8,7 +8,9 @@
  * @property {boolean} isBackOnly may queries look back only?
  */
 
-const APART = 15; // pixels between two lines
+const APART = 20; // pixels between two lines
+const NAMED = 0.62; // where along the first line its name stands,
+const EARLIER = 0.11; // and how much earlier the next one's, so that names do not touch
 
 /**
  * @param {CanvasRenderingContext2D} context clipped to the map
@@ -20,12 +22,14 @@ export function drawDistances(context, frame, diagonal, ink) {
   if (!diagonal) return;
   const sides = diagonal.isBackOnly ? [-1] : [-1, 1];
   let last = -Infinity;
+  let named = NAMED;
   for (let distance = 0; distance < frame.row + frame.rows + frame.columns + frame.column; ) {
     const apart = distance * frame.cellWidth;
     if (distance === 0 || apart - last >= APART) {
       for (const side of distance === 0 ? [1] : sides)
-        drawLine(context, frame, diagonal.offset + side * distance, nameOf(side * distance), ink);
+        drawLine(context, frame, diagonal.offset + side * distance, { text: nameOf(side * distance), named }, ink);
       last = apart;
+      named = Math.max(EARLIER, named - EARLIER);
     }
     distance = distance === 0 ? 1 : distance * 10;
   }
@@ -40,9 +44,10 @@ function nameOf(distance) {
 /**
  * The line through the cells of query i and key i + offset.
  * @param {CanvasRenderingContext2D} context @param {Frame} frame @param {number} offset
- * @param {string} name @param {import("./axes.js").Ink} ink
+ * @param {{text: string, named: number}} name and where along the line it stands, from 0 to 1
+ * @param {import("./axes.js").Ink} ink
  */
-function drawLine(context, frame, offset, name, ink) {
+function drawLine(context, frame, offset, { text, named }, ink) {
   // Where the line enters and leaves the map, as queries.
   const start = Math.max(frame.row, frame.column - offset);
   const end = Math.min(frame.row + frame.rows, frame.column + frame.columns - offset);
@@ -61,19 +66,19 @@ function drawLine(context, frame, offset, name, ink) {
   context.setLineDash([]);
   context.globalAlpha = 1;
   if (y(end) - y(start) < 60) return;
-  const at = start + (end - start) * 0.62;
+  const at = start + (end - start) * named;
   context.save();
   context.translate(x(at), y(at));
   context.rotate(Math.atan2(frame.cellHeight, frame.cellWidth));
   context.font = `11px ${getComputedStyle(document.body).fontFamily}`;
   context.textAlign = "center";
   context.textBaseline = "middle";
-  const { width } = context.measureText(name);
+  const { width } = context.measureText(text);
   context.globalAlpha = 0.85;
   context.fillStyle = ink.ground;
   context.fillRect(-width / 2 - 4, -7, width + 8, 14);
   context.globalAlpha = 1;
   context.fillStyle = ink.grey;
-  context.fillText(name, 0, 0);
+  context.fillText(text, 0, 0);
   context.restore();
 }

@@ -3,7 +3,7 @@
  * sentences, and only the blocks near the screen are built.
  */
 
-import { level } from "./colours.js";
+import { level, tintOf } from "./colours.js";
 import { inProse } from "./tokens.js";
 
 /**
@@ -67,7 +67,7 @@ export class Flow {
   constructor(scroller, tokens, name, first = 0, end = tokens.length) {
     this.scroller = scroller;
     this.tokens = tokens;
-    this.tints = new Uint8Array(tokens.length);
+    this.tints = new Float32Array(tokens.length); // levels of the ramp; 0: no tint; NaN: no number
     /** @type {Ramp | null} */ this.ramp = null;
     /** @type {Map<string, [number, number]>} */ this.marks = new Map();
     /** @type {Map<number, string>} */ this.labels = new Map();
@@ -173,7 +173,7 @@ export class Flow {
     for (const { first, end, spans } of this.blocks) {
       for (let at = first; at < end; at++) {
         const tint = weights ? level(weights[at], "row", 0, highest) : 0;
-        if (tint === this.tints[at] && !again) continue;
+        if (Object.is(tint, this.tints[at]) && !again) continue;
         this.tints[at] = tint;
         if (spans) this.dress(spans[at - first], at);
       }
@@ -209,8 +209,9 @@ export class Flow {
   /** @param {HTMLSpanElement} span @param {number} at */
   dress(span, at) {
     const tint = this.tints[at];
-    span.style.backgroundColor = tint === 0 || !this.ramp ? "" : this.ramp.css[tint];
-    span.style.color = tint === 0 || !this.ramp ? "" : this.ramp.onTop[tint];
+    const colours = tint === 0 || !this.ramp ? { css: "", onTop: "" } : tintOf(this.ramp, tint);
+    span.style.backgroundColor = colours.css;
+    span.style.color = colours.onTop;
     for (const name of ["chosen", "other"]) {
       const [first, last] = this.marks.get(name) ?? [0, -1];
       span.classList.toggle(name, at >= first && at <= last);

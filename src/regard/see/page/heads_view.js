@@ -226,6 +226,11 @@ export class HeadsView {
     /** @type {HTMLElement} */ (buttons[Math.max(0, Math.min(buttons.length - 1, to))]).focus();
   }
 
+  /** @returns {string} */
+  caption() {
+    return this.count.textContent ?? "";
+  }
+
   /** @returns {(string | number)[][]} */
   table() {
     const rows = this.tiles.map(({ layer, head, kind }) => [

@@ -61,8 +61,9 @@ export class Lines {
       .map(([weight, query, key]) => line(weight, query, key, ramp.css[STROKE]));
     svg.append(...this.drawn);
     this.picture.replaceChildren(list(queries, "query"), svg, list(keys, "key"));
+    const spoilt = weights.reduce((count, weight) => count + Number(Number.isNaN(weight)), 0);
     const allowed = weights.reduce((count, weight) => count + Number(weight > 0), 0);
-    this.caption.textContent = `Lines: ${counted(drawn.length, "weight")} of ${share(LEAST)} and more, of ${counted(allowed, "weight")} above 0; width and strength by weight`;
+    this.caption.textContent = `Lines: ${counted(drawn.length, "weight")} of ${share(LEAST)} and more, of ${counted(allowed, "weight")} above 0; width and strength by weight${spoilt > 0 ? `; ${counted(spoilt, "weight")} not numbers (NaN)` : ""}`;
   }
 
   clear() {
@@ -84,7 +85,7 @@ export class Lines {
 
   /**
    * Tints the names at one side.
-   * @param {Axis} axis @param {(at: number) => {background: string, ink: string} | null} tintOf
+   * @param {Axis} axis @param {(at: number) => {css: string, onTop: string} | null} tintOf
    * @param {[number, number] | null} chosen underlined
    */
   tint(axis, tintOf, chosen) {
@@ -92,8 +93,8 @@ export class Lines {
       const { style, dataset, classList } = /** @type {HTMLElement} */ (name);
       const at = Number(dataset.place);
       const tint = tintOf(at);
-      style.backgroundColor = tint?.background ?? "";
-      style.color = tint?.ink ?? "";
+      style.backgroundColor = tint?.css ?? "";
+      style.color = tint?.onTop ?? "";
       classList.toggle("chosen", chosen !== null && at >= chosen[0] && at <= chosen[1]);
     }
   }

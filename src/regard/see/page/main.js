@@ -275,25 +275,41 @@ export class Page {
     );
   }
 
-  /** The legend of what is on the stage. @param {State} state */
-  explain(state) {
-    const { kind, kv_len } = this.recording.layers[state.layer];
-    const size = state.view === "map" ? (this.map.part?.size ?? 1) : 1;
-    const compared = state.view === "map" && isDifference(shown(state, this.recording.layers));
+  /** @param {State} state @returns {string} what a cell is */
+  unit(state) {
+    if (state.view === "segments") return "share of the attention of a part";
+    const { kind } = this.recording.layers[state.layer];
+    if (kind === "map") return "share between blocks of tokens";
+    const size = this.blockSize(state);
+    const compared = this.isCompared(state);
     let unit = compared ? "points more or less of a query’s attention" : "share of a query’s attention";
     if (size > 1) unit = `${compared ? "points more or less" : "share"} for each ${size} keys`;
     const held = coarsest(shown(state, this.recording.layers), this.recording.layers);
     if (state.view === "map" && held)
       unit += size < held.block ? `: ${meansName(held)}, not finer in this file` : `, ${errorName(held)}`;
-    if (kind === "map") unit = "share between blocks of tokens";
-    const segments = state.view === "segments";
-    if (segments) unit = "share of the attention of a part";
-    const scale = segments ? "linear" : state.scale;
+    return unit;
+  }
+
+  /** @param {State} state @returns {number} tokens of a cell on the stage, each way */
+  blockSize({ view }) {
+    return view === "map" ? (this.map.part?.size ?? 1) : 1;
+  }
+
+  /** @param {State} state @returns {boolean} is one head less another on the stage? */
+  isCompared(state) {
+    return state.view === "map" && isDifference(shown(state, this.recording.layers));
+  }
+
+  /** The legend of what is on the stage. @param {State} state */
+  explain(state) {
+    const { kv_len } = this.recording.layers[state.layer];
+    const unit = this.unit(state);
+    const scale = state.view === "segments" ? "linear" : state.scale;
     const name = [unit, scale, kv_len, this.look.name].join();
     if (name === this.legend) return;
     this.legend = name;
-    const ramp = compared ? this.look.differences : this.look.ramp;
-    drawLegend(part("legend"), scale, kv_len / size, unit, ramp);
+    const ramp = this.isCompared(state) ? this.look.differences : this.look.ramp;
+    drawLegend(part("legend"), scale, kv_len / this.blockSize(state), unit, ramp);
   }
 
   /** @param {Reading} reading */

@@ -1,15 +1,16 @@
 /** The large map: exact weights in tiles, coarse first, with a crosshair over it. */
 
 import { Axes } from "./axes.js";
-import { TILE } from "./blocks.js";
+import { edge, TILE } from "./blocks.js";
+import { rangesOf } from "./cells.js";
 import { tintOf } from "./colours.js";
-import { isDifference } from "./compare.js";
+import { isDifference, shownName } from "./compare.js";
 import { coarsest } from "./held.js";
 import { drawDistances } from "./distances.js";
 import { drawMinimap } from "./minimap.js";
 import { Mosaic, paletteOf, partOf, placesOf } from "./mosaic.js";
 import { digits, points } from "./numbers.js";
-import { smallPicture } from "./small.js";
+import { smallPicture, smallShares } from "./small.js";
 import { owner, placeName, Tiles } from "./tiles.js";
 
 /**
@@ -163,12 +164,37 @@ export class MapView {
   }
 
   draw() {
+    this.context.clearRect(0, 0, this.base.width, this.base.height);
+    const { isWhole, all } = this.drawMap(this.context, this.axes);
+    drawMinimap(this.mini, all, /** @type {Frame} */ (this.frame), this.info(), this.page.look.ink);
+    this.point();
+    this.tell();
+    this.mark(isWhole);
+    if (this.mosaic.unfinished) requestAnimationFrame(() => this.refresh());
+  }
+
+  /** What draws this map in a picture: its cells, its words and its crosshair. @returns {import("./painter.js").Drawers} */
+  drawers() {
+    const axes = /** @param {CanvasRenderingContext2D} context */ (context) => {
+      const own = new Axes(context);
+      own.setLimit(this.axes.limit);
+      return own;
+    };
+    return new Map([
+      [this.base, (context) => void this.drawMap(context, axes(context))],
+      [this.over, (context) => this.drawCross(context, axes(context))],
+    ]);
+  }
+
+  /**
+   * @param {CanvasRenderingContext2D} context @param {Axes} axes on it
+   * @returns {{isWhole: boolean, all: HTMLCanvasElement | null}} is it there in full, and a picture of the whole
+   */
+  drawMap(context, axes) {
     const frame = /** @type {Frame} */ (this.frame);
     const part = /** @type {Part} */ (this.part);
     const { state } = this.page.store;
     const { look } = this.page;
-    const { context } = this;
-    context.clearRect(0, 0, this.base.width, this.base.height);
     context.save();
     context.beginPath();
     context.rect(frame.left, frame.top, frame.width, frame.height);
@@ -181,18 +207,14 @@ export class MapView {
     // A mean of a block in each of its cells would look like their weights.
     const isFine = (coarsest(this.which, this.page.recording.layers)?.block ?? 1) === 1;
     if (isWhole && isFine && part.level === 0 && frame.cellWidth >= NUMBERS)
-      this.drawNumbers(palette(this.info().kv_len));
+      this.drawNumbers(context, palette(this.info().kv_len));
     if (state.distances) drawDistances(context, frame, this.page.atlas.diagonal(this.which), look.ink);
     context.restore();
     context.strokeStyle = look.ink.line;
     context.lineWidth = 1;
     context.strokeRect(frame.left - 0.5, frame.top - 0.5, frame.width + 1, frame.height + 1);
-    this.axes.draw(frame, /** @type {Token[]} */ (this.queries), /** @type {Token[]} */ (this.keys), look.ink);
-    drawMinimap(this.mini, all, frame, this.info(), look.ink);
-    this.point();
-    this.tell();
-    this.mark(isWhole);
-    if (this.mosaic.unfinished) requestAnimationFrame(() => this.refresh());
+    axes.draw(frame, /** @type {Token[]} */ (this.queries), /** @type {Token[]} */ (this.keys), look.ink);
+    return { isWhole, all };
   }
 
   /** Says when all that is wanted is on the stage. @param {boolean} isWhole */
@@ -204,18 +226,20 @@ export class MapView {
     else this.holder.dataset.ready = isWhole && !this.mosaic.unfinished ? name : "";
   }
 
-  /** Shares in percent inside cells that are large enough. @param {import("./mosaic.js").Palette} palette */
-  drawNumbers({ ramp, at }) {
+  /**
+   * Shares in percent inside cells that are large enough.
+   * @param {CanvasRenderingContext2D} context @param {import("./mosaic.js").Palette} palette
+   */
+  drawNumbers(context, { ramp, at }) {
     if (this.page.store.state.scale === "row") return;
     const frame = /** @type {Frame} */ (this.frame);
     const { top, bottom, left, right } = /** @type {Part} */ (this.part);
-    const { context } = this;
     context.font = `${frame.cellWidth < 50 ? 11 : 12}px ${getComputedStyle(document.body).getPropertyValue("--mono")}`;
     context.textAlign = "center";
     context.textBaseline = "middle";
     for (let query = top; query < bottom; query++) {
       for (let key = left; key < right; key++) {
-        const weight = this.weightAt(query, key);
+        const weight = this.cellAt(query, key) ?? NaN;
         context.fillStyle = weight === 0 ? this.page.look.ink.line : tintOf(ramp, at(weight)).onTop;
         const x = frame.left + (key + 0.5 - frame.column) * frame.cellWidth;
         const y = frame.top + (query + 0.5 - frame.row) * frame.cellHeight;
@@ -224,20 +248,62 @@ export class MapView {
     }
   }
 
-  /** @param {number} query @param {number} key @returns {number} of a tile that is there, at level 0 */
-  weightAt(query, key) {
-    const [row, column] = [Math.floor(query / TILE), Math.floor(key / TILE)];
-    const tile = this.tiles.find(this.tileName({ level: 0, row, column }));
-    return tile ? tile.values[(query - row * TILE) * tile.width + key - column * TILE] : NaN;
+  /**
+   * What a cell of the level on the stage shows: of its queries the mean share that its keys get together.
+   * @param {number} down @param {number} right @returns {number | null} null: not there yet
+   */
+  cellAt(down, right) {
+    const { level, size } = /** @type {Part} */ (this.part);
+    const [row, column] = [Math.floor(down / TILE), Math.floor(right / TILE)];
+    const tile = this.tiles.find(this.tileName({ level, row, column }));
+    if (!tile) return null;
+    const mean = tile.values[(down - row * TILE) * tile.width + right - column * TILE];
+    return mean * Math.min(size, this.info().kv_len - right * size);
   }
 
-  /** The crosshair over the pointed or chosen cell, its two tokens named. */
+  /** The cells on the stage. @returns {import("./cells.js").Grid} */
+  grid() {
+    const { q_len, kv_len, kind } = this.info();
+    const name = shownName(this.which, this.page.recording.layers);
+    if (kind === "map") {
+      const { rows, columns } = this.page.maps[this.which.layer];
+      const shares = smallShares(this.page, this.which, this.page.store.state.scale === "row");
+      return {
+        name,
+        rows: rangesOf(0, rows, (at) => edge(at, q_len, rows)),
+        columns: rangesOf(0, columns, (at) => edge(at, kv_len, columns)),
+        at: (row, column) => shares?.[row * columns + column] ?? null,
+      };
+    }
+    const { size, top, bottom, left, right } = /** @type {Part} */ (this.part);
+    return {
+      name,
+      rows: rangesOf(top, bottom, (at) => Math.min(q_len, at * size)),
+      columns: rangesOf(left, right, (at) => Math.min(kv_len, at * size)),
+      at: (row, column) => this.cellAt(top + row, left + column),
+    };
+  }
+
+  /** @returns {number} of how many queries one was asked; 1: the numbers are exact */
+  sampled() {
+    const { kept } = this.tiles;
+    const samples = this.tiles.wanted.slice(0, this.onStage).map(({ name }) => kept.get(name));
+    return Math.max(1, ...samples.map((tile) => (tile?.exact === false ? (tile.sampled ?? 1) : 1)));
+  }
+
   point() {
-    const frame = this.frame;
-    if (!frame) return;
+    if (!this.frame) return;
+    this.overContext.clearRect(0, 0, this.over.width, this.over.height);
+    this.drawCross(this.overContext, this.overAxes);
+  }
+
+  /**
+   * The crosshair over the pointed or chosen cell, its two tokens named.
+   * @param {CanvasRenderingContext2D} context @param {Axes} axes on it
+   */
+  drawCross(context, axes) {
+    const frame = /** @type {Frame} */ (this.frame);
     const { ink } = this.page.look;
-    const context = this.overContext;
-    context.clearRect(0, 0, this.over.width, this.over.height);
     const { query, key } = this.page.cell();
     const { left, top, width, height, cellWidth, cellHeight } = frame;
     const [x, y] = [left + (key - frame.column) * cellWidth, top + (query - frame.row) * cellHeight];
@@ -269,21 +335,22 @@ export class MapView {
       context.strokeRect(x - grown, y - grown, cellWidth + 2 * grown, cellHeight + 2 * grown);
       context.restore();
     }
-    this.nameCell(frame, onMap.row ? query : null, onMap.column ? key : null);
+    this.nameCell(axes, onMap.row ? query : null, onMap.column ? key : null);
   }
 
-  /** @param {Frame} frame @param {number | null} query @param {number | null} key */
-  nameCell(frame, query, key) {
+  /** @param {Axes} axes @param {number | null} query @param {number | null} key */
+  nameCell(axes, query, key) {
+    const frame = /** @type {Frame} */ (this.frame);
     const { ink } = this.page.look;
     const queries = /** @type {Token[]} */ (this.queries);
     const keys = /** @type {Token[]} */ (this.keys);
     if (query !== null) {
-      this.overAxes.coverQueries(frame, query, ink);
-      this.overAxes.queryLabel(frame, queries[query], query, frame.cellHeight < 16, ink, true);
+      axes.coverQueries(frame, query, ink);
+      axes.queryLabel(frame, queries[query], query, frame.cellHeight < 16, ink, true);
     }
     if (key !== null) {
-      this.overAxes.coverKeys(frame, key, ink);
-      this.overAxes.keyLabel(frame, keys[key], key, frame.cellWidth < 16, ink, true);
+      axes.coverKeys(frame, key, ink);
+      axes.keyLabel(frame, keys[key], key, frame.cellWidth < 16, ink, true);
     }
   }
 

@@ -7,6 +7,10 @@ import { SvgContext } from "./svg.js";
  * @property {CanvasRenderingContext2D} context
  * @property {number} left of the root, in the window
  * @property {number} top
+ * @property {Drawers} drawers
+ *
+ * @typedef {Map<Element, (context: CanvasRenderingContext2D) => void>} Drawers canvases that draw
+ *   themselves anew, their words as words; the others are copied pixel by pixel
  */
 
 const NOTHING = "rgba(0, 0, 0, 0)";
@@ -14,14 +18,16 @@ const NOTHING = "rgba(0, 0, 0, 0)";
 /**
  * @param {HTMLElement} root
  * @param {CanvasRenderingContext2D} context with the root's upper left corner at 0, 0
+ * @param {Drawers} [drawers]
  */
-export function paint(root, context) {
+export function paint(root, context, drawers = new Map()) {
   const { left, top } = root.getBoundingClientRect();
-  walk(root, { context, left, top }, root.getBoundingClientRect());
+  walk(root, { context, left, top, drawers }, root.getBoundingClientRect());
 }
 
 /** @param {Element} element @param {Pen} pen @param {DOMRect} window what scrolled parts leave to see */
 function walk(element, pen, window) {
+  if (!(element instanceof HTMLElement || element instanceof SVGElement)) return;
   const style = getComputedStyle(element);
   const box = element.getBoundingClientRect();
   if (style.visibility === "hidden" || style.display === "none") return;
@@ -34,15 +40,39 @@ function walk(element, pen, window) {
   if (element instanceof SVGElement) {
     if (element instanceof SVGGeometryElement) shape(element, style, pen);
   } else if (meets(box, window)) {
-    boxOf(box, style, pen);
+    for (const part of element.getClientRects()) boxOf(part, style, pen);
+    if (element.dataset.share) above(element, pen);
   }
-  if (element instanceof HTMLCanvasElement && box.width > 0 && meets(box, window))
-    context.drawImage(element, box.left - left, box.top - top, box.width, box.height);
+  if (element instanceof HTMLCanvasElement && box.width > 0 && meets(box, window)) {
+    context.imageSmoothingEnabled = style.imageRendering !== "pixelated";
+    copy(element, box, pen);
+  }
   for (const child of element.childNodes) {
     if (child instanceof Element) walk(child, pen, inside);
     else if (child instanceof Text) words(child, style, pen, inside);
   }
   context.restore();
+}
+
+/** @param {HTMLCanvasElement} canvas @param {DOMRect} box @param {Pen} pen */
+function copy(canvas, box, { context, left, top, drawers }) {
+  const draw = drawers.get(canvas);
+  context.save();
+  context.translate(box.left - left, box.top - top);
+  if (draw) draw(context);
+  else context.drawImage(canvas, 0, 0, box.width, box.height);
+  context.restore();
+}
+
+/** The number that the style sheet puts above a word. @param {HTMLElement} element @param {Pen} pen */
+function above(element, { context, left, top }) {
+  const style = getComputedStyle(element, "::before");
+  const [box] = element.getClientRects();
+  context.font = `${style.fontWeight} ${style.fontSize} ${style.fontFamily}`;
+  context.fillStyle = style.color;
+  context.textAlign = "left";
+  context.textBaseline = "bottom";
+  context.fillText(element.dataset.share ?? "", box.left - left, box.top - top + 1);
 }
 
 /** @param {DOMRect} box @param {CSSStyleDeclaration} style @param {Pen} pen */
@@ -113,7 +143,7 @@ function shape(element, style, { context, left, top }) {
   const placed = new DOMMatrix().translate(-left, -top).multiply(matrix);
   const [fill, stroke] = [style.fill, style.stroke];
   if (context instanceof SvgContext) {
-    const { a, b, c, d, e, f } = placed;
+    const { a, b, c, d, e, f } = context.transform.multiply(placed);
     const look = `fill="${fill}" fill-opacity="${style.fillOpacity}" stroke="${stroke}" stroke-opacity="${style.strokeOpacity}" stroke-width="${Number.parseFloat(style.strokeWidth)}"`;
     context.put(`<path d="${path}" ${look} transform="matrix(${[a, b, c, d, e, f].join(" ")})"/>`);
     return;

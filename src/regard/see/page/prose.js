@@ -3,6 +3,7 @@
 import { Flow } from "./flow.js";
 import { heldAside } from "./held_words.js";
 import { share } from "./numbers.js";
+import { strongest } from "./reading.js";
 
 /**
  * @typedef {import("./tokens.js").Token} Token
@@ -69,8 +70,10 @@ export class Prose {
     const aside = heldAside(reading, looks ? "row" : "column", this.page.recording.layers);
     // A tint points at words; on a log scale nearly every word would have one.
     const relative = scale !== "linear";
-    const highest = relative ? weights.reduce((a, b) => Math.max(a, b), 0) : 1;
-    this.caption.textContent = `Full tint: ${share(highest)}${relative ? ", the strongest" : ""}${aside}`;
+    const highest = relative ? weights[strongest(weights)] : 1;
+    const full = `Full tint: ${share(highest)}${relative ? ", the strongest" : ""}${aside}`;
+    const isSpoilt = weights.some(Number.isNaN);
+    this.caption.textContent = Number.isNaN(highest) ? "Not numbers (NaN)" : `${full}${isSpoilt ? "; grey: not numbers (NaN)" : ""}`;
     const [tinted, other] = looks ? [keys, queries] : [queries, keys];
     if (other !== tinted) other.clear();
     tinted.tint(weights, highest, this.page.look.ramp);

@@ -2,6 +2,7 @@
 
 import { level } from "./colours.js";
 import { share } from "./numbers.js";
+import { isolated } from "./tokens.js";
 
 const LEAST = 0.01; // thinner ribbons are not drawn
 const LINE = 22; // pixels of a part's own line at least
@@ -54,7 +55,7 @@ export function ribbons({ queries, keys, values: shares, look, width, height }) 
         "data-column": column,
       });
       const title = node("title", {});
-      title.textContent = `${query.name} → ${key.name}: ${share(value)}`;
+      title.textContent = `${isolated(query.name)} → ${isolated(key.name)}: ${share(value)}`;
       path.append(title);
       picture.append(path);
     });

@@ -9,6 +9,8 @@ import { SvgContext } from "./svg.js";
  */
 
 const SHARP = 2; // pixels of a PNG for each pixel of the page
+const MARGIN = 16; // pixels around a picture, and under its heading
+const HEAD = 42; // pixels of the title and of the line under it
 const TYPES = { png: "image/png", svg: "image/svg+xml", csv: "text/csv" };
 
 export class SaveMenu {
@@ -46,10 +48,10 @@ export class SaveMenu {
 
   /** @returns {Promise<Blob>} */
   png() {
-    const { width, height } = this.section().getBoundingClientRect();
+    const { width, height } = this.size();
     const canvas = document.createElement("canvas");
-    canvas.width = Math.ceil(width * SHARP);
-    canvas.height = Math.ceil(height * SHARP);
+    canvas.width = width * SHARP;
+    canvas.height = height * SHARP;
     const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
     context.scale(SHARP, SHARP);
     context.fillStyle = this.page.look.ink.ground;
@@ -62,8 +64,8 @@ export class SaveMenu {
 
   /** @returns {string} */
   svg() {
-    const { width, height } = this.section().getBoundingClientRect();
-    const picture = new SvgContext(Math.ceil(width), Math.ceil(height), this.page.look.ink.ground);
+    const { width, height } = this.size();
+    const picture = new SvgContext(width, height, this.page.look.ink.ground);
     this.draw(picture.asCanvas());
     return picture.text();
   }
@@ -74,16 +76,63 @@ export class SaveMenu {
     return `\ufeff${lines.map((cells) => cells.map(field).join(",")).join("\r\n")}\r\n`;
   }
 
+  /** @returns {{width: number, height: number}} of the picture */
+  size() {
+    const { width, height } = this.section().getBoundingClientRect();
+    return { width: Math.ceil(width) + 2 * MARGIN, height: Math.ceil(height + this.headHeight()) + 3 * MARGIN };
+  }
+
+  /** The title and what is seen, the scale beside them or, where that is narrow, under them. */
+  headHeight() {
+    const legend = this.legend().offsetHeight;
+    return this.isNarrow() ? HEAD + legend : Math.max(HEAD, legend);
+  }
+
+  /** @returns {boolean} is there no room for the scale beside the title? */
+  isNarrow() {
+    return this.section().offsetWidth < 2 * this.legend().offsetWidth;
+  }
+
   /** @param {CanvasRenderingContext2D} context */
   draw(context) {
+    const section = this.section();
+    const legend = this.legend();
     const view = this.page.views.now();
-    if (view?.drawOn) view.drawOn(context);
-    else paint(this.section(), context);
+    const right = section.offsetWidth - legend.offsetWidth;
+    context.translate(MARGIN, MARGIN);
+    this.head(context, this.isNarrow() ? section.offsetWidth : right - MARGIN);
+    context.save();
+    context.translate(this.isNarrow() ? 0 : right, this.isNarrow() ? HEAD : 0);
+    paint(legend, context);
+    context.restore();
+    context.translate(0, this.headHeight() + MARGIN);
+    paint(section, context, view?.drawers?.());
+  }
+
+  /** @param {CanvasRenderingContext2D} context @param {number} width */
+  head(context, width) {
+    const { ink } = this.page.look;
+    const family = getComputedStyle(document.body).fontFamily;
+    const text = /** @param {string} id */ (id) => document.getElementById(id)?.textContent;
+    const said = [this.page.views.now()?.caption?.(), text("about")].filter(Boolean).join(" · ");
+    context.textAlign = "left";
+    context.textBaseline = "top";
+    context.font = `600 14px ${family}`;
+    context.fillStyle = ink.ink;
+    context.fillText(fitted(context, text("title") ?? "", width), 0, 0);
+    context.font = `12px ${family}`;
+    context.fillStyle = ink.grey;
+    context.fillText(fitted(context, said, width), 0, 22);
   }
 
   /** @returns {HTMLElement} */
   section() {
     return /** @type {HTMLElement} */ (document.getElementById(`view-${this.page.store.state.view}`));
+  }
+
+  /** @returns {HTMLElement} the scale, where the view shows one */
+  legend() {
+    return /** @type {HTMLElement} */ (document.getElementById("legend"));
   }
 
   /** @returns {string} letters, digits and dashes only, whatever the title says */
@@ -96,6 +145,13 @@ export class SaveMenu {
       .slice(0, 40);
     return [title || "attention", view, ...(view === "overview" ? [] : [`layer-${layer}-head-${head}`])].join("-");
   }
+}
+
+/** @param {CanvasRenderingContext2D} context @param {string} text @param {number} width @returns {string} */
+function fitted(context, text, width) {
+  const letters = [...text];
+  while (letters.length > 1 && context.measureText(letters.join("")).width > width) letters.splice(-2, 2, "…");
+  return letters.join("");
 }
 
 /**

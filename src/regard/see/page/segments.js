@@ -17,9 +17,11 @@ import { missing } from "./held_words.js";
 import { counted, digits, share } from "./numbers.js";
 import { parted } from "./parts.js";
 import { ribbons } from "./ribbons.js";
+import { isolated } from "./tokens.js";
 
 const ASKED = ["layer", "head", "hidden", "parts", "pattern", "of"];
 const NUMBERED = 14; // columns that have room for their numbers
+const FIFTH = 5;
 const MEANS = { head: "this head", layer: "this layer", all: "all layers" };
 const WAYS = { sentences: "sentences", lines: "lines", pattern: "pattern" };
 const FORMS = { table: "table", flows: "flows" };
@@ -140,11 +142,11 @@ export class SegmentsView {
     const table = document.createElement("table");
     table.classList.toggle("dense", keys.length > NUMBERED);
     const head = table.createTHead().insertRow();
-    head.append(headed("col", "gives to", "corner"), ...keys.map(({ name }, at) => headed("col", String(at + 1), "", name)));
+    head.append(headed("col", "gives to", "corner"), ...keys.map((_, at) => this.columnHead(keys, at)));
     const body = table.createTBody();
     queries.forEach(({ name }, row) => {
       const line = body.insertRow();
-      line.append(headed("row", `${row + 1} ${name}`, "", name));
+      line.append(headed("row", `${row + 1} ${isolated(name)}`, "", name));
       keys.forEach((_, column) => {
         const value = values[row * keys.length + column];
         const cell = line.insertCell();
@@ -161,13 +163,28 @@ export class SegmentsView {
     return table;
   }
 
+  /**
+   * The number of a part, and its name where no row has it; of many parts every fifth number.
+   * @param {Part[]} keys @param {number} at @returns {HTMLTableCellElement}
+   */
+  columnHead(keys, at) {
+    const { queries, keys: tokens } = this.page.axes(this.page.store.state.layer);
+    const { name } = keys[at];
+    const isNamed = queries !== tokens;
+    const isTold = isNamed || keys.length <= NUMBERED || (at + 1) % FIFTH === 0;
+    const said = `${at + 1}${isNamed ? ` ${isolated(name)}` : ""}`;
+    const cell = headed("col", isTold ? said : "", isNamed ? "upright" : "", name);
+    cell.setAttribute("aria-label", `${at + 1} ${name}`);
+    return cell;
+  }
+
   /** @param {EventTarget | null} target a cell or a ribbon */
   say(target) {
     const { row, column } = /** @type {HTMLElement | SVGElement} */ (target).dataset;
     if (!this.found || row === undefined || column === undefined) return this.tell();
     const { queries, keys, values } = this.found;
     const value = values[Number(row) * keys.length + Number(column)];
-    const [from, to] = [queries[Number(row)].name, keys[Number(column)].name];
+    const [from, to] = [isolated(queries[Number(row)].name), isolated(keys[Number(column)].name)];
     this.line.textContent = `“${from}” gives ${share(value)} of its attention to “${to}”, ${this.over()}.`;
   }
 
@@ -203,6 +220,12 @@ export class SegmentsView {
     event.preventDefault();
     event.stopPropagation();
     next?.focus();
+  }
+
+  /** @returns {string} */
+  caption() {
+    const over = this.over();
+    return over[0].toUpperCase() + over.slice(1);
   }
 
   /** @returns {(string | number)[][]} */

@@ -6,7 +6,7 @@ import { coarsest } from "./held.js";
 import { blockAt, heldSentence, heldValue, meansName, strongestBlocks } from "./held_words.js";
 import { counted, digits, full, points, share } from "./numbers.js";
 import { isMaskKnown } from "./softmax.js";
-import { isShortened, named, visible } from "./tokens.js";
+import { isolated, isShortened, named, visible } from "./tokens.js";
 import { rankOf, strongest, top } from "./reading.js";
 
 /**
@@ -39,7 +39,7 @@ function isRepeated(tokens, at) {
  * @param {Token[]} tokens @param {number} at @returns {string}
  */
 export function quoted(tokens, at) {
-  const name = named({ ...tokens[at], special: false });
+  const name = isolated(named({ ...tokens[at], special: false }));
   return isRepeated(tokens, at) ? `“${name}” (token ${at})` : `“${name}”`;
 }
 
@@ -50,7 +50,7 @@ export function quoted(tokens, at) {
 export function quotedRange(tokens, first, last) {
   if (last === null) return quoted(tokens, first);
   const text = tokens.slice(first, last + 1).map((token) => token.text);
-  return `“${named({ text: text.join(""), special: false }, 40)}” (${counted(text.length, "token")})`;
+  return `“${isolated(named({ text: text.join(""), special: false }, 40))}” (${counted(text.length, "token")})`;
 }
 
 /**
@@ -68,7 +68,7 @@ export function textSentence(reading, { queries, keys }, layers) {
   const means = held ? ` (${meansName(held)})` : "";
   const only = held && !reading.rest ? means : "";
   const looks = Number.isNaN(row[to])
-    ? `${quotedRange(queries, query, queryTo)}: ${NOT_NUMBERS}`
+    ? `${quotedRange(queries, query, queryTo)}: ${NOT_NUMBERS}${only}`
     : row[to] > 0
       ? `${quotedRange(queries, query, queryTo)} looks most at ${only ? blockAt(to, held?.block ?? 1, row.length).name : quoted(keys, to)}: ${share(row[to])}${mean}${only}`
       : `${quotedRange(queries, query, queryTo)} looks at nothing`;
@@ -94,8 +94,10 @@ export function sentence(reading, { queries, keys }, layers, isKnown) {
   const [from, to] = [quoted(queries, query), quoted(keys, key)];
   const where = headsName(reading, layers);
   const aside = hidden ? ", the first and the special tokens set aside" : "";
-  if (mask[key] && Number.isNaN(row[key])) return `${from}: ${NOT_NUMBERS}, ${where}${aside}.`;
-  if (isDifference(reading) && mask[key] && !coarsest(reading, layers)) {
+  const held = coarsest(reading, layers);
+  const only = held && !reading.rest ? ` (${meansName(held)})` : "";
+  if (mask[key] && Number.isNaN(row[key])) return `${from}: ${NOT_NUMBERS}${only}, ${where}${aside}.`;
+  if (isDifference(reading) && mask[key] && !held) {
     const much = `${digits(Math.abs(row[key]) * 100)} percentage points ${row[key] < 0 ? "less" : "more"} of its attention`;
     return `${from} gives ${to} ${much} in ${where} than in ${lessName(reading)}${aside}.`;
   }
@@ -105,7 +107,6 @@ export function sentence(reading, { queries, keys }, layers, isKnown) {
     const verb = !isKnown ? "gives nothing to" : hidden ? "is read without" : "may not attend to";
     return `${from} ${verb} ${to}, ${where}${aside}.`;
   }
-  const held = coarsest(reading, layers);
   if (held) return heldSentence(reading, held, { from, to, where });
   return `${from} gives ${share(row[key])} of its attention to ${to} (rank ${rank} of ${of}), ${where}${aside}.`;
 }
@@ -212,7 +213,8 @@ export class ReadingView {
       return row;
     });
     const body = document.createElement("tbody");
-    body.append(...(rows.length > 0 ? rows : [note("nothing")]));
+    if (rows.length === 0) rows.push(note(means.some(Number.isNaN) ? "not numbers (NaN)" : "nothing"));
+    body.append(...rows);
     table.replaceChildren(name, body);
   }
 
@@ -245,7 +247,7 @@ export class ReadingView {
     if (!token || this.whole.dataset.text === token.text) return;
     this.whole.dataset.text = token.text;
     const [summary, body] = this.whole.children;
-    summary.textContent = `All ${counted(token.text.length, "character")} of “${named(token)}”`;
+    summary.textContent = `All ${counted(token.text.length, "character")} of “${isolated(named(token))}”`;
     body.textContent = visible(token.text, "\n\t");
   }
 }

@@ -3,19 +3,33 @@
 import { pixelOf } from "./colours.js";
 
 /**
- * @param {Pick<import("./main.js").Page, "maps" | "recording">} page
- * @param {import("./blend.js").Which} which
- * @param {boolean} byRow each row is divided by its highest cell
- * @param {(blocks: number) => import("./mosaic.js").Palette} palette
- * @returns {HTMLCanvasElement | null} a pixel for each cell; null: not known yet
+ * @typedef {Pick<import("./main.js").Page, "maps" | "recording">} Page
+ * @typedef {import("./blend.js").Which} Which
  */
-export function smallPicture({ maps, recording }, { layer, head, terms }, byRow, palette) {
+
+/**
+ * @param {Page} page @param {Which} which @param {boolean} byRow each row is divided by its highest cell
+ * @returns {Float32Array | null} what each cell receives; null: not known yet
+ */
+export function smallShares({ maps, recording }, { layer, head, terms }, byRow) {
   const { rows, columns } = maps[layer];
   const sum = new Float32Array(rows * columns);
   for (const term of terms ?? [{ layer, head, factor: 1 }]) {
     if (!recording.layers[term.layer].overview) return null;
     addMap(sum, maps[term.layer], term, byRow);
   }
+  return sum;
+}
+
+/**
+ * @param {Page} page @param {Which} which @param {boolean} byRow
+ * @param {(blocks: number) => import("./mosaic.js").Palette} palette
+ * @returns {HTMLCanvasElement | null} a pixel for each cell; null: not known yet
+ */
+export function smallPicture(page, which, byRow, palette) {
+  const { rows, columns } = page.maps[which.layer];
+  const sum = smallShares(page, which, byRow);
+  if (!sum) return null;
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [columns, rows];
   const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
@@ -33,7 +47,7 @@ export function smallPicture({ maps, recording }, { layer, head, terms }, byRow,
 function addMap(sum, { rows, columns, shares }, { head, factor }, byRow) {
   for (let row = 0; row < rows; row++) {
     const cells = shares.subarray((head * rows + row) * columns, (head * rows + row + 1) * columns);
-    const divisor = byRow ? Math.max(...cells) || 1 : 1;
+    const divisor = byRow ? cells.reduce((most, share) => (share > most ? share : most), 0) || 1 : 1;
     cells.forEach((share, column) => (sum[row * columns + column] += (factor * share) / divisor));
   }
 }

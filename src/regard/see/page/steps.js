@@ -3,6 +3,7 @@
  * for each step. Every number tells the sum that made it, when pointed at or reached by the arrows.
  */
 
+import { headline } from "./compare.js";
 import { isWhole } from "./held.js";
 import { missing } from "./held_words.js";
 import { counted, grouped, share } from "./numbers.js";
@@ -302,6 +303,12 @@ export class StepsView {
     this.steps?.rows.forEach((step, i) => {
       this.grid.querySelector(`[data-row="${i}"]`)?.classList.toggle("chosen", step.key === key);
     });
+  }
+
+  /** @returns {string} */
+  caption() {
+    const { layer, head, hidden } = this.page.store.state;
+    return headline({ layer, head, hidden }, this.page.recording.layers);
   }
 
   /** @returns {(string | number)[][]} the numbers shown; the first row names the columns */

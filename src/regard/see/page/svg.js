@@ -18,6 +18,7 @@ const STYLE = /** @type {const} */ ([
   "textAlign",
   "textBaseline",
   "letterSpacing",
+  "dashes",
   "imageSmoothingEnabled",
   "imageSmoothingQuality",
   "transform",
@@ -40,6 +41,7 @@ export class SvgContext {
     this.lineWidth = this.globalAlpha = 1;
     this.font = "10px sans-serif";
     this.letterSpacing = "0px";
+    /** @type {number[]} */ this.dashes = [];
     /** @type {CanvasTextAlign} */ this.textAlign = "start";
     /** @type {CanvasTextBaseline} */ this.textBaseline = "alphabetic";
     this.imageSmoothingEnabled = true;
@@ -83,6 +85,11 @@ export class SvgContext {
   /** @param {number} x @param {number} y */
   scale(x, y) {
     this.transform = this.transform.scale(x, y);
+  }
+
+  /** @param {number[]} dashes */
+  setLineDash(dashes) {
+    this.dashes = dashes;
   }
 
   beginPath() {
@@ -155,7 +162,8 @@ export class SvgContext {
     const [, weight, family] = /^(?:(\d+|bold) )?\S*px(?:\/\S+)? (.*)$/.exec(this.font) ?? [];
     const font = `font-size="${size}" font-family="${escaped(family ?? "sans-serif")}"${weight ? ` font-weight="${weight}"` : ""}`;
     const at = `x="${short(x)}" y="${short(y + BELOW[this.textBaseline] * size)}" text-anchor="${ANCHORS[this.textAlign]}"`;
-    const look = `${at} fill="${this.fillStyle}" ${font} xml:space="preserve"${squeezed}`;
+    const spaced = Number.parseFloat(this.letterSpacing) ? ` letter-spacing="${this.letterSpacing}"` : "";
+    const look = `${at} fill="${this.fillStyle}" ${font}${spaced} xml:space="preserve"${squeezed}`;
     this.put(`<text ${look}${this.placed()}>${escaped(text)}</text>`);
   }
 
@@ -202,7 +210,8 @@ export class SvgContext {
 
   /** @returns {string} */
   stroked() {
-    return ` stroke="${this.strokeStyle}" stroke-width="${short(this.lineWidth)}"`;
+    const dashed = this.dashes.length > 0 ? ` stroke-dasharray="${this.dashes.join(" ")}"` : "";
+    return ` stroke="${this.strokeStyle}" stroke-width="${short(this.lineWidth)}"${dashed}`;
   }
 }
 

@@ -4,7 +4,8 @@
  * two texts of a pair or of cross-attention face each other; few tokens have lines between them.
  */
 
-import { shown } from "./compare.js";
+import { level, tintOf } from "./colours.js";
+import { headline, shown } from "./compare.js";
 import { Flow } from "./flow.js";
 import { heldAside } from "./held_words.js";
 import { Lines, MOST_LINED } from "./lines.js";
@@ -312,7 +313,8 @@ export class TextView {
     const isPair = shows === "side";
     const here = isPair && this.page.store.state.side === "looks" ? `Together ${share(sum)}. ` : "";
     const full = Number.isNaN(highest) ? "Not numbers (NaN)" : `Full tint: ${share(highest)}, the strongest${aside}`;
-    caption.textContent = `${here}${full}`;
+    const grey = !Number.isNaN(highest) && part.some(Number.isNaN) ? "; grey: not numbers (NaN)" : "";
+    caption.textContent = `${here}${full}${grey}`;
   }
 
   /** The lines, and the tints of their names. @param {Reading} reading */
@@ -324,10 +326,10 @@ export class TextView {
     const axis = this.isolated;
     this.lines.isolate(axis ?? "query", axis === null ? null : axis === "query" ? asked : given);
     const tints = (/** @type {Float32Array | null} */ weights) => {
-      const highest = weights?.reduce((a, b) => Math.max(a, b), 0) ?? 0;
+      const highest = weights ? weights[strongest(weights)] : 0;
       return (/** @type {number} */ at) => {
-        const level = weights && highest > 0 ? Math.round((255 * weights[at]) / highest) : 0;
-        return level === 0 ? null : { background: ramp.css[level], ink: ramp.onTop[level] };
+        const tint = weights ? level(weights[at], "row", 0, highest) : 0;
+        return tint === 0 ? null : tintOf(ramp, tint);
       };
     };
     this.lines.tint("key", tints(axis === "key" ? null : row), axis === "key" ? given : null);
@@ -355,6 +357,12 @@ export class TextView {
       .catch((error) => {
         if (wanted === this.matrix) this.page.damaged(error);
       });
+  }
+
+  /** @returns {string} */
+  caption() {
+    const { layers } = this.page.recording;
+    return headline(shown({ ...this.page.store.state, compare: "alone" }, layers), layers);
   }
 
   /** @returns {(string | number)[][]} the numbers shown; the first row names the columns */

@@ -89,6 +89,16 @@ export function named(token, length = 28) {
   return text.length > length ? `${cut(text, length - 1)}…` : text;
 }
 
+const FROM_THE_RIGHT = /[\p{Script=Hebrew}\p{Script=Arabic}\p{Script=Syriac}\p{Script=Thaana}\p{Script=Nko}]/u;
+
+/**
+ * A name inside a sentence: one that is written from right to left turns nothing around it.
+ * @param {string} name without invisible characters @returns {string}
+ */
+export function isolated(name) {
+  return FROM_THE_RIGHT.test(name) ? `\u2068${name}\u2069` : name;
+}
+
 /** @param {string} text @returns {string} a name for a token without a visible character */
 function blank(text) {
   if (text === "") return "∅";

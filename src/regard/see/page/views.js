@@ -10,8 +10,8 @@
  * @property {(down: number, right: number, extends_: boolean) => void} [move] the arrows, where they
  *   do not move the crosshair
  * @property {() => (string | number)[][]} [table] the numbers shown; the first row names the columns
- * @property {(context: CanvasRenderingContext2D) => void} [drawOn] draws what is shown, where
- *   canvases of the page are not enough: axes with their text
+ * @property {() => string} [caption] what is seen, in words, for a picture of it
+ * @property {() => import("./painter.js").Drawers} [drawers] what draws itself in a picture
  */
 
 export class Views {
