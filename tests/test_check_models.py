@@ -87,10 +87,32 @@ def test_a_mistake_is_told_in_whatever_layer_it_is(model: nn.Module, where: str)
 def test_a_model_of_right_attentions_is_right() -> None:
     report = regard.check(Language(Attention(), Attention(causal=True)))
     assert (report.verdict, report.findings) == ("right", ())
-    assert (
-        report.read_as
-        == "numbers of tokens, judged by its attentions, one of each class: model.layers.0"
+    assert report.read_as == (
+        "numbers of tokens, judged by its attentions, one of each kind: model.layers.0, "
+        "model.layers.1"
     )
+
+
+def test_two_of_one_class_that_are_set_up_otherwise_are_both_judged() -> None:
+    report = regard.check(Model(Attention(), Attention(0.5)))
+    assert "one of each kind: layers.0, layers.1" in report.read_as
+    [finding] = report.faults
+    assert (finding.name, finding.detail[:9]) == ("wrong-scale", "In layers")
+    assert "layers.1" in finding.detail
+
+
+class Numbered(Attention):
+    """As transformers count their layers, and a mask as a buffer."""
+
+    def __init__(self, layer_idx: int) -> None:
+        super().__init__()
+        self.layer_idx = layer_idx
+        self.register_buffer("mask", torch.ones(TOKENS, TOKENS).tril())
+
+
+def test_layers_that_differ_in_their_number_alone_are_of_one_kind() -> None:
+    report = regard.check(Model(*(Numbered(n) for n in range(3)), Attention()))
+    assert report.read_as.endswith("one of each kind: layers.0, layers.3")
 
 
 def test_a_model_that_is_meant_to_be_causal_is_asked_as_a_whole() -> None:

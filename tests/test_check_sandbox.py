@@ -91,6 +91,30 @@ def test_a_file_with_one_attention_needs_no_name() -> None:
     assert check_apart(write("mine.py", RIGHT)).exit_code == 0
 
 
+def test_each_attention_of_a_file_is_checked_where_none_is_named() -> None:
+    unscaled = RIGHT.replace("def attention", "def unscaled").replace(" / q.shape[-1] ** 0.5", "")
+    target = write("mine.py", f"{MODULE}\n{RIGHT}\n{unscaled}")
+    checked = check_apart(target, {"embed_dim": 16, "num_heads": 4})
+    verdicts = {report["name"]: report["verdict"] for report in checked.reports}
+    assert verdicts == {"SelfAttention": "right, but", "attention": "right", "unscaled": "wrong"}
+    assert (checked.troubles, checked.exit_code) == ((), 1)
+
+
+def test_what_cannot_be_built_is_said_and_the_others_are_checked() -> None:
+    checked = check_apart(write("mine.py", f"{MODULE}\n{RIGHT}"))
+    assert [report["name"] for report in checked.reports] == ["attention"]
+    [said] = checked.troubles
+    assert said.startswith("SelfAttention has no value for embed_dim, num_heads;")
+    assert checked.exit_code == 2
+
+
+def test_an_option_that_none_of_several_takes_is_refused() -> None:
+    target = write("mine.py", f"{MODULE}\n{RIGHT}")
+    checked = check_apart(target, {"n_heads": 4})
+    assert all(" has no argument n_heads;" in said for said in checked.troubles)
+    assert len(checked.troubles) == 2
+
+
 def test_a_file_of_a_package_imports_its_neighbours() -> None:
     write("package/__init__.py", "")
     write("package/layers/__init__.py", "")
@@ -151,19 +175,11 @@ def test_a_module_made_in_the_file_is_checked_as_it_is() -> None:
             id="nothing-that-can-be-called",
         ),
         pytest.param(
-            f"{RIGHT}\ndef again(q, k, v):\n    return q.softmax(-1)\n",
-            "mine.py",
-            {},
-            "mine.py holds attention, again; check takes one attention of a file.\n"
-            "    Say which: regard check mine.py:attention",
-            id="a-file-with-two",
-        ),
-        pytest.param(
             "x = 1",
             "mine.py",
             {},
-            "mine.py holds no class or function with a softmax; check takes one attention of a "
-            "file.\n    Say which: regard check mine.py:NAME",
+            "mine.py holds no class or function with a softmax; check takes attention.\n"
+            "    Say what to check: regard check mine.py:NAME",
             id="a-file-with-none",
         ),
     ],

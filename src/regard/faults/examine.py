@@ -33,7 +33,7 @@ def check(thing: object, *args: Any, causal: bool | None = None, **options: Any)
         thing: a module from embeddings (batch, tokens, dim), or (tokens, dim), to embeddings; a
             function of query, key and value; a function of given scores; or a class of modules.
             Of a model with attentions of several classes, or one that takes the numbers of tokens,
-            one attention of each class is judged alone.
+            one attention of each kind is judged alone.
         *args: for the class.
         causal: whether a token may attend to later ones: True where it must not, False where it
             may. None: both are right.
@@ -128,7 +128,7 @@ _MIXED = (
 
 
 def _by_parts(subject: Subject, inside: Mapping[str, nn.Module], causal: bool | None) -> Report:
-    """The report on a model with several attentions: each is judged alone, one of each class.
+    """The report on a model with several attentions: each is judged alone, one of each kind.
 
     Whether a token may attend to later ones may be decided outside of one that takes a mask, so
     that the whole model is asked.
@@ -166,7 +166,7 @@ def _by_parts(subject: Subject, inside: Mapping[str, nn.Module], causal: bool | 
         entry = fault(whole)
         findings.append(Finding(entry, entry.severity, None, None, "In the whole model."))
     findings.sort(key=lambda finding: (finding.severity == "note", finding.number))
-    read_as = f"{_taken(subject)}, judged by its attentions, one of each class: {', '.join(inside)}"
+    read_as = f"{_taken(subject)}, judged by its attentions, one of each kind: {', '.join(inside)}"
     return Report(given.name, tuple(findings), read_as, "\n".join(missing))
 
 

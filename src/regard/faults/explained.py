@@ -7,6 +7,7 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
+from regard.faults.between import manner_of
 from regard.faults.fit import Guess, Material, as_laid, attention_of, reproduces
 from regard.faults.material import materials, weighed
 from regard.faults.stages import Stages, found_stages
@@ -27,7 +28,8 @@ class Slope:
 
     Attributes:
         number: below 0 too.
-        is_free: whether a norm lies between, which hides what is right.
+        is_free: whether a norm lies between, which hides what is right, or each head has another;
+            then it is the least.
     """
 
     number: float
@@ -67,9 +69,13 @@ def slope_of(subject: Subject, stages: Stages, material: Material, guess: Guess)
             if len(told) < len(runs) or len({len(sight.steps) for sight in told}) > 1:
                 continue
             steps = [torch.cat(parts) for parts in zip(*(s.steps for s in told), strict=True)]
-            number = _product_of_slopes(steps)
-            if number is not None:
-                return Slope(number, any(sight.is_free for sight in told))
+            slopes = _product_of_slopes(steps)
+            if slopes is not None:
+                if is_met and manner_of(subject, stages) not in ("linear", "normed"):
+                    return None
+                least, most = float(slopes.min()), float(slopes.max())
+                is_free = abs(most - least) > 1e-3 * abs(most) or any(s.is_free for s in told)
+                return Slope(least, is_free)
     return None
 
 
@@ -119,27 +125,40 @@ def _cap(stages: Stages, count: int) -> Event | None:
     return told[-1] if told else None
 
 
-def _product_of_slopes(steps: list[Tensor]) -> float | None:
-    product = 1.0
-    for before, after in zip(steps[::2], steps[1::2], strict=True):
-        slope = _slope(before, after)
-        if slope is None:
+def _product_of_slopes(steps: list[Tensor]) -> Tensor | None:
+    """By what the first becomes the last, for each head."""
+    pairs = list(zip(steps[::2], steps[1::2], strict=True))
+    product = torch.ones(steps[0].shape[1], dtype=torch.float64)
+    for before, after in pairs:
+        slopes = _slopes(before, after, is_last=after is steps[-1])
+        if slopes is None:
             return None
-        product *= slope
+        product *= slopes
     return product
 
 
-def _slope(before: Tensor, after: Tensor) -> float | None:
-    """The one number by which ``after`` follows what changes in ``before`` between samples."""
+def _slopes(before: Tensor, after: Tensor, *, is_last: bool) -> Tensor | None:
+    """For each head the number by which ``after`` follows what changes in ``before``.
+
+    Between samples. What goes into the softmax may be shifted, each row by a number of its own.
+    """
     is_open = after > _MASKED
     if len(after) < 2 or not bool((is_open == is_open[:1]).all()):
         return None
-    mine, theirs = (
-        (tensor[1:] - tensor[:1])[is_open[1:]] for tensor in (before, after.clamp(min=_MASKED))
-    )
-    if mine.numel() < 2 or not bool(mine.any()):
+    sides = before, after.clamp(min=_MASKED)
+    if is_last:
+        sides = tuple(side - _mean(side, is_open) for side in sides)
+    moves = [(side[1:] - side[:1]).masked_fill(~is_open[1:], 0) for side in sides]
+    mine, theirs = (move.transpose(0, 1).flatten(1) for move in moves)  # (heads, changes)
+    if mine.shape[1] < 2 or not bool(mine.any(-1).all()):
         return None
-    slope = float((mine @ theirs) / (mine @ mine))
+    slopes = (mine * theirs).sum(-1) / mine.square().sum(-1)
     largest = float(theirs.abs().max())
-    fits = float((theirs - slope * mine).abs().max()) <= _TOLERANCE * largest
-    return slope if fits and slope != 0 else None
+    fits = float((theirs - slopes[:, None] * mine).abs().max()) <= _TOLERANCE * largest
+    return slopes if fits and bool((slopes != 0).all()) else None
+
+
+def _mean(scores: Tensor, is_open: Tensor) -> Tensor:
+    """Of what is open in each row."""
+    total = scores.masked_fill(~is_open, 0).sum(-1, keepdim=True)
+    return total / is_open.sum(-1, keepdim=True).clamp(min=1)

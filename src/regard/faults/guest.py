@@ -20,7 +20,7 @@ from regard.faults.cells import namespace, read_cells, run_cell
 from regard.faults.examine import check
 from regard.faults.flows import Flows
 from regard.faults.report import Report
-from regard.faults.selection import attentions, check_options, named
+from regard.faults.selection import attentions, check_options, fitting_options, named
 from regard.faults.troubles import sentence
 
 __all__ = ["main"]
@@ -67,24 +67,27 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
     try:
         if path.suffix == ".ipynb":
             return _notebook(path, shown, request["name"], options)
-        return {"reports": [_file(path, shown, request["name"], options)], "troubles": []}
+        return _file(path, shown, request["name"], options)
     except BaseException as error:  # noqa: BLE001  # SystemExit and KeyboardInterrupt too
         return {"error": sentence(error, path, shown)}
 
 
 def _file(path: Path, shown: str, name: str | None, options: dict[str, Any]) -> dict[str, Any]:
     module = imported(path)
-    if name is None:
-        found = attentions(module)
-        if len(found) != 1:
-            names = ", ".join(found)
-            what = f"holds {names}" if found else "holds no class or function with a softmax"
-            raise RegardError(
-                f"{shown} {what}; check takes one attention of a file.\n"
-                f"    Say which: regard check {shown}:{next(iter(found), 'NAME')}"
-            )
-        name = next(iter(found))
-    return _report(named(module, name, shown), name, shown, options)
+    if name is not None:
+        report = _report(named(module, name, shown), name, shown, options)
+        return {"reports": [report], "troubles": []}
+    found = attentions(module)
+    if not found:
+        raise RegardError(
+            f"{shown} holds no class or function with a softmax; check takes attention.\n"
+            f"    Say what to check: regard check {shown}:NAME"
+        )
+    if len(found) == 1:
+        [(name, thing)] = found.items()
+        return {"reports": [_report(thing, name, shown, options)], "troubles": []}
+    reports, troubles = _each(list(found.items()), path, shown, options)
+    return {"reports": reports, "troubles": troubles}
 
 
 def _notebook(path: Path, shown: str, name: str | None, options: dict[str, Any]) -> dict[str, Any]:
@@ -106,12 +109,9 @@ def _notebook(path: Path, shown: str, name: str | None, options: dict[str, Any])
     if name is not None:
         report = _report(named(module, name, shown), name, shown, options)
         return {"reports": [report], "troubles": []}
-    reports: list[dict[str, Any]] = []
-    for found, thing in [*replaced, *attentions(module).items()]:
-        try:
-            reports.append(_report(thing, found, shown, options))
-        except BaseException as error:  # noqa: BLE001  # the others are checked all the same
-            troubles.append(sentence(error, path, shown))
+    found = [*replaced, *attentions(module).items()]
+    reports, others = _each(found, path, shown, options)
+    troubles += others
     own = flows.report(path.name)
     if own is not None and (own.findings or not reports):
         reports.insert(0, _data(own))
@@ -121,6 +121,23 @@ def _notebook(path: Path, shown: str, name: str | None, options: dict[str, Any])
             "softmax.\n    Define one, or make one: layer = SelfAttention(16, 4)"
         )
     return {"reports": reports, "troubles": troubles}
+
+
+def _each(
+    found: list[tuple[str, Any]], path: Path, shown: str, options: dict[str, Any]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """A report on each, with those of the options that it takes; a sentence where none came."""
+    fitting = [fitting_options(thing, options) for _, thing in found]
+    used = {key for each in fitting for key in each}
+    reports: list[dict[str, Any]] = []
+    troubles: list[str] = []
+    for (name, thing), own in zip(found, fitting, strict=True):
+        own |= {key: value for key, value in options.items() if key not in used}  # to be refused
+        try:
+            reports.append(_report(thing, name, shown, own))
+        except BaseException as error:  # noqa: BLE001  # the others are checked all the same
+            troubles.append(sentence(error, path, shown))
+    return reports, troubles
 
 
 def _report(thing: Any, name: str, shown: str, options: dict[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,13 @@
-"""The attentions inside of a model: which of its modules hold them, one of each class."""
+"""The attentions inside of a model: which of its modules hold them, one of each kind."""
 
+import re
 from collections.abc import Iterator
+from typing import Any, cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from regard.faults.stages import softmaxes
+from regard.faults.softmaxes import softmaxes
 from regard.faults.subject import Subject
 from regard.faults.traced import Event, Trace, traced
 
@@ -12,7 +15,10 @@ __all__ = ["attentions_inside"]
 
 
 def attentions_inside(subject: Subject) -> dict[str, nn.Module]:
-    """The modules in which a softmax ran, by name: the first of each class, in order.
+    """The modules in which a softmax ran, by name: the first of each kind, in order.
+
+    Two of one class are of one kind where they are set up alike: a layer that is causal, or scaled
+    otherwise, is another.
 
     The module itself has the name "". One that has no matrix of its own belongs to the module
     around it, and heads that run side by side belong to the module that joins them.
@@ -24,13 +30,40 @@ def attentions_inside(subject: Subject) -> dict[str, nn.Module]:
     trace = traced(subject, subject.inputs())
     events = softmaxes(trace)
     owners = [_owner(model, event) for event in events]
-    found: dict[tuple[type, tuple[str, int] | None], str] = {}
+    found: dict[Any, str] = {}
     for event, name in zip(events, owners, strict=True):
         whole = _joining(model, trace, (event, name), zip(events, owners, strict=True))
         module = model.get_submodule(whole)
         line = (event.caller.file, event.caller.line) if event.caller and not whole else None
-        found.setdefault((type(module), line), whole)
+        found.setdefault((_kind(module), line), whole)
     return {name: model.get_submodule(name) for name in dict.fromkeys(found.values())}
+
+
+# How it is counted among the others makes no layer another kind.
+_COUNTED = re.compile(r"layer_?(idx|id|index|num|number)$|^(idx|index|name|depth)$")
+
+
+def _kind(module: nn.Module) -> Any:
+    """What two modules have in common that compute the same, but for their weights."""
+    parts: list[Any] = []
+    named = cast("dict[str, nn.Module]", dict(cast(Any, module.named_modules())))
+    for name, part in named.items():
+        own = cast("dict[str, object]", vars(part))
+        kept = {key: value for key, value in own.items() if not _COUNTED.search(key)}
+        plain = [f"{key} {value}" for key, value in sorted(kept.items()) if _is_plain(value)]
+        shapes = [tuple(parameter.shape) for parameter in part.parameters(recurse=False)]
+        buffers = [_content(buffer) for buffer in part.buffers(recurse=False)]
+        parts.append((name, type(part), *plain, *shapes, *buffers))
+    return tuple(parts)
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, int | float | str | torch.Size | None)
+
+
+def _content(buffer: Tensor) -> tuple[Any, ...]:
+    wide = buffer.float() if buffer.is_floating_point() else buffer
+    return tuple(buffer.shape), hash(wide.numpy().tobytes())
 
 
 def _owner(model: nn.Module, event: Event) -> str:

@@ -16,6 +16,7 @@ from regard.faults.subject import Subject
 __all__ = ["are_named", "materials", "outputs_of", "right_guesses", "weighed"]
 
 _LETTERS = ("q", "k", "v")
+_FILLING = ("masked_fill", "masked_fill_", "where", "index_put", "index_put_", "fill_")
 _ROLES = {"query": "q", "key": "k", "value": "v"}
 
 
@@ -31,6 +32,7 @@ def materials(subject: Subject, inputs: Mapping[str, Tensor], stages: Stages) ->
                 continue
             for place, output in enumerate(outputs):
                 material = Material(tensors, num_heads, output, fills, lowered)
+                material = replace(material, kv_heads=_value_heads(material))
                 scale = None
                 if stages.softmax is not None:
                     scale = seen_scale(material, stages.softmax.scores)
@@ -38,6 +40,16 @@ def materials(subject: Subject, inputs: Mapping[str, Tensor], stages: Stages) ->
                 found.append(replace(material, scale=scale, is_likely=is_likely, place=place))
     # Where queries times keys are the scores that were seen, the projections are read well.
     return sorted(found, key=lambda material: material.scale is None)
+
+
+def _value_heads(material: Material) -> int | None:
+    """How many heads the values have, by how wide the output of one is; None: as the keys."""
+    if "v" not in material.tensors:
+        return None
+    heads, rest = divmod(
+        material.tensors["v"].shape[-1] * material.num_heads, material.output.shape[-1]
+    )
+    return None if rest else heads or None
 
 
 def outputs_of(inputs: Mapping[str, Tensor], stages: Stages) -> list[Tensor]:
@@ -64,7 +76,9 @@ def _stated_scales(subject: Subject) -> list[float]:
     """Scales that a configuration states as such: Gemma's number, T5's none at all."""
     holders = [getattr(module, "config", None) for module in subject.given.model.modules()]
     configs = {id(config): config for config in holders if config is not None}
-    found: list[float] = []
+    # T5 has no scale: its weights start small instead.
+    named = [name for name, _ in subject.given.model.named_parameters()]
+    found = [1.0] if any("relative_attention_bias" in name for name in named) else []
     for config in configs.values():
         for name, value in cast("dict[str, object]", vars(config)).items():
             if name == "relative_attention_num_buckets":
@@ -159,9 +173,9 @@ def _of_three(projections: tuple[Projection, ...]) -> dict[str, Tensor]:
 
 
 def _fills(stages: Stages) -> Iterator[float]:
-    """The numbers with which masked_fill and where put aside what is masked."""
+    """The numbers that masked_fill, where and what is set by index put in place of scores."""
     for event in stages.trace:
-        if event.operator in ("masked_fill", "masked_fill_", "where"):
+        if event.operator in _FILLING:
             for argument in event.args[1:]:
                 number = argument.item() if _is_number(argument) else argument
                 if isinstance(number, float | int) and not isinstance(number, bool):

@@ -15,6 +15,7 @@ __all__ = ["event_of", "score_product", "turned_round"]
 _PRODUCTS = {"mm", "bmm", "baddbmm", "matmul", "addmm"}
 _VIEWS = {"view", "_unsafe_view", "reshape", "_reshape_alias", "clone", "unflatten"}
 _MASKING = {"masked_fill", "masked_fill_", "where", "add", "add_", "sub", "mul", "tril", "triu"}
+_FILLING = {"masked_fill", "masked_fill_", "where", "index_put", "index_put_", "fill_"}
 _REPEATS = {"repeat", "cat", "expand", "_unsafe_view", "clone", "repeat_interleave", "index_select"}
 
 
@@ -41,6 +42,10 @@ def turned_round(stages: Stages) -> Event | None:
 
 def _weights(stages: Stages) -> Event | None:
     return stages.softmax.events[0] if stages.softmax else None
+
+
+def _normalising(stages: Stages) -> Event | None:
+    return (stages.softmax and stages.softmax.total) or _weights(stages)
 
 
 def _before(stages: Stages) -> list[Event]:
@@ -138,7 +143,7 @@ def _masking(stages: Stages) -> Event | None:
         return _weights(stages)
     moved = stages.trace.moved
     for event in _before(stages):
-        filling = event.operator in ("masked_fill", "masked_fill_", "where")
+        filling = event.operator in _FILLING
         wide = [operand for operand in event.operands if operand.ndim >= 2 and operand.numel() > 1]
         adding = event.operator in _MASKING and len(wide) == 2 and len(event.operands) == 2
         if (filling or adding) and moved.intersection(event.reads):
@@ -198,7 +203,7 @@ def _dropping(stages: Stages) -> Event | None:
 _FINDERS: dict[str, Callable[[Stages], Event | None]] = {
     "heads-merged-without-transpose": _merging,
     "heads-split-without-transpose": _splitting,
-    "softmax-wrong-axis": _weights,
+    "softmax-wrong-axis": _normalising,
     "scale-by-embed-dim": _scaling,
     "no-scale": score_product,
     "wrong-scale": _scaling,

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.faults.between import learned_scale, manner_of
 from regard.faults.catalogue import Severity, fault
 from regard.faults.explained import slope_of, weighings
 from regard.faults.fit import Guess, Material, explanations
@@ -126,8 +127,11 @@ def understood(subject: Subject, causal: bool | None, *, pairs: bool = True) -> 
     stages = found_stages(subject, inputs, edits=without_dropout(subject))
     rights = list(right_guesses(subject, causal))
     found = materials(subject, inputs, stages)
+    is_learned = learned_scale(subject, stages) is not None
     for material in found:
-        guesses, right = explanations(material, rights, [])
+        free = material.scale if is_learned else None
+        every = rights if free is None else [*rights, *(replace(r, scale=free) for r in rights)]
+        guesses, right = explanations(material, every, [])
         if right is not None:
             return Reading(subject, stages, material, guesses[0], right)
     bases = [
@@ -156,9 +160,11 @@ def _as_they_met(
         met = turned(stages, material) if material.is_likely else None
         if met is None or met.scale is None:
             continue
+        if manner_of(subject, stages) not in ("linear", "normed"):
+            return None
         every = right_guesses(subject, causal)
         rights = [g for g in every if g.parts[:2] == ("q", "k") and g.split == "columns"]
-        if met.is_scaled_freely:
+        if met.is_scaled_freely or learned_scale(subject, stages) is not None:
             rights = [replace(right, scale=met.scale) for right in rights]
         guesses, right = explanations(met, rights, rights[:2], (1, 2))
         if right is not None:
@@ -221,7 +227,8 @@ def _weighed_reading(
     known = [None, *(g.scale for g in right_guesses(subject, causal))]
     numbers = [material.head_dim**-0.5 if n is None else n for n in known]
     is_told = slope is not None and slope.number > 0
-    if slope is not None and is_told and not slope.is_free:
+    is_learned = learned_scale(subject, stages) is not None
+    if slope is not None and is_told and not slope.is_free and not is_learned:
         is_known = any(abs(slope.number / number - 1) <= 2e-3 for number in numbers)
         guess = guess if is_known else replace(guess, scale=slope.number)
     seen = Reading(subject, stages, material, guess, right)

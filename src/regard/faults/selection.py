@@ -12,7 +12,7 @@ from torch import nn
 from regard.errors import RegardError
 from regard.faults.examine import check
 
-__all__ = ["attentions", "check_options", "named"]
+__all__ = ["attentions", "check_options", "fitting_options", "named"]
 
 # What an attention cannot do without, or is called, finished or not.
 _ATTENTION = re.compile(r"softmax|attention|\.exp\(", re.IGNORECASE)
@@ -120,15 +120,13 @@ def check_options(thing: Any, name: str, shown: str, options: Mapping[str, Any])
     Raises:
         RegardError: one is missing, or one too many.
     """
-    settings = inspect.signature(check).parameters
-    own = {key for key, p in settings.items() if p.kind is p.KEYWORD_ONLY}
     takes = {} if isinstance(thing, nn.Module) else _parameters(thing)
-    anything = any(p.kind is p.VAR_KEYWORD for p in takes.values())
-    unknown = [key for key in options if key not in own and key not in takes]
-    if unknown and not anything:
+    unknown = [key for key in options if key not in fitting_options(thing, options)]
+    if unknown:
+        own = ", ".join(sorted(_settings()))
         raise RegardError(
             f"{name} has no argument {unknown[0]}; options are arguments of what is checked.\n"
-            f"    It takes {', '.join(takes) or 'none'}, and check {', '.join(sorted(own))}."
+            f"    It takes {', '.join(takes) or 'none'}, and check {own}."
         )
     if inspect.isclass(thing):
         missing = [
@@ -138,6 +136,24 @@ def check_options(thing: Any, name: str, shown: str, options: Mapping[str, Any])
         ]
         if missing:
             raise RegardError(_missing(name, missing, shown))
+
+
+def fitting_options(thing: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the options that what is checked takes, or ``check`` itself.
+
+    Args:
+        thing: module, function or class.
+        options: by name.
+    """
+    takes = {} if isinstance(thing, nn.Module) else _parameters(thing)
+    anything = any(p.kind is p.VAR_KEYWORD for p in takes.values())
+    own = _settings()
+    return {k: value for k, value in options.items() if anything or k in own or k in takes}
+
+
+def _settings() -> set[str]:
+    settings = inspect.signature(check).parameters
+    return {key for key, p in settings.items() if p.kind is p.KEYWORD_ONLY}
 
 
 def _parameters(thing: Any) -> dict[str, inspect.Parameter]:

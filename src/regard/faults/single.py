@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.faults.between import bending, learned_scale, limit, manner_of
 from regard.faults.catalogue import fault
 from regard.faults.fit import Guess
 from regard.faults.given_masks import all_kept, forms_of, takes_masks
 from regard.faults.layouts import Layout
+from regard.faults.lifted import FEW_BITS
 from regard.faults.mask_trials import mask_findings
 from regard.faults.places import event_of, turned_round
 from regard.faults.probes import (
@@ -31,6 +33,8 @@ from regard.faults.reading import Reading, Told, finding_of, understood, without
 from regard.faults.report import Report
 from regard.faults.stages import found_stages
 from regard.faults.subject import Given, Subject, layouts
+from regard.faults.traced import traced
+from regard.faults.turned import largest_score, met, turned
 from regard.faults.unexplained import reason
 
 __all__ = ["examined", "running"]
@@ -95,11 +99,24 @@ def running(given: Given) -> Subject:
             except Exception as error:  # noqa: BLE001  # somebody's code may raise anything
                 first = first or error
             else:
-                return subject
+                return _in_float32(subject)
     raise ValueError(
         f"{given.name} fails on every input that was tried; it must run on one of them.\n"
         f"    The first error was {type(first).__name__}: {first}"
     ) from first
+
+
+def _in_float32(subject: Subject) -> Subject:
+    """The subject with float32 wherever it asks for fewer bits, if it runs so."""
+    few = next((e.dtype for e in traced(subject, subject.inputs()) if e.dtype in FEW_BITS), None)
+    if few is None:
+        return subject
+    lifted = replace(subject, given=replace(subject.given, lifted=few))
+    try:
+        lifted.run(lifted.inputs())
+    except Exception:  # noqa: BLE001  # somebody's code may raise anything
+        return subject
+    return lifted
 
 
 def _positions(given: Given, layout: Layout) -> dict[str, Any]:
@@ -254,9 +271,26 @@ def _notes(reading: Reading, causal: bool | None) -> list[Told]:
     shown = _starting_at_top_left(reading, causal) if subject.given.kind == "qkv" else None
     if shown is not None:
         found.append(Told("causal-top-left", stages, shown, detail=_TOP_LEFT, severity="note"))
+    found += _scale_notes(reading)
     ordered = reading.right.mask != "none" or causal
     if subject.given.kind == "embeddings" and not ordered and ignores_order(subject):
         found.append(Told("no-positions", None, None))
+    return found
+
+
+def _scale_notes(reading: Reading) -> list[Told]:
+    """What leaves open by how much query times key should be multiplied, and what limits it."""
+    subject, stages = reading.subject, reading.stages
+    found: list[Told] = []
+    if (event := learned_scale(subject, stages)) is not None:
+        found.append(Told("learned-scale", stages, None, event))
+    is_plain = not reading.material.is_turned and reading.material.weights is None
+    if not is_plain and met(stages) and manner_of(subject, stages) == "normed":
+        seen = turned(stages, replace(reading.material, weights=None))
+        detail = "" if seen is None else largest_score(seen)
+        found.append(Told("normed-queries-and-keys", stages, None, bending(stages), detail=detail))
+    if (event := limit(stages)) is not None:
+        found.append(Told("limited-scores", stages, None, event))
     return found
 
 
@@ -266,4 +300,8 @@ def _read_as(subject: Subject, reading: Reading | None) -> str:
         heads = reading.material.num_heads
         words.append(f"{heads} heads" if heads > 1 else "one head")
         words.append("causal" if reading.right.mask != "none" else "every token to every token")
+    if subject.given.lifted is not None:
+        words.append(
+            f"in float32 where it takes {str(subject.given.lifted).removeprefix('torch.')}"
+        )
     return ", ".join(words)

@@ -1,7 +1,7 @@
 """The stages of an attention in the operations that ran: projections, softmax, what comes of it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from regard.faults.signature import Role, projection_role
+from regard.faults.softmaxes import Softmax, exponentials, softmax_of
 from regard.faults.subject import Subject
 from regard.faults.traced import Edit, Event, Trace, traced
 
-__all__ = ["Projection", "Softmax", "Stages", "found_stages", "heads_of", "softmaxes"]
+__all__ = ["Projection", "Stages", "found_stages", "heads_of"]
 
 # Where the two factors stand among the arguments.
 _PRODUCTS = {
@@ -24,7 +25,6 @@ _PRODUCTS = {
     "addmm": (1, 2),
     "baddbmm": (1, 2),
 }
-_SOFTMAXES = {"_softmax", "_safe_softmax", "softmax"}
 _VIEWS = {"view", "_unsafe_view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "t"}
 
 
@@ -49,26 +49,6 @@ class Projection:
     weight: Tensor
     address: int
     places: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class Softmax:
-    """Where scores became weights.
-
-    Attributes:
-        scores: what went in, after mask and scale, as it lay there; of calls on one line the
-            stack of them.
-        weights: what came out.
-        axis: over which the softmax ran, counted from the end.
-        events: the operations that gave the weights, or the output where one kernel did it all.
-        fused: whether one kernel did it all.
-    """
-
-    scores: Tensor
-    weights: Tensor
-    axis: int
-    events: tuple[Event, ...]
-    fused: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +89,7 @@ def found_stages(
         projected: whether to find the projections, which takes a run for each token.
     """
     trace = traced(subject, inputs, extra=extra, edits=edits)
-    softmax = _without_sink(_softmax(trace), subject.layout.tokens)
+    softmax = softmax_of(trace, subject.layout.tokens)
     behind = _behind(trace, softmax)
     projected = projected and subject.given.kind == "embeddings"
     products = _products(trace, behind) if projected else []
@@ -141,136 +121,21 @@ def _canonical_rows(
     return (turned, natural) if subject.layout.order == "tbd" else (natural, turned)
 
 
-# Softmax
-
-
-def softmaxes(trace: Trace) -> list[Event]:
-    """The operations that gave weights, of whatever kind, in order."""
-    return [event for event in trace if _weights_of(event, trace) is not None]
-
-
-def _softmax(trace: Trace) -> Softmax | None:
-    seen = softmaxes(trace)
-    if not seen:
-        return None
-    first = seen[0]
-    later = trace.reached(first.writes)  # a second layer is another attention
-    alike = [
-        event
-        for event in seen
-        if (event is first or not later.intersection(event.reads))
-        and event.operator == first.operator
-        and _line(event) == _line(first)
-        and event.output is not None
-        and first.output is not None
-        and event.output.shape == first.output.shape
-    ]
-    parts = [found for event in alike if (found := _weights_of(event, trace)) is not None]
-    scores = torch.stack([part[0] for part in parts])
-    weights = torch.stack([part[1] for part in parts])
-    if len(parts) == 1:
-        scores, weights = scores[0], weights[0]
-    return Softmax(scores, weights, parts[0][2], tuple(alike), "scaled_dot" in first.operator)
-
-
-def _without_sink(softmax: Softmax | None, tokens: int) -> Softmax | None:
-    """The columns of the keys, where one more logit takes part in the sum of each row."""
-    if softmax is None or softmax.fused or softmax.weights.shape[-1] != tokens + 1:
-        return softmax
-    keys = slice(0, tokens)
-    return replace(softmax, scores=softmax.scores[..., keys], weights=softmax.weights[..., keys])
-
-
-def _line(event: Event) -> tuple[str, int]:
-    return (event.caller.file, event.caller.line) if event.caller else ("", 0)
-
-
-def _weights_of(event: Event, trace: Trace) -> tuple[Tensor, Tensor, int] | None:
-    """Scores, weights and axis where an operation is a softmax, of whatever kind."""
-    if event.output is None:
-        return None
-    if event.operator in _SOFTMAXES and event.output.ndim:
-        axis = int(event.args[1])
-        axis = axis if axis < 0 else axis - event.output.ndim
-        return event.args[0], event.output, axis
-    if "scaled_dot_product" in event.operator:
-        scores = _fused_scores(event)
-        return scores, scores.softmax(-1), -1
-    if event.operator in ("div", "div_", "true_divide") and len(event.operands) == 2:
-        return _by_hand(event, trace)
-    return None
-
-
-def _by_hand(event: Event, trace: Trace) -> tuple[Tensor, Tensor, int] | None:
-    """A softmax in several lines: exp, sum, and this division."""
-    top, bottom = event.operands
-    if event.output is None or top.ndim != bottom.ndim or top.shape == bottom.shape:
-        return None
-    for axis in range(-1, -top.ndim - 1, -1):
-        total = top.sum(axis, keepdim=True)
-        if total.shape == bottom.shape and _equal(total, bottom):
-            before = [e for e in trace if e.place < event.place and e.operator in ("exp", "exp_")]
-            alike = [e for e in before if e.output is not None and _equal(e.output, top)]
-            source = alike[0] if alike else None
-            if source is not None:
-                return _before_maximum(source, trace), event.output, axis
-    return None
-
-
-def _before_maximum(exponential: Event, trace: Trace) -> Tensor:
-    """The scores, before the largest of each row was taken off."""
-    shifted = exponential.args[0]
-    for event in trace:
-        if event.place < exponential.place and event.operator == "sub" and event.output is not None:
-            left, right = event.args[:2]
-            single = isinstance(right, Tensor) and right.numel() < left.numel()
-            if single and event.output.shape == shifted.shape and _equal(event.output, shifted):
-                return left
-    return shifted
-
-
-def _equal(first: Tensor, second: Tensor) -> bool:
-    if first.shape != second.shape:
-        return False
-    return torch.allclose(first, second, rtol=1e-4, atol=1e-6, equal_nan=True)
-
-
-def _fused_scores(event: Event) -> Tensor:
-    """What scaled_dot_product_attention makes of its arguments before its softmax."""
-    query, key = event.args[0].double(), event.args[1].double()
-    if query.shape[-3] != key.shape[-3] and query.ndim == key.ndim:
-        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
-    scale = event.kwargs.get("scale")
-    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
-    flags = [argument for argument in event.args[3:] if isinstance(argument, bool)]
-    causal = event.kwargs.get("is_causal", bool(flags and flags[0]))
-    if causal:
-        keep = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-        scores = scores.masked_fill(~keep, -torch.inf)
-    masks = [a for a in event.args[3:] if isinstance(a, Tensor)]
-    mask = event.kwargs.get("attn_mask", masks[0] if masks else None)
-    if mask is not None:
-        added = torch.zeros_like(scores)
-        scores = scores + (
-            added.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else mask
-        )
-    return scores.float()
-
-
 # Projections
 
 
 def _behind(trace: Trace, softmax: Softmax | None) -> set[int]:
-    """The places of the operations that depend on the weights.
+    """The places of the operations that depend on the weights, or on exp where none were seen.
 
     Not their addresses: what is added to the input in place lies where the input lay.
     """
-    if softmax is None:
+    sources = softmax.events if softmax is not None else exponentials(trace)
+    if not sources:
         return set()
-    reached = {address for event in softmax.events for address in event.writes}
+    reached = {address for event in sources for address in event.writes}
     found: set[int] = set()
     for event in trace:
-        if event.place > softmax.events[0].place and reached.intersection(event.reads):
+        if event.place > sources[0].place and reached.intersection(event.reads):
             reached.update(event.writes)
             found.add(event.place)
     return found

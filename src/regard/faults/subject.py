@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.faults.layouts import Layout, Order
+from regard.faults.lifted import Lifted
 from regard.faults.signature import Argument, arguments_of
 
 __all__ = ["Given", "Kind", "Outcome", "Subject", "as_given", "layouts", "quiet"]
@@ -55,6 +56,7 @@ class Given:
         half: the module in half precision, where it came so.
         numbers: whole numbers that the class was given.
         vocabulary: how many tokens there are, where it takes their numbers; 0: embeddings.
+        lifted: the dtype of few bits in which it computes, where float32 is put in its place.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Given:
     half: nn.Module | None = None
     numbers: tuple[int, ...] = ()
     vocabulary: int = 0
+    lifted: torch.dtype | None = None
 
     @property
     def kind(self) -> Kind:
@@ -169,7 +172,7 @@ class Subject:
             if tensor is not None:
                 call[argument.name] = tensor
         positional = [call.pop(a.name) for a in self._leading(call)]
-        with quiet(seed):
+        with quiet(seed), Lifted() if self.given.lifted else contextlib.nullcontext():
             result = self.given.call(*positional, **call, **_apart(self.given.options))
         tensors = tuple(_tensors(result))
         if self.given.kind == "scores" and tensors:

@@ -51,6 +51,11 @@ class Event:
         return self.name.split(".")[1]
 
     @property
+    def dtype(self) -> torch.dtype | None:
+        """Of what it gave; None where it gave no tensor."""
+        return None if self.output is None else self.output.dtype
+
+    @property
     def operands(self) -> list[Tensor]:
         """The tensors among its arguments."""
         return [a for a in (*self.args, *self.kwargs.values()) if isinstance(a, Tensor)]

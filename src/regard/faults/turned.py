@@ -1,5 +1,6 @@
 """Queries and keys as they met: after rotary positions, norms, or whatever else came between."""
 
+import math
 from dataclasses import replace
 
 from torch import Tensor
@@ -8,7 +9,7 @@ from regard.faults.fit import Material, seen_scale
 from regard.faults.places import score_product
 from regard.faults.stages import Stages
 
-__all__ = ["turned"]
+__all__ = ["largest_score", "met", "turned"]
 
 
 def turned(stages: Stages, material: Material) -> Material | None:
@@ -20,10 +21,10 @@ def turned(stages: Stages, material: Material) -> Material | None:
     Returns:
         None where no single product of queries and keys was seen.
     """
-    met = _met(stages, material)
-    if met is None or stages.softmax is None:
+    pair = met(stages)
+    if pair is None or stages.softmax is None:
         return None
-    query, key = met
+    query, key = pair
     factors = [_factor(material, "q", query), _factor(material, "k", key)]
     query, key = (
         tensor if factor is None else tensor / factor
@@ -41,8 +42,15 @@ def turned(stages: Stages, material: Material) -> Material | None:
     return replace(found, scale=seen_scale(found, stages.softmax.scores))
 
 
-def _met(stages: Stages, material: Material) -> tuple[Tensor, Tensor] | None:
-    """The two factors of the scores, (batch, heads, tokens, head_dim)."""
+def met(stages: Stages) -> tuple[Tensor, Tensor] | None:
+    """The two factors of the scores, (batch, heads, tokens, head_dim).
+
+    Args:
+        stages: of a run.
+
+    Returns:
+        None where no single product of queries and keys was seen.
+    """
     event = score_product(stages)
     if event is None or stages.softmax is None or len(stages.softmax.events) > 1:
         return None
@@ -53,10 +61,32 @@ def _met(stages: Stages, material: Material) -> tuple[Tensor, Tensor] | None:
         query, key = first, second.mT
     else:
         return None
-    batch, tokens = material.output.shape[:2]
+    batch, tokens = stages.trace.outcome.output.shape[:2]
     if query.shape[-2] != tokens or key.shape[-2] != tokens or query.ndim < 2:
         return None
     return _by_heads(query, batch), _by_heads(key, batch)
+
+
+def largest_score(material: Material) -> str:
+    """Beyond what number no score of normed queries and keys can be, in a sentence.
+
+    Args:
+        material: of ``turned``.
+
+    Returns:
+        Nothing where the scale was not seen.
+    """
+    if material.scale is None:
+        return ""
+    width = material.head_dim
+    vectors = [material.tensors[letter].reshape(-1, width) for letter in ("q", "k")]
+    longest = [float(each.square().sum(-1).max()) ** 0.5 for each in vectors]
+    bound = longest[0] * longest[1] * material.scale
+    factor = math.exp(min(2 * bound, 700))
+    return (
+        f"No score is beyond ±{bound:.3g}: the weights of two keys differ at most by a factor of "
+        f"{factor:.3g}."
+    )
 
 
 def _by_heads(tensor: Tensor, batch: int) -> Tensor:

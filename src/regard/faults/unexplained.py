@@ -2,14 +2,14 @@
 
 import linecache
 
-import torch
-
+from regard.faults.between import bending, manner_of, strange
 from regard.faults.explained import slope_of, weighings
+from regard.faults.lifted import FEW_BITS
 from regard.faults.material import materials
-from regard.faults.places import score_product
 from regard.faults.stages import Stages, found_stages
 from regard.faults.subject import Subject
 from regard.faults.traced import Event
+from regard.faults.turned import met
 
 __all__ = ["reason"]
 
@@ -21,38 +21,12 @@ _NEEDED = (
     "It can be told where the scores are q·k times a positive scale, under a softcap or not, plus "
     "a bias or a mask that is the same for every input."
 )
-# What leaves query times key what it is, up to a number, a mask or a bias; and what only moves.
-_PLAIN = frozenset(
-    [
-        "mul",
-        "div",
-        "add",
-        "sub",
-        "rsub",
-        "masked_fill",
-        "where",
-        "tanh",
-        "view",
-        "_unsafe_view",
-        "reshape",
-        "transpose",
-        "permute",
-        "unsqueeze",
-        "squeeze",
-        "expand",
-        "clone",
-        "contiguous",
-        "_to_copy",
-        "to",
-        "split",
-        "select",
-        "slice",
-        "cat",
-        "stack",
-        "t",
-        "alias",
-        "copy",
-    ]
+_PROJECTED = (
+    "It can be told where they meet as they were projected, turned by their positions, or normed."
+)
+_ONE_SIDE = (
+    "Positions turn the queries and not the keys, or the keys and not the queries, so that the "
+    "scores do not depend on how far a key is away. It can be told where both are turned alike."
 )
 
 
@@ -68,10 +42,27 @@ def reason(subject: Subject) -> str:
     fitting = list(weighings(subject, materials(subject, subject.inputs(), stages), stages))
     if not fitting:
         return _rounded(stages) or _spread(stages) or _UNKNOWN
+    if (curved := _curved(subject, stages)) != "":
+        return curved
     slopes = [slope_of(subject, stages, *weighing) for weighing in fitting]
     told = [slope.number for slope in slopes if slope is not None]
     seen = f"q·k is multiplied with {told[0]:.4g}, which is below 0" if told else _changed(stages)
     return f"The scores are not q·k times a scale plus a bias: {seen}. {_NEEDED}"
+
+
+def _curved(subject: Subject, stages: Stages) -> str:
+    """For queries or keys that are a function of what was projected."""
+    if met(stages) is None:
+        return ""
+    event = bending(stages)
+    match manner_of(subject, stages):
+        case "turned on one side":
+            return _ONE_SIDE
+        case "other" if event is not None:
+            what = _place(event, f"takes {event.operator.strip('_')} of them")
+            return f"Queries or keys are a function of what was projected: {what}. {_PROJECTED}"
+        case _:
+            return ""
 
 
 def _unnormalised(stages: Stages) -> str:
@@ -89,11 +80,10 @@ def _unnormalised(stages: Stages) -> str:
 
 def _rounded(stages: Stages) -> str:
     """For what computes in fewer digits than its inputs have."""
-    few = (torch.float16, torch.bfloat16)
-    event = next((e for e in stages.trace if e.output is not None and e.output.dtype in few), None)
-    if event is None or event.output is None:
+    event = next((e for e in stages.trace if e.dtype in FEW_BITS), None)
+    if event is None:
         return ""
-    dtype = str(event.output.dtype).removeprefix("torch.")
+    dtype = str(event.dtype).removeprefix("torch.")
     return (
         f"It does not compute in float32 throughout: {_place(event, f'gives {dtype}')}, whose "
         "rounding hides what check compares. It can be told where it stays in float32: take the "
@@ -124,21 +114,6 @@ def _place(event: Event, does: str) -> str:
 
 def _changed(stages: Stages) -> str:
     """What was done to query times key, in words, with the line of it."""
-    for event in _between(stages):
-        if event.operator.removesuffix("_") not in _PLAIN:
-            return _place(event, f"takes {event.operator.strip('_')} of them")
+    if (event := strange(stages)) is not None:
+        return _place(event, f"takes {event.operator.strip('_')} of them")
     return "what is added to them, or which of them are masked, changes with the input"
-
-
-def _between(stages: Stages) -> list[Event]:
-    """The operations from query times key to the softmax."""
-    product = score_product(stages)
-    if product is None or stages.softmax is None or stages.softmax.fused:
-        return []
-    last = stages.softmax.events[0].place
-    reached, found = set(product.writes), list[Event]()
-    for event in stages.trace:
-        if product.place < event.place < last and reached.intersection(event.reads):
-            reached.update(event.writes)
-            found.append(event)
-    return found
