@@ -321,7 +321,7 @@ def a_bias_after_the_bound(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def two_sources(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    scores = torch.cat((q @ k.mT, q @ v.mT), -1)  # here
+    scores = torch.cat((q @ k.mT, k @ v.mT), -1)  # here
     return scores.softmax(-1) @ torch.cat((k, v), -2)
 
 

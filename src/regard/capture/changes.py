@@ -11,23 +11,24 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from regard.capture.axes import Axes
 from regard.capture.gates import CHANCE, fate_in_place, fate_of
-from regard.capture.mixtures import change_of, has_no_keys, place_of, tensors_in
+from regard.capture.mixtures import change_of, has_no_keys, is_mutable, place_of, tensors_in
 from regard.capture.score_steps import Step, raised
 from regard.capture.tracks import (
     Drawn,
     Exponentials,
     Lost,
     Noise,
+    Parts,
     Scores,
     Stage,
     Totals,
     Track,
     Tracks,
     Weights,
+    storage_key,
 )
 from regard.tracing import Operation, apart
 
@@ -66,14 +67,17 @@ class Changes:
                 if output.numel() == source.numel() and _is_of_one_tensor(operation):
                     self._tracks.put(output, None, track.stage)
                 continue
+            if isinstance(track.stage, Parts):
+                self.pass_parts(operation, source, track.stage)
+                return
             if isinstance(track.stage, Weights):
                 if operation.func is aten.stack.default and self._are_sound(operation.args[0]):
                     self._tracks.put(output, None, replace(track.stage, powers=None, meeting=None))
-                elif not track.lies_in(output) or _mutable(operation):
+                elif not track.lies_in(output) or is_mutable(operation):
                     self._weigh(operation, source, output)
                 return
             if track.lies_in(output):
-                if not _mutable(operation):
+                if not is_mutable(operation):
                     return
             elif output.numel() != source.numel():
                 continue
@@ -83,6 +87,21 @@ class Changes:
                 self.lose(operation, source)
             return
 
+    def pass_parts(self, operation: Operation, source: Tensor, parts: Parts) -> None:
+        """Scores or weights in parts, on which an operation has run that knows no whole."""
+        output = operation.output
+        if not isinstance(output, Tensor) or not output.is_floating_point():
+            return
+        in_place = storage_key(output) == storage_key(source)
+        if in_place and not (is_mutable(operation) and parts.are_in(output)):
+            return
+        weights = parts.weights
+        if weights is not None:
+            trouble = weights.trouble or change_of(operation, weights.line)
+            self._tracks.put(output, None, replace(weights, trouble=trouble, meeting=None))
+        elif in_place or output.numel() == source.numel():
+            self._tracks.put(output, None, Lost(parts.through))
+
     def mix(self, operation: Operation, source: Tensor) -> None:
         """Weights go through something that makes others of them."""
         track, output = self._tracks.of(source), operation.output
@@ -91,6 +110,8 @@ class Changes:
             trouble = weights.trouble or change_of(operation, weights.line)
             changed = replace(weights, trouble=trouble, powers=None, meeting=None)
             self._tracks.put(output, None, changed)
+        elif track is not None and isinstance(track.stage, Parts):
+            self.pass_parts(operation, source, track.stage)
 
     def extend(self, operation: Operation, source: Any, *steps: _StepOn) -> None:
         """Scores, exponentials or weights on which one more operation has run.
@@ -227,14 +248,6 @@ def _is_of_one_tensor(operation: Operation) -> bool:
 def _axes_after(axes: Axes | None, source: Tensor, output: Tensor) -> Axes | None:
     seen = None if axes is None else axes.seen_as(source)
     return None if seen is None else seen.moved(output) or seen.reshaped(output)
-
-
-def _mutable(operation: Operation) -> bool:
-    """Whether an operation changes numbers in place, not only how they are seen."""
-    func = operation.func
-    if not isinstance(func, OpOverload) or torch.Tag.inplace_view in func.tags:
-        return False
-    return func._schema.is_mutable  # pyright: ignore[reportPrivateUsage]
 
 
 aten = torch.ops.aten

@@ -205,7 +205,8 @@ def written(func: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> W
 
 
 PLAIN = (
-    *(aten.mm.default, aten.mm.out, aten.bmm.default, aten.bmm.out, aten.mv.default),
+    *(aten.mm.default, aten.mm.out, aten.bmm.default, aten.bmm.out),
+    *(aten.mv.default, aten.mv.out, aten.dot.default, aten.vdot.default),
     *(aten.matmul.default, aten.matmul.out, aten.linear.default, aten.einsum.default),
 )
 ADDED = (

@@ -20,12 +20,14 @@ from regard.capture.absence import Absence
 from regard.capture.axes import Axes
 from regard.capture.changes import Changes
 from regard.capture.contractions import PRODUCTS, Written, contraction, written
-from regard.capture.mixtures import tensors_in
+from regard.capture.gathering import Gathering
+from regard.capture.mixtures import joined_words, tensors_in
 from regard.capture.score_steps import Plus, Step, Times
 from regard.capture.softmaxes import Softmaxes
 from regard.capture.tracks import (
     Exponentials,
     Lost,
+    Parts,
     Scores,
     Track,
     Tracks,
@@ -63,15 +65,29 @@ class Handwritten:
         self._buffers = model.buffers
         self._tracks = Tracks(model)
         self._changes = Changes(self._tracks)
-        self._softmaxes = Softmaxes(self._tracks, self._changes, take, refuse)
+        self._gathering = Gathering(self._tracks)
+        self._softmaxes = Softmaxes(self._tracks, self._changes, self._gathering, take, refuse)
 
     @property
     def listeners(self) -> Mapping[Callable[..., Any], Listener]:
         """Who is to be told of which operation."""
-        return {**self._softmaxes.listeners, **dict.fromkeys(PRODUCTS, self._product)}
+        known = {**self._softmaxes.listeners, **dict.fromkeys(PRODUCTS, self._product)}
+        return {operation: self._whole_first(listener) for operation, listener in known.items()}
+
+    def _whole_first(self, listener: Listener) -> Listener:
+        """A listener that finds whole what was put together of parts."""
+
+        def tell(operation: Operation) -> None:
+            if self._tracks.has_parts:
+                self._gathering.settle(operation)
+            listener(operation)
+
+        return tell
 
     def pass_on(self, operation: Operation) -> None:
         """Take note of an operation that none of the listeners knows."""
+        if self._tracks.has_parts:
+            self._gathering.settle(operation)
         self._changes.pass_on(operation)
 
     def close(self) -> None:
@@ -124,6 +140,9 @@ class Handwritten:
                 if track.stage.trouble is None:
                     _give_value(track, track.stage, tensor, product)
                 return True
+            if track is not None and isinstance(track.stage, Parts) and track.stage.weights:
+                self._check_parts(track.stage, track.stage.weights, tensor, letters, summed)
+                return True
             if track is not None and isinstance(track.stage, Exponentials) and len(summed) == 1:
                 self._softmaxes.draw(tensor, letters.index(summed), output)
                 self._suspect(operation, product, "exp is divided by no sum over the same keys")
@@ -134,6 +153,16 @@ class Handwritten:
         elif isinstance(stage, Scores) and (stage.steps or stage.product.is_of_vectors):
             self._suspect(operation, product, "nothing stands in its place")
         return False
+
+    def _check_parts(
+        self, parts: Parts, weights: Weights, tensor: Tensor, letters: str, summed: str
+    ) -> None:
+        """Weights that were put together of several softmaxes are multiplied with a value."""
+        sound = len(summed) == 1 and self._gathering.holds_softmaxes(
+            parts, tensor, letters.index(summed)
+        )
+        if not sound and weights.name is not None:
+            self._refuse(weights.name, joined_words(parts.through, weights.line))
 
     def _mixes(
         self, track: Track, weights: Weights, tensor: Tensor, letters: str, product: Written

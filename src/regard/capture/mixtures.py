@@ -3,13 +3,14 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
 from regard.capture.tracks import Track, Weights
 from regard.tracing import Operation
 
-__all__ = ["change_of", "has_no_keys", "place_of", "tensors_in"]
+__all__ = ["change_of", "has_no_keys", "is_mutable", "joined_words", "place_of", "tensors_in"]
 
 
 def change_of(operation: Operation, line: str) -> str:
@@ -77,6 +78,28 @@ def _argument(operation: Operation, name: str) -> object:
     arguments = operation.func._schema.arguments  # pyright: ignore[reportPrivateUsage]
     pairs = zip(arguments, operation.args, strict=False)
     return next((given for argument, given in pairs if argument.name == name), None)
+
+
+def is_mutable(operation: Operation) -> bool:
+    """Whether an operation changes numbers in place, not only how they are seen."""
+    func = operation.func
+    if not isinstance(func, OpOverload) or torch.Tag.inplace_view in func.tags:
+        return False
+    return func._schema.is_mutable  # pyright: ignore[reportPrivateUsage]
+
+
+def joined_words(through: str, line: str) -> str:
+    """Why weights of several softmaxes that were put together cannot be kept, with what helps.
+
+    Args:
+        through: what put them together, with the user's own line.
+        line: of one of the softmaxes.
+    """
+    did, remedy = _JOINED
+    return (
+        f"{through} {did} after their softmax ({line}); "
+        f"what meets the value is no softmax of the scores.\n    {remedy}"
+    )
 
 
 def place_of(operation: Operation) -> str:

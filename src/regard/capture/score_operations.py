@@ -11,9 +11,19 @@ from torch import Tensor
 from regard.capture.axes import Axes
 from regard.capture.changes import Changes, stepped
 from regard.capture.fills import ASSIGNMENTS, assigned, marked
-from regard.capture.mixtures import place_of
+from regard.capture.gathering import JOINS, Gathering
+from regard.capture.mixtures import place_of, tensors_in
 from regard.capture.score_steps import Bound, Fill, Plus, Sink, Tanh, Times, Zeros
-from regard.capture.tracks import Chosen, Exponentials, Scores, Track, Tracks, Weights
+from regard.capture.tracks import (
+    Chosen,
+    Exponentials,
+    Lost,
+    Parts,
+    Scores,
+    Track,
+    Tracks,
+    Weights,
+)
 from regard.tracing import Listener, Operation, apart
 
 __all__ = ["ScoreOperations"]
@@ -25,11 +35,13 @@ class ScoreOperations:
     Args:
         tracks: what the storages hold.
         changes: is told of each step.
+        gathering: is told of what is put together of parts.
     """
 
-    def __init__(self, tracks: Tracks, changes: Changes) -> None:
+    def __init__(self, tracks: Tracks, changes: Changes, gathering: Gathering) -> None:
         self._tracks = tracks
         self._changes = changes
+        self._gathering = gathering
 
     @property
     def listeners(self) -> Mapping[Callable[..., Any], Listener]:
@@ -233,27 +245,37 @@ class ScoreOperations:
             least = torch.finfo(source.dtype).min if low is None else float(low)
             self._changes.extend(operation, source, lambda axes: Bound(least, axes))
 
-    def cat(self, operation: Operation) -> None:
-        """Scores with a column beside them."""
+    def join(self, operation: Operation) -> None:
+        """Scores that are put together, or with a column beside them."""
+        if operation.func in _CATS and self._note_sink(operation):
+            return
+        if not self._gathering.join(operation):
+            tensors = list(tensors_in(operation.args))
+            at = [t for t in tensors if self._tracks.scores_of(t) is not None]
+            if at:
+                self._changes.lose(operation, at[0])
+            else:
+                self._changes.pass_on(operation)
+
+    def _note_sink(self, operation: Operation) -> bool:
+        """Whether scores have got a column beside them that is no scores."""
         tensors = cast(list[Tensor], operation.args[0])
         output = cast(Tensor, operation.output)
         dim: int = (operation.args[1] if len(operation.args) > 1 else 0) % output.ndim
         at = [i for i, t in enumerate(tensors) if self._tracks.scores_of(t) is not None]
-        if not at:
-            self._changes.pass_on(operation)
-            return
-        source, other = tensors[at[0]], tensors[1 - at[0]] if len(tensors) == 2 else None
+        if len(at) != 1 or len(tensors) != 2:
+            return False
+        source, other = tensors[at[0]], tensors[1 - at[0]]
         track = cast(Track, self._tracks.of(source))
         axes = None if track.axes is None else track.axes.seen_as(source)
-        fit = other is not None and other.ndim == source.ndim and other.shape[dim] == 1
-        if other is None or not fit or len(at) > 1 or axes is None:
-            self._changes.lose(operation, source)
-            return
+        if other.ndim != source.ndim or other.shape[dim] != 1 or axes is None:
+            return False
         before = at[0] == 1
         start = axes.start - (axes.places[dim] if before else 0)
         scores = cast(Scores, track.stage)
         steps = (*scores.steps, Sink(other, axes, before))
         self._tracks.put(output, Axes.of(output, axes.places, start), replace(scores, steps=steps))
+        return True
 
     def copy(self, operation: Operation) -> None:
         """A copy, of another dtype or in another shape."""
@@ -262,21 +284,39 @@ class ScoreOperations:
             self._tracks.note_copy(output)
             return
         track = self._tracks.of(source)
-        if track is not None and not track.lies_in(output):
+        if track is None or track.lies_in(output):
+            return
+        if not isinstance(track.stage, Parts):
             self._changes.go_on(operation, source, track, track.stage)
+        elif not self._gathering.copy(operation, track.stage):
+            self._changes.pass_on(operation)
 
     def copy_into(self, operation: Operation) -> None:
         """Numbers put into a tensor that was there."""
+        if self._gathering.copy_into(operation):
+            return
         target, source = operation.args[:2]
-        track, held = self._tracks.of(source), self._tracks.of(target)
-        if track is not None and track.axes is not None:
+        track, held = self._tracks.of(source), self._tracks.held_by(target)
+        part = held is not None and _is_part(held, target)
+        if track is not None and isinstance(track.stage, Parts):
+            self._changes.pass_parts(operation, source, track.stage)
+        elif held is not None and part and track is not None:
+            self._spoil(operation, target, held)
+        elif track is not None and track.axes is not None:
             self._changes.go_on(operation, source, track, track.stage)
-        elif track is not None and (held is None or not _is_part(held, target)):
+        elif track is not None:
             self._tracks.put(target, None, track.stage)
-        elif held is not None and not _is_part(held, target):
+        elif held is not None and not part:
             self._tracks.drop(target)
         else:
             self.assign(operation)
+
+    def _spoil(self, operation: Operation, target: Tensor, held: Track) -> None:
+        """Scores or weights in whose midst other ones were put."""
+        if isinstance(held.stage, Weights):
+            self._changes.mix(operation, target)
+        else:
+            self._tracks.put(target, None, Lost(place_of(operation)))
 
     def _is_source(self, tensor: object) -> bool:
         track = self._tracks.of(tensor)
@@ -296,7 +336,10 @@ def _filled(stage: Scores | Exponentials, fill: Fill) -> Scores | Exponentials |
 
 
 def _is_part(track: Track, view: Tensor) -> bool:
-    return track.axes is None or math.prod(view.shape) != math.prod(track.axes.sizes)
+    """Whether a view leaves out something of what its storage holds."""
+    if track.axes is not None:
+        return math.prod(view.shape) != math.prod(track.axes.sizes)
+    return view.nbytes < view.untyped_storage().nbytes()
 
 
 def _narrow(operation: Operation) -> Tensor | None:
@@ -323,6 +366,7 @@ def _one_number(value: object) -> float | None:
 _BEYOND_SCORES = 1e4  # no score is as far from 0
 
 aten = torch.ops.aten
+_CATS = (aten.cat.default, aten.concat.default)
 _INDEX_PUTS = (aten.index_put.default, aten.index_put_.default)
 _MASKED_FILLS = (
     *(aten.masked_fill.Scalar, aten.masked_fill_.Scalar),
@@ -353,7 +397,7 @@ _OPERATIONS: dict[str, tuple[Callable[..., Any], ...]] = {
         *(aten.clamp_min_.default, aten.max.other),
     ),
     "no_nan": (aten.nan_to_num.default, aten.nan_to_num_.default),
-    "cat": (aten.cat.default, aten.concat.default),
+    "join": JOINS,
     "copy": (
         *(aten.clone.default, aten._to_copy.default, aten.contiguous.default, aten.reshape.default),
         *(aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten.to.other, aten.type_as.default),

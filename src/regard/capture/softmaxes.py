@@ -9,7 +9,7 @@ that is added to the sum is a sink.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import cast
+from typing import TypeGuard, cast
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 from regard.capture.axes import Axes, contiguous
 from regard.capture.changes import Changes
 from regard.capture.gates import sums_to_one
+from regard.capture.gathering import Gathering
 from regard.capture.layouts import Untold
 from regard.capture.meetings import Meeting
 from regard.capture.mixtures import has_no_keys
@@ -28,7 +29,9 @@ from regard.capture.tracks import (
     Exponentials,
     Finding,
     Lost,
+    Parts,
     Scores,
+    Stage,
     Totals,
     Tracks,
     Weights,
@@ -49,6 +52,7 @@ class Softmaxes:
     Args:
         tracks: what the storages hold.
         changes: is told what is none of this.
+        gathering: is told of what is put together of parts.
         take: called with the module's name and the matrix of each attention, inside ``apart()``;
             gives what its value is to be given to.
         refuse: called with the module's name and the reason why its attention cannot be told.
@@ -58,13 +62,14 @@ class Softmaxes:
         self,
         tracks: Tracks,
         changes: Changes,
+        gathering: Gathering,
         take: Callable[[str, AttentionMatrix], TakeValue | None],
         refuse: Callable[[str, str], None],
     ) -> None:
         self._refuse = refuse
         self._tracks = tracks
         self._changes = changes
-        self._steps = ScoreOperations(tracks, changes)
+        self._steps = ScoreOperations(tracks, changes, gathering)
         self._take = take
         self._found: list[Finding] = []
 
@@ -100,7 +105,7 @@ class Softmaxes:
         if track is not None and isinstance(track.stage, Scores):
             axes = None if track.axes is None else track.axes.seen_as(source)
             self._normalise(operation, track.stage, axes, dim % source.ndim)
-        elif track is not None and isinstance(track.stage, Lost | Chosen):
+        elif track is not None and _is_lost(track.stage):
             reason = (
                 f"{track.stage.through} stands between the product of query and key and its "
                 "softmax, and is no scale, bias, softcap, mask or sink."
@@ -151,9 +156,10 @@ class Softmaxes:
         source, dims = operation.args[:2]
         powers = self._tracks.powers_of(source)
         track, output = self._tracks.of(source), cast(Tensor, operation.output)
-        if (
+        stage = None if track is None else track.stage
+        if isinstance(stage, Parts) or (
             track is not None
-            and isinstance(track.stage, Weights)
+            and isinstance(stage, Weights)
             and not has_no_keys(operation, track, source, output)
         ):
             self._changes.pass_on(operation)
@@ -289,6 +295,13 @@ class Softmaxes:
         line = f"{caller.file}:{caller.line}"
         weights = Weights(normal, output.shape[dim], caller.module, line, trouble)
         self._tracks.put(output, Axes.of(output, places), weights)
+
+
+def _is_lost(stage: Stage) -> TypeGuard[Lost | Chosen | Parts]:
+    """Whether scores cannot be told any more."""
+    if isinstance(stage, Parts):
+        return stage.weights is None
+    return isinstance(stage, Lost | Chosen)
 
 
 def _with_sinks(totals: Totals) -> Scores:

@@ -4,13 +4,15 @@ A storage holds scores, or their exponentials, or weights, whatever views there 
 holds its query and key until its scores are gone, or until the next product after their softmax.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
+import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from regard.capture.axes import Axes
+from regard.capture.axes import Axes, Numbers
 from regard.capture.contractions import Product
 from regard.capture.meetings import Meeting
 from regard.capture.score_steps import Step
@@ -23,6 +25,8 @@ __all__ = [
     "Finding",
     "Lost",
     "Noise",
+    "Part",
+    "Parts",
     "Scores",
     "Stage",
     "Totals",
@@ -156,7 +160,90 @@ class Noise:
     """What chance has drawn, 0 or another number: a factor of dropout."""
 
 
-Stage: TypeAlias = Scores | Exponentials | Totals | Drawn | Weights | Lost | Chosen | Noise
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Scores or weights in a part of a storage."""
+
+    axes: Axes
+    stage: "Scores | Exponentials | Weights"
+
+
+class Parts:
+    """What lies in several parts of a storage, as a loop over rows puts it there.
+
+    Args:
+        storage: a tensor in it.
+        through: what put the first part there, with the user's own line.
+
+    Attributes:
+        whole: the scores that all parts are together, and their axes; None while nobody has asked.
+    """
+
+    def __init__(self, storage: Tensor, through: str) -> None:
+        self.through = through
+        self.whole: tuple[Scores, Axes] | None = None
+        self._parts: dict[tuple[Numbers, Numbers, int], Part] = {}
+        length = storage.untyped_storage().nbytes() // storage.element_size()
+        self._taken = torch.zeros(length, dtype=torch.bool, device="cpu")
+        self._largest = 0
+
+    def __iter__(self) -> Iterator[Part]:
+        return iter(self._parts.values())
+
+    @property
+    def weights(self) -> Weights | None:
+        """The weights in its first part; None where that holds scores."""
+        first = next(iter(self)).stage
+        return first if isinstance(first, Weights) else None
+
+    def add(self, part: Part) -> None:
+        """Note one more part, or that one holds something else from now on."""
+        place = (part.axes.sizes, part.axes.strides, part.axes.offset)
+        here = self._taken.as_strided(*place)
+        if place not in self._parts and bool(here.any()):
+            self._parts = {key: each for key, each in self._parts.items() if not _meet(key, place)}
+        here.fill_(True)
+        self._parts[place] = part
+        self._largest = max(self._largest, here.numel())
+        self.whole = None
+
+    def change(self, axes: Axes, stage: "Stage") -> bool:
+        """Note what a part holds from now on; False where these are no part's axes.
+
+        Args:
+            axes: of the part.
+            stage: what it holds.
+        """
+        known = (axes.sizes, axes.strides, axes.offset) in self._parts
+        if known and isinstance(stage, Scores | Exponentials | Weights):
+            self.add(Part(axes, stage))
+            return True
+        return False
+
+    def around(self, view: Tensor) -> Part | None:
+        """The part in which a view of the storage lies as a whole; None where it does in none."""
+        if not 0 < view.numel() <= self._largest:
+            return None
+        return next((part for part in self if part.axes.seen_as(view) is not None), None)
+
+    def are_in(self, view: Tensor) -> bool:
+        """Whether a view of the storage shows anything of a part."""
+        seen = self._taken.as_strided(view.shape, view.stride(), view.storage_offset())
+        return bool(seen.any())
+
+
+def _meet(one: tuple[Numbers, Numbers, int], other: tuple[Numbers, Numbers, int]) -> bool:
+    """Whether two views of one storage, (sizes, strides, offset), have a number in common."""
+    stops = [
+        1 + first + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))
+        for sizes, strides, first in (one, other)
+    ]
+    marks = torch.zeros(max(stops), dtype=torch.bool, device="cpu")
+    marks.as_strided(*one).fill_(True)
+    return bool(marks.as_strided(*other).any())
+
+
+Stage: TypeAlias = Scores | Exponentials | Totals | Drawn | Weights | Lost | Chosen | Noise | Parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +264,9 @@ class Tracks:
 
     Args:
         model: whose parameters are no activations.
+
+    Attributes:
+        has_parts: whether a storage may hold several of them.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -185,12 +275,26 @@ class Tracks:
         self._room = 64
         self._tracks: dict[int, Track] = {}
         self._spent: list[Product] = []
+        self.has_parts = False
 
     def __bool__(self) -> bool:
         return bool(self._tracks)
 
     def of(self, tensor: object) -> Track | None:
         """What the storage of a tensor holds; None where it is nothing of interest."""
+        track = self.held_by(tensor)
+        if track is None or not isinstance(track.stage, Parts):
+            return track
+        parts = track.stage
+        part = parts.around(cast(Tensor, tensor))
+        if part is not None:
+            return Track(track.storage, part.axes, part.stage)
+        if parts.whole is not None:
+            return Track(track.storage, parts.whole[1], parts.whole[0])
+        return track
+
+    def held_by(self, tensor: object) -> Track | None:
+        """What the storage of a tensor holds as a whole, in one part or in several."""
         if not self._tracks or not isinstance(tensor, Tensor):
             return None
         return self._tracks.get(cast(int, storage_key(tensor)))
@@ -220,9 +324,14 @@ class Tracks:
 
     def put(self, tensor: Tensor, axes: Axes | None, stage: Stage) -> None:
         """Note what the storage of a tensor holds from now on."""
+        held = None if axes is None else self.held_by(tensor)
+        parts = None if held is None else held.stage
+        if axes is not None and isinstance(parts, Parts) and parts.change(axes, stage):
+            return
         if storage_key(tensor) is not None:
             reference = StorageWeakRef(tensor.untyped_storage())
             self._tracks[reference.cdata] = Track(reference, axes, stage)
+            self.has_parts |= isinstance(stage, Parts)
 
     def is_parameter(self, tensor: Tensor) -> bool:
         """Whether a tensor is a parameter of the model, or a view or a noted copy of one."""
@@ -248,6 +357,7 @@ class Tracks:
                 if not (track.storage.expired() or self._is_spent(track.stage))
             }
             self._spent.clear()
+            self.has_parts &= any(isinstance(t.stage, Parts) for t in self._tracks.values())
         if len(self._copies) > self._room:
             copies = self._copies.items()
             self._copies = {key: copy for key, copy in copies if not copy.expired()}
@@ -258,6 +368,8 @@ class Tracks:
         self._tracks.pop(cast(int, storage_key(tensor)), None)
 
     def _is_spent(self, stage: Stage) -> bool:
+        if isinstance(stage, Parts):
+            stage = stage.whole[0] if stage.whole is not None else stage
         if isinstance(stage, Exponentials | Totals | Chosen):
             stage = stage.scores
         return isinstance(stage, Scores) and any(stage.product is one for one in self._spent)
