@@ -22,7 +22,7 @@ class Explanation:
     again.
 
     Attributes:
-        backend: "fused" or "blocks".
+        backend: "fused", "triton" or "blocks".
         how: what it does.
         refusals: why the backends before it in the table do not answer.
         flops: floating-point operations of the matrix products.

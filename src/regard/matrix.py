@@ -239,8 +239,8 @@ class AttentionMatrix(LinearMap):
 
         Args:
             reductions: what to ask: ``regard.TopK(8)``, ``regard.Entropy()``, your own.
-            backend: "fused", "blocks" or "dense" (float64, forms the matrix); the fastest exact
-                one is chosen when left out.
+            backend: "fused", "triton", "blocks" or "dense" (float64, forms the matrix); the fastest
+                exact one is chosen when left out.
 
         Returns:
             One answer for one reduction, a tuple of them for several.

@@ -37,7 +37,7 @@ def config(
     """The config of a kernel.
 
     Args:
-        kernel: which one; "rows" and "top" must have tiles of the same width for one question.
+        kernel: which one; "top" takes the keys of its tiles from "rows".
         head_dim: of query and key.
         dtype: of query and key.
         capability: of the GPU.

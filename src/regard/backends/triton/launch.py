@@ -1,7 +1,7 @@
 """From tensors to a grid of programs and the arguments of a kernel."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import e, log2
 from typing import Any, NamedTuple
@@ -82,7 +82,8 @@ class Launch:
         """The k largest weights of each row and their keys, (batch, num_heads, q_len, k)."""
         size = (*self.given.shape[:-1], k)
         values, indices = self._empty(size), self._empty(size, torch.int64)
-        chosen = self._config("top", k)
+        # The tiles that are listed are those of the first pass.
+        chosen = replace(self._config("top", k), block_n=self._config("rows", k).block_n)
         extra = (logsumexp, tiles, values, indices, k)
         self._run(top.top_kernel, self._row_tiles(chosen), extra, chosen, K=tiles.shape[-1])
         return values, indices
