@@ -37,9 +37,11 @@ __all__ = [
     "in_bits",
     "keys_seen",
     "kv_end_of",
+    "product_by_parts",
     "queries_seen",
     "rows_of",
     "scores",
+    "stepped",
     "tile_of",
 ]
 
@@ -162,6 +164,35 @@ def scores(left, right, q_idx, kv_idx, batch, head, shape, steps, bias, UPCAST: 
     if UPCAST:
         left, right = left.to(tl.float32), right.to(tl.float32)
     x = tl.dot(left, right, input_precision="ieee")
+    return stepped(x, q_idx, kv_idx, batch, head, shape, steps, bias)
+
+
+@triton.jit
+def product_by_parts(
+    query, key, batch, head, kv_head, q_idx, kv_idx, shape, HEAD_DIM: tl.constexpr
+):
+    """query @ key.T of float32, a few dimensions at a time, from memory.
+
+    float32 has no matrix unit: a thread multiplies numbers in its registers, which do not hold
+    both operands whole beside a long epilogue.
+    """
+    x = tl.zeros((q_idx.shape[0], kv_idx.shape[0]), tl.float32)
+    for start in range(0, HEAD_DIM, 16):
+        d = start + tl.arange(0, 16)
+        here = d < HEAD_DIM
+        row = head.to(tl.int64) * query.head + q_idx.to(tl.int64) * query.token
+        pointers = query.pointer + batch.to(tl.int64) * query.batch + row[:, None] + d[None, :]
+        q = tl.load(pointers, mask=(q_idx < shape.q_len)[:, None] & here[None, :], other=0.0)
+        column = kv_head.to(tl.int64) * key.head + kv_idx.to(tl.int64) * key.token
+        pointers = key.pointer + batch.to(tl.int64) * key.batch + column[None, :] + d[:, None]
+        k = tl.load(pointers, mask=(kv_idx < shape.kv_len)[None, :] & here[:, None], other=0.0)
+        x = tl.dot(q, k, x, input_precision="ieee")
+    return x
+
+
+@triton.jit
+def stepped(x, q_idx, kv_idx, batch, head, shape, steps, bias):
+    """The scores of query · key, biased and capped; times ``to_bits`` they are in bits."""
     if bias.pointer is not None or steps.softcap is not None:
         x = x * steps.scale
         if bias.pointer is not None:

@@ -25,8 +25,10 @@ from regard.backends.triton.tile import (
     allowed,
     document,
     kv_end_of,
+    product_by_parts,
     rows_of,
     scores,
+    stepped,
     tile_of,
 )
 
@@ -63,7 +65,9 @@ def top_kernel(
     row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     q_idx, head = row // GROUP, kv_head * GROUP + row % GROUP
     here = q_idx < shape.q_len
-    q = rows_of(query, batch, head, q_idx, here, HEAD_DIM)
+    BY_PARTS: tl.constexpr = query.pointer.dtype.element_ty == tl.float32
+    if not BY_PARTS:
+        q = rows_of(query, batch, head, q_idx, here, HEAD_DIM)
     kv_end = kv_end_of(limits, batch, kv_head * GROUP, shape)
     of_query = q_idx
     if limits.first is not None:
@@ -79,11 +83,19 @@ def top_kernel(
         if tl.max(lists, 0) > 0:
             first = number * BLOCK_N
             kv_idx = first + tl.arange(0, BLOCK_N)
-            keys = tile_of(key, batch, kv_head, first, shape.kv_len, HEAD_DIM, BLOCK_N)
-            x = scores(
-                q, keys.T, q_idx[:, None], kv_idx[None, :], batch, head[:, None], shape, steps,
-                bias, UPCAST,
-            )  # fmt: skip
+            if BY_PARTS:
+                x = product_by_parts(
+                    query, key, batch, head, kv_head, q_idx, kv_idx, shape, HEAD_DIM
+                )
+                x = stepped(
+                    x, q_idx[:, None], kv_idx[None, :], batch, head[:, None], shape, steps, bias
+                )
+            else:
+                keys = tile_of(key, batch, kv_head, first, shape.kv_len, HEAD_DIM, BLOCK_N)
+                x = scores(
+                    q, keys.T, q_idx[:, None], kv_idx[None, :], batch, head[:, None], shape, steps,
+                    bias, UPCAST,
+                )  # fmt: skip
             of_key = kv_idx
             if limits.first is not None:
                 of_key, _ = document(limits, batch, kv_head * GROUP, kv_idx, kv_idx < kv_end)
