@@ -1,8 +1,8 @@
 """One offline HTML file with the page and everything it needs, written atomically.
 
 The file holds the page's own code, the tokens, a small map of every head, and for each layer the
-query and the key, from which the browser computes exact rows of weights by itself. Of layers that
-are too large for that it holds block means and the strongest keys of every row.
+query, the key and the logsumexp of every row, from which the browser computes any weight by itself.
+Of layers that are too large for that it holds block means and the strongest keys of every row.
 """
 
 import math
@@ -63,8 +63,14 @@ def write_page(
     """The recording as a page: one HTML file that needs no network and no server.
 
     Query and key are stored in float32 while they take less than 512 KiB, without its last byte up
-    to 8 MiB, else in float16; the page then says how far weights may be off. Of several sequences
-    in a batch it shows the first.
+    to 8 MiB, else in float16; the page then says how far weights may be off. Beside them stand the
+    logsumexp of every row and its highest weight, with and without sinks, of query and key as they
+    are stored, in float32: in float16 they would take three digits from every weight. Of more than
+    8,192 tokens the means of blocks of 64 x 64 tokens follow where there is room, so that the whole
+    is exact at once too. Of several sequences in a batch the page shows the first.
+
+    One pass over each layer finds all of it, the kinds of heads too: of one sequence the kinds are
+    those of query and key as they are stored.
 
     Where query and key of all layers do not fit ``limit``, every layer first gets the mean weights
     of at most 512 x 512 blocks of each head, one byte each. Then the opened layer, and the others
