@@ -1,4 +1,8 @@
-"""How large the tiles of each kernel are: a table by head_dim, dtype and architecture."""
+"""How large the tiles of each kernel are: a table by head_dim, dtype and architecture.
+
+Chosen by what the compiler says, on no GPU so far: nothing spills, and a tile fits. Where that
+leaves a choice, tiles are 128 queries high, so that a key read from L2 serves as many.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -7,7 +11,7 @@ import torch
 
 __all__ = ["INTERPRETED", "Config", "Kernel", "config"]
 
-Kernel = Literal["rows", "columns", "pooled", "top"]
+Kernel = Literal["rows", "columns", "products", "pooled", "top"]
 
 
 @dataclass(frozen=True)
@@ -32,24 +36,36 @@ INTERPRETED = Config(16, 32, 1, 1)
 
 
 def config(
-    kernel: Kernel, head_dim: int, dtype: torch.dtype, capability: tuple[int, int], k: int = 1
+    kernel: Kernel,
+    head_dim: int,
+    dtype: torch.dtype,
+    capability: tuple[int, int],
+    k: int = 0,
+    crowded: bool = False,
 ) -> Config:
     """The config of a kernel.
 
     Args:
-        kernel: which one; "top" takes the keys of its tiles from "rows".
+        kernel: which one; "rows" and "top" have tiles of the same width for one question.
         head_dim: of query and key.
         dtype: of query and key.
         capability: of the GPU.
         k: of the top-k that the row statistics and the top-k kernel keep in registers.
+        crowded: whether more than query and key is read for each score, or its steps take many
+            registers: a bias, a bool mask, a softcap.
     """
     hopper = capability[0] >= 9
-    if kernel == "pooled" and dtype != torch.float32:
-        return Config(128, 128 if head_dim <= 128 else 64, 8, 2)
     if dtype == torch.float32:
-        return Config(64, 32, 4, 2) if head_dim <= 128 else Config(32, 32, 4, 1)
+        # Multiplied by threads one by one: small tiles, so that operands fit in registers.
+        tall = head_dim <= 128 or kernel == "top"
+        return Config(64, 32, 4, 2) if tall else Config(32, 32, 4, 1)
     if k > 16:
-        return Config(64, 64, 4, 2)
-    if head_dim <= 128:
-        return Config(128, 128, 8, 3 if hopper else 2)
-    return Config(128, 64, 8, 2)
+        return Config(64, 64, 8 if crowded else 4, 2)
+    width = 128 if head_dim <= 128 else 64
+    if crowded and kernel != "columns":
+        return Config(64, width, 8, 2)
+    if kernel == "top":
+        return Config(128 if hopper else 64, width, 8, 2)
+    if kernel == "pooled" or head_dim > 128 or not hopper:
+        return Config(128, width, 8, 2)
+    return Config(128, width, 8, 3)
