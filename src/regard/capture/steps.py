@@ -239,7 +239,7 @@ class Steps:
         there = run.keys[..., max(base, 0) : run.kv_len, :]
         origins = _origins(_entries(there), _entries(key)) if base >= 0 else None
         if origins is not None and _look_alike(_entries(run.keys[..., : run.kv_len, :]), base):
-            return None
+            origins = _told_by_search(_entries(there), _entries(key))
         if origins is not None:
             self._written = _entries(there), origins
             return Place(True, base, known, stop, order=_changed(origins))
@@ -337,13 +337,33 @@ def _in_generate() -> bool:
 
     Anybody else who takes keys back may have read what he took back, as one who weighs two answers.
     """
+    return _frame_of("generate") is not None
+
+
+def _told_by_search(before: Tensor, now: Tensor) -> list[int] | None:
+    """The entries that beams were, as transformers' search moved them; None where nobody knows.
+
+    Asked only where the keys that a cache still has are those of several beams.
+    """
+    frame = _frame_of("_beam_search")
+    order = None if frame is None else frame.f_locals.get("beam_idx")
+    if not isinstance(order, Tensor) or order.shape != now.shape[:1]:
+        return None
+    origins = cast(list[int], order.tolist())
+    within = all(0 <= place < len(before) for place in origins)
+    at = torch.tensor(origins if within else [], dtype=torch.int64, device=before.device)
+    return origins if torch.equal(before.index_select(0, at), now) else None
+
+
+def _frame_of(function: str) -> FrameType | None:
+    """The frame of a function of transformers that runs this; None without one."""
     frame: FrameType | None = sys._getframe()  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
-        if frame.f_code.co_name == "generate" and module.partition(".")[0] == "transformers":
-            return True
+        if frame.f_code.co_name == function and module.partition(".")[0] == "transformers":
+            return frame
         frame = frame.f_back
-    return False
+    return None
 
 
 def _at(tensor: Tensor, run: Run) -> Tensor:
@@ -370,7 +390,7 @@ def _same(first: Tensor | None, second: Tensor | None) -> bool:
 def _look_alike(keys: Tensor, base: int) -> bool:
     """Whether two entries of the batch differ only in keys that a cache has dropped.
 
-    Which of the two a beam goes on from cannot be told then.
+    Which of the two a beam goes on from the keys cannot tell then.
     """
     if base == 0:
         return False
