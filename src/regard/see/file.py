@@ -62,12 +62,12 @@ def write_page(
 ) -> Path:
     """The recording as a page: one HTML file that needs no network and no server.
 
-    Query and key are stored in float32 while they take less than 512 KiB, without its last byte up
-    to 8 MiB, else in float16; the page then says how far weights may be off. Beside them stand the
-    logsumexp of every row and its highest weight, with and without sinks, of query and key as they
-    are stored, in float32: in float16 they would take three digits from every weight. Of more than
-    8,192 tokens the means of blocks of 64 x 64 tokens follow where there is room, so that the whole
-    is exact at once too. Of several sequences in a batch the page shows the first.
+    Query and key are stored in float32 while all layers take less than 512 KiB, without its last
+    byte up to 8 MiB, else in float16; the page then says how far weights may be off. Beside them
+    stand the logsumexp of every row and its highest weight, with and without sinks, of query and
+    key as they are stored, in float32: in float16 they would take three digits from every weight.
+    Of more than 8,192 tokens the means of blocks of 64 x 64 tokens follow where there is room, so
+    that the whole is exact at once too. Of several sequences in a batch the page shows the first.
 
     One pass over each layer finds all of it, the kinds of heads too: of one sequence the kinds are
     those of query and key as they are stored.
