@@ -4,8 +4,10 @@ Without a GPU the same code runs on tensors of the meta device, which have no nu
 at one raises. Copies from the CPU that are waited for are refused by a mode.
 """
 
+import traceback
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +17,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import oracle
 import regard
+from models import LLAMA, ids
 from regard.ranking import _largest_unseen
 
 COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
@@ -151,6 +155,56 @@ def test_a_mask_is_read_once(mask: regard.Mask) -> None:
 
 def _tensors(answer: Any) -> tuple[Tensor, ...]:
     return (answer,) if isinstance(answer, Tensor) else tuple(answer)
+
+
+# While a model runs
+
+LOOKS = (
+    torch.ops.aten._local_scalar_dense.default,
+    torch.ops.aten.equal.default,
+    torch.ops.aten.masked_select.default,
+    torch.ops.aten.nonzero.default,
+)
+
+
+class _Looking(TorchDispatchMode):
+    """Collects from where in regard a number is looked at; what a model looks at is its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in LOOKS:
+            ours = [f for f in traceback.extract_stack() if PACKAGE in Path(f.filename).parents]
+            # The tracer hands on what the model calls.
+            if ours and Path(ours[-1].filename).name != "tracing.py":
+                self.places.add(f"{Path(ours[-1].filename).name}: {ours[-1].line}")
+        return func(*args, **(kwargs or {}))
+
+
+PACKAGE = Path(regard.__file__).parent
+OPTIONS = [{"keep": [regard.TopK(2), regard.Entropy(), regard.Sum(-2), regard.Pool(3, 2)]}, {}]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["reductions", "query and key"])
+def test_watching_a_forward_looks_at_no_number(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("block", "ranking"):
+        monkeypatch.setattr(f"regard.{module}.can_look", lambda _: False)
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**LLAMA)).eval()
+    with torch.no_grad(), _Looking() as looking, regard.observe(model, **options) as seen:
+        model(ids())
+    assert len(seen) == LLAMA["num_hidden_layers"]
+    assert looking.places == set()
+
+
+def test_a_look_is_noticed() -> None:
+    with _Looking() as looking:
+        regard.attend(numbers("cpu", 3, 2), numbers("cpu", 3, 2)).entropy()
+    assert any(place.startswith("block.py: self._empty") for place in looking.places)
 
 
 # What a device does instead of looking, with numbers that can be looked at
