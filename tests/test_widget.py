@@ -5,6 +5,7 @@ import json
 import queue
 import time
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,11 @@ def test_an_answer_carries_the_id_of_its_question(
     assert len(buffers[0]) == 7 * 4
 
 
+def test_that_it_listens_it_says_at_once(widget: PageWidget, sent: "queue.Queue[Any]") -> None:
+    widget.take(None, {"id": ["view", 0], "kind": "listens"}, [])
+    assert sent.get_nowait() == ({"id": ["view", 0]},)
+
+
 def test_what_is_forgotten_is_not_answered(widget: PageWidget, sent: "queue.Queue[Any]") -> None:
     for number in range(40):
         widget.take(None, {"id": number, "kind": "row", **HEAD, "query": 0}, [])
@@ -253,8 +259,8 @@ def embedded(
         widget.take(None, question, [])
         if question["kind"] == "forget":
             return [{}, []]
-        content, buffers = sent.get(timeout=60)
-        return [content, [base64.b64encode(data).decode() for data in buffers]]
+        content, *buffers = sent.get(timeout=60)
+        return [content, [base64.b64encode(data).decode() for data in chain(*buffers)]]
 
     host = folder / "host.html"
     host.write_text("<!doctype html><body></body>")
@@ -262,6 +268,7 @@ def embedded(
     page.expose_function("ask", ask)
     page.goto(host.as_uri())
     module = (FOLDER / "widget.js").read_text().replace("export default { render };", "")
+    module = module.replace("10_000", "300").replace("2_000", "100")  # milliseconds
     page.evaluate(MODEL.replace("MODULE", module), inner)
     page.wait_for_selector("iframe")
     return page, page.frames[1]
@@ -288,7 +295,12 @@ MODEL = """(inner) => {
     get: (name) => ({ page: inner, title: "A run", sandbox: "allow-scripts", height: "300" })[name],
     on: (event, listener) => listeners.push(listener),
     off: () => {},
-    async send(question) {
+    send(question) {
+      if (window.ended) throw new Error("Cannot send");
+      const swallowed = window.busy || (window.long && question.kind !== "listens");
+      if (!swallowed) void this.answer(question);
+    },
+    async answer(question) {
       const [content, buffers] = await window.ask(question);
       const views = buffers.map((text) => {
         // Not aligned, and in the middle of a larger buffer, as they come from a kernel.
@@ -300,6 +312,11 @@ MODEL = """(inner) => {
   };
   window.remove = render({ model, el: document.body });
 }"""
+GONE = "The kernel of this notebook does not answer any more. Run the cell again."
+BUSY = (
+    "The kernel of this notebook does not answer yet: it is busy with another cell, or it has "
+    "ended. If it has ended, run this cell again."
+)
 ONE = "{ layer: 1, head: 1, hidden: false }"
 
 
@@ -325,6 +342,43 @@ def test_the_frame_gets_the_librarys_numbers(framed: Any) -> None:
 def test_the_frame_is_told_in_a_sentence_what_was_wrong(framed: Any) -> None:
     sentence = "source.row({ layer: 7, head: 0 }, 0).catch((error) => error.message)"
     assert framed.evaluate(sentence) == "layer is 7; it must be from 0 to 1."
+
+
+@pytest.mark.browser
+def test_the_frame_is_told_in_a_sentence_that_the_kernel_has_ended(framed: Any) -> None:
+    framed.page.evaluate("window.ended = true")
+    sentence = f"source.row({ONE}, 0).catch((error) => error.message)"
+    assert framed.evaluate(sentence) == GONE
+
+
+@pytest.mark.browser
+def test_a_kernel_that_ends_before_it_answers_is_noticed(framed: Any) -> None:
+    framed.page.evaluate("window.busy = true")
+    framed.evaluate(
+        f"void source.row({ONE}, 0).catch((error) => {{ window.told = error.message }})"
+    )
+    framed.page.evaluate("window.ended = true")
+    framed.wait_for_function("window.told")
+    assert framed.evaluate("window.told") == GONE
+
+
+@pytest.mark.browser
+def test_while_the_kernel_does_not_listen_the_cell_says_so(framed: Any) -> None:
+    note = framed.page.locator("p[role=status]")
+    framed.page.evaluate("window.busy = true")
+    framed.evaluate(f"void source.row({ONE}, 0)")
+    note.wait_for(state="visible")
+    assert note.inner_text() == BUSY
+    framed.page.evaluate("window.busy = false")
+    note.wait_for(state="hidden")
+
+
+@pytest.mark.browser
+def test_while_the_kernel_listens_an_answer_may_take_long(framed: Any) -> None:
+    framed.page.evaluate("window.long = true")
+    framed.evaluate(f"void source.row({ONE}, 0)")
+    framed.page.wait_for_timeout(600)
+    assert framed.page.locator("p[role=status]").is_hidden()
 
 
 @pytest.mark.browser

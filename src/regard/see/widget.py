@@ -56,9 +56,11 @@ class PageWidget(anywidget.AnyWidget):  # pyright: ignore[reportUntypedBaseClass
         self.on_msg(self.take)
 
     def take(self, _: object, question: Mapping[str, Any], __: object) -> None:
-        """A question of the page, or that it does not wait for an answer any more."""
+        """A question of the page, or that it waits for no answer any more, or whether one comes."""
         name = str(question.get("id"))
-        if question.get("kind") == "forget":
+        if question.get("kind") == "listens":
+            self.send({"id": question.get("id")})
+        elif question.get("kind") == "forget":
             self._waiting.discard(name)
         elif len(self._waiting) < _MOST_WAITING:
             self._waiting.add(name)

@@ -4,10 +4,18 @@
  *
  * @typedef {object} Model
  * @property {(name: string) => any} get
- * @property {(content: object) => void} send
+ * @property {(content: object) => void} send throws where the kernel has ended
  * @property {(event: string, listener: (content: any, buffers: DataView[]) => void) => void} on
  * @property {(event: string, listener: (content: any, buffers: DataView[]) => void) => void} off
  */
+
+const GONE = "The kernel of this notebook does not answer any more. Run the cell again.";
+const SILENT =
+  "The kernel of this notebook does not answer yet: it is busy with another cell, or it has ended. If it has ended, run this cell again.";
+const PATIENCE = 10_000; // milliseconds
+const OFTEN = 2_000;
+const NOTE =
+  "position:absolute;inset:0 0 auto;margin:0;padding:8px 14px;font:14px system-ui,sans-serif;background:Canvas;color:CanvasText";
 
 /**
  * @param {{model: Model, el: HTMLElement}} place
@@ -21,31 +29,73 @@ function render({ model, el }) {
   frame.height = model.get("height");
   frame.style.border = "0";
   frame.srcdoc = model.get("page");
+  const note = document.createElement("p");
+  note.setAttribute("role", "status");
+  note.style.cssText = NOTE;
+  note.hidden = true;
+  const box = document.createElement("div");
+  box.style.position = "relative";
+  box.append(frame, note);
   // Several cells may show one model; each answer goes to the frame that asked.
   const view = `${Date.now()} ${Math.random()}`;
+  /** @type {Set<number>} */ const waiting = new Set();
+  let heard = 0; // when the kernel answered last, or was not waited for
 
   /** @param {MessageEvent} event */
   function ask({ source, data }) {
     if (source !== frame.contentWindow || !data?.regard) return;
-    model.send({ ...data.regard, id: [view, data.regard.id] });
+    const { kind, id } = data.regard;
+    if (waiting.size === 0) heard = Date.now();
+    if (kind === "forget") waiting.delete(id);
+    else waiting.add(id);
+    send(data.regard);
+  }
+
+  /** @param {{id: number, kind: string}} question */
+  function send(question) {
+    try {
+      model.send({ ...question, id: [view, question.id] });
+    } catch {
+      for (const id of waiting) answer({ id, error: GONE, buffers: [] });
+    }
   }
 
   /** @param {any} content @param {DataView[]} buffers */
   function tell(content, buffers) {
     if (content?.id?.[0] !== view) return;
+    heard = Date.now();
+    look();
     const copies = buffers.map((bytes) =>
       bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.byteLength),
     );
-    frame.contentWindow?.postMessage({ ...content, id: content.id[1], buffers: copies }, "*");
+    answer({ ...content, id: content.id[1], buffers: copies });
   }
 
+  /** @param {{id: number, error?: string, buffers: ArrayBuffer[]}} content */
+  function answer(content) {
+    waiting.delete(content.id);
+    frame.contentWindow?.postMessage(content, "*");
+  }
+
+  function look() {
+    const text = waiting.size > 0 && Date.now() - heard > PATIENCE ? SILENT : "";
+    note.hidden = !text;
+    if (note.textContent !== text) note.textContent = text;
+  }
+
+  const looking = setInterval(() => {
+    // An answer may take as long as it takes; that the kernel listens, it says at once.
+    if (waiting.size > 0) send({ kind: "listens", id: 0 });
+    look();
+  }, OFTEN);
   window.addEventListener("message", ask);
   model.on("msg:custom", tell);
-  el.append(frame);
+  el.append(box);
   return () => {
+    clearInterval(looking);
     window.removeEventListener("message", ask);
     model.off("msg:custom", tell);
-    frame.remove();
+    box.remove();
   };
 }
 
