@@ -74,6 +74,17 @@ def test_numbers_above_words_are_in_the_picture_of_the_text(show: Open, tmp_path
     assert share in said(page, tmp_path)
 
 
+def test_a_picture_shows_nothing_to_press_and_the_page_is_as_before(
+    show: Open, tmp_path: Path
+) -> None:
+    page = show(recorded(), "#view=segments")
+    page.wait_for_selector("#view-segments td")
+    before = page.locator("#view-segments").bounding_box()
+    assert "sentences" not in said(page, tmp_path)
+    assert page.is_visible("#view-segments .tools")
+    assert page.locator("#view-segments").bounding_box() == before
+
+
 def table(page: Page, folder: Path) -> list[list[str]]:
     with saved(page, "csv", folder).open(encoding="utf-8-sig", newline="") as file:
         return list(csv.reader(file))

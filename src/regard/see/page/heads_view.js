@@ -26,7 +26,7 @@ export class HeadsView {
   /** @param {HTMLElement} pane @param {import("./main.js").Page} page */
   constructor(pane, page) {
     this.page = page;
-    this.choices = made("div", "filters");
+    this.choices = made("div", "filters pressed");
     this.count = made("p", "count");
     this.count.setAttribute("role", "status");
     this.grid = made("div", "heads");
@@ -132,7 +132,9 @@ export class HeadsView {
       if (heads) {
         const mean = heads.reduce((sum, { entropy }) => sum + entropy, 0) / heads.length;
         const [bar, number] = [made("span", "even"), made("span", "number")];
-        bar.style.setProperty("--part", String(mean));
+        const part = made("span", "");
+        part.style.width = `${100 * mean}%`;
+        bar.append(part);
         number.textContent = `entropy ${whole(mean)}`;
         label.title = `Mean entropy of its heads: ${share(mean)} of that of even attention`;
         label.append(bar, number);

@@ -91,10 +91,11 @@ export class MapView {
     this.frame = this.framed(state);
     this.overAxes.setLimit(this.axes.limit);
     this.part = partOf(this.frame);
-    const { left, top, cellWidth, cellHeight } = this.frame;
+    const { left, top, height, cellWidth, cellHeight } = this.frame;
     // The whole map scrolls with what the page stands in; a part of it is moved by the finger.
     this.over.style.touchAction = state.zoom > 1 ? "none" : "";
     this.holder.dataset.frame = [left, top, cellWidth, cellHeight].join();
+    this.holder.style.setProperty("--used", `${top + height + 2}px`);
   }
 
   /** @param {{zoom: number, row: number, column: number}} at @returns {Frame} what would be shown */

@@ -14,6 +14,7 @@ import { SvgContext } from "./svg.js";
  */
 
 const NOTHING = "rgba(0, 0, 0, 0)";
+const SMALL_CAPS = 0.8; // of the height of capitals
 
 /**
  * @param {HTMLElement} root
@@ -46,6 +47,7 @@ function walk(element, pen, window) {
   if (element instanceof HTMLCanvasElement && box.width > 0 && meets(box, window)) {
     context.imageSmoothingEnabled = style.imageRendering !== "pixelated";
     copy(element, box, pen);
+    outlineOf(box, style, pen);
   }
   for (const child of element.childNodes) {
     if (child instanceof Element) walk(child, pen, inside);
@@ -99,6 +101,16 @@ function boxOf(box, style, { context, left, top }) {
   }
 }
 
+/** The frame around a small map. @param {DOMRect} box @param {CSSStyleDeclaration} style @param {Pen} pen */
+function outlineOf(box, style, { context, left, top }) {
+  const thick = Number.parseFloat(style.outlineWidth);
+  if (style.outlineStyle !== "solid" || !(thick > 0)) return;
+  context.strokeStyle = style.outlineColor;
+  context.lineWidth = thick;
+  const [x, y] = [box.left - left - thick / 2, box.top - top - thick / 2];
+  context.strokeRect(x, y, box.width + thick, box.height + thick);
+}
+
 /** @param {Text} node @param {CSSStyleDeclaration} style @param {Pen} pen @param {DOMRect} window */
 function words(node, style, pen, window) {
   const range = document.createRange();
@@ -126,8 +138,10 @@ function words(node, style, pen, window) {
  */
 function letters(text, box, style, { context, left, top }, window) {
   if (!meets(box, window)) return;
-  const caps = style.fontVariantCaps === "normal" ? text : text.toUpperCase();
-  context.font = `${style.fontWeight} ${style.fontSize} ${style.fontFamily}`;
+  const isSmall = style.fontVariantCaps !== "normal";
+  const caps = isSmall ? text.toUpperCase() : text;
+  const size = Number.parseFloat(style.fontSize) * (isSmall ? SMALL_CAPS : 1);
+  context.font = `${style.fontWeight} ${size}px ${style.fontFamily}`;
   context.fillStyle = style.color;
   context.textAlign = "left";
   context.textBaseline = "alphabetic";
@@ -137,10 +151,14 @@ function letters(text, box, style, { context, left, top }, window) {
 
 /** @param {SVGGeometryElement} element @param {CSSStyleDeclaration} style @param {Pen} pen */
 function shape(element, style, { context, left, top }) {
-  const matrix = element.getScreenCTM();
-  const path = outline(element);
-  if (!matrix || !path) return;
-  const placed = new DOMMatrix().translate(-left, -top).multiply(matrix);
+  const screen = element.getScreenCTM();
+  if (!screen) return;
+  const matrix = new DOMMatrix().translate(-left, -top).multiply(screen);
+  // A line is drawn where it ends up: it is as thick as it says, however far it is stretched.
+  const isLine = element instanceof SVGLineElement;
+  const path = isLine ? lineOf(element, matrix) : outline(element);
+  const placed = isLine ? new DOMMatrix() : matrix;
+  if (!path) return;
   const [fill, stroke] = [style.fill, style.stroke];
   if (context instanceof SvgContext) {
     const { a, b, c, d, e, f } = context.transform.multiply(placed);
@@ -165,13 +183,16 @@ function shape(element, style, { context, left, top }) {
   context.globalAlpha = alpha;
 }
 
+/** @param {SVGLineElement} element @param {DOMMatrix} matrix @returns {string} */
+function lineOf({ x1, y1, x2, y2 }, matrix) {
+  const [fromX, fromY, toX, toY] = [x1, y1, x2, y2].map((n) => n.baseVal.value);
+  const [from, to] = [new DOMPoint(fromX, fromY), new DOMPoint(toX, toY)].map((at) => at.matrixTransform(matrix));
+  return `M${from.x} ${from.y}L${to.x} ${to.y}`;
+}
+
 /** @param {SVGGeometryElement} element @returns {string} its path; "" for shapes that no view has */
 function outline(element) {
   if (element instanceof SVGPathElement) return element.getAttribute("d") ?? "";
-  if (element instanceof SVGLineElement) {
-    const [x1, y1, x2, y2] = [element.x1, element.y1, element.x2, element.y2].map((n) => n.baseVal.value);
-    return `M${x1} ${y1}L${x2} ${y2}`;
-  }
   if (element instanceof SVGRectElement) {
     const [x, y, width, height] = [element.x, element.y, element.width, element.height].map(
       (n) => n.baseVal.value,

@@ -38,12 +38,28 @@ export class SaveMenu {
   /** @param {keyof typeof TYPES} kind */
   async save(kind) {
     this.close();
-    const content = kind === "png" ? await this.png() : kind === "svg" ? this.svg() : this.csv();
+    const content = kind === "csv" ? this.csv() : await this.pictured(() => (kind === "png" ? this.png() : this.svg()));
     const link = document.createElement("a");
     link.href = URL.createObjectURL(new Blob([content], { type: TYPES[kind] }));
     link.download = `${this.name()}.${kind}`;
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+  }
+
+  /**
+   * Draws while the view is as its picture: without what one presses, no higher than its content.
+   * @template T @param {() => T} draw @returns {T}
+   */
+  pictured(draw) {
+    const section = this.section();
+    section.style.maxHeight = `${section.offsetHeight}px`;
+    document.body.classList.add("pictured");
+    try {
+      return draw();
+    } finally {
+      document.body.classList.remove("pictured");
+      section.style.maxHeight = "";
+    }
   }
 
   /** @returns {Promise<Blob>} */
@@ -88,9 +104,23 @@ export class SaveMenu {
     return this.isNarrow() ? HEAD + legend : Math.max(HEAD, legend);
   }
 
-  /** @returns {boolean} is there no room for the scale beside the title? */
+  /** @returns {boolean} is there no room for the scale beside the line under the title? */
   isNarrow() {
-    return this.section().offsetWidth < 2 * this.legend().offsetWidth;
+    const ruler = /** @type {CanvasRenderingContext2D} */ (document.createElement("canvas").getContext("2d"));
+    ruler.font = this.font(12);
+    const { width } = ruler.measureText(this.said());
+    return width + MARGIN + this.legend().offsetWidth > this.section().offsetWidth;
+  }
+
+  /** @param {number} size pixels @returns {string} */
+  font(size) {
+    return `${size}px ${getComputedStyle(document.body).fontFamily}`;
+  }
+
+  /** @returns {string} what is seen, and of what */
+  said() {
+    const about = document.getElementById("about")?.textContent;
+    return [this.page.views.now()?.caption?.(), about].filter(Boolean).join(" · ");
   }
 
   /** @param {CanvasRenderingContext2D} context */
@@ -112,17 +142,15 @@ export class SaveMenu {
   /** @param {CanvasRenderingContext2D} context @param {number} width */
   head(context, width) {
     const { ink } = this.page.look;
-    const family = getComputedStyle(document.body).fontFamily;
-    const text = /** @param {string} id */ (id) => document.getElementById(id)?.textContent;
-    const said = [this.page.views.now()?.caption?.(), text("about")].filter(Boolean).join(" · ");
+    const title = document.getElementById("title")?.textContent ?? "";
     context.textAlign = "left";
     context.textBaseline = "top";
-    context.font = `600 14px ${family}`;
+    context.font = `600 ${this.font(14)}`;
     context.fillStyle = ink.ink;
-    context.fillText(fitted(context, text("title") ?? "", width), 0, 0);
-    context.font = `12px ${family}`;
+    context.fillText(fitted(context, title, width), 0, 0);
+    context.font = this.font(12);
     context.fillStyle = ink.grey;
-    context.fillText(fitted(context, said, width), 0, 22);
+    context.fillText(fitted(context, this.said(), width), 0, 22);
   }
 
   /** @returns {HTMLElement} */

@@ -37,7 +37,7 @@ export class SegmentsView {
     this.pattern.addEventListener("change", () =>
       page.store.set({ pattern: this.pattern.value.slice(0, 200), parts: "pattern" }),
     );
-    const tools = made("div", "tools");
+    const tools = made("div", "tools pressed");
     const parts = group("Parts", "parts", WAYS);
     parts.append(this.pattern);
     tools.append(parts, group("Mean over", "of", MEANS), group("As", "form", FORMS));

@@ -40,7 +40,7 @@ export class StepsView {
   constructor(pane, page) {
     this.page = page;
     this.heading = part("h2", "");
-    this.order = part("span", "choice");
+    this.order = part("span", "choice pressed");
     this.order.setAttribute("role", "group");
     this.order.setAttribute("aria-label", "Order of the keys");
     this.order.append(orderButton("weight", "By weight"), orderButton("position", "By position"));

@@ -41,11 +41,11 @@ export class TextView {
     this.page = page;
     this.pane = pane;
     this.direction = element("p", "direction");
-    const grow = element("span", "grow");
+    const grow = element("span", "grow pressed");
     grow.setAttribute("role", "group");
     grow.setAttribute("aria-label", "Choose more");
     grow.append(this.growButton("Whole word", wordAt), this.growButton("Whole sentence", sentenceAt));
-    this.turn = element("span", "");
+    this.turn = element("span", "pressed");
     this.turn.setAttribute("role", "group");
     this.turn.setAttribute("aria-label", "What the tint shows");
     this.turn.append(sideButton("looks", "Where it looks"), sideButton("looked", "Who looks at it"));
@@ -198,7 +198,7 @@ export class TextView {
       ];
     const twice = queries === keys && cut === null;
     this.turn.hidden = twice;
-    this.direction.className = twice ? "hint" : "direction";
+    this.direction.className = twice ? "hint pressed" : "direction";
     if (twice) this.direction.textContent = HINT;
     this.pane.classList.toggle("few", Math.max(queries.length, n) <= MOST_LINED);
     if (twice) this.scrollTogether();
