@@ -19,7 +19,7 @@ from regard.heads.classify import survey_of
 from regard.matrix import AttentionMatrix
 from regard.recording import Recording
 from regard.reductions import Pool
-from regard.see.manifest import SMALL, first_sequence, first_value, small_numbers
+from regard.see.manifest import SMALL, first_sequence, first_value, sink_keys, small_numbers
 from regard.see.pyramid import Place, Pyramid, Spans, Tile, check_place, checked
 from regard.see.query_steps import KeysAsked, QuerySteps, query_steps
 from regard.see.strips import HeadScores, Pause
@@ -356,12 +356,6 @@ class Answers:
         heads, num_heads = first_value(value), first_sequence(self.recording[layer]).shape[0]
         return heads[head * len(heads) // num_heads]
 
-    def _sinks(self, kv_len: int) -> list[int]:
-        """The first key and special tokens, as the page's sinksOf has them."""
-        tokens = self.recording.key_tokens
-        known = () if tokens is None or len(tokens) != kv_len else tokens
-        return [0, *(place for place, token in enumerate(known) if token.special and place)]
-
     def _pyramid(self, which: Which) -> Pyramid:
         with self._changed:
             pyramid = self._pyramids.get(which)
@@ -369,7 +363,8 @@ class Answers:
                 self._pyramids.move_to_end(which)
                 return pyramid
         matrix = self._matrix(which)
-        made = Pyramid(HeadScores.of(matrix, self._sinks(matrix.shape[1]) if which.hidden else ()))
+        aside = sink_keys(self.recording, matrix.shape[1]) if which.hidden else ()
+        made = Pyramid(HeadScores.of(matrix, aside))
         with self._changed:
             pyramid = self._pyramids.setdefault(which, made)
             while self.held > self._limit and len(self._pyramids) > 1:
