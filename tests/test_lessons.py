@@ -223,6 +223,7 @@ def test_in_a_terminal_enter_goes_on_step_by_step_to_the_end() -> None:
     assert f"1 of {steps} · Enter goes on, q ends" in shown
     assert "Averages as matrix products" in shown
     assert "print(regard.check(average_of_the_past, causal=True).verdict)" in shown
+    assert "exercises yourself: regard learn 1 --notebook lessons makes a notebook of it." in shown
 
 
 @pytest.mark.slow

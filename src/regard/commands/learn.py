@@ -81,8 +81,10 @@ def _read(lesson: Lesson, console: Console) -> None:
     for place, step in enumerate(steps, start=1):
         for part in parts(step):
             console.print(part, width=min(console.width, _WIDEST))
-        if place == len(steps) or not _goes_on(console, place, len(steps)):
+        if place < len(steps) and not _goes_on(console, place, len(steps)):
             return
+    write = f"regard learn {lesson.number} --notebook lessons"
+    console.print(f"[dim]To do the exercises yourself: {write} makes a notebook of it.[/dim]")
 
 
 def parts(step: str) -> Iterator[Markdown | Padding]:
