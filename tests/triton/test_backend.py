@@ -23,11 +23,13 @@ from triton.runtime.errors import OutOfResources
 from regard.backends.triton import backend, naive
 from regard.backends.triton.launch import Launch
 from regard.backends.triton.operands import operands, refused
+from regard.products import TransposedOutput
 from regard.scores import Scores
 
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow|All-NaN slice) encountered")
 
 ASKED = (
+    "transposed-output",
     "logsumexp",
     "entropy",
     "max",
@@ -146,6 +148,16 @@ REFUSED: dict[str, tuple[regard.AttentionMatrix, list[regard.Reduction], str]] =
         regard.attend(x, torch.zeros(80, 4)),
         [regard.TopK(65)],
         "the Triton kernel for TopK takes a k up to 64, and it is 65",
+    ),
+    "dtype-of-an-operand": (
+        A,
+        [TransposedOutput(torch.zeros(5, 2).double())],
+        "no Triton kernel multiplies float64",
+    ),
+    "width": (
+        A,
+        [TransposedOutput(torch.zeros(5, 257))],
+        "Triton kernels multiply a width up to 256, not 257",
     ),
     "overlapping-spans": (
         A,

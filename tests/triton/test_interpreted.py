@@ -153,11 +153,21 @@ def _spans(down: list[tuple[int, int]], across: list[tuple[int, int]]) -> Kernel
     )
 
 
+def operand(x: Operands) -> Tensor:
+    """What the transposed matrix is multiplied with: one head for all."""
+    wide = torch.randn(1, 1, Q_LEN, 3, generator=torch.Generator().manual_seed(1))
+    return wide.to(x.query.device, x.query.dtype).expand(x.shape[0], 1, Q_LEN, 3)
+
+
 KERNELS = {
     "rows": Kernel(_run_rows, _twin_rows),
     "columns": Kernel(
         lambda x: {"sums": Launch(x).column_sums(_logsumexp(x))},
         lambda x, dtype: {"sums": naive.column_sums(x, dtype)},
+    ),
+    "products": Kernel(
+        lambda x: {"product": Launch(x).transposed_product(_logsumexp(x), operand(x))},
+        lambda x, dtype: {"product": naive.transposed_product(x, operand(x), dtype)},
     ),
     "pooled": _cells(3, 5),
     "top": Kernel(_run_top, _twin_top),
@@ -183,13 +193,15 @@ def assert_equal(kernel: Kernel, x: Operands) -> None:
             assert bool(((found == exact[name]) | (found == plain[name])).all()), name
             continue
         assert found.dtype == torch.float32
+        # A product rounds the weights to the dtype of its operand.
+        rounded = name == "product" and x.query.dtype != torch.float32
         budget = oracle.allowed_error(
             exact[name].cpu(),
             plain[name].cpu(),
-            dtype=torch.float32,
+            dtype=x.query.dtype if rounded else torch.float32,
             scores=size,
             unit=1.0 if name in ("logsumexp", "entropy") else None,
-            roundings=oracle.SUM_ROUNDINGS,
+            roundings=1 if rounded else oracle.SUM_ROUNDINGS,
         )
         oracle.assert_close(found.cpu(), exact[name].cpu(), budget)
 

@@ -15,9 +15,9 @@ from regard.backends.blocks import boxes
 from regard.backends.fused import Fused
 from regard.backends.plan import Plan, counted
 from regard.backends.triton.operands import operands, refused
-from regard.errors import check_spans, dtype_text
+from regard.errors import check_operand, check_spans, dtype_text
 from regard.masks import Mask
-from regard.products import Output
+from regard.products import Output, TransposedOutput
 from regard.ranking import Max, Top, TopK
 from regard.reductions import Entropy, LogSumExp, Pool, Reduction, Segments, Sum
 from regard.scores import QueryKey, Scores
@@ -33,7 +33,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LEAST_CAPABILITY = (8, 0)
 # Spans of queries that overlap are read again, and their sums held.
 MAX_OVERLAP = 4
-ANSWERED = (LogSumExp, Entropy, Sum, Max, TopK, Pool, Segments)
+ANSWERED = (LogSumExp, Entropy, Sum, Max, TopK, Pool, Segments, TransposedOutput)
 _FUSED = Fused()
 _META = torch.device("meta")
 _NO_GRAPH = "regard launches its Triton kernels beside the graph"
@@ -67,8 +67,7 @@ class Triton(Backend):
         held = source.shape[:-1].numel() * torch.float32.itemsize  # the logsumexp
         for reduction in reductions:
             if reduction not in outputs:
-                buffers = reduction.start(source.shape, torch.float32, _META)
-                held += sum(buffer.nbytes for buffer in buffers)
+                held += sum(buffer.nbytes for buffer in _buffers(reduction, source))
         for output in outputs:
             fused = _FUSED.plan(source, mask, [output])
             passes.append(fused.how)
@@ -111,8 +110,20 @@ def _of_reductions(
             spans = check_spans("query_spans", reduction.query_spans, "q_len", source.shape[-2])
             if sum(stop - start for start, stop in spans) > MAX_OVERLAP * source.shape[-2]:
                 return f"the query_spans of Segments overlap more than {MAX_OVERLAP}-fold"
-    if torch.is_grad_enabled() and any(t.requires_grad for t in source.tensors):
+        if isinstance(reduction, TransposedOutput) and (lack := _of_operand(reduction.operand)):
+            return lack
+    tensors = [*source.tensors, *(tensor for r in reductions for tensor in r.tensors)]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return "Triton kernels have no gradients"
+    return None
+
+
+def _of_operand(operand: Tensor) -> str | None:
+    """Why no kernel multiplies this operand with the transposed matrix."""
+    if operand.dtype not in DTYPES:
+        return f"no Triton kernel multiplies {dtype_text(operand.dtype)}"
+    if operand.ndim > 1 and operand.shape[-1] > MAX_HEAD_DIM:
+        return f"Triton kernels multiply a width up to {MAX_HEAD_DIM}, not {operand.shape[-1]}"
     return None
 
 
@@ -121,11 +132,21 @@ def _passes(reductions: Sequence[Reduction]) -> list[str]:
     passes = ["the rows"]
     if any(r == Sum(-2) for r in reductions):
         passes.append("the columns")
+    passes += ["a transposed product" for r in reductions if isinstance(r, TransposedOutput)]
     passes += ["the cells" for r in reductions if isinstance(r, Pool)]
     passes += ["the segments" for r in reductions if isinstance(r, Segments)]
     if any(isinstance(r, TopK) for r in reductions):
         passes.append("the largest weights")
     return passes
+
+
+def _buffers(reduction: Reduction, source: Scores) -> tuple[Tensor, ...]:
+    """A question checked against the matrix; its buffers, without memory."""
+    if isinstance(reduction, TransposedOutput):
+        operand, shape = reduction.operand, source.shape[:-1]
+        check_operand("operand", operand, "q_len", shape, source.device)
+        reduction = TransposedOutput(operand.to(_META))
+    return reduction.start(source.shape, torch.float32, _META)
 
 
 def _answers(
@@ -139,7 +160,7 @@ def _answers(
 
     for reduction in reductions:
         if not isinstance(reduction, Output):
-            reduction.start(source.shape, torch.float32, _META)  # its own checks
+            _buffers(reduction, source)
     with torch.no_grad(), torch.autocast(source.device.type, enabled=False):
         asked = _Asked(source, mask, Launch(operands(source, mask)), tuple(reductions))
         return tuple(asked.answer(reduction) for reduction in reductions)
@@ -191,6 +212,11 @@ class _Asked:
                 return Top(self._shaped(self.rows.value), self._shaped(self.rows.best))
             case TopK(k):
                 return Top(*(self._shaped(each[..., :k]) for each in self.largest))
+            case TransposedOutput(operand):
+                product = self.launch.transposed_product(
+                    self.rows.logsumexp, _four_axes(operand, self.launch.given.shape)
+                )
+                return reduction.finish((self._shaped(product),), shape)
             case Pool() | Segments():
                 down, across = _spans(reduction, shape)
                 mass = self.launch.spans(self.rows.logsumexp, down, across)
@@ -203,13 +229,22 @@ class _Asked:
         return tensor.reshape(*self.source.shape[:-2], *tensor.shape[2:])
 
 
+def _four_axes(operand: Tensor, shape: torch.Size) -> Tensor:
+    """The operand as (batch, heads, q_len, width), its heads still in groups."""
+    if operand.ndim == 1:
+        operand = operand[:, None]
+    operand = operand[(None,) * (len(shape) - operand.ndim)]
+    operand = operand.expand(shape[0], *operand.shape[1:])
+    return operand if operand.stride(-1) == 1 else operand.contiguous()
+
+
 def _spans(reduction: Pool | Segments, shape: torch.Size) -> tuple[Tensor, Tensor]:
     """The spans of queries and those of keys, (start, stop) each."""
     if isinstance(reduction, Segments):
         keys = reduction.query_spans if reduction.key_spans is None else reduction.key_spans
         down = check_spans("query_spans", reduction.query_spans, "q_len", shape[-2])
         return torch.tensor(down), torch.tensor(check_spans("key_spans", keys, "kv_len", shape[-1]))
-    (cells,) = reduction.start(shape, torch.float32, _META)
+    (cells,) = reduction.start(shape, torch.float32, _META)  # never filled
     edges = [
         torch.arange(n + 1) * shape[axis] // n
         for axis, n in zip((-2, -1), cells.shape[-2:], strict=True)

@@ -1,11 +1,13 @@
-"""What each key receives: the sums of the columns, given the logsumexp of the rows.
+"""What each key receives, given the logsumexp of the rows: sums of the columns, and products.
 
 A program owns a tile of keys of one query head and reads the queries tile after tile, with their
 logsumexps; a weight is one exp2. The keys are the rows of its tile, so that most of a sum stays in
 a thread. Every key is summed by one program and in order: no atomics.
 
 A tile of n keys x m queries costs 2 m n d FLOPs, m n exps, m (d + 1) numbers read and two
-operations for each score. Floor: 0.5 of a forward for d = 128, 1 for d = 64.
+operations for each score. Floor: 0.5 of a forward for d = 128, 1 for d = 64. A transposed product,
+weights transposed @ operand, adds 2 m n w FLOPs and m w numbers read, w its width, and rounds the
+weights to the dtype of the operand, as a forward does: the floor is that of a forward.
 """
 
 # Inside a kernel everything is Triton's, which has no types of its own there.
@@ -39,13 +41,20 @@ def columns_kernel(
     keep,
     lse,
     sums,
+    operand,
+    products,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     UPCAST: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    OPERAND_GROUP: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
-    """One tile of keys of one head; the columns of a causal matrix that are longest first."""
+    """One tile of keys of one head; the columns of a causal matrix that are longest first.
+
+    sums is (batch, num_heads, kv_len), products (batch, num_heads, kv_len, WIDTH); None: not asked.
+    """
     tiles = tl.cdiv(shape.kv_len, BLOCK_N)
     kv_first = tl.program_id(0) % tiles * BLOCK_N
     batch = tl.program_id(0) // tiles // shape.num_heads
@@ -63,6 +72,9 @@ def columns_kernel(
         start = tl.maximum(start, earliest - limits.shift)
         stop = tl.minimum(stop, tl.max(its_stop, 0) - limits.shift)
     total = tl.zeros((BLOCK_N,), tl.float32)
+    if products is not None:
+        WIDE: tl.constexpr = max(16, triton.next_power_of_2(WIDTH))
+        product = tl.zeros((BLOCK_N, WIDE), tl.float32)
     row = (batch * shape.num_heads + head).to(tl.int64) * shape.q_len
     for first in range(start // BLOCK_M * BLOCK_M, stop, BLOCK_M):
         q_idx = first + tl.arange(0, BLOCK_M)
@@ -80,6 +92,22 @@ def columns_kernel(
                 head, shape, limits, keep,
             )  # fmt: skip
             x = tl.where(seen, x, float("-inf"))
-        total += tl.sum(tl.exp2(x * steps.to_bits - in_bits(lse, row + q_idx, here)[None, :]), 1)
-    at = (batch * shape.num_heads + head).to(tl.int64) * shape.kv_len
-    tl.store(sums + at + kv_idx, total, mask=kv_idx < shape.kv_len)
+        weights = tl.exp2(x * steps.to_bits - in_bits(lse, row + q_idx, here)[None, :])
+        if sums is not None:
+            total += tl.sum(weights, 1)
+        if products is not None:
+            values = tile_of(
+                operand, batch, head // OPERAND_GROUP, first, shape.q_len, WIDTH, BLOCK_M
+            )
+            weights = weights.to(values.dtype)
+            if UPCAST:
+                weights, values = weights.to(tl.float32), values.to(tl.float32)
+            product = tl.dot(weights, values, product, input_precision="ieee")
+    there = kv_idx < shape.kv_len
+    at = (batch * shape.num_heads + head).to(tl.int64) * shape.kv_len + kv_idx
+    if sums is not None:
+        tl.store(sums + at, total, mask=there)
+    if products is not None:
+        d = tl.arange(0, WIDE)
+        into = products + at[:, None] * WIDTH + d[None, :]
+        tl.store(into, product, mask=there[:, None] & (d < WIDTH)[None, :])

@@ -59,6 +59,8 @@ def config(
         # Multiplied by threads one by one: small tiles, so that operands fit in registers.
         tall = head_dim <= 128 or kernel == "top"
         return Config(64, 32, 4, 2) if tall else Config(32, 32, 4, 1)
+    if kernel == "products":
+        return Config(64 if hopper or head_dim <= 128 else 32, 128, 8, 2)
     if k > 16:
         return Config(64, 64, 8 if crowded else 4, 2)
     width = 128 if head_dim <= 128 else 64

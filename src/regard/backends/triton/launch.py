@@ -90,12 +90,21 @@ class Launch:
 
     def column_sums(self, logsumexp: Tensor) -> Tensor:
         """What each key receives, (batch, num_heads, kv_len)."""
-        batch, num_heads, _, kv_len = self.given.shape
-        sums = self._empty((batch, num_heads, kv_len))
-        chosen = self._config("columns")
-        programs = _ceil(kv_len, chosen.block_n) * batch * num_heads
-        self._run(columns.columns_kernel, programs, (logsumexp, sums), chosen)
+        sums = self._empty((*self.given.shape[:2], self.given.shape[-1]))
+        self._columns(logsumexp, sums, None, None)
         return sums
+
+    def transposed_product(self, logsumexp: Tensor, operand: Tensor) -> Tensor:
+        """weights transposed @ operand, float32, (batch, num_heads, kv_len, width).
+
+        Args:
+            logsumexp: of the rows.
+            operand: (batch, heads, q_len, width), the heads in groups; its last stride is 1.
+        """
+        size = (*self.given.shape[:2], self.given.shape[-1], operand.shape[-1])
+        products = self._empty(size)
+        self._columns(logsumexp, None, operand, products)
+        return products
 
     def spans(self, logsumexp: Tensor, of_rows: Tensor, of_columns: Tensor) -> Tensor:
         """The mass of spans on spans, (batch, num_heads, row spans, column spans).
@@ -124,6 +133,23 @@ class Launch:
         of_span = down.table[2] == torch.arange(down.spans)[:, None]
         return (of_span.to(sums.device, torch.float64) @ sums.double()).float()
 
+    def _columns(
+        self,
+        logsumexp: Tensor,
+        sums: Tensor | None,
+        operand: Tensor | None,
+        products: Tensor | None,
+    ) -> None:
+        batch, num_heads, _, kv_len = self.given.shape
+        chosen = self._config("columns" if operand is None else "products")
+        programs = _ceil(kv_len, chosen.block_n) * batch * num_heads
+        tokens = None if operand is None else _tokens(operand)
+        sizes = {"OPERAND_GROUP": 1, "WIDTH": 1}
+        if operand is not None:
+            sizes = {"OPERAND_GROUP": num_heads // operand.shape[1], "WIDTH": operand.shape[-1]}
+        extra = (logsumexp, sums, tokens, products)
+        self._run(columns.columns_kernel, programs, extra, chosen, **sizes)
+
     @cached_property
     def _arguments(self) -> tuple[Any, ...]:
         """What every kernel starts with."""
@@ -151,12 +177,14 @@ class Launch:
             _plane(keep, q_len),
         )
 
-    def _config(self, kernel: Kernel, k: int = 1) -> Config:
+    def _config(self, kernel: Kernel, k: int = 0) -> Config:
         if interpreted():
             return INTERPRETED
         query = self.given.query
         capability = torch.cuda.get_device_capability(query.device)
-        return config(kernel, query.shape[-1], query.dtype, capability, k)
+        more = (self.given.bias, self.given.softcap, self.given.limits.keep)
+        crowded = any(each is not None for each in more)
+        return config(kernel, query.shape[-1], query.dtype, capability, k=k, crowded=crowded)
 
     def _row_tiles(self, chosen: Config) -> int:
         batch, num_heads, q_len, _ = self.given.shape

@@ -11,7 +11,18 @@ from torch import Tensor
 
 from regard.backends.triton.operands import Limits, Operands, Plane
 
-__all__ = ["Rows", "Spans", "allowed", "column_sums", "rows", "scores", "spans", "top", "weights"]
+__all__ = [
+    "Rows",
+    "Spans",
+    "allowed",
+    "column_sums",
+    "rows",
+    "scores",
+    "spans",
+    "top",
+    "transposed_product",
+    "weights",
+]
 
 Spans = list[tuple[int, int]]
 
@@ -92,6 +103,14 @@ def rows(given: Operands, dtype: torch.dtype = torch.float64) -> Rows:
 def column_sums(given: Operands, dtype: torch.dtype = torch.float64) -> Tensor:
     """The twin of ``columns_kernel``: (batch, num_heads, kv_len)."""
     return weights(given, dtype).sum(-2)
+
+
+def transposed_product(
+    given: Operands, operand: Tensor, dtype: torch.dtype = torch.float64
+) -> Tensor:
+    """The twin of ``columns_kernel`` with an operand: (batch, num_heads, kv_len, width)."""
+    group = given.shape[1] // operand.shape[1]
+    return weights(given, dtype).mT @ operand.to(dtype).repeat_interleave(group, 1)
 
 
 def spans(
