@@ -74,7 +74,8 @@ class BlockMeans(Reduction):
         parts = cast(tuple[Tensor, ...], block.weights.split(heights, -2))
         sums = torch.stack([part.sum(-2) for part in parts], -2)
         edges = (start - columns.start * self.size, columns.stop * self.size - stop)
-        blocks = torch.nn.functional.pad(sums, edges).unflatten(-1, (-1, self.size)).sum(-1)
+        sums = torch.nn.functional.pad(sums, edges)
+        blocks = sums.reshape(*sums.shape[:-1], -1, self.size).sum(-1)
         return (Part((*block.box.leading, rows, columns), blocks),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
