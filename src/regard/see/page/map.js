@@ -9,7 +9,7 @@ import { coarsest } from "./held.js";
 import { drawDistances } from "./distances.js";
 import { drawMinimap } from "./minimap.js";
 import { Mosaic, paletteOf, partOf, placesOf } from "./mosaic.js";
-import { digits, points } from "./numbers.js";
+import { digits, lasting, points } from "./numbers.js";
 import { smallPicture, smallShares } from "./small.js";
 import { owner, placeName, Tiles } from "./tiles.js";
 
@@ -365,11 +365,6 @@ export class MapView {
     const key = Math.floor(frame.column + x / frame.cellWidth);
     return { query, key };
   }
-}
-
-/** @param {number} seconds @returns {string} */
-function lasting(seconds) {
-  return seconds < 100 ? `${Math.ceil(seconds)} s` : `${Math.ceil(seconds / 60)} min`;
 }
 
 /** @param {number} weight @param {boolean} isDifference @returns {string} in percent; a difference with its sign */

@@ -66,3 +66,8 @@ export function grouped(count) {
 export function counted(count, noun) {
   return `${grouped(count)} ${noun}${count === 1 ? "" : "s"}`;
 }
+
+/** @param {number} seconds @returns {string} */
+export function lasting(seconds) {
+  return seconds < 100 ? `${Math.ceil(seconds)} s` : `${Math.ceil(seconds / 60)} min`;
+}

@@ -14,12 +14,13 @@
 import { level, tintOf } from "./colours.js";
 import { isWhole } from "./held.js";
 import { missing } from "./held_words.js";
-import { counted, digits, share } from "./numbers.js";
+import { counted, digits, lasting, share } from "./numbers.js";
 import { parted } from "./parts.js";
 import { ribbons } from "./ribbons.js";
 import { isolated } from "./tokens.js";
 
 const ASKED = ["layer", "head", "hidden", "parts", "pattern", "of"];
+const AGAIN = 500; // milliseconds
 const NUMBERED = 14; // columns that have room for their numbers
 const FIFTH = 5;
 const MEANS = { head: "this head", layer: "this layer", all: "all layers" };
@@ -106,11 +107,32 @@ export class SegmentsView {
     const sum = new Float64Array(parts.queries.length * parts.keys.length);
     for (const [done, head] of heads.entries()) {
       const part = heads.length > 1 ? `: ${Math.floor((100 * done) / heads.length)} %` : " …";
-      this.line.textContent = `Asking ${counted(heads.length, "head")}${part}`;
-      const values = await this.page.source.segments({ ...head, hidden }, parts, signal);
-      values.forEach((value, at) => (sum[at] += value / heads.length));
+      const asking = `Asking ${counted(heads.length, "head")}${part}`;
+      this.line.textContent = asking;
+      const looking = setInterval(() => void this.look(asking, { ...head, hidden }, signal), AGAIN);
+      try {
+        const values = await this.page.source.segments({ ...head, hidden }, parts, signal);
+        values.forEach((value, at) => (sum[at] += value / heads.length));
+      } finally {
+        clearInterval(looking);
+      }
     }
     return Float32Array.from(sum);
+  }
+
+  /**
+   * How far the pass over a long head is, which the sums wait for.
+   * @param {string} asking @param {import("./client.js").Head} head @param {AbortSignal} signal
+   */
+  async look(asking, head, signal) {
+    try {
+      const { done, seconds } = await this.page.source.progress(head, false, signal);
+      if (done >= 1 || signal.aborted || this.found) return;
+      const left = seconds === null ? "" : `, ${lasting(seconds)}`;
+      this.line.textContent = `${asking} Looking at the whole head: ${Math.floor(100 * done)} %${left}`;
+    } catch {
+      // What is wrong, the sums themselves say.
+    }
   }
 
   /** @param {string} text */
