@@ -131,7 +131,7 @@ class Launch:
             return sums
         # In float64, since a product of float32 may be rounded to tf32.
         of_span = down.table[2] == torch.arange(down.spans)[:, None]
-        return (of_span.to(sums.device, torch.float64) @ sums.double()).float()
+        return (of_span.to(sums.device, torch.float64, non_blocking=True) @ sums.double()).float()
 
     def _columns(
         self,
