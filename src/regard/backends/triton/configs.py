@@ -47,7 +47,7 @@ def config(
 
     Args:
         kernel: which one; "rows" and "top" have tiles of the same width for one question.
-        head_dim: of query and key.
+        head_dim: of query and key; of the operand of "products", where that is wider.
         dtype: of query and key.
         capability: of the GPU.
         k: of the top-k that the row statistics and the top-k kernel keep in registers.
@@ -55,16 +55,18 @@ def config(
             registers: a bias, a bool mask, a softcap.
     """
     hopper = capability[0] >= 9
+    if kernel == "products" and head_dim > 128:
+        return Config(16, 32, 8, 1) if dtype == torch.float32 else Config(32, 64, 8, 2)
     if dtype == torch.float32:
         # Multiplied by threads one by one: small tiles, so that operands fit in registers.
         tall = head_dim <= 128 or kernel == "top"
         return Config(64, 32, 4, 2) if tall else Config(32, 32, 4, 1)
     if kernel == "products":
-        return Config(64 if hopper or head_dim <= 128 else 32, 128, 8, 2)
+        return Config(64, 128, 8, 2)
     if k > 16:
-        return Config(64, 64, 8 if crowded else 4, 2)
+        return Config(64, 64, 4 if hopper and not crowded else 8, 2)
     width = 128 if head_dim <= 128 else 64
-    if crowded and kernel != "columns":
+    if crowded and not (hopper and kernel == "columns"):
         return Config(64, width, 8, 2)
     if kernel == "top":
         return Config(128 if hopper else 64, width, 8, 2)

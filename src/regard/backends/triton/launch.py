@@ -141,12 +141,12 @@ class Launch:
         products: Tensor | None,
     ) -> None:
         batch, num_heads, _, kv_len = self.given.shape
-        chosen = self._config("columns" if operand is None else "products")
+        width = 1 if operand is None else operand.shape[-1]
+        chosen = self._config("columns" if operand is None else "products", width=width)
         programs = _ceil(kv_len, chosen.block_n) * batch * num_heads
         tokens = None if operand is None else _tokens(operand)
-        sizes = {"OPERAND_GROUP": 1, "WIDTH": 1}
-        if operand is not None:
-            sizes = {"OPERAND_GROUP": num_heads // operand.shape[1], "WIDTH": operand.shape[-1]}
+        group = 1 if operand is None else num_heads // operand.shape[1]
+        sizes = {"OPERAND_GROUP": group, "WIDTH": width}
         extra = (logsumexp, sums, tokens, products)
         self._run(columns.columns_kernel, programs, extra, chosen, **sizes)
 
@@ -177,14 +177,16 @@ class Launch:
             _plane(keep, q_len),
         )
 
-    def _config(self, kernel: Kernel, k: int = 0) -> Config:
+    def _config(self, kernel: Kernel, k: int = 0, width: int = 1) -> Config:
         if interpreted():
             return INTERPRETED
         query = self.given.query
         capability = torch.cuda.get_device_capability(query.device)
         more = (self.given.bias, self.given.softcap, self.given.limits.keep)
         crowded = any(each is not None for each in more)
-        return config(kernel, query.shape[-1], query.dtype, capability, k=k, crowded=crowded)
+        return config(
+            kernel, max(query.shape[-1], width), query.dtype, capability, k=k, crowded=crowded
+        )
 
     def _row_tiles(self, chosen: Config) -> int:
         batch, num_heads, q_len, _ = self.given.shape
