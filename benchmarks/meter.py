@@ -25,9 +25,9 @@ def resident() -> float:
     return kilobytes("/proc/self/status", "VmRSS") / 1024
 
 
-def peak() -> float:
-    """The most MiB in memory since the process began, or since `added` began."""
-    return kilobytes("/proc/self/status", "VmHWM") / 1024
+def peak(process: str = "self") -> float:
+    """The most MiB in memory since a process began, or this one since `added` began."""
+    return kilobytes(f"/proc/{process}/status", "VmHWM") / 1024
 
 
 def available() -> float:

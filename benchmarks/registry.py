@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from benchmarks import growth, memory, observe, page, parts, passes, speed, start
+from benchmarks import growth, memory, observe, page, parts, passes, screen, speed, start
 from benchmarks.case import QUICK, Case, Effort, full
 
 __all__ = ["CASES", "GROUPS", "Job", "case_named", "jobs"]
@@ -16,6 +16,7 @@ CASES = (
     *memory.CASES,
     *observe.CASES,
     *page.CASES,
+    *screen.CASES,
     *start.CASES,
 )
 GROUPS = tuple(dict.fromkeys(case.group for case in CASES))

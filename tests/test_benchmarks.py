@@ -87,6 +87,20 @@ def test_every_case_runs_and_gives_finite_numbers(
     assert f"{len(measured)} of {len(rows)} cases measured" in shown
 
 
+def test_what_moves_on_the_screen_needs_chromium(results: Results) -> None:
+    written, _ = results("page", "--case", "a frame of")
+    assert {row["left_out"] for row in written["results"]} == {"no Chromium"}
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.parametrize("case", ["file: a frame of dragging", "file: a frame of zooming"])
+def test_frames_are_measured(case: str) -> None:
+    line = [sys.executable, "-m", "benchmarks", "page", "--quick", "--case", case]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "1 of 1 cases measured" in done.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="FlexAttention needs a C++ compiler")
 def test_flex_attention_is_compiled_and_measured() -> None:
