@@ -325,6 +325,40 @@ def test_the_kinds_of_the_heads_are_those_of_the_recording(tmp_path: Path) -> No
     assert [head["entropy"] for head in shown] == [round(x, 4) for x in table["uniform"]]
 
 
+def test_the_kinds_of_a_batch_are_those_of_all_its_sequences(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    query, key = torch.randn(2, 3, 2, 7, 4) * 3
+    recording = regard.Recording({"layer": regard.attend(query, key, mask=regard.Causal())})
+    (layer,) = layers_of(blocks_of(recording, tmp_path))
+    assert [head["entropy"] for head in layer["heads"]] == [
+        round(value, 4) for value in recording.heads()["uniform"]
+    ]
+
+
+def test_the_kinds_of_numbers_of_16_bits_are_within_a_thousandth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_file, "FULL_PRECISION", 10)
+    monkeypatch.setattr(page_file, "NEARLY_FULL_PRECISION", 10)
+    recording = recorded(heads=3, kv_heads=3, tokens=40, mask=regard.Causal())
+    (layer,) = layers_of(blocks_of(recording, tmp_path))
+    shown = [head["entropy"] for head in layer["heads"]]
+    assert shown == pytest.approx(list(recording.heads()["uniform"]), abs=1e-3)
+
+
+def test_the_means_of_a_long_text_are_left_out_where_there_is_no_room(tmp_path: Path) -> None:
+    matrix = regard.attend(torch.randn(1, 3, 2), torch.randn(1, 8300, 2))
+    recording = regard.Recording({"layer": matrix})
+    blocks = blocks_of(recording, tmp_path)
+    block = json.loads(blocks.scripts["layer-0"])
+    assert ("means" in block, layers_of(blocks)[0]["block"]) == (True, 64)
+    least = len(block["query"]) + len(block["key"]) + 400  # with room for the numbers of the rows
+    blocks = blocks_of(recording, tmp_path, limit=least)
+    assert layers_of(blocks)[0]["kind"] == "query-key"
+    assert layers_of(blocks)[0]["block"] == 1
+    assert "means" not in json.loads(blocks.scripts["layer-0"])
+
+
 def test_a_recording_with_weights_that_are_no_numbers_has_a_page_without_kinds(
     tmp_path: Path,
 ) -> None:
