@@ -71,7 +71,7 @@ def top_kernel(
     kv_end = kv_end_of(limits, batch, kv_head * GROUP, shape)
     of_query = q_idx
     if limits.first is not None:
-        of_query, _ = document(limits, batch, kv_head * GROUP, q_idx + limits.shift, here)
+        of_query, _stop = document(limits, batch, kv_head * GROUP, q_idx + limits.shift, here)
     at = (batch * shape.num_heads + head).to(tl.int64) * shape.q_len + q_idx
     slots = tl.arange(0, K)[None, :] + tl.zeros((BLOCK_M, 1), tl.int32)
     candidates = tl.load(tiles + at[:, None] * K + slots, mask=here[:, None], other=-1)
