@@ -118,7 +118,6 @@ def zoom(page: Any, _: int, moves: int) -> list[float]:
     for turn in (-WHEEL, WHEEL):
         for _ in range(3 * moves // 2):
             page.mouse.wheel(0, turn)
-            page.wait_for_timeout(8)
     intervals = page.evaluate(TOLD)
     page.keyboard.up("Control")
     return intervals

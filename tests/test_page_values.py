@@ -14,6 +14,7 @@ from regard.see import file
 from regard.see.answers import Answers, Which
 from regard.see.file import write_page
 from regard.see.query_steps import KeysAsked
+from test_page_save import table
 from test_page_steps import number
 
 
@@ -128,3 +129,19 @@ def test_a_file_without_room_for_the_values_leaves_them_out(tmp_path: Path) -> N
     assert whole.count('"value_dim": 997') + whole.count('"value_dim":997') == 2
     assert '"kind":"query-key"' in tight.replace(" ", "")
     assert '"value_heads":2' not in tight.replace(" ", "")
+
+
+@pytest.mark.browser
+def test_the_numbers_of_vectors_are_saved_too(show: Open, tmp_path: Path) -> None:
+    recording = with_values(dim=3)
+    page = opened(show(recording, "#view=steps&layer=1&head=4&query=5&order=position"))
+    head, *rows = table(page, tmp_path)
+    first = head.index("vector 0")
+    assert head[first:] == [f"vector {d}" for d in range(8)] + [f"value {d}" for d in range(3)]
+    *keys, query, output = [[float(cell or "nan") for cell in row[first:]] for row in rows]
+    dots = [float(row[head.index("query·key")]) for row in rows[:9]]
+    products = torch.tensor(keys)[:, :8] @ torch.tensor(query[:8])
+    assert products.tolist() == pytest.approx(dots, abs=1e-4)
+    value = recording.value(1)[0, 1]
+    torch.testing.assert_close(torch.tensor(keys)[:, 8:], value, atol=1e-5, rtol=1e-5)
+    assert output[8:] == pytest.approx(output_of(recording, 4, 5).tolist(), abs=1e-5)

@@ -311,17 +311,30 @@ export class StepsView {
     return headline({ layer, head, hidden }, this.page.recording.layers);
   }
 
-  /** @returns {(string | number)[][]} the numbers shown; the first row names the columns */
+  /** @returns {(string | number)[][]} the numbers shown, those of pictures too; the first row names the columns */
   table() {
-    if (!this.steps) return [];
-    const { keys } = this.page.axes(this.page.store.state.layer);
-    const columns = columnsOf(this.steps).filter(({ vector }) => !vector);
-    const rows = this.steps.rows.map((step) => [
+    const { steps } = this;
+    if (!steps) return [];
+    const { queries, keys } = this.page.axes(this.page.store.state.layer);
+    const columns = columnsOf(steps).filter(({ vector }) => !vector);
+    const none = columns.map(() => "");
+    const [vector, output] = [Array.from(steps.vector ?? []), Array.from(steps.output ?? [])];
+    const rows = steps.rows.map((step) => [
       step.key,
       keys[step.key].text,
       ...columns.map(({ of }) => Number(of(step) ?? NaN)),
+      ...Array.from(step.vector ?? []),
+      ...Array.from(step.value ?? []),
     ]);
-    return [["key", "token", ...columns.map(({ name }) => name)], ...rows];
+    const places = [...vector.map((_, d) => `vector ${d}`), ...output.map((_, d) => `value ${d}`)];
+    const query = ["query", queries[this.query].text, ...none, ...vector, ...output.map(() => "")];
+    const last = ["output", "", ...none, ...vector.map(() => ""), ...output];
+    return [
+      ["key", "token", ...columns.map(({ name }) => name), ...places],
+      ...rows,
+      ...(vector.length > 0 ? [query] : []),
+      ...(output.length > 0 ? [last] : []),
+    ];
   }
 }
 
