@@ -296,6 +296,7 @@ MODEL = """(inner) => {
     on: (event, listener) => listeners.push(listener),
     off: () => {},
     send(question) {
+      (window.kinds ??= []).push(question.kind);
       if (window.ended) throw new Error("Cannot send");
       const swallowed = window.busy || (window.long && question.kind !== "listens");
       if (!swallowed) void this.answer(question);
@@ -386,6 +387,16 @@ def test_a_frame_that_is_taken_away_leaves_no_listener(framed: Any) -> None:
     page = framed.page
     page.evaluate("window.remove()")
     assert page.query_selector("iframe") is None
+
+
+@pytest.mark.browser
+def test_a_frame_that_is_taken_away_waits_for_nothing(framed: Any) -> None:
+    page = framed.page
+    page.evaluate("window.busy = true")
+    framed.evaluate(f"void source.row({ONE}, 0)")
+    page.wait_for_function("window.kinds?.includes('row')")
+    page.evaluate("window.remove()")
+    assert page.evaluate("window.kinds").count("forget") == 1
 
 
 @pytest.mark.slow

@@ -93,6 +93,7 @@ function render({ model, el }) {
   el.append(box);
   return () => {
     clearInterval(looking);
+    for (const id of waiting) send({ kind: "forget", id });
     window.removeEventListener("message", ask);
     model.off("msg:custom", tell);
     box.remove();
