@@ -86,6 +86,11 @@ def overwritten(weights: Tensor) -> Tensor:
     return weights
 
 
+def a_row_made_even(weights: Tensor) -> Tensor:
+    weights[:, 2] = 1 / 9
+    return weights
+
+
 def divided_in_place(weights: Tensor) -> Tensor:
     return weights.div_(3)
 
@@ -101,6 +106,7 @@ def divided_in_place(weights: Tensor) -> Tensor:
         pytest.param(halved_in_place, "mul_", id="halved"),
         pytest.param(divided_in_place, "div_", id="divided"),
         pytest.param(overwritten, "copy_", id="overwritten"),
+        pytest.param(a_row_made_even, "fill_", id="made even"),
         pytest.param(lambda w: w * CAUSAL.expand(3, 1, 9, 9), "mul", id="repeated"),
         pytest.param(lambda w: w.half() * CAUSAL.half(), "mul", id="in half precision"),
         pytest.param(lambda w: w.half() * CAUSAL, "mul", id="and back"),

@@ -94,6 +94,11 @@ CHANGES = [
         *(MIXED, "makes others of the weights"),
         id="pooled",
     ),
+    pytest.param(
+        lambda _, w: torch.complex(w, w).imag.square(),
+        *(MIXED, "makes others of the weights"),
+        id="complex numbers",
+    ),
     pytest.param(lambda _, w: w.cumsum(-1), MIXED, "makes others of the weights", id="sums so far"),
     pytest.param(lambda _, w: w.pow(2), MIXED, "makes others of the weights", id="squares"),
     pytest.param(

@@ -396,6 +396,23 @@ def numbers_of_others_between(weights: Tensor) -> Tensor:
     return weights
 
 
+def sorted_beside_zeros(weights: Tensor) -> Tensor:
+    return F.pad(weights, (0, 2)).sort(-1).values
+
+
+def one_head_in_two_places(weights: Tensor) -> Tensor:
+    room = torch.zeros(2, 3, T, T + 2)
+    for head in (0, 1, 2, 0):
+        room[:, head, :, :T] = weights[:, (head + 1) % 3]
+    return room
+
+
+def rows_exchanged(weights: Tensor) -> Tensor:
+    room = F.pad(weights, (0, 2))
+    room[:, :, 0], room[:, :, 1] = room[:, :, 1].clone(), room[:, :, 0].clone()
+    return room
+
+
 @pytest.mark.parametrize("mode", MODES[1:], ids=lambda mode: mode.__name__)
 @pytest.mark.parametrize(
     ("change", "did"),
@@ -404,7 +421,10 @@ def numbers_of_others_between(weights: Tensor) -> Tensor:
         pytest.param(two_softmaxes_in_a_row, "copy_ .* puts weights together", id="in a row"),
         pytest.param(padded_with_others, ".*pad.* puts weights together", id="padded"),
         pytest.param(padded_to_the_right_of_others, "mul .* changes the weights", id="and halved"),
-        pytest.param(numbers_of_others_between, "fill_ .* changes the weights", id="exchanged"),
+        pytest.param(sorted_beside_zeros, "sort .* makes others of the weights", id="sorted"),
+        pytest.param(one_head_in_two_places, "copy_ .* changes the weights", id="heads"),
+        pytest.param(rows_exchanged, "copy_ .* changes the weights", id="rows exchanged"),
+        pytest.param(numbers_of_others_between, "copy_ .* changes the weights", id="exchanged"),
     ],
 )
 def test_weights_with_other_numbers_beside_them_are_refused(

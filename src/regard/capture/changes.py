@@ -89,8 +89,8 @@ class Changes:
 
     def pass_parts(self, operation: Operation, source: Tensor, parts: Parts) -> None:
         """Scores or weights in parts, on which an operation has run that knows no whole."""
-        output = operation.output
-        if not isinstance(output, Tensor) or not output.is_floating_point():
+        output = next(tensors_in((operation.output,)), None)
+        if output is None or not output.is_floating_point():
             return
         in_place = storage_key(output) == storage_key(source)
         if in_place and not (is_mutable(operation) and parts.are_in(output)):
@@ -142,6 +142,8 @@ class Changes:
         """Weights on which one more operation has run, which may make them others."""
         track = cast(Track, self._tracks.of(source))
         weights = cast(Weights, track.stage)
+        if output.is_complex():
+            self.mix(operation, source)
         if not output.is_floating_point() or has_no_keys(operation, track, source, output):
             return
         chance = {"dropped": self._is_dropped(operation), "thinned": weights.thinned}
@@ -186,7 +188,8 @@ class Changes:
         track = self._tracks.of(source)
         if isinstance(output, Tensor) and track is not None and not track.lies_in(output):
             with apart():
-                idle = source.dtype == output.dtype and torch.equal(source, output)
+                alike = source.dtype == output.dtype and source.layout == output.layout
+                idle = alike and torch.equal(source, output)
             if idle:
                 self.go_on(operation, source, track, track.stage)
                 return

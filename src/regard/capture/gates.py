@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.capture.fills import ASSIGNMENTS
 from regard.tracing import Operation
 
 __all__ = [
@@ -131,8 +132,16 @@ def fate_in_place(
         fate = _fate(torch.ones_like(factor), factor, dropped, thinned)
         if not fate.changed:
             return fate
-    overwritten = operation.func is aten.copy_.default
-    return Fate(overwritten or dim is None or not sums_to_one(whole, dim))
+    return Fate(_puts_numbers(operation) or dim is None or not sums_to_one(whole, dim))
+
+
+def _puts_numbers(operation: Operation) -> bool:
+    """Whether an operation puts others than 0 into weights."""
+    place = ASSIGNMENTS.get(operation.func)
+    if place is None:
+        return False
+    value: Any = operation.args[place]
+    return bool((value != 0).any()) if isinstance(value, Tensor) else value != 0
 
 
 def _factor(operation: Operation, *, dropped: bool) -> Tensor | None:

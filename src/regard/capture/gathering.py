@@ -60,7 +60,7 @@ class Gathering:
         moved = None if seen is None else seen.moved(target)
         if track is None or moved is None or not isinstance(track.stage, Scores | Weights):
             return False
-        if target.numel() == _length(target):
+        if target.numel() == _length(target) or _are_exchanged(held, track.stage, target):
             return False
         if held is None:
             self._put(operation, target, [Part(moved, track.stage)])
@@ -151,6 +151,16 @@ def _light(part: Part) -> Part:
     if not isinstance(part.stage, Weights):
         return part
     return replace(part, stage=replace(part.stage, powers=None, finding=None))
+
+
+def _are_exchanged(held: Track | None, stage: Scores | Weights, target: Tensor) -> bool:
+    """Whether weights of one softmax are put where others of it are."""
+    parts = None if held is None else held.stage
+    if not isinstance(parts, Parts) or not isinstance(stage, Weights) or stage.meeting is None:
+        return False
+    own = (part.stage for part in parts)
+    alike = any(isinstance(each, Weights) and each.meeting is stage.meeting for each in own)
+    return alike and parts.are_in(target)
 
 
 def _seen_by(tensor: Tensor, storage: Tensor) -> Tensor:

@@ -313,7 +313,8 @@ class ScoreOperations:
 
     def _spoil(self, operation: Operation, target: Tensor, held: Track) -> None:
         """Scores or weights in whose midst other ones were put."""
-        if isinstance(held.stage, Weights):
+        stage = held.stage
+        if isinstance(stage, Weights) or (isinstance(stage, Parts) and stage.weights is not None):
             self._changes.mix(operation, target)
         else:
             self._tracks.put(target, None, Lost(place_of(operation)))

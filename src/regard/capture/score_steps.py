@@ -457,7 +457,7 @@ def _compare(matrix: AttentionMatrix, layout: Layout, axes: Axes, weights: Tenso
     given = axes.arranged(weights, layout.axes)
     if given is None:
         return
-    given = given.reshape(matrix.shape)
+    given = given.expand(layout.axes.sizes).reshape(matrix.shape)
     last = matrix.shape[-2] - 1
     for row in {last // 2, last}:
         tolerance = _tolerance(matrix, row, weights)
