@@ -33,8 +33,10 @@ CELLS = [
     "regard.Recording({})",
     "A.entropy().shape",
     "x = torch.zeros(1, 9000, 1); regard.attend(x, x)",
+    "regard.show(regard.attend(x, x))",
 ]
 PAGES = (1, 2, 3, 4, 5)
+WIDGETS = (8, 9)
 
 
 @pytest.fixture(scope="module")
@@ -73,14 +75,23 @@ def test_what_has_nothing_to_draw_stays_text(executed: Any) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_too_large_for_a_cell_is_a_widget(executed: Any) -> None:
-    media = shown(executed, 8)
+@pytest.mark.parametrize("cell", WIDGETS)
+def test_what_is_too_large_for_a_cell_is_a_widget(executed: Any, cell: int) -> None:
+    media = shown(executed, cell)
     assert "application/vnd.jupyter.widget-view+json" in media
-    assert media["text/plain"].startswith("AttentionMatrix(")
+    assert media["text/plain"].startswith("AttentionMatrix(" if cell == 8 else "Recording of ")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", PAGES)
+@pytest.mark.parametrize("cell", WIDGETS)
+def test_of_a_widget_its_small_maps_stay_where_no_kernel_is(executed: Any, cell: int) -> None:
+    page = page_in(shown(executed, cell))
+    assert page.startswith("<!doctype html>")
+    assert '"kind":"map"' in page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", PAGES + WIDGETS)
 def test_the_frame_lets_the_page_reach_nothing_around_it(executed: Any, cell: int) -> None:
     frame = shown(executed, cell)["text/html"]
     assert re.findall(r' sandbox="([^"]*)"', frame) == ["allow-scripts allow-downloads"]

@@ -17,7 +17,7 @@ import pages
 import regard
 from regard.see import notebook, pyramid
 from regard.see.answers import Answers
-from regard.see.frame import live_page
+from regard.see.frame import notebook_pages
 from regard.see.messages import reply
 from regard.see.widget import PageWidget
 
@@ -234,7 +234,7 @@ def test_what_waits_for_a_pass_holds_up_nothing_else(
 
 def test_it_tells_the_notebook_the_page_and_nothing_of_the_numbers(widget: PageWidget) -> None:
     state = widget.get_state()
-    assert state["page"] == live_page(recording(), "A run")
+    assert state["page"] == notebook_pages(recording(), "A run").live
     assert state["sandbox"] == "allow-scripts allow-downloads"
     assert '"kind":"live"' in state["page"]
 

@@ -1,12 +1,13 @@
 """The page inside another page: a frame that can run its script and reach nothing around it."""
 
 from html import escape
+from typing import NamedTuple
 
 from regard.recording import Recording
 from regard.see.manifest import first_sequence, live_layers, manifest, small_map
 from regard.see.template import filled_template, json_block
 
-__all__ = ["HEIGHT", "SANDBOX", "framed", "live_page"]
+__all__ = ["HEIGHT", "SANDBOX", "Pages", "framed", "notebook_pages"]
 
 HEIGHT = 680
 """Pixels."""
@@ -33,8 +34,20 @@ def framed(page: str, title: str) -> str:
     )
 
 
-def live_page(recording: Recording, title: str) -> str:
-    """The page without numbers but small maps, as far as they take a moment: it asks its host.
+class Pages(NamedTuple):
+    """A recording as pages for a notebook.
+
+    Attributes:
+        live: small maps, as far as they take a moment; for the rest it asks its host.
+        still: nothing but the small maps, for where nobody answers; None where they take too long.
+    """
+
+    live: str
+    still: str | None
+
+
+def notebook_pages(recording: Recording, title: str) -> Pages:
+    """What stands in a cell of a recording too large to stand there whole.
 
     Args:
         recording: what was seen.
@@ -45,14 +58,22 @@ def live_page(recording: Recording, title: str) -> str:
 
     Example:
         >>> import torch, regard
-        >>> from regard.see.frame import live_page
+        >>> from regard.see.frame import notebook_pages
         >>> A = regard.attend(torch.zeros(3, 1), torch.zeros(3, 1))
-        >>> '"kind":"live"' in live_page(regard.Recording({"layer": A}), "A run")
+        >>> '"kind":"live"' in notebook_pages(regard.Recording({"layer": A}), "A run").live
         True
     """
+
+    def page() -> str:
+        told = manifest(recording, layers, title=title)
+        return "".join(filled_template([json_block("recording", told)]))
+
     layers = live_layers(recording)
-    if sum(recording[layer.name].shape.numel() for layer in layers) <= _MOST_WEIGHTS:
-        for layer in layers:
-            layer.overview = small_map(first_sequence(recording[layer.name]))
-    told = manifest(recording, layers, title=title)
-    return "".join(filled_template([json_block("recording", told)]))
+    if sum(recording[layer.name].shape.numel() for layer in layers) > _MOST_WEIGHTS:
+        return Pages(page(), None)
+    for layer in layers:
+        layer.overview = small_map(first_sequence(recording[layer.name]))
+    live = page()
+    for layer in layers:
+        layer.kind = "map"
+    return Pages(live, page())

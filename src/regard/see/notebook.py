@@ -113,7 +113,7 @@ def _drawn(seen: Recording) -> dict[str, Any]:
             return text | {"text/html": framed(page.read_text(encoding="ascii"), title)}
     if find_spec("anywidget") is None:
         return text | {"text/html": f"<p>{_WITHOUT_ANYWIDGET}</p><pre>{escape(repr(seen))}</pre>"}
-    return text | import_module("regard.see.widget").view(seen, title)
+    return import_module("regard.see.widget").view(seen, title) | text
 
 
 def _is_small(seen: Recording) -> bool:

@@ -14,7 +14,7 @@ import traitlets
 
 from regard.recording import Recording
 from regard.see.answers import Answers
-from regard.see.frame import HEIGHT, SANDBOX, live_page
+from regard.see.frame import HEIGHT, SANDBOX, framed, notebook_pages
 from regard.see.messages import reply
 from regard.see.questions import QUESTIONS
 
@@ -30,6 +30,10 @@ class PageWidget(anywidget.AnyWidget):  # pyright: ignore[reportUntypedBaseClass
     Args:
         seen: what was seen, each of its layers with query and key.
         title: what stands at the top of the page.
+
+    Attributes:
+        still: the page with small maps alone, for where no kernel answers; None where they would
+            take too long.
 
     Example:
         >>> import torch, regard
@@ -52,7 +56,8 @@ class PageWidget(anywidget.AnyWidget):  # pyright: ignore[reportUntypedBaseClass
         self._answers = Answers(seen, limit=128 * _MIB)
         self._quick, self._waits, self._long = (ThreadPoolExecutor(2, "regard") for _ in range(3))
         self._waiting: set[str] = set()
-        super().__init__(page=live_page(seen, title), title=title)
+        live, self.still = notebook_pages(seen, title)
+        super().__init__(page=live, title=title)
         self.on_msg(self.take)
 
     def take(self, _: object, question: Mapping[str, Any], __: object) -> None:
@@ -102,7 +107,8 @@ def view(seen: Recording, title: str) -> dict[str, Any]:
         >>> from regard.see.widget import view
         >>> even = regard.attend(torch.zeros(2, 3, 4), torch.zeros(2, 3, 4))
         >>> sorted(view(regard.Recording({"layer": even}), "A run"))
-        ['application/vnd.jupyter.widget-view+json', 'text/plain']
+        ['application/vnd.jupyter.widget-view+json', 'text/html', 'text/plain']
     """
     widget: Any = PageWidget(seen, title)
-    return widget._repr_mimebundle_()[0]
+    media = widget._repr_mimebundle_()[0]
+    return media if widget.still is None else media | {"text/html": framed(widget.still, title)}
