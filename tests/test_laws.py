@@ -13,6 +13,7 @@ import oracle
 import regard
 from cases import MASKS, QUESTIONS, Inputs
 from regard.backends import blocks
+from regard.ranking import _largest
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # A rounding of a float32 weight (at most 1) and of a sum of them; float64 is looser than it needs.
@@ -271,6 +272,38 @@ def test_ties_go_to_the_lowest_index(data: st.DataObject, seed: int) -> None:
     scores = scores.masked_fill(masked, -torch.inf)
     top = regard.AttentionMatrix.from_scores(scores).topk(k)
     assert torch.equal(top.indices, oracle.topk(oracle.softmax(scores), k).indices)
+
+
+# Neighbours among the floats, both zeros, and what rounding lifts above 0.
+CLOSE = [-0.0, 0.0, -1.0, -1.0000001, -1.0000002, -1e-45, 1e-7, 2e-7, -3e4, -1e18, -1e19]
+
+
+@settings(max_examples=200)
+@given(
+    kinds=st.lists(st.sampled_from(CLOSE), min_size=1, max_size=40),
+    k=st.integers(1, 80),
+    more=st.integers(0, 3000),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_scores_that_hardly_differ_are_told_apart(
+    kinds: list[float], k: int, more: int, dtype: torch.dtype, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(0, len(kinds), (3, k + more), generator=generator)
+    scores = torch.tensor(kinds, dtype=dtype)[drawn]
+    stable = scores.sort(dim=-1, descending=True, stable=True).indices[..., :k]
+    assert torch.equal(_largest(scores, k), stable)
+
+
+@pytest.mark.parametrize("tokens", [7, 700])
+def test_a_row_with_nan_has_keys_that_are_there_and_leaves_others_alone(tokens: int) -> None:
+    scores = torch.randn(3, tokens, generator=torch.Generator().manual_seed(2))
+    expected = regard.AttentionMatrix.from_scores(scores).topk(5)
+    spoilt = scores.index_fill(0, torch.tensor(1), torch.nan)
+    top = regard.AttentionMatrix.from_scores(spoilt).topk(5)
+    assert len(set(top.indices[1].tolist())) == 5
+    assert torch.equal(top.indices[::2], expected.indices[::2])
 
 
 @given(drawn=matrices())

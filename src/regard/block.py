@@ -1,6 +1,9 @@
 """One block of the matrix: some complete rows, their scores and their weights."""
 
+import mmap
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cached_property
 from math import log, prod
 
@@ -14,6 +17,7 @@ from regard.scores import Scores, accumulation_dtype
 __all__ = ["Block", "Scratch", "can_look", "edges", "lowest"]
 
 _LN2 = log(2)
+_HUGE_PAGE = 2**21  # bytes
 _HIDDEN = 2  # so many times the lowest number of nats are the bits of a masked key
 _LARGE = 2**20  # below it a rounding in float32 is less than a tenth of a bit
 
@@ -54,9 +58,20 @@ class Scratch:
         """A tensor of this shape with unspecified content, valid until the name is taken again."""
         held = self._held.get(name)
         if held is None or held.numel() < prod(size):
-            held = torch.empty(max(self.room, prod(size)), dtype=dtype, device=device)
+            held = _fresh(max(self.room, prod(size)), dtype, device)
             self._held[name] = held
         return held[: prod(size)].view(size)
+
+
+def _fresh(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Room for so many numbers; where Linux has them, in pages that come 512 at once."""
+    size = -(-count * dtype.itemsize // _HUGE_PAGE) * _HUGE_PAGE
+    if sys.platform != "linux" or device.type != "cpu" or size <= _HUGE_PAGE:
+        return torch.empty(count, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype, count=count)
 
 
 def edges(mask: Mask, box: Box, shape: torch.Size) -> Iterator[Box]:
@@ -71,6 +86,11 @@ def edges(mask: Mask, box: Box, shape: torch.Size) -> Iterator[Box]:
         yield box._replace(columns=slice(start, left))
     if right < stop:
         yield box._replace(columns=slice(right, stop))
+
+
+def _near_0(maximum: Tensor) -> bool:
+    """Whether it is known that all are so small that a rounding is too; False beside NaN."""
+    return can_look(maximum) and float(maximum.abs().amax()) < _LARGE
 
 
 class Block:
@@ -130,9 +150,11 @@ class Block:
         self._source_scores = source.block(box, cut, None if self._staged else self._room("scores"))
         scores = self._masked(mask)
         self.maximum = scores.detach().amax(-1, keepdim=True)
-        empty = self.maximum == -torch.inf
-        self._empty = None if can_look(empty) and not bool(empty.any()) else empty
-        self._reference, bits = self._in_bits(scores)
+        usual = _near_0(self.maximum)
+        empty = None if usual else self.maximum == -torch.inf
+        looked = empty is None or (can_look(empty) and not bool(empty.any()))
+        self._empty = None if looked else empty
+        self._reference, bits = self._in_bits(scores, usual)
         self.bits = self._leaf(bits)
 
     def _masked(self, mask: Mask | None) -> Tensor:
@@ -149,7 +171,7 @@ class Block:
                 scores[..., columns].masked_fill_(hidden, -torch.inf)
         return scores
 
-    def _in_bits(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+    def _in_bits(self, scores: Tensor, usual: bool) -> tuple[Tensor, Tensor]:
         """What is taken as each row's maximum, (..., rows, 1), and the bits below it."""
         reference = self.maximum
         if self._empty is not None:
@@ -157,11 +179,11 @@ class Block:
         least = _HIDDEN * lowest(self._dtype)
         if self._scratch is None:
             return reference, ((scores - reference) / _LN2).clamp(min=least)
-        if can_look(reference) and bool((reference.abs() < _LARGE).all()):
+        if usual or _near_0(reference):
             # One pass, and one rounding of the maximum, which is the same for the whole row.
-            shift = reference / _LN2
-            bits = torch.add(-shift, scores, alpha=1 / _LN2, out=scores)
-            reference = shift * _LN2
+            shift = reference * (-1 / _LN2)
+            bits = torch.add(shift, scores, alpha=1 / _LN2, out=scores)
+            reference = shift * -_LN2
         else:  # that rounding could be more bits than exp2 has, and the NaN of a row stay in it
             bits = scores.sub_(reference).mul_(1 / _LN2)
         return reference, bits.clamp_(min=least)

@@ -14,6 +14,8 @@ from regard.reductions import Part, Reduction
 __all__ = ["Max", "Top", "TopK"]
 
 _ALL_BUT_SIGN = 2**31 - 1
+# How many columns make a group: of more, and of fewer, all takes longer.
+_GROUP, _LEAST_GROUP = 8, 4
 
 
 class Top(NamedTuple):
@@ -96,8 +98,9 @@ def _largest(scores: Tensor, k: int) -> Tensor:
         return _largest_unseen(scores, k)
     # torch.topk gives scores that tie in any order, and any of those that tie for the last place:
     # one more than k shows both. Masked keys need no order.
-    values, indices = _topk(scores, min(k + 1, scores.shape[-1]))
-    ties = (values[..., 1:] >= values[..., :-1]) & (values[..., 1:] > lowest(scores.dtype))
+    depths, indices = _topk(scores, min(k + 1, scores.shape[-1]))
+    shown = depths[..., 1:].view(scores.dtype) < -lowest(scores.dtype)
+    ties = (depths[..., 1:] == depths[..., :-1]) & shown
     indices = indices[..., :k]
     tied = ties.any(-1, keepdim=True)
     if bool(tied.any()):
@@ -122,27 +125,42 @@ def _largest_unseen(scores: Tensor, k: int) -> Tensor:
 
 
 def _topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """As torch.topk, in less time: the k largest lie in the k groups with the largest maxima.
+    """The depths below 0 and the positions of the k largest scores of each row, falling.
 
-    Group g holds the columns g, g + n, g + 2n, ... of n groups, so that the maxima are one pass
-    over whole rows; their own k largest are found in the same way.
+    As torch.topk, in less time: the k largest lie in the k groups with the largest maxima. Group g
+    holds the columns g, g + n, g + 2n, ... of n groups, so that the maxima are one pass over whole
+    rows; their own k largest are found in the same way.
     """
     columns = scores.shape[-1]
-    # Measured for k from 1 to 64: the steps below cost less than the branches they spare.
-    size = 4 if columns <= 512 else 8 if columns <= 8192 else 16
-    if columns < 3 * k * size:
-        return scores.topk(k, -1)
+    size = _GROUP
+    while columns < 3 * k * size:
+        size //= 2
+    if size < _LEAST_GROUP:
+        return _depths(scores).topk(k, -1, largest=False)
     groups = columns // size
     even = groups * size
     maxima = scores[..., :even].reshape(*scores.shape[:-1], size, groups).amax(-2)
-    _, best = _topk(maxima, k)  # (..., rows, k)
+    highest, best = _topk(maxima, k)  # (..., rows, k)
     steps = torch.arange(0, even, groups, device=scores.device)
     inside = (best[..., None] + steps).flatten(-2)  # (..., rows, k * size)
     if even < columns:
         rest = torch.arange(even, columns, device=scores.device)
         inside = torch.cat((inside, rest.expand(*inside.shape[:-1], -1)), -1)
-    values, places = _topk(scores.gather(-1, inside), k)
-    return values, inside.gather(-1, places)
+    depths = _depths(scores.gather(-1, inside))
+    # At least k lie as high as the k-th maximum. Most of the others get the order in which they
+    # stand, which a processor foresees: torch.topk then takes half the time.
+    behind = torch.arange(1, inside.shape[-1] + 1, dtype=depths.dtype, device=scores.device)
+    depths, places = torch.minimum(depths, highest[..., -1:] + behind).topk(k, -1, largest=False)
+    return depths, inside.gather(-1, places)
+
+
+def _depths(scores: Tensor) -> Tensor:
+    """How far scores lie below 0, as whole numbers, which torch.topk compares a third faster.
+
+    Floats from 0 up are in the order of their bits; a score above 0, by rounding, ties with 0.
+    """
+    whole = torch.int64 if scores.dtype == torch.float64 else torch.int32
+    return scores.clamp(max=0).abs_().view(whole)
 
 
 @dataclass(frozen=True)

@@ -261,12 +261,13 @@ class Pool(Reduction):
         start, widths = _cells_met(block.box.columns, block.shape[-1], column_cells)
         parts = cast(tuple[Tensor, ...], block.weights.split(heights, -2))
         by_row = torch.stack([rows.sum(-2) for rows in parts], -2)
-        positions = torch.arange(
-            block.box.columns.start, block.box.columns.stop, device=by_row.device
-        )
-        cell = ((positions + 1) * column_cells - 1) // block.shape[-1] - start
-        pooled = by_row.new_zeros((*by_row.shape[:-1], len(widths)))
-        pooled = pooled.index_add(-1, cell, by_row)
+        if min(widths) == max(widths):
+            pooled = by_row.view(*by_row.shape[:-1], len(widths), widths[0]).sum(-1)
+        else:
+            at = torch.arange(block.box.columns.start, block.box.columns.stop, device=by_row.device)
+            cell = ((at + 1) * column_cells - 1) // block.shape[-1] - start
+            pooled = by_row.new_zeros((*by_row.shape[:-1], len(widths)))
+            pooled = pooled.index_add(-1, cell, by_row)
         rows, columns = slice(first, first + len(heights)), slice(start, start + len(widths))
         return (Part((*block.box.leading, rows, columns), pooled),)
 
