@@ -183,6 +183,13 @@ def test_what_query_and_key_cannot_say_is_stored_as_weights(
     assert torch.equal(stored, recording[0].to_dense().flatten())
 
 
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_the_shortest_texts_have_a_page(tokens: int, tmp_path: Path) -> None:
+    blocks = blocks_of(recorded(heads=1, kv_heads=1, tokens=tokens), tmp_path)
+    numbers = unpacked(json.loads(blocks.scripts["layer-0"])["rows"], torch.float32)
+    assert numbers.shape == (4 * tokens,)
+
+
 def test_a_matrix_without_head_axis_is_one_head(tmp_path: Path) -> None:
     recording = regard.Recording({"layer": regard.attend(torch.randn(3, 2), torch.randn(5, 2))})
     (layer,) = layers_of(blocks_of(recording, tmp_path))
@@ -344,19 +351,6 @@ def test_the_kinds_of_numbers_of_16_bits_are_within_a_thousandth(
     (layer,) = layers_of(blocks_of(recording, tmp_path))
     shown = [head["entropy"] for head in layer["heads"]]
     assert shown == pytest.approx(list(recording.heads()["uniform"]), abs=1e-3)
-
-
-def test_the_means_of_a_long_text_are_left_out_where_there_is_no_room(tmp_path: Path) -> None:
-    matrix = regard.attend(torch.randn(1, 3, 2), torch.randn(1, 8300, 2))
-    recording = regard.Recording({"layer": matrix})
-    blocks = blocks_of(recording, tmp_path)
-    block = json.loads(blocks.scripts["layer-0"])
-    assert ("means" in block, layers_of(blocks)[0]["block"]) == (True, 64)
-    least = len(block["query"]) + len(block["key"]) + 400  # with room for the numbers of the rows
-    blocks = blocks_of(recording, tmp_path, limit=least)
-    assert layers_of(blocks)[0]["kind"] == "query-key"
-    assert layers_of(blocks)[0]["block"] == 1
-    assert "means" not in json.loads(blocks.scripts["layer-0"])
 
 
 def test_a_recording_with_weights_that_are_no_numbers_has_a_page_without_kinds(

@@ -23,7 +23,7 @@ from regard.see.held import (
     questions_of_held,
 )
 from regard.see.sweep import Tally, swept
-from test_file import Blocks, unpacked
+from test_file import Blocks, blocks_of, layers_of, unpacked
 
 MASKS = {
     "no mask": None,
@@ -252,3 +252,16 @@ def test_a_file_is_about_as_large_as_its_limit_at_most(tmp_path: Path) -> None:
     for limit in (40_000, 100_000, 800_000):
         size = write_page(seen, tmp_path / "page.html", limit=limit).stat().st_size
         assert size - bare <= limit + 200
+
+
+def test_the_means_of_a_long_text_are_left_out_where_there_is_no_room(tmp_path: Path) -> None:
+    matrix = regard.attend(torch.randn(1, 3, 2), torch.randn(1, 8300, 2))
+    recording = regard.Recording({"layer": matrix})
+    blocks = blocks_of(recording, tmp_path)
+    block = json.loads(blocks.scripts["layer-0"])
+    assert ("means" in block, layers_of(blocks)[0]["block"]) == (True, 64)
+    least = len(block["query"]) + len(block["key"]) + 400  # with room for the numbers of the rows
+    blocks = blocks_of(recording, tmp_path, limit=least)
+    assert layers_of(blocks)[0]["kind"] == "query-key"
+    assert layers_of(blocks)[0]["block"] == 1
+    assert "means" not in json.loads(blocks.scripts["layer-0"])

@@ -26,7 +26,8 @@ def packed(tensor: Tensor, strategy: int, width: int = 4) -> str:
         >>> packed(torch.zeros(4), zlib.Z_DEFAULT_STRATEGY)
         'eNpjYEAFAAAQAAE='
     """
-    flat = tensor.contiguous().cpu().view(torch.uint8).reshape(-1, tensor.element_size())
+    # Flat first: an axis of length 1 may have any stride, and then its bytes cannot be viewed.
+    flat = tensor.cpu().flatten().view(torch.uint8).reshape(-1, tensor.element_size())
     deflate = zlib.compressobj(6, zlib.DEFLATED, zlib.MAX_WBITS, 9, strategy)
     return base64_text(deflate.compress(memory(flat[:, -width:].T)) + deflate.flush())
 
