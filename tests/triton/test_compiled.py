@@ -6,7 +6,6 @@ GPU would be given, with the config of its architecture.
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 import torch
 
 import regard
+import waiting
 from regard.products import TransposedOutput
 
 pytest.importorskip("triton", reason="the kernels need triton: pip install 'regard[gpu]'")
@@ -110,13 +110,13 @@ def compiled(name: str, architecture: int) -> tuple[Report, ...]:
         capability = divmod(architecture, 10)
         patch.setattr("regard.backends.triton.backend.lacking", lambda _: None)
         patch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-        patch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
         query, key = (
             torch.empty(2, num_heads, LENGTH, case.head_dim, dtype=case.dtype, device="meta")
             for num_heads in (16, 16 // case.group)
         )
         matrix = regard.attend(query, key, **case.options("meta"))
-        matrix.reduce(*case.asked, backend="triton")
+        with waiting.refused():
+            matrix.reduce(*case.asked, backend="triton")
     return tuple(reports)
 
 
@@ -138,6 +138,14 @@ def test_the_compiler_has_nothing_against_a_kernel(name: str, architecture: int)
     reports = compiled(name, architecture)
     assert tuple(report.kernel for report in reports) == CASES[name].kernels
     assert [fault for report in reports for fault in faults(report, name, architecture)] == []
+
+
+@pytest.mark.parametrize("name", ["all", "all-d64"])
+def test_two_programs_share_a_multiprocessor_of_hopper(name: str) -> None:
+    for report in compiled(name, 90):
+        of_program = report.registers * 32 * report.num_warps, report.shared + 1024
+        assert 2 * of_program[0] <= 2**16, report.kernel
+        assert 2 * of_program[1] <= 228 * 1024, report.kernel
 
 
 def faults(report: Report, name: str, architecture: int) -> list[str]:
