@@ -67,7 +67,7 @@ def _random(*shape: int) -> Tensor:
 
 
 def _documents() -> list[list[int]]:
-    return [[key // 11 for key in range(KV_LEN)], [key // 17 for key in range(KV_LEN)]]
+    return [[key // 11 for key in range(KV_LEN)], [key // 35 for key in range(KV_LEN)]]
 
 
 def matrix(

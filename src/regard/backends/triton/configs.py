@@ -63,6 +63,9 @@ def config(
         return Config(64, 32, 4, 2) if tall else Config(32, 32, 4, 1)
     if kernel == "products":
         return Config(64, 128, 8, 2)
+    if hopper and head_dim <= 128 and k <= 16 and not crowded:
+        # Two programs on a multiprocessor: the exps of one beside the matrix product of the other.
+        return Config(64, 128, 8, 3) if kernel == "columns" else Config(128, 64, 8, 3)
     if k > 16:
         return Config(64, 64, 4 if hopper and not crowded else 8, 2)
     width = 128 if head_dim <= 128 else 64
