@@ -89,6 +89,38 @@ def test_positions_that_turn_queries_alone_are_no_verdict(form: str) -> None:
     )
 
 
+def turned_back(x: Tensor) -> Tensor:
+    return turned(x.flip(-2)).flip(-2)
+
+
+def paired_otherwise(x: Tensor) -> Tensor:
+    """Angles for neighbours, and a turn of the two halves: both are found in public code."""
+    angles = torch.arange(x.shape[-2])[:, None] * 10.0 ** -torch.arange(x.shape[-1] // 2)
+    angles = angles.repeat_interleave(2, -1)
+    first, second = x.chunk(2, -1)
+    return x * angles.cos() + torch.cat([-second, first], -1) * angles.sin()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("turns", [(turned, turned_back), (paired_otherwise, paired_otherwise)])
+def test_positions_that_turn_both_unevenly_are_no_verdict(
+    turns: tuple[Change, Change], form: str
+) -> None:
+    report = checked(lambda q, k, v: standard(turns[0](q), turns[1](k), v), form)
+    assert report.verdict == "cannot tell", str(report)
+    assert report.missing == (
+        "Positions turn queries and keys, and what two of them give does not depend on their "
+        "distance alone: a sign, or which numbers make a pair, may differ from that of the angles. "
+        "It can be told where it does; positions with two axes are not judged."
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_positions_that_turn_both_alike_are_right(form: str) -> None:
+    report = checked(lambda q, k, v: standard(turned(q), turned(k), v), form)
+    assert (report.verdict, names(report)) == ("right", set()), str(report)
+
+
 NORMS: dict[str, Change] = {
     "RMS": lambda t: t * t.square().mean(-1, keepdim=True).add(1e-6).rsqrt(),
     "RMS of torch": lambda t: F.rms_norm(t, t.shape[-1:]),
@@ -215,6 +247,18 @@ def test_a_mistake_in_few_bits_is_told(form: str) -> None:
     assert names(report) == {"no-scale"}
 
 
+def test_a_fill_that_float16_does_not_hold_is_told_where_it_stands_inside() -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = (q @ k.mT / q.shape[-1] ** 0.5).half()
+        ahead = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        return scores.masked_fill(ahead, -1e9).float().softmax(-1) @ v
+
+    report = regard.check(attention, causal=True)
+    [finding] = report.faults
+    assert finding.name == "mask-fill-value"
+    assert finding.code == "return scores.masked_fill(ahead, -1e9).float().softmax(-1) @ v"
+
+
 # One key for all heads, and a sum that divides last
 
 
@@ -263,6 +307,15 @@ def with_a_key_of_nothing(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def less_its_logarithm(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores = q @ k.mT / q.shape[-1] ** 0.5
     return (scores - scores.logsumexp(-1, keepdim=True)).exp() @ v
+
+
+def test_a_sink_of_1_from_which_the_largest_was_taken_off_is_no_verdict() -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        e = (scores - scores.amax(-1, keepdim=True)).exp()
+        return e / (1 + e.sum(-1, keepdim=True)) @ v
+
+    assert regard.check(attention).verdict == "cannot tell"
 
 
 BY_HAND = [

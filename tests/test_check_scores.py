@@ -135,3 +135,13 @@ def test_a_wrong_scale_under_a_bias_is_told_with_its_number(change: Change) -> N
     report = regard.check(of_qkv(lambda scores: change(3 * scores)))
     assert [finding.name for finding in report.faults] == ["wrong-scale"]
     assert "is multiplied with 0.6124;" in report.faults[0].detail
+
+
+def test_a_softmax_over_queries_under_a_bias_is_pointed_at() -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return biased(q @ k.mT * q.shape[-1] ** -0.5).softmax(-2) @ v
+
+    report = regard.check(attention)
+    assert (report.verdict, report.findings) == ("cannot tell", ())
+    assert " Look at its softmax first: line " in report.missing
+    assert " runs its softmax over axis -2 (" in report.missing

@@ -22,7 +22,7 @@ __all__ = ["Manner", "bending", "learned_scale", "limit", "manner_of", "strange"
 
 # Columns by the place of the projection that gave them, or by the role of an input.
 _Columns = Mapping[Any, Tensor]
-Manner = Literal["linear", "normed", "turned on one side", "other"]
+Manner = Literal["linear", "normed", "turned on one side", "turned unevenly", "other"]
 
 _TOLERANCE = 1e-3
 _LEAST = -1e4  # a number below is a mask
@@ -90,6 +90,8 @@ def manner_of(subject: Subject, stages: Stages) -> Manner:
         return "other"
     if sides[0].is_turned != sides[1].is_turned:
         return "turned on one side"
+    if sides[0].is_turned and not _depends_on_distance(*(side.of_one for side in sides)):
+        return "turned unevenly"
     return "normed" if "normed" in manners else "linear"
 
 
@@ -160,10 +162,22 @@ class _Side:
         return "normed" if _near(there, both) else "other"
 
     @property
+    def of_one(self) -> Tensor:
+        """What becomes of one vector at each token, but for what is added."""
+        return self.level - self.zero
+
+    @property
     def is_turned(self) -> bool:
         """Whether what becomes of one vector depends on where it stands."""
-        moved = self.level - self.zero
-        return not _near(moved, moved[:, :, :1].expand_as(moved))
+        return not _near(self.of_one, self.of_one[:, :, :1].expand_as(self.of_one))
+
+
+def _depends_on_distance(query: Tensor, key: Tensor) -> bool:
+    """Whether query times key is the same for all that are equally far apart."""
+    if query.shape != key.shape:  # fewer heads of keys: a kernel repeats them
+        key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    scores = query @ key.mT
+    return _near(scores[..., 1:, 1:], scores[..., :-1, :-1])
 
 
 def _along(one: Tensor, other: Tensor) -> Tensor:

@@ -487,7 +487,7 @@ def _masks(material: Material) -> Iterator[str]:
         yield f"lowered{fill!r}:same"
     yield "-1000000000.0:same"  # forbids as -inf does, unless the softmax runs over another axis
     yield from ("none", "causal:same")
-    for which in ("without_self", "without_self_but_first", "with_next", "future"):
+    for which in ("without_self_but_first", "without_self", "with_next", "future"):
         yield f"causal:{which}"
     yield "causal:future_and_self"
     yield from ("added:same", "added:future", "added:future_and_self", "added:with_next")

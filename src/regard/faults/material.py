@@ -96,17 +96,37 @@ def _tensors(
         yield {_ROLES[role]: tensor for role, tensor in inputs.items()}
         return
     x = inputs["x"]
-    projections = stages.projections
-    if not projections:
+    if not stages.projections:
         yield {"q": x, "k": x, "v": x, "x": x}
-    elif len(projections) == 1:
+    for projections in _chosen(stages):
+        yield from ({**parts, "x": x} for parts in _read(stages, projections, num_heads))
+
+
+def _chosen(stages: Stages) -> list[tuple[Projection, ...]]:
+    """The projections; of those made of others the first alone, and the last alone."""
+    every = stages.projections
+    follows = {
+        (first.event.place, second.event.place)
+        for first, second in permutations(every, 2)
+        if stages.trace.reached(first.event.writes).intersection(second.event.reads)
+    }
+    earlier, later = ({pair[side] for pair in follows} for side in (0, 1))
+    firsts = tuple(p for p in every if p.event.place not in later)
+    lasts = tuple(p for p in every if p.event.place not in earlier)
+    return list(dict.fromkeys(each for each in (every, lasts, firsts) if each))
+
+
+def _read(
+    stages: Stages, projections: tuple[Projection, ...], num_heads: int
+) -> Iterator[dict[str, Tensor]]:
+    """Query, key and value by letter, of some projections."""
+    if len(projections) == 1:
         width = stages.outputs[0].shape[-1] // num_heads
-        for parts in _fused(projections[0].columns, num_heads, width):
-            yield {**parts, "x": x}
+        yield from _fused(projections[0].columns, num_heads, width)
     elif len(projections) == 2:
-        yield from ({**parts, "x": x} for parts in _of_two(projections, num_heads))
+        yield from _of_two(projections, num_heads)
     elif len(projections) % 3 == 0:
-        yield {**_of_three(projections), "x": x}
+        yield _of_three(projections)
 
 
 def are_named(stages: Stages) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.faults.stages import Stages
 from regard.faults.traced import Event
 
-__all__ = ["event_of", "score_product", "turned_round"]
+__all__ = ["event_of", "random_event", "score_product", "turned_round"]
 
 _PRODUCTS = {"mm", "bmm", "baddbmm", "matmul", "addmm"}
 _VIEWS = {"view", "_unsafe_view", "reshape", "_reshape_alias", "clone", "unflatten"}
@@ -38,6 +38,21 @@ def turned_round(stages: Stages) -> Event | None:
             if re.search(r"\.T\b|\.t\(|torch\.t\(", text):
                 return event
     return None
+
+
+_DROPOUTS = {"bernoulli_", "native_dropout", "dropout", "rand_like", "rand", "bernoulli"}
+_OTHER_NOISE = {"exponential_", "multinomial", "normal_", "randn", "randn_like", "normal"}
+
+
+def random_event(stages: Stages, *, dropping: bool) -> Event | None:
+    """The first operation that draws random numbers: as dropout does, or otherwise.
+
+    Args:
+        stages: of a run.
+        dropping: which of the two.
+    """
+    names = _DROPOUTS if dropping else _OTHER_NOISE
+    return next((e for e in stages.trace if e.operator in names), None)
 
 
 def _weights(stages: Stages) -> Event | None:
@@ -195,9 +210,7 @@ def _projecting(stages: Stages) -> Event | None:
 
 
 def _dropping(stages: Stages) -> Event | None:
-    names = ("bernoulli_", "native_dropout", "dropout", "rand_like", "bernoulli")
-    found = next((e for e in stages.trace if e.operator in names), None)
-    return found or _weights(stages)
+    return random_event(stages, dropping=True) or _weights(stages)
 
 
 _FINDERS: dict[str, Callable[[Stages], Event | None]] = {

@@ -74,11 +74,14 @@ def ignores_order(subject: Subject) -> bool:
 
 
 def overflows_in_half(subject: Subject) -> Caller | None:
-    """The line that a module in half precision fails on with a number too large for it."""
+    """The line that code in half precision fails on with a number too large for it."""
     half = subject.given.half
-    if half is None:
+    if half is not None:
+        given = replace(subject.given, call=half, model=half, dtype=torch.float16)
+    elif subject.given.lifted is not None:
+        given = replace(subject.given, lifted=None)
+    else:
         return None
-    given = replace(subject.given, call=half, model=half, dtype=torch.float16)
     other = replace(subject, given=given)
     try:
         other.run(other.inputs())

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.faults.between import learned_scale, manner_of
+from regard.faults.between import bending, learned_scale, manner_of
 from regard.faults.catalogue import Severity, fault
 from regard.faults.explained import slope_of, weighings
 from regard.faults.fit import Guess, Material, explanations
@@ -147,6 +147,8 @@ def understood(subject: Subject, causal: bool | None, *, pairs: bool = True) -> 
     if stages.softmax is None or any(material.scale is not None for material in found):
         seen = _explained(subject, stages, found[:1], plain, (2, 3))
         return seen or _by_weights(subject, found, stages, causal)
+    if bending(stages) is not None and manner_of(subject, stages) == "other":
+        return _by_weights(subject, found, stages, causal)
     seen = _as_they_met(subject, found, stages, causal)
     seen = seen or _by_weights(subject, found, stages, causal)
     return seen or _explained(subject, stages, found[:1], plain, (2, 3))

@@ -14,7 +14,7 @@ from regard.faults.given_masks import all_kept, forms_of, takes_masks
 from regard.faults.layouts import Layout
 from regard.faults.lifted import FEW_BITS
 from regard.faults.mask_trials import mask_findings
-from regard.faults.places import event_of, turned_round
+from regard.faults.places import event_of, random_event, turned_round
 from regard.faults.probes import (
     batch_stands_second,
     continues_a_cache,
@@ -98,6 +98,9 @@ def running(given: Given) -> Subject:
                 subject.run(subject.inputs())
             except Exception as error:  # noqa: BLE001  # somebody's code may raise anything
                 first = first or error
+                wide = _lifted(subject, torch.float16) if "overflow" in str(error) else None
+                if wide is not None:
+                    return wide
             else:
                 return _in_float32(subject)
     raise ValueError(
@@ -109,13 +112,15 @@ def running(given: Given) -> Subject:
 def _in_float32(subject: Subject) -> Subject:
     """The subject with float32 wherever it asks for fewer bits, if it runs so."""
     few = next((e.dtype for e in traced(subject, subject.inputs()) if e.dtype in FEW_BITS), None)
-    if few is None:
-        return subject
-    lifted = replace(subject, given=replace(subject.given, lifted=few))
+    return subject if few is None else _lifted(subject, few) or subject
+
+
+def _lifted(subject: Subject, dtype: torch.dtype) -> Subject | None:
+    lifted = replace(subject, given=replace(subject.given, lifted=dtype))
     try:
         lifted.run(lifted.inputs())
     except Exception:  # noqa: BLE001  # somebody's code may raise anything
-        return subject
+        return None
     return lifted
 
 
@@ -227,6 +232,8 @@ def _random(subject: Subject) -> list[Told]:
         return []
     inputs = subject.inputs()
     stages = found_stages(subject, inputs, projected=False)
+    if random_event(stages, dropping=False) and not random_event(stages, dropping=True):
+        return []  # chosen by chance, as gumbel_softmax does: no attention that this check knows
     calm = found_stages(subject, inputs, edits=without_dropout(subject), projected=False)
     outputs = stages.trace.outcome.output, calm.trace.outcome.output
     proof = compared(*outputs, "output", (("sample",), "tokens", "columns"))

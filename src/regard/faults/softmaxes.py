@@ -126,9 +126,11 @@ def _by_hand(event: Event, trace: Trace) -> tuple[Tensor, Tensor, int] | None:
         total = top.sum(axis, keepdim=True)
         if bottom.shape == top.shape:
             total = total.expand_as(top)
-        if total.shape == bottom.shape and (_equal(total, bottom) or _equal(total + 1, bottom)):
-            found = _scores_behind(top, trace, event.place)
-            return None if found is None else (found[0], event.output, axis)
+        is_sum, has_sink = _equal(total, bottom), _equal(total + 1, bottom)
+        found = _scores_behind(top, trace, event.place) if is_sum or has_sink else None
+        # With the largest taken off, 1 is no score of 0.
+        if found is not None and (is_sum or bool((found[0] == found[1].args[0]).all())):
+            return found[0], event.output, axis
     return None
 
 

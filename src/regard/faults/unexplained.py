@@ -6,6 +6,8 @@ from regard.faults.between import bending, manner_of, strange
 from regard.faults.explained import slope_of, weighings
 from regard.faults.lifted import FEW_BITS
 from regard.faults.material import materials
+from regard.faults.places import random_event
+from regard.faults.softmaxes import Softmax
 from regard.faults.stages import Stages, found_stages
 from regard.faults.subject import Subject
 from regard.faults.traced import Event
@@ -24,9 +26,15 @@ _NEEDED = (
 _PROJECTED = (
     "It can be told where they meet as they were projected, turned by their positions, or normed."
 )
+_STEADY = "It can be told where two runs in eval mode give the same."
 _ONE_SIDE = (
     "Positions turn the queries and not the keys, or the keys and not the queries, so that the "
     "scores do not depend on how far a key is away. It can be told where both are turned alike."
+)
+_UNEVENLY = (
+    "Positions turn queries and keys, and what two of them give does not depend on their distance "
+    "alone: a sign, or which numbers make a pair, may differ from that of the angles. It can be "
+    "told where it does; positions with two axes are not judged."
 )
 
 
@@ -37,11 +45,13 @@ def reason(subject: Subject) -> str:
         subject: that no reading fits.
     """
     stages = found_stages(subject, subject.inputs())
+    if (drawn := random_event(stages, dropping=False)) is not None:
+        return f"It draws random numbers: {_place(drawn, f'takes {drawn.operator}')}. {_STEADY}"
     if stages.softmax is None:
         return _unnormalised(stages) or _UNKNOWN
     fitting = list(weighings(subject, materials(subject, subject.inputs(), stages), stages))
     if not fitting:
-        return _rounded(stages) or _spread(stages) or _UNKNOWN
+        return _rounded(stages) or _spread(stages) or _across(stages.softmax) or _UNKNOWN
     if (curved := _curved(subject, stages)) != "":
         return curved
     slopes = [slope_of(subject, stages, *weighing) for weighing in fitting]
@@ -58,6 +68,8 @@ def _curved(subject: Subject, stages: Stages) -> str:
     match manner_of(subject, stages):
         case "turned on one side":
             return _ONE_SIDE
+        case "turned unevenly":
+            return _UNEVENLY
         case "other" if event is not None:
             what = _place(event, f"takes {event.operator.strip('_')} of them")
             return f"Queries or keys are a function of what was projected: {what}. {_PROJECTED}"
@@ -89,6 +101,14 @@ def _rounded(stages: Stages) -> str:
         "rounding hides what check compares. It can be told where it stays in float32: take the "
         "conversion out, or make its dtype an argument."
     )
+
+
+def _across(softmax: Softmax) -> str:
+    """For a softmax over another axis than the last, under a bias: no guess goes so far."""
+    if softmax.axis == -1:
+        return ""
+    line = _place(softmax.events[0], f"runs its softmax over axis {softmax.axis}")
+    return f"{_UNKNOWN} Look at its softmax first: {line}, where keys mostly stand in the last."
 
 
 def _spread(stages: Stages) -> str:

@@ -1,0 +1,7 @@
+# regard.check(attention)
+import torch.nn.functional as F
+
+
+def attention(q, k, v):
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    return F.gumbel_softmax(scores, hard=True, dim=-1) @ v
