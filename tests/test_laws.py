@@ -282,7 +282,7 @@ CLOSE = [-0.0, 0.0, -1.0, -1.0000001, -1.0000002, -1e-45, 1e-7, 2e-7, -3e4, -1e1
 @given(
     kinds=st.lists(st.sampled_from(CLOSE), min_size=1, max_size=40),
     k=st.integers(1, 80),
-    more=st.integers(0, 3000),
+    more=st.integers(0, 5000),
     dtype=st.sampled_from([torch.float32, torch.float64]),
     seed=st.integers(0, 2**32 - 1),
 )

@@ -14,8 +14,9 @@ from regard.reductions import Part, Reduction
 __all__ = ["Max", "Top", "TopK"]
 
 _ALL_BUT_SIGN = 2**31 - 1
-# How many columns make a group: of more, and of fewer, all takes longer.
-_GROUP, _LEAST_GROUP = 8, 4
+# How many columns make a group, measured for k from 1 to 64: usually, in longer rows, at least.
+_GROUP, _LONG_GROUP, _LEAST_GROUP = 8, 16, 4
+_LONG = 4096
 
 
 class Top(NamedTuple):
@@ -132,7 +133,7 @@ def _topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     rows; their own k largest are found in the same way.
     """
     columns = scores.shape[-1]
-    size = _GROUP
+    size = _GROUP if columns <= _LONG else _LONG_GROUP
     while columns < 3 * k * size:
         size //= 2
     if size < _LEAST_GROUP:
