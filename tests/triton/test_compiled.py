@@ -6,7 +6,7 @@ GPU would be given, with the config of its architecture.
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -86,6 +86,7 @@ CASES = {
     "segments": Case((regard.Segments(SPANS),), ("rows_kernel", "pooled_kernel")),
     "transposed": _transposed(128, torch.bfloat16),
     "transposed-d256": _transposed(256, torch.float16),
+    "transposed-steps": replace(_transposed(128, torch.bfloat16), options=_all_steps),
     "transposed-float32": _transposed(64, torch.float32),
     "transposed-float32-d256": _transposed(256, torch.float32),
     "top-64": Case((regard.TopK(64),), ("rows_kernel", "top_kernel")),
@@ -146,6 +147,14 @@ def test_two_programs_share_a_multiprocessor_of_hopper(name: str) -> None:
         of_program = report.registers * 32 * report.num_warps, report.shared + 1024
         assert 2 * of_program[0] <= 2**16, report.kernel
         assert 2 * of_program[1] <= 228 * 1024, report.kernel
+
+
+def test_an_operand_of_float32_beside_bfloat16_spills_nothing(
+    architecture: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = replace(_transposed(128, torch.float32), dtype=torch.bfloat16)
+    monkeypatch.setitem(CASES, "mixed", case)
+    assert [report for report in compiled("mixed", architecture) if report.spilled] == []
 
 
 def faults(report: Report, name: str, architecture: int) -> list[str]:

@@ -48,21 +48,23 @@ def config(
     Args:
         kernel: which one; "rows" and "top" have tiles of the same width for one question.
         head_dim: of query and key; of the operand of "products", where that is wider.
-        dtype: of query and key.
+        dtype: of query and key; float32 where the operand of "products" is.
         capability: of the GPU.
         k: of the top-k that the row statistics and the top-k kernel keep in registers.
         crowded: whether more than query and key is read for each score, or its steps take many
             registers: a bias, a bool mask, a softcap.
     """
     hopper = capability[0] >= 9
+    if kernel == "products" and dtype == torch.float32:
+        return Config(64, 32, 8, 2) if head_dim <= 128 else Config(16, 32, 8, 1)
     if kernel == "products" and head_dim > 128:
-        return Config(16, 32, 8, 1) if dtype == torch.float32 else Config(32, 64, 8, 2)
+        return Config(32, 64, 8, 2)
     if dtype == torch.float32:
         # Multiplied by threads one by one: small tiles, so that operands fit in registers.
         tall = head_dim <= 128 or kernel == "top"
         return Config(64, 32, 4, 2) if tall else Config(32, 32, 4, 1)
     if kernel == "products":
-        return Config(64, 128, 8, 2)
+        return Config(64, 64, 4, 2) if crowded else Config(64, 128, 8, 2)
     if hopper and head_dim <= 128 and k <= 16 and not crowded:
         # Two programs on a multiprocessor: the exps of one beside the matrix product of the other.
         return Config(64, 128, 8, 3) if kernel == "columns" else Config(128, 64, 8, 3)

@@ -142,7 +142,7 @@ class Launch:
     ) -> None:
         batch, num_heads, _, kv_len = self.given.shape
         width = 1 if operand is None else operand.shape[-1]
-        chosen = self._config("columns" if operand is None else "products", width=width)
+        chosen = self._config("columns" if operand is None else "products", operand=operand)
         programs = _ceil(kv_len, chosen.block_n) * batch * num_heads
         tokens = None if operand is None else _tokens(operand)
         group = 1 if operand is None else num_heads // operand.shape[1]
@@ -177,16 +177,18 @@ class Launch:
             _plane(keep, q_len),
         )
 
-    def _config(self, kernel: Kernel, k: int = 0, width: int = 1) -> Config:
+    def _config(self, kernel: Kernel, k: int = 0, operand: Tensor | None = None) -> Config:
         if interpreted():
             return INTERPRETED
         query = self.given.query
         capability = torch.cuda.get_device_capability(query.device)
         more = (self.given.bias, self.given.softcap, self.given.limits.keep)
         crowded = any(each is not None for each in more)
-        return config(
-            kernel, max(query.shape[-1], width), query.dtype, capability, k=k, crowded=crowded
-        )
+        widest, dtype = query.shape[-1], query.dtype
+        if operand is not None:
+            widest = max(widest, operand.shape[-1])
+            dtype = operand.dtype if operand.dtype == torch.float32 else dtype
+        return config(kernel, widest, dtype, capability, k=k, crowded=crowded)
 
     def _row_tiles(self, chosen: Config) -> int:
         batch, num_heads, q_len, _ = self.given.shape
