@@ -135,6 +135,25 @@ def test_nan_reaches_its_own_row_alone(interpreted: None) -> None:
         assert torch.equal(answer.isnan(), row)
 
 
+@pytest.mark.parametrize(
+    "transformed",
+    [
+        pytest.param(lambda f: torch.func.vmap(f)(torch.zeros(2, 5, 4)), id="vmap"),
+        pytest.param(
+            lambda f: torch.func.jvp(f, (torch.zeros(5, 4),), (torch.ones(5, 4),)), id="jvp"
+        ),
+    ],
+)
+# PyTorch scripts the derivatives of its own operations, and warns itself of it.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")
+def test_a_transformed_question_is_an_error_in_our_words(
+    transformed: Callable[..., Any], interpreted: None
+) -> None:
+    key = torch.zeros(5, 4)
+    with pytest.raises(RuntimeError, match="it has a backward pass only"):
+        transformed(lambda q: regard.attend(q, key).reduce(regard.Entropy(), backend="triton"))
+
+
 # What it refuses
 
 

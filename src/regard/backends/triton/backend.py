@@ -12,6 +12,7 @@ from torch import Tensor
 
 from regard.backends.backend import Backend
 from regard.backends.blocks import boxes
+from regard.backends.derivatives import only_backward
 from regard.backends.fused import Fused
 from regard.backends.plan import Plan, counted
 from regard.backends.triton.operands import operands, refused
@@ -158,12 +159,28 @@ def _answers(
         return outside(source, mask, reductions)
     from regard.backends.triton.launch import Launch  # imports triton
 
+    _Plain.apply(*source.tensors)
     for reduction in reductions:
         if not isinstance(reduction, Output):
             _buffers(reduction, source)
     with torch.no_grad(), torch.autocast(source.device.type, enabled=False):
         asked = _Asked(source, mask, Launch(operands(source, mask)), tuple(reductions))
         return tuple(asked.answer(reduction) for reduction in reductions)
+
+
+class _Plain(torch.autograd.Function):
+    """Nothing; what it is given must be memory that a kernel can read, not stand for more."""
+
+    @staticmethod
+    def forward(*tensors: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return tensors[0].new_zeros(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    vmap: Any = staticmethod(only_backward)
+    jvp: Any = staticmethod(only_backward)
 
 
 @dataclass(frozen=True, eq=False)
