@@ -1,6 +1,7 @@
 """The page on narrow and on wide screens: nothing is cut off, nothing lies over the words."""
 
 import pytest
+import torch
 
 import regard
 from pages import Open, recorded
@@ -31,3 +32,21 @@ def test_the_line_under_the_text_hides_no_chosen_word(width: int, show: Open) ->
     assert word
     assert line
     assert word["y"] + word["height"] <= line["y"]
+
+
+@pytest.mark.parametrize("query", [500, 1100, 1400, 1997])
+def test_both_texts_show_the_chosen_word_and_stand_in_step(query: int, show: Open) -> None:
+    # Lines of many lengths: no block is as high as was thought before it is built.
+    tokens = [f" {'word' * (at % 3)}{at}" + "\n" * (at % 37 == 0) for at in range(1998)]
+    zeros = torch.zeros(1, 1998, 2)
+    seen = regard.Recording({"layer": regard.attend(zeros, zeros)}, query_tokens=tokens)
+    page = show(seen, f"#view=text&query={query}")
+    page.wait_for_selector("body[data-read]")
+    page.wait_for_timeout(500)  # blocks near the screen are built in the next frames
+    view = page.locator("#view-text .reading").first.bounding_box()
+    one, other = (page.locator("#view-text .chosen").nth(at).bounding_box() for at in (0, 1))
+    assert view
+    assert one
+    assert other
+    assert one["y"] == other["y"]
+    assert view["y"] <= one["y"] <= view["y"] + view["height"] - one["height"]

@@ -168,6 +168,8 @@ def pages(browser: Browser, name: str, wanted: list[str]) -> Iterator[Path]:
             view = re.search(r"view=(\w+)", address)
             if view and not tab.is_visible(f'#tabs button[data-set="view={view[1]}"]'):
                 continue
+            if not view or view[1] == "map":
+                tab.wait_for_selector('.map[data-ready]:not([data-ready=""])')
             settle(tab)
             yield small(tab.screenshot(), FOLDER / picture)
         tab.close()

@@ -71,6 +71,8 @@ export class Flow {
     /** @type {Ramp | null} */ this.ramp = null;
     /** @type {Map<string, [number, number]>} */ this.marks = new Map();
     /** @type {Map<number, string>} */ this.labels = new Map();
+    /** @type {Flow | null} */ this.twin = null; // the same text beside it, built as this one is
+    /** @type {IntersectionObserver | null} */ this.observer = null; // null: all is built
     const holder = document.createElement("div");
     holder.className = "flow";
     holder.setAttribute("role", "group");
@@ -91,23 +93,47 @@ export class Flow {
 
   /** Blocks come and go as they are scrolled. */
   buildNear() {
+    // A browser that holds the text itself does so once for each of two that scroll together.
+    this.scroller.style.overflowAnchor = "none";
     const byElement = new Map(this.blocks.map((block) => [block.element, block]));
-    const observer = new IntersectionObserver(
-      (entries) => {
-        for (const { target, isIntersecting } of entries) {
-          const block = /** @type {Block} */ (byElement.get(/** @type {HTMLElement} */ (target)));
-          if (isIntersecting) this.build(block);
-          else this.drop(block);
-        }
-      },
+    const observer = (this.observer = new IntersectionObserver(
+      (entries) =>
+        this.holding(() => {
+          for (const { target, isIntersecting } of entries) {
+            const block = /** @type {Block} */ (byElement.get(/** @type {HTMLElement} */ (target)));
+            if (isIntersecting) this.build(block);
+            else this.drop(block);
+          }
+        }),
       { root: this.scroller, rootMargin: `${NEAR}px 0px` },
-    );
+    ));
     for (const { element, first, end } of this.blocks) {
       let characters = 0;
       for (let at = first; at < end; at++) characters += this.tokens[at].text.length;
       element.style.minHeight = `${Math.ceil(characters / CHARACTERS) * 1.72}em`;
       observer.observe(element);
     }
+  }
+
+  /** The text on the screen stays where it is: a block is seldom as high as was thought. @param {() => void} change */
+  holding(change) {
+    const { top } = this.scroller.getBoundingClientRect();
+    const seen = this.blocks.find(({ element }) => element.getBoundingClientRect().bottom > top);
+    const before = seen?.element.getBoundingClientRect().top ?? 0;
+    change();
+    const moved = (seen?.element.getBoundingClientRect().top ?? 0) - before;
+    if (moved !== 0) this.scroller.scrollTop += moved;
+  }
+
+  /** The same text, scrolled with this one, comes and goes with it. @param {Flow} twin */
+  lead(twin) {
+    this.twin = twin;
+    twin.observer?.disconnect();
+  }
+
+  /** @param {Block} block @param {(twin: Flow, block: Block) => void} change */
+  inTwin(block, change) {
+    if (this.twin) change(this.twin, this.twin.blocks[this.blocks.indexOf(block)]);
   }
 
   /** @param {Block} block */
@@ -133,6 +159,7 @@ export class Flow {
     });
     element.replaceChildren(...parts);
     block.spans.forEach((span, i) => this.dress(span, first + i));
+    this.inTwin(block, (twin, same) => twin.build(same));
   }
 
   /** @param {Block} block that is far from the screen */
@@ -141,6 +168,7 @@ export class Flow {
     block.element.style.minHeight = `${block.element.offsetHeight}px`;
     block.element.replaceChildren();
     block.spans = null;
+    this.inTwin(block, (twin, same) => twin.drop(same));
   }
 
   /** @param {number} at @returns {HTMLSpanElement | null} null where it is not built */

@@ -257,7 +257,9 @@ export class TextView {
 
   /** One text that stands twice scrolls as one. */
   scrollTogether() {
-    const [left, right] = this.sides.map(({ flow }) => flow.scroller);
+    const [{ flow: one }, { flow: other }] = this.sides;
+    one.lead(other);
+    const [left, right] = [one.scroller, other.scroller];
     left.addEventListener("scroll", () => (right.scrollTop = left.scrollTop));
     right.addEventListener("scroll", () => (left.scrollTop = right.scrollTop));
   }
