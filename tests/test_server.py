@@ -2,6 +2,7 @@
 
 import doctest
 import json
+import time
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -306,6 +307,26 @@ def test_a_wrong_question_is_told_in_a_sentence(
     got = client.get(path)
     assert (got.status_code, got.text) == (status, sentence)
     assert got.headers["content-type"].startswith("text/plain")
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("/api/column?layer=0&head=0&key=9", "key is 9; it must be from 0 to 8."),
+        (f"{PARTS}&queries=[[0,10]]", BEYOND),
+    ],
+)
+def test_a_wrong_question_does_not_wait_for_the_pass_over_a_long_head(
+    path: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regard.see.pyramid.AT_ONCE", 0)
+    monkeypatch.setattr(
+        "regard.see.pyramid.Pyramid.advance", lambda _, pause: (time.sleep(0.01), pause())
+    )
+    with TestClient(server.application(recorded(), TOKEN), base_url=BASE) as client:
+        client.get("/", params={"token": TOKEN})
+        got = client.get(path)
+    assert (got.status_code, got.text) == (400, sentence)
 
 
 def test_only_get_is_answered(client: TestClient) -> None:

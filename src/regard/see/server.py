@@ -220,10 +220,16 @@ async def _endpoint(answers: Answers, desk: Desk, question: Question, request: R
 
 async def _answer(answers: Answers, desk: Desk, question: Question, request: Request) -> Answer:
     asked = question.asked(request.query_params)
-    if question.waits:
-        await _until_rows_are_known(answers, desk, asked)
     key = (request.url.path, asked.key)
-    return await desk.ask(key, lambda wanted: _sent(question.answer(answers, asked, wanted)))
+
+    def work(wanted: Callable[[], bool]) -> Answer:
+        return _sent(question.answer(answers, asked, wanted))
+
+    if question.waits:
+        with suppress(Gone):  # what asks for what is not there is told so at once
+            return await desk.ask(("at once", key), lambda _: work(lambda: False))
+        await _until_rows_are_known(answers, desk, asked)
+    return await desk.ask(key, work)
 
 
 async def _until_rows_are_known(answers: Answers, desk: Desk, asked: Asked) -> None:
