@@ -134,7 +134,8 @@ def checked(gpu: Any, *, causal: bool = True) -> list[Any]:
 
 def test_right_answers_are_found_right(gpu: Any) -> None:
     found = checked(gpu)
-    assert [each.name for each in found] == list(gpu.correctness.asked(61))
+    names = "logsumexp entropy max topk(8) column-sums 64-x-64-map spans transposed"
+    assert [each.name.replace(" ", "-") for each in found] == names.split()
     assert all(each.right and each.error <= 1e-4 for each in found)
 
 
@@ -276,6 +277,26 @@ def test_the_gain_over_forming_the_matrix_is_said(gpu: Any) -> None:
     assert gpu.report.against_dense(rows) == [
         "     64  d 128   8 kv heads  full    4.0 times faster than dense, 4 times less memory"
     ]
+
+
+def test_a_pass_given_the_logsumexp_is_what_is_left_of_both(gpu: Any) -> None:
+    names = gpu.sides.FORWARD, "logsumexp", "logsumexp, spans", "logsumexp, transposed product"
+    rows = rows_of(gpu, *names, lengths=(2048, 16_384))
+    rows[4]["milliseconds"] = 2000.0  # the forward at 16k
+    at = " 16,384  d 128   8 kv heads  full    "
+    assert gpu.report.given_logsumexp(rows, (16_384, 128)) == [
+        f"{at}spans given logsumexp: 0.50 forwards (goal 0.8)",
+        f"{at}transposed product given logsumexp: 1.00 forwards",
+    ]
+    rows[4]["milliseconds"] = 1000.0
+    assert gpu.report.given_logsumexp(rows, (16_384, 128))[0].endswith(
+        "1.00 forwards (goal 0.8, MISSED)"
+    )
+
+
+def test_what_stands_behind_a_logsumexp_has_its_goal_there(gpu: Any) -> None:
+    behind = [side for side in gpu.sides.SIDES if side.name.startswith(gpu.report.GIVEN)]
+    assert [side.goal for side in behind] == [None] * 4
 
 
 def test_the_share_of_the_peak_is_that_of_the_best_at_the_size_of_the_goals(gpu: Any) -> None:

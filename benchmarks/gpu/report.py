@@ -13,12 +13,24 @@ import torch
 from benchmarks import machine
 from benchmarks.gpu.correctness import Checked
 from benchmarks.gpu.rows import Row
+from benchmarks.gpu.sides import FORWARD
 from benchmarks.gpu.size import Size
 
-__all__ = ["against_dense", "checked_line", "facts", "file_name", "line", "peak_line", "write"]
+__all__ = [
+    "against_dense",
+    "checked_line",
+    "facts",
+    "file_name",
+    "given_logsumexp",
+    "line",
+    "peak_line",
+    "write",
+]
 
 DENSE, OURS = "dense: output and five statistics", "output and five statistics"
 PEAK_SHARE = 0.6
+GIVEN, GOAL_GIVEN = "logsumexp, ", 0.8
+NO_GOAL = ("transposed product",)
 
 
 def facts() -> dict[str, Any]:
@@ -88,13 +100,34 @@ def peak_line(rows: Sequence[Row], peak_tflops: float, goals_at: tuple[int, int]
     )
 
 
-def against_dense(rows: Sequence[Row]) -> list[str]:
-    """How much faster and smaller than forming the matrix, where both were measured."""
-    found = {
+def given_logsumexp(rows: Sequence[Row], goals_at: tuple[int, int]) -> list[str]:
+    """What the passes that need the logsumexp take by themselves, at the size of the goals."""
+    found = _by_size(rows)
+    lines: list[str] = []
+    for (side, *size), row in found.items():
+        alone, forward = found.get(("logsumexp", *size)), found.get((FORWARD, *size))
+        here = side.startswith(GIVEN) and tuple(size[:2]) == goals_at
+        if not here or alone is None or forward is None:
+            continue
+        ratio = (row["milliseconds"] - alone["milliseconds"]) / forward["milliseconds"]
+        what = side.removeprefix(GIVEN)
+        missed = "" if ratio <= GOAL_GIVEN else ", MISSED"
+        goal = "" if what in NO_GOAL else f" (goal {GOAL_GIVEN:g}{missed})"
+        lines.append(f"{Size(*size).text}  {what} given logsumexp: {ratio:.2f} forwards{goal}")
+    return lines
+
+
+def _by_size(rows: Sequence[Row]) -> dict[tuple[Any, ...], Row]:
+    return {
         (row["side"], row["tokens"], row["head_dim"], row["num_kv_heads"], row["causal"]): row
         for row in rows
         if "left_out" not in row
     }
+
+
+def against_dense(rows: Sequence[Row]) -> list[str]:
+    """How much faster and smaller than forming the matrix, where both were measured."""
+    found = _by_size(rows)
     lines: list[str] = []
     for (side, *size), row in found.items():
         ours = found.get((OURS, *size))

@@ -14,6 +14,7 @@ from benchmarks.gpu.size import Size
 from benchmarks.questions import spans
 from benchmarks.tensors import Inputs
 from benchmarks.turns import Work
+from regard.products import TransposedOutput
 
 __all__ = ["FORWARD", "GOALS_AT", "SIDES", "STATISTICS", "Side", "matrix"]
 
@@ -80,6 +81,11 @@ def asked(*reductions: regard.Reduction, backend: str) -> Prepare:
 def segments(given: Inputs, size: Size) -> Work:
     """16 spans to 16 spans."""
     return asked(regard.Segments(spans(size.tokens)), backend="triton")(given, size)
+
+
+def transposed(given: Inputs, size: Size) -> Work:
+    """What each key receives of a vector for each query."""
+    return asked(TransposedOutput(given.query), backend="triton")(given, size)
 
 
 def everything(backend: str) -> Prepare:
@@ -149,6 +155,7 @@ SIDES = (
     Side("logsumexp, column sums", asked(regard.Sum(-2), backend="triton"), products=2),
     Side("logsumexp, 64 x 64 map", asked(regard.Pool(64, 64), backend="triton"), products=2),
     Side("logsumexp, 16 x 16 spans", segments, products=2),
+    Side("logsumexp, transposed product", transposed, products=3),
     Side("topk(8)", asked(regard.TopK(8), backend="triton"), goal=1.3),
     Side("output and five statistics", everything("triton"), products=5, goal=2.5),
     Side("FlexAttention, output and logsumexp", flex, products=2, lengths=COMPILED_AT),
