@@ -340,6 +340,25 @@ def test_a_missing_scale_is_told_where_the_sum_divides_last(form: str) -> None:
     assert names(report) == {"no-scale"}
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_an_exp_that_nothing_is_divided_by_is_no_verdict_and_is_named(form: str) -> None:
+    def positive(x: Tensor) -> Tensor:
+        return (x - x.square().sum(-1, keepdim=True) / 2).exp()
+
+    def linear(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        queries, keys = positive(q), positive(k)
+        return queries @ (keys.mT @ v) / (queries @ keys.sum(-2)[..., None])
+
+    report = checked(linear, form)
+    assert report.verdict == "cannot tell"
+    assert report.missing.startswith("No softmax was seen: line ")
+    assert report.missing.endswith(
+        "and nothing is divided by the sum of what it gives. It can be told where weights = "
+        "exp(scores) / exp(scores).sum(-1, keepdim=True), or where a module that goes from one "
+        "block of keys to the next keeps the number of its heads as num_heads."
+    )
+
+
 class Sink(Heads):
     """gpt-oss: a logit for each head beside the keys, and the largest taken off before."""
 

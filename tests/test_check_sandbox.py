@@ -108,6 +108,13 @@ def test_what_cannot_be_built_is_said_and_the_others_are_checked() -> None:
     assert checked.exit_code == 2
 
 
+def test_what_is_still_missing_is_said_with_what_was_given() -> None:
+    target = write("mine.py", MODULE)
+    assert trouble(target, embed_dim=16).endswith(
+        "\n    Give them: regard check mine.py:SelfAttention --embed-dim 16 --num-heads 4"
+    )
+
+
 def test_an_option_that_none_of_several_takes_is_refused() -> None:
     target = write("mine.py", f"{MODULE}\n{RIGHT}")
     checked = check_apart(target, {"n_heads": 4})

@@ -3,7 +3,7 @@
 import difflib
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import FunctionType, ModuleType
 from typing import Any, cast
 
@@ -135,7 +135,7 @@ def check_options(thing: Any, name: str, shown: str, options: Mapping[str, Any])
             if p.default is p.empty and key not in options and p.kind not in _ANY_NUMBER
         ]
         if missing:
-            raise RegardError(_missing(name, missing, shown))
+            raise RegardError(_missing(name, missing, shown, options))
 
 
 def fitting_options(thing: Any, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,14 +163,14 @@ def _parameters(thing: Any) -> dict[str, inspect.Parameter]:
         return {}
 
 
-def _missing(name: str, missing: Iterable[str], shown: str) -> str:
-    missing = list(missing)
+def _missing(name: str, missing: list[str], shown: str, options: Mapping[str, Any]) -> str:
     what = f"{name} has no value for {', '.join(missing)}; check builds a class before all else.\n"
     if any(_OBJECT.search(key.lower()) for key in missing):
         return (
             f"{what}    Build one in the file, layer = {name}(...), and check that: {shown}:layer"
         )
-    given = " ".join(f"--{key.replace('_', '-')} {_example(key)}" for key in missing)
+    words = {**options, **{key: _example(key) for key in missing}}
+    given = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in words.items())
     return f"{what}    Give them: regard check {shown}:{name} {given}"
 
 

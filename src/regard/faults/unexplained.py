@@ -7,7 +7,7 @@ from regard.faults.explained import slope_of, weighings
 from regard.faults.lifted import FEW_BITS
 from regard.faults.material import materials
 from regard.faults.places import random_event
-from regard.faults.softmaxes import Softmax
+from regard.faults.softmaxes import Softmax, exponentials
 from regard.faults.stages import Stages, found_stages
 from regard.faults.subject import Subject
 from regard.faults.traced import Event
@@ -51,7 +51,7 @@ def reason(subject: Subject) -> str:
         return _unnormalised(stages) or _UNKNOWN
     fitting = list(weighings(subject, materials(subject, subject.inputs(), stages), stages))
     if not fitting:
-        return _rounded(stages) or _spread(stages) or _across(stages.softmax) or _UNKNOWN
+        return _rounded(stages) or _across(stages.softmax) or _UNKNOWN
     if (curved := _curved(subject, stages)) != "":
         return curved
     slopes = [slope_of(subject, stages, *weighing) for weighing in fitting]
@@ -78,15 +78,15 @@ def _curved(subject: Subject, stages: Stages) -> str:
 
 
 def _unnormalised(stages: Stages) -> str:
-    """For an exp without weights: the values are summed first, and divided last."""
-    event = next((e for e in stages.trace if e.operator in ("exp", "exp_")), None)
+    """For an exp whose sum over an axis divides nothing, as in linear attention."""
+    event = next(iter(exponentials(stages.trace)), None)
     if event is None:
         return ""
     return (
-        f"No weights were seen: {_place(event, 'takes exp')}, and what it gives is not divided by "
-        "its own sum before it meets the values, so that the heads are not known. It can be told "
-        "where weights = exp(scores) / exp(scores).sum(-1, keepdim=True) comes first, or where the "
-        "module keeps the number of its heads as num_heads."
+        f"No softmax was seen: {_place(event, 'takes exp')}, and nothing is divided by the sum of "
+        "what it gives. It can be told where weights = exp(scores) / exp(scores).sum(-1, "
+        "keepdim=True), or where a module that goes from one block of keys to the next keeps the "
+        "number of its heads as num_heads."
     )
 
 
@@ -109,19 +109,6 @@ def _across(softmax: Softmax) -> str:
         return ""
     line = _place(softmax.events[0], f"runs its softmax over axis {softmax.axis}")
     return f"{_UNKNOWN} Look at its softmax first: {line}, where keys mostly stand in the last."
-
-
-def _spread(stages: Stages) -> str:
-    """For one tensor that several heads share by expand."""
-    for event in stages.trace:
-        spread = event.output if event.operator == "expand" else None
-        if spread is not None and spread.ndim > 3 and spread.numel() > event.operands[0].numel():
-            return (
-                f"Heads share a tensor: {_place(event, 'spreads it with expand')}. It can be told "
-                "where keys and values have equally many heads, each as wide as a query's: widen "
-                "both alike, or project a key for each head."
-            )
-    return ""
 
 
 def _place(event: Event, does: str) -> str:
