@@ -1,6 +1,7 @@
 """The map as a street map: tiles are the library's means, and one moves over them."""
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -172,6 +173,15 @@ def test_of_a_long_text_what_the_file_does_not_hold_is_a_sample_first(tmp_path: 
     expected = pooled(weights / weights.sum(-1, keepdim=True), 6)
     assert (sample["exact"], exact["exact"]) == (False, True)
     torch.testing.assert_close(tile_of(exact), expected, atol=1e-9, rtol=1e-4)
+
+
+def test_a_row_of_two_halves_is_two_halves_to_the_last_digit(tmp_path: Path) -> None:
+    matrix = regard.attend(torch.zeros(1, 2, 1), torch.zeros(1, 2, 1))
+    recording = regard.Recording({"layer": matrix})
+    steps = {"kind": "steps", "at": 1, "keys": {"by": "position", "start": 0, "count": 2}}
+    row, one = asked(recording, [{"kind": "row", "at": 1}, steps], tmp_path)
+    assert row["values"] == [0.5, 0.5]
+    assert one["steps"]["logsumexp"] == pytest.approx(math.log(2), abs=1e-15)
 
 
 @pytest.mark.parametrize("hidden", [False, True], ids=["with sinks", "without"])

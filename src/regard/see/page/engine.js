@@ -40,7 +40,7 @@ import { heldAnswer } from "./held_answers.js";
 import { blockSize, isStored, Pass } from "./pass.js";
 import { rowSteps } from "./row_steps.js";
 import { shares } from "./shares.js";
-import { allowed, isMaskKnown, readLayer, rowsOf, weightsOf } from "./softmax.js";
+import { allowed, isMaskKnown, readLayer, rowsOf, rowWeights, weightsOf } from "./softmax.js";
 
 const SLICE = 8; // milliseconds of work between two looks at what else was asked
 const PASSES = 12; // that are kept, 16 MB each
@@ -153,7 +153,7 @@ function passName({ layer, head, hidden, byRow }) {
 /** @param {Question} question @param {Layer} layer */
 function rowAnswer(question, layer) {
   const row = new Float64Array(layer.info.kv_len);
-  weightsOf(layer, question, question.at, 0, row.length, row);
+  rowWeights(layer, question, question.at, row);
   const [start, stop] = allowed(layer, question.head, question.at);
   const mask = new Uint8Array(layer.info.kv_len);
   for (let key = start; key < stop; key++) {

@@ -32,7 +32,7 @@
  * @property {ArrayLike<number> | null} output the weights times the values, over all keys (value_dim)
  */
 
-import { allowed, isMaskKnown, rowsOf, weightsOf } from "./softmax.js";
+import { allowed, isMaskKnown, rowWeights } from "./softmax.js";
 
 /**
  * The steps of one query of a layer that is embedded in the page.
@@ -43,7 +43,7 @@ import { allowed, isMaskKnown, rowsOf, weightsOf } from "./softmax.js";
 export function rowSteps(layer, which, query, part) {
   const { kv_len, scale, query_unit, key_unit } = layer.info;
   const weights = new Float64Array(kv_len);
-  weightsOf(layer, which, query, 0, kv_len, weights);
+  const logsumexp = rowWeights(layer, which, query, weights);
   const [start, stop] = allowed(layer, which.head, query);
   const known = isMaskKnown(layer.info);
   const may = (/** @type {number} */ key) =>
@@ -54,7 +54,6 @@ export function rowSteps(layer, which, query, part) {
     count += Number(may(key));
     total += weights[key];
   }
-  const logsumexp = rowsOf(layer, which).logsumexp[query];
   const vector = vectorOf(layer, "query", which.head, query);
   return {
     vector,

@@ -6,7 +6,7 @@
  * @typedef {{queries: Span[], keys: Span[]}} Parts
  */
 
-import { weightsOf } from "./softmax.js";
+import { rowWeights } from "./softmax.js";
 
 /**
  * @param {import("./softmax.js").Layer} layer
@@ -22,7 +22,7 @@ export async function shares(layer, which, { queries, keys }, goesOn) {
     const sums = new Float64Array(keys.length);
     let counted = 0;
     for (let query = first; query < end; query++) {
-      weightsOf(layer, which, query, 0, row.length, row);
+      rowWeights(layer, which, query, row);
       let whole = 0;
       keys.forEach(([from, to], part) => {
         let sum = 0;

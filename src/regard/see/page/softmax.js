@@ -134,6 +134,20 @@ export function weightsOf(layer, which, query, from, to, out) {
 }
 
 /**
+ * All weights of one query: they sum to 1, which makes good what float32 took from the logsumexp.
+ * @param {Layer} layer @param {Which} which @param {number} query
+ * @param {Float64Array} out (kv_len), overwritten
+ * @returns {number} the logsumexp
+ */
+export function rowWeights(layer, which, query, out) {
+  weightsOf(layer, which, query, 0, out.length, out);
+  // Weights that are stored may be less than 1 together.
+  const total = layer.weights && !which.hidden ? 1 : out.reduce((sum, weight) => sum + weight, 0);
+  if (total > 0 && total !== 1) for (let key = 0; key < out.length; key++) out[key] /= total;
+  return rowsOf(layer, which).logsumexp[query] + Math.log(total);
+}
+
+/**
  * The numbers before the softmax, -Infinity for a key set aside. For embedded weights they are
  * the logarithms: of a whole row their logsumexp is stored as 0.
  * @param {Layer} layer
