@@ -90,13 +90,16 @@ def test_whoever_waits_is_noticed(looks: Any, error: type[Exception]) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("backend", [None, "blocks"])
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("asked", ASKED)
-def test_a_gpu_is_not_waited_for_and_answers_as_the_cpu_does(asked: str, mask: str) -> None:
+def test_a_gpu_is_not_waited_for_and_answers_as_the_cpu_does(
+    asked: str, mask: str, backend: str | None
+) -> None:
     on_device = matrix("cuda", mask)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        answer = on_device.reduce(ASKED[asked])
+        answer = on_device.reduce(ASKED[asked], backend=backend)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     expected = matrix("cpu", mask).reduce(ASKED[asked])
@@ -153,6 +156,23 @@ class _Looking(TorchDispatchMode):
 
 PACKAGE = Path(regard.__file__).parent
 OPTIONS = [{"keep": [regard.TopK(2), regard.Entropy(), regard.Sum(-2), regard.Pool(3, 2)]}, {}]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", OPTIONS, ids=["reductions", "query and key"])
+def test_watching_a_forward_on_a_gpu_waits_for_nothing(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model, given = LlamaForCausalLM(LlamaConfig(**LLAMA)).eval().cuda(), ids().cuda()
+    with torch.no_grad():
+        model(given)  # what is made once
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            with regard.observe(model, **options) as seen:
+                model(given)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert len(seen) == LLAMA["num_hidden_layers"]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["reductions", "query and key"])
