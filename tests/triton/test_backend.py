@@ -124,6 +124,12 @@ def test_ties_go_to_the_lowest_index_across_tiles(interpreted: None) -> None:
     assert largest.indices.tolist() == [0, 0, 0]
 
 
+def test_what_ties_gives_way_from_the_end(interpreted: None) -> None:
+    key = torch.ones(150, 1).index_fill(0, torch.tensor([40, 77, 140]), 2.0)
+    top = regard.attend(torch.ones(1, 1), key).reduce(regard.TopK(6), backend="triton")
+    assert top.indices.tolist() == [[40, 77, 140, 0, 1, 2]]
+
+
 def test_nan_reaches_its_own_row_alone(interpreted: None) -> None:
     query = torch.randn(20, 4)
     query[3, 0] = torch.nan
