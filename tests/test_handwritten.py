@@ -411,24 +411,27 @@ def alive(
         return [not reference.expired() for reference in noted]
 
 
-def test_nothing_is_held_once_the_weights_have_met_the_value() -> None:
-    def way(q: Tensor, k: Tensor, v: Tensor, note: Callable[[Tensor], Tensor]) -> None:
-        mask = note(torch.zeros(5, 5))
+def test_nothing_is_held_at_the_next_product_after_the_value() -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor, note: Callable[[Tensor], Tensor]) -> Tensor:
         scores = note(note(q) @ note(k).mT)
-        weights = note((scores + mask).softmax(-1))
-        note(weights @ v)
+        weights = note((scores + note(torch.zeros(5, 5))).softmax(-1))
+        return note(weights @ v)
+
+    def way(q: Tensor, k: Tensor, v: Tensor, note: Callable[[Tensor], Tensor]) -> None:
+        attend(q + 0, k + 0, v, note)
+        q @ v.mT
 
     assert alive(way) == [False] * 6
 
 
-def test_query_and_key_are_let_go_while_the_model_holds_its_scores() -> None:
+def test_query_and_key_are_held_as_long_as_the_scores_of_which_a_softmax_may_be_taken() -> None:
     held: list[Tensor] = []
 
     def way(q: Tensor, k: Tensor, v: Tensor, note: Callable[[Tensor], Tensor]) -> None:
         held.append(note(q + 1) @ note(k + 1).mT)
         note(held[0].softmax(-1) @ v)
 
-    assert alive(way) == [False] * 3
+    assert alive(way) == [True, True, False]
 
 
 def test_factors_of_a_product_without_a_softmax_are_let_go_at_the_next_product() -> None:
@@ -483,11 +486,14 @@ def test_attention_of_no_module_of_the_model_is_passed_over() -> None:
     assert (seen.taken, seen.refused) == ([], [])
 
 
-def test_both_softmaxes_of_one_product_are_taken() -> None:
+@pytest.mark.parametrize("between", [False, True])
+def test_both_softmaxes_of_one_product_are_taken(between: bool) -> None:
     def co_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scores = q @ k.mT
-        ahead, back = scores.softmax(-1), scores.softmax(-2)
-        return ahead @ v + back.mT @ v
+        ahead = scores.softmax(-1)
+        output = ahead @ v if between else 0
+        back = scores.softmax(-2)
+        return back.mT @ v + (output if between else ahead @ v)
 
     seen = seen_by(co_attention)
     assert seen.refused == []

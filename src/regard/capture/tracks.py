@@ -1,7 +1,7 @@
 """What the storages of a running model hold, as far as attention is concerned; known weakly.
 
 A storage holds scores, or their exponentials, or weights, whatever views there are of it. A product
-holds its query and key until its scores are gone, or until the next product after their softmax.
+holds its query and key until its scores are gone: another softmax may be taken of them.
 """
 
 from collections.abc import Iterator
@@ -345,14 +345,14 @@ class Tracks:
             self._copies[reference.cdata] = reference
 
     def spend(self, product: Product) -> None:
-        """Note that a softmax has been taken of a product."""
+        """Note that a softmax has been taken of a product: its exponentials have served."""
         self._spent.append(product)
 
     def forget(self) -> None:
         """Let go of what nobody can use any more."""
         if self._tracks:
             self._tracks = {
-                key: self._without_product(track)
+                key: _without_product(track)
                 for key, track in self._tracks.items()
                 if not (track.storage.expired() or self._is_spent(track.stage))
             }
@@ -368,17 +368,17 @@ class Tracks:
         self._tracks.pop(cast(int, storage_key(tensor)), None)
 
     def _is_spent(self, stage: Stage) -> bool:
-        if isinstance(stage, Parts):
-            stage = stage.whole[0] if stage.whole is not None else stage
-        if isinstance(stage, Exponentials | Totals | Chosen):
-            stage = stage.scores
-        return isinstance(stage, Scores) and any(stage.product is one for one in self._spent)
+        if not isinstance(stage, Exponentials | Totals):
+            return False
+        return any(stage.scores.product is one for one in self._spent)
 
-    def _without_product(self, track: Track) -> Track:
-        """Weights that have outlived what they were made for know their query and key no more."""
-        if not isinstance(track.stage, Weights) or not self._spent:
-            return track
-        return replace(track, stage=replace(track.stage, powers=None, finding=None))
+
+def _without_product(track: Track) -> Track:
+    """Weights that have outlived what they were made for know their query and key no more."""
+    weights = track.stage
+    if not isinstance(weights, Weights) or (weights.powers is None and weights.finding is None):
+        return track
+    return replace(track, stage=replace(weights, powers=None, finding=None))
 
 
 def storage_key(tensor: Tensor) -> int | None:
