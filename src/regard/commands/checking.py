@@ -20,7 +20,7 @@ Target = Annotated[
     str,
     typer.Argument(
         metavar="FILE[:NAME]",
-        help="my_file.py:SelfAttention, my_file.py with one attention in it, or notebook.ipynb.",
+        help="my_file.py:SelfAttention; my_file.py or notebook.ipynb for all attention in it.",
     ),
 ]
 Seconds = Annotated[

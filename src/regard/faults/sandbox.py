@@ -71,7 +71,7 @@ def check_apart(
     """Check attention in a file or a notebook, in a process of its own.
 
     Args:
-        target: ``my_file.py:SelfAttention``, ``my_file.py`` where it holds one attention, or
+        target: ``my_file.py:SelfAttention``, ``my_file.py`` or
             ``notebook.ipynb``, of which all are checked; ``notebook.ipynb:SelfAttention`` for one.
         options: what the class or function takes by name, and what ``regard.check`` takes.
         limits: of time and memory.
