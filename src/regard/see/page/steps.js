@@ -210,7 +210,7 @@ export class StepsView {
     token.textContent = named(keys[step.key], 18);
     if (keys[step.key].special) token.className = "special";
     position.textContent = String(step.key);
-    name.append(token, position);
+    name.append(token, " ", position);
     row.append(name);
     if (this.steps?.vector) {
       const cell = document.createElement("td");
