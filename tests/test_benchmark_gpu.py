@@ -254,7 +254,7 @@ def test_what_cannot_be_measured_is_said_and_the_rest_goes_on(
 def test_a_side_is_measured_where_it_can_be(gpu: Any) -> None:
     sides = [side(gpu, "few", lengths=(128,)), side(gpu, "short", longest=64)]
     rows = measured(gpu, 900, taking(gpu, lambda _: 0.1), *sides)
-    said = "measured at 128 only", "forms the matrix; measured up to 64"
+    said = "measured at 128 only", "measured up to 64"
     assert [row.get("left_out") for row in rows] == [said[0], None, None, said[1], said[0], said[1]]
 
 
