@@ -77,18 +77,29 @@ def test_a_gradient_may_arrive_in_any_layout(arriving: Callable[[Tensor], Tensor
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("changed", ["query", "key", "value", "mask", "lengths"])
+@pytest.mark.parametrize("changed", ["query", "key", "value", "mask"])
 def test_what_was_changed_in_place_since_is_an_error(changed: str) -> None:
     leaves = made()
     tensors = {name: x.clone() for name, x in zip(("query", "key", "value"), leaves, strict=True)}
-    tensors["mask"], tensors["lengths"] = torch.ones(7, dtype=torch.bool), torch.tensor([7, 5])
-    mask = regard.Keep(tensors["mask"]) & regard.Padding(tensors["lengths"])
-    A = regard.attend(tensors["query"], tensors["key"], mask=mask)
+    tensors["mask"] = torch.ones(7, dtype=torch.bool)
+    A = regard.attend(tensors["query"], tensors["key"], mask=regard.Keep(tensors["mask"]))
     entropy, output = A.reduce(regard.Entropy(), regard.Output(tensors["value"]))
     with torch.no_grad():
         tensors[changed].zero_()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         (entropy.sum() + output.sum()).backward()
+
+
+def test_lengths_that_change_later_change_no_gradient() -> None:
+    query, key, _ = made()
+    lengths = torch.tensor([7, 5])
+    entropy, expected = (
+        regard.attend(query, key, mask=regard.Padding(given)).entropy()
+        for given in (lengths, lengths.clone())
+    )
+    lengths.zero_()
+    (found,) = torch.autograd.grad(entropy.sum(), query)
+    torch.testing.assert_close(found, torch.autograd.grad(expected.sum(), query)[0])
 
 
 def test_a_second_derivative_is_an_error() -> None:
