@@ -86,7 +86,9 @@ def matrix(
     key = torch.randn(batch, num_kv_heads, KV_LEN, head_dim).to(device, dtype)
     options = STEPS[steps]() if steps else {}
     options = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in options.items()}
-    return regard.attend(query, key, mask=MASKS[mask](), **options)
+    found = MASKS[mask]()
+    there = None if found is None else found.map(lambda tensor: tensor.to(device))
+    return regard.attend(query, key, mask=there, **options)
 
 
 def given(A: regard.AttentionMatrix) -> Operands:

@@ -38,7 +38,7 @@ class Rows(NamedTuple):
 
 
 def allowed(limits: Limits, shape: torch.Size) -> Tensor:
-    """Which keys a query may attend to, pair by pair, (batch, num_heads, q_len, kv_len)."""
+    """Which keys a query may attend to, pair by pair, on the CPU, of the shape of the matrix."""
     q_idx, kv_idx = torch.arange(shape[-2])[:, None], torch.arange(shape[-1])
     found = torch.ones(shape, dtype=torch.bool)
     if limits.low is not None:
@@ -53,7 +53,7 @@ def allowed(limits: Limits, shape: torch.Size) -> Tensor:
         found &= (position >= 0) & (first[..., position.clamp(min=0)] == first[..., None, :])
     if limits.keep is not None:
         found &= limits.keep.cpu()
-    return found.to(limits.keep.device if limits.keep is not None else "cpu")
+    return found
 
 
 def scores(given: Operands, dtype: torch.dtype = torch.float64) -> Tensor:
