@@ -175,6 +175,28 @@ def test_watching_a_forward_on_a_gpu_waits_for_nothing(options: dict[str, Any]) 
     assert len(seen) == LLAMA["num_hidden_layers"]
 
 
+@pytest.mark.gpu
+def test_answers_kept_on_a_gpu_are_those_of_the_cpu_in_little_memory() -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(**{**LLAMA, "max_position_embeddings": 8192})
+    model, given = LlamaForCausalLM(config).eval(), torch.arange(8192)[None] % LLAMA["vocab_size"]
+    kept = list[dict[regard.Reduction, Any]]()
+    for device in ("cpu", "cuda"):
+        model, given = model.to(device), given.to(device)
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        with torch.no_grad(), regard.observe(model, **OPTIONS[0]) as seen:
+            model.model(given)
+        kept.append(seen.kept[next(iter(seen))])
+    matrix_bytes = 4 * LLAMA["num_attention_heads"] * 8192**2
+    assert torch.cuda.max_memory_allocated() < matrix_bytes / 4
+    for reduction, expected in kept[0].items():
+        answer = kept[1][reduction]
+        for one, other in zip(_tensors(answer), _tensors(expected), strict=True):
+            if one.is_floating_point():  # keys whose weights nearly tie may change places
+                torch.testing.assert_close(one.cpu(), other, atol=1e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("options", OPTIONS, ids=["reductions", "query and key"])
 def test_watching_a_forward_looks_at_no_number(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch

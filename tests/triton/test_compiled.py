@@ -134,6 +134,7 @@ def architecture(request: pytest.FixtureRequest) -> int:
     return request.param
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_compiler_has_nothing_against_a_kernel(name: str, architecture: int) -> None:
     reports = compiled(name, architecture)
@@ -149,6 +150,7 @@ def test_two_programs_share_a_multiprocessor_of_hopper(name: str) -> None:
         assert 2 * of_program[1] <= 228 * 1024, report.kernel
 
 
+@pytest.mark.slow
 def test_an_operand_of_float32_beside_bfloat16_spills_nothing(
     architecture: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
