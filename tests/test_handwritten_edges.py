@@ -174,3 +174,32 @@ def test_a_mask_that_is_assigned_row_by_row_is_one_mask() -> None:
             model(noise(2, 5, 6))
     assert repr(seen[0]).endswith("mask=Causal())")
     assert max(held) == 1
+
+
+def row_after_row(scores: Tensor) -> list[Tensor]:
+    return [scores[:, i : i + 1] for i in range(5)]
+
+
+def text_after_text(scores: Tensor) -> list[Tensor]:
+    return [scores[i : i + 1] for i in range(2)]
+
+
+@pytest.mark.parametrize(
+    "parts", [row_after_row, text_after_text], ids=lambda parts: parts.__name__
+)
+def test_each_softmax_of_one_product_is_seen(parts: Callable[[Tensor], list[Tensor]]) -> None:
+    class Loop(Layer):
+        def forward(self, x: Tensor) -> list[Tensor]:
+            found: list[Tensor] = []
+            for part in self.way(self.query(x) @ self.key(x).mT):
+                found.append(part.softmax(-1))
+                found[-1] @ x[: len(part)]
+            return found
+
+    model = Loop(parts)
+    with regard.observe(model) as seen:
+        weights = model(noise(2, 5, 6))
+    assert len(seen) == len(weights)
+    for matrix, expected in zip(seen.values(), weights, strict=True):
+        found = matrix.to_dense().reshape(expected.shape)
+        torch.testing.assert_close(found, expected.detach(), atol=1e-5, rtol=0)
