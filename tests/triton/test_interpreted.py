@@ -3,6 +3,7 @@
 Tiles are 16 queries x 32 keys in the interpreter, so the small odd shapes here have several.
 """
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +41,7 @@ MASKS: dict[str, Callable[[], regard.Mask | None]] = {
     "rows": lambda: regard.masks.Rows(
         regard.Causal() & regard.Documents([key // 6 for key in range(KV_LEN)]), 3, Q_LEN + 4
     ),
-    "more-queries": lambda: regard.masks.Rows(regard.SlidingWindow(9, 0), 0, 50),
+    "more-queries": lambda: regard.masks.Rows(regard.SlidingWindow(9, 0), 0, Q_LEN + 31),
 }
 STEPS: dict[str, Callable[[], dict[str, Any]]] = {
     "bias": lambda: {"bias": torch.randn(2, Q_LEN, KV_LEN)},
@@ -242,3 +243,24 @@ def test_the_mass_of_spans_of_every_size(kernel: Kernel, device: torch.device) -
 @pytest.mark.parametrize("head_dim", [1, 16, 17, 64])
 def test_a_kernel_takes_every_head_dim(kernel: Kernel, head_dim: int, device: torch.device) -> None:
     assert_equal(kernel, given(matrix(device, head_dim=head_dim)))
+
+
+@kernels
+def test_two_runs_give_the_same_bits(kernel: Kernel, device: torch.device) -> None:
+    x = given(matrix(device, "window", "grouped"))
+    first, second = kernel.run(x), kernel.run(x)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_kernel_equals_its_twin_where_a_gpu_has_several_tiles(
+    name: str, mask: str, heads: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "Q_LEN", 301)
+    monkeypatch.setattr(sys.modules[__name__], "KV_LEN", 517)
+    kernel = _cells(2, 3) if name == "pooled" else KERNELS[name]
+    assert_equal(kernel, given(matrix(torch.device("cuda"), mask, heads, dtype, 128)))
