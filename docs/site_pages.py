@@ -1,7 +1,7 @@
 """The site's pages that stand elsewhere in the repository, and links that hold in both places.
 
-mkdocs calls ``on_files`` and ``on_page_markdown``. Lessons are shipped with the package, and the
-README is the first page: the site takes them from where they are.
+mkdocs calls ``on_files`` and ``on_page_markdown``. The README is the first page: the site takes it
+from where it is.
 """
 
 import os
@@ -28,19 +28,15 @@ def _place(path: str) -> str | None:
         return _ELSEWHERE[path]
     if path.startswith("docs/") and not path.endswith(".py"):
         return path.removeprefix("docs/")
-    lesson = PurePosixPath(path)
-    if lesson.parent == PurePosixPath("src/regard/lessons") and lesson.suffix == ".md":
-        return f"lessons/{lesson.name}"
     if path.startswith("benchmarks/results/") and path.endswith(".svg"):
-        return f"images/{lesson.name}"
+        return f"images/{PurePosixPath(path).name}"
     return None
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Add what stands outside of docs/."""
-    lessons = ROOT.glob("src/regard/lessons/*.md")
     pictures = ROOT.glob("benchmarks/results/*.svg")
-    for path in (*(ROOT / name for name in _ELSEWHERE), *lessons, *pictures):
+    for path in (*(ROOT / name for name in _ELSEWHERE), *pictures):
         place = _place(path.relative_to(ROOT).as_posix())
         assert place is not None
         files.append(File.generated(config, place, abs_src_path=str(path)))

@@ -23,8 +23,8 @@ import torch
 
 ROOT = Path(__file__).parent.parent
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
-LESSONS = sorted((ROOT / "src" / "regard" / "lessons").glob("*.md"))
-DOCUMENTS = [ROOT / "README.md", CONTRIBUTING, *sorted((ROOT / "docs").rglob("*.md")), *LESSONS]
+LESSONS = sorted((ROOT / "docs" / "lessons").glob("*.md"))
+DOCUMENTS = [ROOT / "README.md", CONTRIBUTING, *sorted((ROOT / "docs").rglob("*.md"))]
 
 FENCE = re.compile(r"^(?P<indent> *)(?P<fence>```+|~~~+) *(?P<language>[^\s`]*)")
 MARK = re.compile(r"<!-- *not executed(?P<rest>.*?)-->")

@@ -83,7 +83,7 @@ def all_lessons() -> tuple[Lesson, ...]:
         >>> [lesson.number for lesson in all_lessons()]
         [1, 2, 3, 4, 5, 6, 7, 8]
     """
-    files = resources.files("regard.lessons").iterdir()
+    files = resources.files("regard.lessons").joinpath("text").iterdir()
     found = [
         Lesson(int(named[1]), named[2], file.read_text(encoding="utf-8"))
         for file in files
