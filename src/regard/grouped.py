@@ -75,7 +75,9 @@ def without_repeats(key: Tensor) -> Tensor:
     probe = key[..., :1, :]
     same = (probe[..., 1:, :, :] == probe[..., :-1, :, :]).flatten(-2).all(-1)
     fresh = (~same).flatten(0, -2).any(0) if same.ndim > 1 else ~same
-    group = gcd(num_heads, *(int(place) + 1 for place in fresh.nonzero()))
+    # One look at all of them: each waits for a device.
+    differs = cast(list[bool], fresh.tolist())
+    group = gcd(num_heads, *(place + 1 for place, found in enumerate(differs) if found))
     if group == 1:
         return key
     first, *repeats = cast(Tensor, key.unflatten(-3, (-1, group))).unbind(-3)

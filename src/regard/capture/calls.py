@@ -171,9 +171,10 @@ def _scaled_dot_product(given: Given) -> AttentionMatrix:
     query, key = given["query"], given["key"]
     if query.is_nested or key.is_nested:
         raise ValueError(NESTED)
+    grouped = query.shape[:-2] != key.shape[:-2]  # and nothing is repeated
     return attention_of(
         query,
-        without_repeats(key),
+        key if grouped else without_repeats(key),
         numbers=given.get("attn_mask"),
         mask=_causal(query, key) if given["is_causal"] else None,
         scale=given["scale"],
