@@ -133,7 +133,7 @@ class Copies:
         if self._source is None:
             nothing = query.new_empty(0)
             without = replace(source, query=nothing, key=nothing, bias=None)
-            self._source = without.map(once)
+            self._source = without.map(lambda each: each if each is nothing else once(each))
 
     def take_back(self, q_len: int) -> None:
         """Leave out queries of the last call from this place on."""
@@ -153,7 +153,10 @@ class Copies:
                 ordered.append(_Ordered(part, order_since(step.first, run.orders)))
         if not ordered:
             return None
-        query = torch.cat([reordered(step.query, order) for step, order in ordered], -2)
+        queries = [reordered(step.query, order) for step, order in ordered]
+        # One alone is a copy already; a part of one would keep the whole alive.
+        alone = len(queries) == 1 and queries[0].nbytes == queries[0].untyped_storage().nbytes()
+        query = queries[0] if alone else torch.cat(queries, -2)
         mask, bias, key = ordered[0].step.mask, ordered[0].step.bias, run.keys
         if run.calls > 1:
             # Room for keys that never came is not kept.
