@@ -15,7 +15,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import regard
 from models import noise
-from regard.capture.calls import fused_calls
+from regard.capture.calls import fused_call
 
 HEADS, KV_HEADS, Q_LEN, KV_LEN, DIM = 4, 2, 5, 7, 8
 
@@ -54,7 +54,9 @@ def read(packet: Any, **given: Any) -> regard.AttentionMatrix:
     parameters = packet.default._schema.arguments
     needed = [p.name for p in parameters if not p.has_default_value()]
     args = tuple(given.pop(name, None) for name in needed)
-    return fused_calls()[packet.default].matrix(args, given)
+    call = fused_call(packet.default)
+    assert call is not None
+    return call.matrix(args, given)
 
 
 @pytest.mark.parametrize(("packet", "name"), DEVICES)

@@ -80,24 +80,25 @@ class Operation(NamedTuple):
 
     def caller(self) -> Caller:
         """Who ran it. Only while the listener runs."""
-        module: str | None = None
-        own: FrameType | None = None
-        other: FrameType | None = None
-        beside = False  # generate() runs it, or its assistant: no forward of the model does
+        place: FrameType | None = None
         for frame in _frames():
-            if module is None and not beside:
-                module = self._module_of(frame)
-                if module and frame.f_code.co_filename.startswith(_GENERATION):
-                    module, beside = None, True
             if not _is_in(frame.f_code.co_filename, _ENGINE):
-                other = other or frame
-                library = own is None and _is_in(frame.f_code.co_filename, _LIBRARIES)
-                own = own or (None if library else frame)
-            if (module or beside) and own:
-                break
-        place = own or other
+                if not _is_in(frame.f_code.co_filename, _LIBRARIES):
+                    place = frame
+                    break
+                place = place or frame
         file, line = (place.f_code.co_filename, place.f_lineno) if place else ("<unknown>", 0)
-        return Caller(module, file, line)
+        return Caller(self.module(), file, line)
+
+    def module(self) -> str | None:
+        """``caller().module``, for who needs no line."""
+        for frame in _frames():
+            name = self._module_of(frame)
+            if name is not None:
+                # What generate() runs itself, or its assistant, no forward of the model does.
+                beside = frame.f_code.co_filename.startswith(_GENERATION)
+                return None if beside else name
+        return None
 
     def local(self, function: str, variable: str) -> Any:
         """A local variable of a function that runs below the innermost module; None without one.
@@ -148,6 +149,9 @@ class Tracer(TorchDispatchMode):
         listeners: who is told of which operation.
         otherwise: who is told of all the others.
 
+    Attributes:
+        modules: the names of the model's modules, by ``id``.
+
     Example:
         >>> import torch
         >>> from regard.tracing import Tracer
@@ -178,7 +182,7 @@ class Tracer(TorchDispatchMode):
         otherwise: Listener | None = None,
     ) -> None:
         super().__init__()
-        self._modules = {id(module): name for name, module in module_names(model).items()}
+        self.modules = {id(module): name for name, module in module_names(model).items()}
         self._model = model  # holds the modules, so that no other object gets their id
         self._listeners = listeners
         self._otherwise = otherwise
@@ -197,7 +201,7 @@ class Tracer(TorchDispatchMode):
             output = func(*args, **kwargs) if kwargs else func(*args)
         listener = self._listeners.get(func, self._otherwise)
         if listener is not None and not in_backward():
-            listener(Operation(func, args, kwargs or {}, output, self._modules))
+            listener(Operation(func, args, kwargs or {}, output, self.modules))
         return output
 
 

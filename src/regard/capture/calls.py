@@ -7,12 +7,14 @@ here and nowhere else.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.nn.utils.rnn import pad_sequence
 
 from regard.biases import ALiBi
@@ -21,7 +23,7 @@ from regard.grouped import without_repeats
 from regard.masks import Causal, Documents, Keep, Mask, Padding, SlidingWindow
 from regard.matrix import AttentionMatrix, attend
 
-__all__ = ["NESTED", "FusedCall", "attention_of", "fused_calls"]
+__all__ = ["NESTED", "FusedCall", "attention_of", "fused_call"]
 
 NESTED = "query is a nested tensor; it must be an ordinary one.\n    Pad it and pass a mask."
 
@@ -93,27 +95,28 @@ class FusedCall:
         return {**given, "padded_to": padded_to or {}}
 
 
-def fused_calls() -> dict[Callable[..., Any], FusedCall]:
-    """Every fused operation that PyTorch knows by now, and how its arguments are read.
+@cache
+def fused_call(operation: Callable[..., Any]) -> FusedCall | None:
+    """How the arguments of an operation are read; None where it is no fused attention.
 
-    The operations of other packages are there once the package has been imported.
+    Asked of each operation that runs: to list all that PyTorch knows takes longer.
+
+    Args:
+        operation: an ``OpOverload``, or a higher-order operation.
 
     Example:
         >>> import torch
-        >>> call = fused_calls()[torch.ops.aten.scaled_dot_product_attention.default]
+        >>> call = fused_call(torch.ops.aten.scaled_dot_product_attention.default)
         >>> query = key = value = torch.zeros(1, 2, 3, 4)
         >>> call.matrix((query, key, value), {"is_causal": True})
         AttentionMatrix(batch=1, num_heads=2, q_len=3, kv_len=3, dtype=float32, device=cpu, \
 scale=0.5, mask=Causal())
     """
-    found: dict[Callable[..., Any], FusedCall] = {}
-    for operation in torch._C._dispatch_get_all_op_names():  # pyright: ignore[reportPrivateUsage]
-        namespace, _, name = operation.partition("::")
-        kind = _TORCH.get(name) if namespace in ("aten", "torch_attn") else _PACKAGES.get(name)
-        if kind is not None:
-            overload = getattr(getattr(torch.ops, namespace), name).default
-            found[overload] = _fused_call(overload, *kind)
-    return found
+    if not isinstance(operation, OpOverload):
+        return None
+    namespace, _, name = operation.name().partition("::")  # the default one has no dot
+    kind = _TORCH.get(name) if namespace in ("aten", "torch_attn") else _PACKAGES.get(name)
+    return None if kind is None else _fused_call(operation, *kind)
 
 
 def _fused_call(

@@ -34,6 +34,8 @@ class Gathering:
 
     def settle(self, operation: Operation) -> None:
         """Find the whole of scores in parts that an operation has taken as a whole."""
+        if not self._tracks.has_parts:
+            return
         taken = operation.args[1:] if operation.func is aten.copy_.default else operation.args
         for tensor in tensors_in(taken):
             track = self._tracks.of(tensor)

@@ -12,6 +12,7 @@ its weights are multiplied with a value.
 """
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from regard.capture.changes import Changes
 from regard.capture.contractions import PRODUCTS, Written, contraction, written
 from regard.capture.gathering import Gathering
 from regard.capture.mixtures import joined_words, tensors_in
+from regard.capture.score_operations import COPIES
 from regard.capture.score_steps import Plus, Step, Times
 from regard.capture.softmaxes import Softmaxes
 from regard.capture.tracks import (
@@ -71,22 +73,35 @@ class Handwritten:
     @property
     def listeners(self) -> Mapping[Callable[..., Any], Listener]:
         """Who is to be told of which operation."""
-        known = {**self._softmaxes.listeners, **dict.fromkeys(PRODUCTS, self._product)}
-        return {operation: self._whole_first(listener) for operation, listener in known.items()}
+        on_scores, on_copies = cache(self._on_scores), cache(self._on_copies)
+        known = {func: on_scores(each) for func, each in self._softmaxes.listeners.items()}
+        copies = {func: on_copies(known[func]) for func in COPIES}
+        return {**known, **copies, **dict.fromkeys(PRODUCTS, self._product)}
 
-    def _whole_first(self, listener: Listener) -> Listener:
-        """A listener that finds whole what was put together of parts."""
+    def _on_scores(self, listener: Listener) -> Listener:
+        """A listener that has nothing to do before there are scores, and finds them whole."""
 
         def tell(operation: Operation) -> None:
-            if self._tracks.has_parts:
+            if self._tracks:
                 self._gathering.settle(operation)
-            listener(operation)
+                listener(operation)
+
+        return tell
+
+    def _on_copies(self, listener: Listener) -> Listener:
+        """A listener that takes note of the copies of parameters, too."""
+
+        def tell(operation: Operation) -> None:
+            if self._tracks.is_parameter(operation.args[0]):
+                self._tracks.note_copy(operation.output)
+            else:
+                listener(operation)
 
         return tell
 
     def pass_on(self, operation: Operation) -> None:
         """Take note of an operation that none of the listeners knows."""
-        if self._tracks.has_parts:
+        if self._tracks:
             self._gathering.settle(operation)
         self._changes.pass_on(operation)
 
@@ -96,6 +111,7 @@ class Handwritten:
 
     def _product(self, operation: Operation) -> None:
         """A product: of two activations, of weights and value, or with a parameter."""
+        self._gathering.settle(operation)
         self._softmaxes.release()
         self._tracks.forget()
         self._note_run(operation)
@@ -122,7 +138,7 @@ class Handwritten:
         self._tracks.put(output, axes, Scores(found[0], steps))
 
     def _note_run(self, operation: Operation) -> None:
-        if not self._ran and operation.caller().module is not None:
+        if not self._ran and operation.module() is not None:
             self._ran = True
             self._absence.note_run()
 

@@ -26,7 +26,7 @@ from regard.capture.tracks import (
 )
 from regard.tracing import Listener, Operation, apart
 
-__all__ = ["ScoreOperations"]
+__all__ = ["COPIES", "ScoreOperations"]
 
 
 class ScoreOperations:
@@ -280,9 +280,6 @@ class ScoreOperations:
     def copy(self, operation: Operation) -> None:
         """A copy, of another dtype or in another shape."""
         source, output = operation.args[0], operation.output
-        if self._tracks.is_parameter(source):
-            self._tracks.note_copy(output)
-            return
         track = self._tracks.of(source)
         if track is None or track.lies_in(output):
             return
@@ -373,6 +370,13 @@ _MASKED_FILLS = (
     *(aten.masked_fill.Scalar, aten.masked_fill_.Scalar),
     *(aten.masked_fill.Tensor, aten.masked_fill_.Tensor),
 )
+COPIES = (
+    *(aten.clone.default, aten._to_copy.default, aten.contiguous.default, aten.reshape.default),
+    *(aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten.to.other, aten.type_as.default),
+    *(aten.flatten.using_ints, aten.lift_fresh_copy.default),
+)
+"""The operations that copy a tensor, where that is needed."""
+
 _OPERATIONS: dict[str, tuple[Callable[..., Any], ...]] = {
     "add": (aten.add.Tensor, aten.add_.Tensor),
     "subtract": (
@@ -399,10 +403,6 @@ _OPERATIONS: dict[str, tuple[Callable[..., Any], ...]] = {
     ),
     "no_nan": (aten.nan_to_num.default, aten.nan_to_num_.default),
     "join": JOINS,
-    "copy": (
-        *(aten.clone.default, aten._to_copy.default, aten.contiguous.default, aten.reshape.default),
-        *(aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten.to.other, aten.type_as.default),
-        *(aten.flatten.using_ints, aten.lift_fresh_copy.default),
-    ),
+    "copy": COPIES,
     "copy_into": (aten.copy_.default,),
 }

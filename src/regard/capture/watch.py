@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from os import PathLike
 from typing import Any, Literal
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.capture.absence import Absence, is_compiled
-from regard.capture.calls import NESTED, fused_calls
+from regard.capture.calls import NESTED, FusedCall, fused_call
 from regard.capture.flex_calls import AFTER_FLEX_ATTENTION, FLEX_ATTENTION, FlexCalls
 from regard.capture.handwritten import Handwritten
 from regard.capture.keeping import Keeper
@@ -86,7 +87,7 @@ def observe(
         >>> list(seen)
         ['1']
     """
-    _check_model(model)
+    modules = _modules_of(model)
     seen = Recording({}, model=type(model).__name__)
     wanted = Wanted.of(
         layers=layers,
@@ -94,7 +95,7 @@ def observe(
         queries=queries,
         keep=keep,
         device=device,
-        modules=module_names(model),
+        modules=modules,
     )
     keeper = Keeper(seen, wanted, path, progress)
     watch = _Watch(model, keeper)
@@ -114,13 +115,15 @@ def observe(
     watch.absence.warn()
 
 
-def _check_model(model: object) -> None:
+def _modules_of(model: object) -> dict[str, nn.Module]:
+    """The modules of a model by their names; nothing of it may be compiled."""
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"model is a {type(model).__name__}; observe needs a torch.nn.Module.\n"
             "    Pass the module whose forward runs the attention."
         )
-    for name, module in module_names(model).items():
+    modules = module_names(model)
+    for name, module in modules.items():
         in_place = getattr(module, "_compiled_call_impl", None) is not None
         if in_place or type(module).__module__.startswith("torch._dynamo"):
             inside = module is not model
@@ -131,12 +134,13 @@ def _check_model(model: object) -> None:
             )
         own = {"forward": type(module).forward, **vars(module)}
         for attribute, value in own.items():
-            if is_compiled(value):
+            if callable(value) and is_compiled(value):
                 raise RegardError(
                     f"model has a compiled function at '{name}.{attribute}'; observe cannot look "
                     "into compiled code.\n"
                     "    Observe the same model without torch.compile."
                 )
+    return modules
 
 
 class _Watch:
@@ -150,29 +154,27 @@ class _Watch:
 
     def __init__(self, model: nn.Module, keeper: Keeper) -> None:
         self._root = type(model).__name__
-        self._names = {id(module): name for name, module in module_names(model).items()}
         self._keeper = keeper
         self._flex = FlexCalls()
-        self._calls = fused_calls()
         self._padded_to: dict[tuple[int, ...], int] = {}
         self._multiplying = False
         self.absence = Absence(model)
         handwritten = Handwritten(model, self._take_handwritten, self._refuse, self.absence)
         self.close = handwritten.close
-        pass_on = self._safe(handwritten.pass_on)
-        self.tracer = Tracer(model, self._listeners(handwritten), pass_on)
+        self._pass_on = handwritten.pass_on
+        self.tracer = Tracer(model, self._listeners(handwritten), self._safe(self._other))
 
     def _listeners(self, handwritten: Handwritten) -> Mapping[Callable[..., Any], Listener]:
         listeners: dict[Callable[..., Any], Listener] = {**handwritten.listeners}
-        listeners |= dict.fromkeys(self._calls, self._fused)
         listeners[FLEX_ATTENTION] = self._flexible
         more = {_SOFTMAX_OF_NESTED: self._nested, _NESTED_FROM_MASK: self._without_padding}
         if "transformers.integrations.flex_attention" in sys.modules:
             more[AFTER_FLEX_ATTENTION] = self._after_flexible
         for operation, listener in more.items():
-            first = handwritten.listeners.get(operation, handwritten.pass_on)
+            first = listeners.get(operation, self._pass_on)
             listeners[operation] = _in_turn(first, listener)
-        return {operation: self._safe(listener) for operation, listener in listeners.items()}
+        safe = cache(self._safe)
+        return {operation: safe(listener) for operation, listener in listeners.items()}
 
     def _safe(self, listener: Listener) -> Listener:
         """A listener whose own fault is said when the block ends."""
@@ -181,12 +183,19 @@ class _Watch:
             try:
                 listener(operation)
             except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
-                self._fail(operation.caller().module or self._root, cause)
+                self._fail(operation.module() or self._root, cause)
 
         return tell
 
-    def _fused(self, operation: Operation) -> None:
-        call, args, kwargs = self._calls[operation.func], operation.args, operation.kwargs
+    def _other(self, operation: Operation) -> None:
+        call = fused_call(operation.func)
+        if call is None:
+            self._pass_on(operation)
+        else:
+            self._fused(operation, call)
+
+    def _fused(self, operation: Operation, call: FusedCall) -> None:
+        args, kwargs = operation.args, operation.kwargs
         batched = operation.local("multi_head_attention_forward", "is_batched")
 
         def read() -> AttentionMatrix:
@@ -213,7 +222,7 @@ class _Watch:
             self._padded_to[tuple(mask.sum(-1).tolist())] = mask.shape[-1]
 
     def _nested(self, operation: Operation) -> None:
-        if operation.args[0].is_nested and (name := operation.caller().module) is not None:
+        if operation.args[0].is_nested and (name := operation.module()) is not None:
             self._refuse(name, NESTED)
 
     def _after_flexible(self, operation: Operation) -> None:
@@ -233,7 +242,7 @@ class _Watch:
             self.close()
             self._multiplying = outer
         if isinstance(matrix, AttentionMatrix) and not in_backward():
-            operation = Operation(torch.matmul, (), {}, output, self._names)
+            operation = Operation(torch.matmul, (), {}, output, self.tracer.modules)
             self._keep(operation, lambda: matrix, lambda: value)
         return output
 
@@ -245,7 +254,7 @@ class _Watch:
         inside: str = "",
     ) -> None:
         """Keep what was attended to; what cannot be kept is said when the block ends."""
-        name = None if self._multiplying else operation.caller().module
+        name = None if self._multiplying else operation.module()
         if name is None:
             return
         if inside:
