@@ -30,6 +30,7 @@ from regard.backends.triton.tile import (
     document,
     keys_seen,
     kv_end_of,
+    packed_rows,
     rows_of,
     scores,
     tile_of,
@@ -88,13 +89,7 @@ def rows_kernel(
     BLOCK_N: tl.constexpr,
 ):
     """One tile of packed rows of one key head; the longest rows of a causal matrix first."""
-    kv_heads = shape.num_heads // GROUP
-    tiles = tl.cdiv(shape.q_len * GROUP, BLOCK_M)
-    tile = tiles - 1 - tl.program_id(0) % tiles
-    batch, kv_head = tl.program_id(0) // tiles // kv_heads, tl.program_id(0) // tiles % kv_heads
-    row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-    q_idx, head = row // GROUP, kv_head * GROUP + row % GROUP
-    here = q_idx < shape.q_len
+    tile, batch, kv_head, q_idx, head, here = packed_rows(shape, GROUP, BLOCK_M)
     q = rows_of(query, batch, head, q_idx, here, HEAD_DIM)  # (BLOCK_M, BLOCK_D)
     kv_end = kv_end_of(limits, batch, kv_head * GROUP, shape)
     q_last = tl.minimum((tile * BLOCK_M + BLOCK_M - 1) // GROUP, shape.q_len - 1)

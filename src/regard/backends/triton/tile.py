@@ -37,6 +37,7 @@ __all__ = [
     "in_bits",
     "keys_seen",
     "kv_end_of",
+    "packed_rows",
     "product_by_parts",
     "queries_seen",
     "rows_of",
@@ -122,6 +123,22 @@ def tile_of(tokens, batch, head, start, count, HEAD_DIM: tl.constexpr, BLOCK: tl
     if BLOCK_D != HEAD_DIM:
         here = here & (d < HEAD_DIM)[None, :]
     return tl.load(pointers, mask=here, other=0.0)
+
+
+@triton.jit
+def packed_rows(shape, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
+    """The tile of a program that owns rows of all heads of a key head; the last rows first.
+
+    Returns the number of the tile, the batch and the key head, and of each of its rows the query,
+    the head, and whether there is such a query.
+    """
+    kv_heads = shape.num_heads // GROUP
+    tiles = tl.cdiv(shape.q_len * GROUP, BLOCK_M)
+    tile = tiles - 1 - tl.program_id(0) % tiles
+    batch, kv_head = tl.program_id(0) // tiles // kv_heads, tl.program_id(0) // tiles % kv_heads
+    row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    q_idx = row // GROUP
+    return tile, batch, kv_head, q_idx, kv_head * GROUP + row % GROUP, q_idx < shape.q_len
 
 
 @triton.jit

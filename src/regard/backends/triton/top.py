@@ -25,6 +25,7 @@ from regard.backends.triton.tile import (
     allowed,
     document,
     kv_end_of,
+    packed_rows,
     product_by_parts,
     rows_of,
     scores,
@@ -57,14 +58,7 @@ def top_kernel(
     BLOCK_N: tl.constexpr,
 ):
     """One tile of packed rows, as in the first pass; BLOCK_N is that of the first pass."""
-    kv_heads = shape.num_heads // GROUP
-    row_tiles = tl.cdiv(shape.q_len * GROUP, BLOCK_M)
-    tile = row_tiles - 1 - tl.program_id(0) % row_tiles
-    kv_head = tl.program_id(0) // row_tiles % kv_heads
-    batch = tl.program_id(0) // row_tiles // kv_heads
-    row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-    q_idx, head = row // GROUP, kv_head * GROUP + row % GROUP
-    here = q_idx < shape.q_len
+    _tile, batch, kv_head, q_idx, head, here = packed_rows(shape, GROUP, BLOCK_M)
     BY_PARTS: tl.constexpr = query.pointer.dtype.element_ty == tl.float32
     if not BY_PARTS:
         q = rows_of(query, batch, head, q_idx, here, HEAD_DIM)
