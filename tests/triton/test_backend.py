@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator
+from subprocess import CalledProcessError
 from typing import Any
 
 import pytest
@@ -18,7 +19,9 @@ from regard.backends.choose import BACKENDS
 
 pytest.importorskip("triton", reason="the kernels need triton: pip install 'regard[gpu]'")
 
-from triton.runtime.errors import OutOfResources
+from triton.compiler.errors import CompilationError
+from triton.errors import TritonError
+from triton.runtime.errors import OutOfResources, PTXASError
 
 from regard.backends.triton import backend, naive
 from regard.backends.triton.launch import Launch
@@ -130,14 +133,32 @@ def test_what_ties_gives_way_from_the_end(interpreted: None) -> None:
     assert top.indices.tolist() == [[40, 77, 140, 0, 1, 2]]
 
 
+@pytest.mark.parametrize("far", [2**31 - 1, 2**40])
+def test_a_window_wider_than_the_matrix_hides_what_it_says(far: int, interpreted: None) -> None:
+    asked = (regard.LogSumExp(), regard.Sum(-2), regard.Pool(2, 2))
+    query, key = torch.randn(20, 4), torch.randn(40, 4)
+    for mask in (regard.SlidingWindow(far, 0), regard.SlidingWindow(far, far)):
+        A = regard.attend(query, key, mask=mask)
+        found, exact = (A.reduce(*asked, backend=name) for name in ("triton", "blocks"))
+        torch.testing.assert_close(found, exact)
+
+
+def test_a_sink_of_any_size_leaves_what_the_sweep_leaves(interpreted: None) -> None:
+    sinks = torch.tensor([torch.inf, -torch.inf, torch.nan, 100.0])
+    A = regard.attend(torch.randn(4, 3, 4), torch.randn(4, 5, 4), sink_bias=sinks)
+    asked = (regard.LogSumExp(), regard.Entropy(), regard.Sum(-1), regard.Max(), regard.Sum(-2))
+    found, exact = (A.reduce(*asked, backend=name) for name in ("triton", "blocks"))
+    torch.testing.assert_close(found, exact, equal_nan=True)
+
+
 def test_nan_reaches_its_own_row_alone(interpreted: None) -> None:
     query = torch.randn(20, 4)
     query[3, 0] = torch.nan
     A = regard.attend(query, torch.randn(40, 4))
-    asked = (regard.LogSumExp(), regard.Entropy(), regard.Max(), regard.TopK(3))
-    lse, entropy, largest, top = A.reduce(*asked, backend="triton")
+    asked = (regard.LogSumExp(), regard.Entropy(), regard.Sum(-1), regard.Max(), regard.TopK(3))
+    lse, entropy, mass, largest, top = A.reduce(*asked, backend="triton")
     row = torch.arange(20) == 3
-    for answer in (lse, entropy, largest.values, top.values[:, 0]):
+    for answer in (lse, entropy, mass, largest.values, top.values[:, 0]):
         assert torch.equal(answer.isnan(), row)
 
 
@@ -358,6 +379,26 @@ def too_large_a_tile(*_: Any, **__: Any) -> Any:
     raise OutOfResources(200000, 101376, "shared memory")
 
 
+def no_c_compiler(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("Failed to find C compiler. Please specify via CC")
+
+
+def no_headers(*_: Any, **__: Any) -> Any:
+    raise CalledProcessError(1, ["cc", "main.c"])
+
+
+def unknown_to_ptxas(*_: Any, **__: Any) -> Any:
+    raise PTXASError("Value 'sm_121'\n is not defined")
+
+
+def not_compiled(*_: Any, **__: Any) -> Any:
+    raise CompilationError(None, None, "no such operation")
+
+
+def broken(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("an illegal memory access was encountered")
+
+
 @pytest.mark.parametrize(
     ("fails", "reason"),
     [
@@ -369,9 +410,30 @@ def too_large_a_tile(*_: Any, **__: Any) -> Any:
             "help.)",
             id="tile",
         ),
+        pytest.param(
+            no_c_compiler,
+            "this machine does not compile them (Failed to find C compiler. Please specify via CC)",
+            id="c-compiler",
+        ),
+        pytest.param(
+            no_headers,
+            "this machine does not compile them (Command '['cc', 'main.c']' returned non-zero exit "
+            "status 1.)",
+            id="c-headers",
+        ),
+        pytest.param(
+            unknown_to_ptxas,
+            "this machine does not compile them (PTXAS error: Value 'sm_121' is not defined)",
+            id="ptxas",
+        ),
+        pytest.param(
+            not_compiled,
+            "this machine does not compile them (<source unavailable> no such operation)",
+            id="compiler",
+        ),
     ],
 )
-def test_where_a_kernel_finds_too_little_memory_blocks_answer(
+def test_where_a_machine_cannot_run_a_kernel_blocks_answer(
     fails: Callable[..., Any], reason: str, interpreted: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Launch, "rows", fails)
@@ -380,5 +442,13 @@ def test_where_a_kernel_finds_too_little_memory_blocks_answer(
         answers = backend.Triton(instead=Blocks()).reduce(A.source, None, [STATISTIC])
     assert torch.equal(answers[0], A.entropy())
     assert [str(warning.message) for warning in said] == [warning_of(reason)]
-    with pytest.raises((torch.OutOfMemoryError, OutOfResources)):
+    with pytest.raises((RuntimeError, TritonError, CalledProcessError)):
         A.reduce(STATISTIC, backend="triton")
+
+
+def test_an_error_that_is_not_the_machines_is_raised(
+    interpreted: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Launch, "rows", broken)
+    with pytest.raises(RuntimeError, match="an illegal memory access was encountered"):
+        backend.Triton(instead=Blocks()).reduce(A.source, None, [STATISTIC])

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.util import find_spec
+from subprocess import CalledProcessError
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -49,7 +50,8 @@ class Triton(Backend):
     them goes to the fused kernels. Answers have no gradients.
 
     Attributes:
-        instead: what answers, with a warning, where a GPU has too little memory; None: an error.
+        instead: what answers, with a warning, where a GPU has too little memory, or nothing to
+            compile with; None: an error.
     """
 
     instead: Backend | None = None
@@ -80,15 +82,38 @@ class Triton(Backend):
     ) -> tuple[Any, ...]:
         if self.instead is None:
             return _answers(cast(QueryKey, source), mask, reductions)
-        from triton.runtime.errors import OutOfResources  # pyright: ignore[reportMissingTypeStubs]
-
         try:
             return _answers(cast(QueryKey, source), mask, reductions)
-        except torch.OutOfMemoryError:
-            say_once("the memory of the GPU is full")
-        except OutOfResources as error:
-            say_once(f"a multiprocessor of this GPU is too small for a tile ({error})")
+        except Exception as error:
+            reason = _of_machine(error)
+            if reason is None:
+                raise
+            say_once(reason)
         return self.instead.reduce(source, mask, reductions)
+
+
+def _of_machine(error: Exception) -> str | None:
+    """Why this machine cannot run a kernel, as a clause; None: the error is another."""
+    from triton.compiler.errors import (  # pyright: ignore[reportMissingTypeStubs]
+        CompilationError,
+    )
+    from triton.runtime.errors import (  # pyright: ignore[reportMissingTypeStubs]
+        OutOfResources,
+        PTXASError,
+    )
+
+    said = " ".join(str(error).split())
+    match error:
+        case torch.OutOfMemoryError():
+            return "the memory of the GPU is full"
+        case OutOfResources():
+            return f"a multiprocessor of this GPU is too small for a tile ({said})"
+        case CompilationError() | PTXASError() | CalledProcessError():
+            return f"this machine does not compile them ({said})"
+        case RuntimeError() if "C compiler" in said:
+            return f"this machine does not compile them ({said})"
+        case _:
+            return None
 
 
 def _of_reductions(

@@ -175,6 +175,11 @@ def _bias(source: QueryKey, shape: torch.Size) -> Plane | None:
     return Plane(flat.expand(*shape[:2], q_len + kv_len).contiguous(), True)
 
 
+def _reached(limit: int, shape: torch.Size) -> int:
+    """A limit of kv_idx - q_idx; beyond the matrix none says more, and kernels add in int32."""
+    return min(max(limit, -shape[-2]), shape[-1])
+
+
 def _limits(mask: Mask | None, given: torch.Size, shape: torch.Size) -> Limits:
     lows: list[int] = []
     highs: list[int] = []
@@ -200,8 +205,8 @@ def _limits(mask: Mask | None, given: torch.Size, shape: torch.Size) -> Limits:
             case _:
                 raise AssertionError(f"{leaf.text} is refused")
     return Limits(
-        max(lows, default=None),
-        min(highs, default=None),
+        _reached(max(lows), shape) if lows else None,
+        _reached(min(highs), shape) if highs else None,
         torch.stack([each.expand(shape[:2]) for each in lengths]).amin(0) if lengths else None,
         first,
         stop,

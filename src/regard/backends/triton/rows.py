@@ -103,7 +103,6 @@ def rows_kernel(
         start = tl.maximum(start, tl.min(tl.where(of_query < 0, FAR, of_query), 0))
         stop = tl.minimum(stop, tl.max(its_stop, 0))
     top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-    reference = tl.zeros((BLOCK_M,), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     expected = tl.zeros((BLOCK_M,), tl.float32)
     index = tl.full((BLOCK_M,), -1, tl.int32)
@@ -134,24 +133,27 @@ def rows_kernel(
         if answers.tiles is not None:
             maxima, best_tiles = listed(best, first // BLOCK_N, maxima, best_tiles)
         higher = tl.maximum(top, best)
-        moved = tl.where(higher == float("-inf"), 0.0, higher * steps.to_bits)
-        fall = tl.where(top == float("-inf"), 0.0, reference - moved)
-        below = x * steps.to_bits - moved[:, None]
+        from_here = tl.where(higher == float("-inf"), 0.0, higher)
+        fall = tl.where(top == float("-inf"), 0.0, (top - from_here) * steps.to_bits)
+        # Scaled first, a fused multiply-add would take a rounded product from an exact one.
+        below = (x - from_here[:, None]) * steps.to_bits
         powers = tl.exp2(below)
         if answers.entropy is not None:
             # Times a weight of 0 it makes 0, also where it was -inf.
             product = tl.sum(powers * tl.maximum(below, -200.0), 1)
             expected = tl.exp2(fall) * (expected + fall * total) + product
         total = total * tl.exp2(fall) + tl.sum(powers, 1)
-        top, reference = higher, moved
+        top = higher
 
     empty = total == 0
+    reference = tl.where(empty, 0.0, top * steps.to_bits)
     above = tl.log2(tl.where(empty, 1.0, total))
-    share = tl.where(empty, 0.0, 1.0)
+    share = tl.where(empty, 0.0, tl.where(total == total, 1.0, total))  # NaN in a row of NaN
     if sink is not None:
         logit = tl.load(sink + batch * shape.num_heads + head) * LOG2E
         larger = tl.maximum(reference, logit)
-        both = total * tl.exp2(reference - larger) + tl.exp2(logit - larger)
+        of_sink = tl.where(logit == larger, 1.0, tl.exp2(logit - larger))  # inf - inf is NaN
+        both = total * tl.exp2(reference - larger) + of_sink
         with_sink = tl.where(empty, 0.0, tl.log2(both) + (larger - reference))
         share = tl.where(empty, 0.0, tl.exp2(above - with_sink))
         above = with_sink
