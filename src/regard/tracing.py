@@ -294,6 +294,7 @@ def _folder(module: object) -> str:
     return str(Path(cast(Any, module).__file__).parent)
 
 
+_HANDLER = Tracer.__torch_dispatch__.__code__
 # The place of installed packages lies inside that of Python's own library.
 _PACKAGES = tuple(sysconfig.get_paths()[name] for name in ("purelib", "platlib"))
 _STANDARD = sysconfig.get_paths()["stdlib"]
@@ -314,7 +315,7 @@ def _frames() -> Iterator[FrameType]:
     """The model's frames from the innermost, without the listener's own."""
     inner: FrameType = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     frame: FrameType | None = inner
-    while frame is not None and frame.f_code is not Tracer.__torch_dispatch__.__code__:
+    while frame is not None and frame.f_code is not _HANDLER:
         frame = frame.f_back
     frame = frame or inner  # a product of regard's own comes by no Tracer
     while frame is not None:
