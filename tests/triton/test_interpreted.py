@@ -18,11 +18,11 @@ import regard
 pytest.importorskip("triton", reason="the kernels need triton: pip install 'regard[gpu]'")
 
 from regard.backends.triton import naive
-from regard.backends.triton.launch import Launch
+from regard.backends.triton.launch import Launch, pieces_of
 from regard.backends.triton.operands import Operands, operands
 
 # Kernels compute with infinities where nothing is stored; NumPy warns where a GPU does not.
-pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered")
+pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow|All-NaN slice) encountered")
 
 Q_LEN, KV_LEN, HEAD_DIM = 19, 37, 5
 HEADS = {"alone": (2, 2), "grouped": (2, 1)}
@@ -182,6 +182,9 @@ GRIDS = {
     "every-weight": _cells(Q_LEN, KV_LEN),
     "spans-that-overlap": _spans(SPANS, KEY_SPANS),
     "spans-of-one": _spans([(4, 5)], [(30, 31), (2, 3)]),
+    "spans-of-many-widths": _spans(
+        [(3, 5), (0, 19), (7, 7 + 8), (5, 6), (1, 18)], [(0, 2), (4, 37), (36, 37), (0, 37)]
+    ),
 }
 kernels = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 
@@ -237,6 +240,52 @@ def test_a_kernel_takes_every_step_of_a_score(
 @pytest.mark.parametrize("kernel", GRIDS.values(), ids=GRIDS)
 def test_the_mass_of_spans_of_every_size(kernel: Kernel, device: torch.device) -> None:
     assert_equal(kernel, given(matrix(device, "causal")))
+
+
+def test_one_long_span_leaves_the_slots_of_short_ones_narrow() -> None:
+    words = [(start, start + 3) for start in range(200, 500, 3)]
+    pieces = pieces_of(torch.tensor([(0, 200), *words]), 128)
+    assert [tuple(group) for group in pieces.groups] == [(4, 0, 100), (128, 100, 102)]
+
+
+SPANS_OF_FORTY = regard.Segments([(0, 40), (1, 40), (20, 40)], [(0, 7), (0, 40)])
+
+
+@pytest.mark.parametrize("asked", [regard.Pool(2, 2), SPANS_OF_FORTY], ids=["pool", "segments"])
+def test_a_query_of_nan_is_felt_in_its_own_spans_alone(
+    asked: regard.Reduction, device: torch.device
+) -> None:
+    query = torch.randn(40, 4)
+    query[0, 0] = torch.nan
+    A = regard.attend(query.to(device), torch.randn(40, 4).to(device))
+    found, exact = (A.reduce(asked, backend=name) for name in ("triton", "blocks"))
+    assert found[0].isnan().all()
+    torch.testing.assert_close(found, exact, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [regard.Sum(-2), regard.Segments([(0, 17)], [(0, 10), (10, 20)]), regard.Pool(5, 4)],
+    ids=["columns", "segments", "pool"],
+)
+@pytest.mark.parametrize("number", [torch.nan, torch.inf], ids=str)
+def test_a_hidden_key_that_is_no_number_is_not_felt_by_places_without_a_query(
+    asked: regard.Reduction, number: float, device: torch.device
+) -> None:
+    key = torch.randn(20, 4)
+    key[19] = number
+    query = torch.rand(18, 4).to(device)
+    A = regard.attend(query, key.to(device), mask=regard.Causal(align="top-left"))
+    found, exact = (A.reduce(asked, backend=name) for name in ("triton", "blocks"))
+    assert found.isfinite().all()
+    torch.testing.assert_close(found, exact)
+
+
+def test_an_infinite_key_is_not_felt_by_places_without_a_query(device: torch.device) -> None:
+    key = torch.randn(10, 1).index_fill(0, torch.tensor(4), torch.inf)
+    A = regard.attend(torch.rand(2, 1).to(device) + 0.5, key.to(device), softcap=5.0)
+    found, exact = (A.reduce(regard.Sum(-2), backend=name) for name in ("triton", "blocks"))
+    torch.testing.assert_close(found, exact)
 
 
 @kernels

@@ -91,7 +91,7 @@ def columns_kernel(
                 q_idx[None, :], kv_idx[:, None], of_query[None, :], of_key[:, None], kv_end, batch,
                 head, shape, limits, keep,
             )  # fmt: skip
-            x = tl.where(seen, x, float("-inf"))
+            x = tl.where(seen & here[None, :], x, float("-inf"))
         weights = tl.exp2(x * steps.to_bits - in_bits(lse, row + q_idx, here)[None, :])
         if sums is not None:
             total += tl.sum(weights, 1)

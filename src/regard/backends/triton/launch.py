@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from math import e, log2
 from typing import Any, NamedTuple
 
@@ -37,10 +38,16 @@ class RowStatistics(NamedTuple):
     tiles: Tensor | None
 
 
+class _Group(NamedTuple):
+    slot: int
+    begin: int
+    end: int
+
+
 class _Pieces(NamedTuple):
-    table: Tensor  # int32, (4, pieces): start, length, span, opens
-    longest: int
-    spans: int
+    table: Tensor  # int32, (5, pieces): start, length, number, span, opens; narrow pieces first
+    groups: list[_Group]  # pieces of one width of slot
+    first: Tensor  # int32, (spans + 1,): the number of the first piece of each span; how many
 
 
 def interpreted() -> bool:
@@ -116,22 +123,32 @@ class Launch:
         """
         chosen = self._config("pooled")
         down, across = pieces_of(of_rows, chosen.block_m), pieces_of(of_columns, chosen.block_n)
-        slots = [
-            min(block, _power_of_2(pieces.longest))
-            for block, pieces in ((chosen.block_m, down), (chosen.block_n, across))
-        ]
         batch, num_heads = self.given.shape[:2]
-        count = down.table.shape[-1]
-        sums = torch.zeros((batch, num_heads, count, across.spans), device=logsumexp.device)
-        programs = _ceil(count, chosen.block_m // slots[0]) * batch * num_heads
-        extra = (logsumexp, self._pieces(down), self._pieces(across), sums)
-        sizes = {"ROW_SLOT": slots[0], "COLUMN_SLOT": slots[1]}
-        self._run(pooled.pooled_kernel, programs, extra, chosen, **sizes)
-        if count == down.spans:
-            return sums
-        # In float64, since a product of float32 may be rounded to tf32.
-        of_span = down.table[2] == torch.arange(down.spans)[:, None]
-        return (of_span.to(sums.device, torch.float64, non_blocking=True) @ sums.double()).float()
+        count, height, width = down.table.shape[-1], len(of_rows), len(of_columns)
+        sums = torch.zeros((batch, num_heads, count, width), device=logsumexp.device)
+        narrow = self._pieces(down, 2, count), self._pieces(across, 3, width)
+        for rows_of, columns_of in product(down.groups, across.groups):
+            pieces = [
+                each._replace(begin=group.begin, end=group.end)
+                for each, group in zip(narrow, (rows_of, columns_of), strict=True)
+            ]
+            tiles = _ceil(rows_of.end - rows_of.begin, chosen.block_m // rows_of.slot)
+            sizes = {"ROW_SLOT": rows_of.slot, "COLUMN_SLOT": columns_of.slot}
+            extra = (logsumexp, *pieces, sums)
+            self._run(pooled.pooled_kernel, tiles * batch * num_heads, extra, chosen, **sizes)
+        return sums if count == height else self._joined(sums, down.first)
+
+    def _joined(self, sums: Tensor, first: Tensor) -> Tensor:
+        """The pieces of each span of queries added."""
+        batch, num_heads, count, width = sums.shape
+        height = len(first) - 1
+        answers = self._empty((batch, num_heads, height, width))
+        first = first.to(sums.device, non_blocking=True)
+        kernel: Any = pooled.joined_kernel
+        with torch.cuda.device_of(sums):
+            programs = batch * num_heads * height
+            kernel[(programs,)](sums, first, answers, count, height, width, BLOCK=128)
+        return answers
 
     def _columns(
         self,
@@ -217,9 +234,10 @@ class Launch:
     def _empty(self, size: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(size, dtype=dtype, device=self.given.query.device)
 
-    def _pieces(self, pieces: _Pieces) -> pooled.Pieces:
+    def _pieces(self, pieces: _Pieces, into: int, size: int) -> pooled.Pieces:
+        """All pieces; into: the row of the table that says where their mass goes."""
         table = pieces.table.to(self.given.query.device, non_blocking=True)
-        return pooled.Pieces(table[0], table[1], table[2], table[3], table.shape[-1], pieces.spans)
+        return pooled.Pieces(table[0], table[1], table[into], table[4], 0, table.shape[-1], size)
 
 
 def _strides(tensor: Tensor | None) -> tuple[int, int]:
@@ -257,9 +275,20 @@ def pieces_of(spans: Tensor, block: int) -> _Pieces:
     """
     lengths = spans[:, 1] - spans[:, 0]
     counts = -(-lengths // block)
+    first = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
     span = torch.arange(len(spans)).repeat_interleave(counts)
-    place = torch.arange(len(span)) - (counts.cumsum(0) - counts)[span]
+    number = torch.arange(len(span))
+    place = number - first[span]
     starts = place * lengths[span] // counts[span]
     stops = (place + 1) * lengths[span] // counts[span]
-    table = torch.stack((spans[span, 0] + starts, stops - starts, span, (place == 0).long()))
-    return _Pieces(table.int(), int((stops - starts).max()), len(spans))
+    table = torch.stack((spans[span, 0] + starts, stops - starts, number, span, place == 0))
+    # Of a span, all pieces are in slots of one width.
+    slots = [1 << power for power in range(block.bit_length())]
+    slot = torch.searchsorted(torch.tensor(slots), -(-lengths[span] // counts[span]))
+    ends = [int((slot <= power).sum()) for power in range(len(slots))]
+    groups = [
+        _Group(width, begin, end)
+        for width, begin, end in zip(slots, [0, *ends[:-1]], ends, strict=True)
+        if begin < end
+    ]
+    return _Pieces(table[:, slot.argsort(stable=True)].int(), groups, first.int())

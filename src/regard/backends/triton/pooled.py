@@ -2,13 +2,15 @@
 
 The cells of a pooled map are such spans, too. On both axes the spans are cut into pieces of at most
 a tile, and a tile holds as many slots of one width as fit: one piece of 128 tokens, or four pieces
-of up to 32. A program owns the pieces of one tile of rows and reads those of the columns one tile
-after another; the pieces of one span of keys are added in its registers, and those of one span of
-queries by whoever reads its answer, in order: no atomics.
+of up to 32. A slot is the least power of 2 that holds a piece, and there is one launch for each
+width of row slots beside each of column slots. A program owns the pieces of one tile of rows and
+reads those of the columns one tile after another; the pieces of one span of keys are added in its
+registers, and those of one span of queries by a second kernel, in order: no atomics.
 
 A tile of m queries x n keys costs 2 m n d FLOPs, m n exps, n d numbers read and two operations for
-each score. Floor: 0.5 of a forward for d = 128, 1 for d = 64; where spans fill their slots by half,
-twice as much.
+each score. Floor: 0.5 of a forward for d = 128, 1 for d = 64, where spans fill their slots. They
+fill more than half, so spans that cover each token once cost at most four times as much, beside
+the tiles of each launch that hold few pieces.
 """
 
 # Inside a kernel everything is Triton's, which has no types of its own there.
@@ -30,35 +32,38 @@ from regard.backends.triton.tile import (
     scores,
 )
 
-__all__ = ["Pieces", "pooled_kernel"]
+__all__ = ["Pieces", "joined_kernel", "pooled_kernel"]
 
 
 class Pieces(NamedTuple):
-    """Spans of one axis, cut: for each piece int32 numbers.
+    """Spans of one axis, cut: for each piece int32 numbers, and which of the pieces are meant.
 
     Attributes:
         start: its first token.
         length: how many tokens it has, at most a slot.
-        span: of which span it is.
+        into: the row or column of the sums that its mass goes to: a row for each piece of rows, a
+            column for each span.
         opens: 1 where it is the first of its span, 0 elsewhere. Pieces of a span are neighbours.
-        count: how many pieces there are.
-        spans: how many spans.
+        begin: the first piece of the launch.
+        end: one past its last.
+        size: how many rows or columns the sums have.
     """
 
     start: Any
     length: Any
-    span: Any
+    into: Any
     opens: Any
-    count: int
-    spans: int
+    begin: int
+    end: int
+    size: int
 
 
 @triton.jit
 def _slots(pieces, tile, BLOCK: tl.constexpr, SLOT: tl.constexpr):
     """The token that each place of a tile stands for, and whether it stands for one."""
     place = tl.arange(0, BLOCK)
-    piece = tile * (BLOCK // SLOT) + place // SLOT
-    exists = piece < pieces.count
+    piece = pieces.begin + tile * (BLOCK // SLOT) + place // SLOT
+    exists = piece < pieces.end
     token = tl.load(pieces.start + piece, mask=exists, other=0) + place % SLOT
     return token, place % SLOT < tl.load(pieces.length + piece, mask=exists, other=0)
 
@@ -67,14 +72,14 @@ def _slots(pieces, tile, BLOCK: tl.constexpr, SLOT: tl.constexpr):
 def _tiles_met(pieces, start, stop, PER_TILE: tl.constexpr):
     """From the first to one past the last tile with a piece that meets these tokens."""
     first, last = start * 0 + FAR, start * 0 - 1
-    for at in range(0, pieces.count, 256):
+    for at in range(pieces.begin, pieces.end, 256):
         piece = at + tl.arange(0, 256)
-        begin = tl.load(pieces.start + piece, mask=piece < pieces.count, other=0)
-        length = tl.load(pieces.length + piece, mask=piece < pieces.count, other=0)
+        begin = tl.load(pieces.start + piece, mask=piece < pieces.end, other=0)
+        length = tl.load(pieces.length + piece, mask=piece < pieces.end, other=0)
         meets = (begin < stop) & (begin + length > start) & (length > 0)
         first = tl.minimum(first, tl.min(tl.where(meets, piece, FAR), 0))
         last = tl.maximum(last, tl.max(tl.where(meets, piece, -1), 0))
-    return first // PER_TILE, (last + PER_TILE) // PER_TILE
+    return (first - pieces.begin) // PER_TILE, (last - pieces.begin + PER_TILE) // PER_TILE
 
 
 @triton.jit
@@ -98,10 +103,10 @@ def pooled_kernel(
     ROW_SLOT: tl.constexpr,
     COLUMN_SLOT: tl.constexpr,
 ):
-    """One tile of pieces of rows; sums is (batch, num_heads, rows.count, columns.spans) of 0."""
+    """One tile of pieces of rows; sums is (batch, num_heads, rows.size, columns.size) of 0."""
     PER_ROWS: tl.constexpr = BLOCK_M // ROW_SLOT
     PER_COLUMNS: tl.constexpr = BLOCK_N // COLUMN_SLOT
-    tiles = tl.cdiv(rows.count, PER_ROWS)
+    tiles = tl.cdiv(rows.end - rows.begin, PER_ROWS)
     tile = tiles - 1 - tl.program_id(0) % tiles
     batch = tl.program_id(0) // tiles // shape.num_heads
     head = tl.program_id(0) // tiles % shape.num_heads
@@ -117,8 +122,11 @@ def pooled_kernel(
         of_query, its_stop = document(limits, batch, head, q_idx + limits.shift, here)
         start = tl.maximum(start, tl.min(tl.where(of_query < 0, FAR, of_query), 0))
         stop = tl.minimum(stop, tl.max(its_stop, 0))
-    piece_of_row = tile * PER_ROWS + tl.arange(0, PER_ROWS)
-    into = sums + (at * rows.count + piece_of_row.to(tl.int64)[:, None]) * columns.spans
+    rows_whole = tl.min(here.to(tl.int32), 0) > 0
+    piece_of_row = rows.begin + tile * PER_ROWS + tl.arange(0, PER_ROWS)
+    row_exists = piece_of_row < rows.end
+    row = tl.load(rows.into + piece_of_row, mask=row_exists, other=0)
+    into = sums + (at * rows.size + row.to(tl.int64)[:, None]) * columns.size
     total = tl.zeros((PER_ROWS, PER_COLUMNS), tl.float32)
     met, end = _tiles_met(columns, start, stop, PER_COLUMNS)
     for across in range(met, end):
@@ -127,7 +135,7 @@ def pooled_kernel(
         x = scores(
             q, keys.T, q_idx[:, None], kv_idx[None, :], batch, head, shape, steps, bias, UPCAST
         )
-        whole = tl.min(there.to(tl.int32), 0) > 0
+        whole = rows_whole & (tl.min(there.to(tl.int32), 0) > 0)
         kv_first = tl.min(tl.where(there, kv_idx, FAR), 0)
         kv_last = tl.max(tl.where(there, kv_idx, -1), 0)
         if (kv_first < every_start) | (kv_last >= every_stop) | (whole == 0):
@@ -138,15 +146,32 @@ def pooled_kernel(
                 q_idx[:, None], kv_idx[None, :], of_query[:, None], of_key[None, :], kv_end, batch,
                 head, shape, limits, keep,
             )  # fmt: skip
-            x = tl.where(seen & there[None, :], x, float("-inf"))
+            x = tl.where(seen & here[:, None] & there[None, :], x, float("-inf"))
         weights = tl.exp2(x * steps.to_bits - lse_bits[:, None])
         by_slot = tl.sum(tl.reshape(weights, (BLOCK_M, PER_COLUMNS, COLUMN_SLOT)), 2)
         mass = tl.sum(tl.reshape(by_slot, (PER_ROWS, ROW_SLOT, PER_COLUMNS)), 1)
-        piece = across * PER_COLUMNS + tl.arange(0, PER_COLUMNS)
-        exists = piece < columns.count
+        piece = columns.begin + across * PER_COLUMNS + tl.arange(0, PER_COLUMNS)
+        exists = piece < columns.end
         opens = tl.load(columns.opens + piece, mask=exists, other=1)
         total = tl.where(opens[None, :] != 0, mass, total + mass)
-        span = tl.load(columns.span + piece, mask=exists, other=0)
-        stored = (piece_of_row < rows.count)[:, None] & exists[None, :]
+        span = tl.load(columns.into + piece, mask=exists, other=0)
+        stored = row_exists[:, None] & exists[None, :]
         # A span is stored after each of its pieces: the mask may hide the last of them.
         tl.store(into + span[None, :], total, mask=stored)
+
+
+@triton.jit
+def joined_kernel(sums, first, answers, pieces, spans, width, BLOCK: tl.constexpr):
+    """One span of queries of one head: the rows of its pieces added in order, in float64.
+
+    sums is (batch, num_heads, pieces, width), answers (batch, num_heads, spans, width); the pieces
+    of span i are first[i] to first[i + 1].
+    """
+    at, span = (tl.program_id(0) // spans).to(tl.int64), tl.program_id(0) % spans
+    begin, end = tl.load(first + span), tl.load(first + span + 1)
+    for start in range(0, width, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        total = tl.zeros((BLOCK,), tl.float64)
+        for piece in range(begin, end):
+            total += tl.load(sums + (at * pieces + piece) * width + column, mask=column < width)
+        tl.store(answers + (at * spans + span) * width + column, total, mask=column < width)
