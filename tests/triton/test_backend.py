@@ -110,7 +110,16 @@ def test_a_plan_counts_the_passes_and_what_a_mask_leaves() -> None:
     fused = BACKENDS["fused"].plan(A.source, A.mask, asked[3:])
     assert plan.how == f"Triton kernels for the rows, the columns, the cells, {fused.how}"
     assert plan.flops < 0.1 * 4 * 4 * 8192**2 * 64
-    assert plan.held == fused.held + 4 * 4 * (3 * 8192 + 8 * 8)
+    pieces = 8192 // 32  # of cells, whose sums are added by a second kernel
+    assert plan.held == fused.held + 4 * 4 * (3 * 8192 + 8 * 8 + pieces * 8)
+
+
+def test_a_plan_counts_the_tiles_that_a_top_k_lists() -> None:
+    x = torch.zeros(4, 128, 64)
+    A = regard.attend(x, x)
+    plan = BACKENDS["triton"].plan(A.source, A.mask, [regard.TopK(2), regard.TopK(5)])
+    answers = (2 + 5) * (4 + 8)  # a weight and its key each
+    assert plan.held == 4 * 128 * (4 + answers + 8 * 4)
 
 
 def test_a_smaller_k_beside_a_larger_one(interpreted: None) -> None:

@@ -35,6 +35,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LEAST_CAPABILITY = (8, 0)
 # Spans of queries that overlap are read again, and their sums held.
 MAX_OVERLAP = 4
+LEAST_HEIGHT = 32  # of a tile that spans are cut for, in queries: a plan counts the most pieces
 ANSWERED = (LogSumExp, Entropy, Sum, Max, TopK, Pool, Segments, TransposedOutput)
 _FUSED = Fused()
 _META = torch.device("meta")
@@ -68,6 +69,7 @@ class Triton(Backend):
         flops, read = counted(parts, source, ())
         flops, read = flops * len(passes), read * len(passes)
         held = source.shape[:-1].numel() * torch.float32.itemsize  # the logsumexp
+        held += _between(reductions, source.shape)
         for reduction in reductions:
             if reduction not in outputs:
                 held += sum(buffer.nbytes for buffer in _buffers(reduction, source))
@@ -164,6 +166,19 @@ def _passes(reductions: Sequence[Reduction]) -> list[str]:
     if any(isinstance(r, TopK) for r in reductions):
         passes.append("the largest weights")
     return passes
+
+
+def _between(reductions: Sequence[Reduction], shape: torch.Size) -> int:
+    """Bytes that one pass leaves to the next: lists of tiles, and sums of pieces of spans."""
+    most = max((r.k for r in reductions if isinstance(r, TopK)), default=0)
+    numbers = [shape[:-1].numel() * (1 << (most - 1).bit_length()) if most else 0]
+    for reduction in reductions:
+        if isinstance(reduction, Pool | Segments):
+            down, across = _spans(reduction, shape)
+            pieces = int((-(-down.diff() // LEAST_HEIGHT)).sum())
+            if pieces > len(down):
+                numbers.append(shape[:-2].numel() * pieces * len(across))
+    return sum(numbers) * torch.float32.itemsize
 
 
 def _buffers(reduction: Reduction, source: Scores) -> tuple[Tensor, ...]:
