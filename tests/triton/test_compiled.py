@@ -159,6 +159,18 @@ def test_an_operand_of_float32_beside_bfloat16_spills_nothing(
     assert [report for report in compiled("mixed", architecture) if report.spilled] == []
 
 
+@pytest.mark.slow
+def test_spans_of_two_lengths_take_four_launches_and_one_that_adds(
+    architecture: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = regard.Segments([(0, 200), (3, 9), (9, 15), (0, LENGTH)])
+    kernels = ("rows_kernel", *["pooled_kernel"] * 4, "joined_kernel")
+    monkeypatch.setitem(CASES, "two-lengths", Case((asked,), kernels))
+    reports = compiled("two-lengths", architecture)
+    assert tuple(report.kernel for report in reports) == kernels
+    assert [report for report in reports if report.spilled] == []
+
+
 def faults(report: Report, name: str, architecture: int) -> list[str]:
     """What would make a kernel slow, or keep it from being launched."""
     on_units = CASES[name].dtype in UNITS_TAKE
