@@ -7,6 +7,7 @@ gave, or are not. Which step an operation is, ``score_operations.py`` knows.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -71,9 +72,9 @@ class Changes:
                 self.pass_parts(operation, source, track.stage)
                 return
             if isinstance(track.stage, Weights):
-                if operation.func is aten.stack.default and self._are_sound(operation.args[0]):
-                    self._tracks.put(output, None, replace(track.stage, powers=None, meeting=None))
-                elif not track.lies_in(output) or is_mutable(operation):
+                if operation.func is aten.stack.default and self._restack(operation, output):
+                    return
+                if not track.lies_in(output) or is_mutable(operation):
                     self._weigh(operation, source, output)
                 return
             if track.lies_in(output):
@@ -172,10 +173,33 @@ class Changes:
         known = replace(weights, trouble=trouble, powers=powers, thinned=thinned)
         self._tracks.put(output, axes, known)
 
-    def _are_sound(self, tensors: Iterable[Tensor]) -> bool:
-        """Whether all tensors are weights as a softmax gave them."""
-        stages = [self._tracks.stage_of(tensor) for tensor in tensors]
-        return all(isinstance(stage, Weights) and stage.trouble is None for stage in stages)
+    def _restack(self, operation: Operation, output: Tensor) -> bool:
+        """Whether a stack holds weights in the order in which their softmaxes were taken."""
+        starts: list[tuple[object, object, int]] = []
+        seen: list[Axes | None] = []
+        tensors = cast("list[Tensor]", operation.args[0])
+        for tensor in tensors:
+            track = self._tracks.of(tensor)
+            if track is None or not isinstance(track.stage, Weights) or track.stage.trouble:
+                return False
+            seen.append(None if track.axes is None else track.axes.seen_as(tensor))
+            mark, start = track.stage.origin or (None, 0)
+            starts.append((track.stage.outcome, mark, start + (seen[-1].start if seen[-1] else 0)))
+        for (outcome, mark, start), (later, other, after) in pairwise(starts):
+            alike = outcome is later or (mark is other and mark is not None)
+            if alike and after <= start:
+                return False
+        first = cast(Track, self._tracks.of(tensors[0]))
+        weights = replace(cast(Weights, first.stage), powers=None)
+        if any(outcome is not starts[0][0] for outcome, _, _ in starts):
+            self._tracks.put(output, None, replace(weights, meeting=None))
+            return True
+        dim = operation.args[1] if len(operation.args) > 1 else 0
+        axes = _stacked(seen, dim % output.ndim, output)
+        if axes is None or output.numel() != math.prod(cast(Axes, first.axes).sizes):
+            return False
+        self._tracks.put(output, axes, weights)
+        return True
 
     def _is_dropped(self, operation: Operation) -> bool:
         """Whether an argument of an operation was drawn by chance, as dropout does."""
@@ -241,6 +265,16 @@ def _extended(
     if found is None or source.data_ptr() != output.data_ptr():
         return None if found is None else (found, moved)
     return None if math.prod(seen.sizes) != math.prod(axes.sizes) else (found, axes)
+
+
+def _stacked(seen: Sequence[Axes | None], dim: int, output: Tensor) -> Axes | None:
+    """The axes of a stack of views that lie one step after another; None where they do not."""
+    views = [axes for axes in seen if axes is not None]
+    steps = {later.start - axes.start for axes, later in pairwise(views)} or {0}
+    if len(views) < len(seen) or len(steps) > 1 or len({axes.places for axes in views}) > 1:
+        return None
+    places = views[0].places
+    return Axes.of(output, (*places[:dim], *steps, *places[dim:]), views[0].start)
 
 
 def _is_of_one_tensor(operation: Operation) -> bool:

@@ -3,7 +3,7 @@
 import math
 import string
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -33,6 +33,7 @@ class Product:
         batch: sizes of the axes that both have.
         rows: sizes of the axes that only the left one has.
         columns: sizes of the axes that only the right one has.
+        mark: that no other product has; it may outlive the product.
     """
 
     left: Tensor
@@ -40,6 +41,7 @@ class Product:
     batch: Numbers
     rows: Numbers
     columns: Numbers
+    mark: object = field(default_factory=object)
 
     @property
     def sizes(self) -> Numbers:

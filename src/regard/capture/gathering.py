@@ -126,6 +126,8 @@ class Gathering:
         with apart():
             taken = torch.zeros(_length(tensor), dtype=torch.bool, device=tensor.device)
             rows: Tensor | None = None
+            if not _in_order(parts):
+                return False
             for part in parts:
                 weights = part.stage
                 if not isinstance(weights, Weights) or weights.trouble is not None:
@@ -141,6 +143,19 @@ class Gathering:
             inside = _seen_by(tensor, taken)
             alone = rows is not None and int(rows.max()) <= 1
             return alone and not bool(tensor.masked_fill(inside, 0).any())
+
+
+def _in_order(parts: Parts) -> bool:
+    """Whether weights of one product lie in the order in which they lay there."""
+    last: dict[object, tuple[int, int]] = {}
+    for part in sorted(parts, key=lambda part: part.axes.offset):
+        if isinstance(part.stage, Weights) and part.stage.origin is not None:
+            mark, start = part.stage.origin
+            place = start, part.axes.start
+            if place < last.get(mark, place):
+                return False
+            last[mark] = place
+    return True
 
 
 def _length(tensor: Tensor) -> int:

@@ -29,6 +29,7 @@ from regard.capture.tracks import (
     Exponentials,
     Finding,
     Lost,
+    Outcome,
     Parts,
     Scores,
     Stage,
@@ -242,8 +243,9 @@ class Softmaxes:
         output = cast(Tensor, operation.output)
         caller = operation.caller()
         held = self._tracks.of(output)
-        if finding is None and held is not None and isinstance(held.stage, Weights):
-            finding = held.stage.finding
+        outcome = Outcome()
+        if held is not None and isinstance(held.stage, Weights):
+            finding, outcome = finding or held.stage.finding, held.stage.outcome
         self._tracks.spend(scores.product)
         found, trouble = self._attention(operation, scores, axes, dim, output)
         if finding is not None:
@@ -260,7 +262,13 @@ class Softmaxes:
             short = any(isinstance(step, Beside) for step in scores.steps)
             powers = scores, moved
             known = replace(
-                track.stage, powers=powers, finding=finding, short=short, meeting=meeting
+                track.stage,
+                powers=powers,
+                finding=finding,
+                short=short,
+                meeting=meeting,
+                outcome=outcome,
+                origin=(scores.product.mark, moved.start),
             )
             self._tracks.put(output, track.axes, known)
 

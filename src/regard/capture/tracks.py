@@ -5,7 +5,7 @@ holds its query and key until its scores are gone: another softmax may be taken 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -25,6 +25,7 @@ __all__ = [
     "Finding",
     "Lost",
     "Noise",
+    "Outcome",
     "Part",
     "Parts",
     "Scores",
@@ -95,6 +96,17 @@ class Finding:
     meeting: Meeting | None = None
 
 
+@dataclass(eq=False, slots=True)
+class Outcome:
+    """What has become of the weights of one softmax, whatever was made of them.
+
+    Attributes:
+        met: whether they have met a value, as they were.
+    """
+
+    met: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Weights:
     """What a softmax gave.
@@ -111,6 +123,9 @@ class Weights:
         short: whether rows sum to less than 1, as a sink has taken its share.
         meeting: with their value; None where nobody can tell which value is whose.
         thinned: whether chance has made some of them 0, and nothing has scaled the others up yet.
+        outcome: of all that was made of this softmax.
+        origin: the mark of the product, and where in it the softmax starts; None where nobody
+            knows.
     """
 
     normal: int
@@ -123,6 +138,8 @@ class Weights:
     short: bool = False
     meeting: Meeting | None = None
     thinned: bool = False
+    outcome: Outcome = field(default_factory=Outcome)
+    origin: tuple[object, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
