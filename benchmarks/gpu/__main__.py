@@ -11,8 +11,8 @@ import torch
 from benchmarks.gpu import correctness, report
 from benchmarks.gpu.clock import Budget, seconds_of, timed
 from benchmarks.gpu.rows import Row, Take, measured
-from benchmarks.gpu.sides import GOALS_AT, SIDES
-from benchmarks.gpu.size import LENGTHS, Size, sizes
+from benchmarks.gpu.sides import SIDES
+from benchmarks.gpu.size import GOALS_AT, LENGTHS, Size, sizes
 
 RESULTS = Path(__file__).parent.parent / "results" / "gpu"
 BUDGET_S = 7.5 * 60  # of the eight minutes; imports and the picture take the rest

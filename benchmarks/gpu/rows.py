@@ -7,8 +7,8 @@ import torch
 
 from benchmarks.case import LeftOut
 from benchmarks.gpu.clock import Budget, Timed, sets_needed
-from benchmarks.gpu.sides import FORWARD, GOALS_AT, Side
-from benchmarks.gpu.size import Size, inputs
+from benchmarks.gpu.sides import FORWARD, Side
+from benchmarks.gpu.size import GOALS_AT, Size, inputs
 from benchmarks.turns import Work
 
 __all__ = ["Row", "Take", "measured", "row_of"]
@@ -19,7 +19,6 @@ Take = Callable[[Sequence[Work]], Timed]
 # A call of this many seconds is not worth what it would keep from being measured.
 LONGEST_CALL_S = 4.0
 CALLS = 6  # how many calls a measurement takes of what is slow
-COMPILING_S = 15.0
 
 
 def measured(
@@ -31,7 +30,7 @@ def measured(
         for side in sides:
             try:
                 expected = _expected_s(side, size, known)
-                _check_time(expected, budget)
+                _check_time(side, expected, budget)
                 found = _take(side, size, device, take)
             except LeftOut as reason:
                 yield {**_head(side, size), "left_out": str(reason)}
@@ -68,10 +67,10 @@ def _expected_s(side: Side, size: Size, known: dict[tuple[str, Size], float]) ->
     return seconds * (size.tokens / tokens) ** 2
 
 
-def _check_time(expected_s: float, budget: Budget) -> None:
+def _check_time(side: Side, expected_s: float, budget: Budget) -> None:
     if expected_s > LONGEST_CALL_S:
         raise LeftOut(f"about {expected_s:.0f} s a call; the limit is {LONGEST_CALL_S:.0f} s")
-    needed = CALLS * expected_s + (0.0 if expected_s else COMPILING_S)
+    needed = CALLS * expected_s if expected_s else side.first_s
     if needed > budget.left:
         raise LeftOut("the time is up")
 

@@ -10,22 +10,21 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
 import regard
-from benchmarks.gpu.size import Size
+from benchmarks.gpu.size import GOALS_AT, Size
 from benchmarks.questions import spans
 from benchmarks.tensors import Inputs
 from benchmarks.turns import Work
 from regard.products import TransposedOutput
 
-__all__ = ["FORWARD", "GOALS_AT", "SIDES", "STATISTICS", "Side", "matrix"]
+__all__ = ["FORWARD", "SIDES", "STATISTICS", "Side", "matrix"]
 
 Prepare = Callable[[Inputs, Size], Work]
 
 FORWARD = "forward, cuDNN through SDPA"
-GOALS_AT = (16_384, 128)  # tokens and head_dim
 # Compiling takes seconds for each size, and blocks many forwards: more of them would take the time
 # of all others.
-COMPILED_AT = (16_384,)
-BLOCKS_UP_TO = 16_384
+COMPILED_AT = (GOALS_AT[0],)
+BLOCKS_UP_TO = GOALS_AT[0]
 DENSE_UP_TO = 8192
 # With the output, what a picture of a layer asks for.
 STATISTICS: tuple[regard.Reduction, ...] = (
@@ -48,6 +47,7 @@ class Side:
         goal: at most so many forwards, at the size of the goals.
         lengths: only these; None: all.
         longest: at most so many tokens.
+        first_s: seconds that may have to be left for its first size, at which it compiles.
     """
 
     name: str
@@ -56,6 +56,7 @@ class Side:
     goal: float | None = None
     lengths: tuple[int, ...] | None = None
     longest: int | None = None
+    first_s: float = 15.0
 
     def leaves_out(self, size: Size) -> str | None:
         """Why it is not measured at a size."""
@@ -161,7 +162,13 @@ SIDES = (
     Side("logsumexp, transposed product", transposed, products=3),
     Side("topk(8)", asked(regard.TopK(8), backend="triton"), goal=1.3),
     Side("output and five statistics", everything("triton"), products=5, goal=2.5),
-    Side("FlexAttention, output and logsumexp", flex, products=2, lengths=COMPILED_AT),
+    Side(
+        "FlexAttention, output and logsumexp",
+        flex,
+        products=2,
+        lengths=COMPILED_AT,
+        first_s=60.0,
+    ),
     Side("blocks: row statistics", asked(*ROWS, backend="blocks"), longest=BLOCKS_UP_TO),
     Side(
         "blocks: output and five statistics",

@@ -8,8 +8,9 @@ import torch
 
 from benchmarks.tensors import Inputs
 
-__all__ = ["LENGTHS", "NUM_HEADS", "Size", "inputs", "sizes"]
+__all__ = ["GOALS_AT", "LENGTHS", "NUM_HEADS", "Size", "inputs", "sizes"]
 
+GOALS_AT = (16_384, 128)  # tokens and head_dim
 LENGTHS = tuple(2**power for power in range(11, 18))  # 2k to 128k
 HEAD_DIMS = (128, 64)
 KV_HEADS = (8, 64)
@@ -57,9 +58,9 @@ class Size:
 
 
 def sizes(lengths: Sequence[int] = LENGTHS) -> list[Size]:
-    """All of them, the shortest first: what a budget of time leaves out is the longest."""
+    """All of them, those with goals first, then the shortest: left out are the longest."""
     kinds = product(sorted(lengths), HEAD_DIMS, KV_HEADS, (True, False))
-    return [Size(*kind) for kind in kinds]
+    return sorted((Size(*kind) for kind in kinds), key=lambda size: size.tokens != GOALS_AT[0])
 
 
 def inputs(size: Size, device: str, sets: int, seed: int = 0) -> list[Inputs]:
