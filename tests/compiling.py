@@ -19,6 +19,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 MAX_SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes that a program may have, by architecture
+CONSUMERS_SHARED = 99 * 1024  # of those that are no data centre's
 
 
 @dataclass(frozen=True)

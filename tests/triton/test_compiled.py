@@ -22,7 +22,7 @@ pytest.importorskip("triton", reason="the kernels need triton: pip install 'rega
 import triton
 import triton.language as tl
 
-from compiling import MAX_SHARED, Report, only_compiled
+from compiling import CONSUMERS_SHARED, MAX_SHARED, Report, only_compiled
 
 LENGTH = 1000
 ROWS = (regard.LogSumExp(), regard.Entropy(), regard.Sum(-1), regard.Max())
@@ -68,6 +68,17 @@ def _kept(device: str) -> dict[str, Any]:
     return {"mask": regard.Keep(torch.empty(LENGTH, LENGTH, dtype=torch.bool, device=device))}
 
 
+def _by_position(device: str) -> dict[str, Any]:
+    return {"bias": regard.ALiBi(torch.empty(16, device=device)), "mask": regard.Causal()}
+
+
+def _at_once(device: str) -> dict[str, Any]:
+    kept = torch.empty(LENGTH, LENGTH, dtype=torch.bool, device=device)
+    mask = _all_masks(device)["mask"] & regard.Keep(kept)
+    bias = torch.empty(2, 16, LENGTH, LENGTH, device=device)
+    return {**_all_steps(device), "bias": bias, "mask": mask}
+
+
 def _transposed(width: int, dtype: torch.dtype) -> Case:
     """A transposed product with an operand as wide as the query."""
     operand = torch.empty(2, 16, LENGTH, width, dtype=dtype, device="meta")
@@ -98,6 +109,18 @@ CASES = {
     "all-masks": Case(*EVERY, options=_all_masks),
     "all-steps": Case(*EVERY, options=_all_steps),
     "all-kept": Case(*EVERY, options=_kept),
+    "all-by-position-d64": Case(*EVERY, head_dim=64, options=_by_position),
+    "all-by-position-float32": Case(*EVERY, dtype=torch.float32, options=_by_position),
+    "all-at-once": Case(*EVERY, options=_at_once),
+    "all-at-once-d256": Case(*EVERY, head_dim=256, dtype=torch.float16, options=_at_once),
+    "all-at-once-float32": Case(*EVERY, dtype=torch.float32, options=_at_once),
+    "top-64-at-once-float32-d256": Case(
+        (regard.TopK(64),),
+        ("rows_kernel", "top_kernel"),
+        dtype=torch.float32,
+        head_dim=256,
+        options=_at_once,
+    ),
 }
 
 
@@ -148,6 +171,12 @@ def test_two_programs_share_a_multiprocessor_of_hopper(name: str) -> None:
         of_program = report.registers * 32 * report.num_warps, report.shared + 1024
         assert 2 * of_program[0] <= 2**16, report.kernel
         assert 2 * of_program[1] <= 228 * 1024, report.kernel
+
+
+def test_the_tiles_of_ampere_fit_on_the_consumers_blackwell() -> None:
+    for report in compiled("top-64", 120):
+        assert report.spilled == 0, report.kernel
+        assert report.shared <= CONSUMERS_SHARED, report.kernel
 
 
 @pytest.mark.slow

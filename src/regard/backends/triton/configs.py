@@ -1,7 +1,8 @@
 """How large the tiles of each kernel are: a table by head_dim, dtype and architecture.
 
-Chosen by what the compiler says, on no GPU so far: nothing spills, and a tile fits. Where that
-leaves a choice, tiles are 128 queries high, so that a key read from L2 serves as many.
+Chosen by what the compiler says for Ampere and Hopper, on no GPU so far: nothing spills, and a tile
+fits. Where that leaves a choice, tiles are 128 queries high, so that a key read from L2 serves as
+many.
 """
 
 from dataclasses import dataclass
@@ -61,18 +62,21 @@ def config(
         return Config(32, 64, 8, 2)
     if dtype == torch.float32:
         # Multiplied by threads one by one: small tiles, so that operands fit in registers.
+        if crowded:
+            return Config(32, 32, 8 if k <= 16 else 4, 1)
         tall = head_dim <= 128 or kernel == "top"
         return Config(64, 32, 4, 2) if tall else Config(32, 32, 4, 1)
     if kernel == "products":
         return Config(64, 64, 4, 2) if crowded else Config(64, 128, 8, 2)
-    if hopper and head_dim <= 128 and k <= 16 and not crowded:
+    if crowded:
+        # Hopper's matrix units take 64 rows of the first operand, which are the keys in columns.
+        return Config(32, 64, 8, 2) if kernel == "columns" else Config(64, 32, 8, 2)
+    if hopper and head_dim <= 128 and k <= 16:
         # Two programs on a multiprocessor: the exps of one beside the matrix product of the other.
         return Config(64, 128, 8, 3) if kernel == "columns" else Config(128, 64, 8, 3)
     if k > 16:
-        return Config(64, 64, 4 if hopper and not crowded else 8, 2)
+        return Config(64, 64, 4 if hopper else 8, 2)
     width = 128 if head_dim <= 128 else 64
-    if crowded and not (hopper and kernel == "columns"):
-        return Config(64, width, 8, 2)
     if kernel == "top":
         return Config(128 if hopper else 64, width, 8, 2)
     if kernel == "pooled" or head_dim > 128 or not hopper:
