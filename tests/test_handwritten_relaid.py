@@ -66,3 +66,106 @@ def test_weights_stacked_as_they_were_are_kept(axis: int) -> None:
 def test_queries_that_are_stacked_where_keys_were_are_refused() -> None:
     with pytest.raises(regard.RegardError, match="runs over another axis"):
         observed(lambda s, v: torch.stack(s.softmax(-1).unbind(2), 3) @ v)
+
+
+def expanded(scores: Tensor, value: Tensor) -> Tensor:
+    return scores.softmax(-1)[:, :1].expand(-1, H, -1, -1) @ value
+
+
+def heads_for_texts(scores: Tensor, value: Tensor) -> Tensor:
+    return scores.softmax(-1).reshape(H, B, T, T).transpose(0, 1) @ value
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(expanded, id="one head for all"),
+        pytest.param(heads_for_texts, id="heads taken for texts"),
+        pytest.param(lambda s, v: s.softmax(-1)[:, :, -1:].expand_as(s) @ v, id="one query"),
+    ],
+)
+def test_weights_that_meet_the_value_in_another_order_are_refused(way: Way) -> None:
+    with pytest.raises(regard.RegardError, match="takes the weights in another order, or some of"):
+        observed(way)
+
+
+def test_weights_that_meet_a_value_without_some_keys_are_refused() -> None:
+    with pytest.raises(regard.RegardError, match="leaves out keys of the weights after"):
+        observed(lambda s, v: s.softmax(-1)[..., 1:] @ v[:, :, 1:])
+
+
+def by_heads(scores: Tensor, value: Tensor) -> Tensor:
+    weights = scores.softmax(-1)
+    return torch.stack([weights[:, h] @ value[:, h] for h in range(H)], 1)
+
+
+def by_keys(scores: Tensor, value: Tensor) -> Tensor:
+    weights = scores.softmax(-1)
+    return weights[..., :2] @ value[:, :, :2] + weights[..., 2:] @ value[:, :, 2:]
+
+
+def by_rows(scores: Tensor, value: Tensor) -> Tensor:
+    weights = scores.softmax(-1)
+    rows = [weights[:, :, i : i + 1, : i + 1] @ value[:, :, : i + 1] for i in range(T)]
+    return torch.cat(rows, 2)
+
+
+def with_sink(scores: Tensor, value: Tensor) -> Tensor:
+    weights = torch.cat([scores, torch.zeros(B, H, T, 1)], -1).softmax(-1)
+    return weights[..., :-1] @ value
+
+
+def merged(scores: Tensor, value: Tensor) -> Tensor:
+    weights, value = scores.softmax(-1).flatten(0, 1), value.flatten(0, 1)
+    return torch.cat([w @ v for w, v in zip(weights.split(4), value.split(4), strict=True)])
+
+
+def written_out(scores: Tensor, value: Tensor) -> Tensor:
+    return (scores.softmax(-1)[..., None] * value[:, :, None]).sum(-2)
+
+
+def cell_by_cell(scores: Tensor, value: Tensor) -> Tensor:
+    weights, output = scores.softmax(-1), torch.zeros_like(value)
+    for j in range(T):
+        output += weights[..., j, None] * value[:, :, j : j + 1]
+    return output
+
+
+def with_entropy(scores: Tensor, value: Tensor) -> Tensor:
+    weights = scores.softmax(-1)
+    return weights @ value + (weights * (weights + 1e-9).log()).sum()
+
+
+@pytest.mark.parametrize(
+    "way",
+    [by_heads, by_keys, by_rows, with_sink, merged, written_out, cell_by_cell, with_entropy],
+)
+def test_weights_that_meet_the_value_in_parts_are_kept(way: Way) -> None:
+    assert [matrix.shape for matrix in observed(way).values()] == [(B, H, T, T)]
+
+
+@pytest.mark.parametrize(
+    ("change", "did"),
+    [
+        pytest.param(lambda s: s.softmax(-1).flip(-1), "flip", id="flip"),
+        pytest.param(lambda s: s.softmax(-1).roll(1, -1), "roll", id="roll"),
+        pytest.param(lambda s: s.softmax(-1) ** 2, "pow", id="squares"),
+        pytest.param(lambda s: s.softmax(-1).mean(1, keepdim=True), "mean", id="mean of heads"),
+        pytest.param(lambda s: s.softmax(-2), "the softmax", id="over the queries"),
+    ],
+)
+@pytest.mark.parametrize("product", ["whole", "cells"])
+def test_changed_weights_are_refused_where_the_product_with_the_value_is_written_out(
+    change: Callable[[Tensor], Tensor], did: str, product: str
+) -> None:
+    def way(scores: Tensor, value: Tensor) -> Tensor:
+        weights = change(scores)
+        if product == "whole":
+            return (weights[..., None] * value[:, :, None]).sum(-2)
+        return sum(
+            (weights[..., j, None] * value[:, :, j : j + 1] for j in range(T)),
+            start=torch.zeros_like(value),
+        )
+
+    with pytest.raises(regard.RegardError, match=rf"cannot be kept: {did} \("):
+        observed(way)

@@ -15,13 +15,21 @@ from torch import Tensor
 
 from regard.capture.axes import Axes
 from regard.capture.gates import CHANCE, fate_in_place, fate_of
-from regard.capture.mixtures import change_of, has_no_keys, is_mutable, place_of, tensors_in
+from regard.capture.mixtures import (
+    change_of,
+    has_no_keys,
+    is_mutable,
+    other_axis_words,
+    place_of,
+    tensors_in,
+)
 from regard.capture.score_steps import Step, raised
 from regard.capture.tracks import (
     Drawn,
     Exponentials,
     Lost,
     Noise,
+    Outcome,
     Parts,
     Scores,
     Stage,
@@ -47,6 +55,17 @@ class Changes:
 
     def __init__(self, tracks: Tracks) -> None:
         self._tracks = tracks
+        self._changed: dict[Outcome, tuple[str, str]] = {}
+
+    def unmet(self) -> list[tuple[str, str]]:
+        """The modules whose weights were changed and met no value as they were, and the reasons."""
+        changed, self._changed = self._changed, {}
+        return [told for outcome, told in changed.items() if not outcome.met]
+
+    def _note(self, weights: Weights, trouble: str | None) -> None:
+        """Note that others were made of weights whose attention was found."""
+        if trouble is not None and weights.trouble is None and weights.name is not None:
+            self._changed.setdefault(weights.outcome, (weights.name, trouble))
 
     def pass_on(self, operation: Operation) -> None:
         """Take note of an operation that none of the listeners knows."""
@@ -110,6 +129,7 @@ class Changes:
             weights = track.stage
             trouble = weights.trouble or change_of(operation, weights.line)
             changed = replace(weights, trouble=trouble, powers=None, meeting=None)
+            self._note(weights, trouble)
             self._tracks.put(output, None, changed)
         elif track is not None and isinstance(track.stage, Parts):
             self.pass_parts(operation, source, track.stage)
@@ -171,7 +191,29 @@ class Changes:
         if changed and trouble is None:
             trouble = change_of(operation, weights.line)
         known = replace(weights, trouble=trouble, powers=powers, thinned=thinned)
+        if not self._meets_value(operation, track, source, output):
+            self._note(weights, trouble)
         self._tracks.put(output, axes, known)
+
+    def _meets_value(
+        self, operation: Operation, track: Track, source: Tensor, output: Tensor
+    ) -> bool:
+        """Whether weights are multiplied with a value, element by element, to be summed later."""
+        weights = cast(Weights, track.stage)
+        written_out = source.shape[-1:] == (1,) and output.shape[-1] > 1
+        if not written_out or weights.trouble is not None or operation.func not in _PRODUCTS:
+            return False
+        seen = None if track.axes is None else track.axes.seen_as(source)
+        axis = None if seen is None else seen.along(weights.normal, weights.length)
+        value = operation.args[1] if operation.args[0] is source else operation.args[0]
+        if axis is not None and weights.normal and weights.name is not None:
+            from_last = axis - source.ndim
+            if value.ndim < -from_last or value.shape[from_last] == 1:
+                told = weights.name, other_axis_words(weights.line)
+                self._changed.setdefault(weights.outcome, told)
+                return True
+        weights.outcome.met = True
+        return True
 
     def _restack(self, operation: Operation, output: Tensor) -> bool:
         """Whether a stack holds weights in the order in which their softmaxes were taken."""
@@ -288,6 +330,7 @@ def _axes_after(axes: Axes | None, source: Tensor, output: Tensor) -> Axes | Non
 
 
 aten = torch.ops.aten
+_PRODUCTS = (aten.mul.Tensor, aten.multiply.Tensor)
 _BLIND = (
     *(aten.empty_like.default, aten.zeros_like.default, aten.ones_like.default),
     *(aten.full_like.default, aten.rand_like.default, aten.randn_like.default),

@@ -11,6 +11,7 @@ is kept by storage, weakly (``tracks.py``). A softmax is an attention that canno
 its weights are multiplied with a value.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, cast
@@ -21,14 +22,17 @@ from regard.capture.absence import Absence
 from regard.capture.axes import Axes
 from regard.capture.changes import Changes
 from regard.capture.contractions import PRODUCTS, Written, contraction, written
+from regard.capture.gates import sums_to_one
 from regard.capture.gathering import Gathering
-from regard.capture.mixtures import joined_words, tensors_in
+from regard.capture.mixtures import joined_words, other_axis_words, relaid_words, tensors_in
+from regard.capture.relaid import is_relaid, keys_met
 from regard.capture.score_operations import COPIES
 from regard.capture.score_steps import Plus, Step, Times
 from regard.capture.softmaxes import Softmaxes
 from regard.capture.tracks import (
     Exponentials,
     Lost,
+    Outcome,
     Parts,
     Scores,
     Track,
@@ -64,6 +68,7 @@ class Handwritten:
         self._refuse = refuse
         self._absence = absence
         self._ran = False
+        self._short: dict[Outcome, tuple[str, str]] = {}
         self._buffers = model.buffers
         self._tracks = Tracks(model)
         self._changes = Changes(self._tracks)
@@ -106,8 +111,15 @@ class Handwritten:
         self._changes.pass_on(operation)
 
     def close(self) -> None:
-        """Take what was found and has met no value: the block has ended."""
+        """Take what was found and has met no value yet."""
         self._softmaxes.release()
+
+    def end(self) -> None:
+        """Tell of what was found that is not what has met a value: the block has ended."""
+        self.close()
+        for name, reason in (*self._short.values(), *self._changes.unmet()):
+            self._refuse(name, reason)
+        self._short.clear()
 
     def _product(self, operation: Operation) -> None:
         """A product: of two activations, of weights and value, or with a parameter."""
@@ -152,8 +164,9 @@ class Handwritten:
                 if self._mixes(track, track.stage, tensor, letters, product):
                     self._changes.mix(operation, tensor)
                     return True
-                self._check(track, track.stage, tensor, letters, summed)
+                self._check(operation, track, track.stage, tensor, letters, summed)
                 if track.stage.trouble is None:
+                    track.stage.outcome.met = True
                     _give_value(track, track.stage, tensor, product)
                 return True
             if track is not None and isinstance(track.stage, Parts) and track.stage.weights:
@@ -212,7 +225,13 @@ class Handwritten:
             self._absence.note_unlike(caller.module, how)
 
     def _check(
-        self, track: Track, weights: Weights, tensor: Tensor, letters: str, summed: str
+        self,
+        operation: Operation,
+        track: Track,
+        weights: Weights,
+        tensor: Tensor,
+        letters: str,
+        summed: str,
     ) -> None:
         """Weights are multiplied with a value, along an axis that must be the keys'."""
         if weights.name is None:
@@ -227,23 +246,51 @@ class Handwritten:
         if place is None or tensor.shape[axis] == 1:
             return
         if not 0 < place // weights.normal < weights.length:
-            self._refuse(
-                weights.name,
-                f"the softmax ({weights.line}) runs over another axis than the one along which its "
-                "weights meet the value; the weights of a query must sum to 1 over the keys.\n"
-                "    Take the softmax over the axis of the keys, dim=-1.",
-            )
+            self._refuse(weights.name, other_axis_words(weights.line))
+            return
+        self._check_order(operation, track, weights, tensor, axis)
+
+    def _check_order(
+        self, operation: Operation, track: Track, weights: Weights, tensor: Tensor, axis: int
+    ) -> None:
+        """Weights meet their value all of them, each once, with the keys that they were made of."""
+        line = _line_along(track, tensor, axis)
+        if track.axes is None or line is None or weights.meeting is None or weights.name is None:
+            return
+        matrix, seen = weights.meeting.axes, track.axes.seen_as(tensor)
+        if seen is None:  # axes are merged, for which it was laid out as the whole that is met
+            seen = track.axes if tensor.numel() == math.prod(track.axes.sizes) else matrix
+        if is_relaid(seen, matrix):
+            self._refuse(weights.name, relaid_words(operation, weights.line))
+        elif tensor.shape[axis] < matrix.sizes[-1]:
+            with apart():
+                whole = sums_to_one(tensor, axis)
+            outcome = weights.outcome
+            if whole:
+                return
+            shown, there = keys_met(line, 0, matrix, weights.normal, weights.length)
+            outcome.shown |= shown
+            if there & ~outcome.shown:
+                words = relaid_words(operation, weights.line, leaves_out=True)
+                self._short[outcome] = weights.name, words
+            else:
+                self._short.pop(outcome, None)
 
 
 def _place_along(track: Track, tensor: Tensor, axis: int) -> int | None:
     """How far one step along an axis goes in what the softmax gave; None where nobody can tell."""
+    line = _line_along(track, tensor, axis)
+    return None if line is None else line.places[0]
+
+
+def _line_along(track: Track, tensor: Tensor, axis: int) -> Axes | None:
+    """The first line of a tensor along an axis; None where nobody can tell where it lies."""
     if track.axes is None or not tensor.numel():
         return None
     # The other axes may be merged, so that the tensor as a whole has no strides there.
     with apart():
         line = tensor[tuple(slice(None) if i == axis else 0 for i in range(tensor.ndim))]
-    seen = track.axes.seen_as(line)
-    return None if seen is None else seen.places[0]
+    return track.axes.seen_as(line)
 
 
 def _give_value(track: Track, weights: Weights, tensor: Tensor, product: Written) -> None:

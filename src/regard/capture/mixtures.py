@@ -10,7 +10,16 @@ from torch._ops import OpOverload
 from regard.capture.tracks import Track, Weights
 from regard.tracing import Operation
 
-__all__ = ["change_of", "has_no_keys", "is_mutable", "joined_words", "place_of", "tensors_in"]
+__all__ = [
+    "change_of",
+    "has_no_keys",
+    "is_mutable",
+    "joined_words",
+    "other_axis_words",
+    "place_of",
+    "relaid_words",
+    "tensors_in",
+]
 
 
 def change_of(operation: Operation, line: str) -> str:
@@ -25,6 +34,34 @@ def change_of(operation: Operation, line: str) -> str:
     return (
         f"{place_of(operation)} {did} after their softmax ({line}); "
         f"what meets the value is no softmax of the scores.\n    {remedy}"
+    )
+
+
+def relaid_words(operation: Operation, line: str, *, leaves_out: bool = False) -> str:
+    """Why weights that meet the value in another order cannot be kept, with what helps.
+
+    Args:
+        operation: the product with the value.
+        line: of their softmax.
+        leaves_out: whether they meet it without some of their keys.
+    """
+    did, remedy = _SHORTENED if leaves_out else _RELAID
+    return (
+        f"{place_of(operation)} {did} after their softmax ({line}); "
+        f"what meets the value is no softmax of the scores.\n    {remedy}"
+    )
+
+
+def other_axis_words(line: str) -> str:
+    """Why weights whose sums over the keys are not 1 cannot be kept, with what helps.
+
+    Args:
+        line: of their softmax.
+    """
+    return (
+        f"the softmax ({line}) runs over another axis than the one along which its "
+        "weights meet the value; the weights of a query must sum to 1 over the keys.\n"
+        "    Take the softmax over the axis of the keys, dim=-1."
     )
 
 
@@ -130,6 +167,8 @@ _REORDERED = (
     "reorders the weights",
     "Reorder query and key before their product, or the output after the value.",
 )
+_RELAID = ("takes the weights in another order, or some of them twice,", _REORDERED[1])
+_SHORTENED = ("leaves out keys of the weights", _MASKED[1])
 _ADDED = (
     "adds to the weights",
     "Multiply each summand with the value on its own, and add the outputs.",

@@ -102,9 +102,11 @@ class Outcome:
 
     Attributes:
         met: whether they have met a value, as they were.
+        shown: a bit for each key that has met a value where not all have in one product.
     """
 
     met: bool = False
+    shown: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,10 +103,10 @@ def observe(
         with watch.tracer, watched_products(watch.product):
             yield seen
     except BaseException:
-        watch.close()
+        watch.end()
         keeper.abandon()
         raise
-    watch.close()
+    watch.end()
     keeper.close()
     if (problem := keeper.problems.error()) is not None:
         raise problem
@@ -161,6 +161,7 @@ class _Watch:
         self.absence = Absence(model)
         handwritten = Handwritten(model, self._take_handwritten, self._refuse, self.absence)
         self.close = handwritten.close
+        self.end = handwritten.end
         self._pass_on = handwritten.pass_on
         self.tracer = Tracer(model, self._listeners(handwritten), self._safe(self._other))
 
