@@ -68,7 +68,10 @@ def _fresh(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     size = -(-count * dtype.itemsize // _HUGE_PAGE) * _HUGE_PAGE
     if sys.platform != "linux" or device.type != "cpu" or size <= _HUGE_PAGE:
         return torch.empty(count, dtype=dtype, device=device)
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError:  # no memory; torch's error says how much it was
+        return torch.empty(count, dtype=dtype, device=device)
     with suppress(OSError):  # a kernel without them
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype, count=count)
