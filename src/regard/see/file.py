@@ -241,15 +241,15 @@ def _whole(
 ) -> Block:
     """All of a layer, and where there is room the means of a long one; sets the layer's fields."""
     asked = questions_of_whole(layer, aside)
-    small, numbers, *means = sweeps.over(place, whole.shown, asked)
+    small, *more = sweeps.over(place, whole.shown, asked)
     layer.overview = small_numbers(small)
-    block = whole.block | embed_row_numbers(layer, numbers)
-    for each in means:
-        more = embed_means(layer, each)
-        if _size(block) + _size(more) > room:
+    block = whole.block | (embed_row_numbers(more[0]) if more else {})
+    for each in more[1:]:
+        means = embed_means(layer, each)
+        if _size(block) + _size(means) > room:
             layer.block = 1
             break
-        block |= more
+        block |= means
     return block
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.matrix import AttentionMatrix
 from regard.reductions import Pool, Reduction
-from regard.scores import QueryKey
+from regard.scores import QueryKey, accumulation_dtype
 from regard.see.held import BlockMeans
 from regard.see.intervals import IRREGULAR, intervals
 from regard.see.manifest import SMALL, PageLayer
@@ -59,7 +59,7 @@ class Whole:
         >>> from regard.see.whole import Whole
         >>> A = regard.attend(torch.zeros(1, 3, 2), torch.zeros(1, 3, 2))
         >>> Whole({"query": "eNo=", "key": "eNo="}, A).size
-        327
+        328
     """
 
     block: Block
@@ -67,7 +67,7 @@ class Whole:
 
     @property
     def size(self) -> int:
-        raw = 16 * math.prod(self.shown.shape[:-1])
+        raw = 16 * math.prod(self.shown.shape[:-1]) if "query" in self.block else 0
         return sum(map(len, self.block.values())) + (raw + raw // 1000 + 192) * 4 // 3
 
 
@@ -167,31 +167,28 @@ def questions_of_whole(layer: PageLayer, aside: Sequence[int]) -> list[Reduction
         >>> questions_of_whole(PageLayer("layer", 1, 9, 9, kind="query-key"), (0,))
         [Pool(rows_wanted=32, columns_wanted=32), RowNumbers(aside=(0,))]
     """
+    if layer.kind == "weights":  # of which the page sums a row itself
+        return [Pool(SMALL, SMALL)]
     asked: list[Reduction] = [Pool(SMALL, SMALL), RowNumbers(tuple(aside))]
     is_long = max(layer.q_len, layer.kv_len) > 128 * MEANS
-    return [*asked, BlockMeans(MEANS)] if is_long and layer.kind == "query-key" else asked
+    return [*asked, BlockMeans(MEANS)] if is_long else asked
 
 
-def embed_row_numbers(layer: PageLayer, numbers: Tensor) -> Block:
+def embed_row_numbers(numbers: Tensor) -> Block:
     """The logsumexp of each row and its highest weight, with all keys and without sinks.
 
     In float32, whatever query and key are stored in: half precision would take three digits from
-    every weight. Of weights that are stored the logarithms stand for scores.
+    every weight.
 
     Args:
-        layer: what the page is told of it.
         numbers: the answer to ``RowNumbers``, (num_heads, q_len, 4).
 
     Example:
         >>> import torch
-        >>> from regard.see.manifest import PageLayer
         >>> from regard.see.whole import embed_row_numbers
-        >>> list(embed_row_numbers(PageLayer("layer", 1, 3, 3), torch.zeros(1, 3, 4)))
+        >>> list(embed_row_numbers(torch.zeros(1, 3, 4)))
         ['rows']
     """
-    if layer.kind == "weights":
-        logsumexp = numbers[..., :1].nan_to_num(0.0, neginf=0.0)
-        numbers = numbers - logsumexp * numbers.new_tensor([1.0, 0.0, 1.0, 0.0])
     return {"rows": packed(numbers.float().movedim(-1, 0), zlib.Z_HUFFMAN_ONLY)}
 
 
@@ -265,7 +262,7 @@ def _deviation(matrix: AttentionMatrix, rounded: AttentionMatrix) -> float:
     """The largest difference of a weight, on evenly spaced rows."""
     step = max(1, matrix.shape[-2] // SAMPLED_ROWS)
     rows = slice(None, None, step)
-    difference = _weights(matrix, rows).float() - _weights(rounded, rows).float()
+    difference = _weights(matrix, rows) - _weights(rounded, rows)
     return float(difference.abs().nan_to_num(0.0).max())
 
 
@@ -277,5 +274,6 @@ def _all_weights(matrix: AttentionMatrix) -> Tensor:
 
 
 def _weights(matrix: AttentionMatrix, rows: slice) -> Tensor:
-    part = matrix[..., rows, :]
+    """Some rows in float32 (float64 of such inputs), also where the library rounds its answers."""
+    part = matrix.to(accumulation_dtype(matrix.dtype))[..., rows, :]
     return part.to_dense() if isinstance(part, AttentionMatrix) else part

@@ -59,7 +59,7 @@ export function quotedRange(tokens, first, last) {
  * @param {import("./payload.js").LayerInfo[]} layers
  * @returns {string}
  */
-export function textSentence(reading, { queries, keys }, layers) {
+function textSentence(reading, { queries, keys }, layers) {
   const { hidden, query, key, queryTo, keyTo, row, column } = reading;
   const aside = hidden ? ", the first and the special tokens set aside" : "";
   const [to, by] = [strongest(row), column ? strongest(column) : 0];

@@ -1,18 +1,21 @@
 /**
  * The definition: weight = exp(scale · query·key - logsumexp) where the query may attend to the key.
- * The logsumexp of every row is in the file, so any weight is one product. Sums run in double
- * precision; a row without an allowed key has weights 0.
+ * The logsumexp of every row is in the file, so any weight is one product; one that float32 does not
+ * hold well enough, and that of weights without sinks, is summed here when first asked for. Sums run
+ * in double precision; a row without an allowed key has weights 0.
  */
 
 import { blocksOf, readHeld } from "./held.js";
 import { unpack, Damaged } from "./payload.js";
 
+const LARGE = 256; // of a smaller logsumexp float32 takes less than 2e-5 of each weight
+
 /**
  * @typedef {import("./payload.js").LayerInfo} LayerInfo
  *
- * @typedef {object} Rows
- * @property {Float32Array} logsumexp of each row; -Infinity where no key is left
- * @property {Float32Array} highest the largest weight of the row
+ * @typedef {object} Row
+ * @property {number} logsumexp -Infinity where no key is left
+ * @property {number} highest the largest weight of the row
  *
  * @typedef {object} Layer
  * @property {LayerInfo} info
@@ -24,7 +27,8 @@ import { unpack, Damaged } from "./payload.js";
  * @property {Int32Array | null} spans (span_heads, q_len, 2): first allowed key, and the one past the last
  * @property {Uint8Array} sinks (kv_len): 1 where a key is set aside by `hide sinks`
  * @property {Float32Array | null} rows (4, num_heads, q_len): logsumexp and highest weight, then both
- *   of the row renormalised without sinks
+ *   of the row renormalised without sinks; null beside weights
+ * @property {Map<number, Row>} summed rows that the file does not tell, or not well enough
  * @property {Float32Array | null} means of blocks of a long layer (num_heads, rows, columns)
  *
  * @typedef {object} Which
@@ -57,6 +61,7 @@ export async function readLayer(info, text, sinks) {
     spans: null,
     sinks: new Uint8Array(kv_len),
     rows: null,
+    summed: new Map(),
     means: null,
   };
   for (const position of sinks) layer.sinks[position] = 1;
@@ -70,7 +75,7 @@ export async function readLayer(info, text, sinks) {
     layer.query = /** @type {Float32Array} */ (await unpack(raw.query, dtype, num_heads * q_len * head_dim));
     layer.key = /** @type {Float32Array} */ (await unpack(raw.key, dtype, num_kv_heads * kv_len * head_dim));
   }
-  if (!layer.held) {
+  if (layer.query) {
     layer.rows = /** @type {Float32Array} */ (await unpack(raw.rows, "float32", 4 * num_heads * q_len));
     if (info.block > 1) {
       const { rows, columns } = blocksOf(info);
@@ -86,14 +91,35 @@ export async function readLayer(info, text, sinks) {
   return layer;
 }
 
-/** @param {Layer} layer @param {Which} which @returns {Rows} */
-export function rowsOf({ info, rows }, { head, hidden }) {
-  const part = (/** @type {number} */ place) => {
-    const start = (place * info.num_heads + head) * info.q_len;
-    return /** @type {Float32Array} */ (rows).subarray(start, start + info.q_len);
-  };
-  const first = hidden ? 2 : 0;
-  return { logsumexp: part(first), highest: part(first + 1) };
+/** @param {Layer} layer @param {Which} which @param {number} query @returns {Row} */
+export function rowOf(layer, which, query) {
+  const { num_heads, q_len } = layer.info;
+  const { head, hidden } = which;
+  if (layer.rows) {
+    const [first, at, step] = [hidden ? 2 : 0, head * q_len + query, num_heads * q_len];
+    const logsumexp = layer.rows[first * step + at];
+    const isRough = Number.isFinite(logsumexp) && Math.abs(logsumexp) >= LARGE;
+    if (!isRough) return { logsumexp, highest: layer.rows[(first + 1) * step + at] };
+  }
+  const place = (hidden ? num_heads * q_len : 0) + head * q_len + query;
+  const row = layer.summed.get(place) ?? summed(layer, which, query);
+  layer.summed.set(place, row);
+  return row;
+}
+
+/** @param {Layer} layer @param {Which} which @param {number} query @returns {Row} */
+function summed(layer, which, query) {
+  const [start, stop] = allowed(layer, which.head, query);
+  const row = new Float64Array(layer.info.kv_len);
+  scores(layer, which, query, start, stop, row);
+  let maximum = -Infinity;
+  for (let key = start; key < stop; key++) maximum = Math.max(maximum, row[key]);
+  if (maximum === -Infinity) return { logsumexp: maximum, highest: 0 };
+  // Weights that are stored may be less than 1 together.
+  if (layer.weights && !which.hidden) return { logsumexp: 0, highest: Math.exp(maximum) };
+  let sum = 0;
+  for (let key = start; key < stop; key++) sum += Math.exp(row[key] - maximum);
+  return { logsumexp: maximum + Math.log(sum), highest: 1 / sum };
 }
 
 /**
@@ -125,7 +151,7 @@ export function isMaskKnown(info) {
  */
 export function weightsOf(layer, which, query, from, to, out) {
   out.fill(0, from, to);
-  const logsumexp = rowsOf(layer, which).logsumexp[query];
+  const { logsumexp } = rowOf(layer, which, query);
   if (logsumexp === -Infinity) return;
   const [start, stop] = allowed(layer, which.head, query);
   const [first, end] = [Math.max(from, start), Math.min(to, stop)];
@@ -144,12 +170,12 @@ export function rowWeights(layer, which, query, out) {
   // Weights that are stored may be less than 1 together.
   const total = layer.weights && !which.hidden ? 1 : out.reduce((sum, weight) => sum + weight, 0);
   if (total > 0 && total !== 1) for (let key = 0; key < out.length; key++) out[key] /= total;
-  return rowsOf(layer, which).logsumexp[query] + Math.log(total);
+  return rowOf(layer, which, query).logsumexp + Math.log(total);
 }
 
 /**
  * The numbers before the softmax, -Infinity for a key set aside. For embedded weights they are
- * the logarithms: of a whole row their logsumexp is stored as 0.
+ * the logarithms: of a whole row their logsumexp is 0.
  * @param {Layer} layer
  * @param {Which} which
  * @param {number} query
