@@ -145,3 +145,72 @@ def test_a_softmax_over_queries_under_a_bias_is_pointed_at() -> None:
     assert (report.verdict, report.findings) == ("cannot tell", ())
     assert " Look at its softmax first: line " in report.missing
     assert " runs its softmax over axis -2 (" in report.missing
+
+
+SUMMED = (
+    "It can be told where the weights of a query sum to 1: weights = scores.softmax(-1) of scores "
+    "(..., queries, keys), and weights @ value."
+)
+
+
+def test_a_softmax_over_all_pairs_under_a_bias_is_pointed_at() -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = biased(q @ k.mT * q.shape[-1] ** -0.5)
+        return scores.flatten(-2).softmax(-1).view_as(scores) @ v
+
+    report = regard.check(attention)
+    assert (report.verdict, report.findings) == ("cannot tell", ())
+    assert report.missing.startswith(
+        "The weights of a query are no softmax of its scores: line "
+    ), str(report)
+    assert " runs its softmax over 49 numbers, where a query has 7 keys (" in report.missing
+    assert report.missing.endswith(SUMMED)
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_weights_that_are_scaled_behind_the_softmax_are_pointed_at(factor: float) -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        weights = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
+        weights = weights * factor
+        return weights @ v
+
+    report = regard.check(attention)
+    assert (report.verdict, report.findings) == ("cannot tell", ())
+    assert report.missing.startswith("The weights, or what comes of them, are scaled: line ")
+    assert report.missing.endswith(
+        f" multiplies with {factor:.4g} (weights = weights * factor). {SUMMED}"
+    )
+
+
+class Distances(nn.Module):
+    """No scale, and a bias by distance, which is learned or not."""
+
+    def __init__(self, table: Tensor, *, is_learned: bool) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(16, 48)
+        self.table = nn.Parameter(table) if is_learned else table
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        places = torch.arange(x.shape[-2])
+        bias = self.table[(places - places[:, None]).clamp(-10, 10) + 10]
+        return (q @ k.mT + bias).softmax(-1) @ v
+
+
+TABLES = {"begun": torch.linspace(-1, 1, 21), "of zeros": torch.zeros(21)}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_no_scale_beside_a_learned_bias_by_distance_is_a_note(table: str) -> None:
+    report = regard.check(Distances(TABLES[table], is_learned=True))
+    told = {finding.name: finding for finding in report.findings}
+    assert (report.verdict, told["no-scale"].severity) == ("right, but", "note")
+    assert told["no-scale"].detail == (
+        "It is as in T5, which adds a learned bias by distance and has no scale: its queries' "
+        "weights begin smaller by sqrt(head_dim) instead."
+    )
+
+
+def test_no_scale_beside_a_fixed_bias_by_distance_is_wrong() -> None:
+    report = regard.check(Distances(TABLES["begun"], is_learned=False))
+    assert [finding.name for finding in report.faults] == ["no-scale"]

@@ -18,7 +18,15 @@ from regard.faults.subject import Subject
 from regard.faults.traced import Edit, Event
 from regard.faults.turned import met
 
-__all__ = ["Manner", "bending", "learned_scale", "limit", "manner_of", "strange"]
+__all__ = [
+    "Manner",
+    "bending",
+    "learned_distances",
+    "learned_scale",
+    "limit",
+    "manner_of",
+    "strange",
+]
 
 # Columns by the place of the projection that gave them, or by the role of an input.
 _Columns = Mapping[Any, Tensor]
@@ -258,6 +266,33 @@ def learned_scale(subject: Subject, stages: Stages) -> Event | None:
         for tensor, address in zip(event.operands, event.reads, strict=False):
             single = tensor.numel() == 1 or tensor.shape[-1] == 1
             if scaling and single and address in learned and address not in moved:
+                return event
+    return None
+
+
+def learned_distances(subject: Subject, stages: Stages) -> Event | None:
+    """The operation that adds learned numbers by distance, one for each head, to the scores.
+
+    Args:
+        subject: which runs.
+        stages: of a run.
+
+    Returns:
+        None where there is none.
+    """
+    own = {p.untyped_storage().data_ptr() for p in subject.given.model.parameters()}
+    moved, learned = stages.trace.moved, stages.trace.reached(own)
+    tokens = subject.layout.tokens
+    fused = stages.softmax.events if stages.softmax is not None and stages.softmax.fused else ()
+    adding = [e for e in _scored(stages) if e.operator in ("add", "add_")]
+    for event in (*adding, *fused):
+        for tensor, address in zip(event.operands, event.reads, strict=False):
+            if tensor.shape[-2:] != (tokens, tokens) or address in moved or address not in learned:
+                continue
+            # What is looked up in a table may begin with the same number everywhere.
+            is_level = torch.equal(tensor, tensor[..., :1, :1].expand_as(tensor))
+            is_even = torch.equal(tensor[..., 1:, 1:], tensor[..., :-1, :-1])
+            if is_even and not (is_level and address in own):
                 return event
     return None
 

@@ -176,8 +176,8 @@ FAULTS = (
     Fault(
         18,
         "attends-across-batch",
-        "The samples of a batch attend to each other: the axis of the batch is taken for the "
-        "tokens'.",
+        "The samples of a batch attend to each other or move each other: the axis of the batch is "
+        "taken for the tokens', or a mean runs over it.",
         "scores = query @ key.transpose(-2, -1)  # (batch, tokens, dim); nn.MultiheadAttention and "
         "nn.TransformerEncoderLayer take batch_first=True",
         ("OmDet#19", "IBM/TabFormer PR 14"),

@@ -4,24 +4,24 @@ What an attention gave is compared with what each mistake, alone or with others,
 for the same queries, keys and values: a mistake is told only where it reproduces the output.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from itertools import combinations
 
 import torch
 from torch import Tensor
 
 __all__ = [
+    "WRONG_AXES",
     "Guess",
     "Material",
     "as_laid",
     "attention_of",
-    "explanations",
     "reproduces",
     "same_numbers",
     "seen_scale",
     "shape_of_mask",
+    "swapped_parts",
 ]
 
 # Float32 sums in another order differ by less; two different mistakes by far more.
@@ -40,7 +40,7 @@ class Guess:
         scale: what the scores are multiplied with; None: 1/sqrt(head_dim).
         mask: the mask that the code makes itself, and how it is applied.
         given: how the mask that the code is given is applied.
-        axis: over which the softmax runs.
+        axis: over which the softmax runs: one, or several as one.
         factor: what the weights are multiplied with.
         mix: how weights and values are multiplied.
         merge: how the heads become columns.
@@ -145,7 +145,7 @@ def attention_of(material: Material, guess: Guess) -> tuple[Tensor, Tensor, Tens
     masked = _masked(scores, guess.mask)
     if material.keep is not None:
         masked = _masked_by(masked, material.keep, guess.given)
-    weights = masked.softmax(_AXES[guess.axis])
+    weights = _softmax(masked, guess.axis)
     if material.weights is not None:
         if material.weights.shape != weights.shape:
             return None
@@ -159,6 +159,20 @@ def attention_of(material: Material, guess: Guess) -> tuple[Tensor, Tensor, Tens
 
 
 _AXES = {"keys": -1, "queries": -2, "heads": -3, "batch": -4}
+# Flattened from there to the last.
+_FLATTENED = {
+    "queries and keys as one": -2,
+    "heads, queries and keys as one": -3,
+    "whole batch as one": -4,
+}
+WRONG_AXES = tuple(axis for axis in (*_AXES, *_FLATTENED) if axis != "keys")
+"""Every other than the keys, by the name that ``Guess.axis`` has."""
+
+
+def _softmax(scores: Tensor, axis: str) -> Tensor:
+    if axis in _AXES:
+        return scores.softmax(_AXES[axis])
+    return scores.flatten(_FLATTENED[axis]).softmax(-1).view_as(scores)
 
 
 def _split(tensor: Tensor, heads: int, how: str) -> Tensor | None:
@@ -327,7 +341,7 @@ def _before_scores(material: Material) -> Iterator[tuple[str, object]]:
     yield "split", "strided"
     yield "product", "untransposed"
     yield "repeat", "all"
-    yield from (("parts", parts) for parts in _parts(material))
+    yield from (("parts", parts) for parts in swapped_parts(material))
 
 
 def as_laid(scores: Tensor, shape: torch.Size) -> Iterator[Tensor]:
@@ -368,105 +382,12 @@ def same_numbers(output: Tensor, expected: Tensor, tolerance: float) -> bool:
     return not bool(difference.isnan().any()) and float(difference.max()) <= tolerance * largest
 
 
-# Which guesses
-
-
-def explanations(
-    material: Material,
-    rights: Iterable[Guess],
-    bases: Iterable[Guess],
-    counts: tuple[int, ...] = (1, 2, 3),
-) -> tuple[list[Guess], Guess | None]:
-    """The guesses that do what the code does, with as few mistakes as it takes.
+def swapped_parts(material: Material) -> Iterator[tuple[str, str, str]]:
+    """One tensor in another's place, or query and key exchanged.
 
     Args:
-        material: what to make guesses of.
-        rights: what is right, however it is written.
-        bases: what mistakes are added to.
-        counts: how many mistakes at once.
-
-    Returns:
-        The guesses, and the right one that they differ from; the right one itself where it fits.
-        None where nothing fits.
+        material: whose tensors they are.
     """
-    for guess in rights:
-        if reproduces(material, guess):
-            return [guess], guess
-    changes = list(_changes(material))
-    for count in counts:
-        for base in bases:
-            found = list(_fitting(material, base, changes, count))
-            if found:
-                return found, base
-    return [], None
-
-
-def _fitting(
-    material: Material, base: Guess, changes: list[tuple[str, object]], count: int
-) -> Iterator[Guess]:
-    for chosen in combinations(changes, count):
-        names = [name for name, _ in chosen]
-        if len(set(names)) < count or (count == 3 and not _may_be_three(names)):
-            continue
-        guess = replace(base, **dict(chosen))  # pyright: ignore[reportArgumentType]
-        if len(guess.differs(base)) == count and reproduces(material, guess):
-            yield guess
-
-
-def _may_be_three(names: list[str]) -> bool:
-    """Three at once only of those that are made in one go: heads, scale, axis, mask."""
-    return {"split", "merge", "scale", "axis", "mask"}.issuperset(names)
-
-
-def _changes(material: Material) -> Iterator[tuple[str, object]]:
-    """Every switch that is not as it should be."""
-    if material.weights is not None:
-        yield from _changes_behind_weights(material)
-        return
-    for scale in _scales(material):
-        yield "scale", scale
-    yield "factor", material.head_dim**-0.5
-    for axis in ("queries", "heads", "batch"):
-        yield "axis", axis
-    yield "merge", "view"
-    yield "split", "view"
-    yield "split", "exchanged"
-    for mix in ("transposed", "summed", "columns_summed", "value_first"):
-        yield "mix", mix
-    yield "product", "untransposed"
-    yield "repeat", "all"
-    for parts in _parts(material):
-        yield "parts", parts
-    for mask in _masks(material):
-        yield "mask", mask
-
-
-def _changes_behind_weights(material: Material) -> Iterator[tuple[str, object]]:
-    yield "merge", "view"
-    yield "split", "view"
-    yield "repeat", "all"
-    yield "mix", "transposed"
-    yield "mask", "after:same"
-    for parts in _parts(material):
-        if parts[:2] == ("q", "k"):
-            yield "parts", parts
-
-
-def _scales(material: Material) -> list[float]:
-    """Scales other than 1/sqrt(head_dim), each once."""
-    width = material.tensors["q"].shape[-1]
-    dim, heads, tokens = material.head_dim, material.num_heads, material.output.shape[1]
-    embedding = material.tensors["x"].shape[-1] if "x" in material.tensors else width
-    numbers = [1.0, embedding**-0.5, width**-0.5, 1 / dim, dim**0.5, heads**-0.5, tokens**-0.5]
-    numbers += [1 / embedding, embedding**0.5, float(dim), dim**-0.25]
-    if material.scale is not None:
-        numbers = [material.scale]
-    right = dim**-0.5
-    return [n for n in dict.fromkeys(numbers) if abs(n / right - 1) > 1e-3]
-
-
-def _parts(material: Material) -> Iterator[tuple[str, str, str]]:
-    """One tensor in another's place, or query and key exchanged."""
     letters = [letter for letter in ("q", "k", "v", "x") if letter in material.tensors]
     right = ("q", "k", "v")
     for place in range(3):
@@ -476,23 +397,3 @@ def _parts(material: Material) -> Iterator[tuple[str, str, str]]:
                 parts[place] = letter
                 yield parts[0], parts[1], parts[2]
     yield "k", "q", "v"
-
-
-def _masks(material: Material) -> Iterator[str]:
-    # Numbers that were seen come first: they may be too small to differ from no mask at all.
-    for fill in dict.fromkeys(material.fills):
-        if abs(fill) < torch.inf:
-            yield f"{fill!r}:same"
-    for fill in dict.fromkeys(material.lowered):
-        yield f"lowered{fill!r}:same"
-    yield "-1000000000.0:same"  # forbids as -inf does, unless the softmax runs over another axis
-    yield from ("none", "causal:same")
-    for which in ("without_self_but_first", "without_self", "with_next", "future"):
-        yield f"causal:{which}"
-    yield "causal:future_and_self"
-    yield from ("added:same", "added:future", "added:future_and_self", "added:with_next")
-    yield from ("after:same", "after:future", "after:with_next", "after:without_self")
-    yield from (f"{fill!r}:same" for fill in (0.0, -1.0) if fill not in material.fills)
-    for fill in (-1e9, -1e4):
-        yield f"{fill!r}:future"
-        yield f"{fill!r}:without_self"

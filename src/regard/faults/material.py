@@ -9,6 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from regard.faults.between import learned_distances
 from regard.faults.fit import Guess, Material, as_laid, seen_scale
 from regard.faults.stages import Projection, Stages, heads_of
 from regard.faults.subject import Subject
@@ -59,9 +60,9 @@ def outputs_of(inputs: Mapping[str, Tensor], stages: Stages) -> list[Tensor]:
     return [*stages.outputs, *added]
 
 
-def right_guesses(subject: Subject, causal: bool | None) -> Iterator[Guess]:
+def right_guesses(subject: Subject, stages: Stages, causal: bool | None) -> Iterator[Guess]:
     """Every way to be right: what a projection is called, and where a head's columns lie."""
-    scales = (None, *_stated_scales(subject))
+    scales = (None, *_stated_scales(subject, stages))
     masks = {None: ("none", "causal:same"), True: ("causal:same",), False: ("none",)}[causal]
     renamed = subject.given.kind == "embeddings"
     parts = list(permutations(_LETTERS)) if renamed else [_LETTERS]
@@ -72,13 +73,14 @@ def right_guesses(subject: Subject, causal: bool | None) -> Iterator[Guess]:
                     yield Guess(letters, split, scale=scale, mask=mask, merge=merge)  # pyright: ignore
 
 
-def _stated_scales(subject: Subject) -> list[float]:
+def _stated_scales(subject: Subject, stages: Stages) -> list[float]:
     """Scales that a configuration states as such: Gemma's number, T5's none at all."""
     holders = [getattr(module, "config", None) for module in subject.given.model.modules()]
     configs = {id(config): config for config in holders if config is not None}
     # T5 has no scale: its weights start small instead.
     named = [name for name, _ in subject.given.model.named_parameters()]
-    found = [1.0] if any("relative_attention_bias" in name for name in named) else []
+    is_named = any("relative_attention_bias" in name for name in named)
+    found = [1.0] if is_named or learned_distances(subject, stages) is not None else []
     for config in configs.values():
         for name, value in cast("dict[str, object]", vars(config)).items():
             if name == "relative_attention_num_buckets":
@@ -137,9 +139,10 @@ def are_named(stages: Stages) -> bool:
 def weighed(subject: Subject, material: Material, stages: Stages) -> Iterator[Material]:
     """The same with the weights that were seen, instead of what query and key would give."""
     softmax = stages.softmax
-    if softmax is None or softmax.axis != -1:
-        return
     tokens = subject.layout.tokens
+    # Over several axes flattened into one, the weights of a query would not be its own softmax.
+    if softmax is None or softmax.axis != -1 or softmax.weights.shape[-1] != tokens:
+        return
     shape = torch.Size([subject.layout.batch, material.num_heads, tokens, tokens])
     for weights in list(as_laid(softmax.weights, shape))[:2]:
         yield replace(material, weights=weights)

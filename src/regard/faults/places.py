@@ -7,10 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from regard.faults.softmaxes import exponentials
 from regard.faults.stages import Stages
 from regard.faults.traced import Event
 
-__all__ = ["event_of", "random_event", "score_product", "turned_round"]
+__all__ = ["behind_softmax", "event_of", "random_event", "score_product", "turned_round"]
 
 _PRODUCTS = {"mm", "bmm", "baddbmm", "matmul", "addmm"}
 _VIEWS = {"view", "_unsafe_view", "reshape", "_reshape_alias", "clone", "unflatten"}
@@ -60,7 +61,9 @@ def _weights(stages: Stages) -> Event | None:
 
 
 def _normalising(stages: Stages) -> Event | None:
-    return (stages.softmax and stages.softmax.total) or _weights(stages)
+    if stages.softmax is None:  # of exp over a sum that is no row's
+        return next(iter(exponentials(stages.trace)), None)
+    return stages.softmax.total or _weights(stages)
 
 
 def _before(stages: Stages) -> list[Event]:
@@ -70,7 +73,7 @@ def _before(stages: Stages) -> list[Event]:
     return events[::-1]
 
 
-def _behind(stages: Stages) -> list[Event]:
+def behind_softmax(stages: Stages) -> list[Event]:
     """The operations that depend on the weights, in order."""
     if stages.softmax is None:
         return []
@@ -113,12 +116,14 @@ def _mixing(stages: Stages) -> Event | None:
     if stages.softmax is not None and stages.softmax.fused:
         return _weights(stages)
     moved = stages.trace.moved
-    for event in _behind(stages):
+    for event in behind_softmax(stages):
         both = sum(a in moved for a in event.reads) >= 2
         if both and event.operator in _PRODUCTS:
             return event
         if both and event.operator in ("mul", "mul_"):
-            later = [e for e in _behind(stages) if e.operator == "sum" and e.place > event.place]
+            later = [
+                e for e in behind_softmax(stages) if e.operator == "sum" and e.place > event.place
+            ]
             return later[0] if later else event
     return None
 
@@ -129,7 +134,7 @@ def _merging(stages: Stages) -> Event | None:
     limit = stages.joining.place if stages.joining is not None else None
     found = [
         event
-        for event in _behind(stages)
+        for event in behind_softmax(stages)
         if event.operator in _VIEWS
         and event.output is not None
         and event.output.shape[-1:] == (columns,)
@@ -179,7 +184,7 @@ def _thrown_away(stages: Stages) -> Event | None:
 
 def _masking_after(stages: Stages) -> Event | None:
     moved = _mixing(stages)
-    for event in _behind(stages):
+    for event in behind_softmax(stages):
         if moved is not None and event.place >= moved.place:
             return None
         if event.operator in (

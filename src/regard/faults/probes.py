@@ -11,12 +11,14 @@ from torch import Tensor, nn
 from regard.faults.fit import Guess, Material, reproduces, same_numbers
 from regard.faults.layouts import Layout
 from regard.faults.subject import Subject
+from regard.faults.traced import Event, traced
 from regard.tracing import Caller
 
 __all__ = [
     "batch_stands_second",
     "continues_a_cache",
     "difference_between_runs",
+    "first_mixed",
     "grouped_layout",
     "ignores_order",
     "looks_ahead",
@@ -54,6 +56,31 @@ def moved_samples(subject: Subject) -> Tensor:
             same = same_numbers(after[seen, None], before[seen, None].double(), 1e-5)
             moved[seen, sample] = float(not same)
     return moved
+
+
+def first_mixed(subject: Subject) -> Event | None:
+    """The first operation in which one sample moves more than its own share of the numbers.
+
+    Args:
+        subject: with several samples.
+
+    Returns:
+        None where no operation tells.
+    """
+    inputs = subject.inputs()
+    changed = {role: tensor.clone() for role, tensor in inputs.items()}
+    for tensor in changed.values():
+        tensor[0] = tensor[0].flip(-1) + 1
+    before, after = traced(subject, inputs), traced(subject, changed)
+    for first, second in zip(before, after, strict=False):
+        one, other = first.output, second.output
+        if one is None or other is None or not before.moved.intersection(first.reads):
+            continue
+        if one.shape == other.shape:
+            share = float((one != other).double().mean())
+            if share > 1.01 / subject.layout.batch:
+                return first
+    return None
 
 
 def looks_ahead(subject: Subject) -> bool:

@@ -10,8 +10,9 @@ from torch import Tensor
 from regard.faults.between import bending, learned_scale, manner_of
 from regard.faults.catalogue import Severity, fault
 from regard.faults.explained import slope_of, weighings
-from regard.faults.fit import Guess, Material, explanations
+from regard.faults.fit import Guess, Material
 from regard.faults.material import are_named, materials, right_guesses, weighed
+from regard.faults.mistakes import explanations
 from regard.faults.naming import names_of
 from regard.faults.places import event_of
 from regard.faults.proofs import Proof, Shown, detail_of, proof_of
@@ -125,7 +126,7 @@ def understood(subject: Subject, causal: bool | None, *, pairs: bool = True) -> 
     """
     inputs = subject.inputs()
     stages = found_stages(subject, inputs, edits=without_dropout(subject))
-    rights = list(right_guesses(subject, causal))
+    rights = list(right_guesses(subject, stages, causal))
     found = materials(subject, inputs, stages)
     is_learned = learned_scale(subject, stages) is not None
     for material in found:
@@ -164,7 +165,7 @@ def _as_they_met(
             continue
         if manner_of(subject, stages) not in ("linear", "normed"):
             return None
-        every = right_guesses(subject, causal)
+        every = right_guesses(subject, stages, causal)
         rights = [g for g in every if g.parts[:2] == ("q", "k") and g.split == "columns"]
         if met.is_scaled_freely or learned_scale(subject, stages) is not None:
             rights = [replace(right, scale=met.scale) for right in rights]
@@ -226,13 +227,14 @@ def _weighed_reading(
     if causal and guess.mask == "none":
         guess = replace(guess, mask=_mask_of(material.weights))
     slope = slope_of(subject, stages, material, guess)
-    known = [None, *(g.scale for g in right_guesses(subject, causal))]
-    numbers = [material.head_dim**-0.5 if n is None else n for n in known]
+    known = dict.fromkeys([None, *(g.scale for g in right_guesses(subject, stages, causal))])
     is_told = slope is not None and slope.number > 0
     is_learned = learned_scale(subject, stages) is not None
     if slope is not None and is_told and not slope.is_free and not is_learned:
-        is_known = any(abs(slope.number / number - 1) <= 2e-3 for number in numbers)
-        guess = guess if is_known else replace(guess, scale=slope.number)
+        own = material.head_dim**-0.5
+        near = [n for n in known if abs(slope.number / (n or own) - 1) <= 2e-3]
+        guess = replace(guess, scale=near[0] if near else slope.number)
+        right = replace(right, scale=near[0]) if near else right
     seen = Reading(subject, stages, material, guess, right)
     return seen if is_told or seen.names else None
 

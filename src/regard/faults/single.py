@@ -7,7 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.faults.between import bending, learned_scale, limit, manner_of
+from regard.faults.between import (
+    bending,
+    learned_distances,
+    learned_scale,
+    limit,
+    manner_of,
+)
 from regard.faults.catalogue import fault
 from regard.faults.fit import Guess
 from regard.faults.given_masks import all_kept, forms_of, takes_masks
@@ -19,6 +25,7 @@ from regard.faults.probes import (
     batch_stands_second,
     continues_a_cache,
     difference_between_runs,
+    first_mixed,
     grouped_layout,
     ignores_order,
     mixes_samples,
@@ -185,6 +192,7 @@ def _across_batch(
 
 
 _SAMPLES = "which sample (across) moves which (down): 1 where it does"
+_MOVES = "One sample of the batch moves the output of another."
 _PARTS = "which part of a token (across) enters which head (down): 1 where it does"
 
 
@@ -213,6 +221,10 @@ def _more(reading: Reading, causal: bool | None) -> list[Told]:
         proof = weights_without_nan(stages, subject.layout.batch)
         found.append(Told("nan-rows", stages, None, proof=proof))
     found += mask_findings(reading)
+    if not reading.names and mixes_samples(subject):
+        proof = moved_samples(subject), torch.eye(2), _SAMPLES
+        event = first_mixed(subject)
+        found.append(Told("attends-across-batch", stages, None, event, detail=_MOVES, proof=proof))
     if subject.given.kind == "qkv" and not reading.names:
         shown = _starting_at_top_left(reading, causal) if continues_a_cache(subject) else None
         if shown is not None:
@@ -285,12 +297,20 @@ def _notes(reading: Reading, causal: bool | None) -> list[Told]:
     return found
 
 
+_LIKE_T5 = (
+    "It is as in T5, which adds a learned bias by distance and has no scale: its queries' weights "
+    "begin smaller by sqrt(head_dim) instead."
+)
+
+
 def _scale_notes(reading: Reading) -> list[Told]:
     """What leaves open by how much query times key should be multiplied, and what limits it."""
     subject, stages = reading.subject, reading.stages
     found: list[Told] = []
     if (event := learned_scale(subject, stages)) is not None:
         found.append(Told("learned-scale", stages, None, event))
+    if reading.right.scale == 1 and learned_distances(subject, stages) is not None:
+        found.append(Told("no-scale", stages, None, detail=_LIKE_T5, severity="note"))
     is_plain = not reading.material.is_turned and reading.material.weights is None
     if not is_plain and met(stages) and manner_of(subject, stages) == "normed":
         seen = turned(stages, replace(reading.material, weights=None))

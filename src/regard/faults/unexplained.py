@@ -1,12 +1,15 @@
 """Why a check cannot tell: what was seen in code that no reading fits, and what it would need."""
 
 import linecache
+from dataclasses import replace
+
+import torch
 
 from regard.faults.between import bending, manner_of, strange
 from regard.faults.explained import slope_of, weighings
 from regard.faults.lifted import FEW_BITS
 from regard.faults.material import materials
-from regard.faults.places import random_event
+from regard.faults.places import behind_softmax, random_event
 from regard.faults.softmaxes import Softmax, exponentials
 from regard.faults.stages import Stages, found_stages
 from regard.faults.subject import Subject
@@ -25,6 +28,10 @@ _NEEDED = (
 )
 _PROJECTED = (
     "It can be told where they meet as they were projected, turned by their positions, or normed."
+)
+_SUMMED = (
+    "It can be told where the weights of a query sum to 1: weights = scores.softmax(-1) of scores "
+    "(..., queries, keys), and weights @ value."
 )
 _STEADY = "It can be told where two runs in eval mode give the same."
 _ONE_SIDE = (
@@ -51,7 +58,9 @@ def reason(subject: Subject) -> str:
         return _unnormalised(stages) or _UNKNOWN
     fitting = list(weighings(subject, materials(subject, subject.inputs(), stages), stages))
     if not fitting:
-        return _rounded(stages) or _across(stages.softmax) or _UNKNOWN
+        scaled = _scaled(subject, stages)
+        across = _across(stages.softmax, subject.layout.tokens)
+        return _rounded(stages) or across or scaled or _UNKNOWN
     if (curved := _curved(subject, stages)) != "":
         return curved
     slopes = [slope_of(subject, stages, *weighing) for weighing in fitting]
@@ -103,8 +112,37 @@ def _rounded(stages: Stages) -> str:
     )
 
 
-def _across(softmax: Softmax) -> str:
+def _scaled(subject: Subject, stages: Stages) -> str:
+    """For weights that are multiplied with one number, so that they no longer sum to 1."""
+    found = materials(subject, subject.inputs(), stages)
+    for event in behind_softmax(stages):
+        factor = _factor(event)
+        if factor is None:
+            continue
+        unscaled = [replace(material, output=material.output / factor) for material in found]
+        if any(weighings(subject, unscaled, stages)):
+            line = _place(event, f"multiplies with {factor:.4g}")
+            return f"The weights, or what comes of them, are scaled: {line}. {_SUMMED}"
+    return ""
+
+
+def _factor(event: Event) -> float | None:
+    """The one number that an operation multiplies with; None where it does something else."""
+    if event.operator.removesuffix("_") not in ("mul", "div") or event.output is None:
+        return None
+    before, after = event.operands[0].double(), event.output.double()
+    if before.shape != after.shape or not bool(before.any()):
+        return None
+    factor = float((after * before).sum() / before.square().sum())
+    return factor if factor and torch.allclose(after, before * factor, rtol=1e-4) else None
+
+
+def _across(softmax: Softmax, tokens: int) -> str:
     """For a softmax over another axis than the last, under a bias: no guess goes so far."""
+    if softmax.axis == -1 and (several := softmax.weights.shape[-1]) > tokens:
+        does = f"runs its softmax over {several} numbers, where a query has {tokens} keys"
+        line = _place(softmax.events[0], does)
+        return f"The weights of a query are no softmax of its scores: {line}. {_SUMMED}"
     if softmax.axis == -1:
         return ""
     line = _place(softmax.events[0], f"runs its softmax over axis {softmax.axis}")
