@@ -169,3 +169,13 @@ def test_changed_weights_are_refused_where_the_product_with_the_value_is_written
 
     with pytest.raises(regard.RegardError, match=rf"cannot be kept: {did} \("):
         observed(way)
+
+
+def test_masked_scores_that_are_multiplied_with_0_are_refused() -> None:
+    with pytest.raises(regard.RegardError, match=r"cannot be kept: mul \(.* stands between"):
+        observed(lambda s, v: (s * torch.ones(T, T).tril()).softmax(-1) @ v)
+
+
+def test_masked_scores_that_are_multiplied_with_1_are_kept() -> None:
+    seen = observed(lambda s, v: (s * torch.ones(T)).softmax(-1) @ v)
+    assert list(seen) == ["Layer"]

@@ -62,6 +62,12 @@ class ScoreOperations:
         source, by = operation.args[:2]
         if not self._is_source(source):
             source, by = by, source
+        if self._is_masked(source) and isinstance(by, Tensor) and by.numel() > 1:
+            with apart():
+                spoilt = bool(cast(Tensor, operation.output).isnan().any())
+            if spoilt:  # -inf times 0
+                self._changes.lose(operation, source)
+                return
         self._changes.extend(operation, source, lambda axes: Times(by, axes))
 
     def negate(self, operation: Operation) -> None:
@@ -315,6 +321,10 @@ class ScoreOperations:
             self._changes.mix(operation, target)
         else:
             self._tracks.put(target, None, Lost(place_of(operation)))
+
+    def _is_masked(self, tensor: object) -> bool:
+        scores = self._tracks.scores_of(tensor)
+        return scores is not None and any(isinstance(step, Fill | Plus) for step in scores.steps)
 
     def _is_source(self, tensor: object) -> bool:
         track = self._tracks.of(tensor)
