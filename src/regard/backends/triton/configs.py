@@ -79,6 +79,8 @@ def config(
     width = 128 if head_dim <= 128 else 64
     if kernel == "top":
         return Config(128 if hopper else 64, width, 8, 2)
-    if kernel == "pooled" or head_dim > 128 or not hopper:
+    if kernel == "pooled":
+        return Config(128, 64, 8, 2)
+    if head_dim > 128 or not hopper:
         return Config(128, width, 8, 2)
     return Config(128, width, 8, 3)
