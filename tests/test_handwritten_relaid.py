@@ -101,7 +101,8 @@ def by_heads(scores: Tensor, value: Tensor) -> Tensor:
 
 def by_keys(scores: Tensor, value: Tensor) -> Tensor:
     weights = scores.softmax(-1)
-    return weights[..., :2] @ value[:, :, :2] + weights[..., 2:] @ value[:, :, 2:]
+    blocks = zip(weights.split(2, -1), value.split(2, 2), strict=True)
+    return sum((w @ v for w, v in blocks), start=torch.zeros_like(value))
 
 
 def by_rows(scores: Tensor, value: Tensor) -> Tensor:

@@ -242,39 +242,43 @@ class Handwritten:
         if len(summed) != 1 or not weights.normal:
             return
         axis = letters.index(summed)
-        place = _place_along(track, tensor, axis)
-        if place is None or tensor.shape[axis] == 1:
-            return
-        if not 0 < place // weights.normal < weights.length:
-            self._refuse(weights.name, other_axis_words(weights.line))
-            return
-        self._check_order(operation, track, weights, tensor, axis)
-
-    def _check_order(
-        self, operation: Operation, track: Track, weights: Weights, tensor: Tensor, axis: int
-    ) -> None:
-        """Weights meet their value all of them, each once, with the keys that they were made of."""
         line = _line_along(track, tensor, axis)
-        if track.axes is None or line is None or weights.meeting is None or weights.name is None:
+        if line is None:
             return
+        if line.sizes[0] > 1 and not 0 < line.places[0] // weights.normal < weights.length:
+            self._refuse(weights.name, other_axis_words(weights.line))
+        elif self._is_in_order(operation, track, weights, tensor) and not (
+            weights.meeting is None or tensor.shape[axis] == weights.length
+        ):
+            with apart():
+                whole = sums_to_one(tensor, axis)
+            if not whole:
+                self._note_keys(operation, weights, line, weights.meeting.axes)
+
+    def _is_in_order(
+        self, operation: Operation, track: Track, weights: Weights, tensor: Tensor
+    ) -> bool:
+        """Whether weights meet their value as they lay, each once; refused where they do not."""
+        if track.axes is None or weights.meeting is None or weights.name is None:
+            return True
         matrix, seen = weights.meeting.axes, track.axes.seen_as(tensor)
         if seen is None:  # axes are merged, for which it was laid out as the whole that is met
             seen = track.axes if tensor.numel() == math.prod(track.axes.sizes) else matrix
         if is_relaid(seen, matrix):
             self._refuse(weights.name, relaid_words(operation, weights.line))
-        elif tensor.shape[axis] < matrix.sizes[-1]:
-            with apart():
-                whole = sums_to_one(tensor, axis)
-            outcome = weights.outcome
-            if whole:
-                return
-            shown, there = keys_met(line, 0, matrix, weights.normal, weights.length)
-            outcome.shown |= shown
-            if there & ~outcome.shown:
-                words = relaid_words(operation, weights.line, leaves_out=True)
-                self._short[outcome] = weights.name, words
-            else:
-                self._short.pop(outcome, None)
+            return False
+        return True
+
+    def _note_keys(self, operation: Operation, weights: Weights, line: Axes, matrix: Axes) -> None:
+        """Some keys of weights meet their value; the others must do so in other products."""
+        outcome = weights.outcome
+        shown, there = keys_met(line, matrix, weights.normal, weights.length)
+        outcome.shown |= shown
+        if there & ~outcome.shown:
+            words = relaid_words(operation, weights.line, leaves_out=True)
+            self._short[outcome] = cast(str, weights.name), words
+        else:
+            self._short.pop(outcome, None)
 
 
 def _place_along(track: Track, tensor: Tensor, axis: int) -> int | None:

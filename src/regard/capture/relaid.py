@@ -34,12 +34,11 @@ def is_relaid(seen: Axes, matrix: Axes) -> bool:
     return len(leading) > 1 and any(not _fits(*side, known) for side in leading)
 
 
-def keys_met(seen: Axes, axis: int, matrix: Axes, normal: int, length: int) -> tuple[int, int]:
-    """Which keys a view of weights shows, and which there are: a bit for each.
+def keys_met(line: Axes, matrix: Axes, normal: int, length: int) -> tuple[int, int]:
+    """Which keys a row of weights shows, and which there are: a bit for each.
 
     Args:
-        seen: the axes of the view, in what the softmax gave.
-        axis: of the keys, in the view.
+        line: the axis of the row, in what the softmax gave.
         matrix: the axes of the matrix there.
         normal: how far one step along the axis of the softmax goes.
         length: of that axis.
@@ -47,12 +46,12 @@ def keys_met(seen: Axes, axis: int, matrix: Axes, normal: int, length: int) -> t
     Example:
         >>> from regard.capture.axes import Axes
         >>> matrix = Axes((2, 3), (3, 1), 0, (3, 1))
-        >>> shown, there = keys_met(Axes((2, 2), (3, 1), 1, (3, 1), 1), 1, matrix, 1, 3)
+        >>> shown, there = keys_met(Axes((2,), (1,), 1, (1,), 1), matrix, 1, 3)
         >>> f"{shown:b} of {there:b}"
         '110 of 111'
     """
-    first, step = seen.start // normal % length, seen.places[axis] // normal
-    shown = sum(1 << first + step * each for each in range(seen.sizes[axis]))
+    first, step = line.start // normal % length, line.places[0] // normal
+    shown = sum(1 << first + step * each for each in range(line.sizes[0]))
     return shown, (1 << matrix.sizes[-1]) - 1 << matrix.start // normal % length
 
 
