@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from math import e, log2
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import triton  # pyright: ignore[reportMissingTypeStubs]
@@ -144,7 +144,7 @@ class Launch:
         height = len(first) - 1
         answers = self._empty((batch, num_heads, height, width))
         first = first.to(sums.device, non_blocking=True)
-        kernel: Any = pooled.joined_kernel
+        kernel = cast(Any, pooled.joined_kernel)
         with torch.cuda.device_of(sums):
             programs = batch * num_heads * height
             kernel[(programs,)](sums, first, answers, count, height, width, BLOCK=128)
