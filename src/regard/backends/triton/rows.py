@@ -15,7 +15,7 @@ difference of small numbers.
 """
 
 # Inside a kernel everything is Triton's, which has no types of its own there.
-# pyright: basic, reportArgumentType=false
+# pyright: basic, reportArgumentType=false, reportGeneralTypeIssues=false
 
 from typing import Any, NamedTuple
 

@@ -13,7 +13,7 @@ real attention neighbouring rows list the same few.
 """
 
 # Inside a kernel everything is Triton's, which has no types of its own there.
-# pyright: basic, reportArgumentType=false
+# pyright: basic, reportArgumentType=false, reportGeneralTypeIssues=false
 
 import triton
 import triton.language as tl
