@@ -5,7 +5,7 @@ A function of their numbers, relu say, makes something else of it. Which it is s
 of other columns: something linear adds up, and a norm does not see how long a vector is.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -212,11 +212,7 @@ def bending(stages: Stages) -> Event | None:
         return None
     start = [a for p in stages.projections for a in p.event.writes] or stages.trace.entries
     first = min((p.event.place for p in stages.projections), default=-1)
-    reached, found = set(start), list[Event]()
-    for event in stages.trace:
-        if first < event.place < product.place and reached.intersection(event.reads):
-            reached.update(event.writes)
-            found.append(event)
+    found = _led_to(stages, start, first, product.place)
     curved = [e for e in found if e.operator.removesuffix("_") not in _PLAIN - {"tanh"}]
     strange = [e for e in curved if e.operator not in _OF_NORMS]
     return next(iter((*strange, *curved)), None)
@@ -241,9 +237,14 @@ def _behind_product(stages: Stages) -> list[Event]:
     if product is None or stages.softmax is None or stages.softmax.fused:
         return []
     last = stages.softmax.events[0].place
-    reached, found = set(product.writes), list[Event]()
+    return _led_to(stages, product.writes, product.place, last)
+
+
+def _led_to(stages: Stages, start: Iterable[int], first: int, last: int) -> list[Event]:
+    """The operations between two places that read what the start leads to."""
+    reached, found = set(start), list[Event]()
     for event in stages.trace:
-        if product.place < event.place < last and reached.intersection(event.reads):
+        if first < event.place < last and reached.intersection(event.reads):
             reached.update(event.writes)
             found.append(event)
     return found
