@@ -113,11 +113,14 @@ def answers_of_file(effort: Effort, questions: list[dict[str, Any]]) -> list[dic
     with TemporaryDirectory() as folder:
         path = regard.page(recording(effort.tokens), Path(folder) / "page.html", heads=[])
         page = path.read_text()
-    blocks = dict(re.findall(r'<script type="application/json" id="([\w-]+)">(.*?)</script>', page))
+    blocks = dict(re.findall(r'<script type="[\w/]+" id="([\w-]+)">(.*?)</script>', page))
+    start = "layer-0-"
     task = {
         "folder": str(Path(regard.__file__).parent / "see" / "page"),
         "layer": json.loads(blocks["recording"])["layers"][0],
-        "text": blocks["layer-0"],
+        "raw": {
+            name.removeprefix(start): blocks[name] for name in blocks if name.startswith(start)
+        },
         "sinks": [0],
         "questions": questions,
     }

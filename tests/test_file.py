@@ -83,6 +83,10 @@ def layers_of(blocks: Blocks) -> list[dict[str, Any]]:
     return json.loads(blocks.scripts["recording"])["layers"]
 
 
+def numbers_of(blocks: Blocks) -> dict[str, str]:
+    return {name[8:]: text for name, text in blocks.scripts.items() if name[:8] == "layer-0-"}
+
+
 def unpacked(text: str, dtype: torch.dtype) -> torch.Tensor:
     planes = torch.frombuffer(bytearray(zlib.decompress(base64.b64decode(text))), dtype=torch.uint8)
     width = dtype.itemsize
@@ -91,7 +95,7 @@ def unpacked(text: str, dtype: torch.dtype) -> torch.Tensor:
 
 def test_query_and_key_are_in_the_file_bit_for_bit(tmp_path: Path) -> None:
     recording = recorded(heads=4, kv_heads=2)
-    block = json.loads(blocks_of(recording, tmp_path).scripts["layer-0"])
+    block = numbers_of(blocks_of(recording, tmp_path))
     source = recording[0].source
     assert torch.equal(unpacked(block["query"], torch.float32), source.query.flatten())  # pyright: ignore
     assert torch.equal(unpacked(block["key"], torch.float32), source.key.flatten())  # pyright: ignore
@@ -128,7 +132,7 @@ def test_a_mask_is_stored_as_one_interval_for_each_row(
     blocks = blocks_of(recorded(tokens=4, mask=mask), tmp_path)
     (layer,) = layers_of(blocks)
     assert (layer["kind"], layer["span_heads"]) == ("query-key", 1)
-    stored = unpacked(json.loads(blocks.scripts["layer-0"])["spans"], torch.int32)
+    stored = unpacked(numbers_of(blocks)["spans"], torch.int32)
     assert stored.reshape(-1, 2).tolist() == spans
 
 
@@ -159,8 +163,7 @@ def test_the_interval_of_a_row_is_its_allowed_keys(mask: regard.Mask, q_len: int
 
 
 def test_a_mask_that_allows_everything_costs_nothing(tmp_path: Path) -> None:
-    blocks = blocks_of(recorded(mask=regard.Padding([7])), tmp_path)
-    assert "spans" not in json.loads(blocks.scripts["layer-0"])
+    assert "spans" not in numbers_of(blocks_of(recorded(mask=regard.Padding([7])), tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -179,7 +182,7 @@ def test_what_query_and_key_cannot_say_is_stored_as_weights(
     recording = recorded(**options)
     blocks = blocks_of(recording, tmp_path)
     assert layers_of(blocks)[0]["kind"] == "weights"
-    stored = unpacked(json.loads(blocks.scripts["layer-0"])["weights"], torch.float32)
+    stored = unpacked(numbers_of(blocks)["weights"], torch.float32)
     assert torch.equal(stored, recording[0].to_dense().flatten())
 
 
@@ -188,7 +191,7 @@ def test_weights_of_any_dtype_are_stored_in_float32(dtype: torch.dtype, tmp_path
     (matrix,) = recorded(sink_bias=torch.tensor([0.5, 1.0])).values()
     blocks = blocks_of(regard.Recording({"layer": matrix.to(dtype)}), tmp_path)
     assert layers_of(blocks)[0]["deviation"] == 0
-    stored = unpacked(json.loads(blocks.scripts["layer-0"])["weights"], torch.float32)
+    stored = unpacked(numbers_of(blocks)["weights"], torch.float32)
     exact = matrix.to(dtype).to(torch.float64).to_dense().flatten()
     torch.testing.assert_close(stored.double(), exact, rtol=2e-6, atol=0)
 
@@ -196,8 +199,7 @@ def test_weights_of_any_dtype_are_stored_in_float32(dtype: torch.dtype, tmp_path
 @pytest.mark.parametrize("tokens", [1, 2])
 def test_the_shortest_texts_have_a_page(tokens: int, tmp_path: Path) -> None:
     blocks = blocks_of(recorded(heads=1, kv_heads=1, tokens=tokens), tmp_path)
-    numbers = unpacked(json.loads(blocks.scripts["layer-0"])["rows"], torch.float32)
-    assert numbers.shape == (4 * tokens,)
+    assert len(unpacked(numbers_of(blocks)["rows"], torch.float32)) == 4 * tokens
 
 
 def test_a_matrix_without_head_axis_is_one_head(tmp_path: Path) -> None:
@@ -210,8 +212,7 @@ def test_a_masked_matrix_without_head_axis_keeps_its_mask(tmp_path: Path) -> Non
     x = torch.randn(3, 2)
     mask = regard.Causal() & regard.Padding(2) & torch.ones(3, 3, dtype=torch.bool)
     recording = regard.Recording({"layer": regard.attend(x, x, mask=mask)})
-    blocks = blocks_of(recording, tmp_path)
-    stored = unpacked(json.loads(blocks.scripts["layer-0"])["spans"], torch.int32)
+    stored = unpacked(numbers_of(blocks_of(recording, tmp_path))["spans"], torch.int32)
     assert stored.reshape(-1, 2).tolist() == [[0, 1], [0, 2], [0, 2]]
 
 
@@ -222,7 +223,7 @@ def test_of_a_batch_the_first_sequence_is_shown_and_the_page_is_told(tmp_path: P
     )
     blocks = blocks_of(recording, tmp_path)
     assert json.loads(blocks.scripts["recording"])["batch"] == 3
-    block = json.loads(blocks.scripts["layer-0"])
+    block = numbers_of(blocks)
     assert torch.equal(unpacked(block["query"], torch.float32), query[0].flatten())
     assert unpacked(block["spans"], torch.int32).tolist() == [0, 4] * 5
 
@@ -263,7 +264,7 @@ def test_numbers_of_fewer_bits_say_how_far_weights_may_be_off(
     recording = recorded(tokens=40, dim=16)
     blocks = blocks_of(recording, tmp_path)
     (layer,) = layers_of(blocks)
-    block = json.loads(blocks.scripts["layer-0"])
+    block = numbers_of(blocks)
     query, key = (read(block[name]).double().reshape(2, 40, 16) for name in ("query", "key"))
     weights = torch.softmax(layer["scale"] * query @ key.mT, dim=-1)
     worst = float((weights - recording[0][0].to_dense().double()).abs().max())
@@ -289,7 +290,7 @@ def test_layers_of_which_nothing_else_fits_keep_their_small_map(tmp_path: Path) 
     recording = recorded(layers=2, tokens=64, dim=32)
     blocks = blocks_of(recording, tmp_path, limit=15_000)
     assert [layer["kind"] for layer in layers_of(blocks)] == ["pyramid", "map"]
-    assert "layer-1" not in blocks.scripts
+    assert not any(name.startswith("layer-1") for name in blocks.scripts)
     assert layers_of(blocks)[1]["overview"]["rows"] == 32
 
 
@@ -363,12 +364,13 @@ def test_the_kinds_of_numbers_of_16_bits_are_within_a_thousandth(
     assert shown == pytest.approx(list(recording.heads()["uniform"]), abs=1e-3)
 
 
-def test_a_recording_with_weights_that_are_no_numbers_has_a_page_without_kinds(
-    tmp_path: Path,
-) -> None:
+def test_only_layers_with_weights_that_are_no_numbers_have_no_kinds(tmp_path: Path) -> None:
     weights = torch.full((1, 2, 3, 3), torch.nan)
-    recording = regard.Recording({"layer": regard.AttentionMatrix.from_weights(weights)})
-    assert layers_of(blocks_of(recording, tmp_path))[0]["heads"] is None
+    whole = recorded(tokens=3)
+    layers = {"wrong": regard.AttentionMatrix.from_weights(weights), "layer": whole[0]}
+    wrong, right = layers_of(blocks_of(regard.Recording(layers), tmp_path))
+    assert wrong["heads"] == [None, None]
+    assert [head["kind"] for head in right["heads"]] == list(whole.heads()["kind"])
 
 
 def test_hostile_tokens_stay_inside_their_json(tmp_path: Path) -> None:

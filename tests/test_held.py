@@ -23,7 +23,7 @@ from regard.see.held import (
     questions_of_held,
 )
 from regard.see.sweep import Tally, swept
-from test_file import Blocks, blocks_of, layers_of, unpacked
+from test_file import Blocks, blocks_of, layers_of, numbers_of, unpacked
 
 MASKS = {
     "no mask": None,
@@ -258,10 +258,10 @@ def test_the_means_of_a_long_text_are_left_out_where_there_is_no_room(tmp_path: 
     matrix = regard.attend(torch.randn(1, 3, 2), torch.randn(1, 8300, 2))
     recording = regard.Recording({"layer": matrix})
     blocks = blocks_of(recording, tmp_path)
-    block = json.loads(blocks.scripts["layer-0"])
+    block = numbers_of(blocks)
     assert ("means" in block, layers_of(blocks)[0]["block"]) == (True, 64)
     least = len(block["query"]) + len(block["key"]) + 400  # with room for the numbers of the rows
     blocks = blocks_of(recording, tmp_path, limit=least)
     assert layers_of(blocks)[0]["kind"] == "query-key"
     assert layers_of(blocks)[0]["block"] == 1
-    assert "means" not in json.loads(blocks.scripts["layer-0"])
+    assert "means" not in numbers_of(blocks)

@@ -331,6 +331,19 @@ def test_a_long_text_opens(script: str | None, show: Open) -> None:
     assert shown == pytest.approx(weight, rel=1e-4)
 
 
+@pytest.mark.parametrize("script", [None, NO_WORKER], ids=["worker", "no worker"])
+def test_numbers_that_were_read_leave_the_document(script: str | None, show: Open) -> None:
+    page = show(recorded(), script=script)
+    there = "blocks => blocks.filter(({ text }) => text).map(({ id }) => id).sort()"
+    blocks = page.locator("script[id^=layer-]")
+    go(page, 0, 1, 3, 2)
+    assert blocks.evaluate_all(there) == ["layer-1-key", "layer-1-query", "layer-1-rows"]
+    go(page, 1, 0, 3, 2)
+    assert blocks.evaluate_all(there) == []
+    go(page, 0, 0, 4, 1)
+    assert "of its attention to" in sentence(page)
+
+
 def test_a_layer_that_is_not_in_the_file_says_so(show: Open, tmp_path: Path) -> None:
     recording = recorded(tokens=64)
     path = write_page(recording, tmp_path / "small.html", layers=[0])

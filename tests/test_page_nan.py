@@ -1,10 +1,12 @@
 """Weights that are not numbers: the page says so, and never shows them as 0."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 import torch
-from playwright.sync_api import Page
+from playwright.sync_api import Browser, Page
 
 import pages
 import regard
@@ -94,6 +96,41 @@ def test_on_a_small_map_a_row_that_is_not_numbers_has_that_colour(show: Open) ->
     rows, height = spoilt_one.evaluate(GREY), spoilt_one.evaluate("canvas => canvas.height")
     assert {int(9 * row / height) for row in rows} == {3}
     assert other.evaluate(GREY) == []
+
+
+@contextmanager
+def served(browser: Browser, recording: regard.Recording, address: str) -> Iterator[Page]:
+    serving = pages.Serving(recording)
+    page = browser.new_page()
+    page.goto(f"{serving.address}/?token={pages.TOKEN}{address}")
+    yield page
+    page.close()
+    serving.end()
+
+
+@pytest.mark.parametrize("host", ["file", "server"])
+def test_a_layer_that_is_not_numbers_leaves_the_others_their_kinds(
+    host: str, show: Open, browser: Browser
+) -> None:
+    layers = {"wrong": spoilt()[0], "right": pages.recorded()[0]}
+    recording = regard.Recording(layers, query_tokens=pages.words(9))
+    address = "#view=overview&layer=0"
+    opened = (
+        nullcontext(show(recording, address))
+        if host == "file"
+        else served(browser, recording, address)
+    )
+    with opened as page:
+        page.wait_for_selector("#view-overview .row:nth-child(2) .score:not(:empty)")
+        buttons = page.locator("#view-overview .row:nth-child(2) button")
+        kinds = tuple(buttons.locator(".kind").all_inner_texts())
+        assert kinds == regard.Recording({"right": recording[1]}).heads()["kind"]
+        wrong = page.locator("#view-overview .row:nth-child(1) button").first
+        assert wrong.get_attribute("aria-label") == "layer 0 head 0, no kind: not numbers (NaN)"
+        assert page.inner_text("#notes") == (
+            "The kinds of its heads cannot be told: some weights of this layer are not numbers "
+            "(NaN)."
+        )
 
 
 def large(tmp_path: Path) -> Path:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.browser
 def test_a_damaged_layer_leaves_the_others_whole(show: Open, tmp_path: Path) -> None:
     path = write_page(recorded(), tmp_path / "page.html")
     text = path.read_text()
-    at = text.index('id="layer-0"') + 200
+    at = text.index('id="layer-0-query"') + 200
     path.write_text(text[:at] + ("A" if text[at] != "A" else "B") * 8 + text[at + 8 :])
     page = show(path)
     page.wait_for_selector("#damage:not([hidden])")

@@ -8,17 +8,18 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from regard.heads import Head, classify
+from regard.heads import Head
 from regard.heads.classify import survey_of
 from regard.matrix import AttentionMatrix
 from regard.recording import Recording
 from regard.reductions import Pool
+from regard.see.kinds import known_kinds
 from regard.see.manifest import SMALL, first_sequence, first_value, sink_keys, small_numbers
 from regard.see.pyramid import Place, Pyramid, Spans, Tile, check_place, checked
 from regard.see.query_steps import KeysAsked, QuerySteps, query_steps
@@ -137,7 +138,7 @@ class Answers:
         self._failures: dict[Which, Exception] = {}
         self._in_front = 0
         self._closed = False
-        self._heads: dict[int, list[Head]] = {}
+        self._heads: dict[int, list[Head | None]] = {}
 
     def __enter__(self) -> "Answers":
         return self
@@ -305,8 +306,10 @@ class Answers:
         maps = [_sampled(matrix[head], rows, pause) for head in range(heads)]
         return small_numbers(torch.stack(maps)) | {"sampled": step}
 
-    def heads(self, *, wanted: Callable[[], bool] = is_wanted) -> tuple[Head, ...]:
+    def heads(self, *, wanted: Callable[[], bool] = is_wanted) -> tuple[Head | None, ...]:
         """Every head with its kind, layer by layer; see ``regard.heads``.
+
+        None for each head of a layer whose weights are not all numbers.
 
         It takes as long as a pass over each layer, and lets those that somebody waits for go first.
         What is known of a layer is kept, also when the answer is not wanted any more.
@@ -315,7 +318,6 @@ class Answers:
             wanted: as in ``row``.
 
         Raises:
-            RegardError: weights that are not numbers.
             Gone: the answer is not wanted any more.
         """
         gone = self._until_gone(wanted)
@@ -333,8 +335,7 @@ class Answers:
         for place, layer in enumerate(seen.layers):
             if place not in self._heads:
                 asked = survey_of(layer, *tokens).reductions
-                found = classify([answered(layer, asked, pause)], *tokens)
-                self._heads[place] = [replace(head, layer=layer.place(place)) for head in found]
+                self._heads[place] = known_kinds(answered(layer, asked, pause), place, *tokens)
         return tuple(head for place in range(len(seen)) for head in self._heads[place])
 
     def _checked_head(self, which: Which) -> tuple[int, int]:

@@ -28,7 +28,7 @@ from regard.see.manifest import (
     told,
 )
 from regard.see.sweep import Sweeps
-from regard.see.template import filled_template, json_block
+from regard.see.template import filled_template, json_block, number_block
 from regard.see.whole import (
     Block,
     Stored,
@@ -177,7 +177,10 @@ def _page(
     for layer in layers if kinds else ():
         layer.heads, kinds = kinds[: layer.num_heads], kinds[layer.num_heads :]
     data = [json_block("recording", manifest(recording, layers, title=title, opened=opened))]
-    data += [json_block(f"layer-{place}", blocks[place]) for place in sorted(blocks)]
+    for place in sorted(blocks):
+        data += [
+            number_block(f"layer-{place}-{name}", text) for name, text in blocks[place].items()
+        ]
     return filled_template(data)
 
 

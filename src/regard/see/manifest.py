@@ -44,7 +44,7 @@ class PageLayer:
     q_len: int
     kv_len: int
     overview: dict[str, Any] | None = None
-    heads: list[dict[str, Any]] | None = None
+    heads: list[dict[str, Any] | None] | None = None
     kind: Literal["map", "query-key", "weights", "pyramid", "live"] = "map"
     num_kv_heads: int = 0
     head_dim: int = 0
@@ -63,8 +63,10 @@ class PageLayer:
     value_unit: float = 1.0
 
 
-def told(heads: Iterable[Head]) -> list[dict[str, Any]]:
+def told(heads: Iterable[Head | None]) -> list[dict[str, Any] | None]:
     """Heads as the page has them: kind, score, entropy as a share of even attention's, sinks.
+
+    None for a head whose kind cannot be told.
 
     Example:
         >>> from regard.heads import Head
@@ -73,7 +75,8 @@ def told(heads: Iterable[Head]) -> list[dict[str, Any]]:
         [{'kind': 'self', 'score': 0.9, 'entropy': 0.25, 'sink': 0}]
     """
     return [
-        {
+        head
+        and {
             "kind": head.kind,
             "score": round(head.score, 4),
             "entropy": round(head.scores.get("uniform", 0.0), 4),

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from regard.block import Block
-from regard.errors import RegardError
-from regard.heads import classify
 from regard.heads.classify import survey_of
 from regard.layers import Answers, Layer
 from regard.matrix import AttentionMatrix
 from regard.recording import Recording
 from regard.reductions import Part, Reduction
+from regard.see.kinds import known_kinds
 from regard.see.manifest import told
 
 __all__ = ["Sweeps", "Tally", "swept"]
@@ -160,15 +159,15 @@ class Sweeps:
         self._layers[place] = replace(layer, answers=Answers([*layer.answers.items(), *pairs]))
         return found
 
-    def kinds(self) -> list[dict[str, Any]]:
+    def kinds(self) -> list[dict[str, Any] | None]:
         """What kind every head is, layer by layer, as the page has it; of every layer once asked.
 
-        Empty where it cannot be told: weights are no numbers.
+        None for each head of a layer whose weights are not all numbers.
         """
-        try:
-            return told(classify(self._layers, *self._tokens))
-        except RegardError:
-            return []
+        layers = enumerate(self._layers)
+        return told(
+            head for place, layer in layers for head in known_kinds(layer, place, *self._tokens)
+        )
 
     def _unknown(self, layer: Layer) -> list[Reduction]:
         asked = survey_of(layer, *self._tokens).reductions

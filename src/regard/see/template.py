@@ -11,7 +11,7 @@ from importlib.resources import files
 
 from regard.errors import RegardError
 
-__all__ = ["filled_template", "json_block"]
+__all__ = ["filled_template", "json_block", "number_block"]
 
 _MODULE_IMPORT = re.compile(r'^import \{ ([\w, ]+) \} from "\./(\w+)\.js";$', re.MULTILINE)
 _MODULE_EXPORT = re.compile(r"^export ((?:async )?(?:function\*?|class|const) (\w+))", re.MULTILINE)
@@ -37,11 +37,26 @@ def json_block(name: str, value: object) -> str:
     return f'<script type="application/json" id="{name}">{text}</script>\n'
 
 
+def number_block(name: str, text: str) -> str:
+    """Numbers in base64, as they are: the page reads them without a copy of them all.
+
+    Args:
+        name: the element's id.
+        text: what ``packed`` gives.
+
+    Example:
+        >>> from regard.see.template import number_block
+        >>> number_block("layer-0-query", "eNo=").rstrip()
+        '<script type="text/plain" id="layer-0-query">eNo=</script>'
+    """
+    return f'<script type="text/plain" id="{name}">{text}</script>\n'
+
+
 def filled_template(data: list[str], *, connects: str = "'none'") -> list[str]:
     """The page in parts, to be written one after the other.
 
     Args:
-        data: blocks of JSON.
+        data: blocks of JSON and of numbers.
         connects: the policy's connect-src: where the page may ask for numbers.
 
     Raises:

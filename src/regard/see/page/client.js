@@ -117,10 +117,26 @@ export class Client {
     if (this.loaded.has(layer)) return;
     this.loaded.add(layer);
     const info = this.layers[layer];
-    const text = document.getElementById(`layer-${layer}`)?.textContent ?? "";
-    const sinks = this.sinksOf(info);
-    this.post(/** @type {Question} */ ({ id: 0, kind: "load", layer, info, text, sinks }));
+    const start = `layer-${layer}-`;
+    const blocks = [...document.querySelectorAll(`script[id^="${start}"]`)];
+    const raw = Object.fromEntries(blocks.map((block) => [block.id.slice(start.length), taken(block)]));
+    this.post(/** @type {Question} */ ({ id: 0, kind: "load", layer, info, raw, sinks: this.sinksOf(info) }));
   }
+}
+
+/**
+ * The text of an element, which then has none: a layer is too large to be there twice.
+ * @param {Element} element @returns {Uint8Array<ArrayBuffer>} ASCII
+ */
+function taken(element) {
+  // A long text has many nodes; together they would be one more copy.
+  const nodes = /** @type {Text[]} */ ([...element.childNodes]);
+  const bytes = new Uint8Array(nodes.reduce((length, { data }) => length + data.length, 0));
+  const letters = new TextEncoder();
+  let at = 0;
+  for (const { data } of nodes) at += letters.encodeInto(data, bytes.subarray(at)).written;
+  element.replaceChildren();
+  return bytes;
 }
 
 /**
@@ -131,24 +147,25 @@ export class Client {
 function connect(onAnswer) {
   const source = document.getElementById("code")?.textContent ?? "";
   const here = engine(onAnswer);
-  /** @type {Question[]} */ let unanswered = [];
+  /** @type {Question[]} until it is known who answers */ const early = [];
+  /** @type {(question: Question) => void} */ let post = (question) => void early.push(question);
+  const postTo = /** @param {typeof post} one */ (one) => {
+    post = one;
+    early.splice(0).forEach(one);
+  };
   try {
     const worker = new Worker(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
-    let works = true;
-    worker.onmessage = (event) => {
-      unanswered = [];
-      onAnswer(event.data);
+    worker.onmessage = () => {
+      worker.onmessage = (event) => onAnswer(event.data);
+      postTo((question) => {
+        // Handed over, not copied.
+        const numbers = Object.values(question.raw ?? {}).map(({ buffer }) => buffer);
+        worker.postMessage(question, numbers);
+      });
     };
-    worker.onerror = () => {
-      works = false;
-      for (const question of unanswered.splice(0)) void here(question);
-    };
-    return (question) => {
-      if (!works) return void here(question);
-      unanswered.push(question);
-      worker.postMessage(question);
-    };
+    worker.onerror = () => postTo(here);
   } catch {
-    return (question) => void here(question);
+    postTo(here);
   }
+  return (question) => post(question);
 }

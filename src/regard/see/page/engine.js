@@ -17,7 +17,7 @@
  * @property {import("./blocks.js").Place} place of a tile
  * @property {boolean} byRow each row divided by its highest weight
  * @property {LayerInfo} info with "load"
- * @property {string} text with "load"
+ * @property {Record<string, Uint8Array<ArrayBuffer>>} raw numbers in base64, with "load"
  * @property {number[]} sinks with "load"
  *
  * @typedef {object} Answer
@@ -131,7 +131,7 @@ export function engine(answer, direct = DIRECT) {
     wanted.add(id);
     if (kind !== "segments") urgent.add(id);
     try {
-      if (kind === "load") layers.set(question.layer, readLayer(question.info, question.text, question.sinks));
+      if (kind === "load") layers.set(question.layer, readLayer(question.info, question.raw, question.sinks));
       const layer = await layers.get(question.layer);
       if (!layer || kind === "load" || !wanted.has(id)) return;
       const found = layer.held ? heldAnswer(layer, question) : await answers[kind](question, layer);

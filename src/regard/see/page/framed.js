@@ -88,7 +88,7 @@ export class Framed {
     return (await this.ask({ kind: "overview", layer }, new AbortController().signal)).overview;
   }
 
-  /** @returns {Promise<import("./payload.js").HeadKind[]>} of every head, layer by layer */
+  /** @returns {Promise<(import("./payload.js").HeadKind | null)[]>} of every head, layer by layer */
   async heads() {
     return (await this.ask({ kind: "heads" })).heads;
   }

@@ -7,7 +7,7 @@ import { smallMap } from "./overview.js";
  *
  * @typedef {object} Host
  * @property {(layer: number) => Promise<import("./payload.js").SmallNumbers>} overview
- * @property {() => Promise<HeadKind[]>} heads
+ * @property {() => Promise<(HeadKind | null)[]>} heads
  */
 
 /**

@@ -7,9 +7,10 @@
  * @typedef {object} Tile
  * @property {number} layer
  * @property {number} head
- * @property {HeadKind | null} kind
+ * @property {HeadKind | null | undefined} kind null: it has none; undefined: not told
  */
 
+import { NO_KINDS } from "./notes.js";
 import { counted, share } from "./numbers.js";
 import { picturedMap } from "./overview.js";
 
@@ -18,6 +19,7 @@ const SHARES = { any: "Any", low: "Below 25 %", middle: "25 to 75 %", high: "Abo
 /** @type {Record<string, [number, number]>} */
 const BETWEEN = { any: [0, Infinity], low: [0, 0.25], middle: [0.25, 0.75], high: [0.75, Infinity] };
 const CHOSEN = ["sort", "only", "entropy", "sink", "maps", "size"];
+const NO_KIND = "no kind: not numbers (NaN)";
 const LABELS = 92; // pixels left of the tiles, for the layer's number and its entropy
 /** @type {Record<string, [number, number]>} */
 const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
@@ -63,14 +65,14 @@ export class HeadsView {
   /** @returns {Tile[]} every head of the recording */
   all() {
     return this.page.recording.layers.flatMap(({ num_heads, heads }, layer) =>
-      Array.from({ length: num_heads }, (_, head) => ({ layer, head, kind: heads?.[head] ?? null })),
+      Array.from({ length: num_heads }, (_, head) => ({ layer, head, kind: heads?.[head] })),
     );
   }
 
   /** Which tiles, in which order, how large. @param {State} state */
   arrange(state) {
     const all = this.all();
-    const known = all.some(({ kind }) => kind !== null);
+    const known = all.some(({ kind }) => kind !== undefined);
     this.choose(state, all, known);
     this.tiles = known ? sorted(all.filter((tile) => isWanted(tile, state)), state.sort) : all;
     this.total = all.length;
@@ -129,8 +131,14 @@ export class HeadsView {
       const row = this.row(tiles, true);
       const label = made("p", "layer");
       label.append(`Layer ${layer}`);
-      if (heads) {
-        const mean = heads.reduce((sum, { entropy }) => sum + entropy, 0) / heads.length;
+      const told = heads?.filter((kind) => kind !== null) ?? [];
+      if (heads && told.length < heads.length) {
+        const why = made("span", "number");
+        why.textContent = "not numbers";
+        label.title = NO_KINDS;
+        label.append(why);
+      } else if (heads) {
+        const mean = told.reduce((sum, { entropy }) => sum + entropy, 0) / told.length;
         const [bar, number] = [made("span", "even"), made("span", "number")];
         const part = made("span", "");
         part.style.width = `${100 * mean}%`;
@@ -238,7 +246,7 @@ export class HeadsView {
     const rows = this.tiles.map(({ layer, head, kind }) => [
       layer,
       head,
-      ...(kind ? [kind.kind, kind.score, kind.entropy, kind.sink] : []),
+      ...(kind ? [kind.kind, kind.score, kind.entropy, kind.sink] : kind === null ? [NO_KIND] : []),
     ]);
     return [["layer", "head", "kind", "score", "entropy", "sink"], ...rows];
   }
@@ -246,7 +254,7 @@ export class HeadsView {
 
 /** @param {Tile} tile @param {State} state @returns {boolean} */
 function isWanted({ kind }, { only, entropy, sink }) {
-  if (!kind) return true;
+  if (!kind) return only === "all" && entropy === "any" && sink === "any";
   const inside = /** @param {number} value @param {string} range */ (value, range) =>
     value >= BETWEEN[range][0] && value < BETWEEN[range][1];
   return inside(kind.entropy, entropy) && inside(kind.sink, sink) && (only === "all" || slug(kind.kind) === only);
@@ -255,12 +263,13 @@ function isWanted({ kind }, { only, entropy, sink }) {
 /** @param {Tile[]} tiles @param {State["sort"]} by @returns {Tile[]} the strongest first */
 function sorted(tiles, by) {
   if (by === "place") return tiles;
-  const score = /** @param {Tile} tile */ ({ kind }) => kind?.score ?? 0;
+  const score = /** @param {Tile} tile */ ({ kind }) => kind?.score ?? -1;
   if (by === "kind") {
     const name = /** @param {Tile} tile */ ({ kind }) => kind?.kind ?? "";
-    return [...tiles].sort((a, b) => name(a).localeCompare(name(b)) || score(b) - score(a));
+    const none = /** @param {Tile} tile */ ({ kind }) => Number(!kind);
+    return [...tiles].sort((a, b) => none(a) - none(b) || name(a).localeCompare(name(b)) || score(b) - score(a));
   }
-  return [...tiles].sort((a, b) => (b.kind?.[by] ?? 0) - (a.kind?.[by] ?? 0));
+  return [...tiles].sort((a, b) => (b.kind?.[by] ?? -1) - (a.kind?.[by] ?? -1));
 }
 
 /** The number beside the kind. @param {State["sort"]} sort @returns {"score" | "entropy" | "sink"} */
@@ -271,7 +280,7 @@ function shownFor(sort) {
 /** @param {Tile} tile @returns {string} a sentence for who cannot see the map */
 function described({ layer, head, kind }) {
   const name = `layer ${layer} head ${head}`;
-  if (!kind) return name;
+  if (!kind) return kind === null ? `${name}, ${NO_KIND}` : name;
   const parts = [`score ${share(kind.score)}`, `entropy ${share(kind.entropy)}`, `sinks ${share(kind.sink)}`];
   return `${name}, ${kind.kind}, ${parts.join(", ")}`;
 }

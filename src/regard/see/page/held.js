@@ -21,7 +21,7 @@ import { unpack, unpackBytes } from "./payload.js";
 export const NO_NUMBER = 255; // the level of a mean that is not a number
 
 /**
- * @param {LayerInfo} info @param {Record<string, string>} raw the layer's JSON block
+ * @param {LayerInfo} info @param {Record<string, Uint8Array>} raw
  * @returns {Promise<Held>}
  */
 export async function readHeld(info, raw) {

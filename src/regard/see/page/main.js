@@ -96,6 +96,7 @@ export class Page {
       const { state } = this.store;
       this.overview.draw(state.scale, this.look.ramp, this.look.ink);
       this.views.update(state, new Set(["maps"]));
+      this.note(state);
     });
   }
 
@@ -262,10 +263,15 @@ export class Page {
     this.remembering = setTimeout(() => history.replaceState(null, "", this.store.address()), 150);
   }
 
-  /** @param {State} state another layer: its tokens, and what must be said about its numbers */
+  /** @param {State} state another layer */
   open({ layer }) {
     part("damage").hidden = true;
     this.prose.write(this.axes(layer));
+    this.note({ layer });
+  }
+
+  /** What must be said beside the numbers of a layer. @param {Pick<State, "layer">} state */
+  note({ layer }) {
     part("notes").replaceChildren(
       ...notes(this.recording, layer).map((text) => {
         const line = document.createElement("li");
@@ -426,6 +432,7 @@ function start() {
 if (typeof document === "undefined") {
   const ask = engine((answer) => postMessage(answer));
   onmessage = (event) => void ask(event.data);
+  postMessage("here"); // Without this word the page works beside itself.
 } else {
   start();
 }

@@ -3,6 +3,9 @@
 import { meansName } from "./held_words.js";
 import { counted, digits } from "./numbers.js";
 
+export const NO_KINDS =
+  "The kinds of its heads cannot be told: some weights of this layer are not numbers (NaN).";
+
 /**
  * @param {import("./payload.js").Recording} recording @param {number} layer
  * @returns {string[]}
@@ -23,6 +26,7 @@ export function notes(recording, layer) {
       `${stored} stored in ${bits} bits: weights are within ${digits(info.deviation * 100)} percentage points of the recording, measured on a sample of rows.`,
     );
   }
+  if (info.heads?.includes(null)) found.push(NO_KINDS);
   if (recording.batch > 1)
     found.push(`The recording holds ${counted(recording.batch, "sequence")}; this is the first.`);
   return found;

@@ -14,8 +14,8 @@ import { allowed, rowOf, weightsOf } from "./softmax.js";
 const MOST = 2048; // blocks a side that are kept: at most 16 MB
 
 /** @param {Layer} layer @param {Which & {byRow: boolean}} which @returns {boolean} is it in the file? */
-export function isStored({ means }, { hidden, byRow }) {
-  return means !== null && !hidden && !byRow;
+export function isStored({ sums }, { hidden, byRow }) {
+  return sums !== null && !hidden && !byRow;
 }
 
 /** @param {Layer} layer @param {Which & {byRow: boolean}} which @returns {number} tokens of a block, each way */
@@ -35,24 +35,20 @@ export class Pass {
     this.row = new Float64Array(kv_len);
     this.size = blockSize(layer, which);
     this.columns = Math.ceil(kv_len / this.size);
-    this.sums = new Float32Array(Math.ceil(q_len / this.size) * this.columns);
+    this.blocks = Math.ceil(q_len / this.size) * this.columns;
+    this.sums = isStored(layer, which) ? this.stored() : new Float32Array(this.blocks);
     this.done = 0; // rows
     this.spent = 0; // milliseconds
     this.numbers = 0; // weights computed, and in all
     this.all = 0;
     for (let query = 0; query < q_len; query++) this.all += this.cost(query);
-    if (isStored(layer, which)) this.take(/** @type {Float32Array} */ (layer.means));
+    if (isStored(layer, which)) [this.done, this.numbers] = [q_len, this.all];
   }
 
-  /** What the file holds: all is done. @param {Float32Array} means of every head */
-  take(means) {
-    const { q_len } = this.layer.info;
-    const start = this.which.head * this.sums.length;
-    for (let i = 0; i < this.sums.length; i++) {
-      const first = Math.floor(i / this.columns) * this.size;
-      this.sums[i] = means[start + i] * (Math.min(q_len, first + this.size) - first);
-    }
-    [this.done, this.numbers] = [q_len, this.all];
+  /** What the file holds of this head: all is done. */
+  stored() {
+    const start = this.which.head * this.blocks;
+    return /** @type {Float32Array} */ (this.layer.sums).subarray(start, start + this.blocks);
   }
 
   /** @param {number} query */

@@ -40,7 +40,8 @@
  * @property {number} value_dim
  * @property {number} value_unit the stored value is over this power of two
  * @property {SmallNumbers | null} overview null: not told yet, or not here
- * @property {HeadKind[] | null} heads null: their kinds cannot be told
+ * @property {(HeadKind | null)[] | null} heads null: not told, or not yet; of a layer with weights
+ *   that are not numbers no head has a kind
  *
  * @typedef {object} Recording
  * @property {number} version
@@ -53,6 +54,8 @@
  * @property {(number | null)[]} opened layer and head of a fresh page; null: the first one here
  * @property {LayerInfo[]} layers
  */
+
+const PIECE = 2 ** 18; // characters of base64 that are read at once, a multiple of 4
 
 /** A page whose data cannot be trusted; the message is for people. */
 export class Damaged extends Error {}
@@ -103,47 +106,74 @@ export function fromBase64(text) {
 
 /**
  * The inverse of `packed` in packing.py: base64, deflate, the bytes of each number apart.
- * @param {string} text
+ * @param {Uint8Array} text
  * @param {LayerInfo["dtype"] | "int32"} dtype
  * @param {number} length how many numbers there must be
  * @returns {Promise<Float32Array | Int32Array>}
  */
 export async function unpack(text, dtype, length) {
   const width = { float16: 2, float24: 3, float32: 4, int32: 4 }[dtype];
-  const planes = await unpackBytes(text, length * width);
-  if (width === 2) {
-    const table = halfTable();
-    const numbers = new Float32Array(length);
-    for (let i = 0; i < length; i++) numbers[i] = table[planes[i] | (planes[length + i] << 8)];
-    return numbers;
-  }
   const joined = new Uint8Array(4 * length);
-  for (let byte = 0; byte < width; byte++) {
-    for (let i = 0, from = byte * length, to = byte + 4 - width; i < length; i++, from++, to += 4)
-      joined[to] = planes[from];
-  }
-  return dtype === "int32" ? new Int32Array(joined.buffer) : new Float32Array(joined.buffer);
+  // The bits of a half number stand low until the table tells what they mean.
+  let to = width === 2 ? 0 : 4 - width;
+  await inflate(text, length * width, (piece) => {
+    for (const byte of piece) {
+      joined[to] = byte;
+      to += 4;
+      if (to >= joined.length) to -= joined.length - 1;
+    }
+  });
+  if (dtype === "int32") return new Int32Array(joined.buffer);
+  const numbers = new Float32Array(joined.buffer);
+  if (width > 2) return numbers;
+  const table = halfTable();
+  const bits = new Uint32Array(joined.buffer);
+  for (let i = 0; i < length; i++) numbers[i] = table[bits[i]];
+  return numbers;
 }
 
 /**
  * Base64 and deflate.
- * @param {string} text @param {number} length how many bytes there must be
+ * @param {Uint8Array} text @param {number} length how many bytes there must be
  * @returns {Promise<Uint8Array>}
  */
 export async function unpackBytes(text, length) {
-  const bytes = await inflate(fromBase64(text));
-  if (bytes.length !== length) throw new Damaged(`it has ${bytes.length} bytes where ${length} belong.`);
+  const bytes = new Uint8Array(length);
+  await inflate(text, length, (piece, start) => bytes.set(piece, start));
   return bytes;
 }
 
-/** @param {Uint8Array<ArrayBuffer>} bytes @returns {Promise<Uint8Array>} */
-async function inflate(bytes) {
+/**
+ * Hands on what was deflated, piece by piece: a layer is too large to be there twice.
+ * @param {Uint8Array} text base64 @param {number} length how many bytes there must be
+ * @param {(piece: Uint8Array, start: number) => void} take
+ */
+async function inflate(text, length, take) {
+  const reader = bytesOf(text).pipeThrough(new DecompressionStream("deflate")).getReader();
+  let found = 0;
   try {
-    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-    return new Uint8Array(await new Response(stream).arrayBuffer());
+    for (let { done, value } = await reader.read(); !done; { done, value } = await reader.read()) {
+      const piece = /** @type {Uint8Array} */ (value);
+      if (found + piece.length <= length) take(piece, found);
+      found += piece.length;
+    }
   } catch {
     throw new Damaged("its numbers are cut off or changed.");
   }
+  if (found !== length) throw new Damaged(`it has ${found} bytes where ${length} belong.`);
+}
+
+/** @param {Uint8Array} text base64 @returns {ReadableStream<Uint8Array<ArrayBuffer>>} */
+function bytesOf(text) {
+  const letters = new TextDecoder("latin1");
+  let at = 0;
+  return new ReadableStream({
+    pull(controller) {
+      if (at >= text.length) return controller.close();
+      controller.enqueue(fromBase64(letters.decode(text.subarray(at, at + PIECE))));
+      at += PIECE;
+    },
+  });
 }
 
 /** @type {Float32Array | null} */

@@ -92,7 +92,7 @@ export class Remote {
     return (await (await this.ask("overview", { layer }, new AbortController().signal)).json()).overview;
   }
 
-  /** @returns {Promise<import("./payload.js").HeadKind[]>} of every head, layer by layer */
+  /** @returns {Promise<(import("./payload.js").HeadKind | null)[]>} of every head, layer by layer */
   async heads() {
     return (await (await this.ask("heads", {})).json()).heads;
   }

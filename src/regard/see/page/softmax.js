@@ -6,7 +6,7 @@
  */
 
 import { blocksOf, readHeld } from "./held.js";
-import { unpack, Damaged } from "./payload.js";
+import { unpack } from "./payload.js";
 
 const LARGE = 256; // of a smaller logsumexp float32 takes less than 2e-5 of each weight
 
@@ -29,7 +29,7 @@ const LARGE = 256; // of a smaller logsumexp float32 takes less than 2e-5 of eac
  * @property {Float32Array | null} rows (4, num_heads, q_len): logsumexp and highest weight, then both
  *   of the row renormalised without sinks; null beside weights
  * @property {Map<number, Row>} summed rows that the file does not tell, or not well enough
- * @property {Float32Array | null} means of blocks of a long layer (num_heads, rows, columns)
+ * @property {Float32Array | null} sums of blocks of a long layer (num_heads, rows, columns)
  *
  * @typedef {object} Which
  * @property {number} head
@@ -38,18 +38,18 @@ const LARGE = 256; // of a smaller logsumexp float32 takes less than 2e-5 of eac
 
 /**
  * @param {LayerInfo} info
- * @param {string} text the layer's JSON block
+ * @param {Record<string, Uint8Array>} raw its numbers in base64; emptied, since both are large
  * @param {number[]} sinks
  * @returns {Promise<Layer>}
  */
-export async function readLayer(info, text, sinks) {
-  let raw;
-  try {
-    raw = JSON.parse(text);
-  } catch {
-    throw new Damaged("its numbers are cut off or changed.");
-  }
-  const { num_heads, num_kv_heads, q_len, kv_len, head_dim, span_heads, dtype } = info;
+export async function readLayer(info, raw, sinks) {
+  const { num_heads, num_kv_heads, q_len, kv_len, head_dim, value_heads, value_dim, span_heads, dtype } = info;
+  /** @param {string} name @param {typeof dtype} dtype @param {number} length */
+  const numbers = async (name, dtype, length) => {
+    const text = raw[name];
+    delete raw[name];
+    return /** @type {Float32Array} */ (await unpack(text, dtype, length));
+  };
   /** @type {Layer} */
   const layer = {
     info,
@@ -62,33 +62,39 @@ export async function readLayer(info, text, sinks) {
     sinks: new Uint8Array(kv_len),
     rows: null,
     summed: new Map(),
-    means: null,
+    sums: null,
   };
   for (const position of sinks) layer.sinks[position] = 1;
   if (info.kind === "pyramid") {
     layer.held = await readHeld(info, raw);
   } else if (info.kind === "weights") {
-    layer.weights = /** @type {Float32Array} */ (
-      await unpack(raw.weights, dtype, num_heads * q_len * kv_len)
-    );
+    layer.weights = await numbers("weights", dtype, num_heads * q_len * kv_len);
   } else {
-    layer.query = /** @type {Float32Array} */ (await unpack(raw.query, dtype, num_heads * q_len * head_dim));
-    layer.key = /** @type {Float32Array} */ (await unpack(raw.key, dtype, num_kv_heads * kv_len * head_dim));
-  }
-  if (layer.query) {
-    layer.rows = /** @type {Float32Array} */ (await unpack(raw.rows, "float32", 4 * num_heads * q_len));
+    layer.query = await numbers("query", dtype, num_heads * q_len * head_dim);
+    layer.key = await numbers("key", dtype, num_kv_heads * kv_len * head_dim);
+    layer.rows = await numbers("rows", "float32", 4 * num_heads * q_len);
     if (info.block > 1) {
       const { rows, columns } = blocksOf(info);
-      layer.means = /** @type {Float32Array} */ (await unpack(raw.means, "float24", num_heads * rows * columns));
+      layer.sums = summedRows(info, await numbers("means", "float24", num_heads * rows * columns));
     }
   }
-  if (info.value_heads > 0) {
-    const count = info.value_heads * kv_len * info.value_dim;
-    layer.value = /** @type {Float32Array} */ (await unpack(raw.value, dtype, count));
-  }
+  if (value_heads > 0) layer.value = await numbers("value", dtype, value_heads * kv_len * value_dim);
   if (span_heads > 0)
     layer.spans = /** @type {Int32Array} */ (await unpack(raw.spans, "int32", span_heads * q_len * 2));
   return layer;
+}
+
+/**
+ * Means of blocks as a pass sums them: over the rows of a block, the means over its keys.
+ * @param {LayerInfo} info @param {Float32Array} means (num_heads, rows, columns), overwritten
+ */
+function summedRows(info, means) {
+  const { rows, columns } = blocksOf(info);
+  for (let i = 0; i < means.length; i++) {
+    const first = (Math.floor(i / columns) % rows) * info.block;
+    means[i] *= Math.min(info.q_len, first + info.block) - first;
+  }
+  return means;
 }
 
 /** @param {Layer} layer @param {Which} which @param {number} query @returns {Row} */
