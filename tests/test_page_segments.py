@@ -159,3 +159,22 @@ def test_sentences_end_at_full_stops_and_dots_and_nowhere_else(show: Open) -> No
     page.wait_for_selector("#view-segments td")
     names = page.locator("#view-segments tbody th").all_inner_texts()
     assert [name[:8] for name in names] == ["1 I told", "2 .", "3 Then y"]
+
+
+def test_flows_are_reached_by_the_keyboard_and_have_names(show: Open) -> None:
+    page = show(three_sentences(), "#view=segments&form=flows&layer=0&head=0")
+    page.wait_for_selector("#view-segments path")
+    page.focus("#view-segments [data-set='form=flows']")
+    page.keyboard.press("Tab")
+    said = []
+    for _ in range(3):
+        said.append(page.inner_text("#view-segments .line").split(" gives ")[0])
+        page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowLeft")
+    line = page.inner_text("#view-segments .line")
+    assert said == ["“Life is short.”"] * 3
+    assert line.startswith("“Life is short.” gives ")
+    assert "of its attention to “Then rest.”" in line
+    names = page.get_by_role("img").filter(has=page.locator("title"))
+    assert names.count() == 9
+    assert names.first.get_attribute("tabindex") == "-1"

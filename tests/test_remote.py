@@ -205,3 +205,22 @@ def test_the_steps_of_a_head_are_gone_when_another_is_asked_of_a_lost_server(
     finally:
         page.close()
     assert heading == ""
+
+
+def test_what_is_wrong_is_told_until_all_that_is_shown_is_whole_again(
+    browser: Browser, serving: pages.Serving
+) -> None:
+    page = browser.new_page()
+    page.set_default_timeout(30_000)
+    try:
+        page.goto(f"{serving.address}/?token={pages.TOKEN}#layer=0&head=1&query=5&key=2")
+        page.wait_for_selector('body[data-read="0,1,5,2,0"]')
+        serving.changed = True
+        page.evaluate("location.hash = 'layer=0&head=2&query=5&key=3'")
+        page.wait_for_selector("#damage:not([hidden])")
+        serving.changed = False
+        page.locator(".map").first.press("ArrowUp")
+        page.wait_for_selector("#damage", state="hidden")
+        page.wait_for_selector('.map[data-ready^="0 2 1,"]', timeout=5000)
+    finally:
+        page.close()

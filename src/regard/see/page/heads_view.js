@@ -134,7 +134,7 @@ export class HeadsView {
       const told = heads?.filter((kind) => kind !== null) ?? [];
       if (heads && told.length < heads.length) {
         const why = made("span", "number");
-        why.textContent = "not numbers";
+        why.textContent = "no kinds (NaN)";
         label.title = NO_KINDS;
         label.append(why);
       } else if (heads) {

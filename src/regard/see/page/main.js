@@ -58,6 +58,7 @@ export class Page {
     this.source = new Blend(this.live ?? this.worker());
     this.look = this.themed();
     /** @type {Reading | null} */ this.reading = null;
+    /** @type {Map<object, Error>} who has no answer, and why */ this.troubles = new Map();
     this.remembering = 0;
     this.redrawing = 0;
     this.overview = new Overview(part("overview"), recording.layers, this.maps, this.store);
@@ -78,7 +79,7 @@ export class Page {
     this.reader = new Reader(
       this.source,
       (reading) => this.read(reading),
-      (error) => this.damaged(error),
+      (error) => this.damaged(error, this.words),
       (at) => this.axes(at).queries === this.axes(at).keys,
     );
   }
@@ -236,6 +237,8 @@ export class Page {
   show(state, changed) {
     if (changed.has("theme")) this.look = this.themed();
     if (changed.has("folded")) document.body.classList.toggle("folded", state.folded);
+    if (changed.has("layer") || changed.has("view")) this.troubles.clear();
+    this.warn();
     if (changed.has("layer")) this.open(state);
     if (["layer", "scale", "theme"].some((name) => changed.has(name))) {
       this.overview.draw(state.scale, this.look.ramp, this.look.ink);
@@ -265,7 +268,6 @@ export class Page {
 
   /** @param {State} state another layer */
   open({ layer }) {
-    part("damage").hidden = true;
     this.prose.write(this.axes(layer));
     this.note({ layer });
   }
@@ -321,6 +323,8 @@ export class Page {
   /** @param {Reading} reading */
   read(reading) {
     this.reading = reading;
+    // What answers again, answers the view as well.
+    if (reading.column && this.mended(this.words)) this.views.update(this.store.state, new Set(["size"]));
     const { hover, query, key } = this.store.state;
     if (!hover && (query === null || key === null))
       this.store.set({ query: reading.query, key: reading.key });
@@ -355,15 +359,30 @@ export class Page {
     this.words.clear(text);
   }
 
-  /** @param {Error} error */
-  damaged(error) {
+  /** @param {Error} error @param {object} asker who has no answer */
+  damaged(error, asker) {
+    this.troubles.set(asker, error);
+    this.warn();
+    this.forget();
+    this.map.holder.dataset.ready = "damaged";
+  }
+
+  /** @param {object} asker who has its answer @returns {boolean} had it none before? */
+  mended(asker) {
+    const was = this.troubles.delete(asker);
+    this.warn();
+    return was;
+  }
+
+  /** What is not whole on the stage, as long as it is not. */
+  warn() {
     const { layer } = this.store.state;
-    part("damage").hidden = false;
+    const [error] = this.troubles.values();
+    part("damage").hidden = !error;
+    if (!error) return;
     part("damage").textContent = this.live
       ? error.message
       : `Layer ${layer} of this file is damaged: ${error.message} The small map is shown instead. Write the file again to see the whole.`;
-    this.forget();
-    this.map.holder.dataset.ready = "damaged";
   }
 
   redraw() {

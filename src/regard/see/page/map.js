@@ -57,7 +57,7 @@ export class MapView {
     this.tiles = new Tiles(
       page.source,
       () => this.refresh(),
-      (error) => page.damaged(error),
+      (error) => page.damaged(error, this),
     );
     this.mosaic = new Mosaic((place) => this.tiles.find(this.tileName(place)));
     /** @type {Frame | null} */ this.frame = null;
@@ -225,6 +225,7 @@ export class MapView {
     const name = [owner(this.which, this.page.store.state.scale === "row"), ...numbers].join();
     if (this.info().kind === "map") this.holder.dataset.ready = "small map";
     else this.holder.dataset.ready = isWhole && !this.mosaic.unfinished ? name : "";
+    if (isWhole && this.sampled() === 1) this.page.mended(this);
   }
 
   /**

@@ -34,8 +34,8 @@ export function ribbons({ queries, keys, values: shares, look, width, height }) 
   const scale = (tall - LINE * most) / (given.reduce((sum, size) => sum + size, 0) || 1);
   const left = placed(given, tall, scale);
   const right = placed(received, tall, scale);
-  const picture = node("svg", { width, height: tall, viewBox: `0 0 ${width} ${tall}`, role: "img" });
-  picture.setAttribute("aria-label", "Flows between the parts; the table has the same numbers.");
+  const picture = node("svg", { width, height: tall, viewBox: `0 0 ${width} ${tall}`, role: "group" });
+  picture.setAttribute("aria-label", "Flows between the parts, 1 % and more. Arrow keys move from flow to flow.");
   const [x1, x2] = [names + NODE, width - names - NODE];
   const used = { left: left.map(({ y }) => y), right: right.map(({ y }) => y) };
   queries.forEach((query, row) => {
@@ -51,6 +51,8 @@ export function ribbons({ queries, keys, values: shares, look, width, height }) 
         d: `M${x1} ${y1}C${middle} ${y1} ${middle} ${y2} ${x2} ${y2}L${x2} ${y2 + thick}C${middle} ${y2 + thick} ${middle} ${y1 + thick} ${x1} ${y1 + thick}Z`,
         fill: look.ramp.css[Math.max(40, level(value, "linear", 0, 1))],
         "fill-opacity": 0.75,
+        role: "img",
+        tabindex: picture.childElementCount === 0 ? 0 : -1,
         "data-row": row,
         "data-column": column,
       });

@@ -49,7 +49,11 @@ export class SegmentsView {
     /** @type {AbortController | null} */ this.asking = null;
     /** @type {{queries: Part[], keys: Part[], values: Float32Array} | null} */ this.found = null;
     this.body.addEventListener("pointerover", (event) => this.say(event.target));
-    this.body.addEventListener("focusin", (event) => this.say(event.target));
+    this.body.addEventListener("focusin", (event) => {
+      this.body.querySelector('[tabindex="0"]')?.setAttribute("tabindex", "-1");
+      /** @type {HTMLElement | SVGElement} */ (event.target).setAttribute("tabindex", "0");
+      this.say(event.target);
+    });
     this.body.addEventListener("pointerleave", () => this.tell());
     this.body.addEventListener("keydown", (event) => this.go(event));
   }
@@ -229,19 +233,22 @@ export class SegmentsView {
     return `mean over ${counted(heads, "head")} of ${of === "layer" ? `layer ${layer}` : all}${sinks}`;
   }
 
-  /** @param {KeyboardEvent} event arrows go from cell to cell */
+  /** @param {KeyboardEvent} event arrows go from cell to cell, or from flow to flow */
   go(event) {
     /** @type {Record<string, [number, number]>} */
     const arrows = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
     const step = arrows[event.key];
-    const { row, column } = /** @type {HTMLElement} */ (event.target).dataset;
+    const target = /** @type {HTMLElement | SVGElement} */ (event.target);
+    const { row, column } = target.dataset;
     if (!step || row === undefined || column === undefined) return;
-    const [down, right] = [Number(row) + step[0], Number(column) + step[1]];
-    const next = /** @type {HTMLElement | null} */ (
-      this.body.querySelector(`td[data-row="${down}"][data-column="${right}"]`)
-    );
     event.preventDefault();
     event.stopPropagation();
+    const [down, right] = step;
+    const flows = [.../** @type {NodeListOf<SVGElement>} */ (this.body.querySelectorAll("path"))];
+    const cell = `td[data-row="${Number(row) + down}"][data-column="${Number(column) + right}"]`;
+    const next = /** @type {HTMLElement | SVGElement | null | undefined} */ (
+      target instanceof SVGElement ? flows[flows.indexOf(target) + down + right] : this.body.querySelector(cell)
+    );
     next?.focus();
   }
 

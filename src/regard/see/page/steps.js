@@ -115,12 +115,14 @@ export class StepsView {
       .then((steps) => {
         if (turn !== this.turn) return;
         [this.steps, this.query, this.count] = [steps, query, count];
+        this.page.mended(this);
         this.draw();
       })
       .catch((error) => {
         if (turn !== this.turn) return;
         this.clear("");
-        this.page.damaged(error);
+        this.asked = "";
+        this.page.damaged(error, this);
       });
   }
 

@@ -353,11 +353,14 @@ export class TextView {
       .tile(which, { level: 0, row: 0, column: 0, byRow: false }, this.latest.signal)
       .then(({ values }) => {
         if (wanted !== this.matrix) return;
+        this.page.mended(this);
         this.lines.draw(values, { queries, keys }, this.page.look.ramp);
         if (this.page.reading) this.connect(this.page.reading);
       })
       .catch((error) => {
-        if (wanted === this.matrix) this.page.damaged(error);
+        if (wanted !== this.matrix) return;
+        this.matrix = "";
+        this.page.damaged(error, this);
       });
   }
 
