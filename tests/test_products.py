@@ -236,10 +236,10 @@ class Counting(Scores):
     def select(self, index: Index) -> "Counting":
         return Counting(self.values[index], self.computed)
 
-    def block(self, box: Box, cut: Cut, out: Tensor | None = None) -> Tensor:
+    def block(self, box: Box, cut: Cut, scratch: object = None) -> Tensor:
         values = cut(self.values, box.at_both)
         self.computed.append(values.numel())
-        return values.clone() if out is None else out.copy_(values)
+        return values.clone()
 
     def sink(self, box: Box, cut: Cut) -> None:
         return None

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from regard.block import Block
+from regard.block import Block, over_rows
 from regard.errors import check_count, check_memory, check_spans, check_whole
 from regard.indexing import Index, placed
 
@@ -207,8 +207,9 @@ class Sum(Reduction):
         return (torch.zeros((*shape[:-2], length), dtype=dtype, device=device),)
 
     def update(self, block: Block) -> tuple[Part, ...]:
-        index = block.box.at_rows if self.dim == -1 else block.box.at_columns
-        return (Part(index, block.weights.sum(self.dim)),)
+        if self.dim == -1:
+            return (Part(block.box.at_rows, block.weights.sum(-1)),)
+        return (Part(block.box.at_columns, block.received),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         return buffers[0]
@@ -259,8 +260,15 @@ class Pool(Reduction):
         row_cells, column_cells = self._cells(block.shape)
         first, heights = _cells_met(block.box.rows, block.shape[-2], row_cells)
         start, widths = _cells_met(block.box.columns, block.shape[-1], column_cells)
-        parts = cast(tuple[Tensor, ...], block.weights.split(heights, -2))
-        by_row = torch.stack([rows.sum(-2) for rows in parts], -2)
+        weights = block.weights
+        *leading, _, columns = weights.shape
+        if len(heights) == 1:
+            by_row = block.received[..., None, :]
+        elif min(heights) == max(heights):
+            by_row = over_rows(weights.view(*leading, len(heights), heights[0], columns))
+        else:
+            parts = cast(tuple[Tensor, ...], weights.split(heights, -2))
+            by_row = torch.stack([over_rows(rows) for rows in parts], -2)
         if min(widths) == max(widths):
             pooled = by_row.view(*by_row.shape[:-1], len(widths), widths[0]).sum(-1)
         else:
@@ -362,7 +370,7 @@ def _meets(span: tuple[int, int], part: slice) -> bool:
 def _sum_rows(weights: Tensor, span: tuple[int, int], rows: slice) -> Tensor:
     """The sum of the rows of a block that lie in the span, (..., columns)."""
     start, stop = max(span[0], rows.start), min(span[1], rows.stop)
-    return weights[..., start - rows.start : stop - rows.start, :].sum(-2)
+    return over_rows(weights[..., start - rows.start : stop - rows.start, :])
 
 
 def _member(part: slice, spans: list[tuple[int, int]], like: Tensor) -> Tensor:

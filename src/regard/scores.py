@@ -12,6 +12,7 @@ from regard.errors import shape_text
 from regard.flex_callables import SCORE_MOD, FlexCallable
 from regard.grouped import group_size, grouped_matmul, kv_leading, select_kv
 from regard.indexing import Box, Cut, Index, narrow
+from regard.scratch import Scratch
 
 __all__ = ["Given", "QueryKey", "ScoreMod", "Scores", "accumulation_dtype", "as_score_mod"]
 
@@ -33,6 +34,14 @@ def as_score_mod(function: object, shape: torch.Size, query: Tensor) -> FlexCall
     return FlexCallable.fitted(function, SCORE_MOD, shape, query.device, dtype)
 
 
+def _room(scratch: Scratch | None, box: Box, scores: "Scores") -> Tensor | None:
+    """Where the scores of a box go; None: to a new tensor."""
+    if scratch is None:
+        return None
+    size = tuple(part.stop - part.start for part in box.at_both)
+    return scratch.take("scores", size, accumulation_dtype(scores.dtype), scores.device)
+
+
 class Scores(ABC):
     """The numbers before mask and softmax, (..., num_heads, q_len, kv_len), block by block."""
 
@@ -51,8 +60,11 @@ class Scores(ABC):
         """The scores of a part of the leading axes; a view where PyTorch has one."""
 
     @abstractmethod
-    def block(self, box: Box, cut: Cut, out: Tensor | None = None) -> Tensor:
-        """The scores of one box, in the accumulation dtype: a new tensor, or in ``out``."""
+    def block(self, box: Box, cut: Cut, scratch: Scratch | None = None) -> Tensor:
+        """The scores of one box, in the accumulation dtype: a new tensor, or in the scratch.
+
+        What lies in the scratch has no gradients; it is ``scores`` there.
+        """
 
     @abstractmethod
     def sink(self, box: Box, cut: Cut) -> Tensor | None:
@@ -156,11 +168,13 @@ class QueryKey(Scores):
 
         return self._with(self.query[index], key, chosen, chosen)
 
-    def block(self, box: Box, cut: Cut, out: Tensor | None = None) -> Tensor:
+    def block(self, box: Box, cut: Cut, scratch: Scratch | None = None) -> Tensor:
         dtype = accumulation_dtype(self.query.dtype)
         leading = kv_leading(box.leading, self.group)
         query = cut(self.query, box.at_rows).to(dtype) * self.scale
-        key = cut(self.key, (*leading, box.columns)).to(dtype)
+        key = cut(self.key, (*leading, box.columns))
+        key = key.to(dtype) if scratch is None else scratch.converted("key", key, dtype)
+        out = _room(scratch, box, self)
         scores = grouped_matmul(query, key.mT, out)
         if self.bias is not None:
             scores = scores.add_(cut(self.bias, box.at_both).to(dtype))
@@ -238,7 +252,8 @@ class Given(Scores):
     def select(self, index: Index) -> "Given":
         return Given(self.values[index], self.are_weights)
 
-    def block(self, box: Box, cut: Cut, out: Tensor | None = None) -> Tensor:
+    def block(self, box: Box, cut: Cut, scratch: Scratch | None = None) -> Tensor:
+        out = _room(scratch, box, self)
         values = cut(self.values, box.at_both)
         if self.are_weights:
             values = values.to(accumulation_dtype(values.dtype))

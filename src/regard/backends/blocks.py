@@ -1,8 +1,8 @@
 """The sweep over blocks of complete rows: any reduction, any device, plain PyTorch.
 
-Memory holds a few blocks of about 2^20 scores for each thread, however long the sequence is.
-Gradients come from computing each block a second time and letting autograd differentiate that block
-alone.
+Memory holds a few blocks of 2^20 scores, of long rows 2^21, for each thread, however long the
+sequence is. Gradients come from computing each block a second time and letting autograd
+differentiate that block alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,18 +19,21 @@ from regard.backends.backend import Backend
 from regard.backends.derivatives import first_only, only_backward
 from regard.backends.plan import Plan, counted
 from regard.backends.turns import in_turns
-from regard.block import Block, Scratch
+from regard.block import Block
 from regard.indexing import Box, Index, cut_whole, narrow
 from regard.masks import Mask
 from regard.reductions import Part, Reduction
 from regard.scores import Scores, accumulation_dtype
+from regard.scratch import Scratch
 
 __all__ = ["Blocks", "boxes"]
 
 # A block and its few temporaries should stay in the cache, and its rows be many enough for the
-# matrix product to run at speed.
+# matrix product to run at speed. Long rows leave the cache anyway: twice as many in a block halve
+# what blocks cost beside their numbers.
 BLOCK_SIZE = 2**20
 MIN_ROWS, MAX_ROWS = 32, 128
+LONG = 4096  # keys
 # Of the size of a block: its scores, its weights and what a reduction makes of them.
 BLOCKS_HELD = 3
 _NO_GRAPH = "regard sweeps over blocks beside the graph"
@@ -97,7 +100,8 @@ def boxes(
         return columns.stop - columns.start
 
     def parts(tile: slice) -> list[tuple[slice, ...]]:
-        room = max(1, BLOCK_SIZE // ((tile.stop - tile.start) * width(tile)))
+        columns = width(tile)
+        room = max(1, _times(columns) * BLOCK_SIZE // ((tile.stop - tile.start) * columns))
         return list(_leading_parts(tuple(leading), room, groups))
 
     # Tile after tile of one head, as far as heads are alone: its keys stay in the cache.
@@ -119,10 +123,15 @@ def _tiles(rows: range, width: Callable[[slice], int]) -> Iterator[slice]:
         yield slice(start, end)
         return
     while start < end:
-        tallest = slice(start, min(start + MAX_ROWS, end))
-        stop = min(start + max(MIN_ROWS, BLOCK_SIZE // width(tallest)), tallest.stop)
+        times = _times(width(slice(start, min(start + MAX_ROWS, end))))
+        tallest = slice(start, min(start + times * MAX_ROWS, end))
+        stop = min(start + max(MIN_ROWS, times * BLOCK_SIZE // width(tallest)), tallest.stop)
         yield slice(start, stop)
         start = stop
+
+
+def _times(columns: int) -> int:
+    return 2 if columns > LONG else 1
 
 
 def _leading_parts(

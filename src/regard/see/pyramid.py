@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from regard.backends.turns import in_turns
-from regard.block import Scratch
 from regard.masks.columns import length, overlap
+from regard.scratch import Scratch
 from regard.see.strips import PART, HeadScores, Neighbours, Pause, Picked, Strip, Sums, sums, window
 
 __all__ = ["Place", "Pyramid", "Spans", "Tile", "check_place", "checked", "highest_level"]

@@ -8,9 +8,9 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from regard.block import Scratch
 from regard.indexing import Box, cut_whole
 from regard.scores import Given, QueryKey
+from regard.scratch import Scratch
 from regard.see.strips import HeadScores, Neighbours, sums, window
 from regard.steps import parts_of
 

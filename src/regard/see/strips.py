@@ -14,12 +14,13 @@ from math import log
 import torch
 from torch import Tensor
 
-from regard.block import Scratch, edges
+from regard.block import edges
 from regard.indexing import Box, cut_whole
 from regard.masks import Mask
 from regard.masks.columns import length, overlap
 from regard.matrix import AttentionMatrix
 from regard.scores import Given, QueryKey, Scores, accumulation_dtype
+from regard.scratch import Scratch
 
 __all__ = [
     "PART",
@@ -177,8 +178,7 @@ class Neighbours(Strip):
     def masked(self, part: slice, scratch: Scratch) -> Tensor:
         source, mask = self.head.source, self.head.mask
         box = Box((), self.rows, part)
-        out = _room(scratch, source, self.height, length(part))
-        scores = source.block(box, cut_whole, out)
+        scores = source.block(box, cut_whole, scratch)
         if mask is None:
             return scores
         for edge in edges(mask, box, self.head.shape):
@@ -247,13 +247,14 @@ class Picked(Strip):
                 return None
 
     def masked(self, part: slice, scratch: Scratch) -> Tensor:
-        out = _room(scratch, self.head.source, self.height, length(part))
         if self._together is None:
+            source, size = self.head.source, (self.height, length(part))
+            out = scratch.take("scores", size, accumulation_dtype(source.dtype), source.device)
             for row, place in enumerate(self.places):
                 box = Box((), slice(place, place + 1), part)
-                out[row] = self.head.source.block(box, cut_whole)[0]
+                out[row] = source.block(box, cut_whole)[0]
         else:
-            out = self._together.block(Box((), slice(0, self.height), part), cut_whole, out)
+            out = self._together.block(Box((), slice(0, self.height), part), cut_whole, scratch)
         if self.head.mask is not None:
             self._hide(self.head.mask, part, out)
         return out
@@ -270,11 +271,6 @@ class Picked(Strip):
                 at = slice(known.start - part.start, known.stop - part.start)
                 hidden = ~mask.block(box, shape, device).expand(1, length(known))
                 scores[row, at].masked_fill_(hidden[0], -torch.inf)
-
-
-def _room(scratch: Scratch, source: Scores, height: int, width: int) -> Tensor:
-    dtype = accumulation_dtype(source.dtype)
-    return scratch.take("scores", (height, width), dtype, source.device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,7 +301,7 @@ def sums(strip: Strip, cell: int | None, scratch: Scratch, pause: Pause) -> Sums
 
     Example:
         >>> import torch, regard
-        >>> from regard.block import Scratch
+        >>> from regard.scratch import Scratch
         >>> from regard.see.strips import HeadScores, Neighbours, sums
         >>> head = HeadScores.of(regard.attend(torch.zeros(1, 1), torch.zeros(4, 1)))
         >>> sums(Neighbours(head, slice(0, 1)), 2, Scratch(4), lambda: None).cells
