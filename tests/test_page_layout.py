@@ -34,6 +34,17 @@ def test_the_line_under_the_text_hides_no_chosen_word(width: int, show: Open) ->
     assert word["y"] + word["height"] <= line["y"]
 
 
+@pytest.mark.parametrize("width", [700, 850, 1099])
+def test_the_whole_map_stands_above_the_line(width: int, show: Open) -> None:
+    page = show(recorded(tokens=60), "#view=map", viewport={"width": width, "height": 680})
+    page.wait_for_selector("body[data-read]")
+    drawn = page.locator(".map").first.bounding_box()
+    line = page.locator("footer").bounding_box()
+    assert drawn
+    assert line
+    assert drawn["y"] + drawn["height"] <= line["y"]
+
+
 @pytest.mark.parametrize("query", [500, 1100, 1400, 1997])
 def test_both_texts_show_the_chosen_word_and_stand_in_step(query: int, show: Open) -> None:
     # Lines of many lengths: no block is as high as was thought before it is built.

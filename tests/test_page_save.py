@@ -2,12 +2,15 @@
 
 import csv
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from playwright.sync_api import Page
+from playwright.sync_api import Browser, Page, Route
 
+import pages
 import regard
 from pages import WORDS, Open, ready, recorded
 from regard.see.file import write_page
@@ -38,6 +41,37 @@ def test_the_map_is_saved_as_a_png_twice_as_sharp(show: Open, tmp_path: Path) ->
     margins = 2 * 16
     expected = 2 * (box["width"] + margins)
     assert int.from_bytes(header[16:20], "big") == pytest.approx(expected, abs=2)
+
+
+@contextmanager
+def tiles_held(browser: Browser, recording: regard.Recording) -> Iterator[tuple[Page, list[Route]]]:
+    """A page whose server has sent the small map and no tile yet; the requests for tiles."""
+    serving = pages.Serving(recording)
+    page = browser.new_page()
+    asked: list[Route] = []
+    page.route("**/api/tile?*", lambda route: asked.extend([route]), times=4)
+    try:
+        page.goto(f"{serving.address}/?token={pages.TOKEN}#zoom=2")
+        page.wait_for_selector("body[data-read]")
+        page.wait_for_selector("#view-map .progress:has-text('exact map')")
+        yield page, asked
+    finally:
+        page.close()
+        serving.end()
+
+
+@pytest.mark.parametrize("kind", ["png", "svg", "csv"])
+def test_what_is_saved_waits_for_the_tiles(kind: str, browser: Browser, tmp_path: Path) -> None:
+    with tiles_held(browser, recorded(tokens=64)) as (page, asked):
+        page.click("#save summary")
+        with page.expect_download() as download:
+            page.click(f"[data-save={kind}]")
+            page.wait_for_timeout(300)  # what does not wait is there by now
+            for route in asked:
+                route.continue_()
+        download.value.save_as(tmp_path / "early")
+        ready(page)
+        assert (tmp_path / "early").read_bytes() == saved(page, kind, tmp_path).read_bytes()
 
 
 def said(page: Page, folder: Path) -> list[str]:

@@ -9,7 +9,7 @@ import torch
 from playwright.sync_api import Page
 
 import regard
-from pages import Open, address, recorded, sentence, three_digits
+from pages import Open, address, go, recorded, sentence, three_digits
 from regard.see import file
 from regard.see.file import write_page
 
@@ -257,3 +257,24 @@ def test_a_hostile_token_is_text_in_the_steps(show: Open) -> None:
     page = opened(show(regard.Recording({"a": matrix}, query_tokens=tokens), "#view=steps"))
     assert page.locator("#view-steps img").count() == 0
     assert "‹RLO›evil" in page.inner_text("#view-steps")
+
+
+def test_keys_that_were_unfolded_are_in_the_address(show: Open) -> None:
+    recording = recorded(tokens=100)
+    page = show(recording, "#view=steps&query=50")
+    page.click("#view-steps .scroller > button")
+    rows = page.locator("#view-steps tbody tr")
+    page.wait_for_function("document.querySelectorAll('#view-steps tbody tr').length === 64")
+    assert address(page, lambda said: "steps" in said)["steps"] == "64"
+    page.reload()
+    page.wait_for_selector("#view-steps tbody tr")
+    assert rows.count() == 64
+    go(page, 0, 0, 51, 3, view="steps")
+    page.wait_for_function("document.querySelectorAll('#view-steps tbody tr').length === 32")
+
+
+@pytest.mark.parametrize(("steps", "rows"), [("1", 32), ("90", 90), ("999999", 100)])
+def test_an_address_asks_for_no_more_keys_than_there_are(steps: str, rows: int, show: Open) -> None:
+    page = show(recorded(tokens=100), f"#view=steps&query=50&steps={steps}")
+    page.wait_for_selector("#view-steps tbody tr")
+    assert page.locator("#view-steps tbody tr").count() == rows

@@ -79,6 +79,11 @@ export class Atlas {
     return this.page.store.state.compare === "beside" ? [this.first, this.second] : [this.first];
   }
 
+  /** When what is seen is more than a stand-in. */
+  async settled() {
+    await Promise.all(this.maps().map((map) => map.settled()));
+  }
+
   /** @returns {string} */
   caption() {
     const { state } = this.page.store;
@@ -87,6 +92,8 @@ export class Atlas {
     if (frame && state.zoom > 1) {
       words.push(`queries ${seen(frame.row, frame.rows)}`, `keys ${seen(frame.column, frame.columns)}`);
     }
+    const every = this.sampled();
+    if (every > 1) words.push(`a sample of 1 query in ${every}`);
     return words.join(", ");
   }
 
@@ -95,10 +102,15 @@ export class Atlas {
     return new Map(this.maps().flatMap((map) => [...map.drawers()]));
   }
 
+  /** @returns {number} of how many queries one was asked; 1: the numbers are exact */
+  sampled() {
+    return Math.max(...this.maps().map((map) => map.sampled()));
+  }
+
   /** @returns {(string | number)[][]} the cells that are seen */
   table() {
     const { state } = this.page.store;
-    const every = Math.max(...this.maps().map((map) => map.sampled()));
+    const every = this.sampled();
     const unit = [this.page.unit(state)];
     if (state.scale === "row") unit.push("each row over its highest");
     if (state.hidden) unit.push("without sinks");

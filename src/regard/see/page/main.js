@@ -36,6 +36,8 @@ import { TextView } from "./text.js";
 import { forAxis, sinksOf } from "./tokens.js";
 import { Views } from "./views.js";
 
+const FEWEST_STEPS = 32;
+const MOST_STEPS = 1000; // that a server tells at once
 const MOST_CHOSEN = 256; // tokens whose rows are added up
 
 /**
@@ -138,6 +140,7 @@ export class Page {
       hidden: false,
       side: "looks",
       order: kv_len > 32 ? "weight" : "position",
+      steps: FEWEST_STEPS,
       parts: "sentences",
       pattern: "",
       of: "head",
@@ -174,6 +177,7 @@ export class Page {
       query: state.query === null ? null : within(state.query, q_len),
       key: state.key === null ? null : within(state.key, kv_len),
       queryTo: lastOf(state.query, state.queryTo, q_len),
+      steps: Math.max(FEWEST_STEPS, Math.min(state.steps, kv_len, MOST_STEPS)),
       keyTo: lastOf(state.key, state.keyTo, kv_len),
       row: thousandths(Math.max(0, Math.min(q_len - q_len / zoom, state.row))),
       column: thousandths(Math.max(0, Math.min(kv_len - kv_len / zoom, state.column))),

@@ -38,6 +38,7 @@ export class SaveMenu {
   /** @param {keyof typeof TYPES} kind */
   async save(kind) {
     this.close();
+    await this.page.views.now()?.settled?.();
     const content = kind === "csv" ? this.csv() : await this.pictured(() => (kind === "png" ? this.png() : this.svg()));
     const link = document.createElement("a");
     link.href = URL.createObjectURL(new Blob([content], { type: TYPES[kind] }));

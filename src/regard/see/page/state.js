@@ -19,6 +19,7 @@
  * @property {boolean} hidden sinks set aside
  * @property {"looks" | "looked"} side where the token looks, or who looks at it
  * @property {"weight" | "position"} order of the keys in the steps
+ * @property {number} steps how many keys the steps show
  * @property {"place" | "kind" | "score" | "entropy" | "sink"} sort of the heads in the overview
  * @property {string} only heads of this kind, its words joined by dashes; "all"
  * @property {"any" | "low" | "middle" | "high"} entropy only heads with so much of it
@@ -57,7 +58,7 @@ const WORDS = {
 /** @type {Record<string, RegExp>} */
 const NAMES = { heads: /^(one|mean|\d{1,4}\.\d{1,4}(_\d{1,4}\.\d{1,4}){0,63})$/, with: /^\d{1,4}\.\d{1,4}$/, only: /^[a-z-]{1,30}$/, pattern: /^\P{Cc}{0,200}$/u };
 const ALWAYS = ["layer", "head", "query", "key"];
-const COUNTS = [...ALWAYS, "queryTo", "keyTo", "zoom", "row", "column"];
+const COUNTS = [...ALWAYS, "queryTo", "keyTo", "steps", "zoom", "row", "column"];
 const FLAGS = ["hidden", "folded", "distances"];
 
 export class Store {
@@ -85,6 +86,8 @@ export class Store {
     const next = { ...before, ...patch };
     if (next.query !== before.query && !("queryTo" in patch)) next.queryTo = null;
     if (next.key !== before.key && !("keyTo" in patch)) next.keyTo = null;
+    const isOther = ["layer", "head", "query"].some((name) => next[/** @type {"head"} */ (name)] !== before[/** @type {"head"} */ (name)]);
+    if (isOther && !("steps" in patch)) next.steps = this.fresh.steps;
     this.state = this.fitted(next);
     const waits = this.changed.size > 0;
     for (const name of /** @type {(keyof State)[]} */ (Object.keys(this.state))) {

@@ -18,7 +18,7 @@ import { FEW, largest, vectorPicture } from "./vectors.js";
  * @typedef {import("./row_steps.js").Step} Step
  */
 
-const FIRST = 32; // keys shown at first, and more each time
+const MORE = 32; // keys that a press unfolds
 const BAR_LEVEL = 160; // of the ramp: data, but quieter than the darkest cell
 /** @type {Record<string, [number, number]>} */
 const ARROWS = {
@@ -50,13 +50,12 @@ export class StepsView {
     this.grid.setAttribute("role", "grid");
     this.more = document.createElement("button");
     this.more.type = "button";
-    this.more.addEventListener("click", () => this.ask(this.count + FIRST));
+    this.more.addEventListener("click", () => page.store.set({ steps: page.store.state.steps + MORE }));
     this.notes = part("p", "note");
     const [top, scroller] = [part("div", "top"), part("div", "scroller")];
     top.append(this.heading, this.order);
     scroller.append(this.grid, this.more, this.notes);
     pane.append(top, this.sum, scroller);
-    this.count = FIRST;
     this.turn = 0;
     this.asked = "";
     /** @type {Steps | null} */ this.steps = null;
@@ -95,17 +94,16 @@ export class StepsView {
 
   /** @param {State} state @param {Set<string>} changed */
   update(state, changed) {
-    const asked = [state.layer, state.head, state.hidden, state.order, this.page.cell().query].join();
+    const asked = [state.layer, state.head, state.hidden, state.order, state.steps, this.page.cell().query].join();
     if (asked !== this.asked) {
       this.asked = asked;
-      this.ask(FIRST);
+      this.ask();
     } else if (changed.has("theme")) this.draw();
     this.mark();
   }
 
-  /** @param {number} count how many keys are wanted */
-  ask(count) {
-    const { layer, head, hidden, order } = this.page.store.state;
+  ask() {
+    const { layer, head, hidden, order, steps: count } = this.page.store.state;
     const { query } = this.page.cell();
     const turn = ++this.turn;
     const info = this.page.recording.layers[layer];
@@ -114,7 +112,7 @@ export class StepsView {
       .steps({ layer, head, hidden }, query, { by: order, start: 0, count })
       .then((steps) => {
         if (turn !== this.turn) return;
-        [this.steps, this.query, this.count] = [steps, query, count];
+        [this.steps, this.query] = [steps, query];
         this.page.mended(this);
         this.draw();
       })
@@ -161,7 +159,7 @@ export class StepsView {
     this.grid.classList.toggle("with-values", steps.output !== null);
     const rest = steps.keys - steps.rows.length;
     this.more.hidden = rest <= 0;
-    this.more.textContent = `${Math.min(FIRST, rest)} more of ${grouped(rest)}`;
+    this.more.textContent = `${Math.min(MORE, rest)} more of ${grouped(rest)}`;
     const aside = hidden ? "The first and the special tokens are set aside, as if masked. " : "";
     const ends = [aside, coloursText("Vectors", steps.vector, highest)];
     ends.push(coloursText("Values", steps.output, this.highest.value));
