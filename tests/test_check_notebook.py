@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from regard.faults.sandbox import Limits, check_apart
-from test_check_sandbox import RIGHT, WRONG, folder, trouble
+from test_check_sandbox import MODULE, RIGHT, WRONG, folder, trouble
 
 __all__ = ["folder"]  # a fixture
 
@@ -40,6 +40,26 @@ def test_a_cell_that_raises_does_not_stop_the_others() -> None:
     assert checked.troubles == (
         "lesson.ipynb, cell 1 raises NameError on line 1: name 'nn' is not defined; it must run "
         "before it can be checked.\n    1 | Linear1 = nn.Linear()",
+    )
+
+
+@pytest.mark.parametrize("broken_first", [True, False], ids=["before-it", "after-it"])
+def test_a_cell_that_does_not_compile_hides_no_class(broken_first: bool) -> None:
+    cells = ["x = = 3", MODULE + "\nlayer = SelfAttention(16, 4)"]
+    checked = check_apart(notebook("lesson.ipynb", *(cells if broken_first else cells[::-1])))
+    assert [report["name"] for report in checked.reports] == ["SelfAttention"]
+    assert checked.troubles == (
+        f"lesson.ipynb, cell {1 if broken_first else 2} does not compile, line 1: invalid syntax; "
+        "it must be Python.\n    1 | x = = 3",
+    )
+
+
+def test_a_cell_with_a_null_byte_hides_no_class() -> None:
+    checked = check_apart(notebook("lesson.ipynb", "x = 1\ny = '\0'", RIGHT))
+    assert [report["name"] for report in checked.reports] == ["attention"]
+    assert checked.troubles == (
+        "lesson.ipynb, cell 1 does not compile, line 2: there is a null byte; it must be Python."
+        "\n    2 | y = '\0'",
     )
 
 

@@ -261,6 +261,12 @@ LINES = [
         id="no-python",
     ),
     pytest.param(
+        "import torch\nx = '\0'",
+        "mine.py does not compile, line 2: there is a null byte; it must be Python.\n"
+        "    2 | x = '\0'",
+        id="a-null-byte",
+    ),
+    pytest.param(
         "import einoops",
         "mine.py imports einoops on line 1, which is not installed here; check runs what it "
         "imports.\n    1 | import einoops",

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-__all__ = ["Cell", "namespace", "read_cells", "run_cell"]
+__all__ = ["Cell", "namespace", "read_cells", "refuse_null_bytes", "run_cell"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,8 @@ def namespace(name: str, cells: list[Cell]) -> ModuleType:
     sys.modules[name] = module
     # Outside Jupyter both of them are missing, and neither has to do with attention.
     vars(module).update(display=_show_nothing, get_ipython=_no_shell)
-    _remember(module.__file__, "\n".join(cell.source for cell in cells))
+    # With a cell that does not compile no class would be found in any of them.
+    _remember(module.__file__, "\n".join(c.source for c in cells if _compiles(c.source)))
     for cell in cells:
         _remember(cell.file, cell.source)
     return module
@@ -78,7 +79,23 @@ def run_cell(cell: Cell, module: ModuleType) -> None:
     Raises:
         BaseException: whatever the cell raises.
     """
+    refuse_null_bytes(cell.source, cell.file)
     exec(compile(cell.source, cell.file, "exec"), vars(module))  # what it is for
+
+
+def refuse_null_bytes(source: str, file: str) -> None:
+    """Raise what Python should: its own error for a null byte names neither file nor line.
+
+    Args:
+        source: of a file or a cell.
+        file: what tracebacks call it.
+
+    Raises:
+        SyntaxError: there is one.
+    """
+    for number, line in enumerate(source.splitlines(), start=1):
+        if "\0" in line:
+            raise SyntaxError("there is a null byte", (file, number, line.index("\0") + 1, line))
 
 
 def _sources(notebook: Any) -> Generator[str]:

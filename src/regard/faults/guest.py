@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from regard.errors import RegardError
-from regard.faults.cells import namespace, read_cells, run_cell
+from regard.faults.cells import namespace, read_cells, refuse_null_bytes, run_cell
 from regard.faults.examine import check
 from regard.faults.flows import Flows
 from regard.faults.report import Report
@@ -161,6 +161,7 @@ def imported(path: Path) -> Any:
     import importlib
     import importlib.util
 
+    refuse_null_bytes(path.read_bytes().decode("utf-8", "replace"), str(path))
     root, parts = path.parent, [path.stem]
     while (root / "__init__.py").exists():  # `from .layers import Linear` works as it does there
         parts.insert(0, root.name)
