@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 __all__ = ["Argument", "Role", "arguments_of", "projection_role"]
@@ -36,11 +36,13 @@ class Argument:
         name: as it is written there.
         role: what it is for.
         required: whether a call fails without it.
+        by_name: whether it goes by its name alone.
     """
 
     name: str
     role: Role
     required: bool
+    by_name: bool = False
 
 
 def arguments_of(call: Callable[..., Any], given: Iterable[str]) -> list[Argument]:
@@ -54,10 +56,10 @@ def arguments_of(call: Callable[..., Any], given: Iterable[str]) -> list[Argumen
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     for name, parameter in inspect.signature(call).parameters.items():
         required = parameter.default is inspect.Parameter.empty
-        takes_one = parameter.kind in kinds or parameter.kind is inspect.Parameter.KEYWORD_ONLY
-        if name in given or not takes_one:
+        by_name = parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        if name in given or not (by_name or parameter.kind in kinds):
             continue
-        found.append(Argument(name, _role(name, required), required))
+        found.append(Argument(name, _role(name, required), required, by_name))
     return _settled(found)
 
 
@@ -96,7 +98,7 @@ def _settled(found: list[Argument]) -> list[Argument]:
             rename = {required[0].name: "x"}
             others = [a for a in required[1:] if a.required and _MEMORY.search(a.name.lower())]
             rename |= {a.name: "memory" for a in others}
-    return [Argument(a.name, rename.get(a.name, a.role), a.required) for a in found]
+    return [replace(a, role=rename.get(a.name, a.role)) for a in found]
 
 
 def projection_role(name: str) -> Role:

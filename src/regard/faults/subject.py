@@ -192,7 +192,7 @@ class Subject:
         """The arguments that go by position: those from the first on that all have values."""
         leading: list[Argument] = []
         for argument in self.given.arguments:
-            if argument.name not in call or not argument.required:
+            if argument.name not in call or not argument.required or argument.by_name:
                 break
             leading.append(argument)
         return leading if not self.given.options else []
