@@ -1,6 +1,6 @@
 """The stages of an attention in the operations that ran: projections, softmax, what comes of it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -94,20 +94,76 @@ def found_stages(
     projected = projected and subject.given.kind == "embeddings"
     products = _products(trace, behind) if projected else []
     projections = _projections(subject, inputs, extra, edits, trace, products)
-    joining = _joining(trace, behind)
+    joinings = _joinings(trace, behind)
     outputs = (trace.outcome.output,)
-    if joining is not None:
-        rows, joined = joining.args[_PRODUCTS[joining.operator][0]], joining.output
-        if joining.operator == "convolution" and joined is not None:  # the tokens stand last
-            rows, joined = rows.mT, joined.mT
-        outputs = _canonical_rows(subject, rows, outputs[0], joined)
+    if joinings:
+        added = _of_heads_apart(joinings, outputs[0])
+        outputs = _canonical_rows(subject, joinings[0], outputs[0]) if added is None else (added,)
+        outputs = tuple(o for output in outputs for o in _by_head(trace, joinings[0], output))
+    joining = joinings[0] if joinings else None
     return Stages(trace, tuple(projections), softmax, outputs, joining)
 
 
-def _canonical_rows(
-    subject: Subject, rows: Tensor, output: Tensor, joined: Tensor | None
-) -> tuple[Tensor, ...]:
+def _sides(joining: Event) -> tuple[Tensor, Tensor | None]:
+    """What went into a last projection, and what came out, the columns last in both."""
+    rows, joined = joining.args[_PRODUCTS[joining.operator][0]], joining.output
+    if joining.operator == "convolution" and joined is not None:  # the tokens stand last
+        return rows.mT, joined.mT
+    return rows, joined
+
+
+def _of_heads_apart(joinings: list[Event], output: Tensor) -> Tensor | None:
+    """What went into the last projections where each head has its own, and their sum is told.
+
+    One product for each head, or one that holds them all; None where the output, but for a bias,
+    is no such sum.
+    """
+    batch, tokens, columns = output.shape
+    parts: list[tuple[Tensor, Tensor]] = []
+    for event in joinings:
+        rows, joined = _sides(event)
+        if joined is None or joined.shape[-1] != columns or rows.numel() % (batch * tokens):
+            return None
+        # (heads, batch · tokens, columns), or (batch · heads, tokens, columns)
+        inner = tokens if rows.ndim == 3 and rows.shape[1] == tokens else batch * tokens
+        shape = (batch, -1, tokens) if inner == tokens else (-1, batch, tokens)
+        if joined.numel() // columns != rows.numel() // rows.shape[-1]:
+            return None
+        sides = [side.reshape(*shape, side.shape[-1]) for side in (rows, joined)]
+        turned = [side if inner == tokens else side.transpose(0, 1) for side in sides]
+        parts.append((turned[0].transpose(1, 2).flatten(2), turned[1].sum(1)))
+    missing = output - torch.stack([joined for _, joined in parts]).sum(0)
+    bias = missing[:1, :1].expand_as(missing)
+    if not torch.allclose(missing, bias, rtol=1e-4, atol=1e-5, equal_nan=True):
+        return None
+    return torch.cat([rows for rows, _ in parts], -1)
+
+
+def _by_head(trace: Trace, joining: Event, output: Tensor) -> Iterator[Tensor]:
+    """What went into the last projection, its columns head by head; then as they lay.
+
+    einsum may lay the numbers of all heads in turn: the matrix behind them has them so as well.
+    """
+    batch, tokens, columns = output.shape
+    for event in trace:
+        mixed = event.output
+        apart = mixed is not None and mixed.numel() == output.numel() and mixed.ndim >= 3
+        if mixed is None or not apart or event.place > joining.place:
+            continue
+        width = mixed.shape[-1]
+        if event.operator not in _PRODUCTS or width == columns or columns % width:
+            continue
+        heads = mixed.reshape(batch, -1, tokens, width)
+        laid = heads.permute(0, 2, 3, 1).flatten(2)
+        if torch.equal(laid.nan_to_num(), output.nan_to_num()):
+            yield heads.transpose(1, 2).flatten(2)
+            break
+    yield output
+
+
+def _canonical_rows(subject: Subject, joining: Event, output: Tensor) -> tuple[Tensor, ...]:
     """What went into the last projection; in both orders where what came out does not tell."""
+    rows, joined = _sides(joining)
     batch, tokens, columns = output.shape
     if rows.numel() % (batch * tokens) or joined is None:
         return (output,)
@@ -155,14 +211,22 @@ def _products(trace: Trace, behind: set[int]) -> list[Event]:
     return found
 
 
-def _joining(trace: Trace, behind: set[int]) -> Event | None:
-    """The first product, behind the softmax, with something that does not depend on the input."""
-    moved = trace.reached(trace.entries)
+def _joinings(trace: Trace, behind: set[int]) -> list[Event]:
+    """The products, behind the softmax, with something that does not depend on the input.
+
+    The first one, and those beside it that nothing of it leads to.
+    """
+    moved = trace.moved
+    found: list[Event] = []
+    later: set[int] = set()
     for event in trace:
         factors = _factor_addresses(event, trace)
-        if factors is not None and event.place in behind and factors[1] not in moved:
-            return event
-    return None
+        if factors is None or event.place not in behind or factors[1] in moved:
+            continue
+        if not later.intersection(event.reads):
+            found.append(event)
+            later |= trace.reached(event.writes)
+    return found
 
 
 def _factor_addresses(event: Event, trace: Trace) -> tuple[int, int] | None:

@@ -1,0 +1,22 @@
+# regard.check(ManyHeads, 16, 4)
+from torch import nn
+
+
+class Head(nn.Module):
+    def __init__(self, dim, width):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(dim, width) for _ in range(3))
+
+    def forward(self, x):
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        return (q @ k.transpose(1, 2) / k.shape[-1] ** 0.5).softmax(-1) @ v
+
+
+class ManyHeads(nn.Module):
+    def __init__(self, dim, count):
+        super().__init__()
+        self.heads = nn.ModuleList(Head(dim, dim // count) for _ in range(count))
+        self.outs = nn.ModuleList(nn.Linear(dim // count, dim) for _ in range(count))
+
+    def forward(self, x):
+        return sum(out(head(x)) for head, out in zip(self.heads, self.outs))
