@@ -72,7 +72,7 @@ export class HeadsView {
   /** Which tiles, in which order, how large. @param {State} state */
   arrange(state) {
     const all = this.all();
-    const known = all.some(({ kind }) => kind !== undefined);
+    const known = all.some(({ kind }) => Boolean(kind));
     this.choose(state, all, known);
     this.tiles = known ? sorted(all.filter((tile) => isWanted(tile, state)), state.sort) : all;
     this.total = all.length;
