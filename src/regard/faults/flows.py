@@ -2,31 +2,50 @@
 
 Learners build attention from small matrices, a product a cell. Two slips leave no trace where all
 matrices are square: queries times keys that are not transposed, and weights that multiply the
-columns of the values. Both are read from the operations, not from names.
+columns of the values. Both are read from the operations, not from names. Each softmax is followed
+besides from its scores to what its weights met.
 """
 
 import ast
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from regard.faults.catalogue import fault
-from regard.faults.cells import Cell
+from regard.faults.cell_chains import chain_of
+from regard.faults.cell_verdicts import Verdict, judged
+from regard.faults.cells import Cell, run_cell
+from regard.faults.reading import finding_of
 from regard.faults.report import Finding, Report
-from regard.tracing import Operation, Tracer, apart
+from regard.faults.softmaxes import softmax_of, softmaxes
+from regard.faults.subject import Outcome
+from regard.faults.traced import Event, Trace, recorded
+from regard.tracing import Listener, Operation, Tracer, apart
 
 __all__ = ["Flows"]
 
 # Of a matrix whose numbers people look at.
 _MOST_TOKENS = 32
+# Numbers of all tensors that are remembered, and how often an operation of one line is: a loop that
+# trains runs many more.
+_MOST_NUMBERS = 20_000_000
+_LARGEST = 65_536
+_MOST_REPEATED = 16
+_MOST_EVENTS = 3_000
 # Operations of small tensors that are remembered: a notebook that trains runs many more, and each
 # is compared with all of them.
 _MOST_KEPT = 1_000
 
 _aten = torch.ops.aten
+_REGARD = str(Path(__file__).parents[1])
+_NOTHING = Outcome(torch.empty(0), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +70,15 @@ class Flows:
     Attributes:
         cells: of the notebook.
         findings: in the order of the cells.
-        softmaxes: how many were seen.
     """
 
     cells: list[Cell]
     findings: list[Finding] = field(default_factory=list[Finding])
-    softmaxes: int = 0
+    _events: list[Event] = field(default_factory=list[Event])
+    _held: list[Operation] = field(default_factory=list[Operation])
+    _count: Counter[tuple[str, int, str]] = field(default_factory=Counter[tuple[str, int, str]])
+    _learned: set[int] = field(default_factory=set[int])
+    _numbers: int = 0
     _projections: list[_Product] = field(default_factory=list[_Product])
     _weights: list[Tensor] = field(default_factory=list[Tensor])
     _weighed: list[tuple[_Product, _Line]] = field(default_factory=list[tuple[_Product, _Line]])
@@ -66,23 +88,74 @@ class Flows:
 
     def tracer(self) -> Tracer:
         """A tracer for one cell."""
-        listeners: dict[Callable[..., Any], Callable[[Operation], None]] = {
+        listeners: dict[Callable[..., Any], Listener] = {
             _aten.mm.default: self._mm,
             _aten._softmax.default: self._softmax,
             _aten.mul.Tensor: self._mul,
             _aten.sum.dim_IntList: self._sum,
         }
-        return Tracer(nn.Identity(), listeners)
 
-    def report(self, name: str) -> Report | None:
+        def hear(operation: Operation) -> None:
+            if _by_regard():
+                return
+            self._record(operation)
+            if operation.func in listeners:
+                listeners[operation.func](operation)
+
+        return Tracer(nn.Identity(), {}, hear)
+
+    def _record(self, operation: Operation) -> None:
+        """Keep a copy of an operation on small tensors, unless its line ran very often."""
+        output = operation.output
+        parts = [t for t in (*operation.args, output) if isinstance(t, Tensor)]
+        numbers = sum(part.numel() for part in parts)
+        is_large = numbers > _LARGEST or self._numbers + numbers > _MOST_NUMBERS
+        if is_large or len(self._events) >= _MOST_EVENTS:
+            return
+        caller = operation.caller()
+        key = (caller.file, caller.line, str(operation.func))
+        self._count[key] += 1
+        if self._count[key] > _MOST_REPEATED or operation.func is _aten.detach.default:
+            return
+        self._numbers += numbers
+        self._learned |= {
+            part.untyped_storage().data_ptr() for part in parts if isinstance(part, nn.Parameter)
+        }
+        self._held.append(operation)  # no other tensor takes the place of its own
+        with apart():
+            self._events.append(recorded(operation, len(self._events), caller))
+
+    def report(self, name: str, *, alone: bool) -> Report | None:
         """What was found in the cells; None where they hold no attention of their own.
 
         Args:
             name: of the notebook.
+            alone: whether nothing else in it was checked: then what may be no attention is told.
         """
-        if not self.findings and not self.softmaxes:
+        verdicts = list(self._verdicts())
+        for told in (told for verdict in verdicts for told in verdict.told):
+            self._add(finding_of(told))
+        real = [verdict for verdict in verdicts if verdict.is_attention]
+        if not real and alone and not self.findings:
+            real = verdicts
+        missing = "\n".join(dict.fromkeys(each.missing for each in real if each.missing))
+        if not self.findings and not missing and not (real and alone):
             return None
-        return Report(name, tuple(self.findings), "the products of the cells themselves")
+        return Report(name, tuple(self.findings), "the products of the cells themselves", missing)
+
+    def _verdicts(self) -> Iterator[Verdict]:
+        """One on each softmax whose line, or whose product with values, is the cells' own."""
+        trace = Trace({event.place: event for event in self._events}, _NOTHING, frozenset())
+        seen = softmaxes(trace)
+        for event in seen:
+            kept = {e.place: e for e in self._events if e is event or e not in seen}
+            softmax = softmax_of(Trace(kept, _NOTHING, frozenset()), -1)
+            if softmax is None or softmax.events[0] is not event or softmax.scores.ndim > 4:
+                continue
+            chain = chain_of(self._events, softmax, self._learned)
+            lines = [event.caller, chain.mixing.event.caller if chain.mixing else None]
+            if any(c is not None and (c.file, c.line) in self._own for c in lines):
+                yield judged(self._events, chain)
 
     def _mm(self, operation: Operation) -> None:
         left, right = cast("tuple[Tensor, Tensor]", operation.args[:2])
@@ -110,10 +183,6 @@ class Flows:
 
     def _softmax(self, operation: Operation) -> None:
         output = cast(Tensor, operation.output)
-        caller = operation.caller()
-        if (caller.file, caller.line) not in self._own:
-            return  # of a class or a function, which is checked as such
-        self.softmaxes += 1
         if output.ndim == 1 and len(output) <= _MOST_TOKENS and len(self._weights) < _MOST_KEPT:
             self._weights.append(output)
 
@@ -155,15 +224,27 @@ class Flows:
         if line is None:
             caller = operation.caller()
             line = _Line(caller.file, caller.line)
-        if any(
-            f.name == name and (f.file, f.line) == (line.file, line.line) for f in self.findings
-        ):
-            return  # in a loop
         did, attention = (matrix.detach()[:4, :4].float() for matrix in proof[:2])
         entry = fault(name)
-        self.findings.append(
+        self._add(
             Finding(entry, entry.severity, line.file, line.line, detail, did, attention, proof[2])
         )
+
+    def _add(self, finding: Finding) -> None:
+        place = (finding.name, finding.file, finding.line)
+        if place not in {(f.name, f.file, f.line) for f in self.findings}:  # in a loop
+            self.findings.append(finding)
+
+
+def _by_regard() -> bool:
+    """Whether regard itself runs the operation, as it does where a cell calls ``regard.check``."""
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and frame.f_code is not Tracer.__torch_dispatch__.__code__:
+        frame = frame.f_back
+    while (frame := frame and frame.f_back) and frame.f_code is not run_cell.__code__:
+        if frame.f_code.co_filename.startswith(_REGARD):
+            return True
+    return False
 
 
 def _outside(source: str) -> Iterator[int]:

@@ -112,8 +112,8 @@ def _notebook(path: Path, shown: str, name: str | None, options: dict[str, Any])
     found = [*replaced, *attentions(module).items()]
     reports, others = _each(found, path, shown, options)
     troubles += others
-    own = flows.report(path.name)
-    if own is not None and (own.findings or not reports):
+    own = flows.report(path.name, alone=not reports)
+    if own is not None:
         reports.insert(0, _data(own))
     if not reports and not troubles:
         raise RegardError(

@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.faults.subject import Outcome, Subject
 from regard.tracing import Caller, Listener, Operation, Tracer, apart
 
-__all__ = ["Event", "Trace", "traced"]
+__all__ = ["Event", "Trace", "recorded", "traced"]
 
 Edit = Callable[[Tensor, tuple[Any, ...]], Tensor]
 """From what an operation gave, and its arguments, to what it is to give."""
@@ -135,16 +135,29 @@ class _Recorder:
             if self._wanted is None:
                 self._alive.append((operation.args, operation.output))
             if wanted:
-                self.events[place] = Event(
-                    place,
-                    str(operation.func),
-                    tuple(_kept(a) for a in operation.args),
-                    {name: _kept(a) for name, a in operation.kwargs.items()},
-                    None if output is None else output.clone(),
-                    tuple(_addresses((operation.args, tuple(operation.kwargs.values())))),
-                    tuple(_addresses(operation.output)),
-                    operation.caller() if self._wanted is None else None,
-                )
+                caller = operation.caller() if self._wanted is None else None
+                self.events[place] = recorded(operation, place, caller)
+
+
+def recorded(operation: Operation, place: int, caller: Caller | None) -> Event:
+    """An operation that has just run, with copies of its tensors.
+
+    Args:
+        operation: inside ``apart()``.
+        place: its number.
+        caller: whose it is.
+    """
+    output = _first(operation.output)
+    return Event(
+        place,
+        str(operation.func),
+        tuple(_kept(a) for a in operation.args),
+        {name: _kept(a) for name, a in operation.kwargs.items()},
+        None if output is None else output.clone(),
+        tuple(_addresses((operation.args, tuple(operation.kwargs.values())))),
+        tuple(_addresses(operation.output)),
+        caller,
+    )
 
 
 def traced(
