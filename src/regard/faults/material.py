@@ -101,7 +101,10 @@ def _tensors(
     if not stages.projections:
         yield {"q": x, "k": x, "v": x, "x": x}
     for projections in _chosen(stages):
-        yield from ({**parts, "x": x} for parts in _read(stages, projections, num_heads))
+        for parts in _read(stages, projections, num_heads):
+            yield {**parts, "x": x}
+            if num_heads > 1 and parts["q"].shape[-1] * num_heads == stages.outputs[0].shape[-1]:
+                yield {**parts, "q": parts["q"].repeat(1, 1, num_heads), "x": x}  # of each head
 
 
 def _chosen(stages: Stages) -> list[tuple[Projection, ...]]:

@@ -2,14 +2,19 @@
 
 import re
 import traceback
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.faults.fit import Guess, Material, reproduces, same_numbers
+from regard.faults.given_masks import all_kept, forms_of, takes_masks
 from regard.faults.layouts import Layout
+from regard.faults.lifted import FEW_BITS
 from regard.faults.subject import Subject
 from regard.faults.traced import Event, traced
 from regard.tracing import Caller
@@ -18,6 +23,7 @@ __all__ = [
     "batch_stands_second",
     "continues_a_cache",
     "difference_between_runs",
+    "dtype_as_it_came",
     "first_mixed",
     "grouped_layout",
     "ignores_order",
@@ -100,27 +106,61 @@ def ignores_order(subject: Subject) -> bool:
     return same_numbers(turned, straight[:, order].double(), 1e-4)
 
 
-def overflows_in_half(subject: Subject) -> Caller | None:
-    """The line that code in half precision fails on with a number too large for it."""
+def dtype_as_it_came(subject: Subject) -> torch.dtype | None:
+    """The dtype of few bits in which a module has parameters, if it runs as it came.
+
+    Args:
+        subject: that does not run with all of its parameters in float32.
+    """
+    for other in _as_it_came(subject):
+        try:
+            other.run(other.inputs())
+        except Exception:  # noqa: BLE001  # somebody's code may raise anything
+            continue
+        return next(p.dtype for p in other.given.model.parameters() if p.dtype in FEW_BITS)
+    return None
+
+
+def _as_it_came(subject: Subject) -> Iterator[Subject]:
+    """The subject with its own bits, for inputs of float32 and of as many bits."""
     half = subject.given.half
     if half is not None:
-        given = replace(subject.given, call=half, model=half, dtype=torch.float16)
+        own = next(p.dtype for p in half.parameters() if p.dtype in FEW_BITS)
+        for dtype in (own, torch.float32):
+            given = replace(subject.given, call=half, model=half, dtype=dtype, lifted=None)
+            yield replace(subject, given=given)
     elif subject.given.lifted is not None:
-        given = replace(subject.given, lifted=None)
-    else:
-        return None
-    other = replace(subject, given=given)
+        yield replace(subject, given=replace(subject.given, lifted=None))
+
+
+def overflows_in_half(subject: Subject) -> Caller | None:
+    """The line that code in half precision fails on with a number too large for it.
+
+    Without a mask, and with each mask that it may be given.
+    """
+    extras: list[dict[str, Any]] = [{}]
+    for argument in takes_masks(subject.given.arguments):
+        forms = forms_of(argument, subject.given.source)
+        extras += [{argument.name: all_kept(form, subject.layout)} for form in forms]
+    for other, extra in product(_as_it_came(subject), extras):
+        if (line := _overflowing(other, extra)) is not None:
+            return line
+    return None
+
+
+def _overflowing(subject: Subject, extra: Mapping[str, Any]) -> Caller | None:
+    """The line that raises for a number that is too large; None where none does."""
     try:
-        other.run(other.inputs())
+        subject.run(subject.inputs(), extra)
     except RuntimeError as error:
         if "overflow" not in str(error):
             return None
-        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        frames = list(traceback.walk_tb(error.__traceback__))
         folders = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-        own = [f for f in frames if not f.f_code.co_filename.startswith(folders)]
-        lines = {id(f): line for f, line in traceback.walk_tb(error.__traceback__)}
+        own = [each for each in frames if not each[0].f_code.co_filename.startswith(folders)]
         if own:
-            return Caller(None, own[-1].f_code.co_filename, lines[id(own[-1])])
+            frame, line = own[-1]
+            return Caller(None, frame.f_code.co_filename, line)
     except Exception:  # noqa: BLE001  # somebody's code may raise anything
         return None
     return None
@@ -146,7 +186,7 @@ _CACHE = re.compile(r"cache|past|incremental|newest|new_tokens|decode\b", re.IGN
 
 
 def continues_a_cache(subject: Subject) -> bool:
-    """Whether the code says itself that its queries come after earlier keys."""
+    """Whether the code says itself that the keys it takes are earlier ones, too."""
     return _CACHE.search(subject.given.source) is not None
 
 
@@ -165,7 +205,8 @@ def starts_at_top_left(subject: Subject, material: Material) -> Material | None:
 
 def grouped_layout(layout: Layout) -> Layout:
     """Four query heads and two of keys and values."""
-    return replace(layout, order="bhtd", batch=2, num_heads=4, num_kv_heads=2)
+    order = "bthd" if layout.order == "bthd" else "bhtd"
+    return replace(layout, order=order, batch=2, num_heads=4, num_kv_heads=2)
 
 
 def repeats_groups_wrongly(subject: Subject) -> Material | None:

@@ -12,7 +12,7 @@ from regard.faults.stages import Projection, Stages
 from regard.faults.subject import Subject
 from regard.faults.traced import Edit, traced
 
-__all__ = ["idle_parts", "projected_twice", "shared_by_heads"]
+__all__ = ["heads_are_tied", "idle_parts", "projected_twice", "shared_by_heads"]
 
 _LETTERS = {"query": "q", "key": "k", "value": "v"}
 
@@ -28,6 +28,25 @@ def shared_by_heads(subject: Subject, stages: Stages) -> Projection | None:
         if parts > 1 and not rest and given * parts == width:
             return projection
     return None
+
+
+def heads_are_tied(material: Material) -> bool:
+    """Whether every head has the same queries, keys and values, so that all give the same."""
+    heads = material.num_heads
+    width = material.tensors["q"].shape[-1] // heads
+    for letter in _LETTERS.values():
+        columns = material.tensors.get(letter)
+        if columns is None:
+            return False
+        own = columns.shape[-1] // width
+        if letter == "v" and material.kv_heads is not None:
+            own = material.kv_heads
+        if not own or columns.shape[-1] % own:
+            return False
+        each = columns.reshape(*columns.shape[:-1], own, -1)
+        if not torch.allclose(each, each[..., :1, :], rtol=1e-4, atol=1e-6):
+            return False
+    return heads > 1
 
 
 def projected_twice(subject: Subject, stages: Stages) -> tuple[Projection, str, Tensor] | None:

@@ -1,20 +1,26 @@
 """What the arguments of somebody's attention are for, as far as their names tell."""
 
+import ast
 import inspect
 import re
+import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-__all__ = ["Argument", "Role", "arguments_of", "projection_role"]
+__all__ = ["Argument", "Role", "arguments_of", "axis_of_heads", "projection_role"]
 
 Role = Literal[
-    "x", "memory", "query", "key", "value", "scores", "mask", "lengths", "weight", "other"
+    "x", "memory", "query", "key", "value", "scores", "mask", "lengths", "weight", "cache", "other"
 ]
 
 _SCORES = re.compile(r"scores?|logits?|sims?|energy|energies|omega")
 _LENGTHS = re.compile(r"len$|lens$|length$|lengths$")
 _WEIGHT = re.compile(r"w_?(q|k|v|o|query|queries|keys?|values?|out|output)$")
+_CACHE = re.compile(r"cache|past")
+_ABOUT_CACHE = re.compile(
+    r"^(use|return|output|update|with|is|has|no)_|position|len|size|idx|index"
+)
 _MEMORY = re.compile(r"context|memory|encoder|enc_|source|src|cross|other|kv")
 _LETTERS = {
     "query": re.compile(r"(^|_)x?(q|query|queries|qs)(_|$)"),
@@ -67,6 +73,8 @@ def _role(name: str, required: bool) -> Role:
     lower = name.lower()
     if "mask" in lower:
         return "mask"
+    if not required and _CACHE.search(lower) and not _ABOUT_CACHE.search(lower):
+        return "cache"
     if required and _WEIGHT.match(lower):
         return "weight"
     if _LENGTHS.search(lower):
@@ -99,6 +107,54 @@ def _settled(found: list[Argument]) -> list[Argument]:
             others = [a for a in required[1:] if a.required and _MEMORY.search(a.name.lower())]
             rename |= {a.name: "memory" for a in others}
     return [replace(a, role=rename.get(a.name, a.role)) for a in found]
+
+
+_HEADS = re.compile(r"h|nh|(n_?|num_?)?(kv_?|q_?)?heads?")
+
+
+def axis_of_heads(source: str, arguments: Iterable[Argument]) -> int | None:
+    """Which of the four axes of its queries code calls its heads, before it changes them.
+
+    Args:
+        source: of a function, or of a module's class.
+        arguments: that it takes.
+
+    Returns:
+        None where it does not say so.
+
+    Example:
+        >>> source = "def f(q, k, v): b, s, h, d = q.shape"
+        >>> axis_of_heads(source, [Argument("q", "query", True)])
+        2
+    """
+    try:
+        tree = ast.parse(textwrap.dedent(source))
+    except SyntaxError:
+        return None
+    taken = {argument.name for argument in arguments}
+    for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+        for statement in function.body:
+            names = _unpacked(statement, taken)
+            heads = [i for i, name in enumerate(names) if _HEADS.fullmatch(name.lower())]
+            if len(names) == 4 and heads in ([1], [2]):
+                return heads[0]
+            stored = (n for n in ast.walk(statement) if isinstance(n, ast.Name))
+            if any(n.id in taken and isinstance(n.ctx, ast.Store) for n in stored):
+                break
+    return None
+
+
+def _unpacked(statement: ast.stmt, taken: set[str]) -> list[str]:
+    """What the lengths of an argument's axes are called; nothing where it is no such line."""
+    match statement:
+        case ast.Assign(
+            targets=[ast.Tuple(elts=parts)],
+            value=ast.Attribute(value=ast.Name(id=name), attr="shape")
+            | ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="size"), args=[]),
+        ) if name in taken:
+            return [part.id for part in parts if isinstance(part, ast.Name)]
+        case _:
+            return []
 
 
 def projection_role(name: str) -> Role:

@@ -14,6 +14,7 @@ from regard.faults.between import (
     limit,
     manner_of,
 )
+from regard.faults.caches import begins_at_top_left, cache_reach
 from regard.faults.catalogue import fault
 from regard.faults.fit import Guess
 from regard.faults.given_masks import all_kept, forms_of, takes_masks
@@ -25,6 +26,7 @@ from regard.faults.probes import (
     batch_stands_second,
     continues_a_cache,
     difference_between_runs,
+    dtype_as_it_came,
     first_mixed,
     grouped_layout,
     ignores_order,
@@ -34,7 +36,12 @@ from regard.faults.probes import (
     repeats_groups_wrongly,
     starts_at_top_left,
 )
-from regard.faults.projections import idle_parts, projected_twice, shared_by_heads
+from regard.faults.projections import (
+    heads_are_tied,
+    idle_parts,
+    projected_twice,
+    shared_by_heads,
+)
 from regard.faults.proofs import compared, weights_without_nan
 from regard.faults.reading import Reading, Told, finding_of, understood, without_dropout
 from regard.faults.report import Report
@@ -61,8 +68,12 @@ def examined(subject: Subject, causal: bool | None) -> Report:
         found += across
     if not found and (reading is None or reading.names):
         reading = _with_masks_turned(subject, causal) or reading
+    if not found and (reading is None or reading.names):
+        reading = _with_other_axes(subject, causal, reading, pairs=False)
     if not found and reading is None:
         reading = understood(subject, causal)
+        if reading is None or _EXCHANGED in reading.names:
+            reading = _with_other_axes(subject, causal, reading, pairs=True)
     if (line := overflows_in_half(subject)) is not None:
         found.append(Told("mask-fill-value", None, None, caller=line, detail=_IN_HALF))
     if reading is not None:
@@ -81,6 +92,7 @@ def examined(subject: Subject, causal: bool | None) -> Report:
     return Report(subject.given.name, tuple(findings), _read_as(subject, reading), missing)
 
 
+_EXCHANGED = "heads-and-tokens-exchanged"
 _IN_HALF = "The largest number of float16 is 65504: there this line raises."
 
 
@@ -94,26 +106,37 @@ def running(given: Given) -> Subject:
         ValueError: it fails in all of them.
     """
     first: Exception | None = None
-    needed = [a for a in takes_masks(given.arguments) if a.required]
     for layout in layouts(given):
-        choices = [list(forms_of(argument, given.source)) for argument in needed]
-        for forms in product(*choices):
-            constants = {form.argument: all_kept(form, layout) for form in forms}
-            constants |= _positions(given, layout)
-            subject = Subject(given, layout, constants)
-            try:
-                subject.run(subject.inputs())
-            except Exception as error:  # noqa: BLE001  # somebody's code may raise anything
-                first = first or error
-                wide = _lifted(subject, torch.float16) if "overflow" in str(error) else None
-                if wide is not None:
-                    return wide
-            else:
-                return _in_float32(subject)
+        try:
+            return _laid(given, layout)
+        except Exception as error:  # noqa: BLE001  # somebody's code may raise anything
+            first = first or error
     raise ValueError(
         f"{given.name} fails on every input that was tried; it must run on one of them.\n"
         f"    The first error was {type(first).__name__}: {first}"
     ) from first
+
+
+def _laid(given: Given, layout: Layout) -> Subject:
+    """The subject in a layout, with the first form of the masks it needs in which it runs."""
+    first: Exception | None = None
+    needed = [a for a in takes_masks(given.arguments) if a.required]
+    for forms in product(*(forms_of(argument, given.source) for argument in needed)):
+        constants = {form.argument: all_kept(form, layout) for form in forms}
+        constants |= _positions(given, layout)
+        subject = Subject(given, layout, constants)
+        try:
+            subject.run(subject.inputs())
+        except Exception as error:  # noqa: BLE001  # somebody's code may raise anything
+            first = first or error
+            dtype = torch.float16 if "overflow" in str(error) else dtype_as_it_came(subject)
+            wide = None if dtype is None else _lifted(subject, dtype)
+            if wide is not None:
+                return wide
+        else:
+            return _in_float32(subject)
+    assert first is not None
+    raise first
 
 
 def _in_float32(subject: Subject) -> Subject:
@@ -151,10 +174,37 @@ def _with_masks_turned(subject: Subject, causal: bool | None) -> Reading | None:
     return None if reading is None or reading.names else reading
 
 
-def _alone(subject: Subject, causal: bool | None) -> Reading | None:
-    """A reading with one mistake at most; None where none fits, or the code refuses its inputs."""
+def _with_other_axes(
+    subject: Subject, causal: bool | None, reading: Reading | None, *, pairs: bool
+) -> Reading | None:
+    """The reading with the fewest mistakes where queries have an axis for their heads.
+
+    Before the tokens or behind them: four axes do not tell, unless the code names them.
+    """
+    layout, best = subject.layout, reading
+    if layout.batch == 1 or layout.dim % 4:
+        return best
+    for order in subject.given.orders_with_heads:
+        if order == layout.order:
+            continue
+        other = replace(layout, order=order, num_heads=4, num_kv_heads=4)
+        try:
+            turned = _laid(subject.given, other)
+        except Exception:  # noqa: BLE001  # somebody's code may raise anything
+            continue
+        better = _alone(turned, causal, pairs=pairs)
+        if better is not None and (best is None or len(better.names) < len(best.names)):
+            best = better
+    return best
+
+
+def _alone(subject: Subject, causal: bool | None, *, pairs: bool = False) -> Reading | None:
+    """A reading; without pairs one with one mistake at most.
+
+    None where none fits, or the code refuses its inputs.
+    """
     try:
-        return understood(subject, causal, pairs=False)
+        return understood(subject, causal, pairs=pairs)
     except Exception:  # noqa: BLE001  # somebody's code may raise anything
         return None
 
@@ -182,6 +232,10 @@ def _across_batch(
             continue
         if other.order == "tbd" and batch_stands_second(subject):
             return better, []
+        # An axis of length 1 fits a mistake too many: two in the layout as it is say as much.
+        plain = (reading or understood(subject, causal)) if better.names else None
+        if plain is not None and len(plain.names) <= len(better.names) + 1:
+            return plain, []
         stages = found_stages(subject, subject.inputs())
         detail = "Another first sample in the batch gives another output for the second one."
         if other.order == "tbd" and not better.names:
@@ -193,17 +247,17 @@ def _across_batch(
 
 _SAMPLES = "which sample (across) moves which (down): 1 where it does"
 _MOVES = "One sample of the batch moves the output of another."
+_ALIKE = "which head (across) has the queries, keys and values of which (down): 1 where it has"
+_TIED = "Every head projects the whole token with the same matrices, so that all give the same."
+_REACH = "which token of the cache (across) moves which new one (down): 1 where it does"
+_HIDDEN = "With a cache the first new token sees the oldest key only, and not its own."
 _PARTS = "which part of a token (across) enters which head (down): 1 where it does"
 
 
 def _more(reading: Reading, causal: bool | None) -> list[Told]:
     """The mistakes that the numbers of one run do not show."""
     subject, stages = reading.subject, reading.stages
-    found: list[Told] = []
-    if (shared := shared_by_heads(subject, stages)) is not None:
-        parts = min(4, subject.layout.dim // shared.weight.shape[-2])
-        proof = torch.eye(parts), torch.ones(parts, parts), _PARTS
-        found.append(Told("heads-share-projection", stages, None, shared.event, proof=proof))
+    found = _of_shared_projections(reading)
     if (twice := projected_twice(subject, stages)) is not None:
         second, name, matrix = twice
         proof = second.weight[:4, :4], matrix[:4, :4], f"the matrix it uses, and {name}"
@@ -225,6 +279,11 @@ def _more(reading: Reading, causal: bool | None) -> list[Told]:
         proof = moved_samples(subject), torch.eye(2), _SAMPLES
         event = first_mixed(subject)
         found.append(Told("attends-across-batch", stages, None, event, detail=_MOVES, proof=proof))
+    reach = cache_reach(reading)
+    if reach is not None and begins_at_top_left(reach):
+        did = reach[:4, :4]
+        proof = did, torch.ones_like(did), _REACH
+        found.append(Told("causal-top-left", stages, None, detail=_HIDDEN, proof=proof))
     if subject.given.kind == "qkv" and not reading.names:
         shown = _starting_at_top_left(reading, causal) if continues_a_cache(subject) else None
         if shown is not None:
@@ -236,6 +295,21 @@ def _more(reading: Reading, causal: bool | None) -> list[Told]:
             shown = Reading(grouped, stages, repeating, Guess(repeat="all"), Guess())
             found.append(Told("kv-heads-repeated-in-wrong-order", stages, shown))
     return found
+
+
+def _of_shared_projections(reading: Reading) -> list[Told]:
+    """One small matrix for each part of a token, or for the whole of it in every head."""
+    subject, stages, name = reading.subject, reading.stages, "heads-share-projection"
+    if (shared := shared_by_heads(subject, stages)) is not None:
+        parts = min(4, subject.layout.dim // shared.weight.shape[-2])
+        proof = torch.eye(parts), torch.ones(parts, parts), _PARTS
+        return [Told(name, stages, None, shared.event, proof=proof)]
+    if stages.projections and heads_are_tied(reading.material):
+        heads = min(4, reading.material.num_heads)
+        proof = torch.ones(heads, heads), torch.eye(heads), _ALIKE
+        event = stages.projections[0].event
+        return [Told(name, stages, None, event, detail=_TIED, proof=proof)]
+    return []
 
 
 def _random(subject: Subject) -> list[Told]:
@@ -254,8 +328,11 @@ def _random(subject: Subject) -> list[Told]:
 
 
 def _starting_at_top_left(reading: Reading, causal: bool | None) -> Reading | None:
-    """With fewer queries than keys: its causal mask begins at the top left, if it has one."""
-    if not causal and reading.right.mask == "none":
+    """With fewer queries than keys: its causal mask begins at the top left, if it has one.
+
+    None where it takes a cache, which tells by itself where the mask begins.
+    """
+    if (not causal and reading.right.mask == "none") or cache_reach(reading) is not None:
         return None
     shown = starts_at_top_left(reading.subject, reading.material)
     if shown is None:

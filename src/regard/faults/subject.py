@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.faults.layouts import Layout, Order
-from regard.faults.lifted import Lifted
-from regard.faults.signature import Argument, arguments_of
+from regard.faults.lifted import FEW_BITS, Lifted
+from regard.faults.signature import Argument, arguments_of, axis_of_heads
 
 __all__ = ["Given", "Kind", "Outcome", "Subject", "as_given", "layouts", "quiet"]
 
@@ -53,7 +53,7 @@ class Given:
         options: what the caller has given, by name.
         source: its text, empty where there is none.
         dtype: of the inputs.
-        half: the module in half precision, where it came so.
+        half: the module as it came, where some of it has fewer bits than float32.
         numbers: whole numbers that the class was given.
         vocabulary: how many tokens there are, where it takes their numbers; 0: embeddings.
         lifted: the dtype of few bits in which it computes, where float32 is put in its place.
@@ -87,6 +87,15 @@ class Given:
     def argument_named(self, name: str) -> Argument | None:
         """The argument of that name; None where there is none."""
         return next((a for a in self.arguments if a.name == name), None)
+
+    @property
+    def orders_with_heads(self) -> list[Order]:
+        """Where an axis for the heads may stand, the likeliest first; where it says so itself."""
+        if self.kind != "qkv":
+            return []
+        said = axis_of_heads(self.source, self.arguments)
+        either: list[Order] = ["bhtd", "bthd"]
+        return either if said is None else [either[said - 1]]
 
     @property
     def widths(self) -> list[int]:
@@ -289,7 +298,7 @@ def as_given(thing: object, args: tuple[Any, ...], options: Mapping[str, Any]) -
         )
     half = None
     if isinstance(thing, nn.Module):
-        if any(p.dtype == torch.float16 for p in thing.parameters()):
+        if any(p.dtype in FEW_BITS for p in thing.parameters()):
             half = _copied(thing, as_it_is=True)
         thing = _copied(thing)
     model = thing if isinstance(thing, nn.Module) else nn.Identity()
@@ -344,9 +353,7 @@ def _source(target: object) -> str:
 
 def layouts(given: Given) -> list[Layout]:
     """The layouts worth trying, in order."""
-    orders: list[Order] = ["btd", "td"]
-    if given.kind == "qkv":
-        orders = ["btd", "bhtd", "td"]
+    orders: list[Order] = ["btd", *given.orders_with_heads[:1], "td"]
     found: list[Layout] = []
     for dim in given.widths:
         found += [_layout(order, _TOKENS, dim) for order in orders]

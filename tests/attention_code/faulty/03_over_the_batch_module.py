@@ -1,0 +1,13 @@
+# regard.check(Attention, 16)
+from torch import nn
+
+
+class Attention(nn.Module):
+    def __init__(self, d):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(d, d) for _ in range(3))
+        self.softmax = nn.Softmax(dim=0)
+
+    def forward(self, x):
+        scores = self.q(x) @ self.k(x).transpose(1, 2)  # <- no-scale
+        return self.softmax(scores) @ self.v(x)  # <- softmax-wrong-axis

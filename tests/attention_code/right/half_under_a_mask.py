@@ -1,0 +1,18 @@
+# regard.check(Attention, 16, 4)
+"""The lowest number that its own dtype has."""
+import torch
+from torch import nn
+
+
+class Attention(nn.Module):
+    def __init__(self, d, h):
+        super().__init__()
+        self.h = h
+        self.q, self.k, self.v, self.o = (nn.Linear(d, d) for _ in range(4))
+
+    def forward(self, x, mask=None):
+        q, k, v = (f(x).unflatten(-1, (self.h, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        s = (q @ k.mT / q.shape[-1] ** 0.5).half()
+        if mask is not None:
+            s = s.masked_fill(mask[:, None, None, :] == 0, torch.finfo(s.dtype).min)
+        return self.o((s.float().softmax(-1) @ v).transpose(1, 2).flatten(2))
