@@ -155,9 +155,23 @@ def test_a_notebook_without_attention() -> None:
     )
 
 
-def test_a_cell_without_end() -> None:
-    target = notebook("lesson.ipynb", "x = 1", "import time\ntime.sleep(600)")
-    assert trouble(target, Limits(seconds=1.0)) == (
-        "lesson.ipynb is still running after 1 s, in cell 2, line 2; it must come to an end.\n"
-        "    What trains or waits belongs into another notebook."
+def test_a_cell_without_end_hides_nothing_that_others_define() -> None:
+    target = notebook("lesson.ipynb", RIGHT, "import time\ntime.sleep(600)", WRONG)
+    checked = check_apart(target, limits=Limits(seconds=8.0))
+    assert [report["verdict"] for report in checked.reports] == ["right", "wrong"]
+    [trouble] = checked.troubles
+    assert trouble.startswith("lesson.ipynb is still running after ")
+    assert trouble.partition(", in ")[2] == (
+        "cell 2, line 2; it must come to an end.\n"
+        "    What trains or waits belongs elsewhere, or give it more: --seconds 600"
+    )
+
+
+def test_a_cell_that_catches_everything_and_never_ends() -> None:
+    waiting = (
+        "while True:\n    try:\n        while True:\n            pass\n    except BaseException:\n"
+    )
+    target = notebook("lesson.ipynb", "x = 1", f"{waiting}        pass")
+    assert trouble(target, Limits(seconds=1.0)).startswith(
+        "lesson.ipynb is still running after 1 s, in cell 2, line "
     )

@@ -8,8 +8,13 @@ import ast
 import faulthandler
 import json
 import os
+import signal
 import sys
-from collections.abc import Mapping
+import time
+import traceback
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -61,18 +66,83 @@ def _limit_memory(gib: float) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
 
 
+class _OutOfTime(BaseException):
+    """A part of their code took its share of the time; no ``except Exception`` of theirs holds it.
+
+    Attributes:
+        seconds: the share.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"still running after {seconds:.3g} s")
+        self.seconds = seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Clock:
+    """Shares the time out, so that one part without end leaves some for the others.
+
+    Attributes:
+        end: when all must be over, in seconds of ``time.monotonic``.
+    """
+
+    end: float
+
+    @contextmanager
+    def share(self) -> Generator[None]:
+        """Half of the time that is left for one part; where the system has no timer, all of it.
+
+        Raises:
+            _OutOfTime: it was not enough.
+        """
+        if sys.platform == "win32":
+            yield
+            return
+        seconds = max(0.1, (self.end - time.monotonic()) / 2)
+
+        def over(*_: object) -> None:
+            raise _OutOfTime(seconds)
+
+        before = signal.signal(signal.SIGALRM, over)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+
+def _told(error: BaseException, path: Path, shown: str) -> str:
+    """What their code raised, or that it did not end, in a sentence."""
+    if not isinstance(error, _OutOfTime):
+        return sentence(error, path, shown)
+    frames = traceback.extract_tb(error.__traceback__)
+    for frame in reversed(frames):
+        cell = frame.filename.removeprefix(f"{path.name}, ")
+        if frame.filename == str(path) or cell != frame.filename:
+            inside = f"in {cell}, line" if cell != frame.filename else "on line"
+            return (
+                f"{shown} is {error}, {inside} {frame.lineno}; it must come to an end.\n"
+                "    What trains or waits belongs elsewhere, or give it more: --seconds 600"
+            )
+    return f"{shown} is {error}; it must come to an end."
+
+
 def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
+    clock = _Clock(time.monotonic() + request["seconds"])
     path, shown = Path(request["path"]), request["shown"]
     options = {name: _value(value) for name, value in request["options"].items()}
     try:
         if path.suffix == ".ipynb":
-            return _notebook(path, shown, request["name"], options)
-        return _file(path, shown, request["name"], options)
+            return _notebook(path, shown, request["name"], options, clock)
+        return _file(path, shown, request["name"], options, clock)
     except BaseException as error:  # noqa: BLE001  # SystemExit and KeyboardInterrupt too
         return {"error": sentence(error, path, shown)}
 
 
-def _file(path: Path, shown: str, name: str | None, options: dict[str, Any]) -> dict[str, Any]:
+def _file(
+    path: Path, shown: str, name: str | None, options: dict[str, Any], clock: _Clock
+) -> dict[str, Any]:
     module = imported(path)
     if name is not None:
         report = _report(named(module, name, shown), name, shown, options)
@@ -86,11 +156,13 @@ def _file(path: Path, shown: str, name: str | None, options: dict[str, Any]) -> 
     if len(found) == 1:
         [(name, thing)] = found.items()
         return {"reports": [_report(thing, name, shown, options)], "troubles": []}
-    reports, troubles = _each(list(found.items()), path, shown, options)
+    reports, troubles = _each(list(found.items()), path, shown, options, clock)
     return {"reports": reports, "troubles": troubles}
 
 
-def _notebook(path: Path, shown: str, name: str | None, options: dict[str, Any]) -> dict[str, Any]:
+def _notebook(
+    path: Path, shown: str, name: str | None, options: dict[str, Any], clock: _Clock
+) -> dict[str, Any]:
     cells = read_cells(path)
     module = namespace(path.stem, cells)
     sys.path.insert(0, str(path.parent))
@@ -100,17 +172,17 @@ def _notebook(path: Path, shown: str, name: str | None, options: dict[str, Any])
     for cell in cells:
         before = attentions(module)
         try:
-            with flows.tracer():
+            with clock.share(), flows.tracer():
                 run_cell(cell, module)
         except BaseException as error:  # noqa: BLE001  # the next cells may do without it
-            troubles.append(sentence(error, path, shown))
+            troubles.append(_told(error, path, shown))
         after = vars(module)
         replaced += [item for item in before.items() if after.get(item[0]) is not item[1]]
     if name is not None:
         report = _report(named(module, name, shown), name, shown, options)
         return {"reports": [report], "troubles": []}
     found = [*replaced, *attentions(module).items()]
-    reports, others = _each(found, path, shown, options)
+    reports, others = _each(found, path, shown, options, clock)
     troubles += others
     own = flows.report(path.name, alone=not reports)
     if own is not None:
@@ -124,7 +196,7 @@ def _notebook(path: Path, shown: str, name: str | None, options: dict[str, Any])
 
 
 def _each(
-    found: list[tuple[str, Any]], path: Path, shown: str, options: dict[str, Any]
+    found: list[tuple[str, Any]], path: Path, shown: str, options: dict[str, Any], clock: _Clock
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """A report on each, with those of the options that it takes; a sentence where none came."""
     fitting = [fitting_options(thing, options) for _, thing in found]
@@ -134,9 +206,10 @@ def _each(
     for (name, thing), own in zip(found, fitting, strict=True):
         own |= {key: value for key, value in options.items() if key not in used}  # to be refused
         try:
-            reports.append(_report(thing, name, shown, own))
+            with clock.share():
+                reports.append(_report(thing, name, shown, own))
         except BaseException as error:  # noqa: BLE001  # the others are checked all the same
-            troubles.append(sentence(error, path, shown))
+            troubles.append(_told(error, path, shown))
     return reports, troubles
 
 

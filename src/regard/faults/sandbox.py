@@ -35,7 +35,8 @@ class Limits:
     """How long somebody's code may run, and how much it may allocate.
 
     Attributes:
-        seconds: for all of it: to import it, or to run the cells, and to check it.
+        seconds: for all of it: to import it, or to run the cells, and to check it. Of several
+            cells or attentions each has half of what is left, so that none takes it all.
         gib: of memory, besides what PyTorch needs to start; where the system can hold it to that.
     """
 
