@@ -15,10 +15,12 @@ from regard.faults.probes import ignores_order, looks_ahead
 from regard.faults.report import Finding, Report
 from regard.faults.single import examined, running
 from regard.faults.subject import Given, Subject, as_given
+from regard.faults.undisturbed import undisturbed
 
 __all__ = ["check"]
 
 
+@undisturbed
 def check(thing: object, *args: Any, causal: bool | None = None, **options: Any) -> Report:
     """Whether an attention is right; if not, which mistake it makes, and on which line.
 
@@ -45,7 +47,8 @@ def check(thing: object, *args: Any, causal: bool | None = None, **options: Any)
     Raises:
         TypeError: the thing cannot be called, or arguments of the class are missing.
         ValueError: it fails on every input that was tried, or gives nothing that is an output; a
-            mask is given, which check makes itself.
+            mask is given, which check makes itself; the code ends Python, or needs CUDA where there
+            is none.
 
     Example:
         >>> import torch, regard

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from regard.errors import RegardError
 
-__all__ = ["sentence"]
+__all__ = ["lacks_cuda", "sentence"]
 
 _LONGEST = 300
 _INSTALLED = tuple(
@@ -49,7 +49,7 @@ def sentence(error: BaseException, path: Path, shown: str) -> str:
     kind, fact = type(error).__name__, _first_line(str(error))
     quoted = _quoted(file, line)
     lower = str(error).lower()
-    if any(words in lower for words in _NO_CUDA):
+    if lacks_cuda(error):
         return (
             f"{where} needs CUDA on line {line}, and there is none here; check runs on the CPU."
             f'{quoted}\n    Write device = "cuda" if torch.cuda.is_available() else "cpu".'
@@ -69,6 +69,11 @@ def sentence(error: BaseException, path: Path, shown: str) -> str:
             f"embeddings on.{quoted}\n    Name the attention inside of it."
         )
     return f"{where} raises {kind} on line {line}: {fact.rstrip('.')}; {needed}.{quoted}"
+
+
+def lacks_cuda(error: BaseException) -> bool:
+    """Whether an error says that there is no CUDA here."""
+    return any(words in str(error).lower() for words in _NO_CUDA)
 
 
 def _without_line(error: BaseException, shown: str) -> str:

@@ -1,0 +1,132 @@
+"""``regard.check`` in our own process: what somebody's code does to it is put back, or told."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import regard
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return (query @ key.mT / query.shape[-1] ** 0.5).softmax(-1) @ value
+
+
+def ending(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    sys.exit(0)
+
+
+class Ending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        sys.exit("no")
+
+
+def on_a_gpu(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return attention(q.cuda(), k, v)
+
+
+class OnAGpu(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask = torch.ones(2, device="cuda")
+
+
+def _line(thing: Any, further: int) -> int:
+    return thing.__code__.co_firstlineno + further
+
+
+@pytest.mark.parametrize(
+    ("thing", "line", "code"),
+    [
+        pytest.param(ending, _line(ending, 1), "sys.exit(0)", id="function"),
+        pytest.param(Ending, _line(Ending.__init__, 2), 'sys.exit("no")', id="class"),
+    ],
+)
+def test_code_that_ends_python_is_one_clear_error(thing: Any, line: int, code: str) -> None:
+    with pytest.raises(ValueError, match="ends Python") as error:
+        regard.check(thing)
+    assert str(error.value) == (
+        f"test_check_undisturbed.py ends Python on line {line}; check needs it to go on.\n"
+        f"    {line} | {code}"
+    )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize(
+    ("thing", "line", "code"),
+    [
+        pytest.param(
+            on_a_gpu, _line(on_a_gpu, 1), "return attention(q.cuda(), k, v)", id="function"
+        ),
+        pytest.param(
+            OnAGpu,
+            _line(OnAGpu.__init__, 2),
+            'self.mask = torch.ones(2, device="cuda")',
+            id="class",
+        ),
+    ],
+)
+def test_code_for_a_gpu_is_told_as_in_the_shell(thing: Any, line: int, code: str) -> None:
+    with pytest.raises(ValueError, match="needs CUDA") as error:
+        regard.check(thing)
+    assert str(error.value) == (
+        f"test_check_undisturbed.py needs CUDA on line {line}, and there is none here; check runs "
+        f"on the CPU.\n    {line} | {code}\n"
+        '    Write device = "cuda" if torch.cuda.is_available() else "cpu".'
+    )
+
+
+CHANGES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+    "environment": (
+        lambda: os.environ.update(REGARD_WAS_HERE="1", PATH=""),
+        lambda: dict(os.environ),
+    ),
+    "folder": (lambda: os.chdir("/"), Path.cwd),
+    "sys.path": (lambda: sys.path.insert(0, "/nowhere"), lambda: list(sys.path)),
+    "recursion limit": (lambda: sys.setrecursionlimit(765), sys.getrecursionlimit),
+    "signals": (
+        lambda: (
+            threading.current_thread() is threading.main_thread()
+            and signal.signal(signal.SIGINT, signal.SIG_IGN)
+        ),
+        lambda: signal.getsignal(signal.SIGINT),
+    ),
+    "deterministic algorithms": (
+        lambda: torch.use_deterministic_algorithms(
+            not torch.are_deterministic_algorithms_enabled()
+        ),
+        torch.are_deterministic_algorithms_enabled,
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "state"), CHANGES.values(), ids=CHANGES)
+def test_what_the_code_changes_is_put_back(
+    change: Callable[[], object], state: Callable[[], object]
+) -> None:
+    before, seen = state(), []
+
+    def changing(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        change()
+        seen.append(state())
+        return attention(q, k, v)
+
+    assert regard.check(changing).ok
+    assert seen[0] != before
+    assert state() == before
+
+
+def test_check_runs_in_a_thread_as_well() -> None:
+    verdicts: list[str] = []
+    thread = threading.Thread(target=lambda: verdicts.append(regard.check(attention).verdict))
+    thread.start()
+    thread.join()
+    assert verdicts == ["right"]
