@@ -353,7 +353,7 @@ def test_an_exp_that_nothing_is_divided_by_is_no_verdict_and_is_named(form: str)
     assert report.verdict == "cannot tell"
     assert report.missing.startswith("No softmax was seen: line ")
     assert report.missing.endswith(
-        "and nothing is divided by the sum of what it gives. It can be told where weights = "
+        "and no row of what it gives is divided by its own sum. It can be told where weights = "
         "exp(scores) / exp(scores).sum(-1, keepdim=True), or where a module that goes from one "
         "block of keys to the next keeps the number of its heads as num_heads."
     )

@@ -231,8 +231,9 @@ FAULTS = (
     Fault(
         25,
         "keys-not-transposed",
-        "Queries are multiplied with keys that are not transposed, which only works where there "
-        "are as many tokens as columns, and is wrong there.",
+        "Queries are multiplied with keys that are not transposed: as they are, which only works "
+        "where there are as many tokens as columns, or viewed in the other shape, which leaves "
+        "every number where it was.",
         "scores = query @ key.transpose(-2, -1)",
         ("the second of the five notebooks",),
     ),

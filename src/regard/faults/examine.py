@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.faults.catalogue import fault
 from regard.faults.given_masks import takes_masks
-from regard.faults.given_scores import scores_report
+from regard.faults.given_scores import UNKNOWN, as_scores, scores_report, speaks_of_scores
 from regard.faults.inside import attentions_inside
 from regard.faults.probes import ignores_order, looks_ahead
 from regard.faults.report import Finding, Report
@@ -71,6 +71,9 @@ def check(thing: object, *args: Any, causal: bool | None = None, **options: Any)
     _no_masks(given)
     if given.kind == "scores":
         return scores_report(given, causal)
+    scores = _of_scores(given, causal)
+    if scores is not None:
+        return scores
     subject = _running(given)
     inside = (
         attentions_inside(subject) if isinstance(thing, nn.Module) or inspect.isclass(thing) else {}
@@ -82,6 +85,22 @@ def check(thing: object, *args: Any, causal: bool | None = None, **options: Any)
         alone = _by_parts(subject, inside, causal)
         return alone if alone.faults else replace(report, missing=_around(report, inside))
     return report
+
+
+def _of_scores(given: Given, causal: bool | None) -> Report | None:
+    """The report on a function of one tensor, of which no name says that it is scores.
+
+    None where that explains nothing, or finds mistakes where it may be something else.
+    """
+    scores = as_scores(given)
+    if scores is None:
+        return None
+    try:
+        report = scores_report(scores, causal)
+    except ValueError:
+        return None
+    is_sure = not report.faults or speaks_of_scores(given)
+    return report if is_sure and report.missing != UNKNOWN else None
 
 
 def _with_intention(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 __all__ = [
     "WRONG_AXES",
+    "WRONG_MIXES",
     "Guess",
     "Material",
     "as_laid",
@@ -36,7 +37,7 @@ class Guess:
         parts: which tensors are query, key and value.
         split: how columns become heads.
         repeat: the order in which grouped heads are repeated.
-        product: whether the keys are transposed.
+        product: whether the keys are transposed, or only viewed so.
         scale: what the scores are multiplied with; None: 1/sqrt(head_dim).
         mask: the mask that the code makes itself, and how it is applied.
         given: how the mask that the code is given is applied.
@@ -165,14 +166,27 @@ _FLATTENED = {
     "heads, queries and keys as one": -3,
     "whole batch as one": -4,
 }
-WRONG_AXES = tuple(axis for axis in (*_AXES, *_FLATTENED) if axis != "keys")
+# Divided by a sum without keepdim, which is laid along the keys.
+_OF_ANOTHER = "keys of another query"
+WRONG_AXES = tuple(axis for axis in (*_AXES, *_FLATTENED, _OF_ANOTHER) if axis != "keys")
 """Every other than the keys, by the name that ``Guess.axis`` has."""
 
 
 def _softmax(scores: Tensor, axis: str) -> Tensor:
     if axis in _AXES:
         return scores.softmax(_AXES[axis])
+    if axis == _OF_ANOTHER:
+        return _over_rows_of_others(scores)
     return scores.flatten(_FLATTENED[axis]).softmax(-1).view_as(scores)
+
+
+def _over_rows_of_others(scores: Tensor) -> Tensor:
+    """exp over its sums, which stand along the keys: PyTorch lays them so for one matrix alone."""
+    matrix = scores.numel() == scores.shape[-1] ** 2 == scores.shape[-2] ** 2
+    total = scores.exp().sum(-1).unsqueeze(-2)
+    if not matrix or bool((total == 0).any()):
+        return torch.zeros_like(scores)
+    return scores.exp() / total
 
 
 def _split(tensor: Tensor, heads: int, how: str) -> Tensor | None:
@@ -203,6 +217,8 @@ def _scores(query: Tensor, key: Tensor, guess: Guess) -> Tensor | None:
     scale = query.shape[-1] ** -0.5 if guess.scale is None else guess.scale
     if guess.product == "transposed":
         return query @ key.mT * scale if query.shape[-1] == key.shape[-1] else None
+    if guess.product == "viewed":  # the shape of a transpose, and every number where it was
+        return query @ key.reshape(key.mT.shape) * scale
     return query @ key * scale if query.shape[-1] == key.shape[-2] else None
 
 
@@ -278,8 +294,20 @@ def _shape_of_mask(which: str, queries: int, keys: int) -> Tensor:
             return ones.tril()
 
 
+WRONG_MIXES = (
+    "transposed",
+    "summed",
+    "columns_summed",
+    "value_first",
+    "columns",
+    "value_transposed",
+)
+"""How weights and values are multiplied, where it is no average of the values' rows."""
+
+
 def _mixed(weights: Tensor, value: Tensor, how: str) -> Tensor | None:
     square = weights.shape[-1] == weights.shape[-2]
+    wide = weights.shape[-1] == value.shape[-1]
     if how == "rows":
         return weights @ value
     if how == "transposed":
@@ -289,6 +317,10 @@ def _mixed(weights: Tensor, value: Tensor, how: str) -> Tensor | None:
     if how == "columns_summed":  # weights times columns, and the sum of each row
         same = weights.shape[-1] == value.shape[-1] and weights.shape[-2] == value.shape[-2]
         return weights * value if same else None
+    if how == "columns":  # each column times one weight, and the sum over the rows
+        return weights * value.sum(-2, keepdim=True) if wide else None
+    if how == "value_transposed":
+        return weights @ value.mT if wide else None
     if how == "value_first":
         return value @ weights if value.shape[-1] == weights.shape[-2] else None
     return None
@@ -340,6 +372,7 @@ def _before_scores(material: Material) -> Iterator[tuple[str, object]]:
     yield "split", "exchanged"
     yield "split", "strided"
     yield "product", "untransposed"
+    yield "product", "viewed"
     yield "repeat", "all"
     yield from (("parts", parts) for parts in swapped_parts(material))
 

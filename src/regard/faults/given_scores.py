@@ -1,32 +1,67 @@
-"""Functions of given scores: weights, or weights times values."""
+"""Functions of given scores: weights, or weights times values.
 
-from collections.abc import Iterator, Mapping
-from itertools import product
+Scores are read as queries that meet unit vectors: queries times keys are then the scores, and
+values of unit vectors make the output the weights. What holds for queries, keys and values is asked
+of them as it stands.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.faults.fit import same_numbers
+from regard.faults.fit import Guess, Material
+from regard.faults.given_masks import takes_masks
 from regard.faults.layouts import Layout
-from regard.faults.proofs import compared
-from regard.faults.reading import Told, finding_of
+from regard.faults.mask_trials import mask_trials
+from regard.faults.material import seen_fills
+from regard.faults.mistakes import explanations
+from regard.faults.probes import overflows_in_half
+from regard.faults.proofs import weights_without_nan
+from regard.faults.reading import Reading, Told, finding_of, without_dropout
 from regard.faults.report import Report
+from regard.faults.single import IN_HALF, in_float32, infinite, laid, unsteady
 from regard.faults.stages import found_stages
 from regard.faults.subject import Given, Subject
 
-__all__ = ["scores_report"]
+__all__ = ["UNKNOWN", "as_scores", "scores_report", "speaks_of_scores"]
 
-_QUERIES, _KEYS, _WIDTH = 7, 7, 5
-# Scores and values: matrices, one query alone, batches, heads; then values as wide as long.
-_SHAPES = (
-    ((_QUERIES, _KEYS), (_KEYS, _WIDTH)),
-    ((_KEYS,), (_KEYS, _WIDTH)),
-    ((2, _QUERIES, _KEYS), (2, _KEYS, _WIDTH)),
-    ((2, 4, _QUERIES, _KEYS), (2, 4, _KEYS, _WIDTH)),
-    ((_KEYS, _KEYS), (_KEYS, _KEYS)),
-    ((_KEYS,), (_KEYS, _KEYS)),
+_TOKENS, _WIDTH = 7, 5
+_SOFTMAX = re.compile("softmax|weights")
+# Scores are multiplied with nothing.
+_PLAIN = Guess(scale=1.0)
+_SWITCHES = frozenset(("mask", "axis", "mix"))
+UNKNOWN = (
+    "No softmax of the scores gives what it gives. It can be told where the weights are "
+    "scores.softmax(-1), under a causal mask or one that is an argument."
 )
-_MASKS = ("none", "causal")
+_ONE_ROW = (
+    "It is right for the scores of one query alone; of several queries it divides by one sum of "
+    "them all, where each of their rows should sum to 1. It can be told where it takes one of the "
+    "two only; exp(scores) / exp(scores).sum(-1, keepdim=True) is right for both."
+)
+
+
+def as_scores(given: Given) -> Given | None:
+    """The same as a function of scores, where what it takes may be scores: one tensor, no matrix.
+
+    Args:
+        given: a function whose argument bears no name that tells.
+    """
+    plain = [a for a in given.arguments if a.role == "x"]
+    rest = [a for a in given.arguments if a.required and a.role not in ("x", "mask", "lengths")]
+    if len(plain) != 1 or rest or next(given.model.parameters(), None) is not None:
+        return None
+    scores = replace(plain[0], role="scores", required=True)
+    return replace(given, arguments=tuple(scores if a is plain[0] else a for a in given.arguments))
+
+
+def speaks_of_scores(given: Given) -> bool:
+    """Whether a function is surely one of scores: a softmax by its name, or with a mask."""
+    return bool(_SOFTMAX.search(given.name.lower()) or takes_masks(given.arguments))
 
 
 def scores_report(given: Given, causal: bool | None) -> Report:
@@ -39,101 +74,144 @@ def scores_report(given: Given, causal: bool | None) -> Report:
     Raises:
         ValueError: it fails on all shapes, or gives none that fits.
     """
+    subject = _running(given)
+    read_as = f"a function of scores, {_shapes(subject)}"
+    told = [*infinite(subject), *_overflowing(subject), *unsteady(subject)]
+    reading = _understood(subject, causal)
+    if reading is None:
+        found = tuple(finding_of(one) for one in told)
+        return Report(given.name, found, read_as, "" if found else UNKNOWN)
+    if not causal and reading.guess.axis.endswith("as one") and _is_right_for_one(given):
+        return Report(given.name, (), read_as, _ONE_ROW)
+    told += [Told(name, reading.stages, reading) for name in reading.names]
+    has_nan = bool(reading.stages.trace.outcome.output.isnan().any())
+    if has_nan and "mask-inverted" not in reading.names:  # its last row has nothing either way
+        proof = weights_without_nan(reading.stages, subject.layout.batch)
+        told.append(Told("nan-rows", reading.stages, None, proof=proof))
+    trials = mask_trials(reading)
+    told += [trial.told for trial in trials if trial.told is not None]
+    findings = sorted((finding_of(one) for one in told), key=lambda finding: finding.number)
+    words = [read_as, *(trial.words for trial in trials if trial.words), *in_float32(subject)]
+    return Report(given.name, tuple(findings), ", ".join(words))
+
+
+# How it runs
+
+
+def _running(given: Given) -> Subject:
+    """The subject in the first layout in which it gives weights, or weights times values."""
     first: Exception | None = None
-    for inputs in _inputs(given):
-        subject = Subject(given, Layout("td", 1, _KEYS, _KEYS), {})
+    for kind, layout in _layouts(given):
         try:
-            output = subject.run(inputs).output
+            return _fitting(kind, layout)
         except Exception as error:  # noqa: BLE001  # somebody's code may raise anything
             first = first or error
-            continue
-        expected = {mask: _attention(inputs, mask, -1) for mask in _MASKS}
-        if output.shape not in {tensor.shape for tensor in expected.values()}:
-            continue
-        return _report(subject, inputs, output, causal)
     raise ValueError(
         f"{given.name} fails on all scores that were tried, or gives another shape; it must give "
         f"weights, or weights times values.\n    The first error was: {first}"
     ) from first
 
 
-def _inputs(given: Given) -> Iterator[dict[str, Tensor]]:
-    generator = torch.Generator().manual_seed(3)
-    valued = given.argument("value") is not None
-    for scores, values in _SHAPES:
-        inputs = {"scores": torch.randn(scores, generator=generator)}
-        if valued:
-            inputs["value"] = torch.randn(values, generator=generator)
-        yield inputs
+def _layouts(given: Given) -> Iterator[tuple[Given, Layout]]:
+    """Matrices, one row of scores alone, batches, heads; then values as wide as long."""
+    row = _by_rows(given)
+    yield given, Layout("td", 1, _TOKENS, _WIDTH)
+    yield row, Layout("td", 1, _TOKENS, _WIDTH)
+    yield given, Layout("btd", 2, _TOKENS, _WIDTH)
+    yield given, Layout("bhtd", 2, _TOKENS, 4 * _WIDTH, 4, 4)
+    yield given, Layout("td", 1, _TOKENS, _TOKENS)
+    yield row, Layout("td", 1, _TOKENS, _TOKENS)
 
 
-def _report(
-    subject: Subject, inputs: Mapping[str, Tensor], output: Tensor, causal: bool | None
-) -> Report:
-    shapes = " and ".join(str(tuple(tensor.shape)) for tensor in inputs.values())
-    read_as = f"a function of scores, {shapes}"
-    rights = {None: _MASKS, True: ("causal",), False: ("none",)}[causal]
-    if any(_same(output, _attention(inputs, mask, -1)) for mask in rights):
-        return Report(subject.given.name, (), read_as)
-    for names, wrong in _mistakes(inputs, rights):
-        if _same(output, wrong):
-            stages = found_stages(subject, inputs)
-            did, right = (
-                tensor if tensor.ndim > 1 else tensor[None]
-                for tensor in (output, _attention(inputs, rights[0], -1).float())
-            )
-            axes = (("sample", "head")[: did.ndim - 2], "rows", "columns")
-            proof = compared(did, right, "what it gives", axes)
-            told = tuple(finding_of(Told(name, stages, None, proof=proof)) for name in names)
-            return Report(subject.given.name, told, read_as)
-    return Report(subject.given.name, (), read_as, "No softmax of the scores gives what it gives.")
+def _fitting(given: Given, layout: Layout) -> Subject:
+    """The subject in a layout, where what it gives is as wide as the values, or as the scores."""
+    subject = laid(given, layout)
+    inputs = subject.inputs()
+    width = inputs.get("value", inputs["scores"]).shape[-1]
+    if (seen := subject.run(inputs).output.shape[-1]) != width:
+        raise ValueError(f"it gives {seen} numbers for each query, where {width} are expected.")
+    return subject
 
 
-def _mistakes(
-    inputs: Mapping[str, Tensor], rights: tuple[str, ...]
-) -> Iterator[tuple[list[str], Tensor]]:
-    """Each mistake and what it would give; then two at once."""
-    scores, value = inputs["scores"], inputs.get("value")
-    axes = range(-scores.ndim, -1)
-    mixed = "values-mixed-along-wrong-axis"
-    for mask in _MASKS:
-        if mask not in rights:
-            yield ["not-causal"], _attention(inputs, mask, -1)
-    for axis, mask in product(axes, rights):
-        yield ["softmax-wrong-axis"], _attention(inputs, mask, axis)
-    for mask in rights:
-        yield from (([mixed], wrong) for wrong in _mixed_wrongly(inputs, mask, -1))
-    for axis, mask in product(axes if value is not None else (), rights):
-        for wrong in _mixed_wrongly(inputs, mask, axis):
-            yield ["softmax-wrong-axis", mixed], wrong
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """A function of the scores of one query as one of several, each of which it is given alone.
+
+    Attributes:
+        call: the function.
+        names: of its arguments.
+        scores: the name of the scores among them.
+    """
+
+    call: Callable[..., Any]
+    names: tuple[str, ...]
+    scores: str
+
+    def __call__(self, *values: Any, **options: Any) -> Tensor:
+        """What it gives for each row, one below the other."""
+        named = {**dict(zip(self.names, values, strict=False)), **options}
+        rows = named.pop(self.scores)
+        return torch.stack([self.call(**named, **{self.scores: row}) for row in rows])
 
 
-def _weights(scores: Tensor, mask: str, axis: int) -> Tensor:
-    if mask == "causal" and scores.ndim > 1:
-        keep = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-        scores = scores.masked_fill(~keep, -torch.inf)
-    return scores.softmax(axis)
+def _by_rows(given: Given) -> Given:
+    """The same function, given one row of scores at a time."""
+    taken = tuple(a for a in given.arguments if a.role in ("scores", "value"))
+    name = next(a.name for a in taken if a.role == "scores")
+    call = _Rows(given.call, tuple(a.name for a in taken), name)
+    return replace(given, call=call, arguments=taken)
 
 
-def _attention(inputs: Mapping[str, Tensor], mask: str, axis: int) -> Tensor:
-    weights = _weights(inputs["scores"].double(), mask, axis)
-    return weights @ inputs["value"].double() if "value" in inputs else weights
+def _is_right_for_one(given: Given) -> bool:
+    """Whether it is right where it is given the scores of one query alone."""
+    try:
+        subject = _fitting(_by_rows(given), Layout("td", 1, _TOKENS, _WIDTH))
+    except Exception:  # noqa: BLE001  # somebody's code may raise anything
+        return False
+    reading = _understood(subject, causal=None)
+    return reading is not None and not reading.names
 
 
-def _mixed_wrongly(inputs: Mapping[str, Tensor], mask: str, axis: int) -> Iterator[Tensor]:
-    """Weights and values multiplied in the ways that are none."""
-    if "value" not in inputs:
-        return
-    weights, value = _weights(inputs["scores"].double(), mask, axis), inputs["value"].double()
-    if weights.ndim == 1:
-        yield weights * value.sum(0) if value.shape[-1] == weights.shape[0] else weights
-        yield value @ weights if value.shape[-1] == weights.shape[0] else weights
-    elif weights.shape[-1] == weights.shape[-2]:
-        yield weights.mT @ value
-        if value.shape == weights.shape:
-            yield weights * value
-            yield value @ weights
+def _shapes(subject: Subject) -> str:
+    """Of the scores, and of the values, as the function itself takes them."""
+    layout, inputs = subject.layout, subject.inputs()
+    own = {role: layout.encode(tensor, layout.num_heads) for role, tensor in inputs.items()}
+    if isinstance(subject.given.call, _Rows):
+        own["scores"] = own["scores"][0]
+    return " and ".join(str(tuple(tensor.shape)) for tensor in own.values())
 
 
-def _same(output: Tensor, expected: Tensor) -> bool:
-    return same_numbers(output, expected, 2e-5)
+def _overflowing(subject: Subject) -> list[Told]:
+    line = overflows_in_half(subject)
+    told = Told("mask-fill-value", None, None, caller=line, detail=IN_HALF)
+    return [] if line is None else [told]
+
+
+# What it is
+
+
+def _understood(subject: Subject, causal: bool | None) -> Reading | None:
+    """The reading with the fewest mistakes, two at most; None where none fits."""
+    inputs = subject.inputs()
+    stages = found_stages(subject, inputs, edits=without_dropout(subject))
+    layout = subject.layout
+    units = torch.eye(layout.tokens, dtype=torch.float64)
+    units = units.repeat(layout.batch, 1, layout.num_heads)
+    scores, value = inputs["scores"].double(), inputs.get("value", units).double()
+    fills, lowered = seen_fills(stages)
+    material = Material(
+        {"q": scores, "k": units, "v": value},
+        layout.num_heads,
+        stages.trace.outcome.output,
+        fills,
+        lowered,
+        scale=_PLAIN.scale,
+    )
+    masks = {None: ("causal:same", "none"), True: ("causal:same",), False: ("none",)}[causal]
+    if isinstance(subject.given.call, _Rows):  # which query a row belongs to it does not say
+        masks = ("none",)
+    rights = [replace(_PLAIN, mask=mask) for mask in masks]
+    guesses, right = explanations(material, rights, rights, (1, 2), _SWITCHES)
+    if right is None:
+        return None
+    return Reading(subject, stages, material, guesses[0], right, tuple(guesses[1:]))

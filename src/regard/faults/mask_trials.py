@@ -1,6 +1,6 @@
 """What somebody's attention makes of a mask that it is given."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from regard.faults.reading import Reading, Told, without_dropout
 from regard.faults.signature import Argument
 from regard.faults.stages import Stages, found_stages
 
-__all__ = ["mask_findings"]
+__all__ = ["Trial", "mask_trials"]
 
 _WRONG = (
     "inverted",
@@ -28,22 +28,32 @@ _WRONG = (
 )
 
 
-def mask_findings(reading: Reading) -> list[Told]:
-    """The mistakes that a mask shows, one for each argument that takes one.
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """What came of one argument that takes a mask.
+
+    Attributes:
+        told: the mistake; None where there is none.
+        words: how its mask was read, or that none could be; empty where that follows from the
+            argument, or a mistake says it.
+    """
+
+    told: Told | None
+    words: str = ""
+
+
+def mask_trials(reading: Reading) -> list[Trial]:
+    """What a mask shows, for each argument that takes one.
 
     Args:
         reading: what the code does without a mask.
     """
-    found: list[Told] = []
-    for argument in takes_masks(reading.subject.given.arguments):
-        told = _finding(reading, argument)
-        found += [] if told is None else [told]
-    return found
+    return [_trial(reading, a) for a in takes_masks(reading.subject.given.arguments)]
 
 
-def _finding(reading: Reading, argument: Argument) -> Told | None:
-    """What is wrong in every form of the mask that the code takes; None where one is right."""
-    wrong: Told | None = None
+def _trial(reading: Reading, argument: Argument) -> Trial:
+    """What is wrong in every form of the mask that the code takes; nothing where one is right."""
+    wrong = Trial(None, f"{argument.name} not judged")
     for form in forms_of(argument, reading.subject.given.source):
         # After the tokens, padding is later than any token: a causal mask hides it by itself.
         causal = reading.right.mask != "none" and form.axes != "lengths"
@@ -54,20 +64,31 @@ def _finding(reading: Reading, argument: Argument) -> Told | None:
         shown = _shown(reading, stages, form, keep)
         if shown is None:
             continue
-        accepted = ["right"] if form.is_sure else ["right", "inverted"]
-        if any(reproduces(shown, replace(reading.guess, given=how)) for how in accepted):
-            return _not_a_number(stages, reading.subject.layout.batch)
+        if reproduces(shown, replace(reading.guess, given="right")):
+            nan = _not_a_number(stages, reading.subject.layout.batch)
+            return Trial(nan, _polarity(form))
         with_mask, without = (s.trace.outcome.output.nan_to_num() for s in (stages, reading.stages))
         moves = not torch.allclose(with_mask, without, rtol=1e-4, atol=1e-6)
-        hows = _WRONG if moves else ("unused",)
+        # Where the name does not tell, what is inverted is right in the next form.
+        hows = _WRONG[0 if form.is_sure else 1 :] if moves else ("unused",)
         how = next((h for h in hows if reproduces(shown, replace(reading.guess, given=h))), None)
-        if how is not None and wrong is None:
+        if how is not None and wrong.told is None:
             guess = replace(reading.guess, given=how)
             seen = replace(reading, stages=stages, material=shown, guess=guess, right=reading.guess)
-            wrong = Told(seen.names[0], stages, seen)
+            wrong = Trial(Told(seen.names[0], stages, seen))
         if form.is_sure and form.axes in ("keys", "lengths"):
             break  # the name says that this form is meant
     return wrong
+
+
+def _polarity(form: Form) -> str:
+    """What a mask that was applied well was taken to mean, where its numbers may mean either."""
+    if form.axes == "lengths":
+        return ""
+    if form.kind == "added":
+        return f"{form.argument}: added to the scores"
+    value = "True" if form.kind == "bool" else "1"
+    return f"{form.argument}: {value} {'allows' if form.keeps else 'hides'} a key"
 
 
 def _run(reading: Reading, form: Form, keep: Tensor) -> Stages | None:

@@ -14,7 +14,7 @@ from regard.faults.fit import Guess, Material, as_laid, seen_scale
 from regard.faults.stages import Projection, Stages, heads_of
 from regard.faults.subject import Subject
 
-__all__ = ["are_named", "materials", "outputs_of", "right_guesses", "weighed"]
+__all__ = ["are_named", "materials", "outputs_of", "right_guesses", "seen_fills", "weighed"]
 
 _LETTERS = ("q", "k", "v")
 _FILLING = ("masked_fill", "masked_fill_", "where", "index_put", "index_put_", "fill_")
@@ -24,7 +24,7 @@ _ROLES = {"query": "q", "key": "k", "value": "v"}
 def materials(subject: Subject, inputs: Mapping[str, Tensor], stages: Stages) -> list[Material]:
     """What the guesses can be made of, the likeliest reading first."""
     outputs = outputs_of(inputs, stages)
-    fills, lowered = tuple(_fills(stages)), tuple(_lowered(stages))
+    fills, lowered = seen_fills(stages)
     found: list[Material] = []
     for num_heads in heads_of(subject, stages.softmax):
         for number, read in enumerate(_tensors(inputs, stages, num_heads)):
@@ -102,9 +102,10 @@ def _tensors(
         yield {"q": x, "k": x, "v": x, "x": x}
     for projections in _chosen(stages):
         for parts in _read(stages, projections, num_heads):
-            yield {**parts, "x": x}
-            if num_heads > 1 and parts["q"].shape[-1] * num_heads == stages.outputs[0].shape[-1]:
+            widths = [num_heads * part.shape[-1] for part in parts.values()]
+            if num_heads > 1 and set(widths) == {stages.outputs[0].shape[-1]}:
                 yield {**parts, "q": parts["q"].repeat(1, 1, num_heads), "x": x}  # of each head
+            yield {**parts, "x": x}
 
 
 def _chosen(stages: Stages) -> list[tuple[Projection, ...]]:
@@ -196,6 +197,15 @@ def _of_three(projections: tuple[Projection, ...]) -> dict[str, Tensor]:
         for place, projection in enumerate(projections):
             groups[_LETTERS[place % 3]].append(projection.columns)
     return {letter: torch.cat(parts, -1) for letter, parts in groups.items()}
+
+
+def seen_fills(stages: Stages) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The numbers that were put in place of scores, and those that were added to them, by masks.
+
+    Args:
+        stages: of a run.
+    """
+    return tuple(_fills(stages)), tuple(_lowered(stages))
 
 
 def _fills(stages: Stages) -> Iterator[float]:

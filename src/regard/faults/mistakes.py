@@ -6,7 +6,7 @@ from itertools import combinations
 
 import torch
 
-from regard.faults.fit import WRONG_AXES, Guess, Material, reproduces, swapped_parts
+from regard.faults.fit import WRONG_AXES, WRONG_MIXES, Guess, Material, reproduces, swapped_parts
 
 __all__ = ["explanations"]
 
@@ -16,6 +16,7 @@ def explanations(
     rights: Iterable[Guess],
     bases: Iterable[Guess],
     counts: tuple[int, ...] = (1, 2, 3),
+    switches: frozenset[str] | None = None,
 ) -> tuple[list[Guess], Guess | None]:
     """The guesses that do what the code does, with as few mistakes as it takes.
 
@@ -24,6 +25,7 @@ def explanations(
         rights: what is right, however it is written.
         bases: what mistakes are added to.
         counts: how many mistakes at once.
+        switches: the fields of a guess that may differ; None: all.
 
     Returns:
         The guesses, and the right one that they differ from; the right one itself where it fits.
@@ -32,7 +34,7 @@ def explanations(
     for guess in rights:
         if reproduces(material, guess):
             return [guess], guess
-    changes = list(_changes(material))
+    changes = [(n, value) for n, value in _changes(material) if switches is None or n in switches]
     for count in counts:
         for base in bases:
             found = list(_fitting(material, base, changes, count))
@@ -73,9 +75,10 @@ def _changes(material: Material) -> Iterator[tuple[str, object]]:
     yield "merge", "view"
     yield "split", "view"
     yield "split", "exchanged"
-    for mix in ("transposed", "summed", "columns_summed", "value_first"):
+    for mix in WRONG_MIXES:
         yield "mix", mix
     yield "product", "untransposed"
+    yield "product", "viewed"
     yield "repeat", "all"
     for parts in swapped_parts(material):
         yield "parts", parts

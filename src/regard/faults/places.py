@@ -62,7 +62,11 @@ def _weights(stages: Stages) -> Event | None:
 
 def _normalising(stages: Stages) -> Event | None:
     if stages.softmax is None:  # of exp over a sum that is no row's
-        return next(iter(exponentials(stages.trace)), None)
+        source = next(iter(exponentials(stages.trace)), None)
+        reached = stages.trace.reached(() if source is None else source.writes)
+        divided = (e for e in stages.trace if e.operator in ("div", "div_"))
+        both = (e for e in divided if len(e.reads) > 1 and reached.issuperset(e.reads))
+        return next(both, source)
     return stages.softmax.total or _weights(stages)
 
 
@@ -166,7 +170,8 @@ def _masking(stages: Stages) -> Event | None:
         filling = event.operator in _FILLING
         wide = [operand for operand in event.operands if operand.ndim >= 2 and operand.numel() > 1]
         adding = event.operator in _MASKING and len(wide) == 2 and len(event.operands) == 2
-        if (filling or adding) and moved.intersection(event.reads):
+        cutting = event.operator.removesuffix("_") in ("tril", "triu")
+        if (filling or adding or cutting) and moved.intersection(event.reads):
             return event
     return _weights(stages)
 

@@ -17,6 +17,7 @@ from regard.faults.naming import names_of
 from regard.faults.places import event_of
 from regard.faults.proofs import Proof, Shown, detail_of, proof_of
 from regard.faults.report import Finding
+from regard.faults.softmaxes import exponentials
 from regard.faults.stages import Stages, found_stages
 from regard.faults.subject import Subject
 from regard.faults.traced import Edit, Event, traced
@@ -110,10 +111,15 @@ def without_dropout(subject: Subject, extra: Mapping[str, Any] | None = None) ->
     edits: dict[int, Edit] = {}
     for event in traced(subject, subject.inputs(), extra=extra):
         if event.operator == "bernoulli_":
-            edits[event.place] = lambda output, args: torch.full_like(output, args[1])
+            edits[event.place] = _kept
         if event.operator == "native_dropout":
             edits[event.place] = lambda _, args: args[0]
     return edits
+
+
+def _kept(output: Tensor, args: tuple[Any, ...]) -> Tensor:
+    """What dropout that drops nothing would draw; a probability of 0.5 is not passed on."""
+    return torch.full_like(output, args[1] if len(args) > 1 else 0.5)
 
 
 def understood(subject: Subject, causal: bool | None, *, pairs: bool = True) -> Reading | None:
@@ -135,6 +141,8 @@ def understood(subject: Subject, causal: bool | None, *, pairs: bool = True) -> 
         guesses, right = explanations(material, every, [])
         if right is not None:
             return Reading(subject, stages, material, guesses[0], right)
+    if stages.softmax is None and not exponentials(stages.trace):
+        return None  # a mistake that happens to give the same, as a large scale gives the values
     bases = [
         right for right in rights if right.split == right.merge == "columns" and right.scale is None
     ]

@@ -20,7 +20,7 @@ from regard.faults.fit import Guess
 from regard.faults.given_masks import all_kept, forms_of, takes_masks
 from regard.faults.layouts import Layout
 from regard.faults.lifted import FEW_BITS
-from regard.faults.mask_trials import mask_findings
+from regard.faults.mask_trials import Trial, mask_trials
 from regard.faults.places import event_of, random_event, turned_round
 from regard.faults.probes import (
     batch_stands_second,
@@ -51,7 +51,7 @@ from regard.faults.traced import traced
 from regard.faults.turned import largest_score, met, turned
 from regard.faults.unexplained import reason
 
-__all__ = ["examined", "running"]
+__all__ = ["IN_HALF", "examined", "in_float32", "infinite", "laid", "running", "unsteady"]
 
 
 def examined(subject: Subject, causal: bool | None) -> Report:
@@ -61,7 +61,7 @@ def examined(subject: Subject, causal: bool | None) -> Report:
         subject: which runs.
         causal: as in ``check``.
     """
-    found = _not_a_number(subject)
+    found = infinite(subject)
     reading = None if found else understood(subject, causal, pairs=False)
     if not found and (reading is None or reading.names):
         reading, across = _across_batch(subject, causal, reading)
@@ -75,12 +75,14 @@ def examined(subject: Subject, causal: bool | None) -> Report:
         if reading is None or _EXCHANGED in reading.names:
             reading = _with_other_axes(subject, causal, reading, pairs=True)
     if (line := overflows_in_half(subject)) is not None:
-        found.append(Told("mask-fill-value", None, None, caller=line, detail=_IN_HALF))
+        found.append(Told("mask-fill-value", None, None, caller=line, detail=IN_HALF))
     if reading is not None:
         subject = reading.subject
         found += [Told(name, reading.stages, reading) for name in reading.names]
         found += _more(reading, causal)
-    found += _random(subject)
+    trials = [] if reading is None else mask_trials(reading)
+    found += [trial.told for trial in trials if trial.told is not None]
+    found += unsteady(subject)
     faulty = any(fault(told.name).severity == "fault" for told in found)
     if reading is not None and not faulty:
         found += _notes(reading, causal)
@@ -89,11 +91,11 @@ def examined(subject: Subject, causal: bool | None) -> Report:
         key=lambda finding: (finding.severity == "note", finding.number),
     )
     missing = "" if reading is not None or findings else reason(subject)
-    return Report(subject.given.name, tuple(findings), _read_as(subject, reading), missing)
+    return Report(subject.given.name, tuple(findings), _read_as(subject, reading, trials), missing)
 
 
 _EXCHANGED = "heads-and-tokens-exchanged"
-_IN_HALF = "The largest number of float16 is 65504: there this line raises."
+IN_HALF = "The largest number of float16 is 65504: there this line raises."
 
 
 def running(given: Given) -> Subject:
@@ -108,17 +110,29 @@ def running(given: Given) -> Subject:
     first: Exception | None = None
     for layout in layouts(given):
         try:
-            return _laid(given, layout)
+            return laid(given, layout)
         except Exception as error:  # noqa: BLE001  # somebody's code may raise anything
             first = first or error
+    masks = [a for a in takes_masks(given.arguments) if not a.required]
+    if masks and "NoneType" in str(first):  # it needs the mask that its signature leaves out
+        needed = (replace(a, required=a.required or a in masks) for a in given.arguments)
+        return running(replace(given, arguments=tuple(needed)))
     raise ValueError(
         f"{given.name} fails on every input that was tried; it must run on one of them.\n"
         f"    The first error was {type(first).__name__}: {first}"
     ) from first
 
 
-def _laid(given: Given, layout: Layout) -> Subject:
-    """The subject in a layout, with the first form of the masks it needs in which it runs."""
+def laid(given: Given, layout: Layout) -> Subject:
+    """The subject in a layout, with the first form of the masks it needs in which it runs.
+
+    Args:
+        given: what people handed over.
+        layout: to be tried.
+
+    Raises:
+        Exception: what the code itself raises, or nothing that it gives is an output.
+    """
     first: Exception | None = None
     needed = [a for a in takes_masks(given.arguments) if a.required]
     for forms in product(*(forms_of(argument, given.source) for argument in needed)):
@@ -189,7 +203,7 @@ def _with_other_axes(
             continue
         other = replace(layout, order=order, num_heads=4, num_kv_heads=4)
         try:
-            turned = _laid(subject.given, other)
+            turned = laid(subject.given, other)
         except Exception:  # noqa: BLE001  # somebody's code may raise anything
             continue
         better = _alone(turned, causal, pairs=pairs)
@@ -274,7 +288,6 @@ def _more(reading: Reading, causal: bool | None) -> list[Told]:
     if not inverted and bool(stages.trace.outcome.output.isnan().any()):
         proof = weights_without_nan(stages, subject.layout.batch)
         found.append(Told("nan-rows", stages, None, proof=proof))
-    found += mask_findings(reading)
     if not reading.names and mixes_samples(subject):
         proof = moved_samples(subject), torch.eye(2), _SAMPLES
         event = first_mixed(subject)
@@ -312,8 +325,12 @@ def _of_shared_projections(reading: Reading) -> list[Told]:
     return []
 
 
-def _random(subject: Subject) -> list[Told]:
-    """What differs from run to run."""
+def unsteady(subject: Subject) -> list[Told]:
+    """What differs from run to run.
+
+    Args:
+        subject: which runs.
+    """
     if (most := difference_between_runs(subject)) == 0:
         return []
     inputs = subject.inputs()
@@ -330,9 +347,10 @@ def _random(subject: Subject) -> list[Told]:
 def _starting_at_top_left(reading: Reading, causal: bool | None) -> Reading | None:
     """With fewer queries than keys: its causal mask begins at the top left, if it has one.
 
-    None where it takes a cache, which tells by itself where the mask begins.
+    None where it takes a cache, which alone tells where the mask should begin.
     """
-    if (not causal and reading.right.mask == "none") or cache_reach(reading) is not None:
+    has_cache = reading.subject.given.argument("cache") is not None
+    if has_cache or (not causal and reading.right.mask == "none"):
         return None
     shown = starts_at_top_left(reading.subject, reading.material)
     if shown is None:
@@ -341,8 +359,12 @@ def _starting_at_top_left(reading: Reading, causal: bool | None) -> Reading | No
     return replace(reading, material=shown, guess=top_left, right=bottom_right)
 
 
-def _not_a_number(subject: Subject) -> list[Told]:
-    """+inf where -inf is meant, which leaves nothing to compare."""
+def infinite(subject: Subject) -> list[Told]:
+    """+inf where -inf is meant, which leaves nothing to compare.
+
+    Args:
+        subject: which runs.
+    """
     stages = found_stages(subject, subject.inputs())
     if stages.softmax is not None and bool((stages.softmax.scores > 1e30).any()):
         proof = weights_without_nan(stages, subject.layout.batch)
@@ -398,14 +420,23 @@ def _scale_notes(reading: Reading) -> list[Told]:
     return found
 
 
-def _read_as(subject: Subject, reading: Reading | None) -> str:
+def _read_as(subject: Subject, reading: Reading | None, trials: list[Trial]) -> str:
     words = [subject.layout.axes]
     if reading is not None:
         heads = reading.material.num_heads
         words.append(f"{heads} heads" if heads > 1 else "one head")
         words.append("causal" if reading.right.mask != "none" else "every token to every token")
-    if subject.given.lifted is not None:
-        words.append(
-            f"in float32 where it takes {str(subject.given.lifted).removeprefix('torch.')}"
-        )
+    words += [trial.words for trial in trials if trial.words]
+    words += in_float32(subject)
     return ", ".join(words)
+
+
+def in_float32(subject: Subject) -> list[str]:
+    """What its report says where it is not run in the dtype that it takes.
+
+    Args:
+        subject: that runs.
+    """
+    lifted = subject.given.lifted
+    name = str(lifted).removeprefix("torch.")
+    return [] if lifted is None else [f"in float32 where it takes {name}"]

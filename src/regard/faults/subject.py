@@ -151,6 +151,10 @@ class Subject:
             shape = (layout.batch, tokens, width)
             return torch.randn(shape, generator=generator).to(self.given.dtype)
 
+        if self.given.kind == "scores":
+            found = {"scores": tensor(layout.tokens, layout.num_heads * layout.tokens)}
+            valued = self.given.argument("value") is not None
+            return found | ({"value": tensor(layout.tokens, layout.dim)} if valued else {})
         if self.given.kind == "embeddings":
             return {"x": tensor(layout.tokens, layout.dim)}
         narrow = layout.dim // layout.num_heads * layout.num_kv_heads
@@ -184,8 +188,6 @@ class Subject:
         with quiet(seed), Lifted() if self.given.lifted else contextlib.nullcontext():
             result = self.given.call(*positional, **call, **_apart(self.given.options))
         tensors = tuple(_tensors(result))
-        if self.given.kind == "scores" and tensors:
-            return Outcome(tensors[0].detach().clone(), tensors)
         tokens = next(iter(inputs.values())).shape[1]
         for tensor in self._likeliest(tensors):
             canonical = self.layout.decode(tensor)
@@ -207,8 +209,6 @@ class Subject:
         return leading if not self.given.options else []
 
     def _tensor(self, argument: Argument, inputs: Mapping[str, Tensor]) -> Tensor | None:
-        if argument.role in inputs and self.given.kind == "scores":
-            return inputs[argument.role]
         if argument.role == "x" and self.given.vocabulary:
             return self.layout.encode(_token_ids(inputs["x"], self.given.vocabulary), 1)[..., 0]
         if argument.role in inputs:
@@ -285,6 +285,7 @@ def as_given(thing: object, args: tuple[Any, ...], options: Mapping[str, Any]) -
 
     Raises:
         TypeError: it cannot be called, or the class's arguments do not fit.
+        ValueError: a call needs something else than the tensors that are known by their names.
     """
     name = getattr(thing, "__name__", type(thing).__name__)
     built = (*args, *options.values()) if inspect.isclass(thing) else ()
@@ -304,17 +305,31 @@ def as_given(thing: object, args: tuple[Any, ...], options: Mapping[str, Any]) -
     model = thing if isinstance(thing, nn.Module) else nn.Identity()
     call = thing.forward if isinstance(thing, nn.Module) else thing
     target = type(thing) if isinstance(thing, nn.Module) else thing
+    arguments = tuple(arguments_of(call, options))
+    _refuse_unknown(name, arguments)
     return Given(
         name=name,
         call=thing,
         model=model,
-        arguments=tuple(arguments_of(call, options)),
+        arguments=arguments,
         options=dict(options),
         source=_source(target),
         dtype=torch.float32,
         half=half,
         numbers=numbers,
     )
+
+
+def _refuse_unknown(name: str, arguments: tuple[Argument, ...]) -> None:
+    """Refuse what no call could be made of."""
+    unknown = [a.name for a in arguments if a.required and a.role in ("other", "weight")]
+    unknown = [own for own in unknown if own != "position_embeddings"]
+    if unknown:
+        raise ValueError(
+            f"{name} needs {', '.join(unknown)}; check knows embeddings, query, key, value, scores, "
+            f"masks and lengths by their names.\n"
+            f"    Name them so, or give them: regard.check({name}, {unknown[0]}=...)."
+        )
 
 
 def _built(thing: type, args: tuple[Any, ...], options: Mapping[str, Any]) -> object:

@@ -92,8 +92,8 @@ def _unnormalised(stages: Stages) -> str:
     if event is None:
         return ""
     return (
-        f"No softmax was seen: {_place(event, 'takes exp')}, and nothing is divided by the sum of "
-        "what it gives. It can be told where weights = exp(scores) / exp(scores).sum(-1, "
+        f"No softmax was seen: {_place(event, 'takes exp')}, and no row of what it gives is "
+        "divided by its own sum. It can be told where weights = exp(scores) / exp(scores).sum(-1, "
         "keepdim=True), or where a module that goes from one block of keys to the next keeps the "
         "number of its heads as num_heads."
     )

@@ -1,0 +1,7 @@
+# regard.check(my_softmax)
+import torch
+
+
+def my_softmax(scores):
+    e = torch.exp(scores - scores.max())
+    return e / e.sum(-1)  # <- softmax-wrong-axis

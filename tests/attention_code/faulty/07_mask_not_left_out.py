@@ -1,0 +1,13 @@
+# regard.check(Attention, 16, 2)
+from torch import nn
+
+
+class Attention(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.mha = nn.MultiheadAttention(dim, heads, batch_first=True)
+
+    def forward(self, x, attention_mask=None):
+        """attention_mask: 1 for tokens, 0 for padding"""
+        hidden = attention_mask.bool()
+        return self.mha(x, x, x, key_padding_mask=hidden)[0]  # <- mask-inverted

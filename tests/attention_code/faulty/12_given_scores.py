@@ -1,0 +1,3 @@
+# regard.check(weights_of, causal=True)
+def weights_of(scores):
+    return scores.softmax(-1)  # <- not-causal

@@ -1,0 +1,11 @@
+# regard.check(Attention, 16, 2)
+from torch import nn
+
+
+class Attention(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.mha = nn.MultiheadAttention(dim, heads, batch_first=True)
+
+    def forward(self, x, attention_mask=None):
+        return self.mha(x, x, x, key_padding_mask=~attention_mask.bool())[0]

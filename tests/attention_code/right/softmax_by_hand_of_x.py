@@ -1,0 +1,7 @@
+# regard.check(my_softmax)
+import torch
+
+
+def my_softmax(x):
+    e = torch.exp(x - x.max())
+    return e / e.sum(-1, keepdim=True)

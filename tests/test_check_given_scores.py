@@ -1,0 +1,134 @@
+"""Functions of scores and masks that are given: how they are read, and what cannot be known."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard
+
+ONE_ROW = (
+    "It is right for the scores of one query alone; of several queries it divides by one sum of "
+    "them all, where each of their rows should sum to 1. It can be told where it takes one of the "
+    "two only; exp(scores) / exp(scores).sum(-1, keepdim=True) is right for both."
+)
+UNKNOWN = (
+    "No softmax of the scores gives what it gives. It can be told where the weights are "
+    "scores.softmax(-1), under a causal mask or one that is an argument."
+)
+
+
+def divided_by_all(scores: Tensor) -> Tensor:
+    return scores.exp() / scores.exp().sum()
+
+
+def divided_by_all_of_x(x: Tensor) -> Tensor:
+    return x.exp() / x.exp().sum()
+
+
+def of_columns(x: Tensor) -> Tensor:
+    return x.softmax(-2)
+
+
+def column_softmax(x: Tensor) -> Tensor:
+    return x.softmax(-2)
+
+
+def windowed(scores: Tensor) -> Tensor:
+    far = (torch.arange(7)[:, None] - torch.arange(7)).abs() > 2
+    return scores.masked_fill(far, -torch.inf).softmax(-1)
+
+
+def logarithms(scores: Tensor) -> Tensor:
+    return scores.log_softmax(-1)
+
+
+def dropping(scores: Tensor) -> Tensor:
+    return torch.dropout(scores.softmax(-1), 0.5, True)
+
+
+def infinite(scores: Tensor) -> Tensor:
+    past = torch.ones_like(scores).tril()
+    return scores.masked_fill(past == 0, torch.inf).softmax(-1)
+
+
+def halved(scores: Tensor) -> Tensor:
+    return scores.half().softmax(-1)
+
+
+def hidden(scores: Tensor, mask: Tensor | None = None) -> Tensor:
+    return (scores if mask is None else scores.masked_fill(mask, -1e9)).softmax(-1)
+
+
+def allowed(scores: Tensor, mask: Tensor) -> Tensor:
+    return scores.masked_fill(mask == 0, -1e9).softmax(-1)
+
+
+def added(scores: Tensor, mask: Tensor) -> Tensor:
+    return (scores + mask).softmax(-1)
+
+
+def sharpened(scores: Tensor, mask: Tensor | None = None) -> Tensor:
+    return (scores if mask is None else scores * mask.sum()).softmax(-1)
+
+
+@pytest.mark.parametrize("function", [divided_by_all, divided_by_all_of_x])
+def test_a_softmax_over_all_that_may_be_of_one_row_is_no_verdict(function: Any) -> None:
+    report = regard.check(function)
+    assert (report.verdict, report.missing) == ("cannot tell", ONE_ROW)
+
+
+def test_a_softmax_over_all_is_wrong_where_it_is_meant_to_be_causal() -> None:
+    report = regard.check(divided_by_all, causal=True)
+    assert {finding.name for finding in report.faults} == {"not-causal", "softmax-wrong-axis"}
+
+
+def test_a_mistake_is_told_of_an_argument_that_must_be_scores_only() -> None:
+    told, silent = regard.check(column_softmax), regard.check(of_columns)
+    assert [finding.name for finding in told.faults] == ["softmax-wrong-axis"]
+    assert (silent.verdict, silent.findings) == ("cannot tell", ())
+
+
+@pytest.mark.parametrize("function", [windowed, logarithms])
+def test_what_is_no_softmax_of_the_scores_is_no_verdict(function: Any) -> None:
+    report = regard.check(function)
+    assert (report.verdict, report.findings, report.missing) == ("cannot tell", (), UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("function", "name"), [(dropping, "dropout-in-eval"), (infinite, "mask-fill-value")]
+)
+def test_what_no_numbers_of_one_run_show_is_told_of_scores(function: Any, name: str) -> None:
+    assert [finding.name for finding in regard.check(function).faults] == [name]
+
+
+def test_scores_in_half_precision_are_run_in_float32() -> None:
+    report = regard.check(halved)
+    assert report.ok
+    assert report.read_as == "a function of scores, (7, 7), in float32 where it takes float16"
+
+
+READ_AS = {
+    "hides": (hidden, "a function of scores, (7, 7), mask: True hides a key"),
+    "allows": (allowed, "a function of scores, (7, 7), mask: True allows a key"),
+    "is added": (added, "a function of scores, (7, 7), mask: added to the scores"),
+    "cannot be read": (sharpened, "a function of scores, (7, 7), mask not judged"),
+}
+
+
+@pytest.mark.parametrize("how", READ_AS)
+def test_the_report_says_how_a_mask_was_read(how: str) -> None:
+    function, read_as = READ_AS[how]
+    assert regard.check(function).read_as == read_as
+
+
+def test_the_report_on_query_key_and_value_says_how_a_mask_was_read() -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        """attn_mask: True means that a key may be attended to."""
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        return hidden(scores, attn_mask) @ v
+
+    report = regard.check(attention)
+    assert report.verdict == "right"
+    assert report.read_as.endswith(", attn_mask: True hides a key")
