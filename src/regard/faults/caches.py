@@ -1,5 +1,6 @@
 """A cache of keys and values that code goes on from: what of it the new tokens see."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,6 +16,7 @@ from regard.faults.subject import Subject
 __all__ = ["begins_at_top_left", "cache_reach"]
 
 _NEW = 3
+_PLACE = re.compile(r"start|offset|pos|len|idx|index|step")
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,13 +62,18 @@ def cache_reach(reading: Reading) -> Tensor | None:
         reading: of code without its cache.
 
     Returns:
-        None where it takes none, or none of the forms that are tried.
+        None where it takes none, or none of the forms that are tried, or wants to be told besides
+        how long it is.
     """
+    if any(_PLACE.search(argument.name) for argument in reading.subject.given.arguments):
+        return None
     for cache in _forms(reading):
         try:
-            return _reach(reading.subject, cache)
+            reach = _reach(reading.subject, cache)
         except Exception:  # noqa: BLE001  # somebody's code may raise anything
             continue
+        if bool(reach.any()):
+            return reach
     return None
 
 

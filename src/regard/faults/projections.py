@@ -34,6 +34,8 @@ def heads_are_tied(material: Material) -> bool:
     """Whether every head has the same queries, keys and values, so that all give the same."""
     heads = material.num_heads
     width = material.tensors["q"].shape[-1] // heads
+    if heads == 1 or material.weights is not None:  # a bias may tell the heads apart
+        return False
     for letter in _LETTERS.values():
         columns = material.tensors.get(letter)
         if columns is None:
@@ -44,9 +46,11 @@ def heads_are_tied(material: Material) -> bool:
         if not own or columns.shape[-1] % own:
             return False
         each = columns.reshape(*columns.shape[:-1], own, -1)
-        if not torch.allclose(each, each[..., :1, :], rtol=1e-4, atol=1e-6):
+        # Where all columns are one, the weights may only begin so.
+        is_flat = torch.allclose(each, each[..., :1])
+        if is_flat or not torch.allclose(each, each[..., :1, :], rtol=1e-4, atol=1e-6):
             return False
-    return heads > 1
+    return True
 
 
 def projected_twice(subject: Subject, stages: Stages) -> tuple[Projection, str, Tensor] | None:
