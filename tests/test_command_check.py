@@ -79,6 +79,27 @@ def test_a_class_without_its_arguments_says_how_to_give_them(run: Run) -> None:
     assert err.startswith("regard: Attention has no value for embed_dim, num_heads;")
 
 
+def test_a_number_that_was_left_out_is_asked_for(run: Run) -> None:
+    Path("mine.py").write_text(CLASS)
+    code, out, err = run("mine.py:Attention", "--embed-dim", "--num-heads", "4")
+    assert (code, out) == (2, "")
+    assert err == (
+        "regard: --embed-dim has no value; Attention takes one there.\n"
+        "    Write for example: --embed-dim 16\n"
+    )
+
+
+def test_arguments_that_no_name_tells_are_one_clear_error(run: Run) -> None:
+    Path("mine.py").write_text("def attention(a, b, c, d, e, f):\n    return a.softmax(-1)\n")
+    code, out, err = run("mine.py:attention")
+    assert (code, out) == (2, "")
+    assert err == (
+        "regard: attention needs b, c, d, e, f; check knows embeddings, query, key, value, scores, "
+        "masks and lengths by their names.\n"
+        "    Name them so, or give them: regard.check(attention, b=...).\n"
+    )
+
+
 def test_the_cells_of_a_notebook_are_run_after_saying_so(run: Run) -> None:
     cell = {"cell_type": "code", "source": WRONG, "metadata": {}, "outputs": []}
     notebook = {"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}

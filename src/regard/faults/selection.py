@@ -128,6 +128,12 @@ def check_options(thing: Any, name: str, shown: str, options: Mapping[str, Any])
             f"{name} has no argument {unknown[0]}; options are arguments of what is checked.\n"
             f"    It takes {', '.join(takes) or 'none'}, and check {own}."
         )
+    for key in options:
+        if options[key] is True and key in takes and _takes_a_value(takes[key]):
+            raise RegardError(
+                f"--{key.replace('_', '-')} has no value; {name} takes one there.\n"
+                f"    Write for example: --{key.replace('_', '-')} {_example(key)}"
+            )
     if inspect.isclass(thing):
         missing = [
             key
@@ -136,6 +142,17 @@ def check_options(thing: Any, name: str, shown: str, options: Mapping[str, Any])
         ]
         if missing:
             raise RegardError(_missing(name, missing, shown, options))
+
+
+def _takes_a_value(parameter: inspect.Parameter) -> bool:
+    """Whether a parameter is surely no flag: by its default, its annotation, or its name."""
+    default, annotation = parameter.default, parameter.annotation
+    if default is not parameter.empty and default is not None:
+        return not isinstance(default, bool)
+    if annotation is not parameter.empty:
+        return annotation in (int, float, str, "int", "float", "str")
+    lower = parameter.name.lower()
+    return (_WIDTH.search(lower) or _COUNT.search(lower)) is not None
 
 
 def fitting_options(thing: Any, options: Mapping[str, Any]) -> dict[str, Any]:
