@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from regard.faults.subject import Subject
 __all__ = ["begins_at_top_left", "cache_reach"]
 
 _NEW = 3
+_ENTRIES = ("k", "v", "key", "value", "keys", "values")
 _PLACE = re.compile(r"start|offset|pos|len|idx|index|step")
 
 
@@ -26,7 +28,7 @@ class _Cache:
     Attributes:
         names: of one argument for keys and values, or of two.
         order: of the axes of either.
-        is_stacked: whether one tensor holds both.
+        how: one argument holds both.
         keys: canonical, (batch, tokens, columns).
         values: likewise.
         num_heads: of either.
@@ -34,7 +36,7 @@ class _Cache:
 
     names: tuple[str, ...]
     order: Order
-    is_stacked: bool
+    how: Literal["pair", "stacked", "by name"]
     keys: Tensor
     values: Tensor
     num_heads: int
@@ -44,7 +46,13 @@ class _Cache:
         pair = tuple(self._laid(each, changed) for each in (self.keys, self.values))
         if len(self.names) == 2:
             return dict(zip(self.names, pair, strict=True))
-        return {self.names[0]: torch.stack(pair) if self.is_stacked else pair}
+        match self.how:
+            case "pair":
+                return {self.names[0]: pair}
+            case "stacked":
+                return {self.names[0]: torch.stack(pair)}
+            case "by name":
+                return {self.names[0]: {name: pair[name[0] == "v"] for name in _ENTRIES}}
 
     def _laid(self, canonical: Tensor, changed: int | None) -> Tensor:
         batch, tokens, columns = canonical.shape
@@ -119,7 +127,7 @@ def _forms(reading: Reading) -> Iterator[_Cache]:
         orders = ["bhtd", "btd", "bthd"]
     for order in orders:
         for pair in pairwise(names):
-            yield _Cache(pair, order, False, keys, values, heads)
+            yield _Cache(pair, order, "pair", keys, values, heads)
         for name in names:
-            for is_stacked in (False, True):
-                yield _Cache((name,), order, is_stacked, keys, values, heads)
+            for how in ("pair", "stacked", "by name"):
+                yield _Cache((name,), order, how, keys, values, heads)
