@@ -151,6 +151,10 @@ class Subject:
             shape = (layout.batch, tokens, width)
             return torch.randn(shape, generator=generator).to(self.given.dtype)
 
+        if self.given.kind == "scores":
+            found = {"scores": tensor(layout.tokens, layout.num_heads * layout.tokens)}
+            valued = self.given.argument("value") is not None
+            return found | ({"value": tensor(layout.tokens, layout.dim)} if valued else {})
         if self.given.kind == "embeddings":
             return {"x": tensor(layout.tokens, layout.dim)}
         narrow = layout.dim // layout.num_heads * layout.num_kv_heads
@@ -184,8 +188,6 @@ class Subject:
         with quiet(seed), Lifted() if self.given.lifted else contextlib.nullcontext():
             result = self.given.call(*positional, **call, **_apart(self.given.options))
         tensors = tuple(_tensors(result))
-        if self.given.kind == "scores" and tensors:
-            return Outcome(tensors[0].detach().clone(), tensors)
         tokens = next(iter(inputs.values())).shape[1]
         for tensor in self._likeliest(tensors):
             canonical = self.layout.decode(tensor)
@@ -207,8 +209,6 @@ class Subject:
         return leading if not self.given.options else []
 
     def _tensor(self, argument: Argument, inputs: Mapping[str, Tensor]) -> Tensor | None:
-        if argument.role in inputs and self.given.kind == "scores":
-            return inputs[argument.role]
         if argument.role == "x" and self.given.vocabulary:
             return self.layout.encode(_token_ids(inputs["x"], self.given.vocabulary), 1)[..., 0]
         if argument.role in inputs:
