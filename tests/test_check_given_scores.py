@@ -44,6 +44,23 @@ def logarithms(scores: Tensor) -> Tensor:
     return scores.log_softmax(-1)
 
 
+def zeros(scores: Tensor) -> Tensor:
+    return torch.zeros_like(scores)
+
+
+def sums(scores: Tensor, values: Tensor) -> Tensor:
+    return values.cumsum(-2)
+
+
+def turned(scores: Tensor, values: Tensor) -> Tensor:
+    return scores.mT.softmax(-1) @ values
+
+
+def causal(scores: Tensor) -> Tensor:
+    past = torch.ones_like(scores).tril()
+    return scores.masked_fill(past == 0, -torch.inf).softmax(-1)
+
+
 def dropping(scores: Tensor) -> Tensor:
     return torch.dropout(scores.softmax(-1), 0.5, True)
 
@@ -90,10 +107,25 @@ def test_a_mistake_is_told_of_an_argument_that_must_be_scores_only() -> None:
     assert (silent.verdict, silent.findings) == ("cannot tell", ())
 
 
-@pytest.mark.parametrize("function", [windowed, logarithms])
+@pytest.mark.parametrize("function", [windowed, logarithms, zeros, sums])
 def test_what_is_no_softmax_of_the_scores_is_no_verdict(function: Any) -> None:
     report = regard.check(function)
     assert (report.verdict, report.findings, report.missing) == ("cannot tell", (), UNKNOWN)
+
+
+def test_scores_that_may_be_of_keys_and_queries_are_no_verdict() -> None:
+    report = regard.check(turned)
+    assert (report.verdict, report.findings) == ("cannot tell", ())
+    assert report.missing == (
+        "It is right for scores (keys, queries), and wrong for scores (queries, keys), as "
+        "everything else here has them. It can be told of a function that makes its scores of "
+        "queries and keys."
+    )
+
+
+def test_a_causal_mask_is_no_verdict_where_none_is_meant() -> None:
+    assert [regard.check(causal, causal=c).verdict for c in (None, True)] == ["right", "right"]
+    assert regard.check(causal, causal=False).verdict == "cannot tell"
 
 
 @pytest.mark.parametrize(

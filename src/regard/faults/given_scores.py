@@ -24,6 +24,7 @@ from regard.faults.proofs import weights_without_nan
 from regard.faults.reading import Reading, Told, finding_of, without_dropout
 from regard.faults.report import Report
 from regard.faults.single import IN_HALF, in_float32, infinite, laid, unsteady
+from regard.faults.softmaxes import exponentials
 from regard.faults.stages import found_stages
 from regard.faults.subject import Given, Subject
 
@@ -42,6 +43,10 @@ _ONE_ROW = (
     "It is right for the scores of one query alone; of several queries it divides by one sum of "
     "them all, where each of their rows should sum to 1. It can be told where it takes one of the "
     "two only; exp(scores) / exp(scores).sum(-1, keepdim=True) is right for both."
+)
+_TURNED = (
+    "It is right for scores (keys, queries), and wrong for scores (queries, keys), as everything "
+    "else here has them. It can be told of a function that makes its scores of queries and keys."
 )
 
 
@@ -83,6 +88,8 @@ def scores_report(given: Given, causal: bool | None) -> Report:
         return Report(given.name, found, read_as, "" if found else UNKNOWN)
     if not causal and reading.guess.axis.endswith("as one") and _is_right_for_one(given):
         return Report(given.name, (), read_as, _ONE_ROW)
+    if {"axis", "mix"} == set(reading.guess.differs(reading.right)) and _is_turned(reading.guess):
+        return Report(given.name, (), read_as, _TURNED)
     told += [Told(name, reading.stages, reading) for name in reading.names]
     has_nan = bool(reading.stages.trace.outcome.output.isnan().any())
     if has_nan and "mask-inverted" not in reading.names:  # its last row has nothing either way
@@ -93,6 +100,11 @@ def scores_report(given: Given, causal: bool | None) -> Report:
     findings = sorted((finding_of(one) for one in told), key=lambda finding: finding.number)
     words = [read_as, *(trial.words for trial in trials if trial.words), *in_float32(subject)]
     return Report(given.name, tuple(findings), ", ".join(words))
+
+
+def _is_turned(guess: Guess) -> bool:
+    """Whether it is attention of scores that are transposed."""
+    return (guess.axis, guess.mix) == ("queries", "transposed")
 
 
 # How it runs
@@ -212,6 +224,8 @@ def _understood(subject: Subject, causal: bool | None) -> Reading | None:
         masks = ("none",)
     rights = [replace(_PLAIN, mask=mask) for mask in masks]
     guesses, right = explanations(material, rights, rights, (1, 2), _SWITCHES)
-    if right is None:
-        return None
-    return Reading(subject, stages, material, guesses[0], right, tuple(guesses[1:]))
+    seen_none = stages.softmax is None and not exponentials(stages.trace)
+    if right is None or (seen_none and guesses[0] != right):
+        return None  # a mistake that happens to give the same, as 0 everywhere does
+    reading = Reading(subject, stages, material, guesses[0], right, tuple(guesses[1:]))
+    return reading if reading.names or guesses[0] == right else None  # causal, and should not be
