@@ -52,7 +52,8 @@ WITHOUT_PROOF = {
     "faulty/10_half_precision": "so does it",
     "faulty/10_half_under_a_mask": "so does it with a mask",
     "faulty/10_minus_ten": "0.0001 is not seen in three digits: a sentence says it",
-    "faulty/22_grouped_queries_as_values": "its values are never computed",
+    "faulty/22_causal_weights_times_input": "its values are never computed",
+    "faulty/22_grouped_queries_as_values": "nor are these",
     "faulty/pair_tiled_heads_and_queries_as_values": "nor are these",
 }
 
