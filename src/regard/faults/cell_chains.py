@@ -14,25 +14,38 @@ from torch import Tensor
 from regard.faults.softmaxes import Softmax
 from regard.faults.traced import Event
 
-__all__ = ["PRODUCTS", "Chain", "Mixing", "Product", "between", "chain_of", "near", "origin"]
+__all__ = [
+    "PRODUCTS",
+    "SAME",
+    "Chain",
+    "Mixing",
+    "Product",
+    "between",
+    "chain_of",
+    "maker",
+    "near",
+    "origin",
+]
 
 PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "mv": (0, 1), "matmul": (0, 1)}
 """Where the two factors stand among the arguments."""
 
 _SCALING = {"mul", "mul_", "div", "div_", "true_divide"}
-_SAME = {
+SAME = {
     *("t", "view", "_unsafe_view", "reshape", "transpose", "permute", "unsqueeze", "squeeze"),
     *("squeeze_", "unsqueeze_", "lift_fresh"),
     *("expand", "clone", "contiguous", "alias", "_to_copy", "to", "detach", "unflatten", "numpy_T"),
     *("_reshape_alias", "unsafe_chunk", "split", "slice", "select", "unbind", "split_with_sizes"),
 }
+"""Operations that leave the numbers as they are."""
+
 _MASKING = {
     *("masked_fill", "masked_fill_", "where", "index_put", "index_put_", "fill_", "tril", "triu"),
     *("tril_", "triu_", "add", "add_", "sub", "sub_", "copy_"),
 }
 _BY_HAND = {"exp", "exp_"}
 _MADE = {*PRODUCTS, "addmm", "linear"}
-_BETWEEN = _SCALING | _SAME | _MASKING | _BY_HAND
+_BETWEEN = _SCALING | SAME | _MASKING | _BY_HAND
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +175,7 @@ def _fused(event: Event, weights: Tensor) -> tuple[Product, Mixing] | tuple[None
     return product, Mixing(event, weights, False, value, output, False, event.reads[2])
 
 
-def _maker(events: Sequence[Event], address: int, before: int) -> Event | None:
+def maker(events: Sequence[Event], address: int, before: int) -> Event | None:
     """The last operation that wrote to a place."""
     later = (e for e in reversed(events) if e.place < before and address in e.writes)
     return next(later, None)
@@ -182,17 +195,17 @@ def _before(
     seen: set[tuple[int, int]] = set()
     while stack:
         address, place, path = stack.pop()
-        maker = _maker(events, address, place)
-        if maker is None or (address, maker.place) in seen:
+        made = maker(events, address, place)
+        if made is None or (address, made.place) in seen:
             continue
-        seen.add((address, maker.place))
-        if maker.operator in PRODUCTS:
-            return path, maker, None
-        if maker.operator not in _BETWEEN:
-            is_number = maker.output is not None and maker.output.is_floating_point()
-            doubt = doubt or (maker if maker.reads and is_number else None)
+        seen.add((address, made.place))
+        if made.operator in PRODUCTS:
+            return path, made, None
+        if made.operator not in _BETWEEN:
+            is_number = made.output is not None and made.output.is_floating_point()
+            doubt = doubt or (made if made.reads and is_number else None)
             continue
-        inner = [(a, maker.place, [*path, maker]) for a in reversed(maker.reads)]
+        inner = [(a, made.place, [*path, made]) for a in reversed(made.reads)]
         stack += inner
     return [], None, doubt
 
@@ -246,15 +259,15 @@ def origin(events: Sequence[Event], address: int, before: int) -> tuple[Event | 
         multiplied by something else, as unit vectors are.
     """
     number = 1.0
-    while (maker := _maker(events, address, before)) is not None:
-        factor = _scaling(maker)
-        if factor is None and maker.operator not in _SAME:
-            is_bent = maker.operator in _SCALING and len(maker.operands) == 2
-            return maker, number, is_bent
+    while (made := maker(events, address, before)) is not None:
+        factor = _scaling(made)
+        if factor is None and made.operator not in SAME:
+            is_bent = made.operator in _SCALING and len(made.operands) == 2
+            return made, number, is_bent
         number *= 1.0 if factor is None else factor
-        if not maker.reads:
-            return maker, number, False
-        address, before = maker.reads[0], maker.place
+        if not made.reads:
+            return made, number, False
+        address, before = made.reads[0], made.place
     return None, number, False
 
 

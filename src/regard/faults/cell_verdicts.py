@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.faults.cell_chains import Chain, Mixing, between, near, origin
+from regard.faults.cell_heads import of_heads, turned_batch
 from regard.faults.fit import shape_of_mask
 from regard.faults.proofs import Proof, compared
 from regard.faults.reading import Told
@@ -150,6 +151,13 @@ def _all_steps(judge: _Judge, mixing: Mixing, is_turned: bool) -> None:
     is_inverted = any(told.name == "mask-inverted" for told in judge.told)  # one row has nothing
     if bool(judge.weights.isnan().any()) and not is_inverted:
         judge.say("nan-rows", None)
+    for name, event, proof in of_heads(judge.events, judge.chain):
+        judge.say(name, event, proof=proof)
+    if (event := turned_batch(judge.events, judge.chain)) is not None:
+        judge.missing.append(
+            f"{_line(event)} this turns all the axes of a batch round, which mixes its samples. "
+            "Write key.transpose(-2, -1)."
+        )
     if judge.told or judge.missing:
         return
     right = _right_weights(judge, allowed) @ mixing.value
@@ -297,9 +305,20 @@ def _values(judge: _Judge, mixing: Mixing) -> None:
         else:
             judge.missing.append(f"{_line(mixing.event)} {_ROWS_OR_COLUMNS}")
     addresses = [*product.event.reads[:2], mixing.address]
-    if len(set(addresses)) == 2:
+    three = (product.left, product.right, mixing.value)
+    pairs = [_equal(three[i], three[j]) for i, j in ((0, 1), (0, 2), (1, 2))]
+    if len(set(addresses)) == 1 and any(pairs) and not all(pairs):
+        judge.missing.append(
+            f"{_line(mixing.event)} one part of a projection is used as two of query, key and "
+            "value."
+        )
+    elif len(set(addresses)) == 2:
         is_score = addresses[0] == addresses[1]
         _used_twice(judge, mixing, makers[0] if is_score else value, is_score=is_score)
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and bool((one == other).all())
 
 
 def _used_twice(judge: _Judge, mixing: Mixing, twice: Event | None, *, is_score: bool) -> None:
