@@ -119,6 +119,10 @@ WRONG: dict[str, tuple[str, list[tuple[str, int]]]] = {
         "F.softmax(Q @ K.mT / 2, -1) @ V",
         [("heads-and-tokens-exchanged", 2)],
     ),
+    "first right, then transposed": (
+        "w = F.softmax(s, -1)\nout = w @ v\nout = w.T @ v",
+        [("values-mixed-along-wrong-axis", 3)],
+    ),
     "over heads": (f"{BATCH}\nF.softmax(Q @ K.mT / 2, 1) @ V", [("softmax-wrong-axis", 4)]),
     "given scores": ("w = F.softmax(torch.randn(6, 6), 0)\nw @ x", [("softmax-wrong-axis", 1)]),
     "summed values": (
@@ -153,6 +157,7 @@ RIGHT = {
     "one kernel": "F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)",
     "PyTorch's layer": "nn.MultiheadAttention(8, 2, batch_first=True)(x[None], x[None], x[None])",
     "given scores": "scores = torch.tensor([13.0, 9.0, 9.0])\nF.softmax(scores, 0) @ x[:3]",
+    "rolled out": "w = F.softmax(s, -1)\nout = w @ v\nboth = w @ w",
     "averages": "w = torch.zeros(6, 6).masked_fill(tril == 0, -torch.inf)\nF.softmax(w, -1)",
 }
 UNKNOWN = {

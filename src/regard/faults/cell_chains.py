@@ -21,7 +21,7 @@ __all__ = [
     "Mixing",
     "Product",
     "between",
-    "chain_of",
+    "chains_of",
     "maker",
     "near",
     "origin",
@@ -123,8 +123,8 @@ class Chain:
     is_used: bool = False
 
 
-def chain_of(events: Sequence[Event], softmax: Softmax, learned: AbstractSet[int]) -> Chain:
-    """What stands before and behind a softmax.
+def chains_of(events: Sequence[Event], softmax: Softmax, learned: AbstractSet[int]) -> list[Chain]:
+    """What stands before and behind a softmax, once for each product that its weights enter.
 
     Args:
         events: of all cells, in order.
@@ -140,20 +140,21 @@ def chain_of(events: Sequence[Event], softmax: Softmax, learned: AbstractSet[int
     first = softmax.events[0]
     if softmax.fused:
         product, mixing = _fused(first, weights)
-        return Chain(softmax, scores, weights, axis, product, mixing, None)
+        return [Chain(softmax, scores, weights, axis, product, mixing, None)]
     path, event, doubt = _before(events, first)
     product = None if event is None else _product(events, event, path, scores)
     if product is not None and learned & set(product.event.reads):
         product = replace(product, is_turned=False)  # of a layer, most likely
     behind, later = _behind(events, softmax)
-    mixing = None if behind is None else _mixing(behind, later, weights)
+    mixings = [_mixing(each, places, weights) for each, places in behind]
     strange = doubt if product is None and event is None else None
-    if behind is not None and mixing is None:
-        strange = behind
+    if behind and not any(mixings):
+        strange = behind[0][0]
     elif event is not None and product is None:
         strange = between(events, event, first, masking=True) or first
     is_used = any(_meets(event, later) for event in events if event.place > first.place)
-    return Chain(softmax, scores, weights, axis, product, mixing, strange, is_used)
+    alone = Chain(softmax, scores, weights, axis, product, None, strange, is_used)
+    return [replace(alone, mixing=mixing) for mixing in mixings if mixing is not None] or [alone]
 
 
 def _meets(event: Event, places: set[int]) -> bool:
@@ -314,20 +315,23 @@ def _is_turned(tensor: Tensor) -> bool:
     return tensor.stride(-2) == 1 and tensor.stride(-1) > 1
 
 
-def _behind(events: Sequence[Event], softmax: Softmax) -> tuple[Event | None, set[int]]:
-    """The first product of what came of the weights, and where that lies."""
+def _behind(
+    events: Sequence[Event], softmax: Softmax
+) -> tuple[list[tuple[Event, set[int]]], set[int]]:
+    """The products of what came of the weights, and where that lay then; and in the end."""
     reached = {address for event in softmax.events for address in event.writes}
     last = softmax.events[-1].place
+    found: list[tuple[Event, set[int]]] = []
     for event in events:
         if event.place <= last or not reached.intersection(event.reads):
             continue
         if event.operator in PRODUCTS:
-            return event, reached
-        if event.operator == "mul" and (total := _summed(events, event)) is not None:
-            return total, reached
-        if event.output is not None and event.output.numel() >= softmax.weights.numel():
+            found.append((event, set(reached)))
+        elif event.operator == "mul" and (total := _summed(events, event)) is not None:
+            found.append((total, set(reached)))
+        elif event.output is not None and event.output.numel() >= softmax.weights.numel():
             reached.update(event.writes)
-    return None, reached
+    return found, reached
 
 
 def _summed(events: Sequence[Event], event: Event) -> Event | None:

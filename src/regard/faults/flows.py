@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.faults.catalogue import fault
-from regard.faults.cell_chains import chain_of
+from regard.faults.cell_chains import chains_of
 from regard.faults.cell_verdicts import Verdict, judged
 from regard.faults.cells import Cell, run_cell
 from regard.faults.reading import finding_of
@@ -152,10 +152,10 @@ class Flows:
             softmax = softmax_of(Trace(kept, _NOTHING, frozenset()), -1)
             if softmax is None or softmax.events[0] is not event or softmax.scores.ndim > 4:
                 continue
-            chain = chain_of(self._events, softmax, self._learned)
-            lines = [event.caller, chain.mixing.event.caller if chain.mixing else None]
-            if any(c is not None and (c.file, c.line) in self._own for c in lines):
-                yield judged(self._events, chain)
+            for chain in chains_of(self._events, softmax, self._learned):
+                lines = [event.caller, chain.mixing.event.caller if chain.mixing else None]
+                if any(c is not None and (c.file, c.line) in self._own for c in lines):
+                    yield judged(self._events, chain)
 
     def _mm(self, operation: Operation) -> None:
         left, right = cast("tuple[Tensor, Tensor]", operation.args[:2])
