@@ -157,7 +157,7 @@ def test_a_notebook_without_attention() -> None:
 
 def test_a_cell_without_end_hides_nothing_that_others_define() -> None:
     target = notebook("lesson.ipynb", RIGHT, "import time\ntime.sleep(600)", WRONG)
-    checked = check_apart(target, limits=Limits(seconds=8.0))
+    checked = check_apart(target, limits=Limits(seconds=24.0))
     assert [report["verdict"] for report in checked.reports] == ["right", "wrong"]
     [trouble] = checked.troubles
     assert trouble.startswith("lesson.ipynb is still running after ")
