@@ -70,7 +70,7 @@ def examined(subject: Subject, causal: bool | None) -> Report:
         reading = _with_masks_turned(subject, causal) or reading
     if not found and (reading is None or reading.names):
         reading = _with_other_axes(subject, causal, reading, pairs=False)
-    if not found and reading is None:
+    if not found and reading is None and not _by_chance(subject):
         reading = understood(subject, causal)
         if reading is None or _EXCHANGED in reading.names:
             reading = _with_other_axes(subject, causal, reading, pairs=True)
@@ -333,15 +333,22 @@ def unsteady(subject: Subject) -> list[Told]:
     """
     if (most := difference_between_runs(subject)) == 0:
         return []
+    if _by_chance(subject):
+        return []
     inputs = subject.inputs()
     stages = found_stages(subject, inputs, projected=False)
-    if random_event(stages, dropping=False) and not random_event(stages, dropping=True):
-        return []  # chosen by chance, as gumbel_softmax does: no attention that this check knows
     calm = found_stages(subject, inputs, edits=without_dropout(subject), projected=False)
     outputs = stages.trace.outcome.output, calm.trace.outcome.output
     proof = compared(*outputs, "output", (("sample",), "tokens", "columns"))
     detail = f"Two runs on the same input differ by up to {most:.3g}."
     return [Told("dropout-in-eval", stages, None, detail=detail, proof=proof)]
+
+
+def _by_chance(subject: Subject) -> bool:
+    """Whether it chooses by chance, as gumbel_softmax does: no attention that this check knows."""
+    stages = found_stages(subject, subject.inputs(), projected=False)
+    dropped = random_event(stages, dropping=True)
+    return random_event(stages, dropping=False) is not None and dropped is None
 
 
 def _starting_at_top_left(reading: Reading, causal: bool | None) -> Reading | None:
