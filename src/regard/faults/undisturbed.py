@@ -81,8 +81,7 @@ def _put_back() -> Generator[None]:
     folder: str | None = None
     with suppress(OSError):  # it may have been deleted
         folder = os.getcwd()  # noqa: PTH109  # as it is written
-    strict = torch.are_deterministic_algorithms_enabled()
-    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    determinism = _determinism()
     try:
         yield
     finally:
@@ -97,7 +96,16 @@ def _put_back() -> Generator[None]:
         if folder is not None:
             with suppress(OSError):
                 os.chdir(folder)
-        torch.use_deterministic_algorithms(strict, warn_only=warns)
+        if _determinism() != determinism:  # setting it imports Inductor, for a second
+            strict, warns = determinism
+            torch.use_deterministic_algorithms(strict, warn_only=warns)
+
+
+def _determinism() -> tuple[bool, bool]:
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
 
 
 def _handlers() -> dict[signal.Signals, Any]:
