@@ -2,13 +2,13 @@
 
 import csv
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from playwright.sync_api import Browser, Page, Route
+from playwright.sync_api import Browser, Download, Page, Route
 
 import pages
 import regard
@@ -44,34 +44,116 @@ def test_the_map_is_saved_as_a_png_twice_as_sharp(show: Open, tmp_path: Path) ->
 
 
 @contextmanager
-def tiles_held(browser: Browser, recording: regard.Recording) -> Iterator[tuple[Page, list[Route]]]:
-    """A page whose server has sent the small map and no tile yet; the requests for tiles."""
+def held(
+    browser: Browser, recording: regard.Recording, answers: str, address: str
+) -> Iterator[tuple[Page, Callable[[], None]]]:
+    """A page whose server holds some answers back, and what lets them go."""
     serving = pages.Serving(recording)
     page = browser.new_page()
-    asked: list[Route] = []
-    page.route("**/api/tile?*", lambda route: asked.extend([route]), times=4)
+    page.set_default_timeout(20_000)
+    waiting: list[Route] | None = []
+
+    def hold(route: Route) -> None:
+        if waiting is None:
+            route.continue_()
+        else:
+            waiting.append(route)
+
+    def let_go() -> None:
+        nonlocal waiting
+        routes, waiting = waiting or [], None
+        for route in routes:
+            route.continue_()
+
+    page.route(f"**/api/{answers}", hold)
     try:
-        page.goto(f"{serving.address}/?token={pages.TOKEN}#zoom=2")
-        page.wait_for_selector("body[data-read]")
-        page.wait_for_selector("#view-map .progress:has-text('exact map')")
-        yield page, asked
+        with page.expect_request(f"**/api/{answers}"):
+            page.goto(f"{serving.address}/?token={pages.TOKEN}#{address}")
+        page.wait_for_selector("body.ready")
+        yield page, let_go
     finally:
         page.close()
         serving.end()
 
 
+SEEN_LATER = {
+    "map": ("tile?*", "zoom=2&query=1&key=1"),
+    "text": ("column?*", "view=text&query=5&key=5"),
+    "lines of the text": ("tile?*", "view=text&query=5&key=5"),
+    "steps": ("steps?*", "view=steps&query=5&key=5"),
+    "segments": ("segments?*", "view=segments&query=5&key=5"),
+    "overview": ("heads*", "view=overview&query=5&key=5"),
+}
+HELD = [pytest.param(*how, id=view) for view, how in SEEN_LATER.items()]
+
+
 @pytest.mark.parametrize("kind", ["png", "svg", "csv"])
-def test_what_is_saved_waits_for_the_tiles(kind: str, browser: Browser, tmp_path: Path) -> None:
-    with tiles_held(browser, recorded(tokens=64)) as (page, asked):
+@pytest.mark.parametrize(("answers", "address"), HELD)
+def test_what_is_saved_waits_for_what_is_seen(
+    answers: str, address: str, kind: str, browser: Browser, tmp_path: Path
+) -> None:
+    with held(browser, recorded(tokens=47), answers, address) as (page, let_go):
         page.click("#save summary")
         with page.expect_download() as download:
             page.click(f"[data-save={kind}]")
             page.wait_for_timeout(300)  # what does not wait is there by now
-            for route in asked:
-                route.continue_()
+            let_go()
         download.value.save_as(tmp_path / "early")
-        ready(page)
+        page.wait_for_timeout(300)  # what came by halves is whole by now
         assert (tmp_path / "early").read_bytes() == saved(page, kind, tmp_path).read_bytes()
+
+
+def test_a_save_that_waits_says_so(browser: Browser) -> None:
+    with held(browser, recorded(), "steps?*", "view=steps&query=5&key=5") as (page, let_go):
+        page.click("#save summary")
+        with page.expect_download():
+            page.click("[data-save=csv]")
+            page.wait_for_selector("#saving[role=status]:has-text('Saving …')")
+            let_go()
+        assert page.inner_text("#saving") == ""
+
+
+@pytest.mark.parametrize("pressed", ["2", "}", "]"], ids=["view", "layer", "head"])
+def test_a_save_that_waits_is_given_up_with_a_word_where_something_else_is_opened(
+    pressed: str, browser: Browser
+) -> None:
+    with held(browser, recorded(), "steps?*", "view=steps&query=5&key=5") as (page, let_go):
+        downloads: list[Download] = []
+        page.on("download", lambda download: downloads.extend([download]))
+        page.click("#save summary")
+        page.click("[data-save=csv]")
+        page.keyboard.press(pressed)
+        page.wait_for_selector("#saving:has-text('Nothing was saved')")
+        assert page.inner_text("#saving") == (
+            "Nothing was saved: another view, layer or head was opened meanwhile."
+        )
+        let_go()
+        page.wait_for_timeout(300)
+        assert downloads == []
+
+
+def damaged(folder: Path) -> Path:
+    """A page whose layer 1 cannot be read."""
+    path = write_page(recorded(), folder / "damaged.html")
+    text = path.read_text()
+    at = text.index('id="layer-1-query"') + 200
+    path.write_text(text[:at] + ("A" if text[at] != "A" else "B") * 8 + text[at + 8 :])
+    return path
+
+
+def test_a_damaged_head_beside_ends_the_wait(show: Open, tmp_path: Path) -> None:
+    page = show(damaged(tmp_path), "#layer=0&head=0&compare=beside&with=1.1")
+    page.wait_for_selector("#damage:not([hidden])")
+    rows = table(page, tmp_path)[1:]
+    assert [row[0] for row in rows] == ["layer 0 head 0"] * 9 + ["layer 1 head 1"] * 9
+
+
+def test_where_nothing_can_be_read_no_empty_file_is_saved(show: Open, tmp_path: Path) -> None:
+    page = show(damaged(tmp_path), "#layer=1&view=steps&query=5&key=5")
+    page.wait_for_selector("#damage:not([hidden])")
+    page.click("#save summary")
+    page.click("[data-save=csv]")
+    page.wait_for_selector("#saving:has-text('Nothing was saved: there are no numbers here.')")
 
 
 def said(page: Page, folder: Path) -> list[str]:

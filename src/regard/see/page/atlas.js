@@ -79,9 +79,9 @@ export class Atlas {
     return this.page.store.state.compare === "beside" ? [this.first, this.second] : [this.first];
   }
 
-  /** When what is seen is more than a stand-in. */
-  async settled() {
-    await Promise.all(this.maps().map((map) => map.settled()));
+  /** @returns {boolean} */
+  isSettled() {
+    return this.maps().every((map) => map.isSettled());
   }
 
   /** @returns {string} */
@@ -116,6 +116,8 @@ export class Atlas {
     if (state.hidden) unit.push("without sinks");
     if (this.page.isCompared(state)) unit.push("as parts of 1");
     if (every > 1) unit.push(`a sample of 1 query in ${every}`);
+    const trouble = this.page.trouble();
+    if (trouble) unit.push(trouble);
     const grids = this.maps().map((map) => map.grid());
     return cellTable(grids, this.page.axes(state.layer), unit.join(", "));
   }

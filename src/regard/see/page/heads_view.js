@@ -38,7 +38,9 @@ export class HeadsView {
     /** @type {Tile[]} */ this.tiles = [];
     /** @type {Map<Element, Tile>} */ this.tileOf = new Map();
     this.columns = 1;
+    this.isPainted = false; // what is on screen
     this.seen = new IntersectionObserver((entries) => {
+      this.isPainted = true;
       for (const { target, isIntersecting } of entries) if (isIntersecting) this.paint(target);
     });
     this.grid.addEventListener("click", (event) => this.open(event.target));
@@ -85,6 +87,7 @@ export class HeadsView {
     this.grid.style.setProperty("--side", `${side}px`);
     this.grid.classList.toggle("small", side < 64);
     this.seen.disconnect();
+    this.isPainted = this.tiles.length === 0;
     this.tileOf.clear();
     this.grid.replaceChildren(...(inLayers ? this.rows() : [this.row(this.tiles, false)]));
     this.outline(state);
@@ -189,6 +192,7 @@ export class HeadsView {
   /** What is on screen gets its colours at once, the rest when it comes into view. */
   repaint() {
     this.seen.disconnect();
+    this.isPainted = this.tiles.length === 0;
     for (const button of this.tileOf.keys()) this.seen.observe(button);
   }
 
@@ -234,6 +238,11 @@ export class HeadsView {
     event.stopPropagation();
     const to = at + step[0] * this.columns + step[1];
     /** @type {HTMLElement} */ (buttons[Math.max(0, Math.min(buttons.length - 1, to))]).focus();
+  }
+
+  /** @returns {boolean} */
+  isSettled() {
+    return this.isPainted && !this.page.isGathering;
   }
 
   /** @returns {string} */

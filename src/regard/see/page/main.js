@@ -61,6 +61,7 @@ export class Page {
     this.look = this.themed();
     /** @type {Reading | null} */ this.reading = null;
     /** @type {Map<object, Error>} who has no answer, and why */ this.troubles = new Map();
+    this.isGathering = false;
     this.remembering = 0;
     this.redrawing = 0;
     this.overview = new Overview(part("overview"), recording.layers, this.maps, this.store);
@@ -116,7 +117,14 @@ export class Page {
     this.store.go(location.hash);
     this.show(this.store.state, new Set(Object.keys(this.store.state)));
     document.body.classList.add("ready");
-    if (this.live) void gather(this.live, this);
+    if (this.live) void this.gather(this.live);
+  }
+
+  /** @param {Remote | Framed} live tells of the heads, until they are drawn */
+  async gather(live) {
+    this.isGathering = true;
+    await gather(live, this);
+    requestAnimationFrame(() => (this.isGathering = false)); // after the last drawing
   }
 
   /** @returns {State} the middle of the model, the last word: something to see at once */

@@ -57,16 +57,12 @@ export class MapView {
     this.tiles = new Tiles(
       page.source,
       () => this.refresh(),
-      (error) => {
-        page.damaged(error, this);
-        this.settle();
-      },
+      (error) => page.damaged(error, this),
     );
     this.mosaic = new Mosaic((place) => this.tiles.find(this.tileName(place)));
     /** @type {Frame | null} */ this.frame = null;
     /** @type {Part | null} */ this.part = null;
     this.since = 0;
-    /** @type {(() => void)[]} who waits for all that is wanted */ this.waiting = [];
     this.onStage = 0; // of the tiles that are wanted, the first so many
     new ResizeObserver(() => this.update(page.store.state, new Set(["size"]))).observe(holder);
   }
@@ -230,19 +226,11 @@ export class MapView {
     if (this.info().kind === "map") this.holder.dataset.ready = "small map";
     else this.holder.dataset.ready = isWhole && !this.mosaic.unfinished ? name : "";
     if (isWhole && this.sampled() === 1) this.page.mended(this);
-    if (this.holder.dataset.ready) this.settle();
   }
 
-  /** @returns {Promise<void>} when all that is wanted is on the stage, or cannot be had */
-  settled() {
-    return new Promise((resolve) => {
-      this.waiting.push(resolve);
-      if (this.holder.dataset.ready) this.settle();
-    });
-  }
-
-  settle() {
-    for (const resolve of this.waiting.splice(0)) resolve();
+  /** @returns {boolean} is all that is wanted on the stage, or cannot be had? */
+  isSettled() {
+    return Boolean(this.holder.dataset.ready) || this.page.troubles.has(this);
   }
 
   /**

@@ -42,6 +42,7 @@ export class Reader {
     this.onDamage = onDamage;
     this.isOneText = isOneText;
     this.latest = new AbortController();
+    this.isReading = false;
   }
 
   /** @param {State} state @param {Set<string>} changed */
@@ -49,10 +50,15 @@ export class Reader {
     if (!CAUSES.some((name) => changed.has(name))) return;
     this.latest.abort();
     const { signal } = (this.latest = new AbortController());
-    if (this.source.layers[state.layer].kind === "map") return;
-    this.read(state, signal, (reading) => signal.aborted || this.onReading(reading)).catch((error) => {
-      if (!signal.aborted) this.onDamage(error);
-    });
+    this.isReading = this.source.layers[state.layer].kind !== "map";
+    if (!this.isReading) return;
+    this.read(state, signal, (reading) => signal.aborted || this.onReading(reading))
+      .catch((error) => {
+        if (!signal.aborted) this.onDamage(error);
+      })
+      .finally(() => {
+        if (!signal.aborted) this.isReading = false;
+      });
   }
 
   /**

@@ -11,6 +11,8 @@ import { SvgContext } from "./svg.js";
 const SHARP = 2; // pixels of a PNG for each pixel of the page
 const MARGIN = 16; // pixels around a picture, and under its heading
 const HEAD = 42; // pixels of the title and of the line under it
+const GIVEN_UP = "Nothing was saved: another view, layer or head was opened meanwhile.";
+const NO_NUMBERS = "Nothing was saved: there are no numbers here.";
 const TYPES = { png: "image/png", svg: "image/svg+xml", csv: "text/csv" };
 
 export class SaveMenu {
@@ -25,8 +27,15 @@ export class SaveMenu {
     this.menu.addEventListener("keydown", (event) => {
       if (event.key === "Escape") this.close();
     });
+    this.status = document.createElement("span");
+    this.status.id = "saving";
+    this.status.setAttribute("role", "status");
+    this.menu.after(this.status);
+    this.waiting = 0; // saves that wait
     document.addEventListener("click", ({ target }) => {
-      if (!this.menu.contains(/** @type {Node} */ (target))) this.menu.open = false;
+      if (this.menu.contains(/** @type {Node} */ (target))) return;
+      this.menu.open = false;
+      this.say("");
     });
   }
 
@@ -38,13 +47,43 @@ export class SaveMenu {
   /** @param {keyof typeof TYPES} kind */
   async save(kind) {
     this.close();
-    await this.page.views.now()?.settled?.();
+    if (!(await this.settled())) return this.say(GIVEN_UP);
+    if (kind === "csv" && this.table().length === 0) return this.say(NO_NUMBERS);
     const content = kind === "csv" ? this.csv() : await this.pictured(() => (kind === "png" ? this.png() : this.svg()));
     const link = document.createElement("a");
     link.href = URL.createObjectURL(new Blob([content], { type: TYPES[kind] }));
     link.download = `${this.name()}.${kind}`;
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+  }
+
+  /**
+   * Waits, and says so, until all that is seen is there.
+   * @returns {Promise<boolean>} false: by then something else is seen
+   */
+  async settled() {
+    const { store, views } = this.page;
+    const place = placeOf(store.state);
+    this.say("");
+    this.waiting++;
+    while (placeOf(store.state) === place && (store.changed.size > 0 || !views.now()?.isSettled())) {
+      this.say("Saving …");
+      await new Promise(requestAnimationFrame);
+    }
+    this.waiting--;
+    this.say("");
+    return placeOf(store.state) === place;
+  }
+
+  /** @param {string} text in place of "Saving …" where nothing waits any more */
+  say(text) {
+    const said = this.waiting > 0 ? "Saving …" : text;
+    if (this.status.textContent !== said) this.status.textContent = said;
+  }
+
+  /** @returns {Table} */
+  table() {
+    return this.page.views.now()?.table?.() ?? [];
   }
 
   /**
@@ -89,8 +128,7 @@ export class SaveMenu {
 
   /** @returns {string} with a mark that tells spreadsheets it is UTF-8 */
   csv() {
-    const lines = this.page.views.now()?.table?.() ?? [];
-    return `\ufeff${lines.map((cells) => cells.map(field).join(",")).join("\r\n")}\r\n`;
+    return `\ufeff${this.table().map((cells) => cells.map(field).join(",")).join("\r\n")}\r\n`;
   }
 
   /** @returns {{width: number, height: number}} of the picture */
@@ -174,6 +212,11 @@ export class SaveMenu {
       .slice(0, 40);
     return [title || "attention", view, ...(view === "overview" ? [] : [`layer-${layer}-head-${head}`])].join("-");
   }
+}
+
+/** @param {import("./state.js").State} state @returns {string} what a save is of */
+function placeOf({ view, layer, head }) {
+  return [view, layer, head].join();
 }
 
 /** @param {CanvasRenderingContext2D} context @param {string} text @param {number} width @returns {string} */

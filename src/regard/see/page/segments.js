@@ -47,6 +47,7 @@ export class SegmentsView {
     this.body = made("div", "scroller");
     pane.append(tools, this.line, this.body);
     /** @type {AbortController | null} */ this.asking = null;
+    this.isAsking = false;
     /** @type {{queries: Part[], keys: Part[], values: Float32Array} | null} */ this.found = null;
     this.body.addEventListener("pointerover", (event) => this.say(event.target));
     this.body.addEventListener("focusin", (event) => {
@@ -70,11 +71,13 @@ export class SegmentsView {
     this.asking?.abort();
     const asking = (this.asking = new AbortController());
     this.found = null;
+    this.isAsking = true;
+    this.page.mended(this);
     const { queries, keys } = this.page.axes(state.layer);
     try {
       const asked = { queries: parted(queries, state), keys: parted(keys, state) };
       if (asked.queries.length === 0 || asked.keys.length === 0)
-        return this.fail(state.pattern ? "Nothing in the text fits the pattern." : "Type a pattern.");
+        return this.fail(nothing(state));
       const heads = this.heads(state);
       if (heads.length === 0)
         return this.fail(missing(this.page.recording.layers[state.layer], state.layer, "what parts give to each other"));
@@ -82,7 +85,11 @@ export class SegmentsView {
       this.found = { ...asked, values };
       this.draw();
     } catch (error) {
-      if (!asking.signal.aborted) this.fail(error instanceof Error ? error.message : String(error));
+      if (asking.signal.aborted) return;
+      this.fail("");
+      this.page.damaged(/** @type {Error} */ (error), this);
+    } finally {
+      if (!asking.signal.aborted) this.isAsking = false;
     }
   }
 
@@ -252,6 +259,11 @@ export class SegmentsView {
     next?.focus();
   }
 
+  /** @returns {boolean} */
+  isSettled() {
+    return !this.isAsking;
+  }
+
   /** @returns {string} */
   caption() {
     const over = this.over();
@@ -268,6 +280,12 @@ export class SegmentsView {
     ]);
     return [["part", ...keys.map(({ name }) => name)], ...rows];
   }
+}
+
+/** Why there are no parts. @param {State} state @returns {string} */
+function nothing({ parts, pattern }) {
+  if (parts !== "pattern") return "There are no parts: the text has special tokens only.";
+  return pattern ? "Nothing in the text fits the pattern." : "Type a pattern.";
 }
 
 /**

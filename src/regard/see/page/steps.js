@@ -57,6 +57,7 @@ export class StepsView {
     scroller.append(this.grid, this.more, this.notes);
     pane.append(top, this.sum, scroller);
     this.turn = 0;
+    this.isAsking = false;
     this.asked = "";
     /** @type {Steps | null} */ this.steps = null;
     this.query = 0;
@@ -107,17 +108,20 @@ export class StepsView {
     const { query } = this.page.cell();
     const turn = ++this.turn;
     const info = this.page.recording.layers[layer];
-    if (!isWhole(info)) return this.clear(missing(info, layer, "a row step by step"));
+    this.isAsking = isWhole(info);
+    if (!this.isAsking) return this.clear(missing(info, layer, "a row step by step"));
     this.page.source
       .steps({ layer, head, hidden }, query, { by: order, start: 0, count })
       .then((steps) => {
         if (turn !== this.turn) return;
+        this.isAsking = false;
         [this.steps, this.query] = [steps, query];
         this.page.mended(this);
         this.draw();
       })
       .catch((error) => {
         if (turn !== this.turn) return;
+        this.isAsking = false;
         this.clear("");
         this.asked = "";
         this.page.damaged(error, this);
@@ -303,6 +307,11 @@ export class StepsView {
     this.steps?.rows.forEach((step, i) => {
       this.grid.querySelector(`[data-row="${i}"]`)?.classList.toggle("chosen", step.key === key);
     });
+  }
+
+  /** @returns {boolean} are these the steps of the chosen query? Where none is chosen, the reading chooses one. */
+  isSettled() {
+    return !this.isAsking && (this.page.store.state.query !== null || !this.page.reader.isReading);
   }
 
   /** @returns {string} */

@@ -64,6 +64,7 @@ export class TextView {
     /** @type {{axis: Axis, at: number} | null} */ this.drag = null;
     this.anchor = 0; // the end of the chosen tokens that stays where it is
     this.matrix = ""; // what the lines are of
+    this.isLined = true; // are they there, or none wanted?
     this.latest = new AbortController();
     document.addEventListener("pointerup", () => {
       this.drag = null;
@@ -173,6 +174,7 @@ export class TextView {
     }
     this.lines.clear();
     this.matrix = "";
+    this.isLined = true;
   }
 
   /** Lays the texts out. @param {Token[]} queries @param {Token[]} keys */
@@ -348,20 +350,28 @@ export class TextView {
     this.matrix = wanted;
     this.latest.abort();
     this.latest = new AbortController();
+    this.isLined = !few;
     if (!few) return this.lines.clear();
     this.page.source
       .tile(which, { level: 0, row: 0, column: 0, byRow: false }, this.latest.signal)
       .then(({ values }) => {
         if (wanted !== this.matrix) return;
         this.page.mended(this);
+        this.isLined = true;
         this.lines.draw(values, { queries, keys }, this.page.look.ramp);
         if (this.page.reading) this.connect(this.page.reading);
       })
       .catch((error) => {
         if (wanted !== this.matrix) return;
         this.matrix = "";
+        this.isLined = true;
         this.page.damaged(error, this);
       });
+  }
+
+  /** @returns {boolean} */
+  isSettled() {
+    return this.isLined && !this.page.reader.isReading;
   }
 
   /** @returns {string} */

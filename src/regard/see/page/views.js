@@ -11,7 +11,7 @@
  *   do not move the crosshair
  * @property {() => (string | number)[][]} [table] the numbers shown; the first row names the columns
  * @property {() => string} [caption] what is seen, in words, for a picture of it
- * @property {() => Promise<void>} [settled] when what is seen is more than a stand-in
+ * @property {() => boolean} isSettled is all that is seen there, or known to be missing?
  * @property {() => import("./painter.js").Drawers} [drawers] what draws itself in a picture
  */
 
