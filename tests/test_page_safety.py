@@ -13,17 +13,138 @@ from regard.see.file import write_page
 pytestmark = pytest.mark.browser
 
 
-def test_a_damaged_layer_leaves_the_others_whole(show: Open, tmp_path: Path) -> None:
+def damaged(tmp_path: Path, layer: int) -> Path:
+    """Of two layers one is damaged."""
     path = write_page(recorded(), tmp_path / "page.html")
     text = path.read_text()
-    at = text.index('id="layer-0-query"') + 200
+    at = text.index(f'id="layer-{layer}-query"') + 200
     path.write_text(text[:at] + ("A" if text[at] != "A" else "B") * 8 + text[at + 8 :])
-    page = show(path)
-    page.wait_for_selector("#damage:not([hidden])")
-    assert page.inner_text("#damage").startswith("Layer 0 of this file is damaged: its numbers are")
+    return path
+
+
+TOLD = (
+    "Layer {} of this file is damaged: its numbers are cut off or changed. Write the file again to "
+    "see the whole."
+)
+
+
+def test_a_damaged_layer_leaves_the_others_whole(show: Open, tmp_path: Path) -> None:
+    page = show(damaged(tmp_path, 0))
+    page.wait_for_selector("#damage:not([hidden]):has-text('small map')")
+    told = f"{TOLD.format(0)} The small map is shown instead."
+    assert page.inner_text("#damage") == told
     go(page, 1, 0, 3, 2)
     assert not page.is_visible("#damage")
     assert "of its attention to" in sentence(page)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        pytest.param("compare=beside&with=1.1", id="beside"),
+        pytest.param("compare=difference&with=1.1", id="difference"),
+        pytest.param("heads=0.0_1.1", id="mean"),
+        pytest.param("heads=0.0_1.1&view=text", id="text"),
+        pytest.param("view=segments&of=all", id="segments"),
+    ],
+)
+def test_the_damaged_layer_is_named_whichever_is_open(
+    address: str, show: Open, tmp_path: Path
+) -> None:
+    page = show(damaged(tmp_path, 1), f"#layer=0&head=0&query=3&key=2&{address}")
+    page.wait_for_selector("#damage:not([hidden])")
+    assert page.inner_text("#damage").startswith(TOLD.format(1))
+
+
+def test_a_damaged_head_beside_leaves_the_open_one_whole(show: Open, tmp_path: Path) -> None:
+    page = show(damaged(tmp_path, 1), "#layer=0&head=0&query=3&key=2&compare=beside&with=1.1")
+    page.wait_for_selector(".pane:nth-child(2) .map[data-ready=damaged]")
+    page.wait_for_selector('.pane:nth-child(1) .map[data-ready^="0 0 "]')
+    assert "of its attention to" in sentence(page)
+    page.click("button[data-set='compare=alone']")
+    page.wait_for_selector("#damage", state="hidden")
+
+
+def test_numbers_saved_of_a_damaged_layer_say_that_they_are_missing(
+    show: Open, tmp_path: Path
+) -> None:
+    page = show(damaged(tmp_path, 0))
+    page.wait_for_selector("#damage:not([hidden]):has-text('small map')")
+    page.click("#save summary")
+    with page.expect_download() as download:
+        page.click("[data-save=csv]")
+    assert TOLD.format(0) in Path(download.value.path()).read_text().splitlines()[0]
+
+
+WORDS_OF_A_PART = (
+    "This page is still being read. If it stays so, the file is not whole: copy it again."
+)
+
+
+@pytest.mark.parametrize("part", [0.5, 0.97], ids=["in the data or the code", "in the code"])
+@pytest.mark.parametrize("motion", ["reduce", "no-preference"])
+def test_a_file_that_is_cut_short_says_so(
+    part: float, motion: str, browser: Browser, tmp_path: Path
+) -> None:
+    text = write_page(recorded(), tmp_path / "page.html").read_text()
+    (tmp_path / "page.html").write_text(text[: int(part * len(text))])
+    page = browser.new_page(reduced_motion=motion)
+    page.goto(f"file://{tmp_path / 'page.html'}")
+    page.wait_for_selector("#failure")
+    assert page.inner_text("#failure") == WORDS_OF_A_PART
+    late = page.eval_on_selector("#failure", "words => getComputedStyle(words).animationDuration")
+    assert late == "0.3s"
+    page.close()
+
+
+def test_a_whole_file_says_nothing_of_being_read(browser: Browser, tmp_path: Path) -> None:
+    path = write_page(recorded(), tmp_path / "page.html")
+    page = browser.new_page(reduced_motion="reduce")
+    page.add_init_script(
+        """const look = () => {
+          const words = document.getElementById("failure");
+          if (words) window.wereSeen ||= words.checkVisibility({ visibilityProperty: true });
+          requestAnimationFrame(look);
+        };
+        look();"""
+    )
+    page.goto(f"file://{path}")
+    page.wait_for_selector("body.ready")
+    assert page.inner_text("#failure") == ""
+    assert not page.evaluate("window.wereSeen")
+    page.close()
+
+
+def test_without_scripts_only_that_is_said(browser: Browser, tmp_path: Path) -> None:
+    path = write_page(recorded(), tmp_path / "page.html")
+    page = browser.new_page(java_script_enabled=False)
+    page.goto(f"file://{path}")
+    page.wait_for_timeout(500)  # until words that wait would be seen
+    assert page.is_visible("noscript p")
+    assert not page.is_visible("#failure")
+    page.close()
+
+
+def test_a_copy_saved_from_an_open_page_says_what_it_lacks(
+    show: Open, browser: Browser, tmp_path: Path
+) -> None:
+    address = "#layer=0&head=0&query=3&key=2&view=overview"
+    page = show(recorded(), address)
+    page.wait_for_selector("body[data-read='0,0,3,2,0']")
+    buttons = page.locator("#view-overview button").count()
+    (tmp_path / "copy.html").write_text(page.content())
+    copy = browser.new_page()
+    copy.goto(f"file://{tmp_path / 'copy.html'}{address}")
+    copy.wait_for_selector("#damage:not([hidden])")
+    assert copy.inner_text("#damage") == (
+        "Layer 0 is not in this copy: a browser saved it from an open page. Open the file itself "
+        "to see the whole."
+    )
+    assert copy.locator("#view-overview button").count() == buttons
+    go(copy, 1, 0, 3, 2)
+    assert not copy.is_visible("#damage")
+    assert "of its attention to" in sentence(copy)
+    copy.close()
 
 
 @pytest.mark.parametrize(

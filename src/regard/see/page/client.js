@@ -35,9 +35,13 @@ export class Client {
     this.sinksOf = sinksOf;
     /** @type {Waiting<Answer>} */ this.waiting = new Waiting(
       (id) => this.post(/** @type {Question} */ ({ kind: "drop", id })),
-      ({ damage }) => (damage === undefined ? null : new Damaged(damage)),
+      ({ layer, damage }) =>
+        damage === undefined
+          ? null
+          : new Damaged(`Layer ${layer} of this file is damaged: ${damage} Write the file again to see the whole.`),
     );
     /** @type {Set<number>} */ this.loaded = new Set();
+    /** @type {Set<number>} layers whose numbers a page took out before it was saved */ this.taken = new Set();
     this.post = connect((answer) => this.waiting.tell(answer.id, answer));
   }
 
@@ -108,6 +112,12 @@ export class Client {
    */
   ask(question, signal) {
     this.load(/** @type {number} */ (question.layer));
+    if (this.taken.has(/** @type {number} */ (question.layer)))
+      return Promise.reject(
+        new Damaged(
+          `Layer ${question.layer} is not in this copy: a browser saved it from an open page. Open the file itself to see the whole.`,
+        ),
+      );
     const kind = /** @type {string} */ (question.kind);
     return this.waiting.ask(kind, (id) => this.post(/** @type {Question} */ ({ ...question, id })), signal);
   }
@@ -119,6 +129,7 @@ export class Client {
     const info = this.layers[layer];
     const start = `layer-${layer}-`;
     const blocks = [...document.querySelectorAll(`script[id^="${start}"]`)];
+    if (blocks.some((block) => !block.hasChildNodes())) return void this.taken.add(layer);
     const raw = Object.fromEntries(blocks.map((block) => [block.id.slice(start.length), taken(block)]));
     this.post(/** @type {Question} */ ({ id: 0, kind: "load", layer, info, raw, sinks: this.sinksOf(info) }));
   }

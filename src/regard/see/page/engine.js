@@ -32,6 +32,7 @@
  * @property {number} [part] done of a pass, from 0 to 1
  * @property {number | null} [seconds] left of a pass
  * @property {import("./row_steps.js").Steps} [steps]
+ * @property {number} [layer] that is damaged
  * @property {string} [damage]
  */
 
@@ -137,7 +138,7 @@ export function engine(answer, direct = DIRECT) {
       const found = layer.held ? heldAnswer(layer, question) : await answers[kind](question, layer);
       if (found && wanted.has(id)) answer({ id, ...found });
     } catch (error) {
-      answer({ id, damage: error instanceof Error ? error.message : String(error) });
+      answer({ id, layer: question.layer, damage: error instanceof Error ? error.message : String(error) });
     } finally {
       wanted.delete(id);
       urgent.delete(id);

@@ -69,6 +69,8 @@ export class Page {
     this.map = this.atlas.first;
     this.legend = "";
     this.prose = new Prose(part("prose"), this);
+    // A copy that a browser saved of an open page has what stood in them.
+    for (const view of document.querySelectorAll(".view:not(#view-map)")) view.replaceChildren();
     this.views = new Views({
       overview: new HeadsView(part("view-overview"), this),
       map: this.atlas,
@@ -116,6 +118,7 @@ export class Page {
     );
     this.store.go(location.hash);
     this.show(this.store.state, new Set(Object.keys(this.store.state)));
+    part("failure").textContent = "";
     document.body.classList.add("ready");
     if (this.live) void this.gather(this.live);
   }
@@ -373,10 +376,12 @@ export class Page {
 
   /** @param {Error} error @param {object} asker who has no answer */
   damaged(error, asker) {
+    if (!this.onStage().includes(asker)) return;
     this.troubles.set(asker, error);
     this.warn();
-    this.forget();
-    this.map.holder.dataset.ready = "damaged";
+    if (asker === this.words) this.forget();
+    const map = this.atlas.maps().find((one) => one === asker);
+    if (map) map.holder.dataset.ready = "damaged";
   }
 
   /** @param {object} asker who has its answer @returns {boolean} had it none before? */
@@ -388,13 +393,23 @@ export class Page {
 
   /** What is not whole on the stage, as long as it is not. */
   warn() {
-    const { layer } = this.store.state;
-    const [error] = this.troubles.values();
-    part("damage").hidden = !error;
-    if (!error) return;
-    part("damage").textContent = this.live
-      ? error.message
-      : `Layer ${layer} of this file is damaged: ${error.message} The small map is shown instead. Write the file again to see the whole.`;
+    const onStage = this.onStage();
+    for (const asker of this.troubles.keys()) if (!onStage.includes(asker)) this.troubles.delete(asker);
+    part("damage").hidden = this.troubles.size === 0;
+    part("damage").textContent = this.trouble();
+  }
+
+  /** @returns {object[]} who asks for what is seen */
+  onStage() {
+    const view = this.views.now();
+    return [this.words, ...(view ? [view] : []), ...(view === this.atlas ? this.atlas.maps() : [])];
+  }
+
+  /** @returns {string} why something on the stage is not whole, and what stands there instead */
+  trouble() {
+    const reasons = new Set([...this.troubles.values()].map(({ message }) => message));
+    const isMap = this.atlas.maps().some((map) => this.troubles.has(map));
+    return [...reasons, ...(isMap && !this.live ? ["The small map is shown instead."] : [])].join(" ");
   }
 
   redraw() {
