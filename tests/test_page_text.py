@@ -279,3 +279,28 @@ def test_of_a_small_map_the_text_says_so(show: Open, tmp_path: Path) -> None:
     page = show(path, "#view=text&layer=1&query=20")
     page.wait_for_selector('#view-text .caption:text("Only the small map of this layer is here")')
     assert tinted(page, 0) == tinted(page, 1) == set()
+
+
+def test_without_sinks_a_key_in_the_future_is_not_told_as_set_aside(show: Open) -> None:
+    page = show(recorded(mask=regard.Causal()))
+    pages.go(page, 0, 0, 3, 6, hidden="1")
+    assert sentence(page).startswith("“short” may not attend to “dessert”, layer 0 head 0")
+    pages.go(page, 0, 0, 3, 0, hidden="1")
+    assert sentence(page).startswith("“short” is read without “[CLS]”, layer 0 head 0")
+
+
+def test_where_all_tokens_are_special_nobody_is_asked_for_a_pattern(show: Open) -> None:
+    page = show(recorded(tokens=1), "#view=segments&parts=sentences")
+    page.wait_for_selector("#view-segments .line:has-text('no parts')")
+    line = page.inner_text("#view-segments .line")
+    assert line == "There are no parts: the text has special tokens only."
+    page.click("#view-segments button:has-text('pattern')")
+    page.wait_for_selector("#view-segments .line:has-text('Type a pattern.')")
+
+
+def test_a_small_map_names_the_call_that_users_have(show: Open, tmp_path: Path) -> None:
+    path = write_page(recorded(tokens=64), tmp_path / "small.html", layers=[0])
+    page = show(path, "#layer=1")
+    assert page.inner_text("#notes").endswith(
+        "Name the layers you want: regard.page(recording, path, layers=[1])."
+    )

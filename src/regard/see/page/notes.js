@@ -15,7 +15,7 @@ export function notes(recording, layer) {
   const found = [];
   if (info.kind === "map" && info.overview) {
     found.push(
-      `Only the small map of this layer is in this file (${info.overview.rows} × ${info.overview.columns} blocks); with all layers it would be too large. Name the layers you want: write_page(recording, path, layers=[${layer}]).`,
+      `Only the small map of this layer is in this file (${info.overview.rows} × ${info.overview.columns} blocks); with all layers it would be too large. Name the layers you want: regard.page(recording, path, layers=[${layer}]).`,
     );
   } else if (info.kind === "pyramid") {
     found.push(...heldNotes(info, layer));

@@ -6,7 +6,7 @@ import { coarsest } from "./held.js";
 import { blockAt, heldSentence, heldValue, meansName, strongestBlocks } from "./held_words.js";
 import { counted, digits, full, points, share } from "./numbers.js";
 import { isMaskKnown } from "./softmax.js";
-import { isolated, isShortened, named, visible } from "./tokens.js";
+import { isolated, isShortened, named, sinksOf, visible } from "./tokens.js";
 import { rankOf, strongest, top } from "./reading.js";
 
 /**
@@ -104,7 +104,8 @@ export function sentence(reading, { queries, keys }, layers, isKnown) {
   const { rank, of } = rankOf(row, mask, key);
   if (of === 0) return `${from} may attend to nothing: all its weights are 0, ${where}${aside}.`;
   if (!mask[key]) {
-    const verb = !isKnown ? "gives nothing to" : hidden ? "is read without" : "may not attend to";
+    const isAside = hidden && sinksOf(keys).includes(key);
+    const verb = isAside ? "is read without" : isKnown ? "may not attend to" : "gives nothing to";
     return `${from} ${verb} ${to}, ${where}${aside}.`;
   }
   if (held) return heldSentence(reading, held, { from, to, where });
