@@ -178,3 +178,18 @@ def test_flows_are_reached_by_the_keyboard_and_have_names(show: Open) -> None:
     names = page.get_by_role("img").filter(has=page.locator("title"))
     assert names.count() == 9
     assert names.first.get_attribute("tabindex") == "-1"
+
+
+@pytest.mark.parametrize(
+    ("form", "place"),
+    [
+        pytest.param("table", "td[data-row='1'][data-column='2']", id="cell"),
+        pytest.param("flows", "path[data-row='1'][data-column='2']", id="flow"),
+    ],
+)
+def test_the_next_head_leaves_the_focus_where_it_is(form: str, place: str, show: Open) -> None:
+    page = show(three_sentences(), f"#view=segments&form={form}")
+    page.focus(f"#view-segments {place}")
+    page.keyboard.press("]")
+    page.wait_for_selector("#view-segments .line:has-text('layer 0 head 1')")
+    assert page.locator(f"#view-segments {place}:focus").count() == 1

@@ -278,3 +278,11 @@ def test_an_address_asks_for_no_more_keys_than_there_are(steps: str, rows: int, 
     page = show(recorded(tokens=100), f"#view=steps&query=50&steps={steps}")
     page.wait_for_selector("#view-steps tbody tr")
     assert page.locator("#view-steps tbody tr").count() == rows
+
+
+def test_unfolding_the_last_keys_takes_the_focus_to_the_first_of_them(show: Open) -> None:
+    page = opened(show(recorded(tokens=45), "#view=steps&query=44&key=3&order=position"))
+    page.focus("#view-steps button:has-text('13 more of 13')")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#view-steps tbody [data-row='44']")
+    assert page.locator("#view-steps [data-row='32'] :focus").count() == 1

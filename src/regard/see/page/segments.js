@@ -165,8 +165,17 @@ export class SegmentsView {
             height: this.body.clientHeight - 8,
           })
         : this.tabled(this.found);
+    const focused = this.body.contains(document.activeElement) ? document.activeElement : null;
     this.body.replaceChildren(picture);
     this.tell();
+    if (focused) this.focus(/** @type {HTMLElement | SVGElement} */ (focused).dataset);
+  }
+
+  /** The cell or flow of two parts; where they have no flow, the first. @param {DOMStringMap} parts */
+  focus({ row, column }) {
+    const same = this.body.querySelector(`[data-row="${row}"][data-column="${column}"]`);
+    const one = /** @type {HTMLElement | SVGElement | null} */ (same ?? this.body.querySelector('[tabindex="0"]'));
+    one?.focus({ preventScroll: true });
   }
 
   /** @param {NonNullable<SegmentsView["found"]>} found @returns {HTMLTableElement} */

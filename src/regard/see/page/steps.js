@@ -144,6 +144,7 @@ export class StepsView {
     const { layer, hidden } = this.page.store.state;
     const axes = this.page.axes(layer);
     const held = this.grid.contains(document.activeElement);
+    const unfolded = document.activeElement === this.more ? this.grid.tBodies[0].rows.length : null;
     const name = quoted(axes.queries, this.query);
     const keys = steps.masked
       ? `the ${grouped(steps.allowed)} of ${counted(steps.keys, "key")} it may attend to`
@@ -173,6 +174,8 @@ export class StepsView {
     this.notes.textContent = ends.join("");
     this.activate([clamp(this.active[0], rows.length), clamp(this.active[1], columns.length - 1)]);
     if (held) this.cell(this.active)?.focus({ preventScroll: true });
+    // Where nothing is left to unfold, the focus goes on to the first key that was.
+    if (unfolded !== null && this.more.hidden) this.cell([unfolded, this.active[1]])?.focus();
     this.mark();
     this.grid.dataset.ready = `${this.asked},${steps.rows.length}`;
   }
