@@ -101,3 +101,22 @@ def test_many_heads_are_on_one_screen_of_small_maps(show: Open) -> None:
     box = page.locator("#view-overview button >> nth=31").bounding_box()
     assert box is not None
     assert box["x"] + box["width"] <= 1280
+
+
+@pytest.mark.parametrize("width", [390, 850])
+def test_each_of_many_heads_stands_right_of_its_layer_with_its_kind(width: int, show: Open) -> None:
+    viewport = {"width": width, "height": 844}
+    page = show(recorded(heads=12, kv_heads=12), "#view=overview", viewport=viewport)
+    page.wait_for_selector("#view-overview button")
+    lefts = page.eval_on_selector_all(
+        "#view-overview .row:first-child button", "all => all.map((one) => one.offsetLeft)"
+    )
+    label = "#view-overview .row:first-child .layer"
+    end = page.eval_on_selector(label, "one => one.offsetLeft + one.offsetWidth")
+    assert len(lefts) == 12
+    assert min(lefts) >= end
+    kind = page.locator("#view-overview button .kind").first
+    assert kind.is_visible()
+    title = page.locator("#view-overview button").first.get_attribute("title")
+    assert title is not None
+    assert kind.inner_text() in title

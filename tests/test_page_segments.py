@@ -193,3 +193,15 @@ def test_the_next_head_leaves_the_focus_where_it_is(form: str, place: str, show:
     page.keyboard.press("]")
     page.wait_for_selector("#view-segments .line:has-text('layer 0 head 1')")
     assert page.locator(f"#view-segments {place}:focus").count() == 1
+
+
+def test_names_of_parts_take_the_room_that_is_free(show: Open) -> None:
+    torch.manual_seed(7)
+    words = [regard.Token(f" wordwordword{i}") for i in range(4)]
+    layer = regard.attend(torch.randn(1, 2, 4, 8), torch.randn(1, 2, 4, 8))
+    recording = regard.Recording({"layer": layer}, query_tokens=words)
+    page = show(recording, "#view=segments", viewport={"width": 1440, "height": 900})
+    page.wait_for_selector("#view-segments td")
+    name = page.locator("#view-segments tbody th")
+    assert name.inner_text() == "1 wordwordword0 wordwordword1 wordwordword2 wordwordword3"
+    assert name.evaluate("one => one.scrollWidth - one.clientWidth") == 0

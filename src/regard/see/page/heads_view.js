@@ -164,6 +164,7 @@ export class HeadsView {
         button.type = "button";
         button.tabIndex = -1;
         button.setAttribute("aria-label", described(tile));
+        button.title = described(tile);
         const name = made("span", "name");
         name.textContent = `L${tile.layer}H${tile.head}`;
         const kind = made("span", "kind");

@@ -9,7 +9,7 @@ import { visible } from "./tokens.js";
  */
 
 const MOST = 48; // parts; more of them are joined, so many to each
-const NAME = 32; // characters of a name
+const NAME = 64; // characters of a name
 
 /**
  * @param {Token[]} tokens

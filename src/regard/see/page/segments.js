@@ -183,6 +183,7 @@ export class SegmentsView {
     const { ramp } = this.page.look;
     const table = document.createElement("table");
     table.classList.toggle("dense", keys.length > NUMBERED);
+    table.style.setProperty("--columns", String(keys.length));
     table.setAttribute("aria-label", "What parts give to each other, in percent");
     const head = table.createTHead().insertRow();
     head.append(headed("col", "gives to", "corner"), ...keys.map((_, at) => this.columnHead(keys, at)));
