@@ -172,8 +172,7 @@ class QueryKey(Scores):
         dtype = accumulation_dtype(self.query.dtype)
         leading = kv_leading(box.leading, self.group)
         query = cut(self.query, box.at_rows).to(dtype) * self.scale
-        key = cut(self.key, (*leading, box.columns))
-        key = key.to(dtype) if scratch is None else scratch.converted("key", key, dtype)
+        key = cut(self.key, (*leading, box.columns)).to(dtype)
         out = _room(scratch, box, self)
         scores = grouped_matmul(query, key.mT, out)
         if self.bias is not None:

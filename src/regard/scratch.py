@@ -18,7 +18,7 @@ class Scratch:
     """Memory that one block after another uses again: fresh pages cost more than the arithmetic.
 
     Attributes:
-        room: how many numbers a tensor usually holds at most.
+        room: the most numbers that a tensor will hold.
     """
 
     def __init__(self, room: int) -> None:
@@ -34,28 +34,11 @@ class Scratch:
         self, name: str, size: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> Tensor:
         """A tensor of this shape with unspecified content, valid until the name is taken again."""
-        return self._part(name, size, dtype, device, self.room)
-
-    def converted(self, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        """The tensor in this dtype: itself, or valid until the name is taken again."""
-        if tensor.dtype == dtype:
-            return tensor
-        return self._part(name, tuple(tensor.shape), dtype, tensor.device, 0).copy_(tensor)
-
-    def _part(
-        self,
-        name: str,
-        size: tuple[int, ...],
-        dtype: torch.dtype,
-        device: torch.device,
-        room: int,
-    ) -> Tensor:
-        count = prod(size)
         held = self._held.get(name)
-        if held is None or held.numel() < count:
-            grown = 0 if held is None else 2 * held.numel()
-            held = self._held[name] = _fresh(max(room, count, grown), dtype, device)
-        return held[:count].view(size)
+        if held is None or held.numel() < prod(size):
+            held = _fresh(max(self.room, prod(size)), dtype, device)
+            self._held[name] = held
+        return held[: prod(size)].view(size)
 
 
 def _fresh(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
