@@ -19,7 +19,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from regard.biases import ALiBi
 from regard.capture.recognition import recognised, split
-from regard.grouped import without_repeats
 from regard.masks import Causal, Documents, Keep, Mask, Padding, SlidingWindow
 from regard.matrix import AttentionMatrix, attend
 
@@ -174,10 +173,9 @@ def _scaled_dot_product(given: Given) -> AttentionMatrix:
     query, key = given["query"], given["key"]
     if query.is_nested or key.is_nested:
         raise ValueError(NESTED)
-    grouped = query.shape[:-2] != key.shape[:-2]  # and nothing is repeated
     return attention_of(
         query,
-        key if grouped else without_repeats(key),
+        key,
         numbers=given.get("attn_mask"),
         mask=_causal(query, key) if given["is_causal"] else None,
         scale=given["scale"],

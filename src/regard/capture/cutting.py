@@ -6,7 +6,9 @@ from functools import wraps
 import torch
 from torch import Tensor
 
+from regard.block import can_look
 from regard.flex_callables import FlexCallable
+from regard.grouped import without_repeats
 from regard.indexing import Box, narrow
 from regard.masks.rows import rows_of
 from regard.matrix import AttentionMatrix
@@ -28,22 +30,22 @@ def unrepeated(matrix: AttentionMatrix) -> AttentionMatrix:
         torch.Size([2, 5, 4])
     """
     source = matrix.source
-    if not isinstance(source, QueryKey) or source.key.ndim < 3 or source.group > 1:
+    if not isinstance(source, QueryKey) or source.group > 1 or not _may_look(matrix, source):
         return matrix
-    num_heads = source.key.shape[-3]
-    # One token of two heads says no to nearly every key that is not repeated.
-    if num_heads == 1 or not torch.equal(source.key[..., 0, -1, :], source.key[..., 1, -1, :]):
-        return matrix
-    for group in range(num_heads, 1, -1):
-        if num_heads % group == 0 and _repeats(source.key, group):
-            return AttentionMatrix(replace(source, key=source.key[..., ::group, :, :]), matrix.mask)
-    return matrix
+    key = without_repeats(source.key)
+    return matrix if key is source.key else AttentionMatrix(replace(source, key=key), matrix.mask)
 
 
-def _repeats(key: Tensor, group: int) -> bool:
-    """Whether the heads of each group have the same keys."""
-    *batch, num_heads, kv_len, head_dim = key.shape
-    groups = key.reshape(*batch, num_heads // group, group, kv_len, head_dim)
+def _may_look(matrix: AttentionMatrix, source: QueryKey) -> bool:
+    """Whether to look at the keys makes nobody wait, or somebody who waited for the mask."""
+    of_mask = () if matrix.mask is None else matrix.mask.tensors
+    return can_look(source.key) or bool(of_mask) or source.bias is not None
+
+
+def _repeats(tensor: Tensor, group: int) -> bool:
+    """Whether the heads of each group are the same."""
+    *batch, num_heads, length, dim = tensor.shape
+    groups = tensor.reshape(*batch, num_heads // group, group, length, dim)
     return torch.equal(groups, groups[..., :1, :, :].expand_as(groups))
 
 
