@@ -9,12 +9,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.block import Block, over_rows
+from regard.block import Block
 from regard.errors import check_count, check_memory, check_spans, check_whole
 from regard.indexing import Index, placed
 
@@ -258,26 +258,19 @@ class Pool(Reduction):
 
     def update(self, block: Block) -> tuple[Part, ...]:
         row_cells, column_cells = self._cells(block.shape)
-        first, heights = _cells_met(block.box.rows, block.shape[-2], row_cells)
-        start, widths = _cells_met(block.box.columns, block.shape[-1], column_cells)
-        weights = block.weights
-        *leading, _, columns = weights.shape
-        if len(heights) == 1:
-            by_row = block.received[..., None, :]
-        elif min(heights) == max(heights):
-            by_row = over_rows(weights.view(*leading, len(heights), heights[0], columns))
-        else:
-            parts = cast(tuple[Tensor, ...], weights.split(heights, -2))
-            by_row = torch.stack([over_rows(rows) for rows in parts], -2)
-        if min(widths) == max(widths):
-            pooled = by_row.view(*by_row.shape[:-1], len(widths), widths[0]).sum(-1)
+        first, rows = _cells_met(block.box.rows, block.shape[-2], row_cells)
+        start, columns = _cells_met(block.box.columns, block.shape[-1], column_cells)
+        by_row = block.received[..., None, :] if len(rows) == 1 else block.over_rows(rows)
+        widths = {part.stop - part.start for part in columns}
+        if len(widths) == 1:
+            pooled = by_row.view(*by_row.shape[:-1], len(columns), widths.pop()).sum(-1)
         else:
             at = torch.arange(block.box.columns.start, block.box.columns.stop, device=by_row.device)
             cell = ((at + 1) * column_cells - 1) // block.shape[-1] - start
-            pooled = by_row.new_zeros((*by_row.shape[:-1], len(widths)))
+            pooled = by_row.new_zeros((*by_row.shape[:-1], len(columns)))
             pooled = pooled.index_add(-1, cell, by_row)
-        rows, columns = slice(first, first + len(heights)), slice(start, start + len(widths))
-        return (Part((*block.box.leading, rows, columns), pooled),)
+        cells = slice(first, first + len(rows)), slice(start, start + len(columns))
+        return (Part((*block.box.leading, *cells), pooled),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         (total,) = buffers
@@ -287,12 +280,13 @@ class Pool(Reduction):
         return total / (rows[:, None] * columns)
 
 
-def _cells_met(part: slice, length: int, cells: int) -> tuple[int, list[int]]:
-    """The first cell that a part of an axis meets, and how many positions it has in each."""
+def _cells_met(part: slice, length: int, cells: int) -> tuple[int, list[slice]]:
+    """The first cell that a part of an axis meets, and where in the part each cell lies."""
     first = ((part.start + 1) * cells - 1) // length
     last = (part.stop * cells - 1) // length
-    inner = [cell * length // cells for cell in range(first + 1, last + 1)]
-    return first, [stop - start for start, stop in pairwise([part.start, *inner, part.stop])]
+    inner = [cell * length // cells - part.start for cell in range(first + 1, last + 1)]
+    edges = [0, *inner, part.stop - part.start]
+    return first, [slice(start, stop) for start, stop in pairwise(edges)]
 
 
 def _cell_lengths(length: int, cells: int, like: Tensor) -> Tensor:
@@ -351,9 +345,9 @@ class Segments(Reduction):
         rows, columns = block.box.rows, block.box.columns
         met = [place for place, span in enumerate(queries) if _meets(span, rows)]
         if not met:
-            return (Part((*block.box.leading, slice(0, 0)), block.weights.new_zeros(0, len(keys))),)
-        by_query = torch.stack([_sum_rows(block.weights, queries[i], rows) for i in met], -2)
-        mass = by_query @ _member(columns, keys, block.weights).mT
+            return (Part((*block.box.leading, slice(0, 0)), block.bits.new_zeros(0, len(keys))),)
+        by_query = block.over_rows([_within(queries[place], rows) for place in met])
+        mass = by_query @ _member(columns, keys, by_query).mT
         total = mass.new_zeros((*mass.shape[:-2], len(queries), len(keys)))
         at = placed(met, mass.device)
         return (Part(block.box.leading, total.index_copy(-2, at, mass)),)
@@ -367,10 +361,9 @@ def _meets(span: tuple[int, int], part: slice) -> bool:
     return span[0] < part.stop and part.start < span[1]
 
 
-def _sum_rows(weights: Tensor, span: tuple[int, int], rows: slice) -> Tensor:
-    """The sum of the rows of a block that lie in the span, (..., columns)."""
-    start, stop = max(span[0], rows.start), min(span[1], rows.stop)
-    return over_rows(weights[..., start - rows.start : stop - rows.start, :])
+def _within(span: tuple[int, int], part: slice) -> slice:
+    """Where in the part the span lies."""
+    return slice(max(span[0], part.start) - part.start, min(span[1], part.stop) - part.start)
 
 
 def _member(part: slice, spans: list[tuple[int, int]], like: Tensor) -> Tensor:
