@@ -3,7 +3,9 @@
 Without a GPU the same code runs on tensors of the meta device.
 """
 
+import operator
 import traceback
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,14 +77,74 @@ def test_no_reduction_waits_for_the_device(asked: str, mask: str, request: Any) 
         (lambda tensor: tensor[tensor > 0], NotImplementedError),
         (lambda tensor: tensor.tolist(), NotImplementedError),
         (lambda tensor: torch.tensor([1], device=tensor.device), waiting.Waited),
+        (lambda tensor: torch.as_tensor([1], device=tensor.device), waiting.Waited),
+        (lambda tensor: tensor.new_tensor([1]), waiting.Waited),
+        (lambda tensor: torch.full((2,), tensor[0]), RuntimeError),
         (lambda tensor: torch.ones(2).to(tensor.device), waiting.Waited),
         (lambda tensor: tensor.copy_(torch.ones(3)), waiting.Waited),
+        (lambda tensor: tensor[[0, 2]], waiting.Waited),
+        (lambda tensor: tensor[torch.tensor([0, 2])], waiting.Waited),
+        (lambda tensor: operator.setitem(tensor, [0, 2], 1.0), waiting.Waited),
     ],
-    ids=["bool", "index", "tolist", "tensor", "to", "copy_"],
+    ids=[
+        *("bool", "index", "tolist", "tensor", "as_tensor", "new_tensor", "full", "to", "copy_"),
+        *("places", "places on the cpu", "set places"),
+    ],
 )
 def test_whoever_waits_is_noticed(looks: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         looks(torch.empty(3, device="meta"))
+
+
+@pytest.mark.usefixtures("nothing_waits")
+@pytest.mark.parametrize(
+    "goes_on",
+    [
+        lambda tensor: torch.full((2,), 1.0, device=tensor.device),
+        lambda tensor: torch.as_tensor(tensor, device=tensor.device),
+        lambda tensor: torch.ones(2).to(tensor.device, non_blocking=True),
+        lambda tensor: tensor[torch.zeros(2, dtype=torch.int64, device=tensor.device)],
+        lambda tensor: tensor + torch.tensor(1.0),
+    ],
+    ids=["full", "as_tensor", "to", "places", "a number beside it"],
+)
+def test_whoever_does_not_wait_is_left_alone(goes_on: Any) -> None:
+    goes_on(torch.empty(3, device="meta"))
+
+
+@pytest.fixture
+def modes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What PyTorch's watch is set to; it warns the first time, as that of a GPU does."""
+    modes: list[str] = []
+
+    def set_to(mode: str) -> None:
+        modes.append(mode)
+        if len(modes) == 1:
+            warnings.warn("Synchronization debug mode is a prototype feature and", stacklevel=2)
+
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_to)
+    return modes
+
+
+def test_the_watch_of_a_gpu_ends_with_its_block(modes: list[str]) -> None:
+    with waiting.refused_by_cuda():
+        assert modes == ["error"]
+    assert modes == ["error", "default"]
+
+
+def test_the_watch_of_a_gpu_ends_when_something_waited(modes: list[str]) -> None:
+    with pytest.raises(RuntimeError, match="waits"), waiting.refused_by_cuda():
+        raise RuntimeError("a synchronizing operation waits")
+    assert modes == ["error", "default"]
+
+
+def test_the_watch_of_a_gpu_ends_when_it_could_not_begin(
+    modes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "PROTOTYPE", "other words")
+    with pytest.raises(UserWarning, match="Synchronization"), waiting.refused_by_cuda():
+        pass
+    assert modes == ["error", "default"]
 
 
 # On a GPU the same, by PyTorch's own watch, and the numbers of the CPU
@@ -96,11 +158,8 @@ def test_a_gpu_is_not_waited_for_and_answers_as_the_cpu_does(
     asked: str, mask: str, backend: str | None
 ) -> None:
     on_device = matrix("cuda", mask)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waiting.refused_by_cuda():
         answer = on_device.reduce(ASKED[asked], backend=backend)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     expected = matrix("cpu", mask).reduce(ASKED[asked])
     for one, other in zip(_tensors(answer), _tensors(expected), strict=True):
         torch.testing.assert_close(one.cpu(), other, atol=1e-5, rtol=1e-5)
@@ -115,11 +174,8 @@ def test_a_gpu_is_not_waited_for_and_answers_as_the_cpu_does(
 def test_a_mask_is_read_once(mask: regard.Mask) -> None:
     on_device = regard.attend(numbers("cuda", 2, 4, 11, 8), numbers("cuda", 2, 2, 11, 8), mask=mask)
     first = on_device.entropy()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waiting.refused_by_cuda():
         second = on_device.entropy()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     torch.testing.assert_close(first, second)
 
 
@@ -178,12 +234,8 @@ def test_watching_a_forward_on_a_gpu_waits_for_nothing(name: str) -> None:
     with torch.no_grad():
         model(**inputs)  # what is made once
         torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            with regard.observe(model, **ANSWERS) as seen:
-                model(**inputs)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+        with waiting.refused_by_cuda(), regard.observe(model, **ANSWERS) as seen:
+            model(**inputs)
     assert len(seen) > 0
 
 

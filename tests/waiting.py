@@ -1,9 +1,10 @@
-"""Refuses to wait for a device, on tensors of the meta device, which stands for one.
+"""Refuses to wait for a device: a GPU, or the meta device, which stands for one.
 
-Its tensors have no numbers: whoever looks at one raises already. What is left are copies from the
-CPU that are waited for.
+Tensors of the meta device have no numbers: whoever looks at one raises already. What is left are
+copies from the CPU that are waited for.
 """
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -15,6 +16,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
+INDEXED = (
+    torch.ops.aten.index.Tensor,
+    torch.ops.aten.index_put.default,
+    torch.ops.aten.index_put_.default,
+)
+OF_NUMBERS = (torch.tensor, torch.as_tensor, torch.asarray)  # torch.full launches a kernel instead
+PLACED = (Tensor.__getitem__, Tensor.__setitem__)
+PROTOTYPE = "Synchronization debug mode is a prototype feature"  # PyTorch says so, once
 
 
 class Waited(Exception):
@@ -22,12 +31,22 @@ class Waited(Exception):
 
 
 class _NoTensorOf(TorchFunctionMode):
-    """torch.tensor(numbers, device=...) copies them and waits."""
+    """Numbers of Python that become a tensor on a device are copied and waited for."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch.tensor and torch.device(kwargs.get("device") or "cpu").type != "cpu":
-            raise Waited(f"torch.tensor({args[0]}, device=...)")
+        device = kwargs.get("device") or "cpu"
+        numbers: list[Any] = []
+        if func in OF_NUMBERS:
+            numbers = [args[0]]
+        elif func is Tensor.new_tensor:
+            device, numbers = args[0].device, [args[1]]
+        elif func in PLACED:
+            device = args[0].device
+            places = args[1] if isinstance(args[1], tuple) else (args[1],)
+            numbers = [place for place in places if isinstance(place, list)]
+        if torch.device(device).type != "cpu" and not all(isinstance(n, Tensor) for n in numbers):
+            raise Waited(f"{func.__name__} of {numbers} on {device}")
         return func(*args, **kwargs)
 
 
@@ -41,6 +60,10 @@ class _NoCopyWaitedFor(TorchDispatchMode):
             goes_on = kwargs.get("non_blocking", copied_into and any(args[2:]))
             if source.device != answer.device and not goes_on:
                 raise Waited(f"a copy from {source.device} to {answer.device}")
+        if func in INDEXED:
+            places = (each for each in args[1] if each is not None)
+            if any(each.device != args[0].device for each in places):
+                raise Waited(f"places on another device than {args[0].device}")
         return answer
 
 
@@ -51,3 +74,15 @@ def refused() -> Iterator[None]:
         # PyTorch knows no autocast on the meta device.
         patch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
         yield
+
+
+@contextmanager
+def refused_by_cuda() -> Iterator[None]:
+    """Inside, PyTorch raises where something waits for the GPU; make the tensors before it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", PROTOTYPE, UserWarning)
+        try:
+            torch.cuda.set_sync_debug_mode("error")
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

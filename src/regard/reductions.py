@@ -354,7 +354,7 @@ class Segments(Reduction):
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         lengths = [stop - start for start, stop in self._spans(shape)[0]]
-        return buffers[0] / buffers[0].new_tensor(lengths)[:, None]
+        return buffers[0] / placed(lengths, buffers[0].device)[:, None]
 
 
 def _meets(span: tuple[int, int], part: slice) -> bool:
