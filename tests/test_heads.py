@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -141,6 +142,107 @@ def test_a_query_without_keys_is_not_spread() -> None:
     x = torch.zeros(2, 1)
     A = regard.attend(x, x, mask=regard.Keep(torch.tensor([[False, False], [True, True]])))
     torch.testing.assert_close(A.reduce(Spread()), torch.tensor([0.0, 1.0]))
+
+
+# Padding
+
+
+LEFT, WORDS, RIGHT = 5, 26, 3
+LENGTH = LEFT + WORDS + RIGHT
+REAL = torch.zeros(LENGTH, dtype=torch.bool)
+REAL[LEFT : LEFT + WORDS] = True
+CAUSAL = torch.ones(LENGTH, LENGTH).tril().bool()
+PADDED = {
+    "keys": {"mask": regard.Causal() & regard.Keep(REAL)},
+    "a dense mask": {"mask": CAUSAL & REAL},
+    "the lowest number": {"bias": torch.zeros(LENGTH, LENGTH).masked_fill(
+        ~(CAUSAL & REAL), torch.finfo(torch.float32).min)},
+    "a low number": {"bias": torch.full((LENGTH,), -1e4).masked_fill(REAL, 0),
+                     "mask": regard.Causal()},
+    "rows that look everywhere": {
+        "mask": regard.Causal() & regard.Keep(REAL) | regard.Keep(~REAL[:, None]),
+        "bias": torch.zeros(LENGTH, 1).masked_fill(~REAL[:, None], torch.finfo(torch.float32).min),
+    },
+    "a window": {"mask": regard.SlidingWindow(7, 0) & regard.Keep(REAL)},
+}  # fmt: skip
+
+
+def padded(**options: Any) -> tuple[regard.AttentionMatrix, regard.AttentionMatrix]:
+    """Two heads on a text between padding, and the same on the text alone."""
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 1, 2, LENGTH, 4)
+    mask = options.get("mask")
+    window = "Window" in repr(mask)
+    alone = regard.SlidingWindow(7, 0) if window else regard.Causal()
+    text = slice(LEFT, LEFT + WORDS)
+    one = regard.attend(query[..., text, :], key[..., text, :], mask=alone)
+    return regard.attend(query, key, **options), one
+
+
+@pytest.mark.parametrize("options", PADDED.values(), ids=PADDED)
+def test_padding_changes_no_score(options: dict[str, Any]) -> None:
+    found, expected = (heads_of(regard.Recording({"a": matrix})) for matrix in padded(**options))
+    for one, other in zip(found, expected, strict=True):
+        assert one.scores == pytest.approx(other.scores, abs=1e-5)
+
+
+def test_special_tokens_before_the_text_are_padding_and_not_separators() -> None:
+    matrix, alone = padded(**PADDED["keys"])
+    words = [regard.Token("<s>", special=True), *map(regard.Token, "ab" * 12)]
+    words += [regard.Token("</s>", special=True)]
+    pad = regard.Token("<pad>", special=True)
+    tokens = [pad] * LEFT + words + [pad] * RIGHT
+    found = heads_of(regard.Recording({"a": matrix}, query_tokens=tokens))
+    expected = heads_of(regard.Recording({"a": alone}, query_tokens=words))
+    for one, other in zip(found, expected, strict=True):
+        assert one.scores == pytest.approx(other.scores, abs=1e-5)
+
+
+def test_texts_of_a_batch_are_padded_each_in_its_own_way() -> None:
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 3, 2, 31, 4)
+    starts = [0, 4, 25]  # the last is too short for a local score
+    real = torch.arange(31) >= torch.tensor(starts)[:, None, None, None]
+    batch = regard.Recording({"a": regard.attend(query, key, mask=regard.Causal() & real)})
+    parts = [
+        regard.attend(query[place, :, at:], key[place, :, at:], mask=regard.Causal())
+        for place, at in enumerate(starts)
+    ]
+    each = [heads_of(regard.Recording({"a": part})) for part in parts]
+    for place, head in enumerate(heads_of(batch)):
+        for name, score in head.scores.items():
+            known = [one[place].scores[name] for one in each if name in one[place].scores]
+            assert score == pytest.approx(mean(known), abs=1e-5)
+    assert heads_of(batch.entry(1))[0].scores == pytest.approx(each[1][0].scores, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        pytest.param(regard.SlidingWindow(3, 0), id="a window"),
+        pytest.param(torch.ones(N, N).tril().triu(-3).bool(), id="a dense window"),
+    ],
+)
+def test_what_a_window_hides_of_some_queries_is_no_padding(mask: Any) -> None:
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 1, N, 4)
+    last = regard.masks.Rows(regard.masks.as_mask(mask), N - 2, N)
+    seen = regard.Recording({})
+    part = regard.attend(query[:, -2:], key, mask=last)
+    seen.add("a", part, queries=regard.layers.Queries(start=N - 2, ran=N))
+    assert [head.scores["first-token sink"] for head in heads_of(seen)] == [0]
+
+
+def test_padding_is_known_where_only_some_queries_were_kept() -> None:
+    matrix, alone = padded(**PADDED["keys"])
+    query, key = matrix.source.query[..., -6:, :], matrix.source.key
+    seen = regard.Recording({})
+    mask = regard.masks.Rows(regard.Causal(), LENGTH - 6, LENGTH) & regard.Keep(REAL)
+    rows = regard.layers.Queries(start=LENGTH - 6, ran=LENGTH)
+    seen.add("a", regard.attend(query, key, mask=mask), queries=rows)
+    first = alone[0, :, WORDS - 3 :, 0].mean(-1)
+    scores = [head.scores["first-token sink"] for head in heads_of(seen)]
+    assert scores == pytest.approx(first.tolist(), abs=1e-5)
 
 
 # Several texts, another text, answers

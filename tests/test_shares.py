@@ -147,6 +147,17 @@ def test_sinks_are_the_first_position_and_special_tokens() -> None:
     assert recording().with_tokens(tokens).segments(PARTS, sinks=False).sinks == (0, 2, 10)
 
 
+def test_the_first_position_is_the_first_that_is_no_padding() -> None:
+    real = torch.arange(11) >= 3
+    pad = [regard.Token("<pad>", special=True)] * 3
+    tokens = [*pad, *map(regard.Token, "abcdefg"), regard.Token("[SEP]", special=True)]
+    seen = recording(mask=regard.Causal() & regard.Keep(real)).with_tokens(tokens)
+    parts = {"a": (4, 7), "b": (7, 10)}
+    answer = seen.segments(parts, sinks=False)
+    assert answer.sinks == (3, 10)
+    torch.testing.assert_close(answer.weights, expected(seen, parts, parts, (3, 10)))
+
+
 def test_a_matrix_without_heads_is_one_head() -> None:
     A = regard.attend(torch.zeros(4, 2), torch.zeros(4, 2))
     weights = regard.Recording({"a": A}).segments({"a": (0, 2)}).weights

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regard.errors import RegardError, check_index_bounds, check_whole, shape_text
 from regard.matrix import AttentionMatrix
+from regard.padding import texts_of
 from regard.ranking import Top, TopK
 from regard.reductions import Reduction, check_reductions
 from regard.tokens import Token
@@ -150,6 +151,16 @@ class Layer:
         """Whether queries and keys can be one text: there are as many keys as queries that ran."""
         ran = self.shape[-2] if self.queries is None else self.queries.ran
         return ran == self.shape[-1]
+
+    @property
+    def texts(self) -> tuple[range, ...]:
+        """Where the text lies among the keys, for each entry of the batch, without padding.
+
+        None where only answers were kept, which do not tell.
+        """
+        if self.matrix is None:
+            return ()
+        return texts_of(self.whole(), all_rows=self.reads_itself and self.queries is None)
 
     def place(self, index: int) -> int:
         """The layer's place in its model, of the layer at this place in the recording."""

@@ -181,7 +181,7 @@ def shares_of(
         query_parts = key_parts if asked is parts else asked
     else:
         asked, query_parts = queries, _checked_queries(queries, layers[0])
-    out = _sink_positions(sinks, key_tokens, kv_len)
+    out = _own_sinks(layers, key_tokens) if sinks is False else _named_sinks(sinks, kv_len)
     question: Reduction = (
         _WithoutSinks(tuple(query_parts.values()), tuple(key_parts.values()), out)
         if out
@@ -378,11 +378,20 @@ def _check_apart(argument: str, parts: dict[str, tuple[int, int]]) -> None:
             )
 
 
-def _sink_positions(sinks: object, tokens: Sequence[Token] | None, length: int) -> tuple[int, ...]:
-    """The positions whose weight is taken out, rising."""
-    if isinstance(sinks, bool):
-        special = (place for place, token in enumerate(tokens or ()) if token.special)
-        return () if sinks else tuple(sorted({0, *special}))
+def _own_sinks(layers: Sequence[Layer], tokens: Sequence[Token] | None) -> tuple[int, ...]:
+    """The first position of the text that is no padding, and its special tokens, rising."""
+    special = {place for place, token in enumerate(tokens or ()) if token.special}
+    texts = [text for layer in layers for text in layer.texts]
+    if not texts:  # answers alone do not tell what is padding
+        return tuple(sorted({0, *special}))
+    text = range(min(each.start for each in texts), max(each.stop for each in texts))
+    return tuple(sorted({text.start, *special.intersection(text)}))
+
+
+def _named_sinks(sinks: object, length: int) -> tuple[int, ...]:
+    """The positions whose weight is taken out, as they were given, rising."""
+    if sinks is True:
+        return ()
     remedy = "    Give positions from 0 to kv_len - 1; False takes the first and special tokens."
     positions = list(cast(Sequence[Any], sinks)) if isinstance(sinks, list | tuple | range) else []
     if not positions or [type(place) for place in positions] != [int] * len(positions):

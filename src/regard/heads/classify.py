@@ -137,9 +137,12 @@ def survey_of(
     queries, keys = _special(query_tokens, q_len), _special(key_tokens, kv_len)
     rows = layer.positions
     of_rows = None if key_tokens is None else key_tokens[rows.start : rows.stop]
+    texts = layer.texts
     if not layer.reads_itself or (key_tokens is not None and of_rows != query_tokens):
-        return Survey(queries, keys)
-    return Survey(queries) if layer.queries is None else Survey(queries, keys, rows.start)
+        return Survey(queries, keys, texts=texts)
+    if layer.queries is None:
+        return Survey(queries, texts=texts)
+    return Survey(queries, keys, rows.start, texts)
 
 
 def _special(tokens: Sequence[Token] | None, length: int) -> tuple[bool, ...]:

@@ -2,27 +2,29 @@
 
 The scores are the ones the field uses to describe heads (Clark et al. 2019, "What Does BERT Look
 At?", section 3; Voita et al. 2019, "Analyzing Multi-Head Self-Attention", section 5.1), with one
-change of ours: all of them leave out special tokens and the first token as queries, and the
-neighbour scores leave out those two as keys as well, so that a sink never counts as a neighbour.
+change of ours: all of them leave out special tokens, the first token and padding as queries, and
+the neighbour scores leave them out as keys as well, so that a sink never counts as a neighbour.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from math import log
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from regard.block import Block
 from regard.heads.kinds import FIRST, LOCAL, NEXT, PREVIOUS, SELF, SEPARATOR, UNIFORM
+from regard.padding import MASKED
 from regard.reductions import Diagonal, OfEachRow, Part, Reduction, Segments
 
 __all__ = ["Spread", "Survey", "of_each_head"]
 
-# Some models mask by adding the lowest number of their dtype, -65504 in float16.
-_MASKED_BITS = -10_000 / log(2)
+_MASKED_BITS = MASKED / log(2)
+_Value = TypeVar("_Value")
 # Local: so many tokens to either side, for queries that could look at many more.
 _NEAR = 4
 _FROM = 5 * _NEAR
@@ -62,50 +64,85 @@ class Survey:
         keys: the same for each key; None where every query of the text was kept.
         start: the position of the first query in the text of the keys, where only some of its
             queries were kept; None where the keys are another text.
+        texts: where the text lies among the keys, for each entry of the batch, as
+            ``regard.padding`` finds it; one stands for all, and none for every key.
 
     Example:
         >>> from regard.heads import Survey
         >>> Survey((False,) * 9).reductions[:2]
         (Spread(), Segments(query_spans=[(1, 9)], key_spans=[(0, 1)]))
+        >>> Survey((False,) * 9, texts=(range(4, 9),)).reductions[1]
+        Segments(query_spans=[(5, 9)], key_spans=[(4, 5)])
     """
 
     queries: tuple[bool, ...]
     keys: tuple[bool, ...] | None = None
     start: int | None = None
+    texts: tuple[range, ...] = ()
 
     @cached_property
     def reductions(self) -> tuple[Reduction, ...]:
         """The questions; of a text that attends to another, positions mean nothing."""
-        to_keys = Segments(_runs(self._asking), self._key_spans)
+        to_keys = Segments(list(self._query_spans), list(self._key_spans))
         near = range(self._first - _NEAR, self._first + _NEAR + 1) if self._one_text else ()
         return (Spread(), to_keys, *(Diagonal(offset) for offset in near))
 
     def scores(self, answers: Sequence[Any]) -> dict[str, Tensor]:
-        """The scores of all heads, each (..., num_heads), by the names of the kinds they make.
+        """The scores of all heads by the names of the kinds they make.
+
+        Each is (..., num_heads); where entries of a batch are padded each in its own way, those
+        entries that have the score come one after another.
 
         Args:
             answers: to ``reductions``, in their order.
         """
-        spread, segments, *diagonals = answers
-        queries = self._asking
-        lengths = segments.new_tensor([stop - start for start, stop in _runs(queries)])
-        shares = torch.einsum("q,...qk->...k", lengths, segments) / len(queries)
-        named = {
-            FIRST.name: shares[..., 0],
-            SEPARATOR.name: shares[..., 1:].sum(-1),
-            UNIFORM.name: _mean(spread, queries),
+        if len(self._asked) == 1:
+            return self._scores_of(0, answers)
+        entries = [
+            self._scores_of(entry, [answer[entry : entry + 1] for answer in answers])
+            for entry in range(len(self._asked))
+        ]
+        names = dict.fromkeys(name for scores in entries for name in scores)
+        return {
+            name: torch.cat([scores[name] for scores in entries if name in scores])
+            for name in names
         }
-        if not self._one_text:
-            return named
-        near, first, text = range(-_NEAR, _NEAR + 1), self._first, self._key_text
+
+    def _scores_of(self, entry: int, answers: Sequence[Any]) -> dict[str, Tensor]:
+        spread, segments, *diagonals = answers
+        text, queries = self._asked[entry]
+        lengths = [
+            (stop - start) * (entry in asking)
+            for (start, stop), asking in self._query_spans.items()
+        ]
+        shares = torch.einsum("q,...qk->...k", segments.new_tensor(lengths), segments)
+        shares = shares / len(queries)
+        drawn = {
+            role: [place for place, roles in enumerate(spans) if roles[entry] == role]
+            for spans in [self._key_spans.values()]
+            for role in (FIRST.name, SEPARATOR.name)
+        }
+        named = {name: shares[..., places].sum(-1) for name, places in drawn.items()}
+        named[UNIFORM.name] = _mean(spread, queries)
+        if self._one_text:
+            named |= self._near_scores(text, queries, diagonals)
+        return named
+
+    def _near_scores(
+        self, text: range, queries: list[int], diagonals: Sequence[Tensor]
+    ) -> dict[str, Tensor]:
+        """The scores that speak of positions."""
+        near, first, neighbours = range(-_NEAR, _NEAR + 1), self._first, self._words(text)
         at = {
             n: _at(first + n, diagonal, len(self.queries))
             for n, diagonal in zip(near, diagonals, strict=True)
         }
-        named[PREVIOUS.name] = _mean(at[-1], [q for q in queries if first + q - 1 in text])
-        named[NEXT.name] = _mean(at[1], [q for q in queries if first + q + 1 in text])
-        named[SELF.name] = _mean(at[0], queries)
-        far = [q for q in queries if first + q >= _FROM]
+        named = {
+            PREVIOUS.name: _mean(at[-1], [q for q in queries if first + q - 1 in neighbours]),
+            NEXT.name: _mean(at[1], [q for q in queries if first + q + 1 in neighbours]),
+            SELF.name: _mean(at[0], queries),
+        }
+        far = [q for q in queries if first + q - text.start >= _FROM]
         if far:
             named[LOCAL.name] = _mean(torch.stack(list(at.values())).sum(0), far)
         return named
@@ -120,26 +157,57 @@ class Survey:
         return self.start or 0
 
     @property
-    def _key_text(self) -> set[int]:
+    def _special(self) -> tuple[bool, ...]:
+        """For each key whether it is a special token."""
+        return self.queries if self.keys is None else self.keys
+
+    def _words(self, text: range) -> set[int]:
         """The positions of the keys that are text, without the first."""
-        special = self.queries if self.keys is None else self.keys
-        return {place for place, is_one in enumerate(special) if place and not is_one}
+        return {place for place in text[1:] if not self._special[place]}
 
     @cached_property
-    def _asking(self) -> list[int]:
-        """The queries whose weights count: those that are text, or all where none is."""
-        text = [
-            query
-            for query, is_special in enumerate(self.queries)
-            if self._first + query > 0 and not is_special
-        ]
-        return text or list(range(len(self.queries)))
+    def _asked(self) -> tuple[tuple[range, list[int]], ...]:
+        """Each text with the queries whose weights count: those that are words, or all of it."""
+        texts = self.texts or (range(len(self._special)),)
+        if len(set(texts)) == 1:
+            texts = texts[:1]
+        return tuple((text, self._asking(text)) for text in texts)
 
-    @property
-    def _key_spans(self) -> list[tuple[int, int]]:
-        """The first key, and the special ones after it."""
-        special = self.queries if self.keys is None else self.keys
-        return [(0, 1), *_runs([place for place, is_one in enumerate(special) if place and is_one])]
+    def _asking(self, text: range) -> list[int]:
+        everyone = range(len(self.queries))
+        # Where the keys are another text, their padding says nothing of the queries.
+        positions = text if self._one_text else everyone
+        inside = [query for query in everyone if self._first + query in positions]
+        words = [
+            query
+            for query in inside
+            if self._first + query > positions.start and not self.queries[query]
+        ]
+        return words or inside or list(everyone)
+
+    @cached_property
+    def _query_spans(self) -> dict[tuple[int, int], tuple[int, ...]]:
+        """The queries that count, cut so that each span counts as one, with the texts it is of."""
+        sets = [set(queries) for _, queries in self._asked]
+        asking = [
+            tuple(entry for entry, queries in enumerate(sets) if query in queries)
+            for query in range(len(self.queries))
+        ]
+        return {span: of for span, of in _runs(asking).items() if of}
+
+    @cached_property
+    def _key_spans(self) -> dict[tuple[int, int], tuple[str | None, ...]]:
+        """The keys that stand out, cut likewise, with what they are in each text."""
+        roles = [
+            tuple(self._role(place, text) for text, _ in self._asked)
+            for place in range(len(self._special))
+        ]
+        return {span: of for span, of in _runs(roles).items() if any(of)}
+
+    def _role(self, place: int, text: range) -> str | None:
+        if place == text.start:
+            return FIRST.name
+        return SEPARATOR.name if place in text and self._special[place] else None
 
 
 def of_each_head(scores: Mapping[str, Tensor]) -> dict[str, list[float]]:
@@ -162,12 +230,12 @@ def _mean(values: Tensor, places: list[int]) -> Tensor:
     return values[..., places].mean(-1) if places else values.new_zeros(values.shape[:-1])
 
 
-def _runs(places: Sequence[int]) -> list[tuple[int, int]]:
-    """Rising places as spans (start, stop)."""
-    spans: list[tuple[int, int]] = []
-    for place in places:
-        if spans and spans[-1][1] == place:
-            spans[-1] = (spans[-1][0], place + 1)
-        else:
-            spans.append((place, place + 1))
+def _runs(values: Sequence[_Value]) -> dict[tuple[int, int], _Value]:
+    """The spans (start, stop) of neighbours that are equal, each with what they are."""
+    spans: dict[tuple[int, int], _Value] = {}
+    start = 0
+    for value, group in groupby(values):
+        stop = start + len(list(group))
+        spans[start, stop] = value
+        start = stop
     return spans
