@@ -4,10 +4,11 @@ import os
 import platform
 import re
 import subprocess
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
+
+from regard.installed import version
 
 __all__ = ["commit", "description", "file_name"]
 
@@ -42,7 +43,7 @@ def description() -> dict[str, str | int]:
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        "regard": version("regard"),
+        "regard": version(),
     }
 
 

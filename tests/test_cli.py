@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
@@ -169,7 +170,17 @@ def test_help_is_shown(arguments: tuple[str, ...], run: Run) -> None:
 
 
 def test_the_version_is_shown(run: Run) -> None:
-    assert run("--version") == (0, f"regard {cli.version('regard')}\n", "")
+    assert run("--version") == (0, f"regard {metadata.version('regard')}\n", "")
+
+
+def test_the_version_of_what_is_not_installed_is_unknown(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def from_name(name: str) -> metadata.Distribution:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata.Distribution, "from_name", from_name)
+    assert run("--version") == (0, "regard unknown\n", "")
 
 
 # Bad input

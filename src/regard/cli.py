@@ -6,10 +6,10 @@ What a user can put right ends in a sentence and exit code 2, with nothing half-
 
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Annotated, NoReturn
 
 from regard.errors import RegardError
+from regard.installed import version
 
 try:
     import typer
@@ -85,7 +85,7 @@ def regard(
 ) -> None:
     """Look at the self-attention of real models: exact, at any length."""
     if show_version:
-        typer.echo(f"regard {version('regard')}")
+        typer.echo(f"regard {version()}")
     elif context.invoked_subcommand is None:
         typer.echo(context.get_help())
 

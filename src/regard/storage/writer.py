@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError, dtype_text
+from regard.installed import version
 from regard.layers import Layer
 from regard.storage.plain import Plain, plain_answers, plain_apart, plain_matrix
 from regard.tokens import Token, as_tokens
@@ -144,7 +145,7 @@ class Writer:
         """
         about = {
             "format": FORMAT,
-            "regard": _version(),
+            "regard": version(),
             "torch": torch.__version__,
             "model": model,
             "query_tokens": _plain_tokens("query_tokens", query_tokens),
@@ -315,12 +316,3 @@ def _bytes(tensor: Tensor) -> memoryview:
     if not tensor.numel():
         return memoryview(b"")
     return memoryview((c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version  # takes a moment to load
-
-    try:
-        return version("regard")
-    except PackageNotFoundError:
-        return "unknown"

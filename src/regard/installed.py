@@ -1,0 +1,14 @@
+"""Which version of regard this is."""
+
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as _version
+
+__all__ = ["version"]
+
+
+def version() -> str:
+    """The version of regard; "unknown" where its source runs without being installed."""
+    try:
+        return _version("regard")
+    except PackageNotFoundError:
+        return "unknown"
