@@ -1,6 +1,7 @@
 """What every test runs under: fixed random numbers, no network, poisoned memory."""
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from hypothesis import HealthCheck, settings
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+    import regard
     from pages import Open
 
 # One profile, on a laptop as in CI: the same examples every time, and no deadline because a loaded
@@ -61,6 +63,31 @@ def poisoned_memory() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def refused_layers_are_nowhere() -> Iterator[None]:
+    """Whatever a test observes: a layer that is refused is in no recording, and in no file."""
+    from regard.capture.keeping import Keeper
+
+    close = Keeper.close
+
+    def checked(keeper: Keeper) -> None:
+        close(keeper)
+        check_refused(str(keeper.problems.error()), keeper._seen)
+
+    # Not observe itself: one more frame would move the line that its warnings name.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Keeper, "close", checked)
+        yield
+
+
+def check_refused(told: str, seen: "regard.Recording") -> None:
+    """No layer is there of which an error says that its attention cannot be kept."""
+    for names in re.findall("the attention of (.*) cannot be kept", told):
+        for name in re.findall("'(.*?)'", names):
+            there = [layer for layer in seen if re.fullmatch(rf"{re.escape(name)}([#[].*)?", layer)]
+            assert not there, f"refused, and in the recording: {there}"
 
 
 @pytest.fixture

@@ -177,6 +177,10 @@ class Recording(Mapping[str, AttentionMatrix]):
         layer.check_tokens(self.query_tokens, self.key_tokens)
         self._layers[layer.name] = layer
 
+    def remove(self, name: str) -> None:
+        """Leave out a layer, by its name."""
+        del self._layers[name]
+
     def with_tokens(
         self,
         query_tokens: Iterable[Token | str],

@@ -30,6 +30,7 @@ from regard.storage import Writer, read
 __all__ = ["Keeper"]
 
 _APART = "the calls of {} cannot be put together"
+_REFUSED = "the attention of {} cannot be kept"
 
 
 @dataclass(eq=False)
@@ -95,6 +96,8 @@ class Keeper:
         self._shared = Shared()
         self._places: dict[str, int] = {}
         self._origins: dict[str, Origin] = {}
+        self._names: dict[str, list[str]] = {}  # of its layers in the recording, by module
+        self._refused: set[str] = set()
         self._progress = progress
         self._taken = 0
         self._gave_up = False
@@ -121,11 +124,29 @@ class Keeper:
             self._progress(self._taken)
         return take_value
 
+    def refuse(self, name: str, reason: str, cause: Exception | None = None) -> None:
+        """Keep nothing of what a module attended to, before and after; it is told in one error.
+
+        What is left when one call is missing would look like the whole of it.
+
+        Args:
+            name: the module's.
+            reason: why, with the remedy where there is one.
+            cause: the exception behind it.
+        """
+        self.problems.add(_REFUSED, name, reason, cause)
+        self._places.setdefault(name, len(self._places))
+        self._refused.add(name)
+        for layer in self._names.pop(name, ()):
+            self._seen.remove(layer)
+        self._kept = {run: kept for run, kept in self._kept.items() if kept.module != name}
+        self._alone = [alone for alone in self._alone if alone[0] in self._seen]
+
     def _keep(self, name: str, matrix: AttentionMatrix) -> TakeValue | None:
         place = self._places.setdefault(name, len(self._places))
         if self._gave_up:
             return None
-        if not self._wanted.has_layer(name, place):
+        if name in self._refused or not self._wanted.has_layer(name, place):
             if isinstance(matrix.source, QueryKey):
                 with torch.no_grad():
                     self._steps.pass_by(name, matrix.source, matrix.mask)
@@ -232,7 +253,7 @@ class Keeper:
         name: str | None = None,
     ) -> str:
         """Keep one more layer, under the module's name unless it has its own; gives its name."""
-        return self._seen.add(
+        added = self._seen.add(
             name or module,
             matrix,
             answers=answers,
@@ -240,6 +261,8 @@ class Keeper:
             origin=self._origins.get(module),
             queries=queries,
         )
+        self._names.setdefault(module, []).append(added)
+        return added
 
     def _take(self, name: str, part: AttentionMatrix, source: QueryKey) -> Values | None:
         asking, q_len = bool(self._wanted.reductions), part.shape[-2]

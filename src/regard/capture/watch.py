@@ -287,7 +287,7 @@ class _Watch:
 
     def _refuse(self, name: str, reason: str, cause: Exception | None = None) -> None:
         if not self._multiplying:
-            self._keeper.problems.add("the attention of {} cannot be kept", name, reason, cause)
+            self._keeper.refuse(name, reason, cause)
 
 
 def _in_turn(first: Listener, second: Listener) -> Listener:

@@ -1,0 +1,116 @@
+"""A layer of which observe says that it cannot be kept is nowhere: no number of it is believed."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import regard
+from models import Heads, noise
+
+
+class Plain(Heads):
+    """Attention as it should be."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.project(x)
+        return x + ((query @ key.mT * 0.3).softmax(-1) @ value).transpose(1, 2).flatten(2)
+
+
+class Thresholded(Heads):
+    """Weights that others are made of after their softmax: seen at the softmax, refused later."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.project(x)
+        weights = (query @ key.mT * 0.3).softmax(-1)
+        weights = torch.where(weights < 0.1, 0.0, weights)
+        return x + (weights @ value).transpose(1, 2).flatten(2)
+
+
+class Turned(Heads):
+    """Scores of which nobody can tell what they are: refused at the softmax."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.project(x)
+        scores = (query @ key.mT).sinh()
+        return x + (scores.softmax(-1) @ value).transpose(1, 2).flatten(2)
+
+
+class InTurn(Heads):
+    """Attention that is as it should be but in one of its calls."""
+
+    def __init__(self, refused: int) -> None:
+        super().__init__()
+        self.refused, self.calls = refused, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.project(x)
+        scale = torch.nan if self.calls == self.refused else 1.0
+        self.calls += 1
+        return x + F.scaled_dot_product_attention(query, key, value, scale=scale).sum()
+
+
+def refused(model: nn.Module, **options: Any) -> regard.Recording:
+    """What is left in the recording of a model of which the module '1' is refused."""
+    with (
+        torch.no_grad(),
+        pytest.raises(regard.RegardError, match="the attention of '1' cannot be kept"),
+        regard.observe(model, **options) as seen,
+    ):
+        model(noise(3, 7, 22))
+    return seen
+
+
+KEEP: dict[str, Any] = {
+    "query and key": "qk",
+    "value": "qkv",
+    "answers": [regard.Entropy(), regard.TopK(2)],
+    "answers to one call each": [regard.Pool(2, 2)],
+}
+
+
+@pytest.mark.parametrize("layer", [Thresholded, Turned])
+@pytest.mark.parametrize("keep", KEEP.values(), ids=KEEP)
+def test_a_refused_layer_is_not_in_the_recording(layer: Callable[[], nn.Module], keep: Any) -> None:
+    seen = refused(nn.Sequential(Plain(), layer(), Plain()), keep=keep)
+    assert list(seen) == ["0", "2"]
+    assert list(seen.kept) == ([] if isinstance(keep, str) else ["0", "2"])
+
+
+@pytest.mark.parametrize("keep", KEEP.values(), ids=KEEP)
+def test_a_refused_layer_is_not_in_the_file(keep: Any, tmp_path: Path) -> None:
+    path = tmp_path / "run.safetensors"
+    seen = refused(nn.Sequential(Plain(), Thresholded(), Plain()), keep=keep, path=path)
+    assert list(regard.load(path)) == list(seen) == ["0", "2"]
+
+
+def test_where_all_was_refused_there_is_no_file(tmp_path: Path) -> None:
+    refused(nn.Sequential(nn.Identity(), Thresholded()), path=tmp_path / "run.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("call", range(3))
+@pytest.mark.parametrize("keep", KEEP.values(), ids=KEEP)
+def test_one_refused_call_of_a_module_leaves_none_of_its_calls(call: int, keep: Any) -> None:
+    again = InTurn(call)
+    seen = refused(nn.Sequential(Plain(), again, nn.Sequential(again, again)), keep=keep)
+    assert list(seen) == ["0"]
+
+
+@pytest.mark.parametrize("layer", [Thresholded, Turned])
+def test_a_refused_layer_still_counts_among_the_layers(layer: Callable[[], nn.Module]) -> None:
+    model = nn.Sequential(nn.Identity(), layer(), Plain(), Plain())
+    assert list(refused(model, layers=[1])) == ["2"]
+
+
+def test_a_block_that_is_left_by_an_exception_keeps_no_refused_layer() -> None:
+    model = nn.Sequential(Plain(), Thresholded())
+    with torch.no_grad(), suppress(KeyError), regard.observe(model) as seen:
+        model(noise(3, 7, 22))
+        raise KeyError
+    assert list(seen) == ["0"]
