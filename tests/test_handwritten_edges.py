@@ -3,13 +3,15 @@
 import inspect
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import regard
-from models import noise
+from models import Heads, noise
 from regard.capture.tracks import Scores
 
 
@@ -78,6 +80,71 @@ def test_an_operation_on_the_scores_that_has_no_place_is_refused_in_words(
         regard.observe(model),
     ):
         model(noise(2, 5, 6))
+
+
+FEW = torch.tensor([0, 2, 5])
+
+OTHERS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "mean of the heads": (lambda scores: scores.mean(1, keepdim=True), "mean"),
+    "sum of the heads": (lambda scores: scores.sum(1)[:, None], "sum"),
+    "largest of the heads": (lambda scores: scores.amax(1, keepdim=True), "amax"),
+    "largest of two heads": (lambda scores: scores.unflatten(1, (2, 2)).max(2).values, "max"),
+    "mean of the texts": (lambda scores: scores.mean((0, 1), keepdim=True), "mean"),
+    "some keys": (lambda scores: scores[..., FEW], "index"),
+    "some keys by name": (lambda scores: scores.index_select(-1, FEW), "index_select"),
+    "some queries": (lambda scores: scores[:, :, FEW], "index"),
+    "keys in groups": (lambda scores: F.avg_pool2d(scores, (1, 3)), "avg_pool2d"),
+    "repeated heads": (lambda scores: scores.repeat(1, 2, 1, 1), "repeat"),
+}
+
+
+class Attends(Heads):
+    """Attention of 4 heads, of some scores, over as many values as there are then."""
+
+    def __init__(self, way: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(8, 4)
+        self.way = way
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.project(x)
+        weights = self.way(query @ key.mT * 0.5).softmax(-1)
+        value = value.repeat(1, 1, 2, 1)[:, :1, : weights.shape[-1]]
+        return (weights @ value).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize(("way", "name"), OTHERS.values(), ids=OTHERS)
+def test_scores_that_are_more_or_fewer_before_their_softmax_are_refused(
+    way: Callable[[Tensor], Tensor], name: str, mode: Callable[[], Any]
+) -> None:
+    reason = rf"'1' cannot be kept: {name} \({__file__}:\d+\) stands between the product"
+    model = nn.Sequential(Attends(lambda scores: scores), Attends(way))
+    with mode(), pytest.raises(regard.RegardError, match=reason), regard.observe(model) as seen:
+        model(noise(2, 7, 8))
+    assert list(seen) == ["0"]
+
+
+STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {
+    "largest of a row": lambda scores: scores - scores.amax(-1, keepdim=True),
+    "mean of a row": lambda scores: scores - scores.mean(-1)[..., None],
+    "deviation of a row": lambda scores: scores / scores.std(-1, keepdim=True),
+    "mean of a key": lambda scores: scores - scores.mean(-2, keepdim=True),
+    "mean of all": lambda scores: scores - scores.mean(),
+    "mean of the heads": lambda scores: scores - scores.mean(1, keepdim=True),
+    "some keys": lambda scores: scores - scores[..., FEW].amax(-1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("way", STATISTICS.values(), ids=STATISTICS)
+def test_numbers_that_are_told_from_the_scores_may_change_them(
+    way: Callable[[Tensor], Tensor],
+) -> None:
+    model, x = Attends(way), noise(2, 7, 8)
+    with torch.no_grad(), regard.observe(model) as seen:
+        model(x)
+    query, key, _ = model.project(x)
+    expected = way(query @ key.mT * 0.5).softmax(-1)
+    torch.testing.assert_close(seen[0].to_dense(), expected.detach())
 
 
 def test_a_mask_that_is_told_by_sorting_the_scores_is_found() -> None:

@@ -19,6 +19,7 @@ from regard.capture.mixtures import (
     change_of,
     has_no_keys,
     is_mutable,
+    is_of_rows,
     other_axis_words,
     place_of,
     tensors_in,
@@ -99,13 +100,26 @@ class Changes:
             if track.lies_in(output):
                 if not is_mutable(operation):
                     return
-            elif output.numel() != source.numel():
+            elif output.numel() != source.numel() and not self._are_others(
+                operation, track, source, output
+            ):
                 continue
             if isinstance(track.stage, Lost):
                 self._tracks.put(output, None, track.stage)
             elif not isinstance(track.stage, Totals | Drawn):
                 self.lose(operation, source)
             return
+
+    def _are_others(
+        self, operation: Operation, track: Track, source: Tensor, output: Tensor
+    ) -> bool:
+        """Whether more or fewer numbers than the scores were are scores of queries and keys yet."""
+        stage = track.stage.scores if isinstance(track.stage, Exponentials) else track.stage
+        if not isinstance(stage, Scores) or output.numel() == 1:
+            return False
+        if any(map(self._tracks.is_parameter, tensors_in(operation.args))):
+            return False  # what a layer makes of them are features, not scores
+        return not is_of_rows(operation, stage.product, track.axes, source, output)
 
     def pass_parts(self, operation: Operation, source: Tensor, parts: Parts) -> None:
         """Scores or weights in parts, on which an operation has run that knows no whole."""

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from regard.capture.axes import Axes
+from regard.capture.contractions import Product
 from regard.capture.tracks import Track, Weights
 from regard.tracing import Operation
 
@@ -14,6 +16,7 @@ __all__ = [
     "change_of",
     "has_no_keys",
     "is_mutable",
+    "is_of_rows",
     "joined_words",
     "other_axis_words",
     "place_of",
@@ -79,6 +82,29 @@ def has_no_keys(operation: Operation, track: Track, source: Tensor, output: Tens
     keys = _axes_of_keys(track, source)
     gone = _axes_made_one(operation, source, output)
     return bool(keys) and gone.issuperset(keys)
+
+
+def is_of_rows(
+    operation: Operation, product: Product, axes: Axes | None, source: Tensor, output: Tensor
+) -> bool:
+    """Whether scores were made one number a row or a column, as their maximum is.
+
+    Args:
+        operation: what has run.
+        product: of query and key.
+        axes: of the scores in it; None where nobody knows.
+        source: the view of them that it was given.
+        output: what it gave.
+    """
+    seen = None if axes is None else axes.seen_as(source)
+    gone = _axes_made_one(operation, source, output)
+    if seen is None or not gone:
+        return False
+    sides = [
+        {axis for axis, place in enumerate(seen.places) if seen.sizes[axis] > 1 and place in reach}
+        for reach in (range(1, product.row), range(product.row, product.unit))
+    ]
+    return any(side and gone.issuperset(side) for side in sides)
 
 
 def _axes_of_keys(track: Track, source: Tensor) -> set[int]:

@@ -158,13 +158,14 @@ class Softmaxes:
         powers = self._tracks.powers_of(source)
         track, output = self._tracks.of(source), cast(Tensor, operation.output)
         stage = None if track is None else track.stage
-        if isinstance(stage, Parts) or (
+        keys_stay = (
             track is not None
             and isinstance(stage, Weights)
             and not has_no_keys(operation, track, source, output)
-        ):
+        )
+        if powers is None or isinstance(stage, Parts) or keys_stay:
             self._changes.pass_on(operation)
-        elif powers is not None and dims is not None and len(dims) == 1:
+        elif dims is not None and len(dims) == 1:
             kept = len(operation.args) > 2 and bool(operation.args[2])
             totals = Totals(*powers, dims[0] % source.ndim - source.ndim, kept)
             self._tracks.put(output, None, totals)
