@@ -4,46 +4,23 @@ import importlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from gpu_benchmark import BEHIND, Modules, side, size, taking
+
 ROOT = Path(__file__).parent.parent
-
-
-class Modules:
-    """benchmarks.gpu.<name>, imported when it is asked for."""
-
-    def __getattr__(self, name: str) -> Any:
-        return importlib.import_module(f"benchmarks.gpu.{name}")
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(ROOT)
     return Modules()
-
-
-def size(gpu: Any, tokens: int = 64, *, causal: bool = True, head_dim: int = 128) -> Any:
-    """8 heads on 2, so that a test takes no time."""
-    return gpu.size.Size(tokens, head_dim, 2, causal, num_heads=8)
-
-
-def side(gpu: Any, name: str, **options: Any) -> Any:
-    return gpu.sides.Side(name, lambda *_: lambda: name, **options)
-
-
-def taking(gpu: Any, seconds: Callable[[str], float]) -> Any:
-    """A clock by which a work takes what its answer says."""
-
-    def take(works: Sequence[Any]) -> Any:
-        found = seconds(works[0]())
-        return gpu.clock.Timed(found, found, 2 * found, 5, 3 * 2**20)
-
-    return take
 
 
 FACTS = {"gpu": "NVIDIA H200", "torch": "2.13.0", "cudnn": "91900", "triton": "3.7.1"}
@@ -127,45 +104,12 @@ def test_the_dense_way_has_the_same_answers(causal: bool, gpu: Any) -> None:
             torch.testing.assert_close(one.values, other.values)
 
 
-# Whether it is right
-
-
-def checked(gpu: Any, *, causal: bool = True) -> list[Any]:
-    asked = size(gpu, 61, causal=causal, head_dim=16)
-    return list(gpu.correctness.checked(asked, "cpu", "blocks"))
-
-
-def test_right_answers_are_found_right(gpu: Any) -> None:
-    found = checked(gpu)
-    names = "logsumexp entropy max topk(8) column-sums 64-x-64-map spans transposed"
-    assert [each.name.replace(" ", "-") for each in found] == names.split()
-    assert all(each.right and each.error <= 1e-4 for each in found)
-
-
-@pytest.mark.parametrize("wrong", [1.001, torch.nan], ids=["a little", "nan"])
-def test_a_wrong_answer_is_noticed(wrong: float, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    compared = gpu.correctness._compared
-
-    def spoilt(found: Any, exact: Any) -> Any:
-        return compared(found * wrong, exact) if isinstance(found, torch.Tensor) else (0.0, True)
-
-    monkeypatch.setattr(gpu.correctness, "_compared", spoilt)
-    assert [each.name for each in checked(gpu) if each.right] == ["max", "topk(8)"]
-
-
-def test_another_key_is_noticed(gpu: Any) -> None:
-    top = torch.tensor([0.5, 0.25]), torch.tensor([3, 1])
-    assert gpu.correctness._compared(top, top) == (0.0, True)
-    other = top[0], torch.tensor([3, 2])
-    assert gpu.correctness._compared(other, top) == (0.0, False)
-
-
 # The rows, and the budget of time
 
 
 def test_a_row_has_the_ratio_the_flops_and_the_goal(gpu: Any) -> None:
     asked = gpu.size.Size(16_384, 128, 8, causal=False)
-    found = gpu.clock.Timed(0.02, 0.019, 0.022, 10, 2**20)
+    found = gpu.clock.Timed(0.02, 0.019, 0.022, 10, 2**20, 0.001)
     row = gpu.rows.row_of(side(gpu, "x", goal=1.5, products=2), asked, found, 0.016)
     assert row == {
         "side": "x",
@@ -176,6 +120,7 @@ def test_a_row_has_the_ratio_the_flops_and_the_goal(gpu: Any) -> None:
         "milliseconds": 20.0,
         "quartiles": [19.0, 22.0],
         "repetitions": 10,
+        "queued_ms": 1.0,
         "forwards": 1.25,
         "tflops": 440.0,
         "memory_mib": 1.0,
@@ -189,15 +134,29 @@ def test_a_row_has_the_ratio_the_flops_and_the_goal(gpu: Any) -> None:
 
 
 def test_goals_hold_at_their_size_alone(gpu: Any) -> None:
-    found = gpu.clock.Timed(2.0, 2.0, 2.0, 3, 0)
+    found = gpu.clock.Timed(2.0, 2.0, 2.0, 3, 0, 0.1)
     row = gpu.rows.row_of(side(gpu, "x", goal=1.5), size(gpu, 128), found, 1.0)
     assert (row["goal"], row["reached"]) == (None, None)
 
 
 def test_a_missed_goal_is_said(gpu: Any) -> None:
-    asked, found = gpu.size.Size(16_384, 128, 8, True), gpu.clock.Timed(2.0, 2.0, 2.0, 3, 0)
+    asked, found = gpu.size.Size(16_384, 128, 8, True), gpu.clock.Timed(2.0, 2.0, 2.0, 3, 0, 0.1)
     row = gpu.rows.row_of(side(gpu, "x", goal=1.5), asked, found, 1.0)
     assert gpu.report.line(row).endswith("goal 1.5 MISSED")
+
+
+def test_a_goal_beside_a_forward_that_failed_is_not_said_to_be_missed(gpu: Any) -> None:
+    asked, found = gpu.size.Size(16_384, 128, 8, True), gpu.clock.Timed(2.0, 2.0, 2.0, 3, 0, 0.1)
+    row = gpu.rows.row_of(side(gpu, "x", goal=1.5), asked, found, None)
+    assert (row["forwards"], row["reached"]) == (None, None)
+    assert gpu.report.line(row).endswith("goal 1.5")
+
+
+def test_a_call_that_waits_for_the_cpu_is_said_to(gpu: Any) -> None:
+    found = gpu.clock.Timed(2e-4, 2e-4, 2e-4, 3, 0, 2.5e-4)
+    row = gpu.rows.row_of(side(gpu, "x"), size(gpu), found, None)
+    assert (row["milliseconds"], row["queued_ms"]) == (0.2, 0.25)
+    assert gpu.report.line(row).endswith("the CPU is the limit")
 
 
 def measured(gpu: Any, budget_s: float, take: Any, *sides: Any) -> list[dict[str, Any]]:
@@ -254,7 +213,7 @@ def test_what_cannot_be_measured_is_said_and_the_rest_goes_on(
         return 1.0
 
     rows = measured(gpu, 900, taking(gpu, seconds), side(gpu, "broken"), side(gpu, "whole"))
-    assert rows[0]["left_out"] == said
+    assert (rows[0]["left_out"], rows[0]["failed"]) == (said, said.startswith("failed"))
     assert rows[1]["milliseconds"] == 1000
     assert gpu.report.line(rows[0]).endswith(f"left out: {said}")
 
@@ -275,7 +234,7 @@ def rows_of(gpu: Any, *names: str, lengths: Sequence[int] = (64, 128)) -> list[d
     for tokens in lengths:
         for place, name in enumerate(names):
             asked = gpu.size.Size(tokens, 128, 8, causal=False)
-            found = gpu.clock.Timed(1.0 + place, 1.0, 2.0, 3, (1 + place) * 2**20)
+            found = gpu.clock.Timed(1.0 + place, 1.0, 2.0, 3, (1 + place) * 2**20, 0.1)
             rows.append(gpu.rows.row_of(side(gpu, name), asked, found, 1.0))
     return rows
 
@@ -304,7 +263,9 @@ def test_a_pass_given_the_logsumexp_is_what_is_left_of_both(gpu: Any) -> None:
 
 def test_what_stands_behind_a_logsumexp_has_its_goal_there(gpu: Any) -> None:
     behind = [side for side in gpu.sides.SIDES if side.name.startswith(gpu.report.GIVEN)]
-    assert [side.goal for side in behind] == [None] * 4
+    assert [(side.name, side.goal) for side in behind] == [
+        (f"logsumexp, {what}", None) for what in BEHIND
+    ]
 
 
 def test_the_share_of_the_peak_is_that_of_the_best_at_the_size_of_the_goals(gpu: Any) -> None:
@@ -315,16 +276,25 @@ def test_the_share_of_the_peak_is_that_of_the_best_at_the_size_of_the_goals(gpu:
     )
     assert gpu.report.peak_line(rows, 1000.0, (16_384, 128)).endswith("(goal 0.6, MISSED)")
     assert gpu.report.peak_line([], 800.0, (16_384, 128)).endswith("not measured")
+    assert gpu.report.peak_line(rows, None, (16_384, 128)).endswith("not measured")
 
 
 def test_all_of_it_is_written(gpu: Any, tmp_path: Path) -> None:
     path, rows = tmp_path / "new" / "results.json", rows_of(gpu, "x")
-    check = gpu.correctness.Checked("entropy", size(gpu), 1e-7, True)
-    gpu.report.write(path, FACTS, 790.0, [check], rows)
-    written = json.loads(path.read_text())
+    checks = [
+        gpu.correctness.Checked("entropy", size(gpu), 1e-7, True),
+        gpu.correctness.Checked("max", size(gpu), torch.nan, False),
+        gpu.correctness.Checked("topk(8)", size(gpu), None, False, "failed: ValueError"),
+    ]
+    gpu.report.write(path, FACTS, 790.0, checks, rows)
+    written = json.loads(path.read_text(), parse_constant=pytest.fail)
     assert written["machine"] == FACTS
     assert written["matrix_peak_tflops"] == 790.0
-    assert [each["asked"] for each in written["checks"]] == ["entropy"]
+    assert [(each["asked"], each["error"], each["failed"]) for each in written["checks"]] == [
+        ("entropy", 1e-7, None),
+        ("max", None, None),
+        ("topk(8)", None, "failed: ValueError"),
+    ]
     assert written["results"] == rows
     assert list(path.parent.iterdir()) == [path]
 
@@ -366,19 +336,79 @@ def test_a_run_checks_measures_writes_and_draws(
     assert played.main(played.arguments(given)) == 0
     shown = capsys.readouterr().out
     assert shown.count("1 forwards") == 4
-    assert "entropy         error 1.0e-07  right" in shown
+    assert "entropy                        right  error 1.0e-07" in shown
     assert len(json.loads(path.read_text())["results"]) == 4
     assert path.with_suffix(".svg").exists()
 
 
-def test_nothing_is_timed_behind_a_wrong_answer(
+def test_behind_a_wrong_answer_the_others_are_timed(
     played: Any, gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    wrong = gpu.correctness.Checked("entropy", size(gpu), 0.5, False)
+    wrong = gpu.correctness.Checked("x", size(gpu), 0.5, False)
     monkeypatch.setattr(gpu.correctness, "check", lambda _: [wrong])
     path = tmp_path / "results.json"
-    assert played.main(played.arguments(["--output", str(path)])) == 1
+    given = ["--length", "64", "--output", str(path)]
+    assert played.main(played.arguments(given)) == 1
     shown = capsys.readouterr()
     assert "WRONG" in shown.out
-    assert shown.err == "Not all answers are right: nothing is timed.\n"
-    assert json.loads(path.read_text())["results"] == []
+    assert shown.err == "Not all answers are right: those that are wrong are not timed.\n"
+    rows = json.loads(path.read_text())["results"]
+    assert [row.get("left_out") for row in rows] == [None, "its answers are wrong"]
+
+
+def test_what_was_checked_is_kept_when_the_rest_dies(
+    played: Any, gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(_: str) -> Any:
+        yield gpu.correctness.Checked("x", size(gpu), 1e-7, True)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu.correctness, "check", check)
+    path = tmp_path / "results.json"
+    with pytest.raises(KeyboardInterrupt):
+        played.main(played.arguments(["--output", str(path)]))
+    assert [each["asked"] for each in json.loads(path.read_text())["checks"]] == ["x"]
+
+
+def test_a_side_that_fails_is_not_a_success(
+    played: Any, gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: str) -> float:
+        raise RuntimeError("an illegal memory access")
+
+    monkeypatch.setattr(gpu.correctness, "check", lambda _: [])
+    monkeypatch.setattr(played, "timed", taking(gpu, broken))
+    given = ["--length", "64", "--output", str(tmp_path / "results.json")]
+    assert played.main(played.arguments(given)) == 1
+
+
+def test_a_peak_that_cannot_be_measured_is_said(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("an illegal memory access")
+
+    monkeypatch.setattr(torch, "randn", broken)
+    assert gpu.__main__.peak_tflops() is None
+    assert capsys.readouterr().err == (
+        "The peak of the matrix units is not measured: "
+        "failed: RuntimeError: an illegal memory access\n"
+    )
+
+
+# Where little more than PyTorch and Triton is installed
+
+
+def test_the_facts_need_no_installed_regard(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def from_name(name: str) -> metadata.Distribution:
+        raise metadata.PackageNotFoundError(name)
+
+    class Properties:
+        name, multi_processor_count, total_memory = "NVIDIA H200", 132, 140 * 2**30
+
+    pytest.importorskip("triton", reason="the benchmark needs triton: pip install 'regard[gpu]'")
+    monkeypatch.setattr(metadata.Distribution, "from_name", from_name)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Properties)
+    facts = gpu.report.facts()
+    assert (facts["gpu"], facts["regard"]) == ("NVIDIA H200", "unknown")
+    assert importlib.import_module("benchmarks.machine").description()["regard"] == "unknown"

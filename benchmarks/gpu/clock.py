@@ -3,15 +3,15 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from time import monotonic
-from typing import Any
+from time import monotonic, perf_counter
+from typing import Any, NamedTuple
 
 import torch
 
 from benchmarks.case import quartiles
 from benchmarks.turns import Work
 
-__all__ = ["Budget", "Timed", "seconds_of", "sets_needed", "timed"]
+__all__ = ["Budget", "Calls", "Timed", "seconds_of", "sets_needed", "timed"]
 
 WARM = 2  # the first call compiles
 FEWEST, MOST = 3, 20
@@ -28,6 +28,7 @@ class Timed:
         low, high: the quartiles.
         repetitions: of how many.
         memory: the most bytes that a call added to those of its inputs, its answers included.
+        queued: seconds that the CPU takes to queue one call, the median.
     """
 
     seconds: float
@@ -35,6 +36,14 @@ class Timed:
     high: float
     repetitions: int
     memory: int
+    queued: float
+
+
+class Calls(NamedTuple):
+    """Seconds of each call: on the GPU, and of the CPU to queue it."""
+
+    on_gpu: list[float]
+    queueing: list[float]
 
 
 class Budget:
@@ -60,23 +69,29 @@ def timed(works: Sequence[Work]) -> Timed:
     torch.cuda.synchronize()
     held = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    first_s = [seconds_of(works[place % len(works)], 1)[0] for place in range(WARM)][-1]
+    first_s = [seconds_of(works[place % len(works)], 1).on_gpu[0] for place in range(WARM)][-1]
     memory = torch.cuda.max_memory_allocated() - held
     repetitions = max(FEWEST, min(MOST, int(LONG_ENOUGH_S / first_s)))
     found = seconds_of(_in_turns(works), repetitions)
-    return Timed(median(found), *quartiles(found), repetitions, memory)
+    middle = median(found.on_gpu)
+    return Timed(
+        middle, *quartiles(found.on_gpu), repetitions, memory, queued=median(found.queueing)
+    )
 
 
-def seconds_of(work: Work, repetitions: int) -> list[float]:
-    """Seconds of each call on the GPU; the calls are queued without a wait between them."""
+def seconds_of(work: Work, repetitions: int) -> Calls:
+    """What each call takes; the calls are queued without a wait between them."""
     event: Any = torch.cuda.Event
     marks = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(repetitions)]
+    queueing: list[float] = []
     for start, end in marks:
+        begun = perf_counter()
         start.record()
         work()
         end.record()
+        queueing.append(perf_counter() - begun)
     torch.cuda.synchronize()
-    return [start.elapsed_time(end) / 1000 for start, end in marks]
+    return Calls([start.elapsed_time(end) / 1000 for start, end in marks], queueing)
 
 
 def _in_turns(works: Sequence[Work]) -> Work:

@@ -4,7 +4,7 @@ import json
 import platform
 import re
 from collections.abc import Sequence
-from importlib.metadata import version
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from benchmarks.gpu.correctness import Checked
 from benchmarks.gpu.rows import Row
 from benchmarks.gpu.sides import FORWARD
 from benchmarks.gpu.size import Size
+from regard.installed import version
 
 __all__ = [
     "against_dense",
@@ -29,12 +30,15 @@ __all__ = [
 
 DENSE, OURS = "dense: output and five statistics", "output and five statistics"
 PEAK_SHARE = 0.6
+CPU_SHARE = 0.9  # of the time on the GPU: a call that takes as long to be queued waits for the CPU
 GIVEN, GOAL_GIVEN = "logsumexp, ", 0.8
 NO_GOAL = ("transposed product",)
 
 
 def facts() -> dict[str, Any]:
     """The GPU and the versions; nothing that names the machine."""
+    import triton
+
     properties: Any = torch.cuda.get_device_properties(0)
     return {
         "gpu": properties.name,
@@ -44,8 +48,8 @@ def facts() -> dict[str, Any]:
         "torch": str(torch.__version__),
         "cuda": str(torch.version.cuda),
         "cudnn": str(torch.backends.cudnn.version()),
-        "triton": version("triton"),
-        "regard": version("regard"),
+        "triton": triton.__version__,
+        "regard": version(),
         "commit": machine.commit(),
     }
 
@@ -58,7 +62,8 @@ def file_name(gpu: str) -> str:
 def checked_line(checked: Checked) -> str:
     """One comparison with float64."""
     said = "right" if checked.right else "WRONG"
-    return f"{checked.size.text}  {checked.name:14}  error {checked.error:.1e}  {said}"
+    found = checked.failed if checked.error is None else f"error {checked.error:.1e}"
+    return f"{checked.size.text}  {checked.name:29}  {said}  {found}"
 
 
 def line(row: Row) -> str:
@@ -68,20 +73,22 @@ def line(row: Row) -> str:
     if "left_out" in row:
         return f"{head}  left out: {row['left_out']}"
     forwards = "" if row["forwards"] is None else f"{row['forwards']:g} forwards"
-    goal = (
-        "" if row["goal"] is None else f"goal {row['goal']:g}{'' if row['reached'] else ' MISSED'}"
-    )
+    # Where the forward was not measured, nobody knows whether the goal is reached.
+    missed = " MISSED" if row["reached"] is False else ""
+    goal = "" if row["goal"] is None else f"goal {row['goal']:g}{missed}"
+    waits = row["queued_ms"] > CPU_SHARE * row["milliseconds"]
     cells = (
         f"{row['milliseconds']:>8g} ms",
         f"{forwards:16}",
         f"{row['tflops']:>6g} TFLOP/s",
         f"{row['memory_mib']:>8g} MiB",
         goal,
+        "the CPU is the limit" if waits else "",
     )
     return f"{head}  {'  '.join(cells)}".rstrip()
 
 
-def peak_line(rows: Sequence[Row], peak_tflops: float, goals_at: tuple[int, int]) -> str:
+def peak_line(rows: Sequence[Row], peak_tflops: float | None, goals_at: tuple[int, int]) -> str:
     """The most of the matrix units' measured peak that the score product of one pass reached."""
     here = [
         row["tflops"]
@@ -90,7 +97,7 @@ def peak_line(rows: Sequence[Row], peak_tflops: float, goals_at: tuple[int, int]
         and (row["tokens"], row["head_dim"]) == goals_at
         and "left_out" not in row
     ]
-    if not here:
+    if not here or peak_tflops is None:
         return "share of the matrix peak: not measured"
     share = max(here) / peak_tflops
     said = "" if share >= PEAK_SHARE else ", MISSED"
@@ -154,7 +161,14 @@ def write(
         "machine": known,
         "matrix_peak_tflops": peak_tflops,
         "checks": [
-            {"asked": each.name, "size": each.size.text, "error": each.error, "right": each.right}
+            {
+                "asked": each.name,
+                "size": each.size.text,
+                # JSON has no NaN
+                "error": None if each.error is None or isnan(each.error) else each.error,
+                "right": each.right,
+                "failed": each.failed,
+            }
             for each in checks
         ],
         "results": list(rows),

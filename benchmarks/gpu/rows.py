@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
-
 from benchmarks.case import LeftOut
+from benchmarks.gpu import correctness
 from benchmarks.gpu.clock import Budget, Timed, sets_needed
+from benchmarks.gpu.failures import Failed, told
 from benchmarks.gpu.sides import FORWARD, Side
 from benchmarks.gpu.size import GOALS_AT, Size, inputs
 from benchmarks.turns import Work
@@ -22,18 +22,29 @@ CALLS = 6  # how many calls a measurement takes of what is slow
 
 
 def measured(
-    sides: Sequence[Side], sizes: Sequence[Size], device: str, budget: Budget, take: Take
+    sides: Sequence[Side],
+    sizes: Sequence[Size],
+    device: str,
+    budget: Budget,
+    take: Take,
+    checks: Sequence[correctness.Checked] = (),
 ) -> Iterator[Row]:
-    """A row for each side at each size; peers first, so that ratios are known at once."""
+    """A row for each side at each size; peers first, so that ratios are known at once.
+
+    What the checks found wrong is not timed.
+    """
     known: dict[tuple[str, Size], float] = {}
     for size in sizes:
         for side in sides:
             try:
                 expected = _expected_s(side, size, known)
+                if correctness.wrong(checks, side.name, size):
+                    raise LeftOut("its answers are wrong")
                 _check_time(side, expected, budget)
                 found = _take(side, size, device, take)
             except LeftOut as reason:
-                yield {**_head(side, size), "left_out": str(reason)}
+                failed = isinstance(reason, Failed)
+                yield {**_head(side, size), "left_out": str(reason), "failed": failed}
                 continue
             known[side.name, size] = found.seconds
             yield row_of(side, size, found, known.get((FORWARD, size)))
@@ -44,14 +55,9 @@ def _take(side: Side, size: Size, device: str, take: Take) -> Timed:
     if reason is not None:
         raise LeftOut(reason)
     one = 2 * size.tokens * size.head_dim * (size.num_heads + 2 * size.num_kv_heads)
-    try:
+    with told():
         given = inputs(size, device, sets_needed(one))
         return take([side.prepare(each, size) for each in given])
-    except torch.OutOfMemoryError:
-        raise LeftOut("out of memory") from None
-    except Exception as error:
-        said = [type(error).__name__, *str(error).splitlines()[:1]]
-        raise LeftOut(f"failed: {': '.join(said)}") from error
 
 
 def _expected_s(side: Side, size: Size, known: dict[tuple[str, Size], float]) -> float:
@@ -94,6 +100,7 @@ def row_of(side: Side, size: Size, found: Timed, forward_s: float | None) -> Row
         "milliseconds": _three(found.seconds * 1e3),
         "quartiles": [_three(found.low * 1e3), _three(found.high * 1e3)],
         "repetitions": found.repetitions,
+        "queued_ms": _three(found.queued * 1e3),
         "forwards": None if forwards is None else _three(forwards),
         "tflops": _three(side.products * size.score_flops / found.seconds / 1e12),
         "memory_mib": _three(found.memory / 2**20),

@@ -16,9 +16,10 @@ from benchmarks.tensors import Inputs
 from benchmarks.turns import Work
 from regard.products import TransposedOutput
 
-__all__ = ["FORWARD", "SIDES", "STATISTICS", "Side", "matrix"]
+__all__ = ["FORWARD", "SIDES", "STATISTICS", "Questions", "Side", "matrix"]
 
 Prepare = Callable[[Inputs, Size], Work]
+Questions = Callable[[Inputs], tuple[regard.Reduction, ...]]
 
 FORWARD = "forward, cuDNN through SDPA"
 # Compiling takes seconds for each size, and blocks many forwards: more of them would take the time
@@ -43,6 +44,7 @@ class Side:
     Attributes:
         name: of it.
         prepare: does what is done once and gives what is timed.
+        asked: what it asks of regard's kernels, which has to be right; None: it asks them nothing.
         products: how many score products' FLOPs it needs; a forward needs 2.
         goal: at most so many forwards, at the size of the goals.
         lengths: only these; None: all.
@@ -52,6 +54,7 @@ class Side:
 
     name: str
     prepare: Prepare
+    asked: Questions | None = None
     products: int = 1
     goal: float | None = None
     lengths: tuple[int, ...] | None = None
@@ -73,23 +76,34 @@ def matrix(given: Inputs, size: Size) -> regard.AttentionMatrix:
     return regard.attend(given.query, given.key, mask=mask)
 
 
-def asked(*reductions: regard.Reduction, backend: str) -> Prepare:
+def answers(asked: Questions, backend: str) -> Prepare:
     """Reductions, each with what it needs before it; making the matrix is a part of it."""
 
     def prepare(given: Inputs, size: Size) -> Work:
-        return lambda: matrix(given, size).reduce(*reductions, backend=backend)
+        questions = asked(given)
+        return lambda: matrix(given, size).reduce(*questions, backend=backend)
 
     return prepare
 
 
-def segments(given: Inputs, size: Size) -> Work:
+def kernels(name: str, asked: Questions, products: int = 1, goal: float | None = None) -> Side:
+    """What regard's kernels answer by themselves."""
+    return Side(name, answers(asked, "triton"), asked, products, goal)
+
+
+def rows(_: Inputs) -> tuple[regard.Reduction, ...]:
+    """In one pass."""
+    return regard.LogSumExp(), regard.Entropy(), regard.Max()
+
+
+def segments(given: Inputs) -> tuple[regard.Reduction, ...]:
     """16 spans to 16 spans."""
-    return asked(regard.Segments(spans(size.tokens)), backend="triton")(given, size)
+    return (regard.Segments(spans(given.tokens)),)
 
 
-def transposed(given: Inputs, size: Size) -> Work:
+def transposed(given: Inputs) -> tuple[regard.Reduction, ...]:
     """What each key receives of a vector for each query."""
-    return asked(TransposedOutput(given.query), backend="triton")(given, size)
+    return (TransposedOutput(given.query),)
 
 
 def everything(backend: str) -> Prepare:
@@ -150,18 +164,16 @@ def dense(given: Inputs, size: Size) -> Work:
     return work
 
 
-ROWS = (regard.LogSumExp(), regard.Entropy(), regard.Max())
-
 SIDES = (
     Side(FORWARD, forward, products=2),
-    Side("logsumexp", asked(regard.LogSumExp(), backend="triton"), goal=0.8),
-    Side("row statistics", asked(*ROWS, backend="triton"), goal=0.8),
-    Side("logsumexp, column sums", asked(regard.Sum(-2), backend="triton"), products=2),
-    Side("logsumexp, 64 x 64 map", asked(regard.Pool(64, 64), backend="triton"), products=2),
-    Side("logsumexp, 16 x 16 spans", segments, products=2),
-    Side("logsumexp, transposed product", transposed, products=3),
-    Side("topk(8)", asked(regard.TopK(8), backend="triton"), goal=1.3),
-    Side("output and five statistics", everything("triton"), products=5, goal=2.5),
+    kernels("logsumexp", lambda _: (regard.LogSumExp(),), goal=0.8),
+    kernels("row statistics", rows, goal=0.8),
+    kernels("logsumexp, column sums", lambda _: (regard.Sum(-2),), products=2),
+    kernels("logsumexp, 64 x 64 map", lambda _: (regard.Pool(64, 64),), products=2),
+    kernels("logsumexp, 16 x 16 spans", segments, products=2),
+    kernels("logsumexp, transposed product", transposed, products=3),
+    kernels("topk(8)", lambda _: (regard.TopK(8),), goal=1.3),
+    Side("output and five statistics", everything("triton"), lambda _: STATISTICS, 5, goal=2.5),
     Side(
         "FlexAttention, output and logsumexp",
         flex,
@@ -169,7 +181,7 @@ SIDES = (
         lengths=COMPILED_AT,
         first_s=60.0,
     ),
-    Side("blocks: row statistics", asked(*ROWS, backend="blocks"), longest=BLOCKS_UP_TO),
+    Side("blocks: row statistics", answers(rows, "blocks"), longest=BLOCKS_UP_TO),
     Side(
         "blocks: output and five statistics",
         everything("blocks"),

@@ -36,6 +36,11 @@ class Size:
     num_heads: int = NUM_HEADS
 
     @property
+    def of_heads(self) -> tuple[int, int, int]:
+        """What the kernels are chosen by."""
+        return self.head_dim, self.num_heads, self.num_kv_heads
+
+    @property
     def pairs(self) -> int:
         """How many pairs of a query and a key are seen, over all heads."""
         seen = self.tokens * (self.tokens + 1) // 2 if self.causal else self.tokens**2

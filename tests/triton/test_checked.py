@@ -19,4 +19,4 @@ def test_every_kernel_is_right_in_bfloat16(causal: bool, monkeypatch: pytest.Mon
     size = importlib.import_module("benchmarks.gpu.size").Size(67, 16, 1, causal, num_heads=2)
     found = list(correctness.checked(size, "cpu", "triton"))
     assert [(each.name, each.error) for each in found if not each.right] == []
-    assert len(found) == 8
+    assert len(found) == len(correctness.asked())
