@@ -166,39 +166,6 @@ def test_prompt_and_answer_are_one_matrix_with_the_weights_of_each_step(
         assert_same(matrix, joined([step[layer] for step in eager], []), padded)
 
 
-@decoders
-def test_tokens_that_were_taken_back_are_left_out(name: str) -> None:
-    given = {"inputs": ids()[:1, [0, 1, 2, 3, 0, 1, 2]], "prompt_lookup_num_tokens": 3} | GREEDY
-    model, ran = built(name), list[int]()
-    seen, output = observed(model, given)
-    # What the last step guessed too much stays: nothing ran that could tell.
-    kv_len = min(seen[0].shape[-1], output.shape[-1])
-    eager = built(name, "eager")(output[:, :kv_len], output_attentions=True).attentions
-    for matrix, weights in zip(seen.values(), eager, strict=True):
-        torch.testing.assert_close(matrix[..., :kv_len, :kv_len], weights, atol=1e-5, rtol=0)
-    model.get_input_embeddings().register_forward_hook(lambda *call: ran.append(call[2].shape[1]))
-    model.generate(**given)
-    assert sum(ran) > kv_len, "no token was taken back: nothing was tested"
-
-
-def test_an_assistant_that_guesses_changes_nothing() -> None:
-    model, assistant = built("llama"), built("llama")
-    with torch.no_grad():
-        for parameter in assistant.parameters():
-            parameter.mul_(1.02)
-    given = {"inputs": ids()[:1]} | GREEDY
-    plain = model.generate(**given).sequences
-    with regard.observe(model) as seen:
-        output = model.generate(**given, assistant_model=assistant).sequences
-    matrices = list(seen.values())
-    assert list(seen) == [f"model.layers.{place}.self_attn" for place in range(2)]
-    assert torch.equal(plain, output)
-    kv_len = min(matrices[0].shape[-1], output.shape[-1])
-    eager = built("llama", "eager")(output[:, :kv_len], output_attentions=True).attentions
-    for matrix, weights in zip(matrices, eager, strict=True):
-        torch.testing.assert_close(matrix[..., :kv_len, :kv_len], weights, atol=1e-5, rtol=0)
-
-
 @pytest.mark.parametrize(
     ("name", "padded", "mask"),
     [

@@ -41,6 +41,8 @@ class Gathering:
             track = self._tracks.of(tensor)
             if track is None or not isinstance(track.stage, Parts) or _is_view(operation, track):
                 continue
+            if not tensor.numel():
+                continue  # nothing of them
             pieces = [
                 Piece(part.stage.product, part.stage.steps, part.axes)
                 for part in track.stage

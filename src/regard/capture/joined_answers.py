@@ -105,7 +105,7 @@ class AskedOfCalls:
     def _added(self, reduction: Reduction, answer: Tensor, base: int) -> Tensor:
         """The sum so far, of as many columns as there are keys now."""
         run = self._run
-        columns = answer.shape[-1] if run.calls == 1 else run.kv_len
+        columns = answer.shape[-1] if run.parts == 1 else run.kv_len
         total = answer.new_zeros(*answer.shape[:-1], columns)
         if reduction in self._sums:
             before = self._in_order(*self._sums[reduction])[..., :columns]

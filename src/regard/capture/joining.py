@@ -15,11 +15,11 @@ from regard.masks.rows import rows_of
 from regard.matrix import AttentionMatrix
 from regard.scores import QueryKey
 
-__all__ = ["Copies", "Shared"]
+__all__ = ["Copies", "Shared", "Step"]
 
 
 @dataclass(frozen=True, eq=False)
-class _Step:
+class Step:
     """What is kept of one call, beside its keys.
 
     Attributes:
@@ -43,7 +43,7 @@ class _Step:
         """The places of its queries."""
         return range(self.first, self.first + self.query.shape[-2])
 
-    def only(self, wanted: range) -> "_Step":
+    def only(self, wanted: range) -> "Step":
         """The same with those of its queries alone that have a wanted place."""
         rows = self.rows
         start = min(max(wanted.start, rows.start), rows.stop) - rows.start
@@ -62,7 +62,7 @@ class _Step:
 class _Ordered(NamedTuple):
     """A step, and how the entries of the batch, at the end, were ordered then."""
 
-    step: _Step
+    step: Step
     order: Order | None
 
 
@@ -75,7 +75,7 @@ class Shared:
         self._met: list[object] = []  # alive, so that nothing else has the same id
 
     def of(
-        self, steps: Sequence[_Step], pieces: Sequence[_Ordered], shape: torch.Size, rows: range
+        self, steps: Sequence[Step], pieces: Sequence[_Ordered], shape: torch.Size, rows: range
     ) -> tuple[Mask | None, Tensor | None]:
         """The mask and the bias of all steps.
 
@@ -113,11 +113,11 @@ class Copies:
         self._run = run
         self._shelf = shelf
         self._shared = shared
-        self._steps: list[_Step] = []
+        self._steps: list[Step] = []
         self._source: QueryKey | None = None
 
-    def add(self, part: AttentionMatrix, first: int, base: int) -> None:
-        """Keep a call.
+    def step(self, part: AttentionMatrix, first: int, base: int) -> Step:
+        """A copy of a call, to be added; its keys are in the run.
 
         Args:
             part: its wanted queries.
@@ -129,18 +129,15 @@ class Copies:
         query = self._shelf.copy(source.query)
         mask = None if part.mask is None else part.mask.map(once)
         bias = None if source.bias is None else once(source.bias)
-        self._steps.append(_Step(first, query, mask, bias, base, part.shape[-1]))
         if self._source is None:
             nothing = query.new_empty(0)
             without = replace(source, query=nothing, key=nothing, bias=None)
             self._source = without.map(lambda each: each if each is nothing else once(each))
+        return Step(first, query, mask, bias, base, part.shape[-1])
 
-    def take_back(self, q_len: int) -> None:
-        """Leave out queries of the last call from this place on."""
-        if self._steps:
-            self._steps[-1] = self._steps[-1].only(range(q_len))
-            if not self._steps[-1].rows:
-                self._steps.pop()
+    def add(self, step: Step) -> None:
+        """Take in a call, or a part of it, after those that came before."""
+        self._steps.append(step)
 
     def matrix(self, wanted: range) -> AttentionMatrix | None:
         """One attention of all calls; None where it has none of the wanted queries."""
@@ -158,7 +155,7 @@ class Copies:
         alone = len(queries) == 1 and queries[0].nbytes == queries[0].untyped_storage().nbytes()
         query = queries[0] if alone else torch.cat(queries, -2)
         mask, bias, key = ordered[0].step.mask, ordered[0].step.bias, run.keys
-        if run.calls > 1:
+        if run.parts > 1:
             # Room for keys that never came is not kept.
             key = run.keys[..., : run.kv_len, :].contiguous()
             shape = torch.Size((*query.shape[:-2], run.q_len, run.kv_len))

@@ -12,20 +12,23 @@ import torch
 from torch import Tensor
 
 from regard.capture.cutting import some_heads, some_queries, unrepeated, value_heads
+from regard.capture.guesses import Guesses
 from regard.capture.joined_answers import AskedOfCalls, Pairs, ask, joins
 from regard.capture.joining import Copies, Shared
 from regard.capture.problems import Problems
 from regard.capture.shelf import Shelf
-from regard.capture.steps import Run, Steps, visible_stop
+from regard.capture.steps import Run, Steps
 from regard.capture.values import TakeValue, Values
 from regard.capture.wanted import Wanted
 from regard.errors import RegardError, kind_text
 from regard.layers import Answers, Layer, Origin, Queries, layer_at
+from regard.masks import Mask
 from regard.matrix import AttentionMatrix
 from regard.recording import Recording
 from regard.reductions import Reduction
 from regard.scores import QueryKey
 from regard.storage import Writer, read
+from regard.tracing import Operation
 
 __all__ = ["Keeper"]
 
@@ -101,7 +104,8 @@ class Keeper:
         self._progress = progress
         self._taken = 0
         self._gave_up = False
-        self._steps = Steps(take_back=not self._wanted.reductions)
+        self._steps = Steps()
+        self._guesses = Guesses()
         self._kept: dict[Run, _Kept] = {}
         self._alone: list[tuple[str, Values, int]] = []
 
@@ -144,12 +148,12 @@ class Keeper:
 
     def _keep(self, name: str, matrix: AttentionMatrix) -> TakeValue | None:
         place = self._places.setdefault(name, len(self._places))
-        if self._gave_up:
+        if self._gave_up or self._guesses.are_made_here():
             return None
         if name in self._refused or not self._wanted.has_layer(name, place):
             if isinstance(matrix.source, QueryKey):
                 with torch.no_grad():
-                    self._steps.pass_by(name, matrix.source, matrix.mask)
+                    self._pass_by(name, matrix.source, matrix.mask)
             return None
         # Outside inference mode, so that what is kept can meet autograd later.
         with torch.inference_mode(False), torch.no_grad():
@@ -184,6 +188,10 @@ class Keeper:
                 self._give_up(error)
             except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
                 values.trouble = _reason(cause)
+
+    def hear(self, operation: Operation) -> None:
+        """An operation has run: it may tell which guesses stay."""
+        self._guesses.hear(operation)
 
     def close(self) -> None:
         """Put together what belongs together: the block has ended."""
@@ -264,55 +272,97 @@ class Keeper:
         self._names.setdefault(module, []).append(added)
         return added
 
+    def _pass_by(self, name: str, source: QueryKey, mask: Mask | None) -> None:
+        guesses = self._guesses.among(source.query.shape[-2])
+        tell = self._steps.pass_by(name, source, mask, guesses)
+        if guesses:
+            self._guesses.when_known(tell)
+
     def _take(self, name: str, part: AttentionMatrix, source: QueryKey) -> Values | None:
         asking, q_len = bool(self._wanted.reductions), part.shape[-2]
         # Where no keys are kept, those of one head tell which calls belong together.
         if asking and source.key.ndim > 2:
             source = replace(source, key=source.key[..., :1, :, :])
+        guesses = self._guesses.among(q_len)
+        sure = q_len - guesses
         found = self._steps.follow(name, source, part.mask)
         if found is None:
-            stop = visible_stop(part.mask, part.shape)
-            run = self._steps.begin(name, source, self._shelf.copy(source.key), stop)
+            copied = self._shelf.copy(source.key)
+            run = self._steps.begin(name, source, part.mask, copied, guesses)
             copies = None if asking else Copies(run, self._shelf, self._shared)
             kept = _Kept(name, copies, AskedOfCalls(run), leading=tuple(part.shape[:-2]))
             kept.values = self._values()
             self._kept[run], first, base, place = kept, 0, 0, None
         else:
             run, place = found
-            kept, first, base = self._kept[run], run.q_len - place.taken_back, place.base
-            if kept.copies is not None and place.taken_back:
-                kept.copies.take_back(first)
-            run.extend(place, source.key, q_len, self._shelf.empty)
+            kept, first, base = self._kept[run], run.q_len, place.base
+            run.extend(place, source.key, (sure, guesses), self._shelf.empty)
         if kept.values is not None:
             kept.values.expect(place, part.shape)
-        # What begins where others cannot go on from is all there is of it.
-        rows = self._wanted.rows(first, q_len, all_there=asking or run.traits is None)
-        if rows:
-            wanted, first = some_queries(part, rows), first + rows.start
-            if kept.copies is not None:
-                kept.copies.add(wanted, first, base)
-            else:
-                self._ask(run, kept, wanted, first, base)
-        if kept.name is None and kept.copies is not None:
-            there = self._wanted.rows(0, run.q_len, all_there=True)
-            matrix, queries = kept.copies.matrix(there), _kept_of(there, run.q_len)
-            if matrix is not None:
-                kept.name = self._add(name, matrix, shape=matrix.shape, queries=queries)
+        # A guess is a part of its own: it may be left out.
+        spans = [range(sure), *(range(row, row + 1) for row in range(sure, q_len))]
+        keep_sure, *held = [self._part(run, kept, part, span, first, base) for span in spans]
+        keep_sure()
+        if held:
+            self._guesses.when_known(partial(self._keep_guesses, run, held))
+        self._show_first(run, kept)
         return kept.values
 
-    def _ask(self, run: Run, kept: _Kept, part: AttentionMatrix, first: int, base: int) -> None:
-        """Ask a call now. Answers that do not join are layers of their own: ``name[7:8]``."""
-        pairs = ask(part, self._wanted.reductions, self._wanted.device)
+    def _keep_guesses(self, run: Run, held: Sequence[Callable[[], None]], count: int) -> None:
+        """Keep those of the guesses that stay."""
+        if run not in self._kept or self._gave_up:
+            return
+        with torch.inference_mode(False), torch.no_grad():
+            for keep in held[: run.keep_guesses(count)]:
+                keep()
+            self._show_first(run, self._kept[run])
+
+    def _show_first(self, run: Run, kept: _Kept) -> None:
+        """Add the layer while the model runs, from the first call that was wanted."""
+        if kept.name is not None or kept.copies is None:
+            return
+        rows = self._wanted.rows(0, run.q_len, all_there=True)
+        matrix = kept.copies.matrix(rows)
+        if matrix is not None:
+            queries = _kept_of(rows, run.q_len, run.start)
+            kept.name = self._add(kept.module, matrix, shape=matrix.shape, queries=queries)
+
+    def _part(
+        self, run: Run, kept: _Kept, part: AttentionMatrix, span: range, first: int, base: int
+    ) -> Callable[[], None]:
+        """What keeps some queries of a call; what it needs of the model's tensors is copied now."""
+        # What begins where others cannot go on from is all there is of it.
+        all_there = kept.copies is None or run.traits is None
+        there = self._wanted.rows(first + span.start, len(span), all_there=all_there)
+        if not there:
+            return _nothing
+        start = span.start + there.start
+        wanted, first = some_queries(part, range(start, start + len(there))), first + start
+        if kept.copies is not None:
+            return partial(kept.copies.add, kept.copies.step(wanted, first, base))
+        pairs = ask(wanted, self._wanted.reductions, self._wanted.device)
+        return partial(self._put_answers, run, kept, pairs, wanted.shape, (first, base))
+
+    def _put_answers(
+        self, run: Run, kept: _Kept, pairs: Pairs, shape: torch.Size, place: tuple[int, int]
+    ) -> None:
+        """Keep answers. Those that do not join are layers of their own, ``name[7:8]``.
+
+        Args:
+            run: the calls that are one attention.
+            kept: of them.
+            pairs: the reductions and their answers.
+            shape: of the matrix that was asked.
+            place: of its first row among all that ran, and the column of its first key.
+        """
         joining = [pair for pair in pairs if joins(pair[0])]
         alone = [pair for pair in pairs if not joins(pair[0])]
-        kept.answers.add(joining, first, base)
-        rows = range(first, first + part.shape[-2])
+        kept.answers.add(joining, *place)
+        rows = range(place[0], place[0] + shape[-2])
         kept.rows.append(rows)
-        here = rows, part.shape, alone, _kept_of(rows, run.q_len)
+        here = rows, shape, alone, _kept_of(rows, run.q_len, run.start)
         if kept.name is None:
-            kept.name = self._add(
-                kept.module, None, shape=part.shape, answers=pairs, queries=here[-1]
-            )
+            kept.name = self._add(kept.module, None, shape=shape, answers=pairs, queries=here[-1])
             kept.apart = here
             return
         calls = [here] if kept.apart is None or not joining else [kept.apart, here]
@@ -327,14 +377,14 @@ class Keeper:
             kept.alone = [reduction for reduction, _ in answers]
 
     def _put_together(self, run: Run, kept: _Kept) -> None:
-        if run.calls == 1 or kept.name is None:
+        if run.parts == 1 or kept.name is None:
             return
         origin = self._origins.get(kept.module)
         if kept.copies is None:
             pairs = kept.answers.joined()
             if pairs:
                 shape = torch.Size((*kept.leading, sum(map(len, kept.rows)), run.kv_len))
-                queries = _kept_of(_neighbours(kept.rows), run.q_len)
+                queries = _kept_of(_neighbours(kept.rows), run.q_len, run.start)
                 answers = Answers(pairs)
                 apart = Answers([(reduction, tuple(kept.calls)) for reduction in kept.alone])
                 self._seen.put(
@@ -344,35 +394,16 @@ class Keeper:
         rows = self._wanted.rows(0, run.q_len, all_there=True)
         matrix = kept.copies.matrix(rows)
         if matrix is not None:
-            queries = _kept_of(rows, run.q_len)
+            queries = _kept_of(rows, run.q_len, run.start)
             shape, none = matrix.shape, Answers()
             self._seen.put(Layer(kept.name, shape, matrix, none, origin, queries=queries))
 
     def _has_wanted(self) -> bool:
         """Whether the layers and queries that were wanted ran; what did not is a problem."""
-        if not self._places:
-            return True
-        names, places = self._wanted.names or frozenset(), self._wanted.places or frozenset()
-        known = ", ".join(map(repr, list(self._places)[:3])) + (", ..." * (len(self._places) > 3))
-        if missing := sorted(names.difference(self._places)):
-            self.problems.add_text(
-                f"layers has {', '.join(map(repr, missing))}; no attention was seen in "
-                f"{'it' if len(missing) == 1 else 'them'}.\n"
-                f"    Attention was seen in {known}."
-            )
-        elif places and max(places) >= len(self._places):
-            self.problems.add_text(
-                f"layers has {max(places)}; attention was seen in {len(self._places)} modules, "
-                f"0 to {len(self._places) - 1}.\n    They are {known}."
-            )
-        elif not self._seen and not self.problems:
-            self.problems.add_text(
-                f"queries is {self._wanted.queries}; no layer ran so many queries.\n"
-                "    Choose among those that the model runs, the tokens of its input."
-            )
-        else:
-            return True
-        return False
+        text = self._wanted.missing(list(self._places), any_kept=bool(self._seen or self.problems))
+        if text is not None:
+            self.problems.add_text(text)
+        return text is None
 
     def _give_up(self, error: OSError) -> None:
         """Keep nothing more: the disk is full. The model runs on."""
@@ -408,9 +439,21 @@ class Keeper:
             )
 
 
-def _kept_of(rows: range | None, ran: int) -> Queries | None:
-    """Which of the queries that ran are kept; None: all, or it is not known."""
-    return None if rows is None or rows == range(ran) else Queries(rows.start, ran)
+def _kept_of(rows: range | None, ran: int, start: int = 0) -> Queries | None:
+    """Which of the queries are kept; None: all from the first token on, or it is not known.
+
+    Args:
+        rows: among those that ran.
+        ran: how many ran.
+        start: where the first of them stands.
+    """
+    if rows is None or (rows == range(ran) and not start):
+        return None
+    return Queries(start + rows.start, start + ran)
+
+
+def _nothing() -> None:
+    """Keep nothing: no query was wanted."""
 
 
 def _neighbours(parts: Sequence[range]) -> range | None:

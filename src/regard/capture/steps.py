@@ -3,23 +3,24 @@
 Nothing is asked of the model or its cache. A call goes on from earlier ones of the same module when
 the keys that it attends to begin with theirs: it then brings its queries as rows and its new keys
 as columns. So all caches look alike: those that grow, that lie ready at their full length, that
-drop their oldest keys, whose batch entries change places (beams), and whose last keys are taken
-back (assisted decoding). A call whose keys do not agree is the beginning of another attention.
+drop their oldest keys, and whose batch entries change places (beams). A call whose keys do not
+agree is the beginning of another attention. Queries that are guesses (``guesses.py``) count, with
+the keys that they bring, once it is known that they stay.
 
 Calls that share all their keys are one attention only where the model wrote in between, as a
 decoder does between two looks at its other text; else they are heads in a loop, or other queries.
 """
 
-import sys
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, count, pairwise
-from types import FrameType
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
+from regard.capture.guesses import frame_of
+from regard.capture.recognition import FAR
 from regard.indexing import Box
 from regard.masks import Mask
 from regard.scores import QueryKey
@@ -38,7 +39,6 @@ class Place(NamedTuple):
         base: the column of its first key.
         known: how many of its keys are known already, the first ones.
         stop: how many of its keys count; a cache may lie ready for more.
-        taken_back: how many queries and keys before it were taken back.
         order: how the entries of the batch have changed places; None: not at all.
     """
 
@@ -46,7 +46,6 @@ class Place(NamedTuple):
     base: int
     known: int
     stop: int
-    taken_back: int = 0
     order: Order | None = None
 
 
@@ -61,8 +60,9 @@ class Run:
         keys: (..., num_kv_heads, room, head_dim), of which the first kv_len are filled.
         kv_len: how many keys there are.
         q_len: how many queries ran.
-        last: how many queries the last call had.
-        calls: how many there were.
+        before: how many keys the first call had before its queries, if its queries have keys.
+        guesses: how many queries of the last call are guesses, which do not count yet.
+        parts: how many there are: calls, and each guess in them.
         grows: whether calls bring keys; None: not known from one call.
         orders: how the entries of the batch changed places, and how many queries had run by then.
         time: of the last call, on the clock of all layers.
@@ -74,17 +74,23 @@ class Run:
     keys: Tensor
     kv_len: int
     q_len: int
-    last: int
+    before: int
+    guesses: int
     time: int
-    calls: int = 1
+    parts: int = 1
     grows: bool | None = None
     orders: list[tuple[int, Order]] = field(default_factory=list[tuple[int, Order]])
+
+    @property
+    def start(self) -> int:
+        """Where its first query stands among the tokens of its keys; 0 where they are others."""
+        return self.before if self.grows else 0
 
     def extend(
         self,
         place: Place,
         key: Tensor,
-        q_len: int,
+        queries: tuple[int, int],
         empty: Callable[[Sequence[int], Tensor], Tensor],
     ) -> None:
         """Take in the queries and the new keys of a call that goes on from here.
@@ -92,33 +98,34 @@ class Run:
         Args:
             place: of the call.
             key: its keys.
-            q_len: how many queries it has.
+            queries: how many are sure, and how many are guesses.
             empty: gives room of a shape for what is like a tensor.
         """
-        if not place.grows:
-            self.kv_len = place.stop
         if place.order is not None:
-            self.orders.append((self.q_len - place.taken_back, place.order))
+            self.orders.append((self.q_len, place.order))
             at = torch.tensor(place.order, device=self.keys.device)
             self.keys = self.keys[..., : self.kv_len, :].index_select(0, at)
-        self.calls += 1
-        self.q_len += q_len - place.taken_back
-        self.grows, self.last = place.grows, q_len
+        self.grows, (sure, self.guesses) = place.grows, queries
+        self.parts += 1 + self.guesses
+        self.q_len += sure
         if not place.grows:
+            self.kv_len = place.stop
             return
-        first, self.kv_len = place.base + place.known, place.base + place.stop
+        first, self.kv_len = place.base + place.known, place.base + place.stop - self.guesses
         self.keys = extended(self.keys, first, key[..., place.known : place.stop, :], empty)
+
+    def keep_guesses(self, count: int) -> int:
+        """Of the guesses of the last call some stay, the first ones; gives how many there were."""
+        kept, self.guesses = min(count, self.guesses), 0
+        self.q_len += kept
+        self.kv_len += kept if self.grows else 0
+        return kept
 
 
 class Steps:
-    """Finds which calls belong together.
+    """Finds which calls belong together."""
 
-    Args:
-        take_back: whether queries can be left out again when a model takes them back.
-    """
-
-    def __init__(self, *, take_back: bool) -> None:
-        self._take_back = take_back
+    def __init__(self) -> None:
         self._runs: dict[str, list[Run]] = {}
         self._clock = count(1)
         self._began_again = 0  # when last a layer did not go on from its earlier calls
@@ -128,24 +135,30 @@ class Steps:
         # and which of these entries each one goes on from.
         self._written: tuple[Tensor, list[int]] | None = None
 
-    def begin(self, name: str, source: QueryKey, keys: Tensor, kv_len: int) -> Run:
+    def begin(
+        self, name: str, source: QueryKey, mask: Mask | None, keys: Tensor, guesses: int
+    ) -> Run:
         """The first call of what may become several.
 
         Args:
             name: of the module.
             source: of the call.
+            mask: bound to the shape of the call's matrix.
             keys: a copy of its keys.
-            kv_len: how many of them count, where a later call brings keys.
+            guesses: how many of its queries are guesses.
         """
-        q_len = source.query.shape[-2]
+        q_len, stop = source.query.shape[-2], visible_stop(source, mask)
         sink_bias = None if source.sink_bias is None else source.sink_bias.clone()
-        last_query = source.query[..., -1:, :].clone()
+        last_query, before = source.query[..., -1:, :].clone(), stop - q_len
+        runs = self._runs.setdefault(name, [])
+        # A guess that the query before it does not see came with a key of its own.
+        brings = guesses > 0 and visible_stop(source, mask, q_len - 1) < stop
         run = Run(
-            *(_traits(source), sink_bias, last_query, keys, kv_len, q_len, q_len),
-            time=next(self._clock),
+            *(_traits(source), sink_bias, last_query, keys, stop - guesses * brings),
+            *(q_len - guesses, before, guesses, next(self._clock), 1 + guesses),
+            grows=True if brings or _goes_on_from_a_copy(runs, source, before) else None,
         )
         self._written = None
-        runs = self._runs.setdefault(name, [])
         if runs and runs[-1].time >= self._began_again:
             self._began_again = run.time
         runs.append(run)
@@ -179,15 +192,21 @@ class Steps:
             self._grew = run.time if place.grows else self._grew
         return found
 
-    def pass_by(self, name: str, source: QueryKey, mask: Mask | None) -> None:
+    def pass_by(
+        self, name: str, source: QueryKey, mask: Mask | None, guesses: int
+    ) -> Callable[[int], None]:
         """Note whether a layer of which nothing is kept went on with new keys, and how beams moved.
 
         Args:
             name: of the module.
             source: of the call.
             mask: bound to the shape of the call's matrix.
+            guesses: how many of its queries are guesses.
+
+        Returns:
+            Is to be told how many of them stay.
         """
-        stop = visible_stop(mask, source.shape)
+        stop = visible_stop(source, mask)
         key, known = _entries(source.key)[..., :1, :stop, :], stop - source.query.shape[-2]
         before = self._last_keys.get(name)
         if before is not None and known > 0:
@@ -197,7 +216,12 @@ class Steps:
             if origins is not None:
                 self._grew = next(self._clock)
                 self._written = there, origins
-        self._last_keys[name] = key.clone()
+        self._last_keys[name] = key = key.clone()
+
+        def keep_guesses(count: int) -> None:
+            self._last_keys[name] = key[..., : stop - guesses + count, :]
+
+        return keep_guesses
 
     def _staying(self, run: Run, source: QueryKey) -> Place | None:
         """The place of a call with the keys of the last one, as in cross-attention."""
@@ -231,7 +255,7 @@ class Steps:
 
     def _growing(self, run: Run, source: QueryKey, mask: Mask | None) -> Place | None:
         """The place of a call that begins with keys of the calls before and brings its own."""
-        q_len, stop = source.query.shape[-2], visible_stop(mask, source.shape)
+        q_len, stop = source.query.shape[-2], visible_stop(source, mask)
         known = stop - q_len
         if known < 1 or run.grows is False:
             return None
@@ -243,26 +267,7 @@ class Steps:
         if origins is not None:
             self._written = _entries(there), origins
             return Place(True, base, known, stop, order=_changed(origins))
-        for taken_back in self._ends_like(run, key):
-            base = run.kv_len - known - taken_back
-            there = run.keys[..., max(base, 0) : base + known, :]
-            if torch.equal(there, key):
-                self._written = _entries(there), list(range(len(_entries(key))))
-                return Place(True, base, known, stop, taken_back)
         return None
-
-    def _ends_like(self, run: Run, key: Tensor) -> list[int]:
-        """How many keys may have been taken back, such that the last one left is the last known.
-
-        Only queries of the last call are taken back, and not all of them: another text that begins
-        like an earlier one is another attention.
-        """
-        if run.last < 2 or not self._take_back or not _in_generate():
-            return []
-        recent = run.keys[..., max(run.kv_len - run.last, 0) : run.kv_len - 1, :]
-        alike = (recent == key[..., -1:, :]).all(-1)
-        places = alike.reshape(-1, alike.shape[-1]).all(0).flip(0).nonzero().flatten()
-        return [1 + place for place in cast(list[int], places.tolist())]
 
 
 def extended(
@@ -297,25 +302,45 @@ def order_since(place: int, orders: Sequence[tuple[int, Order]]) -> Order | None
     return found
 
 
-def visible_stop(mask: Mask | None, shape: torch.Size) -> int:
+def visible_stop(source: QueryKey, mask: Mask | None, rows: int | None = None) -> int:
     """One past the last key that the last query may attend to: after it a cache is empty.
 
     Args:
-        mask: bound to the shape; None: all keys.
-        shape: of the matrix.
+        source: of the scores.
+        mask: bound to their shape; None: all keys.
+        rows: of how many queries, the first ones; all when left out.
     """
+    shape = source.shape
     q_len, kv_len = shape[-2:]
-    if mask is None or q_len == kv_len:
+    hides = mask is not None or source.bias is not None
+    if not hides or (rows is None and q_len == kv_len):
         return kv_len
-    leading, row = tuple(slice(0, n) for n in shape[:-2]), slice(q_len - 1, q_len)
-    some = mask.columns(leading, row, shape).some
-    device = mask.tensors[0].device if mask.tensors else torch.device("cpu")
-    last = Box(leading, row, slice(max(some.stop - 1, some.start), some.stop))
-    if bool(mask.block(last, shape, device).any()):
-        return some.stop
-    allowed = mask.block(last._replace(columns=some), shape, device)
-    seen = allowed.reshape(-1, allowed.shape[-1]).any(0).nonzero()
-    return some.start + int(seen[-1]) + 1 if len(seen) else some.start
+    last = (q_len if rows is None else rows) - 1
+    leading, some = tuple(slice(0, n) for n in shape[:-2]), slice(0, kv_len)
+    row = slice(last, last + 1)
+    if mask is not None:
+        some = mask.columns(leading, row, shape).some
+    end = slice(max(some.stop - 1, some.start), some.stop)
+    for columns in (end, some):
+        seen = _seen(source, mask, Box(leading, row, columns)).nonzero()
+        if len(seen):
+            return columns.start + int(seen[-1]) + 1
+    return some.start
+
+
+def _seen(source: QueryKey, mask: Mask | None, box: Box) -> Tensor:
+    """Which keys some entry or head sees, (columns,); a bias can hide keys as a mask does."""
+    tensors = () if mask is None else mask.tensors
+    tensors = tensors if source.bias is None else (source.bias, *tensors)
+    device = tensors[0].device if tensors else torch.device("cpu")
+    if mask is None:
+        seen = torch.ones(1, box.columns.stop - box.columns.start, dtype=torch.bool, device=device)
+    else:
+        seen = mask.block(box, source.shape, device)
+    if source.bias is not None:
+        bias = source.bias.expand(*source.bias.shape[:-2], *source.shape[-2:])
+        seen = seen & (bias[..., box.rows, box.columns] > FAR)
+    return seen.reshape(-1, seen.shape[-1]).any(0)
 
 
 def _traits(source: QueryKey) -> Hashable:
@@ -332,12 +357,13 @@ def _in_turn(first: Run, second: Run) -> bool:
     return first.time == second.time - 1 and not torch.equal(first.last_query, second.last_query)
 
 
-def _in_generate() -> bool:
-    """Whether transformers' generate runs this: it guesses, and takes back for good.
-
-    Anybody else who takes keys back may have read what he took back, as one who weighs two answers.
-    """
-    return _frame_of("generate") is not None
+def _goes_on_from_a_copy(runs: Sequence[Run], source: QueryKey, before: int) -> bool:
+    """Whether the keys before the first query are those of an earlier text: of a copied cache."""
+    if before < 1:
+        return False
+    alike = [run for run in runs if run.grows and run.traits == _traits(source)]
+    known = source.key[..., :before, :]
+    return any(torch.equal(run.keys[..., :before, :], _at(known, run)) for run in alike)
 
 
 def _told_by_search(before: Tensor, now: Tensor) -> list[int] | None:
@@ -345,7 +371,7 @@ def _told_by_search(before: Tensor, now: Tensor) -> list[int] | None:
 
     Asked only where the keys that a cache still has are those of several beams.
     """
-    frame = _frame_of("_beam_search")
+    frame = frame_of("_beam_search")
     order = None if frame is None else frame.f_locals.get("beam_idx")
     if not isinstance(order, Tensor) or order.shape != now.shape[:1]:
         return None
@@ -353,17 +379,6 @@ def _told_by_search(before: Tensor, now: Tensor) -> list[int] | None:
     within = all(0 <= place < len(before) for place in origins)
     at = torch.tensor(origins if within else [], dtype=torch.int64, device=before.device)
     return origins if torch.equal(before.index_select(0, at), now) else None
-
-
-def _frame_of(function: str) -> FrameType | None:
-    """The frame of a function of transformers that runs this; None without one."""
-    frame: FrameType | None = sys._getframe()  # pyright: ignore[reportPrivateUsage]
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if frame.f_code.co_name == function and module.partition(".")[0] == "transformers":
-            return frame
-        frame = frame.f_back
-    return None
 
 
 def _at(tensor: Tensor, run: Run) -> Tensor:

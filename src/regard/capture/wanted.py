@@ -126,6 +126,35 @@ class Wanted:
         start = max(wanted.start - first, 0)
         return range(start, max(start, wanted.stop - first))
 
+    def missing(self, ran: Sequence[str], *, any_kept: bool) -> str | None:
+        """Which of the layers and queries that were wanted did not run; None: all did.
+
+        Args:
+            ran: the modules in which attention was seen, in their order.
+            any_kept: whether something was kept, or is known not to be.
+        """
+        if not ran:
+            return None
+        names, places = self.names or frozenset(), self.places or frozenset()
+        known = ", ".join(map(repr, ran[:3])) + (", ..." * (len(ran) > 3))
+        if unseen := sorted(names.difference(ran)):
+            return (
+                f"layers has {', '.join(map(repr, unseen))}; no attention was seen in "
+                f"{'it' if len(unseen) == 1 else 'them'}.\n"
+                f"    Attention was seen in {known}."
+            )
+        if places and max(places) >= len(ran):
+            return (
+                f"layers has {max(places)}; attention was seen in {len(ran)} modules, "
+                f"0 to {len(ran) - 1}.\n    They are {known}."
+            )
+        if not any_kept:
+            return (
+                f"queries is {self.queries}; no layer ran so many queries.\n"
+                "    Choose among those that the model runs, the tokens of its input."
+            )
+        return None
+
 
 def _layers(layers: object, modules: Collection[str]) -> tuple[frozenset[str], frozenset[int]]:
     remedy = 'Pass for example layers=["model.layers.3.self_attn"] or layers=range(4).'

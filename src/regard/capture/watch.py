@@ -182,6 +182,7 @@ class _Watch:
 
         def tell(operation: Operation) -> None:
             try:
+                self._keeper.hear(operation)
                 listener(operation)
             except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
                 self._fail(operation.module() or self._root, cause)
