@@ -2,6 +2,9 @@
 
 import importlib
 import json
+import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -412,3 +415,54 @@ def test_the_facts_need_no_installed_regard(gpu: Any, monkeypatch: pytest.Monkey
     facts = gpu.report.facts()
     assert (facts["gpu"], facts["regard"]) == ("NVIDIA H200", "unknown")
     assert importlib.import_module("benchmarks.machine").description()["regard"] == "unknown"
+
+
+def documented() -> list[str]:
+    """The line of docs/gpu.md that runs the tests, as words."""
+    text = (ROOT / "docs" / "gpu.md").read_text()
+    (line,) = re.findall(r"^\$ PYTHONPATH=src python (-m pytest .*)$", text, re.MULTILINE)
+    return shlex.split(line)
+
+
+def test_all_tests_that_need_a_gpu_are_in_the_documented_line() -> None:
+    # Written apart, so that this file is not one of them.
+    marked = [
+        path
+        for path in (ROOT / "tests").rglob("*.py")
+        if "mark." + "gpu" in path.read_text() and path.name != "conftest.py"
+    ]
+    places = [ROOT / word for word in documented() if word.startswith("tests")]
+    assert marked
+    assert [path for path in marked if not {path, *path.parents} & set(places)] == []
+
+
+ABSENT = """
+import sys
+
+class Absent:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] in {absent}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent)
+"""
+
+
+@pytest.mark.slow
+def test_the_documented_line_needs_nothing_of_pages_notebooks_and_packaging(tmp_path: Path) -> None:
+    absent = {"hatchling", "nbclient", "nbformat", "playwright", "polars", "starlette", "uvicorn"}
+    (tmp_path / "absent.py").write_text(ABSENT.format(absent=absent))
+    line = [sys.executable, "-P", *documented(), "-p", "absent", "--collect-only", "-q"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(("src", str(tmp_path)))}
+    done = subprocess.run(
+        [*line, "-p", "no:cacheprovider"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "test_whoever" not in done.stdout
+    assert "test_a_gpu_is_not_waited_for" in done.stdout
