@@ -1,10 +1,12 @@
 """The operations that a model runs, with module and line; and the model untouched."""
 
 import inspect
+import linecache
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
+from transformers.models.bert.modeling_bert import eager_attention_forward
 
 from regard.tracing import Operation, Tracer, apart
 
@@ -116,6 +119,48 @@ def test_transformers_is_not_the_users_own_line() -> None:
     (caller,) = callers_of(model, lambda: model(torch.tensor([[1, 2]])))
     assert caller.module == "encoder.layer.0.attention.self"
     assert caller.file == __file__
+
+
+def places_of(model: nn.Module, run: Callable[[], object]) -> list[str]:
+    places: list[str] = []
+    with torch.no_grad(), Tracer(model, {SOFTMAX: lambda op: places.append(op.place())}):
+        run()
+    return places
+
+
+def test_the_place_in_a_librarys_model_is_the_librarys_line() -> None:
+    config = transformers.BertConfig(
+        vocab_size=5, hidden_size=4, num_hidden_layers=1, num_attention_heads=1, intermediate_size=3
+    )
+    model = transformers.BertModel(config).eval()
+    model.set_attn_implementation("eager")
+    (place,) = places_of(model, lambda: model(torch.tensor([[1, 2]])))
+    file, _, number = place.rpartition(":")
+    assert Path(file).name == "modeling_bert.py"
+    assert "softmax" in linecache.getline(file, int(number))
+
+
+def eager_scores(module: nn.Module, x: Tensor) -> Tensor:
+    return eager_attention_forward(module, x, x, x, None, scaling=1.0)[1]  # of transformers
+
+
+class Own(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.softmax = nn.Softmax(-1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.softmax(eager_scores(self, x))  # of PyTorch
+
+
+def test_the_place_in_the_users_own_model_is_the_users_own_line() -> None:
+    model, x = Own(), torch.zeros(1, 1, 2, 4)
+    source = Path(__file__).read_text().splitlines()
+    expected = [
+        f"{__file__}:{1 + next(i for i, line in enumerate(source) if line.endswith(comment))}"
+        for comment in ("  # of transformers", "  # of PyTorch")
+    ]
+    assert places_of(model, lambda: model(x)) == expected
 
 
 def test_a_local_variable_below_the_module_can_be_asked() -> None:

@@ -90,6 +90,36 @@ class Operation(NamedTuple):
         file, line = (place.f_code.co_filename, place.f_lineno) if place else ("<unknown>", 0)
         return Caller(self.module(), file, line)
 
+    def place(self) -> str:
+        """Where it ran, ``file:line``: in the innermost module, also where a library wrote that.
+
+        Only while the listener runs. For all that a library's model runs, the user's own line, as
+        ``caller`` has it, would be the call of the model.
+        """
+        inner: FrameType | None = None
+        for frame in _frames():
+            if _is_in(frame.f_code.co_filename, _ENGINE):
+                continue
+            own = not _is_in(frame.f_code.co_filename, _LIBRARIES)
+            inner = frame if own else inner or frame
+            if own or self._module_of(frame) is not None:
+                break
+        return f"{inner.f_code.co_filename}:{inner.f_lineno}" if inner else "<unknown>:0"
+
+    def running(self) -> tuple[str, ...]:
+        """The names of the modules whose methods are running, from the innermost to the model.
+
+        Only while the listener runs. Empty where ``module`` is None.
+        """
+        if self.module() is None:
+            return ()
+        found: dict[str, None] = {}
+        for frame in _frames():
+            name = self._module_of(frame)
+            if name is not None:
+                found[name] = None
+        return tuple(found)
+
     def module(self) -> str | None:
         """``caller().module``, for who needs no line."""
         for frame in _frames():

@@ -96,6 +96,7 @@ def assembled(pieces: Sequence[Piece], whole: Tensor) -> Piece:
             len(batch + columns)
         ),
         *(tuple(whole.shape[axis] for axis in axes) for axes in (batch, rows, columns)),
+        modules=pieces[0].product.modules,
     )
     places = dict(zip((*batch, *rows, *columns), product.places, strict=True))
     axes = Axes.of(whole, tuple(places.get(axis, 0) for axis in range(whole.ndim)))

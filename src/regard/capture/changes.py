@@ -38,6 +38,7 @@ from regard.capture.tracks import (
     Track,
     Tracks,
     Weights,
+    modules_of,
     storage_key,
 )
 from regard.tracing import Operation, apart
@@ -276,7 +277,7 @@ class Changes:
         if track is not None and isinstance(track.stage, Weights):
             self.mix(operation, source)
             return
-        lost = Lost(place_of(operation))
+        lost = Lost(place_of(operation), modules_of(None if track is None else track.stage))
         for tensor in tensors_in((output,)):
             if tensor.is_floating_point():
                 self._tracks.put(tensor, None, lost)
@@ -289,7 +290,8 @@ class Changes:
             powers = _axes_after(stage.powers[1], source, output)
             stage = replace(stage, powers=None if powers is None else (stage.powers[0], powers))
         if seen is None and isinstance(stage, Scores | Exponentials):
-            self._tracks.put(output, None, Lost(place_of(operation)))
+            lost = Lost(place_of(operation), modules_of(stage))
+            self._tracks.put(output, None, lost)
         else:
             self._tracks.put(output, seen, stage)
 

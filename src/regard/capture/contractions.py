@@ -34,6 +34,7 @@ class Product:
         rows: sizes of the axes that only the left one has.
         columns: sizes of the axes that only the right one has.
         mark: that no other product has; it may outlive the product.
+        modules: the names of those that were running when it was taken.
     """
 
     left: Tensor
@@ -42,6 +43,7 @@ class Product:
     rows: Numbers
     columns: Numbers
     mark: object = field(default_factory=object)
+    modules: tuple[str, ...] = ()
 
     @property
     def sizes(self) -> Numbers:

@@ -141,6 +141,7 @@ class Handwritten:
             found = contraction(product.left, product.right, product.labels)
         if found is None:
             return
+        found[0].modules = operation.running()
         axes = Axes.of(output, found[1])
         steps: tuple[Step, ...] = ()
         if product.alpha != 1:
@@ -218,11 +219,10 @@ class Handwritten:
         if isinstance(stage, Scores):
             factors += [stage.product.left, stage.product.right]
         constant = any(self._tracks.is_parameter(t) or storage_key(t) in known for t in factors)
-        caller = operation.caller()
-        if caller.module is not None and not constant:
-            place = f"{caller.file}:{caller.line}"
-            how = f"scores meet a value ({place}) without a softmax; {instead}"
-            self._absence.note_unlike(caller.module, how)
+        name = operation.module()
+        if name is not None and not constant:
+            how = f"scores meet a value ({operation.place()}) without a softmax; {instead}"
+            self._absence.note_unlike(name, how)
 
     def _check(
         self,

@@ -166,9 +166,8 @@ def joined_words(through: str, line: str) -> str:
 
 
 def place_of(operation: Operation) -> str:
-    """The operation by its name, with the user's own line."""
-    caller = operation.caller()
-    return f"{str(operation.func).split('.')[1]} ({caller.file}:{caller.line})"
+    """The operation by its name, with its line."""
+    return f"{str(operation.func).split('.')[1]} ({operation.place()})"
 
 
 def tensors_in(arguments: Iterable[Any]) -> Iterator[Tensor]:

@@ -23,6 +23,7 @@ from regard.capture.tracks import (
     Track,
     Tracks,
     Weights,
+    modules_of,
 )
 from regard.tracing import Listener, Operation, apart
 
@@ -320,7 +321,7 @@ class ScoreOperations:
         if isinstance(stage, Weights) or (isinstance(stage, Parts) and stage.weights is not None):
             self._changes.mix(operation, target)
         else:
-            self._tracks.put(target, None, Lost(place_of(operation)))
+            self._tracks.put(target, None, Lost(place_of(operation), modules_of(stage)))
 
     def _is_masked(self, tensor: object) -> bool:
         scores = self._tracks.scores_of(tensor)

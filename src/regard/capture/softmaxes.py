@@ -7,7 +7,7 @@ that is added to the sum is a sink.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import TypeGuard, cast
 
@@ -36,10 +36,11 @@ from regard.capture.tracks import (
     Totals,
     Tracks,
     Weights,
+    modules_of,
 )
 from regard.capture.values import TakeValue
 from regard.matrix import AttentionMatrix
-from regard.tracing import Caller, Listener, Operation, apart
+from regard.tracing import Listener, Operation, apart
 
 __all__ = ["Softmaxes"]
 
@@ -111,7 +112,8 @@ class Softmaxes:
                 f"{track.stage.through} stands between the product of query and key and its "
                 "softmax, and is no scale, bias, softcap, mask or sink."
             )
-            self._put(operation, dim % source.ndim, reason)
+            name = _owner(operation, modules_of(track.stage))
+            self._put(operation, dim % source.ndim, reason, name)
         else:
             self._changes.mix(operation, source)
 
@@ -220,17 +222,17 @@ class Softmaxes:
     def _finish(self, operation: Operation, drawn: Drawn, totals: Totals) -> None:
         """What exponentials have drawn is divided by their sums: an output of attention."""
         self._tracks.drop(cast(Tensor, operation.output))
-        caller = operation.caller()
-        if drawn.scores is not totals.scores or drawn.dim != totals.dim or caller.module is None:
+        name = _owner(operation, drawn.scores.product.modules)
+        if drawn.scores is not totals.scores or drawn.dim != totals.dim or name is None:
             return
         self._tracks.spend(drawn.scores.product)
         dim = drawn.dim % len(drawn.axes.sizes)
         found, trouble = self._attention(operation, _with_sinks(totals), drawn.axes, dim, None)
         if found is not None:
-            self._found.append(Finding(caller.module, found[0]))
+            self._found.append(Finding(name, found[0]))
             self.release()
         elif trouble is not None:
-            self._refuse(caller.module, trouble)
+            self._refuse(name, trouble)
 
     def _normalise(
         self,
@@ -242,7 +244,7 @@ class Softmaxes:
     ) -> None:
         """Weights follow from scores: the attention is known."""
         output = cast(Tensor, operation.output)
-        caller = operation.caller()
+        name = _owner(operation, scores.product.modules)
         held = self._tracks.of(output)
         outcome = Outcome()
         if held is not None and isinstance(held.stage, Weights):
@@ -253,11 +255,11 @@ class Softmaxes:
             self._found = [each for each in self._found if each is not finding]
         finding, meeting = None, None
         moved = None if trouble or axes is None else axes.moved(output)
-        if found is not None and caller.module is not None:
+        if found is not None and name is not None:
             meeting = None if moved is None else Meeting.of(output, moved, found[1], found[0].ndim)
-            finding = Finding(caller.module, found[0], meeting)
+            finding = Finding(name, found[0], meeting)
             self._found.append(finding)
-        self._put(operation, dim, trouble, caller)
+        self._put(operation, dim, trouble, name)
         track = self._tracks.of(output)
         if track is not None and isinstance(track.stage, Weights) and moved is not None:
             short = any(isinstance(step, Beside) for step in scores.steps)
@@ -289,21 +291,26 @@ class Softmaxes:
                 given = operation.inputs() if len(axes.sizes) == 3 else []
                 return attention(scores.product, scores.steps, axes, dim, weights, given), None
         except Untold as cause:
-            caller = operation.caller()
-            return None, f"the softmax ({caller.file}:{caller.line}) {cause}"
+            return None, f"the softmax ({operation.place()}) {cause}"
         except (TypeError, ValueError, RuntimeError, MemoryError) as cause:
             return None, str(cause)
 
-    def _put(
-        self, operation: Operation, dim: int, trouble: str | None, caller: Caller | None = None
-    ) -> None:
+    def _put(self, operation: Operation, dim: int, trouble: str | None, name: str | None) -> None:
         output = cast(Tensor, operation.output)
-        caller = caller or operation.caller()
         places = contiguous(output.shape)
         normal = places[dim] if output.shape[dim] > 1 else 0
-        line = f"{caller.file}:{caller.line}"
-        weights = Weights(normal, output.shape[dim], caller.module, line, trouble)
+        weights = Weights(normal, output.shape[dim], name, operation.place(), trouble)
         self._tracks.put(output, Axes.of(output, places), weights)
+
+
+def _owner(operation: Operation, before: Collection[str]) -> str | None:
+    """The innermost of the modules that are running, and were before, as the scores were made.
+
+    Not a ``nn.Softmax`` that is a module of its own, and that several layers may share.
+    """
+    running = operation.running()
+    both = (name for name in running if name in before)
+    return next(both, next(iter(running), None))
 
 
 def _is_lost(stage: Stage) -> TypeGuard[Lost | Chosen | Parts]:

@@ -34,6 +34,7 @@ __all__ = [
     "Track",
     "Tracks",
     "Weights",
+    "modules_of",
     "storage_key",
 ]
 
@@ -149,10 +150,12 @@ class Lost:
     """Scores that went through something unknown.
 
     Attributes:
-        through: what it was, with the user's own line.
+        through: what it was, with its line.
+        modules: the names of those that ran their product.
     """
 
     through: str
+    modules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,6 +401,21 @@ def _without_product(track: Track) -> Track:
     if not isinstance(weights, Weights) or (weights.powers is None and weights.finding is None):
         return track
     return replace(track, stage=replace(weights, powers=None, finding=None))
+
+
+def modules_of(stage: Stage | None) -> tuple[str, ...]:
+    """The names of the modules that were running as the product of some scores was taken."""
+    match stage:
+        case Scores(product=product):
+            return product.modules
+        case Exponentials(scores=scores) | Totals(scores=scores) | Drawn(scores=scores):
+            return scores.product.modules
+        case Chosen(scores=scores):
+            return scores.product.modules
+        case Lost(modules=modules):
+            return modules
+        case _:
+            return ()
 
 
 def storage_key(tensor: Tensor) -> int | None:

@@ -1,0 +1,107 @@
+"""Attention written by hand has the name of the module that took its product and its softmax."""
+
+import re
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import regard
+from models import noise
+
+
+class Layer(nn.Module):
+    """Attention whose product and softmax are modules, or not."""
+
+    def __init__(
+        self,
+        softmax: Callable[[Tensor], Tensor] | None = None,
+        product: Callable[[Tensor, Tensor], Tensor] = torch.matmul,
+    ) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.softmax, self.product = softmax or nn.Softmax(-1), product
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.softmax(self.product(self.query(x), self.key(x).mT)) @ x
+
+
+class MatMul(nn.Module):
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return left @ right
+
+
+class Normed(nn.Module):
+    def forward(self, scores: Tensor) -> Tensor:
+        return nn.functional.layer_norm(scores, (5,)).softmax(-1)
+
+
+class Inside(nn.Module):
+    """A layer whose core takes product and softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.core = Layer()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.core(x)
+
+
+def shared() -> nn.Module:
+    softmax = nn.Softmax(-1)
+    return nn.Sequential(Layer(softmax), Layer(softmax))
+
+
+def both_shared() -> nn.Module:
+    softmax, product = nn.Softmax(-1), MatMul()
+    return nn.Sequential(Layer(softmax, product), Layer(softmax, product))
+
+
+def one_after_another() -> nn.Module:
+    class Scores(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ x.mT
+
+    class Draw(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.steps = nn.Sequential(Scores(), nn.Softmax(-1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.steps(x) @ x
+
+    return nn.Sequential(Draw(), Draw())
+
+
+MODELS = {
+    "a softmax of its own": (lambda: nn.Sequential(Layer(), Layer()), ["0", "1"]),
+    "a shared softmax": (shared, ["0", "1"]),
+    "a shared softmax and a shared product": (both_shared, ["0", "1"]),
+    "a function": (lambda: nn.Sequential(Layer(partial(torch.softmax, dim=-1))), ["0"]),
+    "a core": (lambda: nn.Sequential(Inside(), Inside()), ["0.core", "1.core"]),
+    "one after another": (one_after_another, ["0.steps", "1.steps"]),
+}
+
+
+@pytest.mark.parametrize(("model", "names"), MODELS.values(), ids=MODELS)
+def test_an_attention_has_the_name_of_what_ran_its_product_and_its_softmax(
+    model: Callable[[], nn.Module], names: list[str]
+) -> None:
+    with regard.observe(run := model()) as seen:
+        run(noise(2, 5, 6))
+    assert list(seen) == names
+
+
+def test_a_layer_with_a_shared_softmax_is_wanted_by_its_own_name() -> None:
+    with regard.observe(model := shared(), layers=["1"]) as seen:
+        model(noise(2, 5, 6))
+    assert list(seen) == ["1"]
+
+
+def test_a_refusal_has_the_name_of_what_ran_its_product_and_its_softmax() -> None:
+    model = nn.Sequential(Layer(), Layer(Normed()))
+    said = re.escape("the attention of '1' cannot be kept: native_layer_norm")
+    with pytest.raises(regard.RegardError, match=f"^{said}"), regard.observe(model):
+        model(noise(2, 5, 6))
