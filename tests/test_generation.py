@@ -215,6 +215,18 @@ def once(moves: list[list[int]], times: int) -> list[list[int]]:
 beams = pytest.mark.parametrize("num_beams", [1, 3], ids=["greedy", "beams"])
 
 
+@decoders
+def test_the_beam_indices_of_generate_say_which_entry_is_a_text(name: str) -> None:
+    given = inputs(name) | GREEDY | {"num_beams": 3, "max_new_tokens": 9}
+    model = built(name)
+    with regard.observe(model) as seen:
+        output = model.generate(**given)
+    for text, entry in zip(output.sequences, output.beam_indices[:, -1].tolist(), strict=True):
+        eager = built(name, "eager")(text[None, :-1], output_attentions=True).attentions
+        for matrix, weights in zip(seen.entry(entry).values(), eager, strict=True):
+            torch.testing.assert_close(matrix.to_dense(), weights, atol=1e-5, rtol=0)
+
+
 @beams
 @decoders
 def test_the_rows_of_a_beam_are_those_of_its_history(
