@@ -95,6 +95,67 @@ def test_a_class_whose_forward_is_compiled_is_refused() -> None:
     assert str(refusal(Decorated())) == message
 
 
+class Blocks(nn.Module):
+    """Two layers of attention."""
+
+    def __init__(self, way: type[nn.Module]) -> None:
+        super().__init__()
+        self.first, self.second = way(), way()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(x + self.first(x).sum()) * 2
+
+
+class ByHand(Heads):
+    def forward(self, x: Tensor) -> Tensor:
+        return by_hand(*self.project(x))
+
+
+CALLS: dict[str, Callable[[nn.Module], Callable[[Tensor], Tensor]]] = {
+    "the model": lambda model: model,
+    "a function that calls it": lambda model: lambda x: model(x) + 1,
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("way", [ImportedByName, ByHand])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_model_that_runs_compiled_is_refused_when_the_block_ends(
+    way: type[nn.Module], call: Callable[[nn.Module], Callable[[Tensor], Tensor]], backend: str
+) -> None:
+    model = Blocks(way)
+    run: Any = torch.compile(call(model), backend=backend)
+    with torch.no_grad():
+        for _ in range(2):
+            with pytest.raises(regard.RegardError) as caught, regard.observe(model) as seen:
+                run(x())
+            assert str(caught.value) == "model is compiled" + COMPILED
+            assert list(seen) == []
+
+
+def test_what_a_compiled_function_leaves_to_its_modules_is_observed() -> None:
+    model = Blocks(ByHand)
+    model.forward = torch.compiler.disable(model.forward)
+    run: Any = torch.compile(lambda x: model(x) + 1, backend="eager")
+    with torch.no_grad(), regard.observe(model) as seen:
+        run(x())
+    assert list(seen) == ["first", "second"]
+
+
+class Scripted(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(x)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_model_with_a_scripted_module_is_observed() -> None:
+    model = nn.Sequential(torch.jit.script(Scripted()), ByHand())
+    with torch.no_grad(), regard.observe(model) as seen:
+        model(x())
+    assert list(seen) == ["1"]
+
+
 def test_a_function_that_is_kept_from_the_compiler_is_observed() -> None:
     model = ImportedByName()
     model.forward = torch.compiler.disable(model.forward)

@@ -130,6 +130,24 @@ class Operation(NamedTuple):
                 return None if beside else name
         return None
 
+    def is_compiled(self) -> bool:
+        """Whether a compiled function runs it that has taken the place of the model's own modules.
+
+        Only while the listener runs. Not where a module calls one: then the module is known.
+        """
+        known = compiled = entered = False
+        for frame in _frames():
+            if self._module_of(frame) is not None:
+                if entered or not compiled:
+                    return False
+                known = True
+            elif frame.f_code.co_filename == _COMPILER:
+                compiled = True
+                entered |= frame.f_code.co_name == "compile_wrapper"
+                if entered and known:
+                    return True
+        return entered
+
     def local(self, function: str, variable: str) -> Any:
         """A local variable of a function that runs below the innermost module; None without one.
 
@@ -327,6 +345,7 @@ def _folder(module: object) -> str:
 _HANDLER = Tracer.__torch_dispatch__.__code__
 # The place of installed packages lies inside that of Python's own library.
 _PACKAGES = tuple(sysconfig.get_paths()[name] for name in ("purelib", "platlib"))
+_COMPILER = str(Path(_folder(torch), "_dynamo", "eval_frame.py"))
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _ENGINE = (_folder(torch), str(Path(__file__).parent))
 _LIBRARIES = tuple(f"{place}/transformers" for place in _PACKAGES)

@@ -8,9 +8,9 @@ from typing import Any, cast
 from torch import nn
 
 from regard.errors import RegardError
-from regard.tracing import module_names
+from regard.tracing import Operation, module_names
 
-__all__ = ["Absence", "is_compiled"]
+__all__ = ["Absence", "compiled_error", "is_compiled"]
 
 
 class Absence:
@@ -18,17 +18,24 @@ class Absence:
 
     Args:
         model: that is watched.
+
+    Attributes:
+        is_compiled: whether compiled code ran in place of the model's modules; whose attention is
+            whose, nobody knows then.
     """
 
     def __init__(self, model: nn.Module) -> None:
+        self.is_compiled = False
         self._model = model
         self._unlike: dict[str, str] = {}
         self._present: set[str] = set()
         self._ran = False
 
-    def note_run(self) -> None:
-        """Note that a module of the model has multiplied two tensors."""
-        self._ran = True
+    def note_product(self, operation: Operation) -> None:
+        """Note a product of two tensors; of the first of the model it is told who ran it."""
+        if not self._ran:
+            self.is_compiled |= operation.is_compiled()
+            self._ran = self.is_compiled or operation.module() is not None
 
     def note_attention(self, name: str) -> None:
         """Note that an attention of a module was seen, kept or not."""
@@ -67,7 +74,7 @@ class Absence:
         for place in _compiled_parts(self._model):
             return (
                 f"{place} is a compiled function, and observe cannot look into compiled code",
-                "Observe the same model without torch.compile.",
+                _UNCOMPILED,
             )
         if not self._ran:
             return (
@@ -79,6 +86,15 @@ class Absence:
             "observe sees softmax attention that PyTorch or flash-attn runs on this thread, and "
             "no other kernels.",
         )
+
+
+def compiled_error(what: str) -> RegardError:
+    """What is told of compiled code.
+
+    Args:
+        what: is compiled: ``"model is compiled"``.
+    """
+    return RegardError(f"{what}; observe cannot look into compiled code.\n    {_UNCOMPILED}")
 
 
 def is_compiled(value: object) -> bool:
@@ -117,4 +133,5 @@ def _items(value: object) -> Generator[tuple[object, object], None, None]:
         yield from cast("Mapping[Any, Any]", value).items()
 
 
+_UNCOMPILED = "Observe the same model without torch.compile."
 _SOFTMAX_ALONE = "observe keeps attention whose weights are a softmax of query times key."

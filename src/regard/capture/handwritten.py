@@ -67,7 +67,6 @@ class Handwritten:
     ) -> None:
         self._refuse = refuse
         self._absence = absence
-        self._ran = False
         self._short: dict[Outcome, tuple[str, str]] = {}
         self._buffers = model.buffers
         self._tracks = Tracks(model)
@@ -126,7 +125,7 @@ class Handwritten:
         self._gathering.settle(operation)
         self._softmaxes.release()
         self._tracks.forget()
-        self._note_run(operation)
+        self._absence.note_product(operation)
         output = cast(Tensor, operation.output)
         owned = any(self._tracks.is_parameter(tensor) for tensor in tensors_in(operation.args))
         if (owned and not self._tracks) or output.is_nested:
@@ -149,11 +148,6 @@ class Handwritten:
         if product.added is not None and product.beta:
             steps = (*steps, Plus(product.added, axes, product.beta))
         self._tracks.put(output, axes, Scores(found[0], steps))
-
-    def _note_run(self, operation: Operation) -> None:
-        if not self._ran and operation.module() is not None:
-            self._ran = True
-            self._absence.note_run()
 
     def _meets_value(self, operation: Operation, product: Written, output: Tensor) -> bool:
         """Whether one of the factors is weights, or what becomes weights when it is divided."""

@@ -4,20 +4,20 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from inspect import getattr_static
 from os import PathLike
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from regard.capture.absence import Absence, is_compiled
+from regard.capture.absence import Absence, compiled_error, is_compiled
 from regard.capture.calls import NESTED, FusedCall, fused_call
 from regard.capture.flex_calls import AFTER_FLEX_ATTENTION, FLEX_ATTENTION, FlexCalls
 from regard.capture.handwritten import Handwritten
 from regard.capture.keeping import Keeper
 from regard.capture.values import TakeValue
 from regard.capture.wanted import Wanted
-from regard.errors import RegardError
 from regard.linear_maps import LinearMap, watched_products
 from regard.matrix import AttentionMatrix
 from regard.recording import Recording
@@ -107,6 +107,8 @@ def observe(
         keeper.abandon()
         raise
     watch.end()
+    if watch.absence.is_compiled:
+        keeper.problems.add_text(str(compiled_error("model is compiled")))
     keeper.close()
     if (problem := keeper.problems.error()) is not None:
         raise problem
@@ -128,18 +130,12 @@ def _modules_of(model: object) -> dict[str, nn.Module]:
         if in_place or type(module).__module__.startswith("torch._dynamo"):
             inside = module is not model
             what = f"model has a compiled module at {name!r}" if inside else "model is compiled"
-            raise RegardError(
-                f"{what}; observe cannot look into compiled code.\n"
-                "    Observe the same model without torch.compile."
-            )
-        own = {"forward": type(module).forward, **vars(module)}
+            raise compiled_error(what)
+        # A scripted module has no forward that can be asked for by its class.
+        own = {"forward": getattr_static(type(module), "forward", None), **vars(module)}
         for attribute, value in own.items():
             if callable(value) and is_compiled(value):
-                raise RegardError(
-                    f"model has a compiled function at '{name}.{attribute}'; observe cannot look "
-                    "into compiled code.\n"
-                    "    Observe the same model without torch.compile."
-                )
+                raise compiled_error(f"model has a compiled function at '{name}.{attribute}'")
     return modules
 
 
@@ -256,7 +252,8 @@ class _Watch:
         inside: str = "",
     ) -> None:
         """Keep what was attended to; what cannot be kept is said when the block ends."""
-        name = None if self._multiplying else operation.module()
+        self.absence.is_compiled |= operation.is_compiled()
+        name = None if self._multiplying or self.absence.is_compiled else operation.module()
         if name is None:
             return
         if inside:
@@ -273,7 +270,7 @@ class _Watch:
             self._fail(name, cause)
 
     def _take_handwritten(self, name: str, matrix: AttentionMatrix) -> TakeValue | None:
-        if self._multiplying:
+        if self._multiplying or self.absence.is_compiled:
             return None
         self.absence.note_attention(name)
         try:
