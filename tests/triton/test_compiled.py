@@ -27,6 +27,8 @@ from compiling import CONSUMERS_SHARED, MAX_SHARED, Report, only_compiled
 LENGTH = 1000
 ROWS = (regard.LogSumExp(), regard.Entropy(), regard.Sum(-1), regard.Max())
 SPANS = [(start, stop) for start, stop in pairwise(range(0, LENGTH, 60))]
+# Bytes that a thread may spill: a few registers, which compilers of one year to the next differ in.
+MAX_SPILLED = 32
 UNITS_TAKE = (torch.bfloat16, torch.float16)  # float32 they would round to tf32
 
 
@@ -205,7 +207,7 @@ def faults(report: Report, name: str, architecture: int) -> list[str]:
     on_units = CASES[name].dtype in UNITS_TAKE
     wgmma, mma = on_units and architecture >= 90, on_units and architecture < 90
     found = {
-        f"{report.spilled} bytes of registers are spilled": report.spilled > 0,
+        f"{report.spilled} bytes of registers are spilled": report.spilled > MAX_SPILLED,
         f"{report.shared} bytes of shared memory": report.shared > MAX_SHARED[architecture],
         f"{report.wgmma} products on Hopper's matrix units": bool(report.wgmma) != wgmma,
         f"{report.mma} products on older matrix units": bool(report.mma) != mma,

@@ -18,8 +18,9 @@ import regard
 pytest.importorskip("triton", reason="the kernels need triton: pip install 'regard[gpu]'")
 
 from regard.backends.triton import naive
-from regard.backends.triton.launch import Launch, pieces_of
+from regard.backends.triton.launch import NARROW, Launch, pieces_of
 from regard.backends.triton.operands import Operands, operands
+from regard.backends.triton.tile import Norms
 
 # Kernels compute with infinities where nothing is stored; NumPy warns where a GPU does not.
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow|All-NaN slice) encountered")
@@ -116,7 +117,7 @@ KEY_SPANS = [(0, 37), (36, 37), (3, 20)]
 
 def _run_rows(x: Operands) -> dict[str, Tensor]:
     found = Launch(x).rows(entropy=True, mass=True, largest=True)
-    return {name: x for name, x in found._asdict().items() if x is not None}
+    return {name: x for name, x in found._asdict().items() if isinstance(x, Tensor)}
 
 
 def _twin_rows(x: Operands, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -124,14 +125,14 @@ def _twin_rows(x: Operands, dtype: torch.dtype) -> dict[str, Tensor]:
     return {"best": found.pop("key"), **found}
 
 
-def _logsumexp(x: Operands) -> Tensor:
-    return Launch(x).rows().logsumexp
+def _norms(x: Operands) -> Norms:
+    return Launch(x).rows().norms
 
 
 def _run_top(x: Operands) -> dict[str, Tensor]:
     statistics = Launch(x).rows(k=5)
     assert statistics.tiles is not None
-    values, indices = Launch(x).top(statistics.logsumexp, statistics.tiles, 5)
+    values, indices = Launch(x).top(statistics.norms, statistics.tiles, 5)
     return {"values": values, "indices": indices}
 
 
@@ -149,9 +150,7 @@ def _cells(rows: int, columns: int) -> Kernel:
 
 def _spans(down: list[tuple[int, int]], across: list[tuple[int, int]]) -> Kernel:
     return Kernel(
-        lambda x: {
-            "mass": Launch(x).spans(_logsumexp(x), torch.tensor(down), torch.tensor(across))
-        },
+        lambda x: {"mass": Launch(x).spans(_norms(x), torch.tensor(down), torch.tensor(across))},
         lambda x, dtype: {"mass": naive.spans(x, down, across, dtype)},
     )
 
@@ -165,11 +164,11 @@ def operand(x: Operands) -> Tensor:
 KERNELS = {
     "rows": Kernel(_run_rows, _twin_rows),
     "columns": Kernel(
-        lambda x: {"sums": Launch(x).column_sums(_logsumexp(x))},
+        lambda x: {"sums": Launch(x).column_sums(_norms(x))},
         lambda x, dtype: {"sums": naive.column_sums(x, dtype)},
     ),
     "products": Kernel(
-        lambda x: {"product": Launch(x).transposed_product(_logsumexp(x), operand(x))},
+        lambda x: {"product": Launch(x).transposed_product(_norms(x), operand(x))},
         lambda x, dtype: {"product": naive.transposed_product(x, operand(x), dtype)},
     ),
     "pooled": _cells(3, 5),
@@ -229,6 +228,23 @@ def test_a_kernel_takes_half_precision(
     assert_equal(kernel, given(matrix(device, "causal", "grouped", dtype, 24)))
 
 
+@pytest.mark.parametrize("of_operand", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_an_operand_is_of_any_dtype(
+    dtype: torch.dtype, of_operand: torch.dtype, device: torch.device
+) -> None:
+    x = given(matrix(device, dtype=dtype))
+    wide = operand(x).to(of_operand)
+    product = Launch(x).transposed_product(_norms(x), wide)
+    torch.testing.assert_close(
+        product.double(),
+        naive.transposed_product(x, wide),
+        rtol=0,
+        # A weight is at most 1, and is rounded to the dtype of the operand.
+        atol=Q_LEN * float(wide.abs().max()) * max(torch.finfo(of_operand).eps, 1e-6),
+    )
+
+
 @kernels
 @pytest.mark.parametrize("steps", STEPS)
 def test_a_kernel_takes_every_step_of_a_score(
@@ -245,7 +261,16 @@ def test_the_mass_of_spans_of_every_size(kernel: Kernel, device: torch.device) -
 def test_one_long_span_leaves_the_slots_of_short_ones_narrow() -> None:
     words = [(start, start + 3) for start in range(200, 500, 3)]
     pieces = pieces_of(torch.tensor([(0, 200), *words]), 128)
-    assert [tuple(group) for group in pieces.groups] == [(4, 0, 100), (128, 100, 102)]
+    assert [tuple(group) for group in pieces.groups] == [(8, 0, 100), (128, 100, 102)]
+
+
+@pytest.mark.parametrize("block", [16, 32, 64, 128])
+def test_a_span_fills_more_than_a_quarter_of_its_slots(block: int) -> None:
+    pieces = pieces_of(torch.tensor([(7, 7 + length) for length in range(1, 300)]), block)
+    lengths = pieces.table[:, 1]
+    for slot, begin, end in pieces.groups:
+        assert slot in (*NARROW, block)
+        assert slot // 4 < int(lengths[begin:end].min()) <= int(lengths[begin:end].max()) <= slot
 
 
 SPANS_OF_FORTY = regard.Segments([(0, 40), (1, 40), (20, 40)], [(0, 7), (0, 40)])

@@ -68,7 +68,7 @@ class Triton(Backend):
         parts = boxes(source.shape, mask, (source.group,), range(source.shape[-2]))
         flops, read = counted(parts, source, ())
         flops, read = flops * len(passes), read * len(passes)
-        held = source.shape[:-1].numel() * torch.float32.itemsize  # the logsumexp
+        held = 3 * source.shape[:-1].numel() * torch.float32.itemsize  # the logsumexp and norms
         held += _between(reductions, source.shape)
         for reduction in reductions:
             if reduction not in outputs:
@@ -247,11 +247,11 @@ class _Asked:
         """As many as the largest k that is asked."""
         assert self.rows.tiles is not None
         k = max(r.k for r in self.reductions if isinstance(r, TopK))
-        return self.launch.top(self.rows.logsumexp, self.rows.tiles, k)
+        return self.launch.top(self.rows.norms, self.rows.tiles, k)
 
     @cached_property
     def column_sums(self) -> Tensor:
-        return self.launch.column_sums(self.rows.logsumexp)
+        return self.launch.column_sums(self.rows.norms)
 
     def answer(self, reduction: Reduction) -> Any:
         """The answer to one question, with the axes of the matrix."""
@@ -271,12 +271,12 @@ class _Asked:
                 return Top(*(self._shaped(each[..., :k]) for each in self.largest))
             case TransposedOutput(operand):
                 product = self.launch.transposed_product(
-                    self.rows.logsumexp, _four_axes(operand, self.launch.given.shape)
+                    self.rows.norms, _four_axes(operand, self.launch.given.shape)
                 )
                 return reduction.finish((self._shaped(product),), shape)
             case Pool() | Segments():
                 down, across = _spans(reduction, shape)
-                mass = self.launch.spans(self.rows.logsumexp, down, across)
+                mass = self.launch.spans(self.rows.norms, down, across)
                 return reduction.finish((self._shaped(mass),), shape)
             case _:
                 return _FUSED.reduce(self.source, self.mask, [reduction])[0]

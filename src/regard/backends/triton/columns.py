@@ -1,10 +1,10 @@
-"""What each key receives, given the logsumexp of the rows: sums of the columns, and products.
+"""What each key receives, given the norms of the rows: sums of the columns, and products.
 
 A program owns a tile of keys of one query head and reads the queries tile after tile, with their
-logsumexps; a weight is one exp2. The keys are the rows of its tile, so that most of a sum stays in
+norms; a weight is one exp2. The keys are the rows of its tile, so that most of a sum stays in
 a thread. Every key is summed by one program and in order: no atomics.
 
-A tile of n keys x m queries costs 2 m n d FLOPs, m n exps, m (d + 1) numbers read and two
+A tile of n keys x m queries costs 2 m n d FLOPs, m n exps, m (d + 2) numbers read and three
 operations for each score. Floor: 0.5 of a forward for d = 128, 1 for d = 64. A transposed product,
 weights transposed @ operand, adds 2 m n w FLOPs and m w numbers read, w its width, and rounds the
 weights to the dtype of the operand, as a forward does: the floor is that of a forward.
@@ -20,11 +20,12 @@ from regard.backends.triton.tile import (
     FAR,
     allowed,
     document,
-    in_bits,
     kv_end_of,
+    norms_of,
     queries_seen,
     scores,
     tile_of,
+    weights_of,
 )
 
 __all__ = ["columns_kernel"]
@@ -39,7 +40,7 @@ def columns_kernel(
     bias,
     limits,
     keep,
-    lse,
+    norms,
     sums,
     operand,
     products,
@@ -83,7 +84,8 @@ def columns_kernel(
         x = scores(
             keys, q.T, q_idx[None, :], kv_idx[:, None], batch, head, shape, steps, bias, UPCAST
         )
-        if (first < every_start) | (first + BLOCK_M > every_stop):
+        edge = (first < every_start) | (first + BLOCK_M > every_stop)
+        if edge:
             of_query = q_idx
             if limits.first is not None:
                 of_query, _ = document(limits, batch, head, q_idx + limits.shift, here)
@@ -92,7 +94,11 @@ def columns_kernel(
                 head, shape, limits, keep,
             )  # fmt: skip
             x = tl.where(seen & here[None, :], x, float("-inf"))
-        weights = tl.exp2(x * steps.to_bits - in_bits(lse, row + q_idx, here)[None, :])
+        top, above = norms_of(norms, row + q_idx, here)
+        weights = weights_of(x, top[None, :], above[None, :], steps)
+        if edge:
+            # In a row of NaN not even a score of -inf makes 0.
+            weights = tl.where(x == float("-inf"), 0.0, weights)
         if sums is not None:
             total += tl.sum(weights, 1)
         if products is not None:

@@ -17,12 +17,17 @@ from regard.backends.triton.operands import Operands, Plane
 
 __all__ = ["Launch", "RowStatistics", "interpreted", "pieces_of"]
 
+# The widths of slots beside that of a whole tile. More of them would leave less of a slot empty,
+# and each pair, of rows and of columns, is a launch and a kernel to compile.
+NARROW = (2, 8, 32)
+
 
 class RowStatistics(NamedTuple):
     """What was asked of the rows, each (batch, num_heads, q_len); None: not asked.
 
     Attributes:
         logsumexp: in nats, float32.
+        norms: what makes weights of the scores; the other passes need them.
         entropy: in nats, float32.
         mass: the sum of the weights, float32.
         value: the largest weight, float32.
@@ -31,6 +36,7 @@ class RowStatistics(NamedTuple):
     """
 
     logsumexp: Tensor
+    norms: tile.Norms
     entropy: Tensor | None
     mass: Tensor | None
     value: Tensor | None
@@ -45,7 +51,7 @@ class _Group(NamedTuple):
 
 
 class _Pieces(NamedTuple):
-    table: Tensor  # int32, (5, pieces): start, length, number, span, opens; narrow pieces first
+    table: Tensor  # int32, (pieces, 5): start, length, number, span, opens; narrow pieces first
     groups: list[_Group]  # pieces of one width of slot
     first: Tensor  # int32, (spans + 1,): the number of the first piece of each span; how many
 
@@ -73,6 +79,7 @@ class Launch:
         slots = _power_of_2(k) if k else 0
         found = RowStatistics(
             self._empty(size),
+            tile.Norms(self._empty(size), self._empty(size)),
             self._empty(size) if entropy else None,
             self._empty(size) if mass else None,
             self._empty(size) if largest else None,
@@ -85,56 +92,56 @@ class Launch:
         self._run(rows.rows_kernel, self._row_tiles(chosen), extra, chosen, K=slots)
         return found
 
-    def top(self, logsumexp: Tensor, tiles: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    def top(self, norms: tile.Norms, tiles: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The k largest weights of each row and their keys, (batch, num_heads, q_len, k)."""
         size = (*self.given.shape[:-1], k)
         values, indices = self._empty(size), self._empty(size, torch.int64)
         # The tiles that are listed are those of the first pass.
         chosen = replace(self._config("top", k), block_n=self._config("rows", k).block_n)
-        extra = (logsumexp, tiles, values, indices, k)
+        extra = (norms, tiles, values, indices, k)
         self._run(top.top_kernel, self._row_tiles(chosen), extra, chosen, K=tiles.shape[-1])
         return values, indices
 
-    def column_sums(self, logsumexp: Tensor) -> Tensor:
+    def column_sums(self, norms: tile.Norms) -> Tensor:
         """What each key receives, (batch, num_heads, kv_len)."""
         sums = self._empty((*self.given.shape[:2], self.given.shape[-1]))
-        self._columns(logsumexp, sums, None, None)
+        self._columns(norms, sums, None, None)
         return sums
 
-    def transposed_product(self, logsumexp: Tensor, operand: Tensor) -> Tensor:
+    def transposed_product(self, norms: tile.Norms, operand: Tensor) -> Tensor:
         """weights transposed @ operand, float32, (batch, num_heads, kv_len, width).
 
         Args:
-            logsumexp: of the rows.
+            norms: of the rows.
             operand: (batch, heads, q_len, width), the heads in groups; its last stride is 1.
         """
         size = (*self.given.shape[:2], self.given.shape[-1], operand.shape[-1])
         products = self._empty(size)
-        self._columns(logsumexp, None, operand, products)
+        self._columns(norms, None, operand, products)
         return products
 
-    def spans(self, logsumexp: Tensor, of_rows: Tensor, of_columns: Tensor) -> Tensor:
+    def spans(self, norms: tile.Norms, of_rows: Tensor, of_columns: Tensor) -> Tensor:
         """The mass of spans on spans, (batch, num_heads, row spans, column spans).
 
         Args:
-            logsumexp: of the rows.
+            norms: of the rows.
             of_rows: (start, stop) of spans of queries, int64, (spans, 2), on the CPU.
             of_columns: the same for the keys.
         """
         chosen = self._config("pooled")
         down, across = pieces_of(of_rows, chosen.block_m), pieces_of(of_columns, chosen.block_n)
         batch, num_heads = self.given.shape[:2]
-        count, height, width = down.table.shape[-1], len(of_rows), len(of_columns)
-        sums = torch.zeros((batch, num_heads, count, width), device=logsumexp.device)
-        narrow = self._pieces(down, 2, count), self._pieces(across, 3, width)
-        for rows_of, columns_of in product(down.groups, across.groups):
+        count, height, width = len(down.table), len(of_rows), len(of_columns)
+        sums = torch.zeros((batch, num_heads, count, width), device=self.given.query.device)
+        placed = self._pieces(down, 2), self._pieces(across, 3)
+        for groups in product(down.groups, across.groups):
             pieces = [
-                each._replace(begin=group.begin, end=group.end)
-                for each, group in zip(narrow, (rows_of, columns_of), strict=True)
+                table[group.begin : group.end] for table, group in zip(placed, groups, strict=True)
             ]
-            tiles = _ceil(rows_of.end - rows_of.begin, chosen.block_m // rows_of.slot)
-            sizes = {"ROW_SLOT": rows_of.slot, "COLUMN_SLOT": columns_of.slot}
-            extra = (logsumexp, *pieces, sums)
+            row_slot, column_slot = (group.slot for group in groups)
+            tiles = _ceil(len(pieces[0]), chosen.block_m // row_slot)
+            sizes = {"ROW_SLOT": row_slot, "COLUMN_SLOT": column_slot}
+            extra = (norms, *pieces, *map(len, pieces), sums, count, width)
             self._run(pooled.pooled_kernel, tiles * batch * num_heads, extra, chosen, **sizes)
         return sums if count == height else self._joined(sums, down.first)
 
@@ -152,7 +159,7 @@ class Launch:
 
     def _columns(
         self,
-        logsumexp: Tensor,
+        norms: tile.Norms,
         sums: Tensor | None,
         operand: Tensor | None,
         products: Tensor | None,
@@ -164,7 +171,7 @@ class Launch:
         tokens = None if operand is None else _tokens(operand)
         group = 1 if operand is None else num_heads // operand.shape[1]
         sizes = {"OPERAND_GROUP": group, "WIDTH": width}
-        extra = (logsumexp, sums, tokens, products)
+        extra = (norms, sums, tokens, products)
         self._run(columns.columns_kernel, programs, extra, chosen, **sizes)
 
     @cached_property
@@ -223,7 +230,7 @@ class Launch:
                 *extra,
                 GROUP=self.given.group,
                 HEAD_DIM=query.shape[-1],
-                UPCAST=interpreted() and query.dtype == torch.bfloat16,
+                UPCAST=interpreted(),  # its products of bfloat16 are of the bits as integers
                 BLOCK_M=chosen.block_m,
                 BLOCK_N=chosen.block_n,
                 **sizes,
@@ -234,10 +241,12 @@ class Launch:
     def _empty(self, size: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(size, dtype=dtype, device=self.given.query.device)
 
-    def _pieces(self, pieces: _Pieces, into: int, size: int) -> pooled.Pieces:
-        """All pieces; into: the row of the table that says where their mass goes."""
-        table = pieces.table.to(self.given.query.device, non_blocking=True)
-        return pooled.Pieces(table[0], table[1], table[into], table[4], 0, table.shape[-1], size)
+    def _pieces(self, pieces: _Pieces, into: int) -> Tensor:
+        """All pieces, (pieces, 4); into: the column of the table that says where their mass goes.
+
+        16 bytes for each, so that every group of them lies where Triton calls it aligned.
+        """
+        return pieces.table[:, [0, 1, into, 4]].to(self.given.query.device, non_blocking=True)
 
 
 def _strides(tensor: Tensor | None) -> tuple[int, int]:
@@ -281,14 +290,14 @@ def pieces_of(spans: Tensor, block: int) -> _Pieces:
     place = number - first[span]
     starts = place * lengths[span] // counts[span]
     stops = (place + 1) * lengths[span] // counts[span]
-    table = torch.stack((spans[span, 0] + starts, stops - starts, number, span, place == 0))
+    table = torch.stack((spans[span, 0] + starts, stops - starts, number, span, place == 0), -1)
     # Of a span, all pieces are in slots of one width.
-    slots = [1 << power for power in range(block.bit_length())]
+    slots = [*(width for width in NARROW if width < block), block]
     slot = torch.searchsorted(torch.tensor(slots), -(-lengths[span] // counts[span]))
-    ends = [int((slot <= power).sum()) for power in range(len(slots))]
+    ends = [int((slot <= place).sum()) for place in range(len(slots))]
     groups = [
         _Group(width, begin, end)
         for width, begin, end in zip(slots, [0, *ends[:-1]], ends, strict=True)
         if begin < end
     ]
-    return _Pieces(table[:, slot.argsort(stable=True)].int(), groups, first.int())
+    return _Pieces(table[slot.argsort(stable=True)].int(), groups, first.int())

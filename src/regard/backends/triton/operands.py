@@ -13,6 +13,8 @@ from regard.scores import QueryKey, Scores
 __all__ = ["Limits", "Operands", "Plane", "operands", "refused"]
 
 AXES = 4  # batch, num_heads, tokens, head_dim
+# Below it, products are as large as float32 goes before they are scaled, or the scale is as small.
+LEAST_SCALE = 2.0**-60
 
 
 class Plane(NamedTuple):
@@ -140,8 +142,8 @@ def operands(source: QueryKey, mask: Mask | None) -> Operands:
     query, key, scale = _four(source.query), _four(source.key), source.scale
     if scale < 0:
         query, scale = -query, -scale
-    elif scale == 0:
-        query, scale = query * 0, 1.0
+    if scale < LEAST_SCALE:
+        query, scale = query * scale, 1.0
     shape = torch.Size((*query.shape[:-1], key.shape[-2]))
     sink = source.sink_bias
     return Operands(

@@ -1,22 +1,21 @@
-"""The mass of spans of queries on spans of keys, given the logsumexp of the rows.
+"""The mass of spans of queries on spans of keys, given the norms of the rows.
 
 The cells of a pooled map are such spans, too. On both axes the spans are cut into pieces of at most
 a tile, and a tile holds as many slots of one width as fit: one piece of 128 tokens, or four pieces
-of up to 32. A slot is the least power of 2 that holds a piece, and there is one launch for each
-width of row slots beside each of column slots. A program owns the pieces of one tile of rows and
-reads those of the columns one tile after another; the pieces of one span of keys are added in its
-registers, and those of one span of queries by a second kernel, in order: no atomics.
+of up to 32. Slots have four widths, and there is one launch for each of row slots beside each of
+column slots. A program owns the pieces of one tile of rows and reads those of the columns one tile
+after another; the pieces of one span of keys are added in its registers, and those of one span of
+queries by a second kernel, in order: no atomics.
 
-A tile of m queries x n keys costs 2 m n d FLOPs, m n exps, n d numbers read and two operations for
-each score. Floor: 0.5 of a forward for d = 128, 1 for d = 64, where spans fill their slots. They
-fill more than half, so spans that cover each token once cost at most four times as much, beside
-the tiles of each launch that hold few pieces.
+A tile of m queries x n keys costs 2 m n d FLOPs, m n exps, n d numbers read and three operations
+for each score. Floor: 0.5 of a forward for d = 128, 1 for d = 64, where spans fill their slots.
+They fill more than a quarter, half where a span is one token, so spans that cover each token once
+cost at most sixteen times as much, usually four, beside the tiles of each launch that hold few
+pieces.
 """
 
 # Inside a kernel everything is Triton's, which has no types of its own there.
 # pyright: basic, reportArgumentType=false
-
-from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -25,64 +24,43 @@ from regard.backends.triton.tile import (
     FAR,
     allowed,
     document,
-    in_bits,
     keys_seen,
     kv_end_of,
+    norms_of,
     rows_of,
     scores,
+    weights_of,
 )
 
-__all__ = ["Pieces", "joined_kernel", "pooled_kernel"]
-
-
-class Pieces(NamedTuple):
-    """Spans of one axis, cut: for each piece int32 numbers, and which of the pieces are meant.
-
-    Attributes:
-        start: its first token.
-        length: how many tokens it has, at most a slot.
-        into: the row or column of the sums that its mass goes to: a row for each piece of rows, a
-            column for each span.
-        opens: 1 where it is the first of its span, 0 elsewhere. Pieces of a span are neighbours.
-        begin: the first piece of the launch.
-        end: one past its last.
-        size: how many rows or columns the sums have.
-    """
-
-    start: Any
-    length: Any
-    into: Any
-    opens: Any
-    begin: int
-    end: int
-    size: int
+__all__ = ["joined_kernel", "pooled_kernel"]
 
 
 @triton.jit
-def _slots(pieces, tile, BLOCK: tl.constexpr, SLOT: tl.constexpr):
+def _slots(pieces, count, tile, BLOCK: tl.constexpr, SLOT: tl.constexpr):
     """The token that each place of a tile stands for, and whether it stands for one."""
     place = tl.arange(0, BLOCK)
-    piece = pieces.begin + tile * (BLOCK // SLOT) + place // SLOT
-    exists = piece < pieces.end
-    token = tl.load(pieces.start + piece, mask=exists, other=0) + place % SLOT
-    return token, place % SLOT < tl.load(pieces.length + piece, mask=exists, other=0)
+    piece = tile * (BLOCK // SLOT) + place // SLOT
+    exists = piece < count
+    token = tl.load(pieces + 4 * piece, mask=exists, other=0) + place % SLOT
+    return token, place % SLOT < tl.load(pieces + 4 * piece + 1, mask=exists, other=0)
 
 
 @triton.jit
-def _tiles_met(pieces, start, stop, PER_TILE: tl.constexpr):
+def _tiles_met(pieces, count, start, stop, PER_TILE: tl.constexpr):
     """From the first to one past the last tile with a piece that meets these tokens."""
     first, last = start * 0 + FAR, start * 0 - 1
-    for at in range(pieces.begin, pieces.end, 256):
+    for at in range(0, count, 256):
         piece = at + tl.arange(0, 256)
-        begin = tl.load(pieces.start + piece, mask=piece < pieces.end, other=0)
-        length = tl.load(pieces.length + piece, mask=piece < pieces.end, other=0)
+        begin = tl.load(pieces + 4 * piece, mask=piece < count, other=0)
+        length = tl.load(pieces + 4 * piece + 1, mask=piece < count, other=0)
         meets = (begin < stop) & (begin + length > start) & (length > 0)
         first = tl.minimum(first, tl.min(tl.where(meets, piece, FAR), 0))
         last = tl.maximum(last, tl.max(tl.where(meets, piece, -1), 0))
-    return (first - pieces.begin) // PER_TILE, (last - pieces.begin + PER_TILE) // PER_TILE
+    return first // PER_TILE, (last + PER_TILE) // PER_TILE
 
 
-@triton.jit
+# For numbers that differ from text to text, 1 and multiples of 16 take no kernels of their own.
+@triton.jit(do_not_specialize=["row_count", "column_count", "height", "width"])
 def pooled_kernel(
     query,
     key,
@@ -91,10 +69,14 @@ def pooled_kernel(
     bias,
     limits,
     keep,
-    lse,
+    norms,
     rows,
     columns,
+    row_count,
+    column_count,
     sums,
+    height,
+    width,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     UPCAST: tl.constexpr,
@@ -103,16 +85,21 @@ def pooled_kernel(
     ROW_SLOT: tl.constexpr,
     COLUMN_SLOT: tl.constexpr,
 ):
-    """One tile of pieces of rows; sums is (batch, num_heads, rows.size, columns.size) of 0."""
+    """One tile of pieces of rows; sums is (batch, num_heads, height, width) of 0.
+
+    rows and columns are int32, (pieces, 4): the first token, how many there are, at most a slot,
+    the row or the column of the sums, and 1 where a piece is the first of its span. The pieces of
+    a span are neighbours; those of rows have a row each, those of columns one column.
+    """
     PER_ROWS: tl.constexpr = BLOCK_M // ROW_SLOT
     PER_COLUMNS: tl.constexpr = BLOCK_N // COLUMN_SLOT
-    tiles = tl.cdiv(rows.end - rows.begin, PER_ROWS)
+    tiles = tl.cdiv(row_count, PER_ROWS)
     tile = tiles - 1 - tl.program_id(0) % tiles
     batch = tl.program_id(0) // tiles // shape.num_heads
     head = tl.program_id(0) // tiles % shape.num_heads
-    q_idx, here = _slots(rows, tile, BLOCK_M, ROW_SLOT)
+    q_idx, here = _slots(rows, row_count, tile, BLOCK_M, ROW_SLOT)
     at = (batch * shape.num_heads + head).to(tl.int64)
-    lse_bits = in_bits(lse, at * shape.q_len + q_idx, here)
+    top, above = norms_of(norms, at * shape.q_len + q_idx, here)
     q = rows_of(query, batch, head + 0 * q_idx, q_idx, here, HEAD_DIM)
     kv_end = kv_end_of(limits, batch, head, shape)
     q_first, q_last = tl.min(tl.where(here, q_idx, FAR), 0), tl.max(tl.where(here, q_idx, -1), 0)
@@ -123,14 +110,14 @@ def pooled_kernel(
         start = tl.maximum(start, tl.min(tl.where(of_query < 0, FAR, of_query), 0))
         stop = tl.minimum(stop, tl.max(its_stop, 0))
     rows_whole = tl.min(here.to(tl.int32), 0) > 0
-    piece_of_row = rows.begin + tile * PER_ROWS + tl.arange(0, PER_ROWS)
-    row_exists = piece_of_row < rows.end
-    row = tl.load(rows.into + piece_of_row, mask=row_exists, other=0)
-    into = sums + (at * rows.size + row.to(tl.int64)[:, None]) * columns.size
+    piece_of_row = tile * PER_ROWS + tl.arange(0, PER_ROWS)
+    row_exists = piece_of_row < row_count
+    row = tl.load(rows + 4 * piece_of_row + 2, mask=row_exists, other=0)
+    into = sums + (at * height + row.to(tl.int64)[:, None]) * width
     total = tl.zeros((PER_ROWS, PER_COLUMNS), tl.float32)
-    met, end = _tiles_met(columns, start, stop, PER_COLUMNS)
+    met, end = _tiles_met(columns, column_count, start, stop, PER_COLUMNS)
     for across in range(met, end):
-        kv_idx, there = _slots(columns, across, BLOCK_N, COLUMN_SLOT)
+        kv_idx, there = _slots(columns, column_count, across, BLOCK_N, COLUMN_SLOT)
         keys = rows_of(key, batch, head // GROUP + 0 * kv_idx, kv_idx, there, HEAD_DIM)
         x = scores(
             q, keys.T, q_idx[:, None], kv_idx[None, :], batch, head, shape, steps, bias, UPCAST
@@ -138,7 +125,8 @@ def pooled_kernel(
         whole = rows_whole & (tl.min(there.to(tl.int32), 0) > 0)
         kv_first = tl.min(tl.where(there, kv_idx, FAR), 0)
         kv_last = tl.max(tl.where(there, kv_idx, -1), 0)
-        if (kv_first < every_start) | (kv_last >= every_stop) | (whole == 0):
+        edge = (kv_first < every_start) | (kv_last >= every_stop) | (whole == 0)
+        if edge:
             of_key = kv_idx
             if limits.first is not None:
                 of_key, _ = document(limits, batch, head, kv_idx, there & (kv_idx < kv_end))
@@ -147,20 +135,23 @@ def pooled_kernel(
                 head, shape, limits, keep,
             )  # fmt: skip
             x = tl.where(seen & here[:, None] & there[None, :], x, float("-inf"))
-        weights = tl.exp2(x * steps.to_bits - lse_bits[:, None])
+        weights = weights_of(x, top[:, None], above[:, None], steps)
+        if edge:
+            # In a row of NaN not even a score of -inf makes 0.
+            weights = tl.where(x == float("-inf"), 0.0, weights)
         by_slot = tl.sum(tl.reshape(weights, (BLOCK_M, PER_COLUMNS, COLUMN_SLOT)), 2)
         mass = tl.sum(tl.reshape(by_slot, (PER_ROWS, ROW_SLOT, PER_COLUMNS)), 1)
-        piece = columns.begin + across * PER_COLUMNS + tl.arange(0, PER_COLUMNS)
-        exists = piece < columns.end
-        opens = tl.load(columns.opens + piece, mask=exists, other=1)
+        piece = across * PER_COLUMNS + tl.arange(0, PER_COLUMNS)
+        exists = piece < column_count
+        opens = tl.load(columns + 4 * piece + 3, mask=exists, other=1)
         total = tl.where(opens[None, :] != 0, mass, total + mass)
-        span = tl.load(columns.into + piece, mask=exists, other=0)
+        span = tl.load(columns + 4 * piece + 2, mask=exists, other=0)
         stored = row_exists[:, None] & exists[None, :]
         # A span is stored after each of its pieces: the mask may hide the last of them.
         tl.store(into + span[None, :], total, mask=stored)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pieces", "spans", "width"])
 def joined_kernel(sums, first, answers, pieces, spans, width, BLOCK: tl.constexpr):
     """One span of queries of one head: the rows of its pieces added in order, in float64.
 

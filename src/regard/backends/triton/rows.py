@@ -26,6 +26,7 @@ from regard.backends.triton.tile import (
     FAR,
     LN2,
     LOG2E,
+    Norms,
     allowed,
     document,
     keys_seen,
@@ -38,12 +39,16 @@ from regard.backends.triton.tile import (
 
 __all__ = ["RowAnswers", "listed", "rows_kernel"]
 
+# In bits; in float32 2^-200 is 0, and a product of either with 0 is 0.
+LEAST, MOST = tl.constexpr(-200.0), tl.constexpr(1e9)
+
 
 class RowAnswers(NamedTuple):
     """Where the answers go; None: not asked.
 
     Attributes:
         lse: natural logsumexp, float32, (batch, num_heads, q_len).
+        norms: what makes weights of scores; of the same shape.
         entropy: in nats, of the same shape.
         mass: the sum of the weights.
         value: the largest weight.
@@ -53,6 +58,7 @@ class RowAnswers(NamedTuple):
     """
 
     lse: Any
+    norms: Norms
     entropy: Any
     mass: Any
     value: Any
@@ -134,32 +140,37 @@ def rows_kernel(
             maxima, best_tiles = listed(best, first // BLOCK_N, maxima, best_tiles)
         higher = tl.maximum(top, best)
         from_here = tl.where(higher == float("-inf"), 0.0, higher)
-        fall = tl.where(top == float("-inf"), 0.0, (top - from_here) * steps.to_bits)
+        # Times a sum of 0 they make 0, also where they were -inf.
+        fall = tl.maximum((top - from_here) * steps.to_bits, LEAST)
         # Scaled first, a fused multiply-add would take a rounded product from an exact one.
         below = (x - from_here[:, None]) * steps.to_bits
         powers = tl.exp2(below)
         if answers.entropy is not None:
-            # Times a weight of 0 it makes 0, also where it was -inf.
-            product = tl.sum(powers * tl.maximum(below, -200.0), 1)
+            product = tl.sum(powers * tl.maximum(below, LEAST), 1)
             expected = tl.exp2(fall) * (expected + fall * total) + product
         total = total * tl.exp2(fall) + tl.sum(powers, 1)
         top = higher
 
     empty = total == 0
-    reference = tl.where(empty, 0.0, top * steps.to_bits)
+    reference = tl.where(empty, 0.0, top * (steps.to_bits * LN2))
     above = tl.log2(tl.where(empty, 1.0, total))
+    lse = reference + above * LN2
     share = tl.where(empty, 0.0, tl.where(total == total, 1.0, total))  # NaN in a row of NaN
     if sink is not None:
-        logit = tl.load(sink + batch * shape.num_heads + head) * LOG2E
-        larger = tl.maximum(reference, logit)
-        of_sink = tl.where(logit == larger, 1.0, tl.exp2(logit - larger))  # inf - inf is NaN
-        both = total * tl.exp2(reference - larger) + of_sink
-        with_sink = tl.where(empty, 0.0, tl.log2(both) + (larger - reference))
-        share = tl.where(empty, 0.0, tl.exp2(above - with_sink))
-        above = with_sink
+        logit = tl.load(sink + batch * shape.num_heads + head)
+        bits = (logit - reference) * LOG2E
+        # Beside a row at the lowest number a finite sink is not infinitely far above.
+        bits = tl.where(logit < float("inf"), tl.minimum(bits, MOST), bits)
+        rise = tl.maximum(bits, 0.0)
+        of_sink = tl.where(bits > 0, 1.0, tl.exp2(bits))
+        both = tl.log2(total * tl.exp2(-rise) + of_sink)
+        lse = tl.maximum(reference, logit) + both * LN2
+        share = tl.where(empty, 0.0, tl.exp2(above - rise - both))
+        above = tl.where(empty, 0.0, rise + both)
     at = (batch * shape.num_heads + head).to(tl.int64) * shape.q_len + q_idx
-    lse = tl.where(empty, float("-inf"), (reference + above) * LN2)
-    tl.store(answers.lse + at, lse, mask=here)
+    tl.store(answers.lse + at, tl.where(empty, float("-inf"), lse), mask=here)
+    tl.store(answers.norms.top + at, top, mask=here)
+    tl.store(answers.norms.above + at, above, mask=here)
     if answers.entropy is not None:
         entropy = (above * share - expected * tl.exp2(-above)) * LN2
         entropy = tl.where(empty | (entropy < 0), 0.0, entropy)  # below 0 by rounding only
@@ -167,8 +178,9 @@ def rows_kernel(
     if answers.mass is not None:
         tl.store(answers.mass + at, share, mask=here)
     if answers.value is not None:
-        tl.store(answers.value + at, tl.where(empty, 0.0, tl.exp2(-above)), mask=here)
-        tl.store(answers.index + at, index.to(tl.int64), mask=here)
+        none = empty | (top == float("inf"))
+        tl.store(answers.value + at, tl.where(none, 0.0, tl.exp2(-above)), mask=here)
+        tl.store(answers.index + at, tl.where(none, -1, index).to(tl.int64), mask=here)
     if answers.tiles is not None:
         into = answers.tiles + at[:, None] * K + tl.arange(0, K)[None, :]
         tl.store(into, best_tiles, mask=here[:, None])

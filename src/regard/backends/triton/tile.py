@@ -28,15 +28,16 @@ __all__ = [
     "LN2",
     "LOG2E",
     "Limits",
+    "Norms",
     "Plane",
     "Shape",
     "Steps",
     "Tokens",
     "allowed",
     "document",
-    "in_bits",
     "keys_seen",
     "kv_end_of",
+    "norms_of",
     "packed_rows",
     "product_by_parts",
     "queries_seen",
@@ -44,6 +45,7 @@ __all__ = [
     "scores",
     "stepped",
     "tile_of",
+    "weights_of",
 ]
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -84,6 +86,21 @@ class Steps(NamedTuple):
     scale: float
     softcap: float | None
     to_bits: float
+
+
+class Norms(NamedTuple):
+    """What makes weights of the scores of each row, float32, (batch, num_heads, q_len).
+
+    Their sum is the logsumexp, and more than it: beside a largest score of -1e9, a float32 has no
+    room for the log of a sum.
+
+    Attributes:
+        top: the largest score; -inf in a row without keys.
+        above: how many bits the logsumexp lies above it.
+    """
+
+    top: Any
+    above: Any
 
 
 class Limits(NamedTuple):
@@ -291,10 +308,17 @@ def queries_seen(kv_first, kv_last, kv_end, shape, limits, keep):
 
 
 @triton.jit
-def in_bits(lse, at, here):
-    """Logsumexps in bits; inf where there is no query, or none of its keys may be attended to.
+def norms_of(norms, at, here):
+    """The norms of some rows; a row without keys has a largest score of inf, and weights of 0."""
+    top = tl.load(norms.top + at, mask=here, other=float("inf"))
+    above = tl.load(norms.above + at, mask=here, other=0.0)
+    return tl.where(top == float("-inf"), float("inf"), top), above
 
-    Whatever score it is taken from, the weight is 0.
+
+@triton.jit
+def weights_of(x, top, above, steps):
+    """The weights of scores, given the norms of their rows.
+
+    The largest score is taken off first: scaled first, both would be rounded, however near.
     """
-    found = tl.load(lse + at, mask=here, other=float("inf")) * LOG2E
-    return tl.where(found == float("-inf"), float("inf"), found)
+    return tl.exp2((x - top) * steps.to_bits - above)

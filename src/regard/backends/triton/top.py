@@ -21,16 +21,17 @@ import triton.language as tl
 from regard.backends.triton.rows import listed
 from regard.backends.triton.tile import (
     FAR,
-    LOG2E,
     allowed,
     document,
     kv_end_of,
+    norms_of,
     packed_rows,
     product_by_parts,
     rows_of,
     scores,
     stepped,
     tile_of,
+    weights_of,
 )
 
 __all__ = ["top_kernel"]
@@ -45,7 +46,7 @@ def top_kernel(
     bias,
     limits,
     keep,
-    lse,
+    norms,
     tiles,
     values,
     indices,
@@ -112,11 +113,12 @@ def top_kernel(
         its_key = tl.sum(tl.where(slots == other, best_keys, 0), 1)[:, None]
         before = (score == best_scores) & (its_key < best_keys)
         ranks += ((score > best_scores) | before).to(tl.int32)
-    lse_bits = tl.load(lse + at, mask=here, other=0.0) * LOG2E
-    weights = tl.exp2(best_scores * steps.to_bits - lse_bits[:, None])
-    found = best_keys >= 0
+    top, above = norms_of(norms, at, here)
+    weights = weights_of(best_scores, top[:, None], above[:, None], steps)
+    infinite = tl.max(best_scores, 1) == float("inf")
+    found = (best_keys >= 0) & (infinite == 0)[:, None]
     into = at[:, None] * k + ranks
     stored = here[:, None] & (ranks < k)
-    nothing = tl.where(lse_bits == lse_bits, 0.0, lse_bits)[:, None]  # NaN in a row of NaN
+    nothing = tl.where((above == above) | infinite, 0.0, above)[:, None]  # NaN in a row of NaN
     tl.store(values + into, tl.where(found, weights, nothing), mask=stored)
     tl.store(indices + into, tl.where(found, best_keys, -1).to(tl.int64), mask=stored)
