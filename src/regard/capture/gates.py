@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.capture.arithmetic import MULTIPLICATIONS, QUOTIENTS
 from regard.capture.fills import ASSIGNMENTS
 from regard.tracing import Operation
 
@@ -149,11 +150,11 @@ def _factor(operation: Operation, *, dropped: bool) -> Tensor | None:
     if dropped and operation.func in _FILLS:
         _, where, value = operation.args
         return (~where).float() if value == 0 else None
-    if operation.func not in (*_PRODUCTS, *_QUOTIENTS):
+    if operation.func not in (*MULTIPLICATIONS, *QUOTIENTS):
         return None
     by: Any = operation.args[1]
     factor = by if isinstance(by, Tensor) else torch.tensor(float(by))
-    return factor if operation.func in _PRODUCTS else factor.reciprocal()
+    return factor if operation.func in MULTIPLICATIONS else factor.reciprocal()
 
 
 def sums_to_one(numbers: Tensor, dim: int) -> bool:
@@ -201,8 +202,6 @@ _DROPOUTS = (
     *(aten.dropout.default, aten.dropout_.default, aten.native_dropout.default),
     *(aten.feature_dropout.default, aten.feature_dropout_.default),
 )
-_PRODUCTS = (aten.mul_.Tensor, aten.multiply_.Tensor)
-_QUOTIENTS = (aten.div_.Tensor, aten.divide_.Tensor, aten.true_divide_.Tensor)
 _FILLS = (aten.masked_fill_.Scalar, aten.masked_fill_.Tensor)
 CHANCE = frozenset(
     (

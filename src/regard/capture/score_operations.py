@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from regard.capture.arithmetic import DIFFERENCES, MULTIPLICATIONS, QUOTIENTS, SUMS, alpha_of
 from regard.capture.axes import Axes
 from regard.capture.changes import Changes, stepped
 from regard.capture.fills import ASSIGNMENTS, assigned, marked
@@ -77,11 +78,19 @@ class ScoreOperations:
 
     def add(self, operation: Operation) -> None:
         """A sum."""
-        self._add(operation, float(operation.kwargs.get("alpha", 1)))
+        self._add(operation, alpha_of(operation))
 
     def subtract(self, operation: Operation) -> None:
         """A difference."""
-        self._add(operation, -float(operation.kwargs.get("alpha", 1)))
+        self._add(operation, -alpha_of(operation))
+
+    def subtract_from(self, operation: Operation) -> None:
+        """A number less the scores."""
+        source, number = operation.args[:2]
+        factor = -alpha_of(operation)
+        self._changes.extend(
+            operation, source, lambda axes: Times(factor, axes), lambda axes: Plus(number, axes)
+        )
 
     def _add(self, operation: Operation, factor: float) -> None:
         source, other = operation.args[:2]
@@ -389,18 +398,12 @@ COPIES = (
 """The operations that copy a tensor, where that is needed."""
 
 _OPERATIONS: dict[str, tuple[Callable[..., Any], ...]] = {
-    "add": (aten.add.Tensor, aten.add_.Tensor),
-    "subtract": (
-        *(aten.sub.Tensor, aten.sub_.Tensor, aten.subtract.Tensor, aten.subtract_.Tensor),
-    ),
-    "multiply": (
-        *(aten.mul.Tensor, aten.mul_.Tensor, aten.multiply.Tensor, aten.multiply_.Tensor),
-    ),
+    "add": SUMS,
+    "subtract": DIFFERENCES,
+    "subtract_from": (aten.rsub.Scalar,),
+    "multiply": MULTIPLICATIONS,
     "negate": (aten.neg.default, aten.neg_.default, aten.negative.default),
-    "divide": (
-        *(aten.div.Tensor, aten.div_.Tensor, aten.divide.Tensor, aten.divide_.Tensor),
-        *(aten.true_divide.Tensor, aten.true_divide_.Tensor),
-    ),
+    "divide": QUOTIENTS,
     "tanh": (aten.tanh.default, aten.tanh_.default),
     "where": (*(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf),),
     "assign": tuple(func for func in ASSIGNMENTS if func is not aten.copy_.default),

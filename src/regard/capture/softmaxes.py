@@ -14,6 +14,7 @@ from typing import TypeGuard, cast
 import torch
 from torch import Tensor
 
+from regard.capture.arithmetic import MULTIPLICATIONS, QUOTIENTS, SUMS, alpha_of
 from regard.capture.axes import Axes, contiguous
 from regard.capture.changes import Changes
 from regard.capture.gates import sums_to_one
@@ -177,7 +178,7 @@ class Softmaxes:
         totals = self._totals_of(source)
         if totals is None:
             totals, other = self._totals_of(other), source
-        if totals is None or operation.kwargs.get("alpha", 1) != 1:
+        if totals is None or alpha_of(operation) != 1:
             self._steps.add(operation)
             return
         beside = (*totals.beside, other)
@@ -343,12 +344,7 @@ _OPERATIONS: dict[str, tuple[Callable[..., object], ...]] = {
     ),
     "exp": (aten.exp.default, aten.exp_.default, *_BASES),
     "sum": (aten.sum.dim_IntList,),
-    "add": (aten.add.Tensor, aten.add_.Tensor),
-    "multiply": (
-        *(aten.mul.Tensor, aten.mul_.Tensor, aten.multiply.Tensor, aten.multiply_.Tensor),
-    ),
-    "divide": (
-        *(aten.div.Tensor, aten.div_.Tensor, aten.divide.Tensor, aten.divide_.Tensor),
-        *(aten.true_divide.Tensor, aten.true_divide_.Tensor),
-    ),
+    "add": SUMS,
+    "multiply": MULTIPLICATIONS,
+    "divide": QUOTIENTS,
 }
