@@ -125,6 +125,18 @@ def test_parts_are_ranges_of_tokens_and_patterns(run: Run, recorded: str) -> Non
         pytest.param(("-p", "a=xyz"), "pattern has 'xyz' for 'a'", id="nothing found"),
         pytest.param(("-p", "a=("), "pattern has '('; it is no", id="no pattern"),
         pytest.param(("--by", "line"), "Invalid value for '--by'", id="unknown cut"),
+        pytest.param(
+            ("-p", "a=1:5", "-p", "a=6:8"),
+            "part has 'a' twice; each name must stand for one part.\n"
+            "    Name the second one otherwise, --part 'a 2=6:8'.\n",
+            id="a part twice",
+        ),
+        pytest.param(
+            ("-p", "a=1:5", "-q", "b=1:3", "-q", "b=Who .*"),
+            "query has 'b' twice; each name must stand for one part.\n"
+            "    Name the second one otherwise, --query 'b 2=Who .*'.\n",
+            id="a query twice",
+        ),
     ],
 )
 def test_parts_that_are_wrong_are_one_clear_error(

@@ -147,6 +147,11 @@ def _named(
                 f"{option} is {written!r}; it must be NAME=START:STOP or NAME=PATTERN.\n"
                 f"    Write for example --{option} 'question=Who .*'."
             )
+        if name in found:
+            raise ValueError(
+                f"{option} has {name!r} twice; each name must stand for one part.\n"
+                f"    Name the second one otherwise, --{option} '{name} 2={what}'."
+            )
         numbers = _RANGE.fullmatch(what)
         if numbers:
             found[name] = (int(numbers[1]), int(numbers[2]))
