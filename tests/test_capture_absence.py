@@ -244,9 +244,25 @@ class Transformed(nn.Module):
         return (x @ self.there).abs() @ self.back
 
 
+class Mixed(nn.Module):
+    """Several streams of features, mixed by factors that a layer gives, as AltUp does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factors = nn.Linear(22, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        streams = x.expand(2, *x.shape[-3:]).permute(1, 2, 3, 0)
+        mixed = streams @ self.factors(streams[..., 0]).unflatten(-1, (2, 2))
+        mixed = mixed.permute(3, 0, 1, 2) + x
+        mixed[1:] += mixed[:1].sin()
+        return mixed
+
+
 @pytest.mark.parametrize(
     "model",
     [
+        pytest.param(nn.Sequential(Mixed(), Mixed()), id="mixed streams"),
         pytest.param(Unlike(positions), id="a part of an attention"),
         pytest.param(Unlike(filters), id="no third factor"),
         pytest.param(Unlike(turned), id="matrices"),
