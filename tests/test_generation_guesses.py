@@ -158,6 +158,24 @@ def test_layers_that_are_not_kept_do_not_count_guesses_either() -> None:
     assert torch.equal(seen[name].to_dense(), whole[name].to_dense())
 
 
+def test_rows_that_saw_the_keys_of_guesses_keep_them() -> None:
+    # With a used cache, this generate reads all of the text again, under a mask that is too short.
+    model, asked = built("gemma 3, windows"), [regard.Entropy(), regard.Sum(-2)]
+    found = list[regard.Recording]()
+    for keep in (asked, "qk"):
+        with regard.observe(model, keep=keep) as seen:
+            first = model.generate(TEXT, **LOOKUP)
+            again = torch.cat([first.sequences, TEXT[:, :5]], 1)
+            model.generate(again, past_key_values=first.past_key_values, **LOOKUP)
+        found.append(seen)
+    answers, whole = found
+    assert list(answers) == list(whole)
+    for name, matrix in whole.items():
+        for reduction in asked:
+            kept = answers.kept[name][reduction]
+            torch.testing.assert_close(kept, matrix.reduce(reduction), atol=1e-5, rtol=0)
+
+
 class Interrupted(LogitsProcessor):
     """Raises when a text has a length."""
 

@@ -285,7 +285,7 @@ class Keeper:
             source = replace(source, key=source.key[..., :1, :, :])
         guesses = self._guesses.among(q_len)
         sure = q_len - guesses
-        found = self._steps.follow(name, source, part.mask)
+        found = self._steps.follow(name, source, part.mask, guesses)
         if found is None:
             copied = self._shelf.copy(source.key)
             run = self._steps.begin(name, source, part.mask, copied, guesses)

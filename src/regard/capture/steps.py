@@ -151,8 +151,7 @@ class Steps:
         sink_bias = None if source.sink_bias is None else source.sink_bias.clone()
         last_query, before = source.query[..., -1:, :].clone(), stop - q_len
         runs = self._runs.setdefault(name, [])
-        # A guess that the query before it does not see came with a key of its own.
-        brings = guesses > 0 and visible_stop(source, mask, q_len - 1) < stop
+        brings = guesses > 0 and _are_unseen(guesses, source, mask, stop)
         run = Run(
             *(_traits(source), sink_bias, last_query, keys, stop - guesses * brings),
             *(q_len - guesses, before, guesses, next(self._clock), 1 + guesses),
@@ -164,13 +163,16 @@ class Steps:
         runs.append(run)
         return run
 
-    def follow(self, name: str, source: QueryKey, mask: Mask | None) -> tuple[Run, Place] | None:
+    def follow(
+        self, name: str, source: QueryKey, mask: Mask | None, guesses: int
+    ) -> tuple[Run, Place] | None:
         """The earlier calls of a layer that a call goes on from, and where; None: there are none.
 
         Args:
             name: of the module.
             source: of the call.
             mask: bound to the shape of the call's matrix.
+            guesses: how many of its queries are guesses.
         """
         traits = _traits(source)
         if traits is None:
@@ -181,7 +183,7 @@ class Steps:
                 continue
             if found is not None and not _in_turn(run, found[0]):
                 break
-            place = self._staying(run, source) or self._growing(run, source, mask)
+            place = self._staying(run, source) or self._growing(run, source, mask, guesses)
             if place is not None:
                 found = run, place
             elif found is not None:
@@ -253,12 +255,14 @@ class Steps:
                 return place
         return None
 
-    def _growing(self, run: Run, source: QueryKey, mask: Mask | None) -> Place | None:
+    def _growing(self, run: Run, source: QueryKey, mask: Mask | None, guesses: int) -> Place | None:
         """The place of a call that begins with keys of the calls before and brings its own."""
         q_len, stop = source.query.shape[-2], visible_stop(source, mask)
         known = stop - q_len
         if known < 1 or run.grows is False:
             return None
+        if guesses and not _are_unseen(guesses, source, mask, stop):
+            return None  # what others saw stays
         key, base = _at(source.key[..., :known, :], run), run.kv_len - known
         there = run.keys[..., max(base, 0) : run.kv_len, :]
         origins = _origins(_entries(there), _entries(key)) if base >= 0 else None
@@ -305,6 +309,8 @@ def order_since(place: int, orders: Sequence[tuple[int, Order]]) -> Order | None
 def visible_stop(source: QueryKey, mask: Mask | None, rows: int | None = None) -> int:
     """One past the last key that the last query may attend to: after it a cache is empty.
 
+    A query that may attend to nothing tells nothing: then all keys count.
+
     Args:
         source: of the scores.
         mask: bound to their shape; None: all keys.
@@ -325,7 +331,13 @@ def visible_stop(source: QueryKey, mask: Mask | None, rows: int | None = None) -
         seen = _seen(source, mask, Box(leading, row, columns)).nonzero()
         if len(seen):
             return columns.start + int(seen[-1]) + 1
-    return some.start
+    return kv_len
+
+
+def _are_unseen(guesses: int, source: QueryKey, mask: Mask | None, stop: int) -> bool:
+    """Whether guesses came with keys of their own, which the query before them does not see."""
+    sure = source.query.shape[-2] - guesses
+    return visible_stop(source, mask, sure) <= stop - guesses
 
 
 def _seen(source: QueryKey, mask: Mask | None, box: Box) -> Tensor:
@@ -340,7 +352,7 @@ def _seen(source: QueryKey, mask: Mask | None, box: Box) -> Tensor:
     if source.bias is not None:
         bias = source.bias.expand(*source.bias.shape[:-2], *source.shape[-2:])
         seen = seen & (bias[..., box.rows, box.columns] > FAR)
-    return seen.reshape(-1, seen.shape[-1]).any(0)
+    return seen.flatten(0, -2).any(0)
 
 
 def _traits(source: QueryKey) -> Hashable:
