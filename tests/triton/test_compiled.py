@@ -102,6 +102,8 @@ CASES = {
     "transposed-steps": replace(_transposed(128, torch.bfloat16), options=_all_steps),
     "transposed-float32": _transposed(64, torch.float32),
     "transposed-float32-d256": _transposed(256, torch.float32),
+    "transposed-float32-kept": replace(_transposed(128, torch.float32), options=_kept),
+    "transposed-float32-kept-d256": replace(_transposed(256, torch.float32), options=_kept),
     "top-64": Case((regard.TopK(64),), ("rows_kernel", "top_kernel")),
     "all": Case(*EVERY),
     "all-d64": Case(*EVERY, head_dim=64, group=1),

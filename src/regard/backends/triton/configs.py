@@ -57,6 +57,8 @@ def config(
     """
     hopper = capability[0] in (9, 10)  # 12, the consumers', has less than half the shared memory
     if kernel == "products" and dtype == torch.float32:
+        if crowded:
+            return Config(16, 32 if head_dim <= 128 else 16, 8, 2)
         return Config(64, 32, 8, 2) if head_dim <= 128 else Config(16, 32, 8, 1)
     if kernel == "products" and head_dim > 128:
         return Config(32, 64, 8, 2)
