@@ -20,7 +20,6 @@ from regard.backends.choose import BACKENDS
 pytest.importorskip("triton", reason="the kernels need triton: pip install 'regard[gpu]'")
 
 from triton.compiler.errors import CompilationError
-from triton.errors import TritonError
 from triton.runtime.errors import OutOfResources, PTXASError
 
 from regard.backends.triton import backend, naive
@@ -380,84 +379,94 @@ def test_a_question_without_a_kernel_goes_to_blocks_without_a_word(
     assert isinstance(chosen(matrix, *asked), Blocks)
 
 
-def too_much_memory(*_: Any, **__: Any) -> Any:
-    raise torch.OutOfMemoryError
+def failing(error: Exception) -> Callable[..., Any]:
+    """A launch that raises this."""
 
+    def launch(*_: Any, **__: Any) -> Any:
+        raise error
 
-def too_large_a_tile(*_: Any, **__: Any) -> Any:
-    raise OutOfResources(200000, 101376, "shared memory")
-
-
-def no_c_compiler(*_: Any, **__: Any) -> Any:
-    raise RuntimeError("Failed to find C compiler. Please specify via CC")
-
-
-def no_headers(*_: Any, **__: Any) -> Any:
-    raise CalledProcessError(1, ["cc", "main.c"])
-
-
-def unknown_to_ptxas(*_: Any, **__: Any) -> Any:
-    raise PTXASError("Value 'sm_121'\n is not defined")
-
-
-def not_compiled(*_: Any, **__: Any) -> Any:
-    raise CompilationError(None, None, "no such operation")
-
-
-def broken(*_: Any, **__: Any) -> Any:
-    raise RuntimeError("an illegal memory access was encountered")
+    return launch
 
 
 @pytest.mark.parametrize(
-    ("fails", "reason"),
+    ("error", "reason"),
     [
-        pytest.param(too_much_memory, "the memory of the GPU is full", id="memory"),
+        pytest.param(torch.OutOfMemoryError(), "the memory of the GPU is full", id="memory"),
         pytest.param(
-            too_large_a_tile,
+            OutOfResources(200000, 101376, "shared memory"),
             "a multiprocessor of this GPU is too small for a tile (out of resource: shared memory, "
             "Required: 200000, Hardware limit: 101376. Reducing block sizes or `num_stages` may "
             "help.)",
             id="tile",
         ),
         pytest.param(
-            no_c_compiler,
+            RuntimeError("Failed to find C compiler. Please specify via CC"),
             "this machine does not compile them (Failed to find C compiler. Please specify via CC)",
             id="c-compiler",
         ),
         pytest.param(
-            no_headers,
+            CalledProcessError(1, ["cc", "main.c"]),
             "this machine does not compile them (Command '['cc', 'main.c']' returned non-zero exit "
             "status 1.)",
             id="c-headers",
         ),
         pytest.param(
-            unknown_to_ptxas,
+            PermissionError(13, "Permission denied", "/root/.triton"),
+            "this machine does not compile them ([Errno 13] Permission denied: '/root/.triton')",
+            id="unwritable-cache",
+        ),
+        pytest.param(
+            RuntimeError("Could not create or locate cache dir"),
+            "this machine does not compile them (Could not create or locate cache dir)",
+            id="cache",
+        ),
+        pytest.param(
+            AssertionError("libcuda.so cannot found!\nPlease make sure GPU is set up"),
+            "this machine does not compile them (libcuda.so cannot found! Please make sure GPU is "
+            "set up)",
+            id="libcuda",
+        ),
+        pytest.param(
+            RuntimeError("0 active drivers ([]). There should only be one."),
+            "this machine does not compile them (0 active drivers ([]). There should only be one.)",
+            id="driver",
+        ),
+        pytest.param(
+            PTXASError("Value 'sm_121'\n is not defined"),
             "this machine does not compile them (PTXAS error: Value 'sm_121' is not defined)",
             id="ptxas",
         ),
         pytest.param(
-            not_compiled,
+            CompilationError(None, None, "no such operation"),
             "this machine does not compile them (<source unavailable> no such operation)",
             id="compiler",
         ),
     ],
 )
 def test_where_a_machine_cannot_run_a_kernel_blocks_answer(
-    fails: Callable[..., Any], reason: str, interpreted: None, monkeypatch: pytest.MonkeyPatch
+    error: Exception, reason: str, interpreted: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Launch, "rows", fails)
+    monkeypatch.setattr(Launch, "rows", failing(error))
     backend.say_once.cache_clear()
     with pytest.warns(RuntimeWarning) as said:
         answers = backend.Triton(instead=Blocks()).reduce(A.source, None, [STATISTIC])
     assert torch.equal(answers[0], A.entropy())
     assert [str(warning.message) for warning in said] == [warning_of(reason)]
-    with pytest.raises((RuntimeError, TritonError, CalledProcessError)):
+    with pytest.raises(type(error)):
         A.reduce(STATISTIC, backend="triton")
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(RuntimeError("an illegal memory access was encountered"), id="cuda"),
+        pytest.param(AssertionError(), id="a mistake of ours"),
+    ],
+)
 def test_an_error_that_is_not_the_machines_is_raised(
-    interpreted: None, monkeypatch: pytest.MonkeyPatch
+    error: Exception, interpreted: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Launch, "rows", broken)
-    with pytest.raises(RuntimeError, match="an illegal memory access was encountered"):
+    monkeypatch.setattr(Launch, "rows", failing(error))
+    with pytest.raises(type(error)) as raised:
         backend.Triton(instead=Blocks()).reduce(A.source, None, [STATISTIC])
+    assert raised.value is error

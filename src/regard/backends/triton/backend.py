@@ -37,6 +37,8 @@ LEAST_CAPABILITY = (8, 0)
 MAX_OVERLAP = 4
 LEAST_HEIGHT = 32  # of a tile that spans are cut for, in queries: a plan counts the most pieces
 ANSWERED = (LogSumExp, Entropy, Sum, Max, TopK, Pool, Segments, TransposedOutput)
+# What Triton says, in no error of its own, of a machine without a compiler, a driver or a folder.
+MACHINES = ("C compiler", "active drivers", "libcuda", "cache dir")
 _FUSED = Fused()
 _META = torch.device("meta")
 _NO_GRAPH = "regard launches its Triton kernels beside the graph"
@@ -110,9 +112,9 @@ def _of_machine(error: Exception) -> str | None:
             return "the memory of the GPU is full"
         case OutOfResources():
             return f"a multiprocessor of this GPU is too small for a tile ({said})"
-        case CompilationError() | PTXASError() | CalledProcessError():
+        case CompilationError() | PTXASError() | CalledProcessError() | OSError():
             return f"this machine does not compile them ({said})"
-        case RuntimeError() if "C compiler" in said:
+        case RuntimeError() | AssertionError() if any(words in said for words in MACHINES):
             return f"this machine does not compile them ({said})"
         case _:
             return None
