@@ -133,7 +133,7 @@ def test_a_row_at_the_lowest_number_leaves_all_to_its_sink(device: torch.device)
 
 @pytest.mark.parametrize("near", [100.0, 1e4, 1e6], ids=str)
 def test_how_large_scores_are_costs_a_weight_nothing(near: float, device: torch.device) -> None:
-    query, key = given()
-    A = regard.attend(query, key, bias=torch.full((KV_LEN,), near)).to(device)
+    query, key = (tokens.round() for tokens in given())  # so that every pass has the same scores
+    A = regard.attend(query, key, scale=0.25, bias=torch.full((KV_LEN,), near)).to(device)
     mass = A.reduce(regard.Sum(-2), backend="triton").sum()
-    torch.testing.assert_close(float(mass), float(Q_LEN), rtol=1e-6, atol=0)
+    torch.testing.assert_close(float(mass), float(Q_LEN), rtol=3e-6, atol=0)

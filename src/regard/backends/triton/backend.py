@@ -49,7 +49,7 @@ class Triton(Backend):
     """Every statistic of rows and columns in one pass over tiles that never leave the registers.
 
     The rows are read once for all that is asked of them; what is asked of the columns, of cells
-    and of the largest weights takes one more pass each, given the logsumexp. ``Output`` beside
+    and of the largest weights takes one more pass each, given their norms. ``Output`` beside
     them goes to the fused kernels. Answers have no gradients.
 
     Attributes:
