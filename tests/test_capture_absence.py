@@ -5,6 +5,7 @@ import re
 import threading
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -41,15 +42,37 @@ def test_a_model_that_ran_on_another_thread_is_told_to_run_on_this_one() -> None
     assert refusal(model, run) == f"no attention was seen in Stack; {NOT_RUN}"
 
 
+class Multihead(nn.Module):
+    """PyTorch's own module, on its fast path and off it."""
+
+    def __init__(self, fast: bool) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(22, 2, batch_first=True).train(not fast)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, x, x)[0]
+
+
 @pytest.mark.parametrize(
     ("model", "given"),
     [
         pytest.param(nn.Linear(22, 2), noise(3, 22), id="no attention in it"),
         pytest.param(ImportedByName(), noise(3, 0, 22), id="no tokens"),
+        pytest.param(ImportedByName(), noise(0, 3, 22), id="no texts"),
+        *(
+            pytest.param(Multihead(fast), given, id=f"{kind}, multi-head, fast={fast}")
+            for fast in (False, True)
+            for kind, given in (("no tokens", noise(3, 0, 22)), ("no texts", noise(0, 3, 22)))
+        ),
     ],
 )
-def test_a_model_without_attention_over_tokens_says_so(model: nn.Module, given: Tensor) -> None:
-    assert refusal(model, lambda: model(given)) == (
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_a_model_without_attention_over_tokens_says_so(
+    model: nn.Module, given: Tensor, mode: Callable[[], Any]
+) -> None:
+    with mode():
+        said = refusal(model, lambda: model(given))
+    assert said == (
         f"no attention was seen in {type(model).__name__}; its modules ran, and ran no attention "
         "over tokens that observe knows.\n"
         "    observe sees softmax attention that PyTorch or flash-attn runs on this thread, and no "

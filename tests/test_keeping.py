@@ -369,6 +369,17 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         "path is an int; it takes the path of a file.\n"
         '    Pass for example path="run.safetensors".',
     ),
+    "path, empty": (
+        {"path": ""},
+        ValueError,
+        'path is empty; it takes the path of a file.\n    Pass for example path="run.safetensors".',
+    ),
+    "path, a null character": (
+        {"path": "run\0"},
+        ValueError,
+        "path is 'run\\x00', with a null character; no file has one in its name.\n"
+        '    Pass for example path="run.safetensors".',
+    ),
     "progress, a number": (
         {"progress": 3},
         TypeError,

@@ -3,7 +3,7 @@
 import os
 import re
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -165,6 +165,66 @@ def test_a_folder_is_no_file_to_write_to(tmp_path: Path) -> None:
         Writer(tmp_path)
 
 
+EXAMPLE = '\n    Pass for example path="run.safetensors".'
+NO_PATHS: dict[str, tuple[Any, type[Exception], str]] = {
+    "empty": ("", ValueError, "path is empty; it takes the path of a file."),
+    "a null character": (
+        "run\0",
+        ValueError,
+        "path is 'run\\x00', with a null character; no file has one in its name.",
+    ),
+    "bytes": (b"run", TypeError, "path is a bytes; it takes the path of a file."),
+    "a number": (3, TypeError, "path is an int; it takes the path of a file."),
+}
+
+
+@pytest.mark.parametrize(("path", "kind", "message"), NO_PATHS.values(), ids=NO_PATHS)
+@pytest.mark.parametrize("use", [regard.Recording({}).save, regard.load], ids=["save", "load"])
+def test_what_is_no_path_of_a_file_is_said_at_the_door(
+    use: Callable[[Any], object], path: Any, kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=f"^{re.escape(message + EXAMPLE)}$"):
+        use(path)
+
+
+def test_a_file_that_is_being_written_takes_no_second_writer(tmp_path: Path) -> None:
+    path = tmp_path / "run.safetensors"
+    first = Writer(path)
+    message = (
+        f"{path} is being written already; the later of two would replace the other.\n"
+        "    Give each its own path, or end the block of the observe that writes it before."
+    )
+    with pytest.raises(regard.RegardError, match=f"^{re.escape(message)}$"):
+        write(tmp_path / "." / "run.safetensors", layers(a=small()))
+    first.add(*layers(b=small()))
+    first.finish()
+    assert [layer.name for layer in read(path).layers] == ["b"]
+    assert left_in(tmp_path) == ["run.safetensors"]
+
+
+def ended(writer: Writer) -> None:
+    writer.finish()
+
+
+def left(writer: Writer) -> None:
+    writer.abandon()
+
+
+def forgotten(writer: Writer) -> None:
+    """Nobody holds it any more, and nobody has ended it."""
+
+
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <_io.FileIO")  # it was left open
+@pytest.mark.parametrize("end", [ended, left, forgotten])
+def test_a_file_may_be_written_again_when_its_writer_is_gone(
+    end: Callable[[Writer], None], tmp_path: Path
+) -> None:
+    path = tmp_path / "run.safetensors"
+    end(Writer(path))
+    write(path, layers(a=small()))
+    assert [layer.name for layer in read(path).layers] == ["a"]
+
+
 class MyBias(regard.Bias):
     """A bias of somebody's own."""
 
@@ -231,13 +291,17 @@ def test_an_answer_to_somebodys_own_question_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("role", ["query", "key"])
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [(torch.nan, "NaN"), (torch.inf, "an infinity"), (-torch.inf, "an infinity")],
+)
 def test_numbers_that_are_none_are_refused_before_anything_is_written(
-    role: str, tmp_path: Path
+    role: str, number: float, name: str, tmp_path: Path
 ) -> None:
     inputs = {"query": torch.randn(3, 4), "key": torch.randn(3, 4)}
-    inputs[role][1, 2] = torch.nan
+    inputs[role][1, 2] = number
     message = (
-        f"layer 'b' cannot be saved: it has NaN in its {role}; a recording in a file holds "
+        f"layer 'b' cannot be saved: it has {name} in its {role}; a recording in a file holds "
         "numbers.\n    Look at the recording as it is: the first layer with NaN says where it "
         "began."
     )

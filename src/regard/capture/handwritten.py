@@ -128,7 +128,7 @@ class Handwritten:
         self._absence.note_product(operation)
         output = cast(Tensor, operation.output)
         owned = any(self._tracks.is_parameter(tensor) for tensor in tensors_in(operation.args))
-        if (owned and not self._tracks) or output.is_nested:
+        if (owned and not self._tracks) or output.is_nested or not output.numel():
             return
         product = written(operation.func, operation.args, operation.kwargs)
         if product is None or self._meets_value(operation, product, output):

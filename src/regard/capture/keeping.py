@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from regard.capture.shelf import Shelf
 from regard.capture.steps import Run, Steps
 from regard.capture.values import TakeValue, Values
 from regard.capture.wanted import Wanted
-from regard.errors import RegardError, kind_text
+from regard.errors import RegardError, check_path, kind_text
 from regard.layers import Answers, Layer, Origin, Queries, layer_at
 from regard.masks import Mask
 from regard.matrix import AttentionMatrix
@@ -79,6 +78,7 @@ class Keeper:
 
     Raises:
         TypeError: path is no path, or progress cannot be called.
+        ValueError: path is empty.
         RegardError: no file can be written there.
     """
 
@@ -89,13 +89,13 @@ class Keeper:
         path: str | os.PathLike[str] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> None:
-        _check_doors(path, progress)
+        _check_progress(progress)
         self.problems = Problems()
         self._seen = seen
         self._wanted = wanted or Wanted()
-        self._path = None if path is None else Path(path)
-        self._writer = None if path is None else Writer(path)
-        self._shelf = Shelf(self._wanted.device, None if path is None else Path(path).parent)
+        self._path = None if path is None else check_path(path)
+        self._writer = None if self._path is None else Writer(self._path)
+        self._shelf = Shelf(self._wanted.device, None if self._path is None else self._path.parent)
         self._shared = Shared()
         self._places: dict[str, int] = {}
         self._origins: dict[str, Origin] = {}
@@ -467,12 +467,7 @@ def _reason(cause: Exception) -> str:
     return f"{type(cause).__name__}: {cause}"
 
 
-def _check_doors(path: object, progress: object) -> None:
-    if path is not None and not isinstance(path, str | os.PathLike):
-        raise TypeError(
-            f"path is {kind_text(path)}; it takes the path of a file.\n"
-            '    Pass for example path="run.safetensors".'
-        )
+def _check_progress(progress: object) -> None:
     if progress is not None and not callable(progress):
         raise TypeError(
             f"progress is {kind_text(progress)}; it takes a function of one number.\n"

@@ -16,6 +16,7 @@ from regard.capture.calls import NESTED, FusedCall, fused_call
 from regard.capture.flex_calls import AFTER_FLEX_ATTENTION, FLEX_ATTENTION, FlexCalls
 from regard.capture.handwritten import Handwritten
 from regard.capture.keeping import Keeper
+from regard.capture.mixtures import tensors_in
 from regard.capture.values import TakeValue
 from regard.capture.wanted import Wanted
 from regard.linear_maps import LinearMap, watched_products
@@ -256,6 +257,9 @@ class _Watch:
         name = None if self._multiplying or self.absence.is_compiled else operation.module()
         if name is None:
             return
+        if _is_empty(operation.output):
+            self.absence.note_product(operation)
+            return
         if inside:
             name = inside if name == self._root else f"{name}.{inside}"
         self.close()
@@ -286,6 +290,12 @@ class _Watch:
     def _refuse(self, name: str, reason: str, cause: Exception | None = None) -> None:
         if not self._multiplying:
             self._keeper.refuse(name, reason, cause)
+
+
+def _is_empty(output: object) -> bool:
+    """Whether an operation gave nothing: there were no tokens, or no texts."""
+    first = next(tensors_in((output,)), None)
+    return first is not None and not first.is_nested and not first.numel()
 
 
 def _in_turn(first: Listener, second: Listener) -> Listener:

@@ -1,8 +1,10 @@
 """Checks of what a matrix is asked: operands, indices, numbers, spans, and how much it may take."""
 
+import os
 from collections.abc import Mapping, Sequence
 from math import prod
 from operator import index
+from pathlib import Path
 from typing import Any, SupportsIndex, cast
 
 import torch
@@ -16,6 +18,7 @@ __all__ = [
     "check_index_bounds",
     "check_memory",
     "check_operand",
+    "check_path",
     "check_product",
     "check_spans",
     "check_whole",
@@ -24,6 +27,31 @@ __all__ = [
 
 GIB = 2**30
 DENSE_LIMIT = 4 * GIB
+
+
+def check_path(path: object) -> Path:
+    """That something is the path of a file, which may not be there yet.
+
+    Raises:
+        TypeError: no path.
+        ValueError: an empty one, or one that no file can have.
+
+    Example:
+        >>> check_path("run.safetensors").name
+        'run.safetensors'
+    """
+    example = 'Pass for example path="run.safetensors".'
+    is_path = isinstance(path, str | os.PathLike)
+    text = os.fspath(cast("str | os.PathLike[str] | os.PathLike[bytes]", path)) if is_path else None
+    if not isinstance(text, str):
+        raise TypeError(f"path is {kind_text(path)}; it takes the path of a file.\n    {example}")
+    if not text:
+        raise ValueError(f"path is empty; it takes the path of a file.\n    {example}")
+    if "\0" in text:
+        raise ValueError(
+            f"path is {text!r}, with a null character; no file has one in its name.\n    {example}"
+        )
+    return Path(text)
 
 
 def check_product(name: str, operand: object, dtype: torch.dtype) -> Tensor:

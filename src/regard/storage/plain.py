@@ -56,6 +56,7 @@ __all__ = [
     "plain_answers",
     "plain_apart",
     "plain_matrix",
+    "wrong_numbers",
 ]
 
 Plain = dict[str, Any]
@@ -87,6 +88,28 @@ _REDUCTIONS: dict[str, tuple[type[Reduction], tuple[str, ...]]] = {
 
 
 # To plain data
+
+
+def wrong_numbers(role: str, tensor: Tensor) -> str | None:
+    """What a tensor of a recording holds and may not; None where all is as it should be.
+
+    Args:
+        role: of the tensor; a query and a key without bounds have no weights.
+        tensor: of any dtype.
+
+    Example:
+        >>> import torch
+        >>> from regard.storage.plain import wrong_numbers
+        >>> wrong_numbers("key", torch.tensor([1.0, torch.inf]))
+        'an infinity'
+    """
+    if not (tensor.is_floating_point() and tensor.numel()):
+        return None
+    most = tensor.detach().amax()
+    if bool(most.isnan()):
+        return "NaN"
+    infinite = role in ("query", "key") and bool(most.isinf() | tensor.detach().amin().isinf())
+    return "an infinity" if infinite else None
 
 
 def plain_matrix(matrix: AttentionMatrix, put: Put) -> Plain:

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from regard.characters import visible
-from regard.errors import RegardError, check_weights
+from regard.errors import RegardError, check_path, check_weights
 from regard.layers import Answers, Layer, Origin, Queries
 from regard.matrix import AttentionMatrix
 from regard.ranking import Top
 from regard.scores import Given
-from regard.storage.plain import Take, answers_of, apart_of, matrix_of
+from regard.storage.plain import Take, answers_of, apart_of, matrix_of, wrong_numbers
 from regard.storage.writer import FORMAT, KEY
 from regard.tokens import Token
 
@@ -69,6 +69,8 @@ def read(path: str | os.PathLike[str]) -> Stored:
 
     Raises:
         FileNotFoundError: there is no such file.
+        TypeError: path is no path.
+        ValueError: path is empty.
         RegardError: it is no recording, of another format, or damaged.
 
     Example:
@@ -79,7 +81,7 @@ def read(path: str | os.PathLike[str]) -> Stored:
         >>> [layer.name for layer in read("run.safetensors").layers]
         ['a']
     """
-    path = Path(path)
+    path = check_path(path)
     about, tensors = _opened(path)
     if type(about["format"]) is not int or about["format"] != FORMAT:
         raise RegardError(
@@ -219,8 +221,8 @@ def _problem(
     for role, tensor in tensors.items():
         if not tensor.numel():
             continue
-        if tensor.is_floating_point() and bool(tensor.amax().isnan()):
-            return f"NaN in its {role}"
+        if (wrong := wrong_numbers(role, tensor)) is not None:
+            return f"{wrong} in its {role}"
         if tensor.dtype == torch.bool and int(tensor.view(torch.uint8).amax()) > 1:
             return f"something neither true nor false in its {role}"
     for answer in answers.values():

@@ -13,15 +13,16 @@ from contextlib import suppress
 from ctypes import c_char
 from pathlib import Path
 from secrets import token_hex
+from weakref import WeakValueDictionary
 from zlib import crc32
 
 import torch
 from torch import Tensor
 
-from regard.errors import RegardError, dtype_text
+from regard.errors import RegardError, check_path, dtype_text
 from regard.installed import version
 from regard.layers import Layer
-from regard.storage.plain import Plain, plain_answers, plain_apart, plain_matrix
+from regard.storage.plain import Plain, plain_answers, plain_apart, plain_matrix, wrong_numbers
 from regard.tokens import Token, as_tokens
 
 __all__ = ["DTYPES", "FORMAT", "KEY", "Writer", "write"]
@@ -46,6 +47,8 @@ DTYPES = {
 }
 """What safetensors calls the dtypes that a recording holds."""
 
+_OPEN: WeakValueDictionary[Path, "Writer"] = WeakValueDictionary()  # by what each will replace
+
 _GAP = 2**16
 _ALIGNED = 8
 _AT_ONCE = 2**24
@@ -61,8 +64,10 @@ class Writer:
         path: of the file; its folder exists.
 
     Raises:
-        RegardError: no file can be written there; or, when the disk is full, not any more: the
-            partial file is gone then.
+        TypeError: path is no path.
+        ValueError: path is empty.
+        RegardError: no file can be written there, or one is being written already; or, when the
+            disk is full, not any more: the partial file is gone then.
 
     Example:
         >>> import torch, regard
@@ -77,7 +82,7 @@ class Writer:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = check_path(path)
         # A link stays, and what it leads to is written.
         self._target = Path(os.path.realpath(self.path))
         self._partial = self._target.with_name(f"{self._target.name}.{token_hex(4)}.partial")
@@ -95,11 +100,17 @@ class Writer:
                 f"{self.path} is a device, a pipe or the like; a recording replaces files alone.\n"
                 "    Save it under a name of its own."
             )
+        if self._target in _OPEN:
+            raise RegardError(
+                f"{self.path} is being written already; the later of two would replace the other.\n"
+                "    Give each its own path, or end the block of the observe that writes it before."
+            )
         try:
             self._file = self._partial.open("x+b")
             self._file.seek(_GAP)
         except OSError as error:
             raise self._failed(error) from error
+        _OPEN[self._target] = self
 
     def add(self, layer: Layer) -> None:
         """Write one more layer. A tensor that an earlier one holds, too, is written once.
@@ -159,15 +170,21 @@ class Writer:
             os.fsync(self._file.fileno())
             self._file.close()
             self._partial.replace(self._target)
+            self._release()
         except OSError as error:
             self.abandon()
             raise self._failed(error) from error
 
     def abandon(self) -> None:
         """Remove the partial file; the recording is not written."""
+        self._release()
         with suppress(OSError):  # what is still to be written cannot be either
             self._file.close()
         self._partial.unlink(missing_ok=True)
+
+    def _release(self) -> None:
+        if _OPEN.get(self._target) is self:
+            del _OPEN[self._target]
 
     def _written(self, name: str, tensor: Tensor) -> str:
         """The name that a tensor has in the file; it is written where it is not yet there."""
@@ -279,9 +296,9 @@ def _plain_layer(layer: Layer, pending: dict[str, Tensor]) -> Plain:
                 f"its {role} is {dtype_text(tensor.dtype)}; a recording in a file has no such "
                 "numbers.\n    Use A.to(torch.float32), and int64 for whole numbers."
             )
-        if tensor.is_floating_point() and tensor.numel() and bool(tensor.detach().amax().isnan()):
+        if (wrong := wrong_numbers(role, tensor)) is not None:
             raise RegardError(
-                f"it has NaN in its {role}; a recording in a file holds numbers.\n"
+                f"it has {wrong} in its {role}; a recording in a file holds numbers.\n"
                 "    Look at the recording as it is: the first layer with NaN says where it began."
             )
         name = f"{layer.name}/{role}"
