@@ -18,7 +18,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def checked(gpu: Any, *, causal: bool = True) -> list[Any]:
     asked = size(gpu, 61, causal=causal, head_dim=16)
-    return list(gpu.correctness.checked(asked, "cpu", "blocks"))
+    questions = gpu.correctness.TIMED | gpu.correctness.ALONE
+    return list(gpu.correctness.checked(asked, questions, "cpu", "blocks"))
 
 
 def test_right_answers_are_found_right(gpu: Any) -> None:
@@ -36,6 +37,20 @@ def test_all_that_is_timed_of_the_kernels_is_checked_as_it_is_timed(gpu: Any) ->
     ]
     names = [each.name for each in checked(gpu)]
     assert names == [each.name for each in of_kernels] + list(gpu.correctness.ALONE)
+
+
+def test_each_side_is_checked_with_all_heads_that_it_is_timed_with(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    correctness = gpu.correctness
+    monkeypatch.setattr(
+        correctness, "_checked", lambda name, size, *_: correctness.Checked(name, size, 0.0, True)
+    )
+    found = list(correctness.check("cpu"))
+    assert {(each.name, each.size.of_heads) for each in found} >= {
+        (name, size.of_heads) for name in correctness.TIMED for size in gpu.size.sizes()
+    }
+    assert max(each.size.tokens for each in found) == gpu.size.LENGTHS[-1]
 
 
 def test_what_is_rounded_to_bfloat16_twice_may_be_off_by_two_steps_of_it(gpu: Any) -> None:

@@ -1,6 +1,6 @@
 """Is what is timed right: the kernels' answers in bfloat16 beside float64, and at full length."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from benchmarks.gpu.size import GOALS_AT, LENGTHS, Size, inputs
 from benchmarks.tensors import Inputs
 from regard.products import TransposedOutput
 
-__all__ = ["ALONE", "Checked", "asked", "at_length", "check", "checked", "wrong"]
+__all__ = ["ALONE", "TIMED", "Checked", "at_length", "check", "checked", "wrong"]
 
 # Tiles end in the middle of the text, and the last of them is nearly empty. Each width with each
 # group is compared as it is timed: Triton compiles lengths that 16 divides as kernels of their own.
@@ -37,6 +37,8 @@ TOLERANCE = 1e-4
 # Two steps of bfloat16: weights are rounded to be multiplied with an operand in it, and the answer.
 ROUNDED = 2 * 2**-8
 
+# By the name of the side, and as it is timed.
+TIMED: dict[str, Questions] = {side.name: side.asked for side in SIDES if side.asked is not None}
 # What people ask by itself and nobody times; the last so that its answer is not rounded.
 ALONE: dict[str, Questions] = {
     "entropy": lambda _: (regard.Entropy(),),
@@ -47,11 +49,6 @@ ALONE: dict[str, Questions] = {
 Answer = Tensor | tuple[Tensor, Tensor]
 # The error, and whether all is right.
 Compare = Callable[[Inputs, Size], tuple[float, bool]]
-
-
-def asked() -> dict[str, Questions]:
-    """All that is timed of the kernels, by the name of the side and as it is timed; and more."""
-    return {side.name: side.asked for side in SIDES if side.asked is not None} | ALONE
 
 
 class Checked(NamedTuple):
@@ -75,8 +72,9 @@ class Checked(NamedTuple):
 
 def check(device: str, backend: str = "triton") -> Iterator[Checked]:
     """Each question of some kinds of matrix; each kind takes seconds to compile."""
-    for size in CHECKED:
-        yield from checked(size, device, backend)
+    yield from checked(CHECKED[0], TIMED | ALONE, device, backend)
+    for size in CHECKED[1:]:
+        yield from checked(size, TIMED, device, backend)
     for size in LONG:
         yield from at_length(size, device, backend)
 
@@ -89,9 +87,11 @@ def wrong(checks: Sequence[Checked], name: str, size: Size) -> bool:
     )
 
 
-def checked(size: Size, device: str, backend: str) -> Iterator[Checked]:
-    """What is timed of one matrix, beside float64."""
-    for name, questions in asked().items():
+def checked(
+    size: Size, asked: Mapping[str, Questions], device: str, backend: str
+) -> Iterator[Checked]:
+    """What is asked of one matrix, beside float64."""
+    for name, questions in asked.items():
         yield _checked(name, size, device, _beside_dense(questions, backend))
 
 
