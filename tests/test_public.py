@@ -255,7 +255,8 @@ def size_problems(source: str) -> list[str]:
         problems.append(f"{lines} lines in one file; at most 500")
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            limit = 150 if any(ast.unparse(d).endswith("jit") for d in node.decorator_list) else 50
+            names = [ast.unparse(each).partition("(")[0] for each in node.decorator_list]
+            limit = 150 if any(name.endswith("jit") for name in names) else 50
             if (lines := code_lines(node)) > limit:
                 problems.append(f"{node.name} has {lines} lines; at most {limit}")
         elif isinstance(node, ast.ClassDef):
@@ -320,6 +321,11 @@ def body(lines: int, indent: str = "    ") -> str:
         pytest.param("def f():\n" + body(50), "f has 51 lines; at most 50", id="function"),
         pytest.param(
             "@triton.jit\ndef f():\n" + body(150), "f has 151 lines; at most 150", id="kernel"
+        ),
+        pytest.param(
+            "@triton.jit(do_not_specialize=[])\ndef f():\n" + body(150),
+            "f has 151 lines; at most 150",
+            id="kernel-with-options",
         ),
         pytest.param(
             "class A:\n" + "".join(f"    def m{i}(self): ...\n" for i in range(31)),
