@@ -3,9 +3,11 @@
 import re
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
 import regard
@@ -98,6 +100,24 @@ def test_a_layer_with_a_shared_softmax_is_wanted_by_its_own_name() -> None:
     with regard.observe(model := shared(), layers=["1"]) as seen:
         model(noise(2, 5, 6))
     assert list(seen) == ["1"]
+
+
+def test_a_refusal_in_a_librarys_model_says_the_librarys_lines() -> None:
+    config = transformers.LongformerConfig(
+        vocab_size=5,
+        hidden_size=4,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=3,
+        attention_window=4,
+        max_position_embeddings=20,
+    )
+    model = transformers.LongformerModel(config).eval()
+    with pytest.raises(regard.RegardError) as caught, regard.observe(model):
+        model(torch.tensor([[2, 3, 4, 2, 3, 4, 2, 3]]))
+    lines = re.findall(r"\(([^()]+):(\d+)\)", str(caught.value))
+    assert {Path(file).name for file, _ in lines} == {"modeling_longformer.py"}
+    assert len({number for _, number in lines}) == len(lines) == 2
 
 
 def test_a_refusal_has_the_name_of_what_ran_its_product_and_its_softmax() -> None:

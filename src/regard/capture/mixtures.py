@@ -155,7 +155,7 @@ def joined_words(through: str, line: str) -> str:
     """Why weights of several softmaxes that were put together cannot be kept, with what helps.
 
     Args:
-        through: what put them together, with the user's own line.
+        through: what put them together, with its line.
         line: of one of the softmaxes.
     """
     did, remedy = _JOINED

@@ -117,8 +117,8 @@ class Weights:
     Attributes:
         normal: how far one step goes along the axis whose sums are 1; 0 where it has size 1.
         length: of that axis.
-        name: of the module that took the softmax.
-        line: the user's own.
+        name: of the module whose attention they are.
+        line: where it was taken, ``file:line``.
         trouble: why its attention cannot be told; None where it was found.
         powers: the scores whose exponentials they are but for a factor a row, and their axes in the
             product; None where nobody knows.
@@ -167,7 +167,7 @@ class Chosen:
         axes: of all of them.
         index: where they were, as ``gather`` takes it.
         dim: the axis.
-        through: what chose them, with the user's own line.
+        through: what chose them, with its line.
     """
 
     scores: Scores
@@ -195,7 +195,7 @@ class Parts:
 
     Args:
         storage: a tensor in it.
-        through: what put the first part there, with the user's own line.
+        through: what put the first part there, with its line.
 
     Attributes:
         whole: the scores that all parts are together, and their axes; None while nobody has asked.
