@@ -108,6 +108,55 @@ def test_a_refused_layer_still_counts_among_the_layers(layer: Callable[[], nn.Mo
     assert list(refused(model, layers=[1])) == ["2"]
 
 
+class Growing(nn.Module):
+    """Runs layers of attention, which may be added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Plain()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+ADD: dict[str, Callable[[Growing], object]] = {
+    "one more": lambda model: model.layers.append(Plain()),
+    "another in its place": lambda model: model.layers.__setitem__(0, Plain()),
+}
+
+
+@pytest.mark.parametrize("add", ADD.values(), ids=ADD)
+def test_a_module_that_is_added_inside_the_block_has_no_name_of_another(
+    add: Callable[[Growing], object],
+) -> None:
+    model = Growing()
+    place = "layers.1" if add is ADD["one more"] else "layers.0"
+    message = (
+        f"the attention of 'Growing' cannot be kept: '{place}' was added inside the block, and "
+        "what it runs stands under the same name.\n    Add it before the block."
+    )
+
+    def run() -> None:
+        model(noise(3, 7, 22))
+        add(model)
+        model(noise(3, 7, 22))
+
+    with pytest.raises(regard.RegardError) as caught, regard.observe(model) as seen:
+        run()
+    assert str(caught.value) == message
+    assert list(seen) == ["layers.0", "layers.0#2"][: 1 + (place == "layers.1")]
+
+
+def test_a_module_without_attention_may_be_added_inside_the_block() -> None:
+    model = Growing()
+    with regard.observe(model) as seen:
+        model.layers.append(nn.Linear(22, 22))
+        model(noise(3, 7, 22))
+    assert list(seen) == ["layers.0"]
+
+
 def test_a_block_that_is_left_by_an_exception_keeps_no_refused_layer() -> None:
     model = nn.Sequential(Plain(), Thresholded())
     with torch.no_grad(), suppress(KeyError), regard.observe(model) as seen:
