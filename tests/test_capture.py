@@ -4,6 +4,7 @@
 call, from which the weights follow by their definition in float64.
 """
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -225,6 +226,16 @@ def test_what_autocast_rounds_inside_the_call_is_kept_rounded(model: Callable[[]
     with SURROUNDINGS["autocast"](), regard.observe(built) as seen:
         built(noise(3, 7, 22))
     assert {tensor.dtype for tensor in seen[0].source.tensors} == {torch.bfloat16}
+
+
+def test_parameters_that_autocast_rounded_before_the_block_are_still_parameters() -> None:
+    model, inputs = MODELS["llama, grouped heads"].model(), MODELS["llama, grouped heads"].inputs
+    with SURROUNDINGS["autocast"](), warnings.catch_warnings():
+        expected = model(**inputs).last_hidden_state
+        warnings.simplefilter("error")  # that the products of its gates are missing
+        with regard.observe(model) as seen:
+            assert torch.equal(model(**inputs).last_hidden_state, expected)
+    assert len(seen) == 2
 
 
 def test_float64_is_kept_under_autocast_which_leaves_it_alone() -> None:

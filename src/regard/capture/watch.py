@@ -100,6 +100,8 @@ def observe(
     )
     keeper = Keeper(seen, wanted, path, progress)
     watch = _Watch(model, keeper)
+    # Parameters that autocast rounded before the block would not be known as parameters.
+    torch.clear_autocast_cache()
     try:
         with watch.tracer, watched_products(watch.product):
             yield seen
