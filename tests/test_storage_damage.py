@@ -233,21 +233,13 @@ def overwritten(path: Path, tensor: str, place: int, content: bytes) -> Path:
 NAN = struct.pack("<f", float("nan"))
 
 
-@pytest.mark.parametrize(
-    ("role", "number", "name"),
-    [
-        *((role, "nan", "NaN") for role in ("query", "key", "sink_bias", "table")),
-        *((role, sign, "an infinity") for role in ("query", "key") for sign in ("inf", "-inf")),
-    ],
-)
-def test_what_is_no_number_is_said_when_its_layer_is_asked_for(
-    role: str, number: str, name: str, path: Path
-) -> None:
-    overwritten(path, f"full/{role}", 4, struct.pack("<f", float(number)))
+@pytest.mark.parametrize("role", ["query", "key", "sink_bias", "table"])
+def test_nan_is_said_when_its_layer_is_asked_for(role: str, path: Path) -> None:
+    overwritten(path, f"full/{role}", 4, NAN)
     first, second, *_ = read(path).layers
     second.whole()
     with pytest.raises(
-        regard.RegardError, match=damaged(path, f"layer 'full' has {name} in its {role}")
+        regard.RegardError, match=damaged(path, f"layer 'full' has NaN in its {role}")
     ):
         first.whole()
 

@@ -3,6 +3,7 @@
 import os
 import re
 import resource
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -185,6 +186,22 @@ def test_what_is_no_path_of_a_file_is_said_at_the_door(
 ) -> None:
     with pytest.raises(kind, match=f"^{re.escape(message + EXAMPLE)}$"):
         use(path)
+
+
+@pytest.mark.parametrize("role", ["query", "key"])
+@pytest.mark.parametrize("number", [torch.inf, -torch.inf])
+def test_an_infinity_in_a_file_is_said_when_its_layer_is_asked_for(
+    role: str, number: float, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.safetensors"
+    inputs = {"query": torch.ones(3, 4), "key": torch.ones(3, 4)}
+    inputs[role][1, 2] = 0.625
+    write(path, layers(a=regard.attend(**inputs)))
+    sound, wrong = (struct.pack("<f", each) for each in (0.625, number))
+    path.write_bytes(path.read_bytes().replace(sound, wrong))
+    message = f"{path} is damaged: layer 'a' has an infinity in its {role}."
+    with pytest.raises(regard.RegardError, match=f"^{re.escape(message)}"):
+        regard.load(path)["a"]
 
 
 def test_a_file_that_is_being_written_takes_no_second_writer(tmp_path: Path) -> None:
