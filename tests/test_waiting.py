@@ -69,6 +69,29 @@ def test_no_reduction_waits_for_the_device(asked: str, mask: str, request: Any) 
     on_device.reduce(ASKED[asked])
 
 
+LOSSES = [regard.kl, regard.cross_entropy, regard.js]
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
+def test_no_loss_waits_for_the_device(loss: Any, mask: str, request: Any) -> None:
+    one, other = matrix("meta", "none"), matrix("meta", mask)
+    request.getfixturevalue("nothing_waits")
+    loss(one, other)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
+def test_a_loss_on_a_device_is_that_of_the_cpu(
+    loss: Any, mask: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = matrix("cpu", "causal"), matrix("cpu", mask)
+    expected = loss(one, other)
+    for module in ("block", "divergences"):
+        monkeypatch.setattr(f"regard.{module}.can_look", lambda _: False)
+    oracle.assert_close(loss(one, other), expected, 1e-6)
+
+
 @pytest.mark.usefixtures("nothing_waits")
 @pytest.mark.parametrize(
     ("looks", "error"),

@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from regard.block import Block, lowest
+from regard.block import Block, can_look, lowest
 from regard.errors import kind_text, shape_text
 from regard.matrix import AttentionMatrix
 from regard.reductions import Part, Reduction
@@ -234,7 +234,7 @@ class JensenShannon(_BetweenTwo):
         )
         for columns in outside:  # there the weights of the block are 0
             total = total + _LOG_2 * other.weights[..., columns].sum(-1)
-        return _within(total / 2, total.new_zeros(()), total.new_tensor(_LOG_2))
+        return _within(total / 2, total.new_zeros(()), total.new_full((), _LOG_2))
 
 
 def _twice_js(p: Tensor, q: Tensor, p_below: Tensor, q_below: Tensor, shift: Tensor) -> Tensor:
@@ -256,7 +256,8 @@ def _inf_where_hidden(numbers: Tensor, block: Block, other: Block) -> Tensor:
     """The numbers of each row, inf where a key of the block is hidden from the other."""
     inside, _ = _columns_in(block, other)
     below = other.below.detach()
-    if bool(below.amin() > lowest(below.dtype)):  # a cheap pass for three
+    # A cheap pass for three, where it need not be waited for.
+    if can_look(below) and bool(below.amin() > lowest(below.dtype)):
         return numbers
     return numbers.masked_fill((block.allowed & ~other.allowed[..., inside]).any(-1), torch.inf)
 
