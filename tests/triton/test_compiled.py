@@ -179,17 +179,18 @@ def test_two_programs_share_a_multiprocessor_of_hopper(name: str) -> None:
 
 def test_the_tiles_of_ampere_fit_on_the_consumers_blackwell() -> None:
     for report in compiled("top-64", 120):
-        assert report.spilled == 0, report.kernel
+        assert report.spilled <= MAX_SPILLED, report.kernel
         assert report.shared <= CONSUMERS_SHARED, report.kernel
 
 
 @pytest.mark.slow
-def test_an_operand_of_float32_beside_bfloat16_spills_nothing(
+def test_an_operand_of_float32_beside_bfloat16_keeps_to_its_registers(
     architecture: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = replace(_transposed(128, torch.float32), dtype=torch.bfloat16)
     monkeypatch.setitem(CASES, "mixed", case)
-    assert [report for report in compiled("mixed", architecture) if report.spilled] == []
+    reports = compiled("mixed", architecture)
+    assert [report for report in reports if report.spilled > MAX_SPILLED] == []
 
 
 @pytest.mark.slow
@@ -201,7 +202,7 @@ def test_spans_of_two_lengths_take_four_launches_and_one_that_adds(
     monkeypatch.setitem(CASES, "two-lengths", Case((asked,), kernels))
     reports = compiled("two-lengths", architecture)
     assert tuple(report.kernel for report in reports) == kernels
-    assert [report for report in reports if report.spilled] == []
+    assert [report for report in reports if report.spilled > MAX_SPILLED] == []
 
 
 def faults(report: Report, name: str, architecture: int) -> list[str]:
@@ -246,6 +247,12 @@ def test_a_spill_is_a_fault() -> None:
         _two_products[(1,)](numbers, numbers, numbers.float(), 128)
     (spilled,) = faults(reports[0], "rows", 80)
     assert re.fullmatch(r"_two_products: \d+ bytes of registers are spilled", spilled)
+
+
+@pytest.mark.parametrize(("spilled", "found"), [(32, 0), (40, 1)])
+def test_a_spill_of_a_few_registers_is_none(spilled: int, found: int) -> None:
+    report = Report("k", 4, 2, "", 100, spilled=spilled, shared=0, wgmma=8, mma=0)
+    assert len(faults(report, "rows", 90)) == found
 
 
 def test_what_is_too_large_or_on_other_units_is_a_fault() -> None:

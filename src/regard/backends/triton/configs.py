@@ -1,8 +1,8 @@
 """How large the tiles of each kernel are: a table by head_dim, dtype and architecture.
 
-Chosen by what the compiler says for Ampere and Hopper, on no GPU so far: nothing spills, and a tile
-fits. Where that leaves a choice, tiles are 128 queries high, so that a key read from L2 serves as
-many.
+Chosen by what the compiler says for Ampere and Hopper, on no GPU so far: a tile fits, and at most a
+few registers spill. Where that leaves a choice, tiles are 128 queries high, so that a key read from
+L2 serves as many.
 """
 
 from dataclasses import dataclass
