@@ -52,6 +52,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
+@pytest.fixture(scope="module")
+def quiet_transformers() -> Iterator[None]:
+    """No advice of transformers on options that random models do not have."""
+    import transformers
+
+    level = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity(60)
+    yield
+    transformers.logging.set_verbosity(level)
+
+
 def chromium_path() -> str | None:
     """Where Chromium is; None where it is not installed."""
     return shutil.which("chromium") or shutil.which("chromium-browser")

@@ -4,12 +4,10 @@ The oracle is transformers' own eager attention, step by step.
 """
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import transformers
 from torch import Tensor, nn
 from transformers import (
     BartConfig,
@@ -64,14 +62,7 @@ TWO_TEXTS = {
 GREEDY = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
 GREEDY |= {"return_dict_in_generate": True}
 
-
-@pytest.fixture(autouse=True, scope="module")
-def quiet() -> Iterator[None]:
-    """No advice of transformers on options that random models do not have."""
-    level = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity(60)
-    yield
-    transformers.logging.set_verbosity(level)
+pytestmark = pytest.mark.usefixtures("quiet_transformers")
 
 
 def built(name: str, kind: str | None = None) -> Any:

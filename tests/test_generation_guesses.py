@@ -4,12 +4,10 @@ The oracle is transformers' eager attention, over the text that was written.
 """
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import transformers
 from torch import Tensor
 from transformers import GPTNeoConfig, GPTNeoForCausalLM, LogitsProcessor, LogitsProcessorList
 
@@ -20,14 +18,7 @@ from test_generation import DECODERS, GREEDY, built, inputs, layer_of
 LOOKUP = {"prompt_lookup_num_tokens": 3} | GREEDY
 TEXT = ids()[:1, [0, 1, 2, 3, 0, 1, 2]]
 
-
-@pytest.fixture(autouse=True, scope="module")
-def quiet() -> Iterator[None]:
-    """No advice of transformers on options that random models do not have."""
-    level = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity(60)
-    yield
-    transformers.logging.set_verbosity(level)
+pytestmark = pytest.mark.usefixtures("quiet_transformers")
 
 
 def assistant(name: str) -> Any:
