@@ -121,32 +121,78 @@ class Growing(nn.Module):
         return x
 
 
-ADD: dict[str, Callable[[Growing], object]] = {
-    "one more": lambda model: model.layers.append(Plain()),
-    "another in its place": lambda model: model.layers.__setitem__(0, Plain()),
+ADD: dict[str, tuple[Callable[[Growing], object], list[str]]] = {
+    "one more": (
+        lambda model: model.layers.append(Plain()),
+        ["layers.0", "layers.0#2", "layers.1"],
+    ),
+    "another in its place": (
+        lambda model: model.layers.__setitem__(0, Plain()),
+        ["layers.0", "layers.0#2"],
+    ),
 }
 
 
-@pytest.mark.parametrize("add", ADD.values(), ids=ADD)
-def test_a_module_that_is_added_inside_the_block_has_no_name_of_another(
-    add: Callable[[Growing], object],
+@pytest.mark.parametrize(("add", "names"), ADD.values(), ids=ADD)
+def test_a_module_that_is_added_inside_the_block_has_its_own_name(
+    add: Callable[[Growing], object], names: list[str]
 ) -> None:
     model = Growing()
-    place = "layers.1" if add is ADD["one more"] else "layers.0"
-    message = (
-        f"the attention of 'Growing' cannot be kept: '{place}' was added inside the block, and "
-        "what it runs stands under the same name.\n    Add it before the block."
-    )
-
-    def run() -> None:
+    with torch.no_grad(), regard.observe(model) as seen:
         model(noise(3, 7, 22))
         add(model)
         model(noise(3, 7, 22))
+    assert list(seen) == names
 
-    with pytest.raises(regard.RegardError) as caught, regard.observe(model) as seen:
-        run()
-    assert str(caught.value) == message
-    assert list(seen) == ["layers.0", "layers.0#2"][: 1 + (place == "layers.1")]
+
+def test_a_module_that_is_added_has_its_own_name_where_the_block_is_left_by_an_exception() -> None:
+    model = Growing()
+    with torch.no_grad(), suppress(KeyError), regard.observe(model) as seen:
+        model.layers.append(Plain())
+        model(noise(3, 7, 22))
+        raise KeyError
+    assert list(seen) == ["layers.0", "layers.1"]
+
+
+class Makes(Heads):
+    """Attention of a module that makes parts of itself while it runs."""
+
+    def __init__(self, *, always: bool) -> None:
+        super().__init__()
+        self.always, self.ran = always, False
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.project(x)
+        if self.always or not self.ran:
+            self.last, self.ran = nn.Softmax(-1), True
+        weights = self.last(query @ key.mT * 0.3)
+        return x + (weights @ value).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("always", [False, True], ids=["once", "at each call"])
+def test_a_module_may_make_a_part_of_itself_while_it_runs(always: bool) -> None:
+    model = nn.Sequential(Makes(always=always), Makes(always=always))
+    with torch.no_grad(), regard.observe(model) as seen:
+        model(noise(3, 7, 22))
+    assert list(seen) == ["0", "1"]
+
+
+class Hides(nn.Module):
+    """Runs attention that is none of its registered modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = [Plain()]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.hidden[0](x)
+
+
+def test_what_is_no_part_of_the_model_stands_under_the_module_that_runs_it() -> None:
+    model = nn.Sequential(Plain(), Hides())
+    with torch.no_grad(), regard.observe(model) as seen:
+        model(noise(3, 7, 22))
+    assert list(seen) == ["0", "1"]
 
 
 def test_a_module_without_attention_may_be_added_inside_the_block() -> None:

@@ -31,6 +31,7 @@ from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, TypeAlias, cast
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -69,14 +70,14 @@ class Operation(NamedTuple):
         args: the model's own tensors; they may change as soon as the listener returns.
         kwargs: likewise.
         output: likewise.
-        modules: the names of the traced model's modules, by ``id``.
+        name_of: gives the name of a module of the traced model; None for anything else.
     """
 
     func: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     output: Any
-    modules: Mapping[int, str]
+    name_of: Callable[[object], str | None]
 
     def caller(self) -> Caller:
         """Who ran it. Only while the listener runs."""
@@ -183,7 +184,44 @@ class Operation(NamedTuple):
         # Reading f_locals keeps all locals of a frame alive: only where it can tell something.
         if "self" not in frame.f_code.co_varnames:
             return None
-        return self.modules.get(id(frame.f_locals.get("self")))
+        return self.name_of(frame.f_locals.get("self"))
+
+
+class _Modules:
+    """The modules of a model, those that it gets while it is traced included.
+
+    Args:
+        model: that holds them.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        # The modules, too, so that no other object gets their id.
+        self._known: dict[int, tuple[str, nn.Module]] = {}
+        self._strangers: dict[int, ref[nn.Module]] = {}
+        self._learn()
+
+    def name_of(self, module: object) -> str | None:
+        """The name of a module as it was when it first ran; None for what is no part of the model.
+
+        Args:
+            module: or any other object.
+        """
+        known = self._known.get(id(module))
+        if known is None and isinstance(module, nn.Module) and not self._is_stranger(module):
+            self._learn()
+            known = self._known.get(id(module))
+            if known is None:
+                self._strangers[id(module)] = ref(module)
+        return None if known is None else known[0]
+
+    def _is_stranger(self, module: nn.Module) -> bool:
+        stranger = self._strangers.get(id(module))
+        return stranger is not None and stranger() is module
+
+    def _learn(self) -> None:
+        for name, module in module_names(self._model).items():
+            self._known.setdefault(id(module), (name, module))
 
 
 Listener: TypeAlias = Callable[[Operation], None]
@@ -198,7 +236,8 @@ class Tracer(TorchDispatchMode):
         otherwise: who is told of all the others.
 
     Attributes:
-        modules: the names of the model's modules, by ``id``.
+        name_of: gives the name of a module of the model, also of one that was added while the block
+            runs; None for anything else.
 
     Example:
         >>> import torch
@@ -230,8 +269,7 @@ class Tracer(TorchDispatchMode):
         otherwise: Listener | None = None,
     ) -> None:
         super().__init__()
-        self.modules = {id(module): name for name, module in module_names(model).items()}
-        self._model = model  # holds the modules, so that no other object gets their id
+        self.name_of = _Modules(model).name_of
         self._listeners = listeners
         self._otherwise = otherwise
 
@@ -249,7 +287,7 @@ class Tracer(TorchDispatchMode):
             output = func(*args, **kwargs) if kwargs else func(*args)
         listener = self._listeners.get(func, self._otherwise)
         if listener is not None and not in_backward():
-            listener(Operation(func, args, kwargs or {}, output, self.modules))
+            listener(Operation(func, args, kwargs or {}, output, self.name_of))
         return output
 
 

@@ -31,7 +31,7 @@ def alpha_of(operation: Operation) -> float:
         >>> import torch
         >>> from regard.capture.arithmetic import SUMS, alpha_of
         >>> from regard.tracing import Operation
-        >>> alpha_of(Operation(SUMS[0], (torch.ones(1), torch.ones(1)), {"alpha": 2}, None, {}))
+        >>> alpha_of(Operation(SUMS[0], (torch.ones(1), torch.ones(1)), {"alpha": 2}, None, {}.get))
         2.0
     """
     given = operation.args[2] if len(operation.args) > 2 else operation.kwargs.get("alpha", 1)

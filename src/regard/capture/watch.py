@@ -110,7 +110,6 @@ def observe(
         keeper.abandon()
         raise
     watch.end()
-    _refuse_added(model, modules, keeper, seen)
     if watch.absence.is_compiled:
         keeper.problems.add_text(str(compiled_error("model is compiled")))
     keeper.close()
@@ -141,25 +140,6 @@ def _modules_of(model: object) -> dict[str, nn.Module]:
             if callable(value) and is_compiled(value):
                 raise compiled_error(f"model has a compiled function at '{name}.{attribute}'")
     return modules
-
-
-def _refuse_added(
-    model: nn.Module, known: Mapping[str, nn.Module], keeper: Keeper, seen: Recording
-) -> None:
-    """Refuse what may be the attention of modules that the model has got inside the block."""
-    added = [name for name, module in module_names(model).items() if known.get(name) is not module]
-    for name in added:
-        parts = name.split(".")
-        around = [".".join(parts[:n]) for n in range(1, len(parts))]
-        if not set(around).isdisjoint(added):
-            continue  # a part of what was added
-        for parent in (type(model).__name__, *around):
-            if parent in seen:
-                reason = (
-                    f"{name!r} was added inside the block, and what it runs stands under the same "
-                    "name.\n    Add it before the block."
-                )
-                keeper.refuse(parent, reason)
 
 
 class _Watch:
@@ -263,7 +243,7 @@ class _Watch:
             self.close()
             self._multiplying = outer
         if isinstance(matrix, AttentionMatrix) and not in_backward():
-            operation = Operation(torch.matmul, (), {}, output, self.tracer.modules)
+            operation = Operation(torch.matmul, (), {}, output, self.tracer.name_of)
             self._keep(operation, lambda: matrix, lambda: value)
         return output
 
