@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GPTNeoConfig, GPTNeoForCausalLM, LogitsProcessor, LogitsProcessorList
 
 import regard
-from models import VOCABULARY, ids
+from models import VOCABULARY, ids, noise
 from test_generation import DECODERS, GREEDY, built, inputs, layer_of
 
 LOOKUP = {"prompt_lookup_num_tokens": 3} | GREEDY
@@ -225,3 +225,32 @@ def test_a_second_answer_from_a_copied_cache_knows_where_its_rows_stand(count: i
     assert [token.text for token in named.query_tokens or ()] == [
         f"t{place}" for place in range(7, 7 + count)
     ]
+
+
+@pytest.mark.parametrize(
+    ("back", "tokens"),
+    [
+        pytest.param(2, [3, 4], id="other tokens"),
+        pytest.param(1, [3, 4, 5], id="more tokens"),
+        pytest.param(2, TEXT[0, -2:].tolist(), id="the same tokens"),
+    ],
+)
+def test_an_answer_from_a_prompt_that_was_cut_back_knows_where_its_rows_stand(
+    back: int, tokens: list[int]
+) -> None:
+    model = built("llama")
+    with torch.no_grad(), regard.observe(model) as seen:
+        cache = model(TEXT).past_key_values
+        cache.crop(-back)
+        model(torch.tensor([tokens]), past_key_values=cache)
+    start = TEXT.shape[1] - back
+    found = [layer.positions for layer in seen.layers if "#2" in layer.name]
+    assert found == [range(start, start + len(tokens))] * 2
+
+
+def test_another_look_at_another_text_stands_at_its_own_start() -> None:
+    model, memory = nn.MultiheadAttention(16, 4, batch_first=True).eval(), noise(2, 9, 16)
+    with torch.no_grad(), regard.observe(model) as seen:
+        for count in (9, 4):
+            model(noise(2, count, 16), memory, memory)
+    assert [layer.positions for layer in seen.layers] == [range(9), range(4)]

@@ -370,12 +370,25 @@ def _in_turn(first: Run, second: Run) -> bool:
 
 
 def _goes_on_from_a_copy(runs: Sequence[Run], source: QueryKey, before: int) -> bool:
-    """Whether the keys before the first query are those of an earlier text: of a copied cache."""
+    """Whether the keys before the first query are an earlier text's: of a cache copied or cut back.
+
+    Of one call it is not known whether it was self-attention. It can have been where its queries
+    stood at all its keys. Another look at the very same keys is cross-attention then, but where it
+    ends with the same query: that is the end of the text, read again.
+    """
     if before < 1:
         return False
-    alike = [run for run in runs if run.grows and run.traits == _traits(source)]
-    known = source.key[..., :before, :]
-    return any(torch.equal(run.keys[..., :before, :], _at(known, run)) for run in alike)
+    traits, stop = _traits(source), before + source.query.shape[-2]
+    for run in runs:
+        if run.traits != traits or not (run.grows or (run.grows is None and not run.before)):
+            continue
+        key, known = _at(source.key[..., :stop, :], run), run.keys[..., : run.kv_len, :]
+        if not torch.equal(known[..., :before, :], key[..., :before, :]):
+            continue
+        reads_again = torch.equal(run.last_query, source.query[..., -1:, :])
+        if run.grows or reads_again or not torch.equal(known, key):
+            return True
+    return False
 
 
 def _told_by_search(before: Tensor, now: Tensor) -> list[int] | None:
