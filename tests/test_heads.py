@@ -245,6 +245,23 @@ def test_padding_is_known_where_only_some_queries_were_kept() -> None:
     assert scores == pytest.approx(first.tolist(), abs=1e-5)
 
 
+@pytest.mark.parametrize("dense", ["a dense mask", "the lowest number"])
+@pytest.mark.parametrize(
+    ("start", "stop", "text"),
+    [(0, LEFT + 6, range(LEFT, LENGTH)), (LENGTH - 9, LENGTH, range(LEFT + WORDS))],
+    ids=["first", "last"],
+)
+def test_padding_where_the_kept_queries_stand_is_known_from_what_they_see(
+    dense: str, start: int, stop: int, text: range
+) -> None:
+    matrix, _ = padded(**PADDED[dense])
+    query, key = matrix.source.query[..., start:stop, :], matrix.source.key
+    given = {name: each[start:stop] for name, each in PADDED[dense].items()}
+    seen, rows = regard.Recording({}), regard.layers.Queries(start=start, ran=LENGTH)
+    seen.add("a", regard.attend(query, key, **given), queries=rows)
+    assert seen.layers[0].texts == (text,)
+
+
 # Several texts, another text, answers
 
 

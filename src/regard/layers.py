@@ -160,7 +160,7 @@ class Layer:
         """
         if self.matrix is None:
             return ()
-        return texts_of(self.whole(), all_rows=self.reads_itself and self.queries is None)
+        return texts_of(self.whole(), rows=self.positions if self.reads_itself else range(0))
 
     def place(self, index: int) -> int:
         """The layer's place in its model, of the layer at this place in the recording."""

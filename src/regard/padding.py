@@ -20,7 +20,7 @@ MASKED = -5_000.0
 """A score so low is that of a key that is masked."""
 
 
-def texts_of(matrix: AttentionMatrix, *, all_rows: bool = True) -> tuple[range, ...]:
+def texts_of(matrix: AttentionMatrix, *, rows: range | None = None) -> tuple[range, ...]:
     """From the first key that a query may attend to, to the last: one range for each text.
 
     One for each entry of the first axis where there is a batch, else one. A text of which nothing
@@ -28,8 +28,9 @@ def texts_of(matrix: AttentionMatrix, *, all_rows: bool = True) -> tuple[range, 
 
     Args:
         matrix: whose mask, and numbers added to its scores, are looked at; no weight is computed.
-        all_rows: whether the rows are all queries of the text. Of some of them a window hides what
-            is no padding: only what a mask says of keys alone counts then.
+        rows: where the rows stand among the keys; empty: they are of another text; None: they are
+            the whole text. A key that stands where a row does is padding if no row sees it. Of
+            the others a window hides what is no padding: what is said of keys alone counts there.
 
     Example:
         >>> import torch, regard
@@ -39,15 +40,23 @@ def texts_of(matrix: AttentionMatrix, *, all_rows: bool = True) -> tuple[range, 
         >>> texts_of(regard.attend(x, x, mask=regard.Causal() & regard.Keep(real)))
         (range(0, 4), range(2, 4))
     """
+    kv_len, mask, added = matrix.shape[-1], matrix.mask, _added(matrix)
+    rows = range(kv_len) if rows is None else rows
+    of_keys = None if mask is None else _of_keys(mask)
+    seen = _seen(matrix, of_keys, added if added is None or 1 in added.shape[-2:] else None)
+    if rows:
+        here = slice(rows.start, rows.stop)
+        seen[:, here] = _seen(matrix, mask, added)[:, here]
+    return tuple(_extent(row, kv_len) for row in seen.cpu())
+
+
+def _seen(matrix: AttentionMatrix, mask: Mask | None, added: Tensor | None) -> Tensor:
+    """Which keys some query sees under a mask and numbers added: (entries, kv_len)."""
     shape, kv_len = matrix.shape, matrix.shape[-1]
     entries = shape[0] if len(shape) > 3 else 1
-    mask, added = matrix.mask, _added(matrix)
-    if not all_rows:
-        mask = None if mask is None else _of_keys(mask)
-        added = added if added is not None and 1 in added.shape[-2:] else None
-    if added is None and (mask is None or _shows_both_ends(mask, shape)):
-        return (range(kv_len),) * entries
     seen = torch.zeros(entries, kv_len, dtype=torch.bool, device=matrix.device)
+    if added is None and (mask is None or _shows_both_ends(mask, shape)):
+        return ~seen
     for box in _boxes(shape):
         shown = torch.ones((), dtype=torch.bool, device=matrix.device)
         if mask is not None:
@@ -57,7 +66,7 @@ def texts_of(matrix: AttentionMatrix, *, all_rows: bool = True) -> tuple[range, 
         shown = shown[(None,) * (len(shape) - shown.ndim)]  # every axis, full or 1
         by_key = shown.flatten(1, -2).any(1) if len(shape) > 3 else shown.flatten(0, -2).any(0)
         seen |= by_key
-    return tuple(_extent(row, kv_len) for row in seen.cpu())
+    return seen
 
 
 def _added(matrix: AttentionMatrix) -> Tensor | None:
