@@ -195,10 +195,25 @@ def test_what_is_no_part_of_the_model_stands_under_the_module_that_runs_it() -> 
     assert list(seen) == ["0", "1"]
 
 
-def test_a_module_without_attention_may_be_added_inside_the_block() -> None:
+class Router(nn.Module):
+    """A softmax of what a layer makes of its input, over experts that are parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.route, self.experts = nn.Linear(22, 5), nn.Parameter(torch.ones(5, 22))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.route(x).softmax(-1) @ self.experts
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("layer", [lambda: nn.Linear(22, 22), Router], ids=["linear", "router"])
+def test_a_module_without_attention_may_be_added_inside_the_block(
+    layer: Callable[[], nn.Module], mode: Callable[[], Any]
+) -> None:
     model = Growing()
-    with regard.observe(model) as seen:
-        model.layers.append(nn.Linear(22, 22))
+    with mode(), regard.observe(model) as seen:
+        model.layers.append(layer())
         model(noise(3, 7, 22))
     assert list(seen) == ["layers.0"]
 

@@ -292,7 +292,9 @@ class Tracks:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._parameters = {storage_key(parameter) for parameter in model.parameters()} - {None}
+        self._model = model
+        self._parameters = _parameters_of(model)
+        self._strangers: set[int | None] = {None}
         self._copies: dict[int, StorageWeakRef] = {}
         self._room = 64
         self._tracks: dict[int, Track] = {}
@@ -358,7 +360,16 @@ class Tracks:
     def is_parameter(self, tensor: Tensor) -> bool:
         """Whether a tensor is a parameter of the model, or a view or a noted copy of one."""
         key = storage_key(tensor)
-        return key in self._parameters or key in self._copies
+        if key in self._parameters or key in self._copies:
+            return True
+        base = tensor._base  # pyright: ignore[reportPrivateUsage]
+        if key in self._strangers or not any(isinstance(t, nn.Parameter) for t in (tensor, base)):
+            return False
+        # The model may have got it while it runs.
+        self._parameters = _parameters_of(self._model)
+        if key not in self._parameters:
+            self._strangers.add(key)
+        return key in self._parameters
 
     def note_copy(self, parameter: Tensor) -> None:
         """Note a copy of a parameter, as autocast makes them."""
@@ -393,6 +404,11 @@ class Tracks:
         if not isinstance(stage, Exponentials | Totals):
             return False
         return any(stage.scores.product is one for one in self._spent)
+
+
+def _parameters_of(model: nn.Module) -> set[int | None]:
+    """The storages of a model's parameters."""
+    return {storage_key(parameter) for parameter in model.parameters()} - {None}
 
 
 def _without_product(track: Track) -> Track:
