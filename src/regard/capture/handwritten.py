@@ -12,7 +12,7 @@ its weights are multiplied with a value.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from typing import Any, cast
 
@@ -38,11 +38,12 @@ from regard.capture.tracks import (
     Track,
     Tracks,
     Weights,
+    modules_of,
     storage_key,
 )
 from regard.capture.values import TakeValue
 from regard.matrix import AttentionMatrix
-from regard.tracing import Listener, Operation, apart
+from regard.tracing import Listener, Operation, apart, module_names
 
 __all__ = ["Handwritten"]
 
@@ -69,6 +70,8 @@ class Handwritten:
         self._absence = absence
         self._short: dict[Outcome, tuple[str, str]] = {}
         self._buffers = model.buffers
+        names = module_names(model)  # of those that can only be a function written as a module
+        self._bare = {name for name, module in names.items() if _is_bare(module)}
         self._tracks = Tracks(model)
         self._changes = Changes(self._tracks)
         self._gathering = Gathering(self._tracks)
@@ -173,9 +176,7 @@ class Handwritten:
                 return True
         stage = self._tracks.stage_of(product.left)
         if isinstance(stage, Lost):
-            # Where another module runs, they are features by now that have gone through the model.
-            if not stage.modules or operation.module() in stage.modules:
-                self._suspect(operation, product, f"{stage.through} stands in its place")
+            self._suspect(operation, product, f"{stage.through} stands in its place")
         elif isinstance(stage, Scores) and (stage.steps or stage.product.is_of_vectors):
             self._suspect(operation, product, "nothing stands in its place")
         return False
@@ -209,16 +210,27 @@ class Handwritten:
 
     def _suspect(self, operation: Operation, product: Written, instead: str) -> None:
         """Scores, on the left, meet a value without a softmax."""
+        stage = self._tracks.stage_of(product.left)
+        name, before = operation.module(), modules_of(stage)
+        owner = self._owner(operation, before)
+        if name is None or (isinstance(stage, Lost) and before and owner is None):
+            return  # where others run, they are features by now that have gone through the model
         known = {storage_key(buffer) for buffer in self._buffers()}
         factors = [product.left, product.right]
-        stage = self._tracks.stage_of(product.left)
         if isinstance(stage, Scores):
             factors += [stage.product.left, stage.product.right]
-        constant = any(self._tracks.is_parameter(t) or storage_key(t) in known for t in factors)
-        name = operation.module()
-        if name is not None and not constant:
+        if not any(self._tracks.is_parameter(t) or storage_key(t) in known for t in factors):
             how = f"scores meet a value ({operation.place()}) without a softmax; {instead}"
-            self._absence.note_unlike(name, how)
+            self._absence.note_unlike(owner or name, how)
+
+    def _owner(self, operation: Operation, before: Collection[str]) -> str | None:
+        """Which module runs a product and ran one before; a product may be a module of its own."""
+        for name in operation.running():
+            if name in before:
+                return name
+            if name not in self._bare:
+                break
+        return None
 
     def _check(
         self,
@@ -275,6 +287,11 @@ class Handwritten:
             self._short[outcome] = cast(str, weights.name), words
         else:
             self._short.pop(outcome, None)
+
+
+def _is_bare(module: nn.Module) -> bool:
+    """Whether a module has neither parameters nor modules."""
+    return next(module.parameters(), None) is None and next(module.children(), None) is None
 
 
 def _place_along(track: Track, tensor: Tensor, axis: int) -> int | None:
