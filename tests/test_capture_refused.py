@@ -104,8 +104,62 @@ def test_one_refused_call_of_a_module_leaves_none_of_its_calls(call: int, keep: 
 
 @pytest.mark.parametrize("layer", [Thresholded, Turned])
 def test_a_refused_layer_still_counts_among_the_layers(layer: Callable[[], nn.Module]) -> None:
-    model = nn.Sequential(nn.Identity(), layer(), Plain(), Plain())
-    assert list(refused(model, layers=[1])) == ["2"]
+    model = nn.Sequential(Plain(), layer(), Plain(), layer())
+    assert list(refused(model, layers=[1, 2])) == ["2"]
+
+
+@pytest.mark.parametrize("layer", [Thresholded, Turned])
+@pytest.mark.parametrize("layers", [["0"], [0], ["0", 2]], ids=["name", "place", "both"])
+def test_a_layer_that_cannot_be_kept_and_that_nobody_wants_is_no_error(
+    layer: Callable[[], nn.Module], layers: list[str | int]
+) -> None:
+    model = nn.Sequential(Plain(), layer(), Plain())
+    with torch.no_grad(), regard.observe(model, layers=layers) as seen:
+        model(noise(3, 7, 22))
+    assert list(seen) == ["0", "2"][: len(layers)]
+
+
+BESIDE: dict[str, Callable[[Tensor], Tensor]] = {
+    "diagonal": lambda scores: scores.mean(1).softmax(-1).diagonal(dim1=-2, dim2=-1),
+    "mean of the queries": lambda scores: scores.mean(1).softmax(-1).mean(-2),
+    "product": lambda scores: (scores.amax(1).softmax(-1) @ torch.eye(7)).sum(-1),
+    "index": lambda scores: scores[:, [0]].softmax(-1).mean((1, 2)),
+}
+
+
+class Beside(Heads):
+    """Attention, and features that are pooled of its scores."""
+
+    def __init__(self, way: Callable[[Tensor], Tensor], *, first: bool, attends: bool) -> None:
+        super().__init__()
+        self.way, self.first, self.attends = way, first, attends
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.project(x)
+        scores = query @ key.mT * 0.3
+        if self.first:
+            x = x + self.way(scores)[..., None]
+        if self.attends:
+            x = x + (scores.softmax(-1) @ value).transpose(1, 2).flatten(2)
+        return x if self.first else x + self.way(scores)[..., None]
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("way", BESIDE.values(), ids=BESIDE)
+def test_what_is_pooled_of_the_scores_beside_their_own_softmax_refuses_nothing(
+    way: Callable[[Tensor], Tensor], first: bool
+) -> None:
+    model = nn.Sequential(Plain(), Beside(way, first=first, attends=True), Plain())
+    with torch.no_grad(), regard.observe(model) as seen:
+        model(noise(3, 7, 22))
+    assert list(seen) == ["0", "1", "2"]
+
+
+def test_what_is_pooled_of_scores_that_have_no_softmax_of_their_own_is_refused() -> None:
+    way = BESIDE["product"]
+    model = nn.Sequential(Plain(), Beside(way, first=True, attends=False), Plain())
+    assert list(refused(model)) == ["0", "2"]
+    assert list(refused(model, layers=[1, 2])) == ["2"]
 
 
 class Growing(nn.Module):

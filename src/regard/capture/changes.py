@@ -227,7 +227,7 @@ class Changes:
                 told = weights.name, other_axis_words(weights.line)
                 self._changed.setdefault(weights.outcome, told)
                 return True
-        weights.outcome.met = True
+        weights.meet()
         return True
 
     def _restack(self, operation: Operation, output: Tensor) -> bool:
@@ -277,7 +277,12 @@ class Changes:
         if track is not None and isinstance(track.stage, Weights):
             self.mix(operation, source)
             return
-        lost = Lost(place_of(operation), modules_of(None if track is None else track.stage))
+        stage = None if track is None else track.stage
+        scores = stage.scores if isinstance(stage, Exponentials) else stage
+        pooled = None
+        if isinstance(scores, Scores) and next(tensors_in((output,))).numel() != source.numel():
+            pooled = scores.product.mark
+        lost = Lost(place_of(operation), modules_of(stage), pooled)
         for tensor in tensors_in((output,)):
             if tensor.is_floating_point():
                 self._tracks.put(tensor, None, lost)

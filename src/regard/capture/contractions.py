@@ -14,6 +14,7 @@ from regard.capture.axes import Numbers, contiguous
 __all__ = [
     "PRODUCTS",
     "Contraction",
+    "Mark",
     "Product",
     "Written",
     "contraction",
@@ -21,6 +22,17 @@ __all__ = [
     "matmul_labels",
     "written",
 ]
+
+
+@dataclass(eq=False, slots=True)
+class Mark:
+    """What stays of a product when it is gone.
+
+    Attributes:
+        met: whether a softmax of all of it has met a value.
+    """
+
+    met: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -42,8 +54,8 @@ class Product:
     batch: Numbers
     rows: Numbers
     columns: Numbers
-    mark: object = field(default_factory=object)
-    modules: tuple[str, ...] = ()
+    mark: Mark = field(default_factory=Mark, kw_only=True)
+    modules: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def sizes(self) -> Numbers:

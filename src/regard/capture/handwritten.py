@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from regard.capture.absence import Absence
 from regard.capture.axes import Axes
 from regard.capture.changes import Changes
-from regard.capture.contractions import PRODUCTS, Written, contraction, written
+from regard.capture.contractions import PRODUCTS, Mark, Written, contraction, written
 from regard.capture.gates import sums_to_one
 from regard.capture.gathering import Gathering
 from regard.capture.mixtures import joined_words, other_axis_words, relaid_words, tensors_in
@@ -56,6 +56,8 @@ class Handwritten:
         take: called with the module's name and the matrix of the model's own tensors; gives what
             the value is to be given to, None where it is not wanted.
         refuse: called with the module's name and the reason why its attention cannot be told.
+        doubt: likewise, with the mark of a product where it may be none: once the product's own
+            softmax has met a value, what was pooled of it is taken for features.
         absence: is told what else might have been attention.
     """
 
@@ -64,9 +66,10 @@ class Handwritten:
         model: nn.Module,
         take: Callable[[str, AttentionMatrix], TakeValue | None],
         refuse: Callable[[str, str], None],
+        doubt: Callable[[str, str, Mark], None],
         absence: Absence,
     ) -> None:
-        self._refuse = refuse
+        self._refuse, self._doubt = refuse, doubt
         self._absence = absence
         self._short: dict[Outcome, tuple[str, str]] = {}
         self._buffers = model.buffers
@@ -164,7 +167,7 @@ class Handwritten:
                     return True
                 self._check(operation, track, track.stage, tensor, letters, summed)
                 if track.stage.trouble is None:
-                    track.stage.outcome.met = True
+                    track.stage.meet()
                     _give_value(track, track.stage, tensor, product)
                 return True
             if track is not None and isinstance(track.stage, Parts) and track.stage.weights:
@@ -245,7 +248,10 @@ class Handwritten:
         if weights.name is None:
             return
         if weights.trouble is not None:
-            self._refuse(weights.name, weights.trouble)
+            if weights.pooled is None:
+                self._refuse(weights.name, weights.trouble)
+            else:
+                self._doubt(weights.name, weights.trouble, weights.pooled)
             return
         if len(summed) != 1 or not weights.normal:
             return

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.capture.contractions import Mark
 from regard.capture.cutting import some_heads, some_queries, unrepeated, value_heads
 from regard.capture.guesses import Guesses
 from regard.capture.joined_answers import AskedOfCalls, Pairs, ask, joins
@@ -101,6 +102,7 @@ class Keeper:
         self._origins: dict[str, Origin] = {}
         self._names: dict[str, list[str]] = {}  # of its layers in the recording, by module
         self._refused: set[str] = set()
+        self._doubts: list[tuple[str, str, Mark]] = []
         self._progress = progress
         self._taken = 0
         self._gave_up = False
@@ -131,20 +133,33 @@ class Keeper:
     def refuse(self, name: str, reason: str, cause: Exception | None = None) -> None:
         """Keep nothing of what a module attended to, before and after; it is told in one error.
 
-        What is left when one call is missing would look like the whole of it.
+        What is left when one call is missing would look like the whole of it. Of a layer that is
+        not wanted a fault alone is told: it may be of a part of one that is.
 
         Args:
             name: the module's.
             reason: why, with the remedy where there is one.
-            cause: the exception behind it.
+            cause: the exception behind it, a fault.
         """
-        self.problems.add(_REFUSED, name, reason, cause)
-        self._places.setdefault(name, len(self._places))
+        place = self._places.setdefault(name, len(self._places))
+        if cause is not None or self._wanted.has_layer(name, place):
+            self.problems.add(_REFUSED, name, reason, cause)
         self._refused.add(name)
         for layer in self._names.pop(name, ()):
             self._seen.remove(layer)
         self._kept = {run: kept for run, kept in self._kept.items() if kept.module != name}
         self._alone = [alone for alone in self._alone if alone[0] in self._seen]
+
+    def doubt(self, name: str, reason: str, product: Mark) -> None:
+        """Refuse what a module attended to, unless a product turns out to be kept by the end.
+
+        Args:
+            name: the module's.
+            reason: as ``refuse`` takes it.
+            product: whose own softmax may still meet a value.
+        """
+        self._places.setdefault(name, len(self._places))
+        self._doubts.append((name, reason, product))
 
     def _keep(self, name: str, matrix: AttentionMatrix) -> TakeValue | None:
         place = self._places.setdefault(name, len(self._places))
@@ -195,6 +210,10 @@ class Keeper:
 
     def close(self) -> None:
         """Put together what belongs together: the block has ended."""
+        for name, reason, product in self._doubts:
+            if not product.met:
+                self.refuse(name, reason)
+        self._doubts.clear()
         with torch.inference_mode(False), torch.no_grad():
             for run, kept in self._kept.items():
                 try:

@@ -17,6 +17,7 @@ from torch import Tensor
 from regard.capture.arithmetic import MULTIPLICATIONS, QUOTIENTS, SUMS, alpha_of
 from regard.capture.axes import Axes, contiguous
 from regard.capture.changes import Changes
+from regard.capture.contractions import Mark
 from regard.capture.gates import sums_to_one
 from regard.capture.gathering import Gathering
 from regard.capture.layouts import Untold
@@ -114,7 +115,8 @@ class Softmaxes:
                 "softmax, and is no scale, bias, softcap, mask or sink."
             )
             name = _owner(operation, modules_of(track.stage))
-            self._put(operation, dim % source.ndim, reason, name)
+            pooled = track.stage.pooled if isinstance(track.stage, Lost) else None
+            self._put(operation, dim % source.ndim, reason, name, pooled)
         else:
             self._changes.mix(operation, source)
 
@@ -231,6 +233,7 @@ class Softmaxes:
         found, trouble = self._attention(operation, _with_sinks(totals), drawn.axes, dim, None)
         if found is not None:
             self._found.append(Finding(name, found[0]))
+            drawn.scores.product.mark.met = True
             self.release()
         elif trouble is not None:
             self._refuse(name, trouble)
@@ -296,11 +299,20 @@ class Softmaxes:
         except (TypeError, ValueError, RuntimeError, MemoryError) as cause:
             return None, str(cause)
 
-    def _put(self, operation: Operation, dim: int, trouble: str | None, name: str | None) -> None:
+    def _put(
+        self,
+        operation: Operation,
+        dim: int,
+        trouble: str | None,
+        name: str | None,
+        pooled: Mark | None = None,
+    ) -> None:
         output = cast(Tensor, operation.output)
         places = contiguous(output.shape)
         normal = places[dim] if output.shape[dim] > 1 else 0
-        weights = Weights(normal, output.shape[dim], name, operation.place(), trouble)
+        weights = Weights(
+            normal, output.shape[dim], name, operation.place(), trouble, pooled=pooled
+        )
         self._tracks.put(output, Axes.of(output, places), weights)
 
 

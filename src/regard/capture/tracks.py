@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from regard.capture.axes import Axes, Numbers
-from regard.capture.contractions import Product
+from regard.capture.contractions import Mark, Product
 from regard.capture.meetings import Meeting
 from regard.capture.score_steps import Step
 from regard.matrix import AttentionMatrix
@@ -129,6 +129,8 @@ class Weights:
         outcome: of all that was made of this softmax.
         origin: the mark of the product, and where in it the softmax starts; None where nobody
             knows.
+        pooled: the mark of the product of which more or fewer scores were made before the softmax;
+            None where they were none, or as many.
     """
 
     normal: int
@@ -142,7 +144,14 @@ class Weights:
     meeting: Meeting | None = None
     thinned: bool = False
     outcome: Outcome = field(default_factory=Outcome)
-    origin: tuple[object, int] | None = None
+    origin: tuple[Mark, int] | None = None
+    pooled: Mark | None = None
+
+    def meet(self) -> None:
+        """Note that they have met a value, as they were."""
+        self.outcome.met = True
+        if self.origin is not None:
+            self.origin[0].met = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +161,12 @@ class Lost:
     Attributes:
         through: what it was, with its line.
         modules: the names of those that ran their product.
+        pooled: the mark of that product where they have become more or fewer; None where not.
     """
 
     through: str
     modules: tuple[str, ...] = ()
+    pooled: Mark | None = None
 
 
 @dataclass(frozen=True, slots=True)

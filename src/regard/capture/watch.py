@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from regard.capture.absence import Absence, compiled_error, is_compiled
 from regard.capture.calls import NESTED, FusedCall, fused_call
+from regard.capture.contractions import Mark
 from regard.capture.flex_calls import AFTER_FLEX_ATTENTION, FLEX_ATTENTION, FlexCalls
 from regard.capture.handwritten import Handwritten
 from regard.capture.keeping import Keeper
@@ -158,7 +159,9 @@ class _Watch:
         self._padded_to: dict[tuple[int, ...], int] = {}
         self._multiplying = False
         self.absence = Absence(model)
-        handwritten = Handwritten(model, self._take_handwritten, self._refuse, self.absence)
+        handwritten = Handwritten(
+            model, self._take_handwritten, self._refuse, self._doubt, self.absence
+        )
         self.close = handwritten.close
         self.end = handwritten.end
         self._pass_on = handwritten.pass_on
@@ -292,6 +295,10 @@ class _Watch:
     def _refuse(self, name: str, reason: str, cause: Exception | None = None) -> None:
         if not self._multiplying:
             self._keeper.refuse(name, reason, cause)
+
+    def _doubt(self, name: str, reason: str, product: Mark) -> None:
+        if not self._multiplying:
+            self._keeper.doubt(name, reason, product)
 
 
 def _is_empty(output: object) -> bool:
