@@ -30,14 +30,13 @@ def test_a_worker_of_several_uses_one_thread() -> None:
 @pytest.mark.parametrize("name", ["a.b", "a.b#2", "a.b[0:7]"])
 def test_a_refused_layer_that_is_kept_would_be_found(name: str) -> None:
     seen = regard.Recording({name: regard.attend(torch.zeros(2, 2), torch.zeros(2, 2))})
-    told = "the attention of 'c', 'a.b' cannot be kept: for a reason."
     with pytest.raises(AssertionError, match="refused, and in the recording"):
-        check_refused(told, seen)
+        check_refused(["c", "a.b"], seen)
 
 
 def test_a_layer_of_which_nothing_is_told_may_be_kept() -> None:
     seen = regard.Recording({"a.bc": regard.attend(torch.zeros(2, 2), torch.zeros(2, 2))})
-    check_refused("the attention of 'a.b' cannot be kept: for a reason.", seen)
+    check_refused(["a.b"], seen)
 
 
 @pytest.mark.browser

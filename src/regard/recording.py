@@ -178,7 +178,7 @@ class Recording(Mapping[str, AttentionMatrix]):
         self._layers[layer.name] = layer
 
     def remove(self, name: str) -> None:
-        """Leave out a layer, by its name."""
+        """Leave out a layer, by its name; a KeyError where there is none of it."""
         del self._layers[name]
 
     def with_tokens(
