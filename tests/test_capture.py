@@ -238,6 +238,13 @@ def test_parameters_that_autocast_rounded_before_the_block_are_still_parameters(
     assert len(seen) == 2
 
 
+def test_a_lazy_module_that_gets_its_parameters_inside_the_block_is_watched() -> None:
+    model = nn.Sequential(nn.LazyLinear(22), Heads())
+    with regard.observe(model) as seen:
+        model(noise(3, 7, 5))
+    assert list(seen) == ["1"]
+
+
 def test_float64_is_kept_under_autocast_which_leaves_it_alone() -> None:
     model = FloatBias().double()
     with SURROUNDINGS["autocast"](), regard.observe(model) as seen:

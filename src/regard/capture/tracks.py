@@ -449,5 +449,5 @@ def storage_key(tensor: Tensor) -> int | None:
     """The storage that a tensor lies in; None where it has none of its own."""
     try:
         return cast(int, cast(Any, tensor.untyped_storage())._cdata)
-    except (NotImplementedError, RuntimeError):
+    except (NotImplementedError, RuntimeError, ValueError):  # the last: of a lazy module's own
         return None
