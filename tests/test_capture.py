@@ -24,6 +24,7 @@ from models import (
     MODELS,
     PADDED,
     Heads,
+    ImportedByName,
     ModelCase,
     ids,
     llama,
@@ -239,7 +240,7 @@ def test_parameters_that_autocast_rounded_before_the_block_are_still_parameters(
 
 
 def test_a_lazy_module_that_gets_its_parameters_inside_the_block_is_watched() -> None:
-    model = nn.Sequential(nn.LazyLinear(22), Heads())
+    model = nn.Sequential(nn.LazyLinear(22), ImportedByName())
     with regard.observe(model) as seen:
         model(noise(3, 7, 5))
     assert list(seen) == ["1"]
