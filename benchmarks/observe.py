@@ -24,8 +24,9 @@ MB = 10**6
 REDUCTIONS = (regard.TopK(8), regard.Entropy(), regard.Sum(-2), regard.Pool(64, 64))
 # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of mallopt(3), in bytes.
 KEPT_HEAP = ((-1, 2**31 - 1), (-3, 2**25))
-# Each round takes seconds, and a twentieth is asked about.
-ROUNDS = {SHORT: 7, LONG: 3}
+# Each round takes seconds, and a twentieth is asked about, less than what other machines on the same
+# processor may take from one round to the next.
+ROUNDS = {SHORT: 15, LONG: 5}
 
 # How a forward is watched, of the model.
 Watch = Callable[[Any], AbstractContextManager[object]]
@@ -52,8 +53,8 @@ def time(name: str, watch: Watch, goal: float, dtype: torch.dtype) -> Case:
     def measure(effort: Effort) -> Measured:
         model = language_model(dtype)
         ours, peer = (forward(model, effort.tokens, how) for how in (watch, NOTHING))
-        fewest = min(effort.repetitions, ROUNDS.get(effort.tokens, 1))
-        return ratio(ours, peer, effort.repetitions, fewest)
+        fewest = ROUNDS.get(effort.tokens, 1)
+        return ratio(ours, peer, max(fewest, effort.repetitions), fewest)
 
     kind = str(dtype).removeprefix("torch.")
     unit = "unobserved forwards"
