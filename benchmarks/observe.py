@@ -24,8 +24,8 @@ MB = 10**6
 REDUCTIONS = (regard.TopK(8), regard.Entropy(), regard.Sum(-2), regard.Pool(64, 64))
 # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of mallopt(3), in bytes.
 KEPT_HEAP = ((-1, 2**31 - 1), (-3, 2**25))
-# Each round takes seconds, and a twentieth is asked about, less than what other machines on the same
-# processor may take from one round to the next.
+# Each round takes seconds, and a twentieth is asked about: less than what other machines on the
+# same processor take from one round to the next.
 ROUNDS = {SHORT: 15, LONG: 5}
 
 # How a forward is watched, of the model.
