@@ -2,30 +2,29 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.capture.contractions import Mark
 from regard.capture.cutting import some_heads, some_queries, unrepeated, value_heads
+from regard.capture.entries import Entries
 from regard.capture.guesses import Guesses
-from regard.capture.joined_answers import AskedOfCalls, Pairs, ask, joins
+from regard.capture.joined_answers import ask
 from regard.capture.joining import Copies, Shared
+from regard.capture.kept import Kept, queries_kept
 from regard.capture.problems import Problems
 from regard.capture.shelf import Shelf
 from regard.capture.steps import Run, Steps
 from regard.capture.values import TakeValue, Values
 from regard.capture.wanted import Wanted
 from regard.errors import RegardError, check_path, kind_text
-from regard.layers import Answers, Layer, Origin, Queries, layer_at
+from regard.layers import Origin, layer_at
 from regard.masks import Mask
 from regard.matrix import AttentionMatrix
 from regard.recording import Recording
-from regard.reductions import Reduction
 from regard.scores import QueryKey
 from regard.storage import Writer, read
 from regard.tracing import Operation
@@ -34,35 +33,6 @@ __all__ = ["Keeper"]
 
 _APART = "the calls of {} cannot be put together"
 _REFUSED = "the attention of {} cannot be kept"
-
-
-@dataclass(eq=False)
-class _Kept:
-    """What is kept of the calls that are one attention.
-
-    Attributes:
-        module: the name of the module.
-        copies: of what it attended with; None where only answers are kept.
-        answers: to the reductions whose answers join.
-        name: in the recording; None while none of its queries was wanted.
-        apart: of the first call: its rows, shape and answers that do not join.
-        leading: its batch axes and heads.
-        rows: the places of the queries that answers are of, call by call.
-        values: that it drew from; None where they are not wanted.
-        calls: the names of the layers that hold the answers of one call each.
-        alone: what these answer.
-    """
-
-    module: str
-    copies: Copies | None
-    answers: AskedOfCalls
-    name: str | None = None
-    apart: tuple[range, torch.Size, Pairs, Queries | None] | None = None
-    leading: tuple[int, ...] = ()
-    rows: list[range] = field(default_factory=list[range])
-    values: Values | None = None
-    calls: list[str] = field(default_factory=list[str])
-    alone: list[Reduction] = field(default_factory=list[Reduction])
 
 
 class Keeper:
@@ -99,8 +69,7 @@ class Keeper:
         self._shelf = Shelf(self._wanted.device, None if self._path is None else self._path.parent)
         self._shared = Shared()
         self._places: dict[str, int] = {}
-        self._origins: dict[str, Origin] = {}
-        self._names: dict[str, list[str]] = {}  # of its layers in the recording, by module
+        self._entries = Entries(seen)
         self._refused: set[str] = set()
         self._doubts: list[tuple[str, str, Mark]] = []
         self._progress = progress
@@ -108,7 +77,7 @@ class Keeper:
         self._gave_up = False
         self._steps = Steps()
         self._guesses = Guesses()
-        self._kept: dict[Run, _Kept] = {}
+        self._kept: dict[Run, Kept] = {}
         self._alone: list[tuple[str, Values, int]] = []
 
     def take(self, name: str, matrix: AttentionMatrix) -> TakeValue | None:
@@ -145,8 +114,7 @@ class Keeper:
         if cause is not None or self._wanted.has_layer(name, place):
             self.problems.add(_REFUSED, name, reason, cause)
         self._refused.add(name)
-        for layer in self._names.pop(name, ()):
-            self._seen.remove(layer)
+        self._entries.remove(name)
         self._kept = {run: kept for run, kept in self._kept.items() if kept.module != name}
         self._alone = [alone for alone in self._alone if alone[0] in self._seen]
 
@@ -175,7 +143,8 @@ class Keeper:
             whole, heads = unrepeated(matrix), self._wanted.head_indices(matrix)
             part = whole if heads is None else some_heads(whole, heads)
             if self._wanted.names is not None or heads is not None:
-                self._origins[name] = Origin(place, None if heads is None else tuple(heads))
+                origin = Origin(place, None if heads is None else tuple(heads))
+                self._entries.are_of(name, origin)
             try:
                 if isinstance(part.source, QueryKey):
                     values = self._take(name, part, part.source)
@@ -217,7 +186,7 @@ class Keeper:
         with torch.inference_mode(False), torch.no_grad():
             for run, kept in self._kept.items():
                 try:
-                    self._put_together(run, kept)
+                    kept.put_together()
                 except Exception as cause:  # noqa: BLE001  no fault of one layer loses the run
                     reason = f"{_reason(cause)}\n    Of this layer the first call alone is kept."
                     self.problems.add(_APART, kept.name or kept.module, reason, cause)
@@ -253,14 +222,14 @@ class Keeper:
         rows, values = self._wanted.rows(0, part.shape[-2], all_there=True), self._values()
         if not rows:
             return None
-        kept, part = _kept_of(rows, part.shape[-2]), some_queries(part, rows)
+        queries, part = queries_kept(rows, part.shape[-2]), some_queries(part, rows)
         if self._wanted.reductions:
             pairs = ask(part, self._wanted.reductions, self._wanted.device)
-            self._add(name, None, answers=pairs, shape=part.shape, queries=kept)
+            self._entries.add(name, None, answers=pairs, shape=part.shape, queries=queries)
             return None
         mask = None if part.mask is None else part.mask.map(self._shelf.copy_once)
         matrix = AttentionMatrix(part.source.map(self._shelf.copy), mask)
-        name = self._add(name, matrix, shape=matrix.shape, queries=kept)
+        name = self._entries.add(name, matrix, shape=matrix.shape, queries=queries)
         if values is not None:
             values.expect(None, matrix.shape)
             self._alone.append((name, values, matrix.shape[-1]))
@@ -268,28 +237,6 @@ class Keeper:
 
     def _values(self) -> Values | None:
         return Values(self._shelf) if self._wanted.values else None
-
-    def _add(
-        self,
-        module: str,
-        matrix: AttentionMatrix | None,
-        *,
-        shape: torch.Size,
-        answers: Sequence[tuple[Reduction, Any]] = (),
-        queries: Queries | None = None,
-        name: str | None = None,
-    ) -> str:
-        """Keep one more layer, under the module's name unless it has its own; gives its name."""
-        added = self._seen.add(
-            name or module,
-            matrix,
-            answers=answers,
-            shape=shape,
-            origin=self._origins.get(module),
-            queries=queries,
-        )
-        self._names.setdefault(module, []).append(added)
-        return added
 
     def _pass_by(self, name: str, source: QueryKey, mask: Mask | None) -> None:
         guesses = self._guesses.among(source.query.shape[-2])
@@ -309,8 +256,9 @@ class Keeper:
             copied = self._shelf.copy(source.key)
             run = self._steps.begin(name, source, part.mask, copied, guesses)
             copies = None if asking else Copies(run, self._shelf, self._shared)
-            kept = _Kept(name, copies, AskedOfCalls(run), leading=tuple(part.shape[:-2]))
-            kept.values = self._values()
+            kept = Kept(
+                name, run, self._wanted, self._entries, part.shape[:-2], copies, self._values()
+            )
             self._kept[run], first, base, place = kept, 0, 0, None
         else:
             run, place = found
@@ -320,11 +268,11 @@ class Keeper:
             kept.values.expect(place, part.shape)
         # A guess is a part of its own: it may be left out.
         spans = [range(sure), *(range(row, row + 1) for row in range(sure, q_len))]
-        keep_sure, *held = [self._part(run, kept, part, span, first, base) for span in spans]
+        keep_sure, *held = [kept.part(part, span, first, base) for span in spans]
         keep_sure()
         if held:
             self._guesses.when_known(partial(self._keep_guesses, run, held))
-        self._show_first(run, kept)
+        kept.show_first()
         return kept.values
 
     def _keep_guesses(self, run: Run, held: Sequence[Callable[[], None]], count: int) -> None:
@@ -334,88 +282,7 @@ class Keeper:
         with torch.inference_mode(False), torch.no_grad():
             for keep in held[: run.keep_guesses(count)]:
                 keep()
-            self._show_first(run, self._kept[run])
-
-    def _show_first(self, run: Run, kept: _Kept) -> None:
-        """Add the layer while the model runs, from the first call that was wanted."""
-        if kept.name is not None or kept.copies is None:
-            return
-        rows = self._wanted.rows(0, run.q_len, all_there=True)
-        matrix = kept.copies.matrix(rows)
-        if matrix is not None:
-            queries = _kept_of(rows, run.q_len, run.start)
-            kept.name = self._add(kept.module, matrix, shape=matrix.shape, queries=queries)
-
-    def _part(
-        self, run: Run, kept: _Kept, part: AttentionMatrix, span: range, first: int, base: int
-    ) -> Callable[[], None]:
-        """What keeps some queries of a call; what it needs of the model's tensors is copied now."""
-        # What begins where others cannot go on from is all there is of it.
-        all_there = kept.copies is None or run.traits is None
-        there = self._wanted.rows(first + span.start, len(span), all_there=all_there)
-        if not there:
-            return _nothing
-        start = span.start + there.start
-        wanted, first = some_queries(part, range(start, start + len(there))), first + start
-        if kept.copies is not None:
-            return partial(kept.copies.add, kept.copies.step(wanted, first, base))
-        pairs = ask(wanted, self._wanted.reductions, self._wanted.device)
-        return partial(self._put_answers, run, kept, pairs, wanted.shape, (first, base))
-
-    def _put_answers(
-        self, run: Run, kept: _Kept, pairs: Pairs, shape: torch.Size, place: tuple[int, int]
-    ) -> None:
-        """Keep answers. Those that do not join are layers of their own, ``name[7:8]``.
-
-        Args:
-            run: the calls that are one attention.
-            kept: of them.
-            pairs: the reductions and their answers.
-            shape: of the matrix that was asked.
-            place: of its first row among all that ran, and the column of its first key.
-        """
-        joining = [pair for pair in pairs if joins(pair[0])]
-        alone = [pair for pair in pairs if not joins(pair[0])]
-        kept.answers.add(joining, *place)
-        rows = range(place[0], place[0] + shape[-2])
-        kept.rows.append(rows)
-        here = rows, shape, alone, _kept_of(rows, run.q_len, run.start)
-        if kept.name is None:
-            kept.name = self._add(kept.module, None, shape=shape, answers=pairs, queries=here[-1])
-            kept.apart = here
-            return
-        calls = [here] if kept.apart is None or not joining else [kept.apart, here]
-        kept.apart = None
-        for rows, shape, answers, queries in calls if alone else ():
-            name = f"{kept.name}[{rows.start}:{rows.stop}]"
-            kept.calls.append(
-                self._add(
-                    kept.module, None, shape=shape, answers=answers, queries=queries, name=name
-                )
-            )
-            kept.alone = [reduction for reduction, _ in answers]
-
-    def _put_together(self, run: Run, kept: _Kept) -> None:
-        if run.parts == 1 or kept.name is None:
-            return
-        origin = self._origins.get(kept.module)
-        if kept.copies is None:
-            pairs = kept.answers.joined()
-            if pairs:
-                shape = torch.Size((*kept.leading, sum(map(len, kept.rows)), run.kv_len))
-                queries = _kept_of(_neighbours(kept.rows), run.q_len, run.start)
-                answers = Answers(pairs)
-                apart = Answers([(reduction, tuple(kept.calls)) for reduction in kept.alone])
-                self._seen.put(
-                    Layer(kept.name, shape, None, answers, origin, queries=queries, apart=apart)
-                )
-            return
-        rows = self._wanted.rows(0, run.q_len, all_there=True)
-        matrix = kept.copies.matrix(rows)
-        if matrix is not None:
-            queries = _kept_of(rows, run.q_len, run.start)
-            shape, none = matrix.shape, Answers()
-            self._seen.put(Layer(kept.name, shape, matrix, none, origin, queries=queries))
+            self._kept[run].show_first()
 
     def _has_wanted(self) -> bool:
         """Whether the layers and queries that were wanted ran; what did not is a problem."""
@@ -456,30 +323,6 @@ class Keeper:
                 "    The recording itself is whole; keep what you need of it.",
                 cause,
             )
-
-
-def _kept_of(rows: range | None, ran: int, start: int = 0) -> Queries | None:
-    """Which of the queries are kept; None: all from the first token on, or it is not known.
-
-    Args:
-        rows: among those that ran.
-        ran: how many ran.
-        start: where the first of them stands.
-    """
-    if rows is None or (rows == range(ran) and not start):
-        return None
-    return Queries(start + rows.start, start + ran)
-
-
-def _nothing() -> None:
-    """Keep nothing: no query was wanted."""
-
-
-def _neighbours(parts: Sequence[range]) -> range | None:
-    """Several ranges as one; None where something lies between them."""
-    if any(after.start != before.stop for before, after in pairwise(parts)):
-        return None
-    return range(parts[0].start, parts[-1].stop)
 
 
 def _reason(cause: Exception) -> str:
