@@ -26,7 +26,7 @@ REDUCTIONS = (regard.TopK(8), regard.Entropy(), regard.Sum(-2), regard.Pool(64, 
 KEPT_HEAP = ((-1, 2**31 - 1), (-3, 2**25))
 # Each round takes seconds, and a twentieth is asked about: less than what other machines on the
 # same processor take from one round to the next.
-ROUNDS = {SHORT: 15, LONG: 5}
+ROUNDS = {SHORT: 15, LONG: 3}
 
 # How a forward is watched, of the model.
 Watch = Callable[[Any], AbstractContextManager[object]]
