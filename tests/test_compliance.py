@@ -103,15 +103,14 @@ def test_an_answer_equals_the_oracle(case: Case, name: str, backend: str) -> Non
     assert_answer(matrix.reduce(QUESTIONS[name].ask(inputs), backend=backend), case, name, backend)
 
 
-@questions
 @pytest.mark.parametrize("block_size", BLOCKS, indirect=True)
 @parametrised(BLOCKED)
-def test_an_answer_from_small_blocks_equals_the_oracle(
-    case: Case, name: str, block_size: None
-) -> None:
+def test_the_answers_from_small_blocks_equal_the_oracle(case: Case, block_size: None) -> None:
     inputs = case.inputs
-    matrix = case.matrix(*inputs.of_scores)
-    assert_answer(matrix.reduce(QUESTIONS[name].ask(inputs), backend="blocks"), case, name, "")
+    asked = [question.ask(inputs) for question in QUESTIONS.values()]
+    answers = case.matrix(*inputs.of_scores).reduce(*asked, backend="blocks")
+    for name, answer in zip(QUESTIONS, answers, strict=True):
+        assert_answer(answer, case, name, "blocks")
 
 
 FUSED = {
