@@ -211,6 +211,11 @@ def test_the_version_of_what_is_not_installed_is_unknown(
             "output is 'no/page.html', which cannot be written: there is no folder no.",
             id="to nowhere",
         ),
+        pytest.param(
+            ["record", "x", "-o", "x" * 256],
+            f"{'x' * 256}: File name too long.",
+            id="to a name that is too long",
+        ),
         pytest.param(["see", "x", "-o", "/dev/null"], "it is no ordinary file", id="to a device"),
         pytest.param(["see", "x", "-o", "/proc/page"], "which cannot be written", id="to /proc"),
     ],
@@ -277,7 +282,7 @@ def test_a_model_without_attention_is_refused(run: Run, working_folder: Path) ->
     folder = tiny_models.save(working_folder / "mamba", tiny_models.mamba())
     code, out, err = run("see", SENTENCE, "-m", str(folder))
     assert (code, out) == (2, "")
-    assert "it does not compute attention with scaled_dot_product_attention." in err
+    assert err.startswith("regard: no attention was seen in MambaModel; ")
 
 
 def test_the_output_is_checked_before_a_model_is_looked_for(

@@ -91,7 +91,16 @@ def test_what_is_not_installed_is_said_with_the_command(
 # What it saw
 
 
-@pytest.mark.parametrize("kind", [tiny_models.bert, tiny_models.llama, tiny_models.roberta])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        tiny_models.bert,
+        tiny_models.llama,
+        tiny_models.roberta,
+        tiny_models.gemma2,
+        tiny_models.deberta,
+    ],
+)
 def test_the_weights_are_those_of_eager_attention(
     kind: Callable[[], transformers.PreTrainedModel], tmp_path: Path
 ) -> None:
@@ -392,7 +401,10 @@ def test_a_damaged_folder_is_one_sentence(
     ("kind", "message"),
     [
         pytest.param(
-            tiny_models.mamba, "it does not compute attention with scaled_dot", id="mamba"
+            tiny_models.mamba,
+            "no attention was seen in MambaModel; its modules ran, and ran no attention over "
+            "tokens that observe knows.\n    observe sees softmax attention",
+            id="mamba",
         ),
         pytest.param(tiny_models.resnet, "a resnet, which reads no text", id="resnet"),
         pytest.param(tiny_models.t5, "an encoder-decoder (t5)", id="encoder-decoder"),
@@ -410,6 +422,31 @@ def test_a_model_of_another_kind_is_refused(
     with pytest.raises((regard.RegardError, ValueError)) as refusal:
         Pretrained.load(folder).observe(SENTENCE)
     assert message in str(refusal.value)
+
+
+def test_what_cannot_be_kept_is_told_with_its_remedy(tmp_path: Path) -> None:
+    model = tiny_models.bert()
+    torch.nn.init.constant_(model.encoder.layer[1].attention.self.query.weight, float("nan"))
+    loaded = Pretrained.load(tiny_models.save(tmp_path / "model", model))
+    with pytest.raises(regard.RegardError) as refusal:
+        loaded.observe(SENTENCE, path=tmp_path / "run.safetensors")
+    assert str(refusal.value) == (
+        "layer 'encoder.layer.1.attention.self' cannot be saved: it has NaN in its query; a "
+        "recording in a file holds numbers.\n"
+        "    Look at the recording as it is: the first layer with NaN says where it began."
+    )
+
+
+def test_a_file_that_cannot_be_written_is_told_with_its_remedy(
+    loaded: Pretrained, tmp_path: Path
+) -> None:
+    path = tmp_path / "none" / "run.safetensors"
+    with pytest.raises(regard.RegardError) as refusal:
+        loaded.observe(SENTENCE, path=path)
+    assert str(refusal.value) == (
+        f"{path} cannot be written: No such file or directory; nothing of it is left, and a file "
+        "that was there is as it was.\n    Save it where there is room and you may write."
+    )
 
 
 def test_code_that_comes_with_a_model_never_runs(copied: Path, tmp_path: Path) -> None:

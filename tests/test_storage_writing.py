@@ -54,6 +54,13 @@ def test_it_says_how_many_layers_it_has_written(tmp_path: Path) -> None:
     assert told == [(1, 2), (2, 2)]
 
 
+@pytest.mark.parametrize("name", ["x" * 255, "\N{PARROT}" * 63], ids=["letters", "parrots"])
+def test_any_name_that_a_file_may_have_is_taken(name: str, tmp_path: Path) -> None:
+    recording().save(tmp_path / name)
+    assert left_in(tmp_path) == [name]
+    assert regard.load(tmp_path / name).model == "Tiny"
+
+
 def test_until_it_is_finished_a_recording_of_that_name_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "run.safetensors"
     saved(path, of=recording("old"))

@@ -56,6 +56,18 @@ def llama() -> transformers.PreTrainedModel:
     return transformers.LlamaForCausalLM(config)
 
 
+def gemma2() -> transformers.PreTrainedModel:
+    """Transformers runs it, and DeBERTa, with eager attention alone."""
+    config = transformers.Gemma2Config(
+        vocab_size=VOCAB, num_key_value_heads=2, head_dim=8, sliding_window=5, **SIZES
+    )
+    return transformers.Gemma2ForCausalLM(config)
+
+
+def deberta() -> transformers.PreTrainedModel:
+    return transformers.DebertaV2Model(transformers.DebertaV2Config(vocab_size=VOCAB, **SIZES))
+
+
 def mamba() -> transformers.PreTrainedModel:
     config = transformers.MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2)
     return transformers.MambaModel(config)

@@ -125,7 +125,7 @@ class Pretrained:
 
     @cached_property
     def model(self) -> torch.nn.Module:
-        """The model itself, with its fused attention kept.
+        """The model itself, with the attention that transformers chooses for it.
 
         Raises:
             RegardError: the weights are damaged or incomplete.
@@ -136,7 +136,6 @@ class Pretrained:
             model, loading = _transformers().AutoModel.from_pretrained(
                 self.source,
                 config=self.config,
-                attn_implementation="sdpa",
                 use_safetensors=True,
                 output_loading_info=True,
                 **_careful(self.offline),
@@ -175,7 +174,8 @@ class Pretrained:
 
         Raises:
             ValueError: the text is empty, or longer than the model reads.
-            RegardError: no attention was seen in the model, or the file cannot be written.
+            RegardError: no attention was seen in the model, what it does cannot be kept, or the
+                file cannot be written.
         """
         key_tokens, inputs = self.encode(text)
         query_tokens = key_tokens if queries is None else key_tokens[queries]
@@ -194,10 +194,8 @@ class Pretrained:
                 model(**inputs)
                 seen.model = self._title
                 seen.query_tokens, seen.key_tokens = query_tokens, key_tokens  # for the file
-        except RegardError as error:
-            raise RegardError(
-                f"model {self.name!r} has no attention that regard can see: {_cause(error)}"
-            ) from error
+        except RegardError:
+            raise
         except Exception as error:
             raise RegardError(f"model {self.name!r} cannot read text: {_cause(error)}") from error
         return seen.with_tokens(query_tokens, key_tokens)
@@ -458,13 +456,11 @@ def _refusal(name: str, not_here: bool, what: str = "cannot be loaded") -> Gener
 def _cause(error: Exception) -> str:
     """What a library says, as one sentence that is short enough to read."""
     text = " ".join(str(error).split())
-    if "support an attention implementation" in text:
-        text = "it does not compute attention with scaled_dot_product_attention"
-    elif "ignore_mismatched_sizes" in text:
+    if "ignore_mismatched_sizes" in text:
         text = "its weights have other shapes than its config.json says"
     elif type(error).__name__ == "SafetensorError":
         text = f"its weights are damaged ({text})"
-    elif not isinstance(error, OSError | RegardError | ValueError):
+    elif not isinstance(error, OSError | ValueError):
         text = f"{type(error).__name__}: {text}"
     sentence = text.split(". ")[0].rstrip(".")
     return (sentence if len(sentence) <= 160 else sentence[:159] + "…") + "."

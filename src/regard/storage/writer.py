@@ -85,7 +85,9 @@ class Writer:
         self.path = check_path(path)
         # A link stays, and what it leads to is written.
         self._target = Path(os.path.realpath(self.path))
-        self._partial = self._target.with_name(f"{self._target.name}.{token_hex(4)}.partial")
+        # Fifty characters, of at most four bytes each, leave room for the rest in any file name.
+        beginning = self._target.name[:50]
+        self._partial = self._target.with_name(f"{beginning}.{token_hex(4)}.partial")
         self._alike: dict[Hashable, list[str]] = {}
         self._entries: dict[str, Plain] = {}
         self._layers: list[Plain] = []
