@@ -30,7 +30,7 @@ __all__ = [
 class Answers(Mapping[Reduction, Any]):
     """Reductions and their answers, found by equality: ``TopK(8)`` is any ``TopK(8)``.
 
-    A dict would not do, as ``Segments`` of a list has no hash.
+    A dict would not do, as a reduction that is not regard's may have no hash.
 
     Args:
         pairs: each reduction with its answer.
@@ -52,7 +52,7 @@ class Answers(Mapping[Reduction, Any]):
             KeyError: there is none.
         """
         for asked, answer in self._pairs:
-            if asked is reduction or (type(asked) is type(reduction) and asked == reduction):
+            if asked is reduction or _equal(asked, reduction):
                 return answer
             if isinstance(asked, TopK) and isinstance(reduction, TopK) and reduction.k < asked.k:
                 return Top(answer.values[..., : reduction.k], answer.indices[..., : reduction.k])
@@ -69,6 +69,14 @@ class Answers(Mapping[Reduction, Any]):
     def __repr__(self) -> str:
         """The reductions, without their answers."""
         return f"Answers({', '.join(map(repr, self))})"
+
+
+def _equal(first: Reduction, second: Reduction) -> bool:
+    """Whether two are the same question; where that cannot be told, as of tensors, they are not."""
+    try:
+        return type(first) is type(second) and bool(first == second)
+    except (RuntimeError, ValueError):  # what PyTorch and NumPy raise for bool(tensor == tensor)
+        return False
 
 
 class Origin(NamedTuple):

@@ -7,9 +7,9 @@ recomputed for gradients, and blocks can come in any order.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -302,6 +302,8 @@ class Segments(Reduction):
     the queries of span i. Where the key spans cover every key once, the rows sum to 1. The answer
     has shape (..., num_heads, query spans, key spans).
 
+    Two are equal that ask for the same spans under the same names, in the same order.
+
     Args:
         query_spans: (start, stop) pairs, or a mapping from names to them.
         key_spans: the same for the keys; the query spans when left out.
@@ -318,8 +320,15 @@ class Segments(Reduction):
                 [0.2500, 0.7500]])
     """
 
-    query_spans: Mapping[str, tuple[int, int]] | Sequence[tuple[int, int]]
-    key_spans: Mapping[str, tuple[int, int]] | Sequence[tuple[int, int]] | None = None
+    query_spans: Mapping[str, tuple[int, int]] | Sequence[tuple[int, int]] = field(compare=False)
+    key_spans: Mapping[str, tuple[int, int]] | Sequence[tuple[int, int]] | None = field(
+        default=None, compare=False
+    )
+    _asked: tuple[Any, Any] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        keys = self.query_spans if self.key_spans is None else self.key_spans
+        object.__setattr__(self, "_asked", (_as_tuples(self.query_spans), _as_tuples(keys)))
 
     def rows(self, q_len: int) -> range:
         spans = check_spans("query_spans", self.query_spans, "q_len", q_len)
@@ -355,6 +364,16 @@ class Segments(Reduction):
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         lengths = [stop - start for start, stop in self._spans(shape)[0]]
         return buffers[0] / placed(lengths, buffers[0].device)[:, None]
+
+
+def _as_tuples(spans: object) -> Any:
+    """Spans with their names, in their order, as a dict does not compare; no spans as they are."""
+    if isinstance(spans, Mapping):
+        named = cast("Mapping[object, object]", spans)
+        return tuple((name, _as_tuples(span)) for name, span in named.items())
+    if isinstance(spans, Sequence) and not isinstance(spans, str):
+        return tuple(map(_as_tuples, cast("Sequence[object]", spans)))
+    return spans
 
 
 def _meets(span: tuple[int, int], part: slice) -> bool:
