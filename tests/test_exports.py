@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import regard
+import regard.nn
 from regard.eviction import _FromLast  # the question itself, to ask it beside others
+from regard.layers import Queries
 
 Token = regard.Token
 TEXTS = ("Life", " is", " short", ".", " Eat")
@@ -233,6 +235,104 @@ def test_of_the_last_queries_each_key_has_the_mean_of_those_that_see_it() -> Non
     scores = regard.Recording({"a": A}).to_kvpress()["a"]
     received = A.to_dense().sum(-2) / torch.tensor([3, 3, 3, 2, 1])
     torch.testing.assert_close(scores, received.view(1, 2, 2, 5).mean(2))
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        pytest.param(slice(0, 5), id="the first"),
+        pytest.param(slice(3, 8), id="those between"),
+        pytest.param(slice(8, 11), id="the last"),
+    ],
+)
+@pytest.mark.parametrize("keep", ["qk", [regard.Sum(-2)]], ids=["qk", "answers"])
+def test_of_some_queries_each_key_has_the_mean_of_those_that_see_it(kept: slice, keep: Any) -> None:
+    layer = regard.nn.SelfAttention(8, num_heads=4, mask=regard.Causal())
+    x = torch.randn(1, 11, 8)
+    with torch.no_grad(), regard.observe(layer) as whole:
+        layer(x)
+    with torch.no_grad(), regard.observe(layer, keep=keep, queries=kept) as seen:
+        layer(x)
+    rows = torch.arange(11)[kept]
+    observers = (rows[:, None] >= torch.arange(11)).sum(0)
+    mean = whole[0].to_dense()[..., kept, :].sum(-2) / observers.clamp(min=1)
+    [scores] = seen.to_kvpress(num_kv_heads=4).values()
+    torch.testing.assert_close(scores, mean)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="no mask"),
+        pytest.param({"mask": regard.SlidingWindow(2, 1)}, id="a window"),
+        pytest.param({"mask": regard.Causal() & regard.Padding(3)}, id="padding"),
+        pytest.param({"bias": torch.tensor([0.0, 0.0, -10_000.0, 0.0, 0.0])}, id="a low bias"),
+    ],
+)
+def test_each_key_has_the_mean_of_the_queries_that_the_mask_shows_it_to(
+    options: dict[str, Any],
+) -> None:
+    A = matrix(1, **options)
+    weights = A.to_dense()
+    received = weights.sum(-2) / (weights > 0).sum(-2).clamp(min=1)
+    scores = regard.Recording({"a": A}).to_kvpress()["a"]
+    torch.testing.assert_close(scores, received.view(1, 2, 2, 5).mean(2))
+
+
+def test_scores_of_keys_can_be_differentiated() -> None:
+    query = torch.randn(1, 2, 5, 3, dtype=torch.float64, requires_grad=True)
+    key = torch.randn(1, 2, 5, 3, dtype=torch.float64)
+
+    def first_key(query: Tensor) -> Tensor:
+        A = regard.attend(query, key, mask=regard.Causal())
+        return regard.Recording({"a": A}).to_kvpress()["a"][..., 0]
+
+    assert torch.autograd.gradcheck(first_key, (query,))
+
+
+def test_a_window_needs_the_last_query_that_ran() -> None:
+    seen = regard.Recording({})
+    seen.add("a", matrix(1, q_len=5, kv_len=12), queries=Queries(start=3, ran=12))
+    message = (
+        "window is 2 and layer 'a' has the queries 3 to 7; the last that ran, 11, must be among "
+        "them.\n    Observe the model again with queries=slice(-2, None)."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        seen.to_kvpress(2)
+
+
+def answers_only(q_len: int = 5) -> regard.Recording:
+    A = matrix(1, q_len=q_len, mask=regard.Causal())
+    seen = regard.Recording({})
+    seen.add("a", None, answers=[(regard.Sum(-2), A.sum(-2))], shape=A.shape)
+    return seen
+
+
+def test_a_window_needs_query_and_key() -> None:
+    message = (
+        "layer 'a' has answers only, Sum(dim=-2); its query and key were not kept.\n"
+        '    Observe the model again with keep="qk".'
+    )
+    with pytest.raises(regard.RegardError, match=f"^{re.escape(message)}$"):
+        answers_only().to_kvpress(2, num_kv_heads=2)
+
+
+def test_answers_alone_do_not_tell_how_many_heads_keys_have() -> None:
+    message = (
+        "num_kv_heads is None and layer 'a' has answers only; they do not tell how many heads its "
+        "keys have.\n    It is num_key_value_heads in a model's config."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        answers_only().to_kvpress()
+
+
+def test_answers_alone_do_not_tell_which_queries_see_the_keys_of_another_text() -> None:
+    message = (
+        "layer 'a' has answers only, and as many keys as queries did not run; which queries can "
+        'see a key is not known.\n    Observe the model again with keep="qk".'
+    )
+    with pytest.raises(regard.RegardError, match=f"^{re.escape(message)}$"):
+        answers_only(q_len=3).to_kvpress(num_kv_heads=2)
 
 
 def test_the_last_queries_are_told_apart_in_a_pass_with_other_questions() -> None:

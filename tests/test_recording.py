@@ -287,12 +287,14 @@ def test_a_part_of_answers_has_the_answers() -> None:
     assert list(seen.kept["b"]) == [regard.Entropy()]
 
 
-def test_a_single_name_is_no_part() -> None:
+@pytest.mark.parametrize("layer", ["a", 1], ids=["name", "place"])
+def test_a_single_layer_is_no_part(layer: Any) -> None:
     message = (
-        "layers is 'a'; it takes several names or places.\n    Pass ['a'] for that layer alone."
+        f"layers is {layer!r}; it takes several names or places.\n"
+        f"    Pass [{layer!r}] for that layer alone."
     )
     with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
-        recording().part("a")
+        recording().part(layer)
 
 
 @pytest.mark.parametrize(("layer", "kind"), [(3, IndexError), ("d", KeyError)])

@@ -5,6 +5,7 @@ The scores are those of kvpress 0.5, which is not imported. A key with a low sco
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import log
 from typing import cast
 
 import torch
@@ -12,12 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.block import Block
-from regard.errors import check_count
+from regard.errors import RegardError, check_count
 from regard.layers import Layer
+from regard.padding import MASKED
 from regard.reductions import Part, Reduction, Sum
 from regard.scores import QueryKey
 
 __all__ = ["kvpress_form"]
+
+_MASKED_BITS = MASKED / log(2)
 
 
 def kvpress_form(
@@ -64,11 +68,43 @@ def _grouped(per_head: Tensor, num_kv_heads: int, kv_len: int) -> Tensor:
 
 
 def _received_by_observers(layer: Layer) -> Tensor:
-    """The mean weight that each key receives from the queries that can see it, causally."""
-    q_len, kv_len = layer.shape[-2:]
-    received = cast(Tensor, layer.reduce(Sum(-2)))
-    observers = torch.arange(kv_len, 0, -1, device=received.device).clamp(max=q_len)
-    return received / observers
+    """The mean weight that each key receives from the queries that can see it."""
+    if layer.matrix is None:
+        return layer.reduce(Sum(-2)) / _causal_observers(layer).clamp(min=1)
+    received, observers = layer.reduce(Sum(-2), _Observers())
+    return received / observers.clamp(min=1)
+
+
+def _causal_observers(layer: Layer) -> Tensor:
+    """How many of the rows stand at each key or after it, (kv_len,)."""
+    if not layer.reads_itself:
+        raise RegardError(
+            f"layer {layer.name!r} has answers only, and as many keys as queries did not run; "
+            "which queries can see a key is not known.\n"
+            '    Observe the model again with keep="qk".'
+        )
+    rows, keys = layer.positions, torch.arange(layer.shape[-1])
+    return (rows.stop - keys.clamp(min=rows.start)).clamp(min=0)
+
+
+@dataclass(frozen=True)
+class _Observers(Reduction):
+    """How many queries can see each key, (..., num_heads, kv_len).
+
+    A score so low that it masks counts as a mask; so does a weight of 0 that was given.
+    """
+
+    def start(
+        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        return (torch.zeros((*shape[:-2], shape[-1]), dtype=dtype, device=device),)
+
+    def update(self, block: Block) -> tuple[Part, ...]:
+        seen = block.bits.detach() > _MASKED_BITS
+        return (Part(block.box.at_columns, seen.sum(-2).to(block.bits.dtype)),)
+
+    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
+        return buffers[0]
 
 
 def _received_in_window(layer: Layer, window: int, kernel_size: int) -> Tensor:
@@ -80,7 +116,14 @@ def _received_in_window(layer: Layer, window: int, kernel_size: int) -> Tensor:
             f"{kv_len}; there must be so many queries, and keys before them.\n"
             f"    Use window={max(1, min(q_len, kv_len - 1))} or less."
         )
-    received = cast(Tensor, layer.reduce(_FromLast(window)))[..., :-window] / window
+    rows = layer.positions
+    if layer.queries is not None and rows.stop != layer.queries.ran:
+        raise ValueError(
+            f"window is {window} and layer {layer.name!r} has the queries {rows.start} to "
+            f"{rows.stop - 1}; the last that ran, {layer.queries.ran - 1}, must be among them.\n"
+            f"    Observe the model again with queries=slice(-{window}, None)."
+        )
+    received = cast(Tensor, layer.whole().reduce(_FromLast(window)))[..., :-window] / window
     flat = received.reshape(-1, 1, received.shape[-1])
     smooth = F.avg_pool1d(flat, kernel_size, stride=1, padding=kernel_size // 2)
     return smooth.reshape(received.shape)
@@ -119,6 +162,12 @@ def _num_kv_heads(layer: Layer, given: int | None) -> int:
         source = None if layer.matrix is None else layer.matrix.source
         if isinstance(source, QueryKey):
             return source.key.shape[-3] if source.key.ndim > 2 else 1
+        if layer.matrix is None and num_heads > 1:
+            raise ValueError(
+                f"num_kv_heads is None and layer {layer.name!r} has answers only; they do not tell "
+                "how many heads its keys have.\n"
+                "    It is num_key_value_heads in a model's config."
+            )
         return num_heads
     if num_heads % check_count("num_kv_heads", given):
         raise ValueError(

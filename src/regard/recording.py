@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.cells import as_cell
 from regard.characters import visible
-from regard.errors import DENSE_LIMIT
+from regard.errors import DENSE_LIMIT, is_whole
 from regard.eviction import kvpress_form
 from regard.exports import Patterns, attnview_form, bertviz_form, circuitsvis_form, numpy_form
 from regard.heads import Trial, classify, head_table
@@ -230,7 +230,7 @@ class Recording(Mapping[str, AttentionMatrix]):
             >>> list(regard.Recording({"a": even, "b": even, "c": even}).part([0, "c"]))
             ['a', 'c']
         """
-        if isinstance(layers, str):
+        if isinstance(layers, str) or is_whole(layers):
             raise TypeError(
                 f"layers is {layers!r}; it takes several names or places.\n"
                 f"    Pass [{layers!r}] for that layer alone."
@@ -446,20 +446,21 @@ class Recording(Mapping[str, AttentionMatrix]):
         Without a window it is the attention that a key receives from all queries that can see it,
         the mean over them and over the heads that share the key (``ObservedAttentionPress``, after
         H2O). With a window it is the mean over the last queries alone, smoothed along the keys
-        (``SnapKVPress``); the keys of the window itself get more than every other.
+        (``SnapKVPress``); the keys of the window itself get more than every other. Of answers alone
+        nobody knows the mask: the attention is taken to be causal.
 
         Args:
             window: how many of the last queries look; None: all.
             kernel_size: over how many keys SnapKV smooths, odd.
             num_kv_heads: how many heads the keys of the model have; as many as those that were
-                kept when left out, which some models repeat.
+                kept when left out, which some models repeat. Answers alone do not tell.
 
         Returns:
             For each layer (batch, num_kv_heads, kv_len); the key with the least goes first.
 
         Raises:
-            ValueError: a window longer than the text, an even kernel, or num_kv_heads that does
-                not divide num_heads.
+            ValueError: a window longer than the text, or whose queries were not kept; an even
+                kernel; num_kv_heads that does not divide num_heads, or is not known.
             RegardError: query and key were not kept, nor an answer to ``Sum(-2)``.
 
         Source:
