@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import regard
+import tiny_models
 from regard.pretrained import Pretrained
 from test_cli import Run, bert, left_behind, run, working_folder
 
@@ -195,6 +196,21 @@ def test_the_heads_of_a_model_are_shown_by_kind(run: Run, bert: str) -> None:
     told = json.loads(out)
     assert [head["name"] for head in told["heads"]][-1] == "L1H3"
     assert {"induction", "duplicate token"} <= set(told["heads"][0]["scores"])
+
+
+def test_the_heads_of_a_model_of_few_tokens_are_shown(run: Run, working_folder: Path) -> None:
+    dna = str(tiny_models.dna(working_folder / "dna"))
+    code, out, err = run("heads", dna, "-t", "ACGTTGCAAC", "--json")
+    assert (code, err) == (0, "")
+    scores = json.loads(out)["heads"][0]["scores"]
+    assert {"induction", "duplicate token", "retrieval"} <= set(scores)
+
+
+def test_a_model_that_reads_too_little_for_a_trial_says_so(run: Run, working_folder: Path) -> None:
+    dna = str(tiny_models.dna(working_folder / "dna", n_positions=5))
+    code, out, err = run("heads", dna, "-t", "ACGTT")
+    assert (code, out.splitlines()[0]) == (0, "dna   8 heads, seen on 5 tokens")
+    assert err == "reads at most 5 tokens and knows 5: induction and duplicate token left out\n"
 
 
 def test_the_heads_of_a_recording_are_those_of_the_library(run: Run, recorded: str) -> None:

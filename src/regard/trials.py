@@ -72,7 +72,7 @@ def repeated_tokens(
         model: of language, in ``eval()``; it is called as ``model(ids)``.
         vocabulary: token ids to draw from; all of a Hugging Face model when left out.
         start: token ids before the first, as in training; the ``bos_token_id`` of a Hugging Face
-            model when left out.
+            model when left out, where its vocabulary has that.
         length: n.
         texts: how many of them are read, in one batch.
         seed: of the random numbers.
@@ -254,5 +254,9 @@ def _vocabulary(model: nn.Module) -> range:
 
 def _start(model: nn.Module) -> Sequence[int]:
     config: Any = getattr(model, "config", None)
-    first = getattr(config.get_text_config() if config is not None else None, "bos_token_id", None)
-    return [] if first is None else [first]
+    text = config.get_text_config() if config is not None else None
+    first, size = getattr(text, "bos_token_id", None), getattr(text, "vocab_size", None)
+    # A configuration that names a smaller vocabulary alone keeps the first token of its kind.
+    if first is None or (size is not None and not 0 <= first < size):
+        return []
+    return [first]

@@ -113,13 +113,27 @@ def _of_model(
     trials: list[Trial] = []
     if trying:
         tell("reading random tokens twice")
-        trials.append(repeated_tokens(pretrained.model, length=min(64, pretrained.limit // 3)))
+        trials += _of_repetition(pretrained)
         if pretrained.limit >= _NEEDLE_LENGTH:
             tell("looking for a needle in a long text")
             trials.append(needle(pretrained.model, pretrained.tokenizer, length=_NEEDLE_LENGTH))
     tokens = seen.query_tokens, seen.key_tokens
     told = partial(tell, "asking every head")
     return _Found(seen, classify(seen.layers, *tokens, trials=trials, progress=told))
+
+
+def _of_repetition(pretrained: Pretrained) -> list[Trial]:
+    """What random tokens that come twice show; nothing where the model reads too few of them."""
+    limit, known = pretrained.limit, pretrained.config.get_text_config().vocab_size
+    # A third of what it reads: the text twice, and what stands before it.
+    length = min(64, limit // 3, known)
+    if length < 2:
+        sys.stderr.write(
+            f"reads at most {limit} tokens and knows {known}: induction and duplicate token "
+            "left out\n"
+        )
+        return []
+    return [repeated_tokens(pretrained.model, length=length)]
 
 
 def _show(found: _Found) -> None:
