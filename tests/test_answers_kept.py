@@ -1,5 +1,6 @@
 """Kept answers are found by what was asked, and are those that the whole would give."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 import regard
+import regard.nn
 
 PARTS = {"first": (0, 3), "second": (3, 7)}
 TURNED = {"second": (3, 7), "first": (0, 3)}
@@ -104,3 +106,60 @@ def test_questions_that_cannot_be_compared_are_not_the_same() -> None:
         for answer, asked in zip(answers, (one, other), strict=True):
             torch.testing.assert_close(answer, matrix().to_dense() @ asked.weight)
     assert Towards(torch.ones(7)) not in kept(other).kept["layer"]
+
+
+# More keys than there are
+
+
+def short_and_long() -> regard.Recording:
+    return regard.Recording({"short": matrix(kv_len=3), "long": matrix(kv_len=7)})
+
+
+@pytest.mark.parametrize("asked", [[regard.TopK(5)], [regard.TopK(2), regard.TopK(5)]], ids=str)
+def test_the_largest_of_fewer_keys_than_were_asked_for_are_padded(
+    asked: list[regard.Reduction],
+) -> None:
+    seen = short_and_long()
+    answers = seen.reduce(*asked)
+    for name, matrix in seen.items():
+        top = answers[name][-1] if len(asked) > 1 else answers[name]
+        fitting, padding = matrix.topk(min(5, matrix.shape[-1])), max(0, 5 - matrix.shape[-1])
+        expected = torch.nn.functional.pad(fitting.values, (0, padding))
+        assert torch.equal(top.values, expected)
+        expected = torch.nn.functional.pad(fitting.indices, (0, padding), value=-1)
+        assert torch.equal(top.indices, expected)
+
+
+@pytest.mark.parametrize("keep", ["qk", [regard.TopK(9), regard.Entropy()]], ids=str)
+@pytest.mark.parametrize("as_it_ran", [False, True], ids=["saved", "written as it ran"])
+def test_a_file_holds_the_largest_of_fewer_keys(keep: Any, as_it_ran: bool, tmp_path: Path) -> None:
+    path, model, x = (
+        tmp_path / "run.safetensors",
+        regard.nn.SelfAttention(8, 2),
+        torch.ones(1, 5, 8),
+    )
+    with (
+        torch.no_grad(),
+        regard.observe(model, keep=keep, path=path if as_it_ran else None) as seen,
+    ):
+        model(x)
+    if not as_it_ran:
+        seen.save(path)
+    with torch.no_grad(), regard.observe(model) as whole:
+        model(x)
+    [found], [expected] = regard.load(path).topk(9).values(), whole.topk(9).values()
+    assert found.values.shape == (1, 2, 5, 9)
+    assert torch.equal(found.values, expected.values)
+    assert torch.equal(found.indices, expected.indices)
+
+
+def test_a_file_that_claims_more_largest_than_it_holds_is_damaged(tmp_path: Path) -> None:
+    path, seen = tmp_path / "run.safetensors", regard.Recording({})
+    seen.add("layer", None, answers=[(regard.TopK(9), matrix().topk(7))], shape=matrix().shape)
+    seen.save(path)
+    message = (
+        f"{path} is damaged: layer 'layer': an answer of shape (1, 2, 7, 7) and float32; "
+        "(1, 2, 7, 9) and float32 is asked.\n    Take a copy of it, or record and save again."
+    )
+    with pytest.raises(regard.RegardError, match=f"^{re.escape(message)}$"):
+        regard.load(path)

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.errors import RegardError, check_index_bounds, check_whole, shape_text
 from regard.matrix import AttentionMatrix
 from regard.padding import texts_of
-from regard.ranking import Top, TopK
+from regard.ranking import Top, TopK, fitting, padded
 from regard.reductions import Reduction, check_reductions
 from regard.tokens import Token
 
@@ -20,6 +20,7 @@ __all__ = [
     "Origin",
     "Queries",
     "able_to_answer",
+    "asked_of",
     "layer_at",
     "reduce_all",
     "shape_of_all",
@@ -237,9 +238,8 @@ class Layer:
             )
         found = self.answers
         if missing:
-            computed = self.whole().reduce(*missing)
-            pairs = zip(missing, computed if len(missing) > 1 else (computed,), strict=True)
-            found = Answers([*pairs, *self.answers.items()])
+            computed = zip(missing, asked_of(self.whole(), missing), strict=True)
+            found = Answers([*computed, *self.answers.items()])
         answers = tuple(found[reduction] for reduction in reductions)
         return answers[0] if len(answers) == 1 else answers
 
@@ -322,6 +322,23 @@ def able_to_answer(layers: Sequence[Layer], reductions: Sequence[Reduction]) -> 
         if layer.matrix is not None or all(each in layer.answers for each in reductions)
     ]
     return able or layers
+
+
+def asked_of(matrix: AttentionMatrix, reductions: Sequence[Reduction]) -> tuple[Any, ...]:
+    """The answers of a matrix as a recording gives them, in one pass over it.
+
+    A ``TopK`` of more keys than there are is padded, so that it fits layers of any length.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.layers import asked_of
+        >>> [top] = asked_of(regard.attend(torch.zeros(1, 4), torch.zeros(2, 4)), [regard.TopK(3)])
+        >>> top.values
+        tensor([[0.5000, 0.5000, 0.0000]])
+    """
+    answers = matrix.reduce(*(fitting(each, matrix.shape[-1]) for each in reductions))
+    answers = answers if len(reductions) > 1 else (answers,)
+    return tuple(padded(*each) for each in zip(reductions, answers, strict=True))
 
 
 def layer_at(layers: Sequence[Layer], which: str | int) -> Layer:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from math import log
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from regard.block import Block, can_look, lowest
 from regard.errors import check_count, check_memory
 from regard.reductions import Part, Reduction
 
-__all__ = ["Max", "Top", "TopK"]
+__all__ = ["Max", "Top", "TopK", "fitting", "padded"]
 
 _ALL_BUT_SIGN = 2**31 - 1
 # How many columns make a group, measured for k from 1 to 64: usually, in longer rows, at least.
@@ -42,10 +42,11 @@ class TopK(Reduction):
     """The k largest weights of each query and their keys; ties go to the lowest index.
 
     The answer is a ``Top`` of values and int64 indices, each (..., num_heads, q_len, k). Where a
-    query may attend to fewer than k keys, the rest have weight 0 and index -1.
+    query may attend to fewer than k keys, the rest have weight 0 and index -1; so it is in a
+    recording, too, where a layer has fewer than k.
 
     Args:
-        k: how many keys, from 1 to kv_len.
+        k: how many keys, from 1 to kv_len of a matrix.
 
     Raises:
         TypeError: k is no whole number.
@@ -91,6 +92,38 @@ class TopK(Reduction):
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Top:
         return Top(*buffers)
+
+
+def fitting(reduction: Reduction, kv_len: int) -> Reduction:
+    """What a matrix of so few keys can be asked of a reduction; ``padded`` makes up for the rest.
+
+    Example:
+        >>> import regard
+        >>> from regard.ranking import fitting
+        >>> fitting(regard.TopK(8), 5), fitting(regard.Max(), 5)
+        (TopK(k=5), Max())
+    """
+    return TopK(min(reduction.k, kv_len)) if isinstance(reduction, TopK) else reduction
+
+
+def padded(reduction: Reduction, answer: Any) -> Any:
+    """The answer to a TopK of more keys than there are: the rest has weight 0 and index -1.
+
+    Args:
+        reduction: that was asked.
+        answer: to what was ``fitting``.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.ranking import padded
+        >>> padded(regard.TopK(3), regard.Top(torch.ones(1), torch.tensor([0]))).indices
+        tensor([ 0, -1, -1])
+    """
+    if not isinstance(reduction, TopK):
+        return answer
+    missing = (0, reduction.k - answer.values.shape[-1])
+    pad = torch.nn.functional.pad
+    return Top(pad(answer.values, missing), pad(answer.indices, missing, value=-1))
 
 
 def _largest(scores: Tensor, k: int) -> Tensor:

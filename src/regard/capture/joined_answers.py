@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.capture.steps import Run, order_since
+from regard.layers import asked_of
 from regard.matrix import AttentionMatrix
 from regard.ranking import Max, Top, TopK
 from regard.reductions import OfEachRow, Reduction, Sum
@@ -20,23 +21,8 @@ def ask(
     matrix: AttentionMatrix, reductions: Sequence[Reduction], device: torch.device | None
 ) -> Pairs:
     """Each reduction with its answer, on the device; None: where the matrix is."""
-    kv_len = matrix.shape[-1]
-    fitting = [TopK(min(each.k, kv_len)) if isinstance(each, TopK) else each for each in reductions]
-    answers = matrix.reduce(*fitting)
-    answers = answers if len(fitting) > 1 else (answers,)
-    return [
-        (each, _padded(each, _at(answer, device)))
-        for each, answer in zip(reductions, answers, strict=True)
-    ]
-
-
-def _padded(reduction: Reduction, answer: Any) -> Any:
-    """The answer to a TopK of more keys than there are: the rest has weight 0 and index -1."""
-    if not isinstance(reduction, TopK):
-        return answer
-    missing = (0, reduction.k - answer.values.shape[-1])
-    pad = torch.nn.functional.pad
-    return Top(pad(answer.values, missing), pad(answer.indices, missing, value=-1))
+    answers = asked_of(matrix, reductions)
+    return [(each, _at(answer, device)) for each, answer in zip(reductions, answers, strict=True)]
 
 
 def _at(answer: Any, device: torch.device | None) -> Any:

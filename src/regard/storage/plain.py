@@ -42,7 +42,7 @@ from regard.masks import (
 )
 from regard.masks.lengths import fits
 from regard.matrix import AttentionMatrix, attend
-from regard.ranking import Max, Top, TopK
+from regard.ranking import Max, Top, TopK, fitting, padded
 from regard.reductions import Diagonal, Entropy, LogSumExp, Pool, Reduction, Segments, Sum
 from regard.scores import Given, QueryKey, Scores
 
@@ -438,8 +438,9 @@ def _span_of(plain: Any) -> tuple[int, int]:
 
 def _answer_of(plain: Plain, reduction: Reduction, shape: torch.Size, take: Take) -> Any:
     # Where nothing is computed the shape of an answer costs nothing, whatever the file claims.
-    buffers = reduction.start(shape, torch.float32, torch.device("meta"))
-    expected: Any = reduction.finish(buffers, shape)
+    asked = fitting(reduction, shape[-1])
+    buffers = asked.start(shape, torch.float32, torch.device("meta"))
+    expected = padded(reduction, asked.finish(buffers, shape))
     if isinstance(expected, Top):
         values, indices = take(plain["values"]), take(plain["indices"])
         return Top(_alike(values, expected.values), _alike(indices, expected.indices))
