@@ -144,6 +144,14 @@ def test_a_query_without_keys_is_not_spread() -> None:
     torch.testing.assert_close(A.reduce(Spread()), torch.tensor([0.0, 1.0]))
 
 
+def test_beside_a_sink_one_key_is_not_spread_and_more_are_at_most_fully() -> None:
+    x = torch.zeros(3, 1)
+    A = regard.attend(x, x, mask=regard.Causal(), sink_bias=torch.tensor(0.0))
+    assert (A.entropy()[1] / math.log(2)).item() > 1  # of two weights of a third
+    expected = torch.tensor([0.0, 1.0, math.log(4) * 3 / 4 / math.log(3)])
+    torch.testing.assert_close(A.reduce(Spread()), expected)
+
+
 # Padding
 
 

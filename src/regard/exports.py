@@ -25,11 +25,15 @@ class Patterns(Mapping[str, Tensor]):
     """The weights of each layer as TransformerLens names them; read-only, dense when asked.
 
     ``cache["pattern", 3]`` and ``cache["blocks.3.attn.hook_pattern"]`` are the weights of the
-    layer that ran fourth, (batch, num_heads, q_len, kv_len). ``seen.patterns()`` makes one.
+    model's layer that ran fourth, (batch, num_heads, q_len, kv_len), also where only some layers
+    were observed. ``seen.patterns()`` makes one.
 
     Args:
         layers: in the order they ran.
         limit: the most bytes that one layer may take; None is no limit.
+
+    Raises:
+        ValueError: two of the layers have one place in the model.
 
     Example:
         >>> import torch, regard
@@ -40,7 +44,16 @@ class Patterns(Mapping[str, Tensor]):
     """
 
     def __init__(self, layers: Sequence[Layer], limit: int | None) -> None:
-        self._layers = tuple(layers)
+        self._layers: dict[int, Layer] = {}
+        for index, layer in enumerate(layers):
+            place = layer.place(index)
+            if place in self._layers:
+                raise ValueError(
+                    f"layers {self._layers[place].name!r} and {layer.name!r} are both the layer "
+                    f"{place} of the model; TransformerLens has one name for each.\n"
+                    "    Ask for them apart, seen.part(names).patterns()."
+                )
+            self._layers[place] = layer
         self._limit = limit
 
     def __getitem__(self, key: str | tuple[str, int] | tuple[str, int, str]) -> Tensor:
@@ -63,7 +76,7 @@ class Patterns(Mapping[str, Tensor]):
 
     def __iter__(self) -> Iterator[str]:
         """The names of the hooks, in the order the layers ran."""
-        return (f"blocks.{place}.attn.hook_pattern" for place in range(len(self)))
+        return (f"blocks.{place}.attn.hook_pattern" for place in self._layers)
 
     def __len__(self) -> int:
         """How many layers there are."""
@@ -81,10 +94,14 @@ class Patterns(Mapping[str, Tensor]):
             name, *rest = cast(tuple[object, ...], key)
             if name == "pattern" and rest and rest[1:] in ([], ["attn"]):
                 place = rest[0]
-        if not isinstance(place, int) or not -len(self) <= place < len(self):
+        places = list(self._layers)
+        if isinstance(place, int) and -len(places) <= place < 0:
+            return places[place]
+        if not isinstance(place, int) or place not in places:
+            known = ", ".join(map(str, places)) or "none yet"
             raise KeyError(
-                f"key is {key!r}; there are patterns of {len(self)} layers, "
-                'cache["pattern", layer] and cache["blocks.0.attn.hook_pattern"]'
+                f"key is {key!r}; there are patterns of the layers {known}, "
+                'as cache["pattern", layer] and cache["blocks.0.attn.hook_pattern"]'
             )
         return place
 
@@ -178,14 +195,19 @@ def numpy_form(layers: Sequence[Layer], limit: int | None) -> dict[str, Any]:
         raise RegardError(
             "to_numpy() needs numpy, which is not installed.\n    Run: pip install numpy"
         ) from error
-    sizes = [layer.shape.numel() * layer.whole().dtype.itemsize for layer in layers]
+    # NumPy has no bfloat16.
+    dtypes = [
+        torch.float32 if layer.whole().dtype == torch.bfloat16 else layer.whole().dtype
+        for layer in layers
+    ]
+    sizes = [
+        layer.shape.numel() * dtype.itemsize for layer, dtype in zip(layers, dtypes, strict=True)
+    ]
     _check_size("to_numpy()", (sum(sizes),), torch.uint8, limit)
     arrays: dict[str, Any] = {}
-    for layer in layers:
+    for layer, dtype in zip(layers, dtypes, strict=True):
         weights = layer.whole().to_dense(limit=None).detach().cpu()
-        # NumPy has no bfloat16.
-        plain = weights.float() if weights.dtype == torch.bfloat16 else weights
-        arrays[layer.name] = plain.numpy()
+        arrays[layer.name] = weights.to(dtype).numpy()
     return arrays
 
 

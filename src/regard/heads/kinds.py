@@ -64,8 +64,8 @@ class Head:
     """One head: what kind it is, and why.
 
     Attributes:
-        layer: its layer's place in the recording, from 0.
-        head: its place in the layer, from 0.
+        layer: its layer's place in the model, from 0.
+        head: its place in the model's layer, from 0.
         kind: the name of its kind.
         score: the score that makes it one; for a mixed head its largest mean weight.
         scores: the score of every kind that was measured, by name, from 0 to 1.

@@ -35,7 +35,8 @@ class Spread(OfEachRow):
     """How evenly each query spreads its attention, from 0 (one key) to 1 (all keys alike).
 
     The entropy of its weights as a share of log(n), n the number of keys that it may attend to; 0
-    where n is 1 or 0. The answer has shape (..., num_heads, q_len). Ours.
+    where n is 1 or 0, and 1 where it is more, as it can be beside a sink. The answer has shape
+    (..., num_heads, q_len). Ours.
 
     Example:
         >>> import torch, regard
@@ -48,8 +49,8 @@ class Spread(OfEachRow):
     def update(self, block: Block) -> tuple[Part, ...]:
         entropy = block.above * block.mass - block.expected
         keys = (block.bits > _MASKED_BITS).sum(-1, dtype=torch.int32)
-        # One key has log 1 = 0 and entropy 0: any divisor but 0 gives 0.
-        spread = entropy.clamp(min=0) / keys.clamp(min=2).log()
+        # Of one key log(n) is 0, and beside a sink the entropy is not; a product keeps NaN.
+        spread = (entropy / keys.clamp(min=2).log()).clamp(0, 1) * (keys > 1)
         return (Part(block.box.at_rows, spread),)
 
 
