@@ -27,7 +27,7 @@ demo: .venv/.installed-demo ## look at a real model's attention, in the terminal
 	$(BIN)/regard see "Life is short, eat dessert first"
 
 test: lint ## lint, types and tests: what has to pass before a commit
-	$(BIN)/python -m pytest -n $(WORKERS) $(TESTS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
 
 lint: .venv/.installed-dev node_modules/.installed ## ruff, pyright, and tsc for the page
 	$(BIN)/ruff check $(CODE)
