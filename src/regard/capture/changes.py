@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from regard.capture.axes import Axes
-from regard.capture.gates import CHANCE, fate_in_place, fate_of
+from regard.capture.gates import CHANCE, Fate, fate_in_place, fate_of
 from regard.capture.mixtures import (
     change_of,
     has_no_keys,
     is_mutable,
     is_of_rows,
     other_axis_words,
+    other_rows_words,
     place_of,
     tensors_in,
 )
@@ -185,15 +186,15 @@ class Changes:
         chance = {"dropped": self._is_dropped(operation), "thinned": weights.thinned}
         in_place, powers = track.lies_in(output), None
         axes = track.axes if in_place else _axes_after(track.axes, source, output)
+        dim = None if axes is None else axes.along(weights.normal, weights.length)
         with apart():
             if in_place:
                 whole = output if axes is None else axes.laid_over(output)
-                dim = None
-                if axes is not None and not weights.short:
-                    dim = axes.along(weights.normal, weights.length)
-                changed, thinned = fate_in_place(operation, whole, dim, **chance)
+                fate = fate_in_place(operation, whole, dim, short=weights.short, **chance)
             else:
-                changed, thinned = fate_of(operation, source, output, **chance)
+                fate = fate_of(operation, source, output, dim, **chance)
+            weights, fate = _emptied(weights, axes, fate)
+        changed = fate.changed
         if weights.powers is not None:
             scores, seen = weights.powers
             if not changed:
@@ -205,7 +206,7 @@ class Changes:
         trouble = weights.trouble
         if changed and trouble is None:
             trouble = change_of(operation, weights.line)
-        known = replace(weights, trouble=trouble, powers=powers, thinned=thinned)
+        known = replace(weights, trouble=trouble, powers=powers, thinned=fate.thinned)
         if not self._meets_value(operation, track, source, output):
             self._note(weights, trouble)
         self._tracks.put(output, axes, known)
@@ -227,6 +228,10 @@ class Changes:
                 told = weights.name, other_axis_words(weights.line)
                 self._changed.setdefault(weights.outcome, told)
                 return True
+        if not weights.settle() and weights.name is not None:
+            told = weights.name, other_rows_words(weights.line)
+            self._changed.setdefault(weights.outcome, told)
+            return True
         weights.meet()
         return True
 
@@ -328,6 +333,23 @@ def _extended(
     if found is None or source.data_ptr() != output.data_ptr():
         return None if found is None else (found, moved)
     return None if math.prod(seen.sizes) != math.prod(axes.sizes) else (found, axes)
+
+
+def _emptied(weights: Weights, axes: Axes | None, fate: Fate) -> tuple[Weights, Fate]:
+    """Weights that know which of their rows were made 0; changed where the matrix cannot say it."""
+    if fate.emptied is None:
+        return weights, fate
+    rows = None
+    if weights.meeting is not None and axes is not None:
+        rows = weights.meeting.rows(fate.emptied, axes)
+    if rows is None:
+        return weights, fate._replace(changed=True)
+    if weights.emptied is not None:
+        rows |= weights.emptied
+    weights = replace(weights, emptied=rows)
+    if not weights.outcome.is_taken:
+        weights.outcome.emptied = rows
+    return weights, fate
 
 
 def _stacked(seen: Sequence[Axes | None], dim: int, output: Tensor) -> Axes | None:

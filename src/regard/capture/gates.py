@@ -23,15 +23,16 @@ __all__ = [
 _ALIKE = 0.01  # half precision rounds what dropout scaled up
 
 
-def is_gated(weights: Tensor, used: Tensor, *, dropped: bool = False) -> bool:
+def is_gated(weights: Tensor, used: Tensor, *, dim: int | None = -1, dropped: bool = False) -> bool:
     """Whether weights were changed by something that is no part of attention.
 
     Dropout, which makes some 0 and may scale the others up, is none; nor are rows that were made 0
     as a whole, which have no key to attend to.
 
     Args:
-        weights: as the softmax gave them, (..., q_len, kv_len).
+        weights: as the softmax gave them.
         used: the same shape, after one more operation.
+        dim: the axis of the keys; None where nobody can tell.
         dropped: whether chance had a part in it.
 
     Example:
@@ -44,7 +45,9 @@ def is_gated(weights: Tensor, used: Tensor, *, dropped: bool = False) -> bool:
     """
     rounding = 2 * torch.finfo(used.dtype).eps
     same = torch.isclose(used, weights, rtol=rounding, atol=0, equal_nan=True)
-    differ = ~same & ~(used == 0).all(-1, keepdim=True)
+    differ = ~same
+    if bool(differ.any()) and dim is not None:
+        differ &= ~(used == 0).all(dim, keepdim=True)
     if not bool(differ.any()):
         return False
     return not (dropped and _are_scaled_alike(weights, used, where=used != 0))
@@ -80,14 +83,22 @@ class Fate(NamedTuple):
     Attributes:
         changed: whether they are no longer what the softmax gave.
         thinned: whether chance has made some of them 0, and nothing has scaled the others up yet.
+        emptied: the rows that it has made 0 as a whole, of size 1 along the keys; None: none.
     """
 
     changed: bool
     thinned: bool = False
+    emptied: Tensor | None = None
 
 
 def fate_of(
-    operation: Operation, weights: Tensor, used: Tensor, *, dropped: bool, thinned: bool
+    operation: Operation,
+    weights: Tensor,
+    used: Tensor,
+    dim: int | None,
+    *,
+    dropped: bool,
+    thinned: bool,
 ) -> Fate:
     """What an operation that gave ``used`` has made of weights.
 
@@ -95,33 +106,53 @@ def fate_of(
         operation: what has run.
         weights: what it was given.
         used: what it gave: element by element, repeated where the shape is larger.
+        dim: the axis of the keys in it; None where nobody can tell.
         dropped: whether one of its arguments was drawn by chance.
         thinned: whether they were thinned before.
     """
     if operation.func in _DROPOUTS:
         return Fate(changed=False)
     if fits(weights, used):
-        return _fate(weights.to(used.dtype).expand_as(used), used, dropped, thinned)
+        weights = weights.to(used.dtype).expand_as(used)
+        fate = _fate(weights, used, dim, dropped=dropped, thinned=thinned)
+        if fate.changed or dropped or dim is None:
+            return fate
+        return fate._replace(emptied=_rows_of_zeros(used, dim, before=weights))
     same = weights.numel() == used.numel()
     return Fate(not (same and torch.equal(weights.to(used.dtype).flatten(), used.flatten())))
 
 
-def _fate(weights: Tensor, used: Tensor, dropped: bool, thinned: bool) -> Fate:
-    if is_gated(weights, used, dropped=dropped):
+def _fate(weights: Tensor, used: Tensor, dim: int | None, *, dropped: bool, thinned: bool) -> Fate:
+    if is_gated(weights, used, dim=dim, dropped=dropped):
         return Fate(not (thinned and is_scaled_up(weights, used)))
     unscaled = bool((used <= (1 + _ALIKE) * weights).all())
     return Fate(changed=False, thinned=thinned or (dropped and unscaled))
 
 
+def _rows_of_zeros(used: Tensor, dim: int, *, before: Tensor | None = None) -> Tensor | None:
+    """Rows that are 0 as a whole, and were not before; None where there are none."""
+    rows = (used == 0).all(dim, keepdim=True)
+    if before is not None:
+        rows &= (before != 0).any(dim, keepdim=True)
+    return rows if bool(rows.any()) else None
+
+
 def fate_in_place(
-    operation: Operation, whole: Tensor, dim: int | None, *, dropped: bool, thinned: bool
+    operation: Operation,
+    whole: Tensor,
+    dim: int | None,
+    *,
+    short: bool,
+    dropped: bool,
+    thinned: bool,
 ) -> Fate:
     """What an operation in place has made of weights; what they were nobody knows any more.
 
     Args:
         operation: what has run.
         whole: the weights, after it.
-        dim: the axis along which they summed to 1; None where there is none.
+        dim: the axis of the keys; None where nobody can tell.
+        short: whether rows sum to less than 1, as a sink has taken its share.
         dropped: whether one of its arguments was drawn by chance.
         thinned: whether they were thinned before.
     """
@@ -130,10 +161,13 @@ def fate_in_place(
     factor = _factor(operation, dropped=dropped)
     if factor is not None:
         factor = factor.to(whole.dtype).expand(operation.args[0].shape)
-        fate = _fate(torch.ones_like(factor), factor, dropped, thinned)
+        even = torch.ones_like(factor)
+        fate = _fate(even, factor, None, dropped=dropped, thinned=thinned)
         if not fate.changed:
             return fate
-    return Fate(_puts_numbers(operation) or dim is None or not sums_to_one(whole, dim))
+    if _puts_numbers(operation) or dim is None or short or not sums_to_one(whole, dim):
+        return Fate(changed=True)
+    return Fate(changed=False, emptied=_rows_of_zeros(whole, dim))
 
 
 def _puts_numbers(operation: Operation) -> bool:

@@ -5,6 +5,7 @@ Weights in parts are still what their softmaxes gave where each row holds those 
 zeros beside.
 """
 
+import math
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -127,13 +128,14 @@ class Gathering:
         """
         with apart():
             taken = torch.zeros(_length(tensor), dtype=torch.bool, device=tensor.device)
-            rows: Tensor | None = None
+            rows, all_shown = cast("Tensor | None", None), True
             if not _in_order(parts):
                 return False
             for part in parts:
                 weights = part.stage
                 if not isinstance(weights, Weights) or weights.trouble is not None:
                     return False
+                all_shown &= weights.settle() and _is_whole(part.axes, weights)
                 along = part.axes.along(weights.normal, weights.length)
                 if along is None or part.axes.strides[along] != tensor.stride(axis):
                     return False
@@ -143,8 +145,16 @@ class Gathering:
                 here = _seen_by(tensor, own).any(axis).int()
                 rows = here if rows is None else rows + here
             inside = _seen_by(tensor, taken)
-            alone = rows is not None and int(rows.max()) <= 1
+            if rows is None or not (all_shown or bool(rows.all())):
+                return False
+            alone = int(rows.max()) <= 1
             return alone and not bool(tensor.masked_fill(inside, 0).any())
+
+
+def _is_whole(axes: Axes, weights: Weights) -> bool:
+    """Whether a part shows all that a softmax has given."""
+    meeting = weights.meeting
+    return meeting is not None and math.prod(axes.sizes) == math.prod(meeting.axes.sizes)
 
 
 def _in_order(parts: Parts) -> bool:

@@ -24,7 +24,13 @@ from regard.capture.changes import Changes
 from regard.capture.contractions import PRODUCTS, Mark, Written, contraction, written
 from regard.capture.gates import sums_to_one
 from regard.capture.gathering import Gathering
-from regard.capture.mixtures import joined_words, other_axis_words, relaid_words, tensors_in
+from regard.capture.mixtures import (
+    joined_words,
+    other_axis_words,
+    other_rows_words,
+    relaid_words,
+    tensors_in,
+)
 from regard.capture.relaid import is_relaid, keys_met
 from regard.capture.score_operations import COPIES
 from regard.capture.score_steps import Plus, Step, Times
@@ -129,6 +135,9 @@ class Handwritten:
     def _product(self, operation: Operation) -> None:
         """A product: of two activations, of weights and value, or with a parameter."""
         self._gathering.settle(operation)
+        for tensor in tensors_in(operation.args):
+            if isinstance(stage := self._tracks.stage_of(tensor), Weights):
+                stage.settle()
         self._softmaxes.release()
         self._tracks.forget()
         self._absence.note_product(operation)
@@ -166,6 +175,8 @@ class Handwritten:
                     self._changes.mix(operation, tensor)
                     return True
                 self._check(operation, track, track.stage, tensor, letters, summed)
+                if not track.stage.settle() and track.stage.name is not None:
+                    self._refuse(track.stage.name, other_rows_words(track.stage.line))
                 if track.stage.trouble is None:
                     track.stage.meet()
                     _give_value(track, track.stage, tensor, product)

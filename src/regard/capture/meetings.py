@@ -43,6 +43,24 @@ class Meeting:
         axes = Axes(matrix.sizes, matrix.strides, matrix.offset, *found)
         return cls(axes, are_joined=ndim < len(matrix.sizes))
 
+    def rows(self, rows: Tensor, seen: Axes) -> Tensor | None:
+        """Numbers of some rows of the weights, as the matrix has its rows.
+
+        Args:
+            rows: a number each, of size 1 along the keys.
+            seen: the axes of the weights, in what the softmax gave.
+
+        Returns:
+            (..., num_heads, q_len, 1), a copy; None where these are not all rows of the matrix.
+        """
+        view = seen.arranged(rows, self.axes)
+        if view is None or view.shape[-1] > 1:
+            return None
+        if self.are_joined:
+            heads = self.axes.sizes[-4:-2]
+            view = view.expand(*view.shape[:-4], *heads, *view.shape[-2:]).flatten(-4, -3)
+        return view.clone()
+
     def value(self, weights: Axes, product: Written, *, weights_are_left: bool) -> Tensor | None:
         """The value that weights are multiplied with, as the matrix meets it.
 

@@ -19,6 +19,7 @@ __all__ = [
     "is_of_rows",
     "joined_words",
     "other_axis_words",
+    "other_rows_words",
     "place_of",
     "relaid_words",
     "tensors_in",
@@ -65,6 +66,19 @@ def other_axis_words(line: str) -> str:
         f"the softmax ({line}) runs over another axis than the one along which its "
         "weights meet the value; the weights of a query must sum to 1 over the keys.\n"
         "    Take the softmax over the axis of the keys, dim=-1."
+    )
+
+
+def other_rows_words(line: str) -> str:
+    """Why weights that met one value as they were, and another with rows of 0, cannot be kept.
+
+    Args:
+        line: of their softmax.
+    """
+    return (
+        f"the softmax ({line}) gives weights that are used twice, and rows of them were set to 0 "
+        "for one of the two; a matrix has one of them.\n"
+        "    Take the softmax twice, once for each."
     )
 
 

@@ -18,6 +18,7 @@ from regard.capture.arithmetic import MULTIPLICATIONS, QUOTIENTS, SUMS, alpha_of
 from regard.capture.axes import Axes, contiguous
 from regard.capture.changes import Changes
 from regard.capture.contractions import Mark
+from regard.capture.emptied import without_rows
 from regard.capture.gates import sums_to_one
 from regard.capture.gathering import Gathering
 from regard.capture.layouts import Untold
@@ -93,7 +94,9 @@ class Softmaxes:
             found, self._found = self._found, []
             with apart():
                 for finding in found:
-                    take_value = self._take(finding.name, finding.matrix)
+                    finding.outcome.is_taken = True
+                    matrix = without_rows(finding.matrix, finding.outcome.emptied)
+                    take_value = self._take(finding.name, matrix)
                     if finding.meeting is not None:
                         finding.meeting.take = take_value
 
@@ -250,9 +253,11 @@ class Softmaxes:
         output = cast(Tensor, operation.output)
         name = _owner(operation, scores.product.modules)
         held = self._tracks.of(output)
-        outcome = Outcome()
+        outcome, emptied = Outcome(), None
         if held is not None and isinstance(held.stage, Weights):
             finding, outcome = finding or held.stage.finding, held.stage.outcome
+            emptied = outcome.emptied = held.stage.emptied  # no factor makes others of zeros
+            outcome.is_taken = False
         self._tracks.spend(scores.product)
         found, trouble = self._attention(operation, scores, axes, dim, output)
         if finding is not None:
@@ -261,7 +266,7 @@ class Softmaxes:
         moved = None if trouble or axes is None else axes.moved(output)
         if found is not None and name is not None:
             meeting = None if moved is None else Meeting.of(output, moved, found[1], found[0].ndim)
-            finding = Finding(name, found[0], meeting)
+            finding = Finding(name, found[0], meeting, outcome)
             self._found.append(finding)
         self._put(operation, dim, trouble, name)
         track = self._tracks.of(output)
@@ -276,6 +281,7 @@ class Softmaxes:
                 meeting=meeting,
                 outcome=outcome,
                 origin=(scores.product.mark, moved.start),
+                emptied=emptied,
             )
             self._tracks.put(output, track.axes, known)
 

@@ -89,25 +89,30 @@ class Drawn:
 
 
 @dataclass(eq=False, slots=True)
-class Finding:
-    """An attention that was found, until it is taken; its weights may be masked once more."""
-
-    name: str
-    matrix: AttentionMatrix
-    meeting: Meeting | None = None
-
-
-@dataclass(eq=False, slots=True)
 class Outcome:
     """What has become of the weights of one softmax, whatever was made of them.
 
     Attributes:
         met: whether they have met a value, as they were.
         shown: a bit for each key that has met a value where not all have in one product.
+        emptied: the rows of the matrix that were made 0 as a whole; None: none.
+        is_taken: whether its attention was taken, with those rows: they stay.
     """
 
     met: bool = False
     shown: int = 0
+    emptied: Tensor | None = None
+    is_taken: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Finding:
+    """An attention that was found, until it is taken; its weights may be masked once more."""
+
+    name: str
+    matrix: AttentionMatrix
+    meeting: Meeting | None = None
+    outcome: Outcome = field(default_factory=Outcome)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +136,7 @@ class Weights:
             knows.
         pooled: the mark of the product of which more or fewer scores were made before the softmax;
             None where they were none, or as many.
+        emptied: the rows of the matrix that were made 0 as a whole since; None: none.
     """
 
     normal: int
@@ -146,6 +152,13 @@ class Weights:
     outcome: Outcome = field(default_factory=Outcome)
     origin: tuple[Mark, int] | None = None
     pooled: Mark | None = None
+    emptied: Tensor | None = None
+
+    def settle(self) -> bool:
+        """Whether their attention is taken, or was, with the rows that they have by now."""
+        if not self.outcome.is_taken:
+            self.outcome.emptied = self.emptied
+        return self.outcome.emptied is self.emptied
 
     def meet(self) -> None:
         """Note that they have met a value, as they were."""
