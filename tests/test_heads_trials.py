@@ -170,6 +170,20 @@ def test_a_length_without_room_for_a_text_is_refused() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "run",
+    [trials.repeated_tokens, lambda model: trials.needle(model, words)],
+    ids=["repeated", "needle"],
+)
+def test_what_is_no_model_is_refused(run: Any) -> None:
+    with pytest.raises(TypeError) as refusal:
+        run("gpt2")
+    assert str(refusal.value) == (
+        "model is a str; it must be a torch.nn.Module.\n"
+        "    Pass what is called as model(ids); of a Pretrained that is its model."
+    )
+
+
 # With the text of a recording
 
 

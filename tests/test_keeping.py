@@ -339,6 +339,18 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         TypeError,
         "layers is a float; it must be a whole number.\n    Pass an int, for example layers=1.",
     ),
+    "layers, a dict": (
+        {"layers": {0: [1]}},
+        TypeError,
+        "layers is a dict; it takes names of modules and places in the order they run.\n"
+        '    Pass for example layers=["model.layers.3.self_attn"] or layers=range(4).',
+    ),
+    "heads, a dict": (
+        {"heads": {1: [0, 2]}},
+        TypeError,
+        "heads is a dict; it takes indices or a slice.\n"
+        "    Pass for example heads=[0, 3] or heads=slice(0, 4).",
+    ),
     "heads, a number": (
         {"heads": 3},
         TypeError,

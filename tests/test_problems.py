@@ -41,6 +41,19 @@ def test_the_problem_of_several_layers_is_told_once() -> None:
     )
 
 
+def test_of_one_layer_with_one_head_there_is_one_choice() -> None:
+    assert told(of(1), heads=[2]) == (
+        "the attention of '0' cannot be kept: heads has 2; the layer has 1 head.\n    Choose 0."
+    )
+    assert told(of(1), heads=slice(2, 4)) == (
+        "the attention of '0' cannot be kept: heads is slice(2, 4, None); it chooses none of "
+        "1 head.\n    Choose 0."
+    )
+    assert told(of(1), layers=[3]) == (
+        "layers has 3; attention was seen in 1 module, '0'.\n    Choose 0."
+    )
+
+
 def test_of_many_layers_the_first_five_are_named() -> None:
     assert told(of(*[2] * 9), heads=[2]).startswith(
         "the attention of '0', '1', '2', '3', '4' and 4 more cannot be kept: heads has 2;"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.capture.watch import observe
-from regard.errors import check_count
+from regard.errors import check_count, kind_text
 from regard.heads import Trial
 from regard.heads.kinds import DUPLICATE, INDUCTION, RETRIEVAL
 from regard.heads.survey import of_each_head
@@ -81,7 +81,7 @@ def repeated_tokens(
         The scores, for ``seen.heads(trial)``.
 
     Raises:
-        TypeError: length or texts is no whole number.
+        TypeError: model is no ``nn.Module``, or length or texts no whole number.
         ValueError: length is below 2, or there are fewer token ids.
         RegardError: no attention was seen.
 
@@ -95,6 +95,7 @@ def repeated_tokens(
     Source: Olsson et al. 2022, "In-context Learning and Induction Heads" (prefix matching); the
         offsets are those of TransformerLens.
     """
+    _check_model(model)
     check_count("length", length)
     check_count("texts", texts)
     vocabulary = _vocabulary(model) if vocabulary is None else vocabulary
@@ -139,7 +140,7 @@ def needle(
         The scores, for ``seen.heads(trial)``.
 
     Raises:
-        TypeError: length is no whole number.
+        TypeError: model is no ``nn.Module``, or length no whole number.
         ValueError: length leaves no room for a text, or a depth is not from 0 to 1.
         RegardError: no attention was seen.
 
@@ -155,6 +156,7 @@ def needle(
     Source: Wu et al. 2024, "Retrieval Head Mechanistically Explains Long-Context Factuality",
         section 2.
     """
+    _check_model(model)
     check_count("length", length)
     if not depths or not all(0 <= depth <= 1 for depth in depths):
         raise ValueError(
@@ -239,6 +241,14 @@ def _mean(
         }
         for layer, kinds in runs[0].items()
     }
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model is {kind_text(model)}; it must be a torch.nn.Module.\n"
+            "    Pass what is called as model(ids); of a Pretrained that is its model."
+        )
 
 
 def _vocabulary(model: nn.Module) -> range:

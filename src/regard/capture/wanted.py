@@ -1,6 +1,6 @@
 """What is to be kept of the attention that a model runs, as observe was asked; checked."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Literal, SupportsIndex, cast
@@ -97,15 +97,15 @@ class Wanted:
             chosen = known[self.heads]
             if not chosen:
                 raise ValueError(
-                    f"heads is {self.heads}; it chooses none of {num_heads} heads.\n"
-                    f"    Choose among 0 to {num_heads - 1}."
+                    f"heads is {self.heads}; it chooses none of {_counted(num_heads, 'head')}.\n"
+                    f"    {_choose(num_heads)}"
                 )
         else:
             for head in self.heads:
                 if not -num_heads <= head < num_heads:
                     raise ValueError(
-                        f"heads has {head}; the layer has {num_heads} heads.\n"
-                        f"    Choose among 0 to {num_heads - 1}."
+                        f"heads has {head}; the layer has {_counted(num_heads, 'head')}.\n"
+                        f"    {_choose(num_heads)}"
                     )
             chosen = [known[head] for head in self.heads]
         return None if chosen == known else chosen
@@ -147,6 +147,9 @@ class Wanted:
             return (
                 f"layers has {max(places)}; attention was seen in {len(ran)} modules, "
                 f"0 to {len(ran) - 1}.\n    They are {known}."
+                if len(ran) > 1
+                else f"layers has {max(places)}; attention was seen in 1 module, {known}.\n"
+                "    Choose 0."
             )
         if not any_kept:
             return (
@@ -223,10 +226,18 @@ def _reductions(keep: object) -> tuple[Reduction, ...]:
     return cast(tuple[Reduction, ...], tuple(items))
 
 
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def _choose(count: int) -> str:
+    return "Choose 0." if count == 1 else f"Choose among 0 to {count - 1}."
+
+
 def _items(name: str, given: object, takes: str, remedy: str) -> list[object]:
     """What stands in a list, a range or another collection of several things."""
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        came = repr(given) if isinstance(given, str) else kind_text(given)
+    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+        came = repr(given) if isinstance(given, str) else kind_text(cast(object, given))
         raise TypeError(f"{name} is {came}; {takes}.\n    {remedy}")
     items = list(cast(Iterable[object], given))
     if not items:
