@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import regard
 import regard.nn
+from models import LLAMA, ids
 
 PARTS = {"first": (0, 3), "second": (3, 7)}
 TURNED = {"second": (3, 7), "first": (0, 3)}
@@ -163,3 +165,31 @@ def test_a_file_that_claims_more_largest_than_it_holds_is_damaged(tmp_path: Path
     )
     with pytest.raises(regard.RegardError, match=f"^{re.escape(message)}$"):
         regard.load(path)
+
+
+# Some of the queries of a generation
+
+
+def generated(cache: str = "dynamic", **options: Any) -> regard.Recording:
+    """What a model attends to that reads 4 tokens and writes 6, of which the last is not read."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**LLAMA, eos_token_id=None)).eval()
+    with torch.no_grad(), regard.observe(model, **options) as seen:
+        model.generate(ids()[:1, :4], max_new_tokens=6, do_sample=False, cache_implementation=cache)
+    return seen
+
+
+@pytest.mark.parametrize("way", ["in memory", "saved", "written as it ran", "a static cache"])
+@pytest.mark.parametrize("queries", [slice(0, 4), slice(2, 6), slice(5, None)], ids=str)
+def test_what_every_key_received_has_every_key(queries: slice, way: str, tmp_path: Path) -> None:
+    path, cache = tmp_path / "run.safetensors", "static" if way == "a static cache" else "dynamic"
+    options = {"path": path} if way == "written as it ran" else {}
+    seen = generated(cache, keep=[regard.Sum(-2)], queries=queries, **options)
+    if way == "saved":
+        seen.save(path)
+    seen = regard.load(path) if path.exists() else seen
+    whole = generated(cache, queries=queries)
+    assert seen.shapes == whole.shapes
+    for name, expected in whole.received().items():
+        # 1e-5: weights of at most 1 in float32, added up in another order
+        torch.testing.assert_close(seen.received()[name], expected, atol=1e-5, rtol=0)

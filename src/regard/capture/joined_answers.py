@@ -78,8 +78,13 @@ class AskedOfCalls:
     def joined(self) -> Pairs:
         """Each reduction with its answer for all rows."""
         rows = [(each, self._concatenated(each)) for each in self._of_rows]
-        sums = [(each, self._in_order(first, total)) for each, (first, total) in self._sums.items()]
+        sums = [(each, self._of_all_keys(*sums)) for each, sums in self._sums.items()]
         return [*rows, *sums]
+
+    def _of_all_keys(self, first: int, total: Tensor) -> Tensor:
+        """A sum over rows, with the keys that came after the last of them or without free room."""
+        missing = self._run.kv_len - total.shape[-1]
+        return torch.nn.functional.pad(self._in_order(first, total), (0, missing))
 
     def _in_order(self, first: int, tensor: Tensor) -> Tensor:
         """The entries of the batch as they are now, of an answer for rows from this place on."""
