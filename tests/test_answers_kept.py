@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import regard
 import regard.nn
 from models import LLAMA, ids
+from regard.heads import Survey
 
 PARTS = {"first": (0, 3), "second": (3, 7)}
 TURNED = {"second": (3, 7), "first": (0, 3)}
@@ -165,6 +166,21 @@ def test_a_file_that_claims_more_largest_than_it_holds_is_damaged(tmp_path: Path
     )
     with pytest.raises(regard.RegardError, match=f"^{re.escape(message)}$"):
         regard.load(path)
+
+
+# What heads are asked
+
+
+@pytest.mark.parametrize("as_it_ran", [False, True], ids=["saved", "written as it ran"])
+def test_heads_that_were_surveyed_are_told_of_a_file(as_it_ran: bool, tmp_path: Path) -> None:
+    path, model = tmp_path / "run.safetensors", regard.nn.SelfAttention(8, 2)
+    keep, to = Survey((False,) * 29).reductions, path if as_it_ran else None
+    with torch.no_grad(), regard.observe(model, keep=keep, path=to) as seen:
+        model(torch.randn(1, 29, 8, generator=torch.Generator().manual_seed(0)))
+    if not as_it_ran:
+        seen.save(path)
+    assert "local" in seen.heads().names
+    assert regard.load(path).heads() == seen.heads()
 
 
 # Some of the queries of a generation

@@ -25,6 +25,7 @@ from regard.errors import (
     kind_text,
     shape_text,
 )
+from regard.heads import Spread
 from regard.indexing import Box
 from regard.layers import Answers
 from regard.masks import (
@@ -82,6 +83,7 @@ _REDUCTIONS: dict[str, tuple[type[Reduction], tuple[str, ...]]] = {
     "LogSumExp": (LogSumExp, ()),
     "Max": (Max, ()),
     "Pool": (Pool, ("rows_wanted", "columns_wanted")),
+    "Spread": (Spread, ()),
     "Sum": (Sum, ("dim",)),
     "TopK": (TopK, ("k",)),
 }
