@@ -19,7 +19,7 @@ import pytest
 import regard
 import tiny_models
 from regard import cli, pretrained
-from regard.commands import files, progress, texts
+from regard.commands import files, progress, recordings, texts
 from regard.commands import see as command
 from regard.heads import kinds
 from regard.pretrained import Pretrained
@@ -126,6 +126,42 @@ def test_the_text_may_be_piped(
     assert "".join(t["text"] for t in json.loads(out)["tokens"] if not t["special"]) == "café ☕\n"
 
 
+@pytest.mark.parametrize("arguments", [("see", "-"), ("record",)], ids=["dash", "nothing"])
+def test_without_standard_input_the_text_is_asked_for(
+    arguments: tuple[str, ...], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert run(*arguments) == (
+        2,
+        "",
+        "regard: text is missing; a model has to read something.\n"
+        '    Give it in quotes, "Life is short", or with --file, or pipe it in.\n',
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("see", "caf\u00e9 \u2615"),
+        ("heads", "--no-trials"),
+        ("record", "x", "-o", "\u2615"),
+        ("learn", "1"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_output_that_lacks_a_sign_shows_another(
+    arguments: tuple[str, ...], bert: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    model = {"see": ("-m", bert), "heads": (bert,), "record": ("-m", bert)}
+    with pytest.raises(SystemExit) as end:
+        cli.main([*arguments, *model.get(arguments[0], ())])
+    out.flush()
+    assert end.value.code == 0
+    assert b"?" in out.buffer.getvalue()
+
+
 def test_the_text_may_be_a_file(run: Run, bert: str, working_folder: Path) -> None:
     (working_folder / "text.txt").write_text("\ufeffeat first", encoding="utf-8")
     _, out, _ = run("see", "--file", "text.txt", "-m", bert, "--json")
@@ -153,7 +189,7 @@ def test_control_characters_and_html_are_shown_as_text(
 
 @pytest.mark.parametrize(
     "module",
-    [cli, files, kinds, pretrained, progress, summary, terminal, texts, visible],
+    [cli, files, kinds, pretrained, progress, recordings, summary, terminal, texts, visible],
     ids=lambda m: m.__name__,
 )
 def test_the_examples_in_docstrings_give_what_they_say(module: ModuleType) -> None:
@@ -194,7 +230,7 @@ def test_the_version_of_what_is_not_installed_is_unknown(
         pytest.param(["see", ""], "text is empty; attention needs", id="empty"),
         pytest.param(["see", " \n"], "text is empty; attention needs", id="blank"),
         pytest.param(["see"], "text is empty; attention needs", id="nothing piped"),
-        pytest.param(["see", "x", "--file", "f"], "text is given twice", id="two texts"),
+        pytest.param(["see", "x", "--file", "f"], "text is given twice, once", id="two texts"),
         pytest.param(["see", "--file", "f"], "f: No such file or directory.", id="no such file"),
         pytest.param(["see", "--file", "."], ".: Is a directory.", id="a folder for a file"),
         pytest.param(["see", "--file", sys.executable], "is no UTF-8 text: byte", id="a program"),

@@ -122,9 +122,31 @@ def test_parts_are_ranges_of_tokens_and_patterns(run: Run, recorded: str) -> Non
         pytest.param((), "part is missing, or given beside --by", id="no parts"),
         pytest.param(("--by", "word", "-p", "a=0:1"), "part is missing, or given", id="both"),
         pytest.param(("-p", "0:4"), "part is '0:4'; it must be NAME=START:STOP", id="no name"),
-        pytest.param(("-p", "a=0:400"), "parts has (0, 400) for 'a'", id="out of range"),
-        pytest.param(("-p", "a=xyz"), "pattern has 'xyz' for 'a'", id="nothing found"),
-        pytest.param(("-p", "a=("), "pattern has '('; it is no", id="no pattern"),
+        pytest.param(
+            ("-p", "a=0:400"),
+            "part is 'a=0:400'; START must be below STOP, and STOP at most 20, as many tokens as "
+            "there are.\n    The first one alone is --part 'first=0:1'.\n",
+            id="out of range",
+        ),
+        pytest.param(
+            ("-p", "a=0:4", "-q", "b=3:3"),
+            "query is 'b=3:3'; START must be below STOP, and STOP at most 20, as many queries as "
+            "there are.\n    The first one alone is --query 'first=0:1'.\n",
+            id="an empty range",
+        ),
+        pytest.param(
+            ("-p", "a=xyz"),
+            "pattern has 'xyz' for 'a'; the text has no token that it matches.\n"
+            "    Give a regular expression that finds it in the text, with \\ before a sign that "
+            "is meant as it stands; or its tokens, START:STOP.\n",
+            id="nothing found",
+        ),
+        pytest.param(
+            ("-p", "a=("),
+            "pattern has '('; it is no regular expression (missing ), unterminated subpattern at "
+            "position 0).\n    Give a regular expression that finds it",
+            id="no pattern",
+        ),
         pytest.param(("--by", "line"), "Invalid value for '--by'", id="unknown cut"),
         pytest.param(
             ("-p", "a=1:5", "-p", "a=6:8"),
@@ -168,10 +190,69 @@ def test_a_recording_that_is_not_there_is_said_first(run: Run) -> None:
     assert (code, out, err) == (2, "", "regard: nope.safetensors: No such file or directory.\n")
 
 
-def test_see_takes_no_recording_for_a_text(run: Run, recorded: str) -> None:
-    code, out, err = run("see", recorded)
-    assert (code, out) == (2, "")
-    assert err.startswith("regard: text is 'run.safetensors', a file; see reads a text.\n")
+@pytest.mark.parametrize("command", [("see",), ("record",), ("heads", "--text")], ids=" ".join)
+def test_the_name_of_a_file_is_no_text(
+    command: tuple[str, ...], run: Run, working_folder: Path
+) -> None:
+    (working_folder / "notes.txt").write_text(TEXT)
+    assert run(*command, "notes.txt") == (
+        2,
+        "",
+        "regard: text is 'notes.txt', a file, and the model would read its name.\n"
+        "    Read a file of text with --file; ask a recording with regard segments.\n",
+    )
+
+
+@pytest.mark.parametrize("command", ["segments", "heads"])
+def test_a_recording_that_may_not_be_read_is_one_clear_error(
+    command: str, run: Run, recorded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def locked(path: Path, mode: str) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", locked)
+    more = ("--by", "word") if command == "segments" else ()
+    assert run(command, recorded, *more) == (2, "", f"regard: {recorded}: Permission denied.\n")
+
+
+@pytest.mark.parametrize("command", ["segments", "heads"])
+def test_a_recording_without_layers_is_one_clear_error(command: str, run: Run) -> None:
+    regard.Recording({}).save("empty.safetensors")
+    more = ("--part", "a=0:1") if command == "segments" else ()
+    assert run(command, "empty.safetensors", *more) == (
+        2,
+        "",
+        "regard: empty.safetensors has no layers; a command asks one at least.\n"
+        "    Record a model with regard record.\n",
+    )
+
+
+@pytest.mark.parametrize("command", ["segments", "heads"])
+def test_answers_to_other_questions_are_told_in_the_words_of_the_command(
+    command: str, run: Run, bert: str
+) -> None:
+    run("record", TEXT, "-m", bert, "--answers")
+    more = ("--by", "word") if command == "segments" else ()
+    assert run(command, "run.safetensors", *more) == (
+        2,
+        "",
+        "regard: run.safetensors has answers only, and none to this question.\n"
+        "    Record the text again without --answers.\n",
+    )
+
+
+def test_how_many_tokens_a_recording_has_is_told_where_it_is_known(run: Run) -> None:
+    x = torch.zeros(1, 2, 5, 4)
+    regard.Recording({"attn": regard.attend(x, x)}).save("run.safetensors")
+    _, out, _ = run("heads", "run.safetensors")
+    assert out.splitlines()[0] == "a model   2 heads"
+    _, out, _ = run("heads", "run.safetensors", "--json")
+    assert json.loads(out)["tokens"] is None
+
+
+def test_the_heads_end_with_one_line_end(run: Run, recorded: str) -> None:
+    _, out, _ = run("heads", recorded)
+    assert out[-2] != "\n" == out[-1]
 
 
 @pytest.mark.parametrize("command", ["segments", "heads"])

@@ -6,6 +6,7 @@ What a user can put right ends in a sentence and exit code 2, with nothing half-
 
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from typing import Annotated, NoReturn
 
 from regard.errors import RegardError
@@ -53,6 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         Traceback (most recent call last):
         SystemExit: 0
     """
+    # Output that cannot show a character shows another one instead of a traceback.
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     try:
         # Typer returns an exit code where it did not run a command to its end: 130 for Ctrl-C.
         code = app(arguments, prog_name="regard", standalone_mode=False) or 0

@@ -14,9 +14,9 @@ from rich.console import Console
 from regard.characters import visible
 from regard.commands.options import AsJson, TextFile
 from regard.commands.progress import progress
+from regard.commands.recordings import answered, opened
 from regard.commands.texts import given_text
 from regard.heads import Head, Trial, classify, head_table
-from regard.loading import load
 from regard.pretrained import DEFAULT_MODEL, Pretrained, check_text
 from regard.recording import Recording
 from regard.see.head_grid import HeadsView
@@ -69,6 +69,12 @@ class _Found(NamedTuple):
     seen: Recording
     heads: tuple[Head, ...]
 
+    @property
+    def num_tokens(self) -> int | None:
+        """How many tokens were read; None where the recording has none."""
+        tokens = self.seen.key_tokens
+        return None if tokens is None else len(tokens)
+
 
 def heads(
     model: Subject = DEFAULT_MODEL,
@@ -101,9 +107,11 @@ def heads(
 
 
 def _of_recording(path: Path, tell: Callable[..., None]) -> _Found:
-    seen = load(path)
+    seen = opened(path)
     told = partial(tell, "asking every head")
-    return _Found(seen, classify(seen.layers, seen.query_tokens, seen.key_tokens, progress=told))
+    with answered(path, seen):
+        heads = classify(seen.layers, seen.query_tokens, seen.key_tokens, progress=told)
+    return _Found(seen, heads)
 
 
 def _of_model(
@@ -139,13 +147,13 @@ def _of_repetition(pretrained: Pretrained) -> list[Trial]:
 def _show(found: _Found) -> None:
     title = visible(found.seen.model) or "a model"
     console = Console(highlight=False, markup=False, emoji=False)
-    console.print(HeadsView(title, len(found.seen.key_tokens or ()), found.heads))
+    console.print(HeadsView(title, found.num_tokens, found.heads))
 
 
 def _as_json(found: _Found) -> dict[str, Any]:
     return {
         "model": found.seen.model,
-        "tokens": len(found.seen.key_tokens or ()),
+        "tokens": found.num_tokens,
         "layers": list(found.seen),
         "heads": [{"name": head.name, **asdict(head)} for head in found.heads],
     }

@@ -3,7 +3,6 @@
 import re
 import sys
 from collections.abc import Iterator
-from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -50,15 +49,12 @@ Notebooks = Annotated[
 def learn(lesson: Asked = None, notebook: Notebooks = None) -> None:
     """Learn attention, from averages to a transformer that learns."""
     lessons = all_lessons() if lesson is None else (asked_lesson(lesson),)
-    # A terminal that cannot show a character shows another one instead of a traceback.
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
     if notebook is not None:
         for path in write_notebooks(notebook, lessons):
             sys.stdout.write(f"{visible(str(path))}\n")
     elif lesson is None:
         sys.stdout.write(_listed(lessons))
-    elif sys.stdin.isatty() and sys.stdout.isatty():
+    elif sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty():
         _read(lessons[0], Console(emoji=False))
     else:
         sys.stdout.write(lessons[0].text)

@@ -4,7 +4,6 @@ import json
 import sys
 from dataclasses import asdict
 from functools import partial
-from io import TextIOWrapper
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -45,11 +44,6 @@ def see(
     as_json: AsJson = False,
 ) -> None:
     """Show what a model attends to when it reads a text."""
-    if text is not None and text.endswith(".safetensors") and Path(text).is_file():
-        raise ValueError(
-            f"text is {text!r}, a file; see reads a text.\n"
-            "    Ask a recording with regard segments or regard heads; give a text with --file."
-        )
     selection = Selection(layer, head)
     page = output or (None if as_json else Path("attention.html"))
     if page is not None:
@@ -73,9 +67,6 @@ def see(
 
 
 def _show(summary: Summary, page: Path | None) -> None:
-    # A terminal that cannot show a character shows another one instead of a traceback.
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
     console = Console(highlight=False, markup=False, emoji=False)
     console.print(TerminalView(summary))
     if page is not None:

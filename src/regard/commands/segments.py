@@ -14,7 +14,7 @@ import typer
 from regard import spans
 from regard.commands.options import AsJson
 from regard.commands.progress import progress
-from regard.loading import load
+from regard.commands.recordings import answered, opened
 from regard.recording import Recording
 from regard.shares import Shares
 from regard.tokens import Token
@@ -91,7 +91,7 @@ def segments(
         )
     with progress() as tell:
         tell(f"opening {run}")
-        seen = load(run)
+        seen = opened(run)
         cut = _cut(by, seen.key_tokens) if by else _named("part", parts or [], seen.key_tokens)
         if not queries and not _can_ask(cut, seen):
             raise ValueError(
@@ -99,12 +99,10 @@ def segments(
                 "text, and none in these parts.\n"
                 "    Name those that ask, counted from the first of them: --query last=0:4"
             )
-        drawn = seen.segments(
-            cut,
-            queries=_asking(queries, seen),
-            sinks=not no_sinks,
-            progress=partial(tell, "asking every layer"),
-        )
+        asking = _named("query", queries, seen.query_tokens) if queries else None
+        with answered(run, seen):
+            told = partial(tell, "asking every layer")
+            drawn = seen.segments(cut, queries=asking, sinks=not no_sinks, progress=told)
     if as_json:
         sys.stdout.write(json.dumps(_as_json(seen, drawn, per)) + "\n")
     elif per is Per.TOTAL:
@@ -131,10 +129,6 @@ def _can_ask(parts: Mapping[str, tuple[int, int]], seen: Recording) -> bool:
     )
 
 
-def _asking(queries: Sequence[str] | None, seen: Recording) -> dict[str, tuple[int, int]] | None:
-    return _named("query", queries, seen.query_tokens) if queries else None
-
-
 def _named(
     option: str, given: Sequence[str], tokens: Sequence[Token] | None
 ) -> dict[str, tuple[int, int]]:
@@ -154,10 +148,36 @@ def _named(
             )
         numbers = _RANGE.fullmatch(what)
         if numbers:
-            found[name] = (int(numbers[1]), int(numbers[2]))
+            found[name] = _range(option, written, numbers, tokens)
         else:
-            found |= spans.by_pattern(tokens, {name: what})
+            found |= _found(name, what, tokens)
     return found
+
+
+def _range(
+    option: str, written: str, numbers: re.Match[str], tokens: Sequence[Token] | None
+) -> tuple[int, int]:
+    start, stop = int(numbers[1]), int(numbers[2])
+    if tokens is not None and not start < stop <= len(tokens):
+        counted = "tokens" if option == "part" else "queries"
+        raise ValueError(
+            f"{option} is {written!r}; START must be below STOP, and STOP at most {len(tokens)}, "
+            f"as many {counted} as there are.\n"
+            f"    The first one alone is --{option} 'first=0:1'."
+        )
+    return start, stop
+
+
+def _found(name: str, pattern: str, tokens: Sequence[Token] | None) -> dict[str, tuple[int, int]]:
+    try:
+        return spans.by_pattern(tokens, {name: pattern})
+    except ValueError as error:
+        # The library's remedy is Python.
+        what, _, _ = str(error).partition("\n")
+        raise ValueError(
+            f"{what}\n    Give a regular expression that finds it in the text, with \\ before a "
+            "sign that is meant as it stands; or its tokens, START:STOP."
+        ) from error
 
 
 def _as_json(seen: Recording, drawn: Shares, per: Per) -> dict[str, Any]:

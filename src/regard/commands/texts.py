@@ -1,5 +1,6 @@
 """The text that a command was given."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -17,7 +18,7 @@ def given_text(text: str | None, file: Path | None) -> str:
         file: a file in UTF-8.
 
     Raises:
-        ValueError: both or none was given, or it is no text, or too long.
+        ValueError: both or none was given, or it is a file's name, no text, or too long.
 
     Example:
         >>> from regard.commands.texts import given_text
@@ -25,17 +26,26 @@ def given_text(text: str | None, file: Path | None) -> str:
         'Life is short'
     """
     if file is not None and text is not None:
-        raise ValueError("text is given twice, as TEXT and with --file; it must be one of them.")
+        raise ValueError(
+            "text is given twice, once with --file; there must be one.\n    Leave out one of them."
+        )
     if file is not None:
         with file.open("rb") as opened:
             return _decoded(opened.read(MOST_BYTES + 1), str(file))
-    if text is None and sys.stdin.isatty():
+    if text is not None and text != "-":
+        if os.path.isfile(text):  # noqa: PTH113, Path.is_file raises where a text is too long
+            raise ValueError(
+                f"text is {text!r}, a file, and the model would read its name.\n"
+                "    Read a file of text with --file; ask a recording with regard segments."
+            )
+        return text
+    # Without any standard input, as under some schedulers, Python has None there.
+    if sys.stdin is None or (text is None and sys.stdin.isatty()):
         raise ValueError(
-            'text is missing.\n    Run for example: regard see "Life is short, eat dessert first"'
+            "text is missing; a model has to read something.\n"
+            '    Give it in quotes, "Life is short", or with --file, or pipe it in.'
         )
-    if text is None or text == "-":
-        return _decoded(sys.stdin.buffer.read(MOST_BYTES + 1), "standard input")
-    return text
+    return _decoded(sys.stdin.buffer.read(MOST_BYTES + 1), "standard input")
 
 
 def _decoded(content: bytes, where: str) -> str:

@@ -38,7 +38,7 @@ class HeadsView:
 
     Attributes:
         model: its name.
-        num_tokens: how many it read.
+        num_tokens: how many it read; None where that is not known.
         heads: all of them.
 
     Example:
@@ -53,23 +53,26 @@ class HeadsView:
     """
 
     model: str
-    num_tokens: int
+    num_tokens: int | None
     heads: Sequence[Head]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         """The lines, fitted to the console's width."""
         width = min(options.max_width, _WIDEST)
         title = Text().append(self.model, "bold").append("   ")
-        size = f"{counted(len(self.heads), 'head')}, seen on {counted(self.num_tokens, 'token')}"
-        for section in (
-            hanging(title, size, width),
-            overview(self.heads, width),
-            self._kinds(width),
-        ):
-            for line in section:
-                line.rstrip()
-                yield line
-            yield Text("")
+        size = counted(len(self.heads), "head")
+        if self.num_tokens is not None:
+            size += f", seen on {counted(self.num_tokens, 'token')}"
+        lines = [
+            *hanging(title, size, width),
+            Text(""),
+            *overview(self.heads, width),
+            Text(""),
+            *self._kinds(width),
+        ]
+        for line in lines:
+            line.rstrip()
+            yield line
 
     def _kinds(self, width: int) -> list[Text]:
         """For each kind the heads that are it most."""
