@@ -56,6 +56,11 @@ class Entries:
         """Keep a layer as all its calls made it, in place of what was known of the first one."""
         self._seen.put(replace(layer, origin=self._origins.get(module)))
 
+    def remove_one(self, module: str, name: str) -> None:
+        """Take out one layer of a module."""
+        self._names[module].remove(name)
+        self._seen.remove(name)
+
     def remove(self, module: str) -> None:
         """Take out every layer of a module."""
         for name in self._names.pop(module, ()):

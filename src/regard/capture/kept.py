@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 
@@ -18,6 +19,22 @@ from regard.matrix import AttentionMatrix
 from regard.reductions import Reduction
 
 __all__ = ["Kept", "queries_kept"]
+
+
+class _Call(NamedTuple):
+    """A call of which answers are kept.
+
+    Attributes:
+        rows: the places of its queries among all that ran.
+        shape: of the matrix that was asked.
+        answers: those that do not join.
+        queries: which its rows are.
+    """
+
+    rows: range
+    shape: torch.Size
+    answers: Pairs
+    queries: Queries | None
 
 
 class Kept:
@@ -58,9 +75,10 @@ class Kept:
         self._copies = copies
         self._answers = AskedOfCalls(run)
         self._rows: list[range] = []  # the places of the queries that answers are of, call by call
-        # Of the first call: its rows, shape and answers that do not join, until there is a second;
-        # then the layers that hold the answers of one call each, and what these answer.
-        self._apart: tuple[range, torch.Size, Pairs, Queries | None] | None = None
+        # Of the first call: its rows, shape and answers that do not join, until it is known not to
+        # be the only one; then the layers that hold the answers of one call each, and what these
+        # answer.
+        self._first: _Call | None = None
         self._calls: list[str] = []
         self._alone: list[Reduction] = []
 
@@ -99,9 +117,12 @@ class Kept:
         """Make one layer of all calls; there will be no other."""
         if self._run.parts == 1 or self.name is None:
             return
+        self._set_first_apart()
         layer = self._copied(self.name) if self._copies is not None else self._asked(self.name)
         if layer is not None:
             self._entries.complete(self.module, layer)
+        elif self._calls:
+            self._entries.remove_one(self.module, self.name)
 
     def _copied(self, name: str) -> Layer | None:
         rows = self._wanted.rows(0, self._run.q_len, all_there=True)
@@ -129,24 +150,41 @@ class Kept:
             first: the place of its first row among all that ran.
             base: the column of its first key.
         """
-        run, module, add = self._run, self.module, self._entries.add
+        run = self._run
         joining = [pair for pair in pairs if joins(pair[0])]
         alone = [pair for pair in pairs if not joins(pair[0])]
         self._answers.add(joining, first, base)
         rows = range(first, first + shape[-2])
         self._rows.append(rows)
-        here = rows, shape, alone, queries_kept(rows, run.q_len, run.start)
+        call = _Call(rows, shape, alone, queries_kept(rows, run.q_len, run.start))
         if self.name is None:
-            self.name = add(module, None, shape=shape, answers=pairs, queries=here[-1])
-            self._apart = here
+            self.name = self._entries.add(
+                self.module, None, shape=shape, answers=pairs, queries=call.queries
+            )
+            self._first = call
             return
-        calls = [here] if self._apart is None or not joining else [self._apart, here]
-        self._apart = None
-        for rows, shape, answers, queries in calls if alone else ():
-            name = f"{self.name}[{rows.start}:{rows.stop}]"
-            added = add(module, None, shape=shape, answers=answers, queries=queries, name=name)
-            self._calls.append(added)
-            self._alone = [reduction for reduction, _ in answers]
+        self._set_first_apart()
+        self._set_apart(call)
+
+    def _set_first_apart(self) -> None:
+        """The first call is one of several: its answers that do not join get a layer, too."""
+        if self._first is not None:
+            self._set_apart(self._first)
+        self._first = None
+
+    def _set_apart(self, call: _Call) -> None:
+        if not call.answers:
+            return
+        added = self._entries.add(
+            self.module,
+            None,
+            shape=call.shape,
+            answers=call.answers,
+            queries=call.queries,
+            name=f"{self.name}[{call.rows.start}:{call.rows.stop}]",
+        )
+        self._calls.append(added)
+        self._alone = [reduction for reduction, _ in call.answers]
 
 
 def queries_kept(rows: range | None, ran: int, start: int = 0) -> Queries | None:
