@@ -42,7 +42,7 @@ from regard.see.notebook import show
 from regard.shares import Shares
 from regard.steps import Steps
 from regard.tables import Table
-from regard.tokens import Token
+from regard.tokens import Token, tokens_of
 
 __all__ = [
     "ALiBi",
@@ -99,5 +99,6 @@ __all__ = [
     "rollout",
     "show",
     "spans",
+    "tokens_of",
     "trials",
 ]
