@@ -199,6 +199,14 @@ def test_received_attention_that_was_kept_is_enough() -> None:
     torch.testing.assert_close(scores, observed(A.to_dense()))
 
 
+def test_layers_that_kept_another_answer_alone_have_no_scores() -> None:
+    A = matrix(1, mask=regard.Causal())
+    seen = regard.Recording({})
+    seen.add("a", None, answers=[(regard.Sum(-2), A.sum(-2))], shape=A.shape)
+    seen.add("a[0:5]", None, answers=[(regard.Pool(2, 2), A.pool(2, 2))], shape=A.shape)
+    assert list(seen.to_kvpress(num_kv_heads=2)) == list(seen.received()) == ["a"]
+
+
 def test_a_matrix_without_batch_and_heads_has_one_of_each() -> None:
     x = torch.randn(6, 3)
     A = regard.attend(x, x, mask=regard.Causal())

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.block import Block
 from regard.errors import RegardError, check_count
-from regard.layers import Layer
+from regard.layers import Layer, able_to_answer
 from regard.padding import MASKED
 from regard.reductions import Part, Reduction, Sum
 from regard.scores import QueryKey
@@ -45,7 +45,7 @@ def kvpress_form(
             "    SnapKV takes 5."
         )
     answers: dict[str, Tensor] = {}
-    for layer in layers:
+    for layer in able_to_answer(layers, [Sum(-2)]):
         groups = _num_kv_heads(layer, num_kv_heads)
         if window is None:
             per_head = _received_by_observers(layer)
