@@ -10,6 +10,7 @@ from rich.console import Console
 
 import regard
 from regard.characters import visible
+from regard.see.share_grid import share_lines
 from regard.see.summary import Selection, Summary, summarise
 from regard.see.terminal import TerminalView
 from regard.see.visible import labels
@@ -215,3 +216,49 @@ def test_when_no_head_stands_out_it_says_so() -> None:
     matrix = regard.AttentionMatrix.from_weights(weights)
     lines = printed(summarise(regard.Recording({"layer": matrix}, query_tokens=tokens)))
     assert lines[-1] == "No head stands out: all are mixed."
+
+
+# The shares of parts
+
+
+def drawn(*names: str, queries: dict[str, tuple[int, int]] | None = None) -> regard.Shares:
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 3, len(names), 4)
+    parts = {name: (place, place + 1) for place, name in enumerate(names)}
+    seen = regard.Recording({"attn": regard.attend(query, key)})
+    return seen.segments(parts, queries=queries)
+
+
+LONG = [f"The harbour was quiet on the morning of day {day}." for day in range(1, 13)]
+
+
+def test_every_share_is_shown_where_lines_may_be_long() -> None:
+    shares = drawn(*LONG)
+    _, _, _, *rows = share_lines(shares)
+    shown = [[float(share) for share in row.split()[-len(LONG) :]] for row in rows]
+    torch.testing.assert_close(torch.tensor(shown), shares.total(), atol=5e-5, rtol=0)
+
+
+def test_long_parts_of_one_beginning_have_numbers_and_lines_fit() -> None:
+    lines = list(share_lines(drawn(*LONG), 60))
+    assert max(map(len, lines)) <= 60
+    assert lines[2].split() == ["1", "2", "3", "4", "5"]
+    assert [line.split()[0] for line in lines[3:15]] == [str(number) for number in range(1, 13)]
+    assert lines[15:] == ["", "and 7 more parts to draw from; --json gives all"]
+
+
+def test_short_names_stand_above_the_table_and_wide_ones_take_two_cells() -> None:
+    lines = list(share_lines(drawn("漢字", "Anna", "👩\u200d👧"), 60))
+    assert lines[2].split() == ["漢字", "Anna", "👩\u200d👧"]
+    assert len({cell_len(line) for line in lines[2:]}) == 1
+
+
+def test_numbers_of_parts_that_do_not_ask_are_told_under_the_table() -> None:
+    lines = list(share_lines(drawn(*LONG[:2], queries={"question": (1, 2)}), 30))
+    assert lines[2].split() == ["1", "2"]
+    assert lines[3].startswith("question")
+    assert lines[4:] == ["", "1 The harbour was quiet on th…", "2 The harbour was quiet on th…"]
+
+
+def test_what_is_in_a_name_is_not_obeyed() -> None:
+    assert "\x1b" not in "".join(share_lines(drawn("\x1b[31m", "b" * 50)))

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -16,6 +17,7 @@ from regard.commands.options import AsJson
 from regard.commands.progress import progress
 from regard.commands.recordings import answered, opened
 from regard.recording import Recording
+from regard.see.share_grid import share_lines
 from regard.shares import Shares
 from regard.tokens import Token
 
@@ -106,7 +108,8 @@ def segments(
     if as_json:
         sys.stdout.write(json.dumps(_as_json(seen, drawn, per)) + "\n")
     elif per is Per.TOTAL:
-        sys.stdout.write(f"{drawn!r}\n")
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        sys.stdout.writelines(f"{line}\n" for line in share_lines(drawn, width))
     else:
         sys.stdout.write(drawn.table(_per(per)).text() + "\n")
 

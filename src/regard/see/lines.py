@@ -1,9 +1,9 @@
 """Lines of a terminal: words in grey that wrap under where they began, counted nouns."""
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-__all__ = ["QUIET", "counted", "hanging"]
+__all__ = ["QUIET", "counted", "fitted", "hanging"]
 
 QUIET = "bright_black"
 
@@ -17,6 +17,19 @@ def counted(number: int, noun: str) -> str:
         ('1 head', '1,200 tokens')
     """
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def fitted(text: str, cells: int) -> str:
+    """Exactly so many cells, also with wide characters; what is cut ends with an ellipsis.
+
+    Example:
+        >>> from regard.see.lines import fitted
+        >>> fitted("dessert", 5), fitted("eat", 5)
+        ('dess…', 'eat  ')
+    """
+    if cell_len(text) <= cells:
+        return set_cell_size(text, cells)
+    return set_cell_size(text, cells - 1) + "…"
 
 
 def hanging(start: Text, words: str, width: int) -> list[Text]:

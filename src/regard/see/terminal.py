@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
 from regard.characters import visible
 from regard.see.head_grid import overview, standing_out
-from regard.see.lines import QUIET, counted, hanging
+from regard.see.lines import QUIET, counted, fitted, hanging
 from regard.see.summary import Row, Share, Summary
 from regard.see.visible import SUBSCRIPTS, labels
 
@@ -214,7 +214,7 @@ class _Table:
         if self.summary.sinks:
             cells = self._sink_cells(self.summary, self.sink_bar)
             who = " ".join(self.names[place] for place in self.summary.sinks)
-            line.append(_fit(who if len(who) <= cells - 3 else "sinks", cells), QUIET)
+            line.append(fitted(who if len(who) <= cells - 3 else "sinks", cells), QUIET)
         line.append("looks most at", QUIET)
         if self.bar:
             line.append(f"   the longest bar is {_percent(self.longest_bar).strip()}", QUIET)
@@ -223,7 +223,7 @@ class _Table:
     def row(self, row: Row) -> list[Text]:
         """One token; a second line where not all fit beside each other."""
         is_sink = row.token in self.summary.sinks
-        line = Text().append(_fit(self.names[row.token], self.label), QUIET if is_sink else "")
+        line = Text().append(fitted(self.names[row.token], self.label), QUIET if is_sink else "")
         line.append("  ")
         if self.summary.sinks:
             line.append(_percent(row.on_sinks))
@@ -241,7 +241,7 @@ class _Table:
         return lines
 
     def _entry(self, line: Text, share: Share) -> None:
-        line.append(_fit(self.names[share.token], self.word) + " ")
+        line.append(fitted(self.names[share.token], self.word) + " ")
         line.append(_percent(share.share)[-self.percent :])
         if self.bar:
             line.append(" ").append(_bar(share.share / self.longest_bar, self.bar), _BAR)
@@ -268,10 +268,3 @@ def _bar(share: float, cells: int) -> str:
     """A line whose length is the share, to half a cell; nothing only for nothing."""
     halves = max(1, round(2 * share * cells)) if share > 0 else 0
     return ("━" * (halves // 2) + "╸" * (halves % 2)).ljust(cells)
-
-
-def _fit(text: str, cells: int) -> str:
-    """Exactly so many cells, also with wide characters; what is cut ends with an ellipsis."""
-    if cell_len(text) <= cells:
-        return set_cell_size(text, cells)
-    return set_cell_size(text, cells - 1) + "…"
