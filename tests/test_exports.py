@@ -292,6 +292,17 @@ def test_what_is_within_the_limit_is_made(
     ask(recording(), limit + 1 if given == "just enough" else None)
 
 
+@pytest.mark.parametrize("limit", ["4GB", 4e9, True], ids=["text", "float", "bool"])
+def test_a_limit_is_a_whole_number_of_bytes(limit: Any) -> None:
+    kind = {"4GB": "a str", 4e9: "a float", True: "a bool"}[limit]
+    message = (
+        f"limit is {kind}; it must be a whole number of bytes, or None.\n"
+        "    Pass for example limit=8 * 2**30."
+    )
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        recording().to_numpy(limit=limit)
+
+
 def test_without_being_told_the_limit_is_that_of_to_dense() -> None:
     x = torch.zeros(1, 1, 40_000, 1)
     seen = regard.Recording({"a": regard.attend(x, x)})

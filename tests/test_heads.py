@@ -373,7 +373,7 @@ def test_a_kind_that_a_trial_shows_goes_before_those_of_the_text() -> None:
         pytest.param(
             Trial({"other": {"induction": (0.5,)}}),
             ValueError,
-            "trial has no layer 'layer'; it has other, ...\n"
+            "trial has no layer 'layer'; it has other.\n"
             "    Run the trial on the model of the recording, and observe the same module.",
             id="another layer",
         ),
@@ -429,14 +429,32 @@ def test_weights_that_are_no_numbers_are_refused() -> None:
     matrix = regard.attend(torch.full((3, 1), torch.nan), torch.zeros(3, 1))
     with pytest.raises(regard.RegardError) as refusal:
         regard.Recording({"layer": matrix}).heads()
-    assert str(refusal.value) == "layer 'layer' has weights that are not numbers (NaN)."
+    assert str(refusal.value) == (
+        "layer 'layer' has weights that are not numbers (NaN); heads have no kind then.\n"
+        "    Look at the recording as it is: the first layer with NaN says where it began."
+    )
 
 
 def test_a_layer_without_query_and_key_or_answers_is_refused() -> None:
     seen = regard.Recording({})
     seen.add("layer", None, answers=[(regard.Entropy(), torch.zeros(1, 3))], shape=(1, 3, 3))
-    with pytest.raises(regard.RegardError, match="has no answer to Spread"):
+    with pytest.raises(regard.RegardError) as refusal:
         seen.heads()
+    assert str(refusal.value) == (
+        "layer 'layer' has not all the answers that kinds of heads follow from, and its query and "
+        "key were not kept.\n"
+        "    Observe the model again with keep=regard.heads.Survey(special).reductions, or with "
+        'keep="qk".'
+    )
+
+
+def test_progress_that_cannot_be_called_is_refused() -> None:
+    with pytest.raises(TypeError) as refusal:
+        regard.Recording({}).heads(progress=3)  # type: ignore[arg-type]
+    assert str(refusal.value) == (
+        "progress is an int; it takes a function of two numbers, what is done and all.\n"
+        "    Pass for example progress=print."
+    )
 
 
 # Standing out

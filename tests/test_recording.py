@@ -303,6 +303,16 @@ def test_a_part_that_is_not_there_is_an_error(layer: str | int, kind: type[Excep
         recording().part(["a", layer])
 
 
+def test_the_rollout_of_layers_that_attend_to_another_text_is_an_error() -> None:
+    seen = recording(query_tokens=tokens("a", " b", " c"), key_tokens=tokens("x", " y", " z"))
+    message = (
+        "query_tokens and key_tokens differ; only self-attention can be rolled out.\n"
+        "    Take its layers and their tokens, seen.part(names).with_tokens(tokens).rollout()."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        seen.rollout()
+
+
 # Answers that were kept instead of the matrix
 
 SHAPE = torch.Size([1, 2, 7, 7])

@@ -256,6 +256,11 @@ def test_it_shows_the_mean_with_queries_down_and_keys_across() -> None:
     ]
 
 
+def test_sinks_of_numpy_s_whole_numbers_are_sinks() -> None:
+    sinks: Any = [numpy.int64(9), 2]
+    assert recording().segments(PARTS, sinks=sinks).sinks == (2, 9)
+
+
 def test_spans_of_numpy_s_whole_numbers_are_spans() -> None:
     spans = {name: tuple(numpy.array(span)) for name, span in PARTS.items()}
     for sinks in (True, False):
@@ -401,6 +406,13 @@ OF_SINKS = "\n    Give positions from 0 to kv_len - 1; False takes the first and
             ValueError,
             "queries has (9, 20) for 'answer'; each span must lie within the text." + OF_QUERIES,
             id="queries beyond the text",
+        ),
+        pytest.param(
+            {"progress": 3},
+            TypeError,
+            "progress is an int; it takes a function of two numbers, what is done and all.\n"
+            "    Pass for example progress=print.",
+            id="progress that cannot be called",
         ),
         pytest.param(
             {"sinks": 0},

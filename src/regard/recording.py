@@ -17,7 +17,8 @@ from regard.layers import Answers, Layer, Origin, Queries, layer_at, reduce_all,
 from regard.matrix import AttentionMatrix
 from regard.ranking import Top, TopK
 from regard.reductions import Entropy, Pool, Reduction, Sum
-from regard.rollouts import Rollout, rollout
+from regard.rollouts import Rollout
+from regard.self_attention import rollout_of_text
 from regard.shares import Shares, shares_of
 from regard.storage import write
 from regard.tables import Table
@@ -342,7 +343,8 @@ class Recording(Mapping[str, AttentionMatrix]):
             tensor([[0., 0.],
                     [0., 1.]])
         """
-        return shares_of(self.layers, self.key_tokens, parts, queries, sinks, progress)
+        asked = self.query_tokens, self.key_tokens, parts, queries, sinks, progress
+        return shares_of(self.layers, *asked)
 
     def save(
         self,
@@ -418,9 +420,8 @@ class Recording(Mapping[str, AttentionMatrix]):
         Raises:
             ValueError: what ``to_bertviz`` raises.
         """
-        return attnview_form(
-            layer_at(self.layers, layer), self.query_tokens, self.key_tokens, limit
-        )
+        form = layer_at(self.layers, layer), self.query_tokens, self.key_tokens, limit
+        return attnview_form(*form)
 
     def to_numpy(self, *, limit: int | None = DENSE_LIMIT) -> dict[str, Any]:
         """The weights of each layer as a NumPy array, (..., num_heads, q_len, kv_len).
@@ -446,8 +447,7 @@ class Recording(Mapping[str, AttentionMatrix]):
         Without a window it is the attention that a key receives from all queries that can see it,
         the mean over them and over the heads that share the key (``ObservedAttentionPress``, after
         H2O). With a window it is the mean over the last queries alone, smoothed along the keys
-        (``SnapKVPress``); the keys of the window itself get more than every other. Of answers alone
-        nobody knows the mask: the attention is taken to be causal.
+        (``SnapKVPress``); the keys of the window itself get more than every other.
 
         Args:
             window: how many of the last queries look; None: all.
@@ -461,7 +461,7 @@ class Recording(Mapping[str, AttentionMatrix]):
         Raises:
             ValueError: a window longer than the text, or whose queries were not kept; an even
                 kernel; num_kv_heads that does not divide num_heads, or is not known.
-            RegardError: query and key were not kept, nor an answer to ``Sum(-2)``.
+            RegardError: neither query and key nor ``Sum(-2)`` was kept, which counts as causal.
 
         Source:
             Zhang et al. 2023, "H2O", section 4; Li et al. 2024, "SnapKV", section 4.
@@ -497,4 +497,4 @@ class Recording(Mapping[str, AttentionMatrix]):
 
     def rollout(self, residual: float = 0.5) -> Rollout:
         """Where the tokens of the last layer come from, through all layers; see ``rollout``."""
-        return rollout(self, residual=residual)
+        return rollout_of_text(self, self.query_tokens, self.key_tokens, residual)

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from regard.block import Block, lowest
-from regard.errors import check_memory, is_whole, kind_text
+from regard.errors import RegardError, check_memory, check_progress, is_whole, kind_text
 from regard.layers import Layer, shape_of_all
 from regard.reductions import Part, Reduction, Segments
+from regard.self_attention import one_text
 from regard.tables import Cell, Table
 from regard.tokens import Token
 
@@ -158,6 +159,7 @@ def _short(name: str) -> str:
 
 def shares_of(
     layers: Sequence[Layer],
+    query_tokens: Sequence[Token] | None,
     key_tokens: Sequence[Token] | None,
     parts: Mapping[str, tuple[int, int]],
     queries: Mapping[str, tuple[int, int]] | None,
@@ -171,25 +173,23 @@ def shares_of(
         >>> from regard.shares import shares_of
         >>> x = torch.zeros(1, 4, 2)
         >>> layers = regard.Recording({"layer": regard.attend(x, x)}).layers
-        >>> shares_of(layers, None, {"rest": (1, 4)}, None, False, None).weights.flatten()
+        >>> shares_of(layers, None, None, {"rest": (1, 4)}, None, False, None).weights.flatten()
         tensor([1.])
     """
+    check_progress(progress)
     *_, kv_len = shape_of_all("segments()", layers)
     key_parts = checked_parts("parts", parts, "kv_len", kv_len)
     if queries is None:
-        asked = parts if _all_ran(layers) else _asking(layers, key_parts)
-        query_parts = key_parts if asked is parts else asked
+        _check_one_text(layers, query_tokens, key_tokens)
+        query_parts = key_parts if _all_ran(layers) else _asking(layers, key_parts)
     else:
-        asked, query_parts = queries, _checked_queries(queries, layers[0])
+        query_parts = _checked_queries(queries, layers[0])
     out = _own_sinks(layers, key_tokens) if sinks is False else _named_sinks(sinks, kv_len)
-    question: Reduction = (
-        _WithoutSinks(tuple(query_parts.values()), tuple(key_parts.values()), out)
-        if out
-        else Segments(asked, None if asked is parts else parts)
-    )
+    question = Segments(query_parts, key_parts)
+    without = _WithoutSinks(tuple(query_parts.values()), tuple(key_parts.values()), out)
     answers: list[Tensor] = []
     for layer in layers:
-        answer = cast(Tensor, layer.reduce(question))
+        answer = layer.whole().reduce(without) if out else _drawn(layer, question)
         answers.append(answer.reshape(-1, len(query_parts), len(key_parts)))
         if progress is not None:
             progress(len(answers), len(layers))
@@ -200,6 +200,42 @@ def shares_of(
         for index, layer in enumerate(layers)
     )
     return Shares(weights, names, tuple(query_parts), tuple(key_parts), places, out)
+
+
+def _drawn(layer: Layer, question: Segments) -> Tensor:
+    """The answer that was kept, or that query and key give."""
+    known = question in layer.answers or question in layer.apart
+    if layer.matrix is None and not known:
+        spans = [each for each in layer.answers if isinstance(each, Segments)]
+        kept = "; ".join(_spans_text(each) for each in spans) or "none"
+        raise RegardError(
+            f"layer {layer.name!r} has no answer for {_spans_text(question)}, and its query and "
+            f"key were not kept; the parts that were kept are {kept}.\n"
+            "    Observe the model again with regard.Segments(parts) in keep=[...], or with "
+            'keep="qk".'
+        )
+    return cast(Tensor, layer.reduce(question))
+
+
+def _spans_text(question: Segments) -> str:
+    keys = question.query_spans if question.key_spans is None else question.key_spans
+    same = Segments(question.query_spans) == question
+    return f"{keys}" if same else f"{keys}, asked by {question.query_spans}"
+
+
+def _check_one_text(
+    layers: Sequence[Layer],
+    query_tokens: Sequence[Token] | None,
+    key_tokens: Sequence[Token] | None,
+) -> None:
+    """That the parts of the keys are parts of the queries, too, as far as tokens tell."""
+    for layer in layers:
+        if layer.reads_itself and not one_text(query_tokens, key_tokens, layer.positions):
+            raise ValueError(
+                "queries is None; it must be given where query_tokens and key_tokens differ.\n"
+                "    Give the parts of the queries, {name: (start, stop)}, counted from the first "
+                "query that was kept."
+            )
 
 
 def _all_ran(layers: Sequence[Layer]) -> bool:
@@ -394,7 +430,7 @@ def _named_sinks(sinks: object, length: int) -> tuple[int, ...]:
         return ()
     remedy = "    Give positions from 0 to kv_len - 1; False takes the first and special tokens."
     positions = list(cast(Sequence[Any], sinks)) if isinstance(sinks, list | tuple | range) else []
-    if not positions or [type(place) for place in positions] != [int] * len(positions):
+    if not positions or not all(map(is_whole, positions)):
         raise TypeError(
             f"sinks is {sinks!r}; it must be True, False or whole numbers, at least one.\n{remedy}"
         )
@@ -403,4 +439,4 @@ def _named_sinks(sinks: object, length: int) -> tuple[int, ...]:
             raise ValueError(
                 f"sinks has {place}; each must be a position, with kv_len = {length}.\n{remedy}"
             )
-    return tuple(sorted(set(cast(list[int], positions))))
+    return tuple(sorted(set(map(int, positions))))

@@ -20,6 +20,7 @@ __all__ = [
     "check_operand",
     "check_path",
     "check_product",
+    "check_progress",
     "check_spans",
     "check_whole",
     "is_whole",
@@ -128,8 +129,14 @@ def check_memory(
     """That a dense tensor stays within the limit in bytes; None is no limit.
 
     Raises:
+        TypeError: the limit is no whole number.
         MemoryError: it would not; the message says how large it would be.
     """
+    if limit is not None and not is_whole(limit):
+        raise TypeError(
+            f"limit is {kind_text(limit)}; it must be a whole number of bytes, or None.\n"
+            "    Pass for example limit=8 * 2**30."
+        )
     size = dtype.itemsize * prod(shape)
     if limit is None or size <= limit:
         return
@@ -193,6 +200,19 @@ def check_count(name: str, value: object) -> int:
             f"{name} is {count}; it must be at least 1.\n    Pass for example {name}=1."
         )
     return count
+
+
+def check_progress(progress: object) -> None:
+    """That what is told of progress can be called.
+
+    Raises:
+        TypeError: it cannot.
+    """
+    if progress is not None and not callable(progress):
+        raise TypeError(
+            f"progress is {kind_text(progress)}; it takes a function of two numbers, what is done "
+            "and all.\n    Pass for example progress=print."
+        )
 
 
 def check_spans(name: str, spans: object, length_name: str, length: int) -> list[tuple[int, int]]:

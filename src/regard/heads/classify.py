@@ -3,11 +3,13 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
+from typing import Any
 
-from regard.errors import RegardError, kind_text
+from regard.errors import RegardError, check_progress, kind_text
 from regard.heads.kinds import KINDS, MIXED, Head, kind_of
 from regard.heads.survey import Survey, of_each_head
 from regard.layers import Layer
+from regard.self_attention import one_text
 from regard.tables import Cell, Table
 from regard.tokens import Token
 
@@ -71,16 +73,21 @@ def classify(
         ('L0H0', 'uniform', 1.0)
     """
     _check_trials(trials)
+    check_progress(progress)
     chosen = tuple(layers)
     heads: list[Head] = []
     for place, layer in enumerate(chosen):
         survey = survey_of(layer, query_tokens, key_tokens)
         scores: dict[str, Sequence[float]] = {}
-        scores |= of_each_head(survey.scores(layer.reduce(*survey.reductions)))
+        scores |= of_each_head(survey.scores(_answers(layer, survey)))
         for trial in trials:
             scores |= _tried(trial, layer, len(next(iter(scores.values()))))
         if any(isnan(value) for values in scores.values() for value in values):
-            raise RegardError(f"layer {layer.name!r} has weights that are not numbers (NaN).")
+            raise RegardError(
+                f"layer {layer.name!r} has weights that are not numbers (NaN); heads have no kind "
+                "then.\n    Look at the recording as it is: the first layer with NaN says where it "
+                "began."
+            )
         for head, values in enumerate(zip(*scores.values(), strict=True)):
             named = dict(zip(scores, values, strict=True))
             kind, score = kind_of(named)
@@ -136,13 +143,26 @@ def survey_of(
     q_len, kv_len = layer.shape[-2:]
     queries, keys = _special(query_tokens, q_len), _special(key_tokens, kv_len)
     rows = layer.positions
-    of_rows = None if key_tokens is None else key_tokens[rows.start : rows.stop]
     texts = layer.texts
-    if not layer.reads_itself or (key_tokens is not None and of_rows != query_tokens):
+    if not layer.reads_itself or not one_text(query_tokens, key_tokens, rows):
         return Survey(queries, keys, texts=texts)
     if layer.queries is None:
         return Survey(queries, texts=texts)
     return Survey(queries, keys, rows.start, texts)
+
+
+def _answers(layer: Layer, survey: Survey) -> tuple[Any, ...]:
+    """The answers that were kept, or that query and key give."""
+    if layer.matrix is None:
+        missing = [asked for asked in survey.reductions if asked not in layer.answers]
+        if missing and missing[0] not in layer.apart:
+            raise RegardError(
+                f"layer {layer.name!r} has not all the answers that kinds of heads follow from, "
+                "and its query and key were not kept.\n"
+                "    Observe the model again with keep=regard.heads.Survey(special).reductions, or "
+                'with keep="qk".'
+            )
+    return layer.reduce(*survey.reductions)
 
 
 def _special(tokens: Sequence[Token] | None, length: int) -> tuple[bool, ...]:
@@ -163,9 +183,10 @@ def _check_trials(trials: Sequence[object]) -> None:
 def _tried(trial: Trial, layer: Layer, num_heads: int) -> Scores:
     """The scores of a trial for a layer."""
     if layer.name not in trial.scores:
-        known = ", ".join(list(trial.scores)[:3])
+        known = ", ".join(list(trial.scores)[:3]) or "none at all"
+        more = ", ..." if len(trial.scores) > 3 else ""
         raise ValueError(
-            f"trial has no layer {layer.name!r}; it has {known}, ...\n"
+            f"trial has no layer {layer.name!r}; it has {known}{more}.\n"
             "    Run the trial on the model of the recording, and observe the same module."
         )
     scores = trial.scores[layer.name]
