@@ -148,3 +148,19 @@ def test_the_remedy_for_what_are_no_tokens_names_the_function(tokens: Any, messa
     with pytest.raises(TypeError) as refusal:
         regard.Recording({}).with_tokens(tokens)
     assert str(refusal.value) == message
+
+
+def test_layers_of_two_lengths_take_their_tokens_part_by_part() -> None:
+    long, short = torch.zeros(3, 2), torch.zeros(2, 2)
+    seen = regard.Recording(
+        {"encoder": regard.attend(long, long), "decoder.cross": regard.attend(short, long)}
+    )
+    with pytest.raises(ValueError, match="query_tokens") as refusal:
+        seen.with_tokens(["a", "b", "c"])
+    assert str(refusal.value) == (
+        "query_tokens has 3 tokens; layer 'encoder' has q_len = 3 and kv_len = 3, layer "
+        "'decoder.cross' has q_len = 2 and kv_len = 3, and all layers must have one length.\n"
+        "    Give each its own text: seen.part(names).with_tokens(...)."
+    )
+    cross = seen.part(["decoder.cross"]).with_tokens(["x", "y"], ["a", "b", "c"])
+    assert cross.query_tokens == (regard.Token("x"), regard.Token("y"))

@@ -376,6 +376,9 @@ def tokens_of_rows(
 ) -> tuple[Token, ...] | None:
     """Of the tokens of all queries that ran, those of the rows; others as they are.
 
+    Raises:
+        ValueError: the layers differ in length, so that no tokens fit all of them.
+
     Example:
         >>> import torch, regard
         >>> from regard.layers import Queries, tokens_of_rows
@@ -386,6 +389,17 @@ def tokens_of_rows(
         >>> tokens_of_rows((regard.Token("to"), regard.Token(" be")), seen.layers)
         (Token(text=' be', special=False),)
     """
+    other = next((each for each in layers if each.shape[-2:] != layers[0].shape[-2:]), None)
+    if tokens is not None and other is not None:
+        first, second = (
+            f"{layer.name!r} has q_len = {layer.shape[-2]} and kv_len = {layer.shape[-1]}"
+            for layer in (layers[0], other)
+        )
+        raise ValueError(
+            f"query_tokens has {len(tokens)} tokens; layer {first}, layer {second}, and "
+            "all layers must have one length.\n"
+            "    Give each its own text: seen.part(names).with_tokens(...)."
+        )
     kept = {(layer.queries, layer.shape[-2]) for layer in layers}
     if tokens is None or len(kept) != 1:
         return tokens
