@@ -278,3 +278,20 @@ def test_a_pattern_for_a_whole_token_finds_that_token(texts: list[str]) -> None:
 def test_what_finds_nothing_is_an_error(ask: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=f"^{re.escape(message)}$"):
         ask()
+
+
+def test_of_two_patterns_the_one_that_comes_first_in_the_text_has_the_token_between() -> None:
+    tokens = [Token(text) for text in ("a", "b c", "d")]
+    found = {"y": (2, 3), "x": (0, 2)}
+    assert regard.spans.by_pattern(tokens, {"y": "c ?d", "x": "ab"}) == found
+
+
+def test_patterns_that_overlap_have_each_their_own_tokens() -> None:
+    tokens = [Token(text) for text in ("a", "b", "c")]
+    found = {"whole": (0, 3), "part": (1, 2)}
+    assert regard.spans.by_pattern(tokens, {"whole": "abc", "part": "b"}) == found
+
+
+def test_empty_lines_before_the_first_sentence_are_of_it() -> None:
+    tokens = [Token(text) for text in ("\n", "\n", "It", " rains", ".")]
+    assert regard.spans.by_sentence(tokens) == {"It rains.": (0, 5)}

@@ -75,7 +75,8 @@ def by_sentence(tokens: Sequence[Token] | None) -> dict[str, tuple[int, int]]:
     found: list[tuple[str, tuple[int, int]]] = []
     for stretch in _stretches(checked):
         text = stretch.text
-        ends = (match.end() for match in _SENTENCE_END.finditer(text))
+        first = len(text) - len(text.lstrip())  # empty lines before it are of the first sentence
+        ends = (match.end() for match in _SENTENCE_END.finditer(text) if match.end() > first)
         parts = pairwise((0, *ends, len(text)))
         named = ((text[slice(*part)].strip(), part) for part in parts)
         found += stretch.named((name, part) for name, part in named if name)
@@ -114,10 +115,19 @@ def by_pattern(
     checked = _checked(tokens)
     whole = _Stretch.of(enumerate(checked))
     found: list[tuple[str, tuple[int, int]]] = []
-    for name, compiled in _patterns(pattern).items():
-        group = 1 if compiled.groups else 0
-        matches = (match for match in compiled.finditer(whole.text) if match[group])
-        here = whole.named((name or match[group].strip(), match.span(group)) for match in matches)
+    patterns = _patterns(pattern)
+    matches = {
+        name: [
+            (name or match[group].strip(), match.span(group))
+            for group in [min(1, compiled.groups)]
+            for match in compiled.finditer(whole.text)
+            if match[group]
+        ]
+        for name, compiled in patterns.items()
+    }
+    everything = [part for parts in matches.values() for part in parts]
+    for name, compiled in patterns.items():
+        here = whole.named(matches[name], beside=everything)
         if not here:
             of_name = f" for {name!r}" if name else ""
             raise ValueError(
@@ -202,16 +212,28 @@ class _Stretch(NamedTuple):
         return cls(text, [place for place, _ in known], starts[1:], stops[1:])
 
     def named(
-        self, parts: Iterable[tuple[str, tuple[int, int]]]
+        self,
+        parts: Iterable[tuple[str, tuple[int, int]]],
+        beside: Sequence[tuple[str, tuple[int, int]]] = (),
     ) -> list[tuple[str, tuple[int, int]]]:
-        """Rising parts of the text by their tokens, without those that have none of their own."""
+        """Parts of the text by their tokens, without those that have none of their own.
+
+        Args:
+            parts: from a character to a character.
+            beside: others, which have the tokens that they share with a part after them.
+        """
         found: list[tuple[str, tuple[int, int]]] = []
-        taken = 0
-        for name, (start, stop) in parts:
-            first = max(taken, bisect_right(self.stops, start))
-            taken = max(taken, bisect_left(self.starts, stop))
-            if first < taken:
-                found.append((name, (self.places[first], self.places[taken - 1] + 1)))
+        named = list(parts)
+        ends = sorted(stop for _, (_, stop) in (*named, *beside))
+        for name, (start, stop) in named:
+            before = bisect_right(ends, start)
+            taken = bisect_left(self.starts, ends[before - 1]) if before else 0
+            first, past = (
+                max(taken, bisect_right(self.stops, start)),
+                bisect_left(self.starts, stop),
+            )
+            if first < past:
+                found.append((name, (self.places[first], self.places[past - 1] + 1)))
         return found
 
 
