@@ -31,6 +31,8 @@ def figures(results: Mapping[str, Any]) -> str:
         adding(by_group["parts"]),
         over_lengths(by_group["time"], results["growth"], "seconds, one head"),
         over_lengths(by_group["memory"], results["growth"], "MiB added, one head"),
+        with_units(by_group["observe"], "watching SmolLM2-135M"),
+        with_units(by_group["page"], "the page"),
         "; ".join(f"`{row['case']}` {row['value']:g} s" for row in by_group["start"]) + ".",
     ]
     return "\n\n".join(part for part in parts if part)
@@ -93,6 +95,25 @@ def over_lengths(rows: Sequence[Row], growth: Sequence[Row], title: str) -> str:
         [
             [side, *(shown(cells.get((side, tokens))) for tokens in columns), shown(power)]
             for side, power in sides.items()
+        ],
+    )
+
+
+def with_units(rows: Sequence[Row], title: str) -> str:
+    """A line for each case, with its own unit, a column for each length."""
+    cells = {(row["case"], row["tokens"]): row["value"] for row in rows}
+    columns = sorted({row["tokens"] for row in rows})
+    cases = {row["case"]: row for row in rows}
+    return markdown(
+        [title, "unit", *(f"{tokens:,} tokens" for tokens in columns), "goal"],
+        [
+            [
+                case,
+                row["unit"],
+                *(shown(cells.get((case, tokens))) for tokens in columns),
+                shown(row["goal"]),
+            ]
+            for case, row in cases.items()
         ],
     )
 

@@ -145,6 +145,21 @@ def test_the_committed_results_fit_the_schema(benchmarks: Any) -> None:
         assert benchmarks.results.faults(json.loads(path.read_text())) == []
 
 
+def test_a_case_with_its_own_unit_has_a_line_with_a_column_for_each_length(benchmarks: Any) -> None:
+    one = {"case": "query and key", "unit": "unobserved forwards", "goal": 1.05}
+    rows = [
+        a_row(**one, tokens=2048, value=1.1),
+        a_row(**one, tokens=8192, value=1.03),
+        a_row(case="file", unit="MB", tokens=8192, value=377.6, goal=400),
+    ]
+    assert benchmarks.figures.with_units(rows, "watching") == (
+        "| watching | unit | 2,048 tokens | 8,192 tokens | goal |\n"
+        "| --- | --- | --- | --- | --- |\n"
+        "| query and key | unobserved forwards | 1.10 | 1.03 | 1.05 |\n"
+        "| file | MB |  | 378 | 400 |"
+    )
+
+
 def test_the_readme_quotes_the_committed_results(benchmarks: Any) -> None:
     figures = benchmarks.figures
     readme = (ROOT / "README.md").read_text()
