@@ -95,9 +95,9 @@ CHANGES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
     "signals": (
         lambda: (
             threading.current_thread() is threading.main_thread()
-            and signal.signal(signal.SIGINT, signal.SIG_IGN)
+            and signal.signal(signal.SIGTERM, signal.SIG_IGN)
         ),
-        lambda: signal.getsignal(signal.SIGINT),
+        lambda: signal.getsignal(signal.SIGTERM),
     ),
     "deterministic algorithms": (
         lambda: torch.use_deterministic_algorithms(
