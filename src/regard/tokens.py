@@ -11,6 +11,7 @@ from regard.errors import kind_text
 
 __all__ = ["Token", "as_tokens", "tokens_of"]
 
+_REMEDY = "Pass regard.tokens_of(tokenizer, ids), or a list of pieces of text."
 _NO_CHARACTER = "\ufffd"  # what stands for bytes that are no whole character yet
 
 
@@ -138,5 +139,3 @@ def _whole_numbers(ids: object) -> list[int]:
             )
     return [index(cast(SupportsIndex, number)) for number in numbers]
 
-
-_REMEDY = "Pass regard.tokens_of(tokenizer, ids), or a list of pieces of text."
