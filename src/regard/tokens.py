@@ -138,4 +138,3 @@ def _whole_numbers(ids: object) -> list[int]:
                 "    Of several texts pass one, ids[0]."
             )
     return [index(cast(SupportsIndex, number)) for number in numbers]
-
