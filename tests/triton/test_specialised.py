@@ -26,6 +26,8 @@ def asked_for(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
         return True  # it is there already, so Triton compiles nothing
 
     monkeypatch.setattr(compiling, "_report", lambda _: None)
+    # Of another device than those that other tests compile for: what is there is not asked for.
+    monkeypatch.setattr(compiling._Compiler, "get_current_device", lambda _: 0)
     monkeypatch.setattr(triton.knobs.runtime, "jit_cache_hook", ask)
     monkeypatch.setattr("regard.backends.triton.backend.lacking", lambda _: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
