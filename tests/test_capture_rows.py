@@ -72,6 +72,60 @@ def test_rows_that_are_set_to_0_have_weights_of_0(
     torch.testing.assert_close(seen[0].to_dense(), model.used, atol=1e-6, rtol=0)
 
 
+class Masked(nn.Module):
+    """Three heads by hand whose first queries have no key, so that their softmax is NaN."""
+
+    def __init__(self, output: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(12, 12) for _ in range(3))
+        self.output = output
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (
+            each(x).unflatten(-1, (3, 4)).transpose(1, 2)
+            for each in (self.query, self.key, self.value)
+        )
+        scores = (query @ key.mT / 2).masked_fill(~(LATER & CAUSAL.bool()), -torch.inf)
+        return self.output(scores.softmax(-1), value)
+
+
+def by_queries(weights: Tensor, value: Tensor) -> Tensor:
+    return torch.cat([part.nan_to_num() @ value for part in weights.split(3, 2)], 2)
+
+
+def by_heads(weights: Tensor, value: Tensor) -> Tensor:
+    each = zip(weights.unbind(1), value.unbind(1), strict=True)
+    return torch.stack([part.masked_fill(part.isnan(), 0.0) @ own for part, own in each], 1)
+
+
+def for_two_values(weights: Tensor, value: Tensor) -> Tensor:
+    return weights.nan_to_num() @ value + weights.nan_to_num() @ (2 * value)
+
+
+def zeroed_for_each_of_two_values(weights: Tensor, value: Tensor) -> Tensor:
+    first, second = (weights.nan_to_num() * HEADS for _ in range(2))
+    return first @ value + second @ (2 * value)
+
+
+@pytest.mark.parametrize("output", [by_queries, by_heads, for_two_values])
+def test_rows_without_keys_may_be_made_0_part_by_part(
+    output: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    model = Masked(output)
+    with torch.no_grad(), regard.observe(model) as seen:
+        model(noise(2, 9, 12))
+    rows = torch.tensor([0.0] * 3 + [1.0] * 6)
+    torch.testing.assert_close(seen[0].sum(-1), rows.expand(2, 3, 9))
+
+
+def test_the_same_rows_may_be_made_0_for_each_of_two_values() -> None:
+    model = Masked(zeroed_for_each_of_two_values)
+    with torch.no_grad(), regard.observe(model) as seen:
+        model(noise(2, 9, 12))
+    rows = torch.tensor([0.0] * 3 + [1.0] * 6) * HEADS[..., 0]
+    torch.testing.assert_close(seen[0].sum(-1), rows.expand(2, 3, 9))
+
+
 def test_reductions_that_are_asked_as_the_model_runs_know_rows_of_0() -> None:
     model = Changing(lambda weights: weights * HEADS)
     keep = [regard.Sum(-1), regard.Entropy()]

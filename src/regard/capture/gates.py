@@ -45,7 +45,8 @@ def is_gated(weights: Tensor, used: Tensor, *, dim: int | None = -1, dropped: bo
     """
     rounding = 2 * torch.finfo(used.dtype).eps
     same = torch.isclose(used, weights, rtol=rounding, atol=0, equal_nan=True)
-    differ = ~same
+    # NaN is what a softmax gives for a row without keys; 0 is what such a row means.
+    differ = ~same & ~(weights.isnan() & (used == 0))
     if bool(differ.any()) and dim is not None:
         differ &= ~(used == 0).all(dim, keepdim=True)
     if not bool(differ.any()):
@@ -133,7 +134,7 @@ def _rows_of_zeros(used: Tensor, dim: int, *, before: Tensor | None = None) -> T
     """Rows that are 0 as a whole, and were not before; None where there are none."""
     rows = (used == 0).all(dim, keepdim=True)
     if before is not None:
-        rows &= (before != 0).any(dim, keepdim=True)
+        rows &= (before > 0).any(dim, keepdim=True)
     return rows if bool(rows.any()) else None
 
 

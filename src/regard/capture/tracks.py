@@ -158,7 +158,8 @@ class Weights:
         """Whether their attention is taken, or was, with the rows that they have by now."""
         if not self.outcome.is_taken:
             self.outcome.emptied = self.emptied
-        return self.outcome.emptied is self.emptied
+        taken, own = self.outcome.emptied, self.emptied
+        return taken is own or (taken is not None and own is not None and torch.equal(taken, own))
 
     def meet(self) -> None:
         """Note that they have met a value, as they were."""
