@@ -91,7 +91,8 @@ def _causal_observers(layer: Layer) -> Tensor:
 class _Observers(Reduction):
     """How many queries can see each key, (..., num_heads, kv_len).
 
-    A score so low that it masks counts as a mask; so does a weight of 0 that was given.
+    A score so low that it masks counts as a mask, but in a row of nothing else, which looks at all
+    of them alike; so does a weight of 0 that was given.
     """
 
     def start(
