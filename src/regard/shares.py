@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.block import Block, lowest
-from regard.errors import RegardError, check_memory, check_progress, is_whole, kind_text
+from regard.errors import RegardError, check_memory, check_progress, count_text, is_whole, kind_text
 from regard.layers import Layer, shape_of_all
 from regard.reductions import Part, Reduction, Segments
 from regard.self_attention import one_text
@@ -142,15 +142,11 @@ class Shares:
             columns[_short(name) if _short(name) not in columns else name] = shares
         more = len(self.keys) - len(by_key)
         rest = f"\n... {more} more parts of the keys, in .table('total')" if more else ""
-        of = f"{_counted(layers, 'layer')} with {_counted(num_heads, 'head')}"
-        without = f", without {_counted(len(self.sinks), 'sink')}" if self.sinks else ""
+        of = f"{count_text(layers, 'layer')} with {count_text(num_heads, 'head')}"
+        without = f", without {count_text(len(self.sinks), 'sink')}" if self.sinks else ""
         if self.over is not None:
             without += f", beyond those of {_short(self.over)!r}"
         return f"Shares of {of}{without}; the mean over all of them:\n{Table(columns)!r}{rest}"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def _short(name: str) -> str:

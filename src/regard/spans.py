@@ -117,13 +117,7 @@ def by_pattern(
     found: list[tuple[str, tuple[int, int]]] = []
     patterns = _patterns(pattern)
     matches = {
-        name: [
-            (name or match[group].strip(), match.span(group))
-            for group in [min(1, compiled.groups)]
-            for match in compiled.finditer(whole.text)
-            if match[group]
-        ]
-        for name, compiled in patterns.items()
+        name: list(_matches(name, compiled, whole.text)) for name, compiled in patterns.items()
     }
     everything = [part for parts in matches.values() for part in parts]
     for name, compiled in patterns.items():
@@ -183,6 +177,16 @@ def _stretches(tokens: Sequence[Token]) -> Iterator["_Stretch"]:
             yield _Stretch.of(run)
 
 
+def _matches(
+    name: str, compiled: re.Pattern[str], text: str
+) -> Iterator[tuple[str, tuple[int, int]]]:
+    """What a pattern or its first group finds, but nothing empty; by its name or its own text."""
+    group = min(1, compiled.groups)
+    for match in compiled.finditer(text):
+        if match[group]:
+            yield name or match[group].strip(), match.span(group)
+
+
 class _Stretch(NamedTuple):
     """Some text, and where its tokens are.
 
@@ -228,10 +232,8 @@ class _Stretch(NamedTuple):
         for name, (start, stop) in named:
             before = bisect_right(ends, start)
             taken = bisect_left(self.starts, ends[before - 1]) if before else 0
-            first, past = (
-                max(taken, bisect_right(self.stops, start)),
-                bisect_left(self.starts, stop),
-            )
+            first = max(taken, bisect_right(self.stops, start))
+            past = bisect_left(self.starts, stop)
             if first < past:
                 found.append((name, (self.places[first], self.places[past - 1] + 1)))
         return found

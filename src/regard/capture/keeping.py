@@ -20,7 +20,7 @@ from regard.capture.shelf import Shelf
 from regard.capture.steps import Run, Steps
 from regard.capture.values import TakeValue, Values
 from regard.capture.wanted import Wanted
-from regard.errors import RegardError, check_path, kind_text
+from regard.errors import RegardError, check_path, check_progress
 from regard.layers import Origin, layer_at
 from regard.masks import Mask
 from regard.matrix import AttentionMatrix
@@ -60,7 +60,7 @@ class Keeper:
         path: str | os.PathLike[str] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> None:
-        _check_progress(progress)
+        check_progress(progress, "one number")
         self.problems = Problems()
         self._seen = seen
         self._wanted = wanted or Wanted()
@@ -327,11 +327,3 @@ class Keeper:
 
 def _reason(cause: Exception) -> str:
     return f"{type(cause).__name__}: {cause}"
-
-
-def _check_progress(progress: object) -> None:
-    if progress is not None and not callable(progress):
-        raise TypeError(
-            f"progress is {kind_text(progress)}; it takes a function of one number.\n"
-            "    Pass for example progress=print."
-        )

@@ -7,7 +7,7 @@ from typing import Literal, SupportsIndex, cast
 
 import torch
 
-from regard.errors import check_whole, kind_text
+from regard.errors import check_whole, count_text, kind_text
 from regard.matrix import AttentionMatrix
 from regard.reductions import Reduction, check_reductions
 
@@ -97,14 +97,14 @@ class Wanted:
             chosen = known[self.heads]
             if not chosen:
                 raise ValueError(
-                    f"heads is {self.heads}; it chooses none of {_counted(num_heads, 'head')}.\n"
+                    f"heads is {self.heads}; it chooses none of {count_text(num_heads, 'head')}.\n"
                     f"    {_choose(num_heads)}"
                 )
         else:
             for head in self.heads:
                 if not -num_heads <= head < num_heads:
                     raise ValueError(
-                        f"heads has {head}; the layer has {_counted(num_heads, 'head')}.\n"
+                        f"heads has {head}; the layer has {count_text(num_heads, 'head')}.\n"
                         f"    {_choose(num_heads)}"
                     )
             chosen = [known[head] for head in self.heads]
@@ -224,10 +224,6 @@ def _reductions(keep: object) -> tuple[Reduction, ...]:
     items = _items("keep", keep, 'it takes "qk", "qkv" or a list of reductions', remedy)
     check_reductions("keep=", items)
     return cast(tuple[Reduction, ...], tuple(items))
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _choose(count: int) -> str:

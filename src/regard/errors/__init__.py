@@ -33,6 +33,7 @@ from regard.errors.questions import (
 from regard.errors.words import (
     RegardError,
     bytes_text,
+    count_text,
     dtype_text,
     kind_text,
     readable,
@@ -64,6 +65,7 @@ __all__ = [
     "check_tensor",
     "check_weights",
     "check_whole",
+    "count_text",
     "dtype_text",
     "is_whole",
     "kind_text",

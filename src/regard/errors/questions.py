@@ -202,16 +202,16 @@ def check_count(name: str, value: object) -> int:
     return count
 
 
-def check_progress(progress: object) -> None:
-    """That what is told of progress can be called.
+def check_progress(progress: object, numbers: str = "two numbers, what is done and all") -> None:
+    """That what is told of progress can be called, with these numbers.
 
     Raises:
         TypeError: it cannot.
     """
     if progress is not None and not callable(progress):
         raise TypeError(
-            f"progress is {kind_text(progress)}; it takes a function of two numbers, what is done "
-            "and all.\n    Pass for example progress=print."
+            f"progress is {kind_text(progress)}; it takes a function of {numbers}.\n"
+            "    Pass for example progress=print."
         )
 
 

@@ -7,6 +7,7 @@ import torch
 __all__ = [
     "RegardError",
     "bytes_text",
+    "count_text",
     "dtype_text",
     "kind_text",
     "readable",
@@ -42,6 +43,11 @@ def kind_text(value: object) -> str:
     if value is None:
         return "None"
     return with_article(type(value).__name__)
+
+
+def count_text(number: int, noun: str) -> str:
+    """A number and its noun: ``1 head``, ``1,200 tokens``."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def with_article(name: str) -> str:

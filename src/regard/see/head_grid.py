@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
+from regard.errors import count_text
 from regard.heads import KINDS, Head, stand_out
-from regard.see.lines import QUIET, counted, hanging
+from regard.see.lines import QUIET, hanging
 
 __all__ = ["HeadsView", "overview", "standing_out"]
 
@@ -60,9 +61,9 @@ class HeadsView:
         """The lines, fitted to the console's width."""
         width = min(options.max_width, _WIDEST)
         title = Text().append(self.model, "bold").append("   ")
-        size = counted(len(self.heads), "head")
+        size = count_text(len(self.heads), "head")
         if self.num_tokens is not None:
-            size += f", seen on {counted(self.num_tokens, 'token')}"
+            size += f", seen on {count_text(self.num_tokens, 'token')}"
         lines = [
             *hanging(title, size, width),
             Text(""),
@@ -87,7 +88,7 @@ class HeadsView:
             named = [f"{head.name}\xa0{100 * head.score:.0f}\xa0%" for head in alike[:_MOST_NAMED]]
             more = [f"and {len(alike) - _MOST_NAMED} more"] if len(alike) > _MOST_NAMED else []
             start = Text().append(kind.name.ljust(longest + 2), _COLOURS[kind.name])
-            share = f"{len(alike)} of {counted(len(self.heads), 'head')}   "
+            share = f"{len(alike)} of {count_text(len(self.heads), 'head')}   "
             lines += hanging(start, share + ", ".join([*named, *more]), width)
         return lines
 

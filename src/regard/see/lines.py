@@ -1,22 +1,11 @@
-"""Lines of a terminal: words in grey that wrap under where they began, counted nouns."""
+"""Lines of a terminal: words in grey that wrap under where they began, and what fits."""
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-__all__ = ["QUIET", "counted", "fitted", "hanging"]
+__all__ = ["QUIET", "fitted", "hanging"]
 
 QUIET = "bright_black"
-
-
-def counted(number: int, noun: str) -> str:
-    """A number and its noun.
-
-    Example:
-        >>> from regard.see.lines import counted
-        >>> counted(1, "head"), counted(1200, "token")
-        ('1 head', '1,200 tokens')
-    """
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def fitted(text: str, cells: int) -> str:

@@ -6,7 +6,8 @@ from typing import cast
 from rich.cells import cell_len
 
 from regard.characters import visible
-from regard.see.lines import counted, fitted
+from regard.errors import count_text
+from regard.see.lines import fitted
 from regard.shares import Shares
 
 __all__ = ["share_lines"]
@@ -49,8 +50,8 @@ def share_lines(shares: Shares, width: int | None = None) -> Iterator[str]:
     column = _GAP + max(_NUMBER, *map(cell_len, above))
     shown = len(keys) if width is None else max(1, (width - beside) // column)
     layers, heads = shares.weights.shape[:2]
-    without = f", without {counted(len(shares.sinks), 'sink')}" if shares.sinks else ""
-    of = f"{counted(heads, 'head')} in {counted(layers, 'layer')}{without}"
+    without = f", without {count_text(len(shares.sinks), 'sink')}" if shares.sinks else ""
+    of = f"{count_text(heads, 'head')} in {count_text(layers, 'layer')}{without}"
     yield f"What each part draws from each   mean of {of}"
     yield ""
     yield " " * beside + "".join(_right(name, column) for name in above[:shown])
@@ -60,7 +61,7 @@ def share_lines(shares: Shares, width: int | None = None) -> Iterator[str]:
     yield from _under(numbered[:shown] if above != keys and queries != numbered else [], width)
     if shown < len(keys):
         yield ""
-        yield f"and {counted(len(keys) - shown, 'more part')} to draw from; --json gives all"
+        yield f"and {count_text(len(keys) - shown, 'more part')} to draw from; --json gives all"
 
 
 def _right(name: str, cells: int) -> str:

@@ -13,8 +13,9 @@ from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
 from regard.characters import visible
+from regard.errors import count_text
 from regard.see.head_grid import overview, standing_out
-from regard.see.lines import QUIET, counted, fitted, hanging
+from regard.see.lines import QUIET, fitted, hanging
 from regard.see.summary import Row, Share, Summary
 from regard.see.visible import SUBSCRIPTS, labels
 
@@ -77,8 +78,10 @@ class TerminalView:
 
 def _header(summary: Summary, width: int) -> list[Text]:
     counts = sorted(set(Counter(head.layer for head in summary.heads).values()))
-    heads = counted(counts[0], "head") if len(counts) == 1 else f"{counts[0]}–{counts[-1]} heads"
-    size = f"{counted(len(summary.tokens), 'token')} · {counted(len(summary.layers), 'layer')}"
+    heads = count_text(counts[0], "head") if len(counts) == 1 else f"{counts[0]}–{counts[-1]} heads"
+    size = (
+        f"{count_text(len(summary.tokens), 'token')} · {count_text(len(summary.layers), 'layer')}"
+    )
     return hanging(
         Text().append(visible(summary.model) or "a model", "bold").append("   "),
         f"{size} × {heads}",
