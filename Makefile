@@ -1,6 +1,6 @@
 # `make` lists what can be done. Everything lives in .venv; nothing outside this folder is changed.
 # PYTHON=/path/to/python3.12 chooses another interpreter, WORKERS=8 more test processes,
-# TESTS=tests/test_docs.py fewer tests.
+# TESTS=tests/project/test_docs.py fewer tests.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from regard.installed import version
+from regard.recording.version import version
 
 __all__ = ["commit", "description", "file_name"]
 

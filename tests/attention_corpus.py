@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-FOLDER = Path(__file__).parent / "attention_code"
+FOLDER = Path(__file__).parent / "diagnosis" / "attention_code"
 _MARKER = re.compile(r"# <- ([a-z0-9, -]+)$")
 
 

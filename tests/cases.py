@@ -16,7 +16,7 @@ from torch import Tensor
 import oracle
 import regard
 from mask_kinds import MASKS, SQUARE_TOO
-from regard.products import TransposedOutput, Window
+from regard.reductions.products import TransposedOutput, Window
 from score_steps import POSITION_SHAPES, POSITIONS, SCORE_MODS
 
 

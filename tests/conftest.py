@@ -79,7 +79,7 @@ def poisoned_memory() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="session")
 def refused_layers_are_nowhere() -> Iterator[None]:
     """Whatever a test observes: a layer that is refused is in no recording, and in no file."""
-    from regard.capture.keeping import Keeper
+    from regard.capture.recorder import Keeper
 
     close = Keeper.close
 

@@ -17,12 +17,12 @@ import uvicorn
 from playwright.sync_api import Browser, Page, sync_playwright
 
 import regard
-from regard.see import server
-from regard.see.file import write_page
+from regard.view.export.page_file import write_page
+from regard.view.server import http_server as server
 
 Open = Callable[..., Page]
 TOKEN = "secret"
-FOLDER = Path(write_page.__code__.co_filename).parent / "page"
+FOLDER = Path(write_page.__code__.co_filename).parent.parent / "web"
 ENGINE = Path(__file__).with_name("engine.mjs")
 WORDS = ["Life", "is", "short", ",", "eat", "dessert", "first", "and", "then", "rest"]
 

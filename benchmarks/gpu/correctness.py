@@ -13,7 +13,7 @@ from benchmarks.gpu.failures import told
 from benchmarks.gpu.sides import SIDES, Questions, matrix
 from benchmarks.gpu.size import GOALS_AT, LENGTHS, Size, inputs
 from benchmarks.tensors import Inputs
-from regard.products import TransposedOutput
+from regard.reductions.products import TransposedOutput
 
 __all__ = ["ALONE", "TIMED", "Checked", "at_length", "check", "checked", "wrong"]
 

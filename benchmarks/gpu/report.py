@@ -15,7 +15,7 @@ from benchmarks.gpu.correctness import Checked
 from benchmarks.gpu.rows import Row
 from benchmarks.gpu.sides import FORWARD
 from benchmarks.gpu.size import Size
-from regard.installed import version
+from regard.recording.version import version
 
 __all__ = [
     "against_dense",

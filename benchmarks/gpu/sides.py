@@ -14,7 +14,7 @@ from benchmarks.gpu.size import GOALS_AT, Size
 from benchmarks.questions import spans
 from benchmarks.tensors import Inputs
 from benchmarks.turns import Work
-from regard.products import TransposedOutput
+from regard.reductions.products import TransposedOutput
 
 __all__ = ["FORWARD", "SIDES", "STATISTICS", "Questions", "Side", "matrix"]
 

@@ -30,10 +30,10 @@ from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 import regard
-from regard.pretrained import Pretrained
-from regard.see.server import serve
-from regard.see.summary import summarise
-from regard.see.terminal import TerminalView
+from regard.models.pretrained import Pretrained
+from regard.view.server.http_server import serve
+from regard.view.terminal.summary import summarise
+from regard.view.terminal.terminal_view import TerminalView
 
 HERE = Path(__file__).parent
 FOLDER = Path(os.environ.get("REGARD_IMAGES", HERE))
@@ -231,7 +231,7 @@ def plots(wanted: Callable[[str], bool]) -> Iterator[Path]:
         "plot-heads.svg": lambda: regard.plot.heads(seen, score="kind"),
         "plot-entropy.svg": lambda: regard.plot.entropy(seen),
         "plot-segments.svg": lambda: regard.plot.segments(
-            seen.segments(regard.spans.by_word(seen.query_tokens), sinks=False)
+            regard.segment_shares(seen, regard.spans.by_word(seen.query_tokens), sinks=False)
         ),
     }
     # The same bytes from the same numbers.

@@ -1,15 +1,12 @@
 """regard: self-attention that you can compute, see and trust, from 3 tokens to 100,000."""
 
-from regard import masks, nn, spans, trials
-from regard.biases import ALiBi, Bias, T5Bias
-from regard.bilinears import Bilinear, bilinear
-from regard.block import Block
-from regard.capture.watch import observe
-from regard.divergences import CrossEntropy, JensenShannon, KullbackLeibler, cross_entropy, js, kl
+from regard import masks, nn
+from regard.analysis import exports
+from regard.analysis.head_classes import heads
+from regard.analysis.segment_shares import Shares, segment_shares
+from regard.capture.observer import observe
+from regard.diagnosis.checker import check
 from regard.errors import RegardError
-from regard.explanation import Explanation, explain
-from regard.faults.examine import check
-from regard.loading import load
 from regard.masks import (
     Causal,
     Documents,
@@ -21,28 +18,35 @@ from regard.masks import (
     PrefixLM,
     SlidingWindow,
 )
-from regard.matrix import AttentionMatrix, attend
-from regard.products import Output
-from regard.ranking import Max, Top, TopK
-from regard.recording import Recording
-from regard.reductions import (
-    Diagonal,
-    Entropy,
-    LogSumExp,
-    Part,
-    Pool,
-    Reduction,
-    Segments,
-    Sum,
+from regard.matrix.attention_matrix import AttentionMatrix, attend
+from regard.matrix.comparisons import (
+    CrossEntropy,
+    JensenShannon,
+    KullbackLeibler,
+    cross_entropy,
+    js,
+    kl,
 )
-from regard.rollouts import Rollout, rollout
-from regard.see import plot
-from regard.see.file import write_page as page
-from regard.see.notebook import show
-from regard.shares import Shares
-from regard.steps import Steps
-from regard.tables import Table
-from regard.tokens import Token, tokens_of
+from regard.matrix.explanation import Explanation, explain
+from regard.matrix.rollouts import Rollout, rollout
+from regard.matrix.weighted_sums import Bilinear, bilinear
+from regard.models import trials
+from regard.recording.loading import load
+from regard.recording.recording import Recording
+from regard.reductions.block import Block
+from regard.reductions.products import Output
+from regard.reductions.reduction import Part, Reduction
+from regard.reductions.row_statistics import Entropy, LogSumExp
+from regard.reductions.sums import Diagonal, Pool, Segments, Sum
+from regard.reductions.top_k import Max, Top, TopK
+from regard.scores.position_bias import ALiBi, Bias, T5Bias
+from regard.text import spans
+from regard.text.tables import Table
+from regard.text.tokens import Token, tokens_of
+from regard.view.export.page_file import write_page as page
+from regard.view.figures import plot
+from regard.view.notebook.notebook_page import show
+from regard.view.row_steps import Steps, steps, table
 
 __all__ = [
     "ALiBi",
@@ -88,6 +92,8 @@ __all__ = [
     "check",
     "cross_entropy",
     "explain",
+    "exports",
+    "heads",
     "js",
     "kl",
     "load",
@@ -97,8 +103,11 @@ __all__ = [
     "page",
     "plot",
     "rollout",
+    "segment_shares",
     "show",
     "spans",
+    "steps",
+    "table",
     "tokens_of",
     "trials",
 ]

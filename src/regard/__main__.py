@@ -1,5 +1,5 @@
 """``python -m regard``: the command, where it is not on the path."""
 
-from regard.cli import main
+from regard.cli.app import main
 
 main()

@@ -6,8 +6,8 @@ from typing import Any
 
 from regard.backends.plan import Plan
 from regard.masks import Mask
-from regard.reductions import Reduction
-from regard.scores import Scores
+from regard.reductions.reduction import Reduction
+from regard.scores.score_source import Scores
 
 __all__ = ["Backend"]
 

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from regard.backends.backend import Backend
-from regard.backends.blocks import Blocks
 from regard.backends.dense import Dense
-from regard.backends.fused import Fused
-from regard.backends.triton.backend import Triton, lacking, say_once
+from regard.backends.sdpa import Fused
+from regard.backends.sweep import Blocks
+from regard.backends.triton.triton_backend import Triton, lacking, say_once
 from regard.masks import Mask
-from regard.reductions import Reduction
-from regard.scores import Scores
+from regard.reductions.reduction import Reduction
+from regard.scores.score_source import Scores
 
 __all__ = ["Choice", "choice", "choose"]
 

@@ -7,12 +7,12 @@ import torch
 
 from regard.backends.backend import Backend
 from regard.backends.plan import Plan, counted
-from regard.block import Block
 from regard.errors import DENSE_LIMIT, check_memory
-from regard.indexing import Box
 from regard.masks import Mask
-from regard.reductions import Reduction
-from regard.scores import Scores
+from regard.reductions.block import Block
+from regard.reductions.reduction import Reduction
+from regard.scores.box import Box
+from regard.scores.score_source import Scores
 
 __all__ = ["Dense"]
 

@@ -4,9 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
-from regard.indexing import Box
-from regard.reductions import Reduction
-from regard.scores import QueryKey, Scores
+from regard.reductions.reduction import Reduction
+from regard.scores.box import Box
+from regard.scores.query_key import QueryKey
+from regard.scores.score_source import Scores
 
 __all__ = ["Plan", "counted"]
 

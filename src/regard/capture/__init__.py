@@ -1,1 +1,1 @@
-"""Watching a model: what its attention was, and what is kept of it."""
+"""`regard.observe`: record the attention that a model runs."""

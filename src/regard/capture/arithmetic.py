@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from regard.tracing import Operation
+from regard.tracing.tracer import Operation
 
 __all__ = ["DIFFERENCES", "MULTIPLICATIONS", "QUOTIENTS", "SUMS", "alpha_of"]
 
@@ -30,7 +30,7 @@ def alpha_of(operation: Operation) -> float:
     Example:
         >>> import torch
         >>> from regard.capture.arithmetic import SUMS, alpha_of
-        >>> from regard.tracing import Operation
+        >>> from regard.tracing.tracer import Operation
         >>> alpha_of(Operation(SUMS[0], (torch.ones(1), torch.ones(1)), {"alpha": 2}, None, {}.get))
         2.0
     """

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from regard.capture.axes import Numbers, contiguous
+from regard.capture.element_axes import Numbers, contiguous
 
 __all__ = [
     "PRODUCTS",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.capture.axes import Axes
+from regard.capture.element_axes import Axes
 
 __all__ = ["ASSIGNMENTS", "assigned", "marked"]
 
@@ -47,7 +47,7 @@ def assigned(operation: Callable[..., Any], args: tuple[Any, ...], axes: Axes) -
 
     Example:
         >>> import torch
-        >>> from regard.capture.axes import Axes
+        >>> from regard.capture.element_axes import Axes
         >>> whole = torch.zeros(2, 3)
         >>> args = (whole[:, 1:], float("-inf"))
         >>> assigned(torch.ops.aten.fill_.Scalar, args, Axes.of(whole, (3, 1)))

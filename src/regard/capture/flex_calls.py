@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from regard.capture.recognition import recognised
-from regard.indexing import Box
 from regard.masks import Mask, as_mask
-from regard.matrix import AttentionMatrix, attend
-from regard.tracing import Operation
+from regard.masks.recognise import recognised
+from regard.matrix.attention_matrix import AttentionMatrix, attend
+from regard.scores.box import Box
+from regard.tracing.tracer import Operation
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask

@@ -18,24 +18,14 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from regard.capture.absence import Absence
-from regard.capture.axes import Axes
-from regard.capture.changes import Changes
 from regard.capture.contractions import PRODUCTS, Mark, Written, contraction, written
-from regard.capture.gates import sums_to_one
-from regard.capture.gathering import Gathering
-from regard.capture.mixtures import (
-    joined_words,
-    other_axis_words,
-    other_rows_words,
-    relaid_words,
-    tensors_in,
-)
-from regard.capture.relaid import is_relaid, keys_met
+from regard.capture.element_axes import Axes
+from regard.capture.part_gathering import Gathering
+from regard.capture.recorded_values import TakeValue
+from regard.capture.score_chain import Plus, Step, Times
 from regard.capture.score_operations import COPIES
-from regard.capture.score_steps import Plus, Step, Times
-from regard.capture.softmaxes import Softmaxes
-from regard.capture.tracks import (
+from regard.capture.softmax_forms import Softmaxes
+from regard.capture.tensor_tracks import (
     Exponentials,
     Lost,
     Outcome,
@@ -47,9 +37,19 @@ from regard.capture.tracks import (
     modules_of,
     storage_key,
 )
-from regard.capture.values import TakeValue
-from regard.matrix import AttentionMatrix
-from regard.tracing import Listener, Operation, apart, module_names
+from regard.capture.unseen_attention import Absence
+from regard.capture.weight_changes import Changes
+from regard.capture.weight_integrity import sums_to_one
+from regard.capture.weight_mixing import (
+    joined_words,
+    other_axis_words,
+    other_rows_words,
+    relaid_words,
+    tensors_in,
+)
+from regard.capture.weight_order import is_relaid, keys_met
+from regard.matrix.attention_matrix import AttentionMatrix
+from regard.tracing.tracer import Listener, Operation, apart, module_names
 
 __all__ = ["Handwritten"]
 

@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from regard.capture.arithmetic import DIFFERENCES, MULTIPLICATIONS, QUOTIENTS, SUMS, alpha_of
-from regard.capture.axes import Axes
-from regard.capture.changes import Changes, stepped
+from regard.capture.element_axes import Axes
 from regard.capture.fills import ASSIGNMENTS, assigned, marked
-from regard.capture.gathering import JOINS, Gathering
-from regard.capture.mixtures import place_of, tensors_in
-from regard.capture.score_steps import Bound, Fill, Plus, Sink, Tanh, Times, Zeros
-from regard.capture.tracks import (
+from regard.capture.part_gathering import JOINS, Gathering
+from regard.capture.score_chain import Bound, Fill, Plus, Sink, Tanh, Times, Zeros
+from regard.capture.tensor_tracks import (
     Chosen,
     Exponentials,
     Lost,
@@ -26,7 +24,9 @@ from regard.capture.tracks import (
     Weights,
     modules_of,
 )
-from regard.tracing import Listener, Operation, apart
+from regard.capture.weight_changes import Changes, stepped
+from regard.capture.weight_mixing import place_of, tensors_in
+from regard.tracing.tracer import Listener, Operation, apart
 
 __all__ = ["COPIES", "ScoreOperations"]
 

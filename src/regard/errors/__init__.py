@@ -4,20 +4,7 @@ Each message has one form: ``<argument> has <what came>; <what must hold>.`` and
 line, what to do. A check runs before any work.
 """
 
-from regard.errors.inputs import (
-    check_bias,
-    check_broadcast,
-    check_floating,
-    check_nothing_added,
-    check_query_key,
-    check_scale,
-    check_scores,
-    check_sink_bias,
-    check_softcap,
-    check_tensor,
-    check_weights,
-)
-from regard.errors.questions import (
+from regard.errors.argument_checks import (
     DENSE_LIMIT,
     check_count,
     check_index_bounds,
@@ -30,7 +17,7 @@ from regard.errors.questions import (
     check_whole,
     is_whole,
 )
-from regard.errors.words import (
+from regard.errors.formatting import (
     RegardError,
     bytes_text,
     count_text,
@@ -39,6 +26,19 @@ from regard.errors.words import (
     readable,
     shape_text,
     with_article,
+)
+from regard.errors.input_checks import (
+    check_bias,
+    check_broadcast,
+    check_floating,
+    check_nothing_added,
+    check_query_key,
+    check_scale,
+    check_scores,
+    check_sink_bias,
+    check_softcap,
+    check_tensor,
+    check_weights,
 )
 
 __all__ = [

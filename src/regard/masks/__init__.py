@@ -1,10 +1,9 @@
 """Masks: which keys a query may attend to. True always means *may attend*."""
 
 from regard.masks.bands import Causal, SlidingWindow
-from regard.masks.columns import Columns
 from regard.masks.documents import Documents
-from regard.masks.flex import BlockSparse, MaskMod
-from regard.masks.keep import Drop, Keep
+from regard.masks.flex_masks import BlockSparse, MaskMod
+from regard.masks.key_bounds import Columns
 from regard.masks.lengths import Padding, PrefixLM
 from regard.masks.mask import (
     Both,
@@ -13,7 +12,8 @@ from regard.masks.mask import (
     Not,
     as_mask,
 )
-from regard.masks.rows import Rows
+from regard.masks.row_slice import Rows
+from regard.masks.tensor_masks import Drop, Keep
 
 __all__ = [
     "BlockSparse",

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from regard.errors import check_whole
-from regard.indexing import Box
-from regard.masks.columns import Columns
+from regard.masks.key_bounds import Columns
 from regard.masks.mask import Mask, PointMask
+from regard.scores.box import Box
 
 __all__ = ["Band", "Causal", "SlidingWindow"]
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.indexing import Box
+from regard.scores.box import Box
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask

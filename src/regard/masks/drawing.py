@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from regard.indexing import Box
+from regard.scores.box import Box
 
 if TYPE_CHECKING:
     from regard.masks.mask import Mask

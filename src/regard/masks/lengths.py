@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from regard.errors import dtype_text, kind_text, shape_text
-from regard.indexing import Box, narrow
-from regard.masks.columns import Columns
+from regard.masks.key_bounds import Columns
 from regard.masks.mask import Mask, PointMask, pick
+from regard.scores.box import Box, narrow
 
 __all__ = ["Padding", "PrefixLM", "fits"]
 

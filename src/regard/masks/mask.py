@@ -23,10 +23,10 @@ from regard.errors import (
     shape_text,
     with_article,
 )
-from regard.indexing import Box
 from regard.masks.block_mask import block_mask_of
-from regard.masks.columns import Columns, around, hull, length, overlap
 from regard.masks.drawing import drawing
+from regard.masks.key_bounds import Columns, around, hull, length, overlap
+from regard.scores.box import Box
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -259,7 +259,7 @@ def as_mask(mask: object) -> Mask:
     if isinstance(mask, Mask):
         return mask
     if isinstance(mask, Tensor) and mask.dtype == torch.bool:
-        from regard.masks.keep import Keep  # a mask, too
+        from regard.masks.tensor_masks import Keep  # a mask, too
 
         return Keep(mask)
     if isinstance(mask, type) and issubclass(mask, Mask):
@@ -268,7 +268,7 @@ def as_mask(mask: object) -> Mask:
             f"    Use {mask.__name__}(...)."
         )
     if not isinstance(mask, Tensor):
-        from regard.masks.flex import flex_mask  # its classes are masks
+        from regard.masks.flex_masks import flex_mask  # its classes are masks
 
         if (flex := flex_mask(cast(object, mask))) is not None:
             return flex

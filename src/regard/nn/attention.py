@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from regard.errors import check_count
 from regard.masks import Mask, as_mask
-from regard.matrix import AttentionMatrix, attend
-from regard.nn.checks import check_heads, check_input, check_memory_input
+from regard.matrix.attention_matrix import AttentionMatrix, attend
+from regard.nn.layer_checks import check_heads, check_input, check_memory_input
 from regard.nn.positions import Rotary
 
 __all__ = ["CrossAttention", "SelfAttention"]

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import check_count, check_whole
-from regard.nn.checks import check_input
-from regard.scores import accumulation_dtype
+from regard.nn.layer_checks import check_input
+from regard.scores.score_source import accumulation_dtype
 
 __all__ = ["Learned", "Rotary", "Sinusoidal"]
 

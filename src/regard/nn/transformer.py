@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from regard.errors import check_count
 from regard.masks import Mask
-from regard.matrix import AttentionMatrix
+from regard.matrix.attention_matrix import AttentionMatrix
 from regard.nn.attention import SelfAttention
 from regard.nn.positions import Rotary
 

@@ -11,7 +11,11 @@ import torch
 import triton  # pyright: ignore[reportMissingTypeStubs]
 from torch import Tensor
 
-from regard.backends.triton import columns, pooled, rows, tile, top
+from regard.backends.triton import column_kernels as columns
+from regard.backends.triton import pool_kernels as pooled
+from regard.backends.triton import row_kernels as rows
+from regard.backends.triton import tile
+from regard.backends.triton import top_k_kernels as top
 from regard.backends.triton.configs import INTERPRETED, Config, Kernel, config
 from regard.backends.triton.operands import Operands, Plane
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from regard.masks import Both, Causal, Documents, Keep, Mask, Padding, Rows, SlidingWindow
-from regard.scores import QueryKey, Scores
+from regard.scores.query_key import QueryKey
+from regard.scores.score_source import Scores
 
 __all__ = ["Limits", "Operands", "Plane", "operands", "refused"]
 

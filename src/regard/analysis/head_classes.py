@@ -1,0 +1,237 @@
+"""Every head of some layers with its kind, from one pass over each layer."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isnan
+from typing import Any
+
+from regard.analysis.head_kinds import KINDS, MIXED, Head, kind_of
+from regard.analysis.head_survey import Survey, of_each_head
+from regard.errors import RegardError, check_progress, kind_text
+from regard.recording.layers import Layer
+from regard.recording.recording import Recording
+from regard.recording.text_match import one_text
+from regard.text.tables import Cell, Table
+from regard.text.tokens import Token
+
+__all__ = ["Trial", "classify", "head_table", "heads", "survey_of"]
+
+Scores = Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a run made for the purpose showed of each head; ``regard.trials`` makes them.
+
+    Attributes:
+        scores: for each layer, by its name in a recording of the same model, the scores of its
+            heads by the names of the kinds that they make.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.analysis.head_classes import Trial
+        >>> even = regard.attend(torch.zeros(4, 1), torch.zeros(4, 1))
+        >>> seen = regard.Recording({"layer": even})
+        >>> regard.heads(seen, Trial({"layer": {"induction": (0.9,)}}))["kind"]
+        ('induction',)
+    """
+
+    scores: Mapping[str, Scores]
+
+
+def classify(
+    layers: Iterable[Layer],
+    query_tokens: Sequence[Token] | None = None,
+    key_tokens: Sequence[Token] | None = None,
+    *,
+    trials: Sequence[Trial] = (),
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[Head, ...]:
+    """Every head with its kind, from one pass over each layer.
+
+    Of several texts the scores are means over all. A layer that ran another number of queries than
+    it has keys attends to another text: where positions mean nothing, it has no score of a kind
+    that speaks of them. Where only some queries were kept, scores are means over these.
+
+    Args:
+        layers: of a recording.
+        query_tokens: one for each query; without tokens none counts as special.
+        key_tokens: one for each key; the query tokens, where a text attends to itself.
+        trials: what other runs of the same model showed.
+        progress: called with the layers done and the layers in all.
+
+    Raises:
+        TypeError: something else than a trial among the trials.
+        ValueError: a trial has not seen a layer, or saw it with another number of heads.
+        RegardError: a layer's weights are not numbers (NaN), or were not kept.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.analysis.head_classes import classify
+        >>> even = regard.attend(torch.zeros(4, 1), torch.zeros(4, 1))
+        >>> [head] = classify(regard.Recording({"layer": even}).layers)
+        >>> head.name, head.kind, head.score
+        ('L0H0', 'uniform', 1.0)
+    """
+    _check_trials(trials)
+    check_progress(progress)
+    chosen = tuple(layers)
+    heads: list[Head] = []
+    for place, layer in enumerate(chosen):
+        survey = survey_of(layer, query_tokens, key_tokens)
+        scores: dict[str, Sequence[float]] = {}
+        scores |= of_each_head(survey.scores(_answers(layer, survey)))
+        for trial in trials:
+            scores |= _tried(trial, layer, len(next(iter(scores.values()))))
+        if any(isnan(value) for values in scores.values() for value in values):
+            raise RegardError(
+                f"layer {layer.name!r} has weights that are not numbers (NaN); heads have no kind "
+                "then.\n    Look at the recording as it is: the first layer with NaN says where it "
+                "began."
+            )
+        for head, values in enumerate(zip(*scores.values(), strict=True)):
+            named = dict(zip(scores, values, strict=True))
+            kind, score = kind_of(named)
+            numbers = layer.place(place), layer.head(head)
+            heads.append(Head(*numbers, kind.name, score, named))
+        if progress is not None:
+            progress(place + 1, len(chosen))
+    return tuple(heads)
+
+
+def head_table(heads: Sequence[Head]) -> Table:
+    """The heads as a table: a row for each, a column for each score that was measured.
+
+    Args:
+        heads: from ``classify``.
+
+    Example:
+        >>> from regard.analysis.head_kinds import Head
+        >>> from regard.analysis.head_classes import head_table
+        >>> head_table([Head(0, 2, "self", 0.9, {"self": 0.9, "uniform": 0.1})])
+        layer  head  kind   score    self  uniform
+            0     2  self  0.9000  0.9000   0.1000
+    """
+    columns: dict[str, list[Cell]] = {
+        "layer": [head.layer for head in heads],
+        "head": [head.head for head in heads],
+        "kind": [head.kind for head in heads],
+        "score": [head.score for head in heads],
+    }
+    for kind in KINDS:
+        if kind is not MIXED and any(kind.name in head.scores for head in heads):
+            columns[kind.name] = [head.scores.get(kind.name) for head in heads]
+    return Table(columns)
+
+
+def heads(
+    seen: Recording, *trials: Trial, progress: Callable[[int, int], None] | None = None
+) -> Table:
+    """Return the kind of each head and its score for every kind.
+
+    Args:
+        seen: the recording.
+        trials: the results of special runs: ``regard.trials.repeated_tokens(model)`` measures
+            induction and duplicate-token heads, ``regard.trials.needle`` retrieval heads.
+        progress: called with the number of finished layers and the number of layers.
+
+    Returns:
+        A row for each head; ``docs/heads.md`` defines the scores, which are means over the
+        recorded queries. None, shown as ``-``, where a layer attends to another text and the kind
+        needs positions.
+
+    Raises:
+        TypeError: an argument is not a trial.
+        ValueError: a trial belongs to another model.
+        RegardError: query and key were not recorded, or the weights contain NaN.
+
+    Example:
+        >>> import torch, regard
+        >>> even = regard.attend(torch.zeros(2, 4, 2), torch.zeros(2, 4, 2))
+        >>> regard.heads(regard.Recording({"layer": even}))["kind"]
+        ('uniform', 'uniform')
+    """
+    found = classify(
+        seen.layers, seen.query_tokens, seen.key_tokens, trials=trials, progress=progress
+    )
+    return head_table(found)
+
+
+def survey_of(
+    layer: Layer, query_tokens: Sequence[Token] | None, key_tokens: Sequence[Token] | None
+) -> Survey:
+    """What ``classify`` asks of a layer, whose answers may be kept in it before.
+
+    Args:
+        layer: of a recording.
+        query_tokens: as for ``classify``.
+        key_tokens: as for ``classify``.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.analysis.head_classes import survey_of
+        >>> even = regard.attend(torch.zeros(4, 1), torch.zeros(4, 1))
+        >>> [layer] = regard.Recording({"layer": even}).layers
+        >>> survey_of(layer, None, None).reductions[0]
+        Spread()
+    """
+    q_len, kv_len = layer.shape[-2:]
+    queries, keys = _special(query_tokens, q_len), _special(key_tokens, kv_len)
+    rows = layer.positions
+    texts = layer.texts
+    if not layer.reads_itself or not one_text(query_tokens, key_tokens, rows):
+        return Survey(queries, keys, texts=texts)
+    if layer.queries is None:
+        return Survey(queries, texts=texts)
+    return Survey(queries, keys, rows.start, texts)
+
+
+def _answers(layer: Layer, survey: Survey) -> tuple[Any, ...]:
+    """The answers that were kept, or that query and key give."""
+    if layer.matrix is None:
+        missing = [asked for asked in survey.reductions if asked not in layer.answers]
+        if missing and missing[0] not in layer.apart:
+            raise RegardError(
+                f"layer {layer.name!r} has not all the answers that kinds of heads follow from, "
+                "and its query and key were not kept.\n"
+                "    Observe the model again with keep=regard.heads.Survey(special).reductions, or "
+                'with keep="qk".'
+            )
+    return layer.reduce(*survey.reductions)
+
+
+def _special(tokens: Sequence[Token] | None, length: int) -> tuple[bool, ...]:
+    if tokens is None or len(tokens) != length:
+        return (False,) * length
+    return tuple(token.special for token in tokens)
+
+
+def _check_trials(trials: Sequence[object]) -> None:
+    for trial in trials:
+        if not isinstance(trial, Trial):
+            raise TypeError(
+                f"trials has {kind_text(trial)}; each must be a Trial, from regard.trials.\n"
+                "    Pass for example regard.trials.repeated_tokens(model)."
+            )
+
+
+def _tried(trial: Trial, layer: Layer, num_heads: int) -> Scores:
+    """The scores of a trial for a layer."""
+    if layer.name not in trial.scores:
+        known = ", ".join(list(trial.scores)[:3]) or "none at all"
+        more = ", ..." if len(trial.scores) > 3 else ""
+        raise ValueError(
+            f"trial has no layer {layer.name!r}; it has {known}{more}.\n"
+            "    Run the trial on the model of the recording, and observe the same module."
+        )
+    scores = trial.scores[layer.name]
+    counts = {len(values) for values in scores.values()}
+    kept = [layer.head(head) for head in range(num_heads)]
+    all_heads = layer.origin is None or layer.origin.heads is None
+    fits = counts == {num_heads} if all_heads else len(counts) == 1 and max(kept) < min(counts)
+    if not fits:
+        raise ValueError(
+            f"trial has {counts.pop()} heads in layer {layer.name!r}; the recording has "
+            f"{num_heads}.\n    Run the trial on the model of the recording, all heads of it."
+        )
+    return {kind: [values[head] for head in kept] for kind, values in scores.items()}

@@ -1,0 +1,216 @@
+"""What one text shows of a head: the mean of its weights over the queries that are text.
+
+The scores are the ones the field uses to describe heads (Clark et al. 2019, "What Does BERT Look
+At?", section 3; Voita et al. 2019, "Analyzing Multi-Head Self-Attention", section 5.1), with one
+change of ours: all of them leave out special tokens, the first token and padding as queries, and
+the neighbour scores leave them out as keys as well, so that a sink never counts as a neighbour.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from regard.analysis.head_kinds import FIRST, LOCAL, NEXT, PREVIOUS, SELF, SEPARATOR, UNIFORM
+from regard.reductions.reduction import Reduction
+from regard.reductions.row_statistics import Spread
+from regard.reductions.sums import Diagonal, Segments
+
+__all__ = ["Survey", "of_each_head"]
+
+_Value = TypeVar("_Value")
+# Local: so many tokens to either side, for queries that could look at many more.
+_NEAR = 4
+_FROM = 5 * _NEAR
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What to ask of a layer that read a text, and the scores that follow from the answers.
+
+    Its ``reductions`` in ``observe(model, keep=...)`` are all that ``regard.heads(seen)`` needs.
+
+    Attributes:
+        queries: for each query, whether it is a special token.
+        keys: the same for each key; None where every query of the text was kept.
+        start: the position of the first query in the text of the keys, where only some of its
+            queries were kept; None where the keys are another text.
+        texts: where the text lies among the keys, for each entry of the batch, as
+            ``regard.recording.real_tokens`` finds it; one stands for all, and none for every key.
+
+    Example:
+        >>> from regard.analysis.head_survey import Survey
+        >>> Survey((False,) * 9).reductions[:2]
+        (Spread(), Segments(query_spans=[(1, 9)], key_spans=[(0, 1)]))
+        >>> Survey((False,) * 9, texts=(range(4, 9),)).reductions[1]
+        Segments(query_spans=[(5, 9)], key_spans=[(4, 5)])
+    """
+
+    queries: tuple[bool, ...]
+    keys: tuple[bool, ...] | None = None
+    start: int | None = None
+    texts: tuple[range, ...] = ()
+
+    @cached_property
+    def reductions(self) -> tuple[Reduction, ...]:
+        """The questions; of a text that attends to another, positions mean nothing."""
+        to_keys = Segments(list(self._query_spans), list(self._key_spans))
+        near = range(self._first - _NEAR, self._first + _NEAR + 1) if self._one_text else ()
+        return (Spread(), to_keys, *(Diagonal(offset) for offset in near))
+
+    def scores(self, answers: Sequence[Any]) -> dict[str, Tensor]:
+        """The scores of all heads by the names of the kinds they make.
+
+        Each is (..., num_heads); where entries of a batch are padded each in its own way, those
+        entries that have the score come one after another.
+
+        Args:
+            answers: to ``reductions``, in their order.
+        """
+        if len(self._asked) == 1:
+            return self._scores_of(0, answers)
+        entries = [
+            self._scores_of(entry, [answer[entry : entry + 1] for answer in answers])
+            for entry in range(len(self._asked))
+        ]
+        names = dict.fromkeys(name for scores in entries for name in scores)
+        return {
+            name: torch.cat([scores[name] for scores in entries if name in scores])
+            for name in names
+        }
+
+    def _scores_of(self, entry: int, answers: Sequence[Any]) -> dict[str, Tensor]:
+        spread, segments, *diagonals = answers
+        text, queries = self._asked[entry]
+        lengths = [
+            (stop - start) * (entry in asking)
+            for (start, stop), asking in self._query_spans.items()
+        ]
+        shares = torch.einsum("q,...qk->...k", segments.new_tensor(lengths), segments)
+        shares = shares / len(queries)
+        drawn = {
+            role: [place for place, roles in enumerate(spans) if roles[entry] == role]
+            for spans in [self._key_spans.values()]
+            for role in (FIRST.name, SEPARATOR.name)
+        }
+        named = {name: shares[..., places].sum(-1) for name, places in drawn.items()}
+        named[UNIFORM.name] = _mean(spread, queries)
+        if self._one_text:
+            named |= self._near_scores(text, queries, diagonals)
+        return named
+
+    def _near_scores(
+        self, text: range, queries: list[int], diagonals: Sequence[Tensor]
+    ) -> dict[str, Tensor]:
+        """The scores that speak of positions."""
+        near, first, neighbours = range(-_NEAR, _NEAR + 1), self._first, self._words(text)
+        at = {
+            n: _at(first + n, diagonal, len(self.queries))
+            for n, diagonal in zip(near, diagonals, strict=True)
+        }
+        named = {
+            PREVIOUS.name: _mean(at[-1], [q for q in queries if first + q - 1 in neighbours]),
+            NEXT.name: _mean(at[1], [q for q in queries if first + q + 1 in neighbours]),
+            SELF.name: _mean(at[0], queries),
+        }
+        far = [q for q in queries if first + q - text.start >= _FROM]
+        if far:
+            named[LOCAL.name] = _mean(torch.stack(list(at.values())).sum(0), far)
+        return named
+
+    @property
+    def _one_text(self) -> bool:
+        return self.keys is None or self.start is not None
+
+    @property
+    def _first(self) -> int:
+        """The position of the first query."""
+        return self.start or 0
+
+    @property
+    def _special(self) -> tuple[bool, ...]:
+        """For each key whether it is a special token."""
+        return self.queries if self.keys is None else self.keys
+
+    def _words(self, text: range) -> set[int]:
+        """The positions of the keys that are text, without the first."""
+        return {place for place in text[1:] if not self._special[place]}
+
+    @cached_property
+    def _asked(self) -> tuple[tuple[range, list[int]], ...]:
+        """Each text with the queries whose weights count: those that are words, or all of it."""
+        texts = self.texts or (range(len(self._special)),)
+        if len(set(texts)) == 1:
+            texts = texts[:1]
+        return tuple((text, self._asking(text)) for text in texts)
+
+    def _asking(self, text: range) -> list[int]:
+        everyone = range(len(self.queries))
+        # Where the keys are another text, their padding says nothing of the queries.
+        positions = text if self._one_text else everyone
+        inside = [query for query in everyone if self._first + query in positions]
+        words = [
+            query
+            for query in inside
+            if self._first + query > positions.start and not self.queries[query]
+        ]
+        return words or inside or list(everyone)
+
+    @cached_property
+    def _query_spans(self) -> dict[tuple[int, int], tuple[int, ...]]:
+        """The queries that count, cut so that each span counts as one, with the texts it is of."""
+        sets = [set(queries) for _, queries in self._asked]
+        asking = [
+            tuple(entry for entry, queries in enumerate(sets) if query in queries)
+            for query in range(len(self.queries))
+        ]
+        return {span: of for span, of in _runs(asking).items() if of}
+
+    @cached_property
+    def _key_spans(self) -> dict[tuple[int, int], tuple[str | None, ...]]:
+        """The keys that stand out, cut likewise, with what they are in each text."""
+        roles = [
+            tuple(self._role(place, text) for text, _ in self._asked)
+            for place in range(len(self._special))
+        ]
+        return {span: of for span, of in _runs(roles).items() if any(of)}
+
+    def _role(self, place: int, text: range) -> str | None:
+        if place == text.start:
+            return FIRST.name
+        return SEPARATOR.name if place in text and self._special[place] else None
+
+
+def of_each_head(scores: Mapping[str, Tensor]) -> dict[str, list[float]]:
+    """Scores (..., num_heads) as numbers: the mean over all leading axes; one without heads."""
+    return {
+        name: torch.atleast_2d(values).flatten(0, -2).double().mean(0).tolist()
+        for name, values in scores.items()
+    }
+
+
+def _at(offset: int, diagonal: Tensor, q_len: int) -> Tensor:
+    """The weights A[i, i + offset] at each query i, 0 where there is no such key."""
+    before = min(max(0, -offset), q_len)
+    after = q_len - before - diagonal.shape[-1]
+    return torch.nn.functional.pad(diagonal, (before, after))
+
+
+def _mean(values: Tensor, places: list[int]) -> Tensor:
+    """The mean of the values at these places; 0 where there are none."""
+    return values[..., places].mean(-1) if places else values.new_zeros(values.shape[:-1])
+
+
+def _runs(values: Sequence[_Value]) -> dict[tuple[int, int], _Value]:
+    """The spans (start, stop) of neighbours that are equal, each with what they are."""
+    spans: dict[tuple[int, int], _Value] = {}
+    start = 0
+    for value, group in groupby(values):
+        stop = start + len(list(group))
+        spans[start, stop] = value
+        start = stop
+    return spans

@@ -1,0 +1,115 @@
+"""What PyTorch's fused attention answers: weights @ value."""
+
+from collections.abc import Sequence
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.backends.backend import Backend
+from regard.backends.plan import Plan, counted
+from regard.backends.sdpa_calls import Product, in_one_call
+from regard.backends.sdpa_tiling import form_of
+from regard.masks import Mask
+from regard.reductions.products import Output
+from regard.reductions.reduction import Reduction
+from regard.scores.query_key import QueryKey
+from regard.scores.score_source import Scores
+
+__all__ = ["Fused"]
+
+
+class Fused(Backend):
+    """``scaled_dot_product_attention`` on the parts of the matrix that a mask leaves.
+
+    Its kernels form the matrix, or are not exact, in some cases; ``refusal`` names them.
+    """
+
+    def refusal(
+        self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
+    ) -> str | None:
+        others = [type(r).__name__ for r in reductions if not isinstance(r, Output)]
+        if others:
+            return f"no fused kernel gives {', '.join(others)}"
+        if len(reductions) > 1:
+            return "a fused kernel gives one Output at a time"
+        if not isinstance(source, QueryKey):
+            return "fused kernels start from query and key, not from scores"
+        return _of_scores(source) or _of_value(source, reductions[0]) or _of_numbers(source)
+
+    def plan(self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> Plan:
+        product = _product(source, mask, reductions)
+        form = form_of(product)
+        answer = product.shape[:-1].numel() * product.value.shape[-1] * source.dtype.itemsize
+        joined = 1 if form.fold is None else 2  # the parts, and what they are joined to
+        held = joined * answer + form.mask_bytes(product)
+        return Plan(form.how, *counted(form.boxes(source.shape), source, reductions), held)
+
+    def reduce(
+        self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
+    ) -> tuple[Any, ...]:
+        product = _product(source, mask, reductions)
+        # To plan what nothing is masked in would take longer than to attend to a few tokens.
+        output = in_one_call(product) if mask is None else form_of(product).attend(product)
+        (value,) = reductions[0].tensors
+        return (output.squeeze(-1) if value.ndim == 1 else output,)
+
+
+def _product(source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> Product:
+    (reduction,) = reductions
+    if not isinstance(source, QueryKey) or not isinstance(reduction, Output):
+        raise ValueError("the fused backend computes weights @ value of query and key only")
+    value, key = reduction.value, source.key
+    reduction.check(source.shape, key.device)
+    leading = key.shape[:-2]
+    if value.ndim == 1:
+        value = value[:, None]
+    if value.shape[:-2] != leading:
+        value = value.expand(*leading, *value.shape[-2:])
+    return Product(source, mask, value)
+
+
+def _of_scores(source: QueryKey) -> str | None:
+    """Why no kernel has these scores."""
+    if not source.plain:
+        return "no fused kernel has softcap, score_mod, sink_bias or a bias by position"
+    if source.bias is None:
+        return None
+    if source.bias.requires_grad:
+        return "fused kernels form the matrix for the gradient of a bias"
+    if torch.promote_types(source.bias.dtype, source.dtype) != source.dtype:
+        return "fused kernels round a bias to the dtype of the query"
+    return None
+
+
+def _of_value(source: QueryKey, reduction: Reduction) -> str | None:
+    """Why no kernel multiplies this value."""
+    (value,) = reduction.tensors
+    if value.dtype != source.key.dtype:
+        return "fused kernels need one dtype for query, key and value"
+    leading = source.key.shape[:-2]
+    ours = value.shape[:-2]
+    pairs = zip(ours[::-1], leading[::-1], strict=False)
+    if len(ours) > len(leading) or any(n not in (1, full) for n, full in pairs):
+        return "fused kernels need a value with the heads of the key"
+    return None
+
+
+def _of_numbers(source: QueryKey) -> str | None:
+    """Whether query and key hold numbers only, read in one pass; an overflow counts as none.
+
+    The CPU kernel gives 0 for some rows of NaN, and lets NaN out of keys that are masked. Elsewhere
+    and under torch.compile the question is not asked: the answer would stop the device, or the
+    graph.
+    """
+    if source.query.device.type != "cpu" or torch.compiler.is_compiling():
+        return None
+    total = _sum(source.query) + _sum(source.key)
+    if source.bias is not None:
+        total += 0 * source.bias.amax().clamp(min=0).item()  # -inf masks; NaN and inf do not
+    return None if isfinite(total) else "query, key or bias holds NaN or infinity"
+
+
+def _sum(tensor: Tensor) -> float:
+    return tensor.sum(dtype=torch.float32).item()

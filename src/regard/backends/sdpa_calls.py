@@ -1,0 +1,223 @@
+"""weights @ value as calls of PyTorch's fused attention, each on one box of the matrix."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.backends.autograd_limits import first_only, only_backward
+from regard.masks import Mask
+from regard.scores.box import Box, Index, narrow
+from regard.scores.grouped_heads import kv_leading
+from regard.scores.query_key import QueryKey
+from regard.scores.score_source import accumulation_dtype
+
+__all__ = ["Call", "Parts", "Product", "fused_attention", "in_calls", "in_one_call", "widened"]
+
+
+class Call(NamedTuple):
+    """One call of the kernel.
+
+    Attributes:
+        box: complete rows of all heads of some batch entries, and the columns that they see.
+        hides: what is masked inside the box: "nothing"; "future", row i of the box sees its first
+            i + 1 columns; or "some", which the mask says.
+    """
+
+    box: Box
+    hides: Literal["nothing", "future", "some"]
+
+
+class Parts(NamedTuple):
+    """Query, key and value, or what stands for each of them."""
+
+    query: Any
+    key: Any
+    value: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """weights @ value.
+
+    Attributes:
+        source: query and key; its scores are scale · query·key + bias.
+        mask: which keys a query may attend to; None: all.
+        value: (..., num_kv_heads, kv_len, value_dim), with the leading axes of the key.
+    """
+
+    source: QueryKey
+    mask: Mask | None
+    value: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        """(..., num_heads, q_len, kv_len)."""
+        return self.source.shape
+
+    @property
+    def tensors(self) -> Parts:
+        """The whole of query, key and value."""
+        return Parts(self.source.query, self.source.key, self.value)
+
+    def places(self, box: Box) -> Parts:
+        """Where the parts that a box needs lie in query, key and value."""
+        of_keys = (*kv_leading(box.leading, self.source.group), box.columns)
+        return Parts(box.at_rows, of_keys, of_keys)
+
+    def attend(self, call: Call, parts: Parts) -> Tensor:
+        """The rows of one call, (..., rows, value_dim), from its parts of query, key, value."""
+        scale, extra = self.source.scale, self.extra(call)
+        return fused_attention(parts, scale, extra, causal=call.hides == "future")
+
+    def extra(self, call: Call) -> Tensor | None:
+        """What the kernel calls attn_mask: bools, or numbers to add to the scores."""
+        bias, allowed = self.source.bias, None
+        if call.hides == "some":
+            assert self.mask is not None
+            allowed = self.mask.block(call.box, self.shape, self.source.device)
+        if bias is None:
+            return allowed
+        bias = narrow(bias, call.box.at_both).to(self.source.dtype)
+        return bias if allowed is None else torch.where(allowed, bias, -torch.inf)
+
+
+def in_one_call(product: Product) -> Tensor:
+    """weights @ value where nothing is masked."""
+    bias = product.source.bias
+    bias = None if bias is None else bias.to(product.source.dtype)
+    return fused_attention(product.tensors, product.source.scale, bias)
+
+
+def in_calls(product: Product, calls: Sequence[Call]) -> Tensor:
+    """weights @ value, (..., q_len, value_dim), from calls that cover every row once."""
+    if len(calls) > 1:
+        return cast(Tensor, _Recompute.apply(product, calls, *product.tensors))
+    (call,) = calls
+    places = product.places(call.box)
+    return product.attend(call, Parts(*map(_part, product.tensors, places)))
+
+
+def _part(tensor: Tensor, index: Index) -> Tensor:
+    """tensor[index]; the tensor itself where that is all of it, which takes no time."""
+    pairs = zip(index, tensor.shape, strict=False)
+    return tensor if all(item == slice(0, n) for item, n in pairs) else tensor[index]
+
+
+class _Recompute(torch.autograd.Function):
+    """Many calls whose backward makes each call again: nobody keeps their masks."""
+
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        product: Product, calls: Sequence[Call], *tensors: Tensor
+    ) -> Tensor:
+        if any(given is not own for given, own in zip(tensors, product.tensors, strict=True)):
+            only_backward()  # torch.func hands over what its tensors wrap
+        value = product.value
+        output = value.new_empty((*product.shape[:-1], value.shape[-1]))
+        for call in calls:
+            parts = Parts(*map(_part, product.tensors, product.places(call.box)))
+            output[call.box.at_rows] = product.attend(call, parts)
+        return output
+
+    @staticmethod
+    def setup_context(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, inputs: tuple[Any, ...], _output: Any
+    ) -> None:
+        product = cast(Product, inputs[0])
+        ctx.product, ctx.calls, *tensors = inputs
+        bias = () if product.source.bias is None else (product.source.bias,)
+        of_mask = () if product.mask is None else product.mask.tensors
+        # Notices what was changed in place since.
+        ctx.save_for_backward(*tensors, *bias, *of_mask)
+
+    vmap: Any = staticmethod(only_backward)
+    jvp: Any = staticmethod(only_backward)
+
+    @staticmethod
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grad_outputs: Any
+    ) -> tuple[Tensor | None, ...]:
+        tensors = Parts(*ctx.saved_tensors[:3])
+        product: Product = ctx.product
+        needed = [place for place in range(3) if ctx.needs_input_grad[2 + place]]
+        dtype = accumulation_dtype(product.source.dtype)
+        totals = {place: torch.zeros_like(tensors[place], dtype=dtype) for place in needed}
+        arriving = grad_outputs[0].detach()
+        for call in ctx.calls:
+            places = product.places(call.box)
+            leaves = Parts(*(_part(t.detach(), at) for t, at in zip(tensors, places, strict=True)))
+            wanted = [leaves[place].requires_grad_() for place in needed]
+            with torch.enable_grad():
+                output = product.attend(call, leaves)
+            found = torch.autograd.grad(output, wanted, arriving[call.box.at_rows])
+            for place, gradient in zip(needed, found, strict=True):
+                totals[place][places[place]] += gradient
+        of_tensors: list[Tensor | None] = [None, None, None]
+        for place, total in totals.items():
+            of_tensors[place] = first_only(total.to(tensors[place].dtype), tensors)
+        return None, None, *of_tensors
+
+
+def fused_attention(
+    parts: Parts, scale: float, extra: Tensor | None = None, *, causal: bool = False
+) -> Tensor:
+    """``scaled_dot_product_attention`` for any leading axes and any width of the value.
+
+    Args:
+        parts: query (..., num_heads, rows, head_dim), key and value (..., num_kv_heads, columns,
+            their width).
+        scale: multiplies query·key.
+        extra: bools (True = may attend) or numbers to add; broadcasts to (..., rows, columns).
+        causal: whether row i sees the first i + 1 columns only.
+    """
+    leading, value_dim = parts.query.shape[:-1], parts.value.shape[-1]
+    query, key, value = map(_four_axes, widened(parts))
+    device = query.device.type
+    autocast = torch.is_autocast_enabled(device)
+    with torch.autocast(device, enabled=False) if autocast else nullcontext():
+        output = F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=None if extra is None else _mask_axes(extra, leading),
+            is_causal=causal,
+            scale=scale,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+    output = output.reshape(*leading, output.shape[-1])
+    return output if output.shape[-1] == value_dim else output[..., :value_dim]
+
+
+def widened(parts: Parts) -> Parts:
+    """The same with one width, which the kernel wants; zeros change no product."""
+    if parts.query.shape[-1] == parts.value.shape[-1]:
+        return parts
+    width = max(parts.query.shape[-1], parts.value.shape[-1])
+    missing = [width - tensor.shape[-1] for tensor in parts]
+    return Parts(*(F.pad(tensor, (0, n)) for tensor, n in zip(parts, missing, strict=True)))
+
+
+def _four_axes(tensor: Tensor) -> Tensor:
+    """(batch, heads, tokens, dim), with all batch axes in one and the last one contiguous.
+
+    The kernel would form the matrix for numbers that do not lie side by side.
+    """
+    if tensor.ndim < 4:
+        tensor = tensor[(None,) * (4 - tensor.ndim)]
+    elif tensor.ndim > 4:
+        tensor = tensor.flatten(0, -4)
+    beside = tensor.shape[-1] == 1 or tensor.stride(-1) == 1
+    return tensor if beside else tensor.contiguous()
+
+
+def _mask_axes(extra: Tensor, leading: torch.Size) -> Tensor:
+    """The same with four axes; batch axes that are neither all full nor all 1 become full."""
+    batch = leading[:-2]
+    if extra.ndim > 4 and extra.shape[:-3] != (1,) * len(batch):
+        extra = extra.expand(*batch, *extra.shape[-3:])
+    return _four_axes(extra)

@@ -1,0 +1,278 @@
+"""The forms in which weights @ value is fused attention: which calls, on which rows and columns.
+
+The kernel knows no mask but causal; a tensor for a mask hides keys and saves no work. So a form
+chooses boxes of the matrix outside which nothing is seen, and a mask only where a box needs one.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product as every_choice
+from math import prod
+
+import torch
+from torch import Tensor
+
+from regard.backends.sdpa_calls import Call, Parts, Product, fused_attention, in_calls, widened
+from regard.masks import Both, Causal, Keep, Mask
+from regard.masks.bands import Band
+from regard.scores.box import Box
+
+__all__ = ["Form", "form_of"]
+
+# Up to this many scores in a batch entry, one call with a mask costs less than several without.
+SMALL = 2**18
+# Rows of a tile: many enough for the kernel to run at speed, few enough to skip what is hidden;
+# fewer where a mask of its own for every head would be large.
+MIN_TILE, MAX_TILE, TILE_SIZE = 64, 256, 2**25
+# A wider band is as fast in tiles. Rows of a fold: a quarter of the width, within these.
+WIDEST_FOLD, MIN_FOLD, MAX_FOLD = 1024, 32, 256
+# The kernel is fastest where the number of columns is a multiple of its vectors.
+VECTOR = 16
+
+
+@dataclass(frozen=True)
+class _Fold:
+    """Rows under a band, cut into blocks that look alike, so that one call has them as a batch.
+
+    Block i has the rows from ``first_row + i * height`` and the columns from
+    ``first_column + i * height``: views of query, key and value, and one small mask for all.
+    """
+
+    first_row: int
+    first_column: int
+    count: int
+    height: int
+    width: int
+
+    @property
+    def rows(self) -> slice:
+        """All its rows."""
+        return slice(self.first_row, self.first_row + self.count * self.height)
+
+    def box(self, place: int, leading: tuple[slice, ...]) -> Box:
+        """One of the blocks."""
+        row, column = (start + place * self.height for start in (self.first_row, self.first_column))
+        return Box(leading, slice(row, row + self.height), slice(column, column + self.width))
+
+    def attend(self, product: Product) -> Tensor:
+        """Its rows of weights @ value, (..., num_heads, rows, value_dim)."""
+        leading = product.shape[:-2]
+        # All leading axes in one: the heads that share a key stay neighbours.
+        query, key, value = (
+            tensor.reshape(-1, *tensor.shape[-2:]) for tensor in widened(product.tensors)
+        )
+        query = query[:, self.rows].unflatten(1, (self.count, self.height)).transpose(0, 1)
+        parts = Parts(query, self._windows(key), self._windows(value))
+        alike = self.box(0, tuple(slice(0, 1) for _ in leading))
+        mask = product.extra(Call(alike, "some"))
+        output = fused_attention(parts, product.source.scale, mask)
+        output = output[..., : product.value.shape[-1]].transpose(0, 1).flatten(1, 2)
+        return output.reshape(*leading, *output.shape[1:])
+
+    def _windows(self, tensor: Tensor) -> Tensor:
+        """(heads, kv_len, dim) as overlapping views, (count, heads, width, dim)."""
+        windows = tensor[:, self.first_column :].unfold(1, self.width, self.height)
+        return windows[:, : self.count].mT.transpose(0, 1)
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to compute weights @ value with the fused kernel.
+
+    Attributes:
+        how: in words.
+        calls: boxes that are multiplied one by one, their rows in rising order.
+        fold: rows that are multiplied at once, after the calls on rows above it.
+    """
+
+    how: str
+    calls: list[Call]
+    fold: _Fold | None = None
+
+    def attend(self, product: Product) -> Tensor:
+        """weights @ value, (..., num_heads, q_len, value_dim)."""
+        if self.fold is None:
+            return in_calls(product, self.calls)
+        above = [call for call in self.calls if call.box.rows.start < self.fold.first_row]
+        below = self.calls[len(above) :]
+        parts = [in_calls(product, [call]) for call in above]
+        parts += [self.fold.attend(product), *(in_calls(product, [call]) for call in below)]
+        # The kernel puts the heads of a row side by side; so joined, the parts are copied in order.
+        return torch.cat([part.movedim(-2, 0) for part in parts]).movedim(0, -2)
+
+    def boxes(self, shape: torch.Size) -> Iterator[Box]:
+        """What is multiplied, in blocks of about as many rows as the kernel takes at once."""
+        for box, hides in self.calls:
+            for row in range(box.rows.start, box.rows.stop, MAX_TILE):
+                rows = slice(row, min(row + MAX_TILE, box.rows.stop))
+                seen = rows.stop - box.rows.start if hides == "future" else box.columns.stop
+                columns = slice(box.columns.start, min(seen, box.columns.stop))
+                yield Box(box.leading, rows, columns)
+        if self.fold is not None:
+            leading = tuple(slice(0, n) for n in shape[:-2])
+            yield from (self.fold.box(place, leading) for place in range(self.fold.count))
+
+    def mask_bytes(self, product: Product) -> int:
+        """The bytes of the largest mask that a call needs: bools, and the numbers made of them."""
+        calls = [call for call in self.calls if call.hides == "some"]
+        if not calls:
+            return 0
+        largest = max(calls, key=lambda call: call.box.rows.stop * call.box.columns.stop)
+        mask = product.extra(largest)
+        return 0 if mask is None else mask.numel() * (1 + product.value.itemsize)
+
+
+def form_of(product: Product) -> Form:
+    """The first form in the table that fits."""
+    return next(form for choice in FORMS if (form := choice(product)) is not None)
+
+
+def _one_call(product: Product) -> Form | None:
+    mask, shape = product.mask, product.shape
+    *leading, rows, columns = (slice(0, n) for n in shape)
+    box = Box(tuple(leading), rows, columns)
+    if mask is None:
+        return Form("one fused call", [Call(box, "nothing")])
+    if _is_kernels_causal(product, mask):
+        return Form("one fused causal call", [Call(box, "future")])
+    call = _call(mask, box.leading, rows, shape)
+    if call.hides == "nothing":
+        return Form("one fused call", [call])
+    of_keys = isinstance(mask, Keep) and mask.mask.shape[-2] == 1
+    if of_keys or prod(shape[-3:]) <= SMALL:
+        return Form("one fused call with a mask", [call])
+    return None
+
+
+def _by_sequence(product: Product) -> Form | None:
+    """Each sequence with the keys that all its queries see: padding, also under causal."""
+    mask, shape = product.mask, product.shape
+    assert mask is not None
+    causal = [m for m in _all_of(mask) if _is_kernels_causal(product, m)]
+    others = [m for m in _all_of(mask) if m not in causal]
+    if not others:
+        return None
+    calls = list(_calls(_together(others), shape, slice(0, shape[-2])))
+    starts = max(call.box.columns.start for call in calls)
+    if any(call.hides == "some" for call in calls) or (causal and starts):
+        return None
+    calls = [call._replace(hides="future") for call in calls] if causal else calls
+    return Form(f"{_calls_text(calls)}, each on the keys of its sequences", calls)
+
+
+def _folded(product: Product) -> Form | None:
+    """A narrow band: what is alike in one call, the ragged ends apart."""
+    mask, (q_len, kv_len) = product.mask, product.shape[-2:]
+    assert mask is not None
+    low, high = _band(mask, product.shape) or (None, None)
+    if low is None or high is None or not 0 <= high - low < WIDEST_FOLD:
+        return None
+    if product.source.bias is not None:
+        return None
+    height = max(MIN_FOLD, min(MAX_FOLD, 1 << ((high - low) // 8).bit_length()))
+    width = -(-(height + high - low) // VECTOR) * VECTOR
+    shift = height + high - width  # from the first row of a block to its first column
+    first_row = max(0, -shift)
+    first_column = first_row + shift
+    count = min((q_len - first_row) // height, (kv_len - first_column - width) // height + 1)
+    if count < 2:
+        return None
+    fold = _Fold(first_row, first_column, count, height, width)
+    heads = tuple(slice(0, n) for n in product.shape[:-2])  # a band is the same for all of them
+    ends = (range(first_row), range(fold.rows.stop, q_len))
+    tiles = [rows for end in ends for rows in _tiles_of(end, MAX_TILE)]
+    calls = [_call(mask, heads, rows, product.shape) for rows in tiles]
+    how = f"one fused call for {count} blocks of {height} rows x {width} keys along the band"
+    return Form(how, calls, fold)
+
+
+def _in_tiles(product: Product) -> Form:
+    """Some hundred rows at a time, each with the columns that they see."""
+    calls = _tile_calls(product, range(product.shape[-2]))
+    return Form(f"{_calls_text(calls)}, each on some rows and the keys that they see", calls)
+
+
+FORMS: tuple[Callable[[Product], Form | None], ...] = (_one_call, _by_sequence, _folded, _in_tiles)
+
+
+def _is_kernels_causal(product: Product, mask: Mask) -> bool:
+    """Whether it is the causal mask of the kernel, which is top-left.
+
+    It masks with -inf before it scales, wrong for a scale of 0 or below; it takes no bias.
+    """
+    usual = product.source.scale > 0 and product.source.bias is None
+    return usual and isinstance(mask, Causal) and mask.limits(product.shape) == (None, 0)
+
+
+def _band(mask: Mask, shape: torch.Size) -> tuple[int | None, int] | None:
+    """The lowest and the highest kv_idx - q_idx that a mask allows; None: it is no band."""
+    if isinstance(mask, Band):
+        return mask.limits(shape)
+    if not isinstance(mask, Both):
+        return None
+    bands = [_band(each, shape) for each in (mask.first, mask.second)]
+    found = [band for band in bands if band is not None]
+    lows = [low for low, _ in found if low is not None]
+    return (max(lows, default=None), min(high for _, high in found)) if len(found) == 2 else None
+
+
+def _all_of(mask: Mask) -> list[Mask]:
+    """The masks that must all allow."""
+    if isinstance(mask, Both):
+        return [*_all_of(mask.first), *_all_of(mask.second)]
+    return [mask]
+
+
+def _together(masks: list[Mask]) -> Mask:
+    first, *others = masks
+    for other in others:
+        first = Both(first, other)
+    return first
+
+
+def _tile_calls(product: Product, rows: range) -> list[Call]:
+    mask, shape = product.mask, product.shape
+    assert mask is not None
+    height = max(MIN_TILE, min(MAX_TILE, TILE_SIZE // prod((*shape[-3:-2], shape[-1]))))
+    return [call for tile in _tiles_of(rows, height) for call in _calls(mask, shape, tile)]
+
+
+def _tiles_of(rows: range, height: int) -> list[slice]:
+    return [slice(start, min(start + height, rows.stop)) for start in rows[::height]]
+
+
+def _calls(mask: Mask, shape: torch.Size, rows: slice) -> Iterator[Call]:
+    """These rows of all batch entries; neighbours that see the same columns in one call."""
+    heads = tuple(slice(0, n) for n in shape[-3:-2])
+    if len(shape) < 4:
+        yield _call(mask, heads, rows, shape)
+        return
+    *outer, entries = shape[:-3]
+    room = max(1, TILE_SIZE // prod((shape[-3], rows.stop - rows.start, shape[-1])))
+    for place in every_choice(*(range(n) for n in outer)):
+        at = tuple(slice(i, i + 1) for i in place)
+        alone = [_call(mask, (*at, slice(i, i + 1), *heads), rows, shape) for i in range(entries)]
+        start = 0
+        for stop in range(1, entries + 1):
+            box, hides = alone[start]
+            full = hides == "some" and stop - start == room
+            if stop == entries or full or not _alike(alone[start], alone[stop]):
+                yield Call(box._replace(leading=(*at, slice(start, stop), *heads)), hides)
+                start = stop
+
+
+def _call(mask: Mask, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> Call:
+    """These rows, with the columns that some of them see."""
+    some, every = mask.columns(leading, rows, shape)
+    if some.start >= some.stop:  # rows without keys still have an answer
+        return Call(Box(leading, rows, slice(0, 1)), "some")
+    covered = every.start <= some.start and some.stop <= every.stop
+    return Call(Box(leading, rows, some), "nothing" if covered else "some")
+
+
+def _alike(first: Call, second: Call) -> bool:
+    return (first.box.columns, first.hides) == (second.box.columns, second.hides)
+
+
+def _calls_text(calls: list[Call]) -> str:
+    return "one fused call" if len(calls) == 1 else f"{len(calls)} fused calls"

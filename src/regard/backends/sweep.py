@@ -1,0 +1,336 @@
+"""The sweep over blocks of complete rows: any reduction, any device, plain PyTorch.
+
+Memory holds a few blocks of 2^20 scores, of long rows 2^21, for each thread, however long the
+sequence is. Gradients come from computing each block a second time and letting autograd
+differentiate that block alone.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from math import prod
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from regard.backends.autograd_limits import first_only, only_backward
+from regard.backends.backend import Backend
+from regard.backends.parallel import in_turns
+from regard.backends.plan import Plan, counted
+from regard.masks import Mask
+from regard.reductions.block import Block
+from regard.reductions.reduction import Part, Reduction
+from regard.scores.box import Box, Index, cut_whole, narrow
+from regard.scores.score_source import Scores, accumulation_dtype
+from regard.scores.scratch import Scratch
+
+__all__ = ["Blocks", "boxes"]
+
+# A block and its few temporaries should stay in the cache, and its rows be many enough for the
+# matrix product to run at speed. Long rows leave the cache anyway: twice as many in a block halve
+# what blocks cost beside their numbers.
+BLOCK_SIZE = 2**20
+MIN_ROWS, MAX_ROWS = 32, 128
+LONG = 4096  # keys
+# Of the size of a block: its scores, its weights and what a reduction makes of them.
+BLOCKS_HELD = 3
+_NO_GRAPH = "regard sweeps over blocks beside the graph"
+
+
+class Blocks(Backend):
+    """Every reduction, in one sweep over blocks of rows."""
+
+    def refusal(
+        self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
+    ) -> str | None:
+        return None
+
+    def plan(self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> Plan:
+        sweep = _Sweep(source, mask, tuple(reductions))
+        answers = sum(total.nbytes for sums in sweep.start() for total in sums)
+        boxes = sweep.boxes
+        sizes = [[part.stop - part.start for part in box.at_both] for box in boxes]
+        rows = max((size[-2] for size in sizes), default=0)
+        one = max((prod(size) for size in sizes), default=0)
+        one *= accumulation_dtype(source.dtype).itemsize
+        held = answers + min(torch.get_num_threads(), len(boxes)) * BLOCKS_HELD * one
+        blocks = "1 block" if len(boxes) == 1 else f"{len(boxes)} blocks"
+        how = f"one sweep over {blocks} of at most {rows} rows"
+        return Plan(how, *counted(boxes, source, reductions), held)
+
+    def reduce(
+        self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
+    ) -> tuple[Any, ...]:
+        return _swept(source, mask, reductions)
+
+
+def _swept(source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> tuple[Any, ...]:
+    if torch.compiler.is_compiling():
+        # A graph would hold every block by itself. This decorator imports Dynamo: not sooner.
+        outside: Any = torch.compiler.disable(_swept, reason=_NO_GRAPH)
+        return outside(source, mask, reductions)
+    sweep = _Sweep(source, mask, tuple(reductions))
+    buffers = sweep.start()
+    filled = iter(cast(tuple[Tensor, ...], _Recompute.apply(sweep, buffers, *sweep.tensors)))
+    buffers = [tuple(next(filled) for _ in sums) for sums in buffers]
+    pairs = zip(reductions, buffers, strict=True)
+    return tuple(reduction.finish(sums, source.shape) for reduction, sums in pairs)
+
+
+def boxes(
+    shape: torch.Size, mask: Mask | None, groups: Sequence[int], rows: range
+) -> Iterator[Box]:
+    """The blocks that cover these rows: several heads where they are short, else rows of one.
+
+    A block holds whole groups of heads or a part of one, so that grouped heads share their keys;
+    of each of the sizes of groups, where several matrices are asked at once.
+    """
+    *leading, _, kv_len = shape
+    everywhere = tuple(slice(0, n) for n in leading)
+
+    def some(part: tuple[slice, ...], tile: slice) -> slice:
+        columns = slice(0, kv_len) if mask is None else mask.columns(part, tile, shape).some
+        # Rows without keys still have an answer.
+        return columns if columns.start < columns.stop else slice(0, 1)
+
+    def width(tile: slice) -> int:
+        columns = some(everywhere, tile)
+        return columns.stop - columns.start
+
+    def parts(tile: slice) -> list[tuple[slice, ...]]:
+        columns = width(tile)
+        room = max(1, _times(columns) * BLOCK_SIZE // ((tile.stop - tile.start) * columns))
+        return list(_leading_parts(tuple(leading), room, groups))
+
+    # Tile after tile of one head, as far as heads are alone: its keys stay in the cache.
+    for alike, tiles in groupby(_tiles(rows, width), parts):
+        tiles_alike = list(tiles)
+        for part in alike:
+            for tile in tiles_alike:
+                yield Box(part, tile, some(part, tile))
+
+
+def _tiles(rows: range, width: Callable[[slice], int]) -> Iterator[slice]:
+    """Rows for one block after another, more of them where a mask leaves them fewer columns."""
+    if rows.step >= MIN_ROWS:
+        # The least block would hold no more than one of them.
+        yield from (slice(row, row + 1) for row in rows)
+        return
+    start, end = rows[0], rows[-1] + 1
+    if (end - start) * width(slice(start, end)) <= BLOCK_SIZE:
+        yield slice(start, end)
+        return
+    while start < end:
+        times = _times(width(slice(start, min(start + MAX_ROWS, end))))
+        tallest = slice(start, min(start + times * MAX_ROWS, end))
+        stop = min(start + max(MIN_ROWS, times * BLOCK_SIZE // width(tallest)), tallest.stop)
+        yield slice(start, stop)
+        start = stop
+
+
+def _times(columns: int) -> int:
+    return 2 if columns > LONG else 1
+
+
+def _leading_parts(
+    leading: tuple[int, ...], room: int, groups: Sequence[int]
+) -> Iterator[tuple[slice, ...]]:
+    """Parts of the leading axes of at most `room` matrices each, last axis first."""
+    if not leading:
+        yield ()
+        return
+    *outer, last = leading
+    whole_or_part = (
+        n for n in range(min(room, last), 0, -1) if all(n % g == 0 or g % n == 0 for g in groups)
+    )
+    step = next(whole_or_part)
+    for rest in _leading_parts(tuple(outer), max(1, room // last), ()):
+        for start in range(0, last, step):
+            yield (*rest, slice(start, min(start + step, last)))
+
+
+@dataclass(frozen=True, eq=False)
+class _Sweep:
+    source: Scores
+    mask: Mask | None
+    reductions: tuple[Reduction, ...]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What gradients flow to, each tensor once."""
+        extra = [tensor for reduction in self.reductions for tensor in reduction.tensors]
+        unique = {id(tensor): tensor for tensor in (*self.source.tensors, *extra)}
+        return tuple(unique.values())
+
+    @cached_property
+    def boxes(self) -> list[Box]:
+        ranges = [reduction.rows(self.source.shape[-2]) for reduction in self.reductions]
+        ranges = [rows for rows in ranges if len(rows)]
+        if not ranges:
+            return []
+        alone = len(ranges) == 1
+        rows = ranges[0] if alone else range(min(map(min, ranges)), max(map(max, ranges)) + 1)
+        groups = {self.source.group, *(reduction.group for reduction in self.reductions)}
+        return list(boxes(self.source.shape, self.mask, tuple(groups), rows))
+
+    def scratch(self) -> Scratch:
+        sizes = (prod(part.stop - part.start for part in box.at_both) for box in self.boxes)
+        return Scratch(max(sizes, default=0))
+
+    def start(self) -> list[tuple[Tensor, ...]]:
+        shape, device = self.source.shape, self.source.device
+        dtype = accumulation_dtype(self.source.dtype)
+        return [reduction.start(shape, dtype, device) for reduction in self.reductions]
+
+    def fill(self, buffers: list[tuple[Tensor, ...]]) -> None:
+        """Add what every block has to say."""
+
+        def worker() -> Callable[[Box], list[tuple[Part, ...]]]:
+            scratch = self.scratch()
+
+            def answer(box: Box) -> list[tuple[Part, ...]]:
+                with torch.no_grad(), torch.autocast(self.source.device.type, enabled=False):
+                    block = Block(self.source, self.mask, box, cut_whole, scratch)
+                    return [reduction.update(block) for reduction in self.reductions]
+
+            return answer
+
+        def take(answers: list[tuple[Part, ...]]) -> None:
+            with torch.no_grad():
+                for sums, parts in zip(buffers, answers, strict=True):
+                    for total, part in zip(sums, parts, strict=True):
+                        total[part.at].add_(part.value)
+
+        in_turns(self.boxes, worker, take, self.source.device)
+
+    def pull_back(self, gradients: list[tuple[Tensor | None, ...]]) -> dict[int, Tensor]:
+        """The gradients of the inputs by their places, from those of the buffers."""
+        dtype = accumulation_dtype(self.source.dtype)
+        totals: dict[int, Tensor] = {}
+
+        def worker() -> Callable[[Box], list[tuple[int, Index, Tensor]]]:
+            scratch = self.scratch()
+
+            def answer(box: Box) -> list[tuple[int, Index, Tensor]]:
+                leaves = _Leaves(self.tensors)
+                with torch.enable_grad(), torch.autocast(self.source.device.type, enabled=False):
+                    block = Block(self.source, self.mask, box, leaves.cut, scratch)
+                    values: list[Tensor] = []
+                    arriving: list[Tensor] = []
+                    for reduction, grads in zip(self.reductions, gradients, strict=True):
+                        if all(grad is None for grad in grads):
+                            continue
+                        for part, grad in zip(reduction.update(block), grads, strict=True):
+                            if grad is not None and part.value.requires_grad:
+                                values.append(part.value)
+                                arriving.append(grad[part.at])
+                    return leaves.gradients(block, values, arriving)
+
+            return answer
+
+        def take(answers: list[tuple[int, Index, Tensor]]) -> None:
+            with torch.no_grad():
+                for place, index, gradient in answers:
+                    if place not in totals:
+                        totals[place] = _zeros(self.tensors[place].shape, gradient, dtype)
+                    narrow(totals[place], index).add_(gradient)
+
+        in_turns(self.boxes, worker, take, self.source.device)
+        return totals
+
+
+def _zeros(shape: torch.Size, like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Zeros that lie in memory as `like` does: to add a matrix to a transposed one is slow."""
+    if len(shape) < 2 or like.stride(-1) <= like.stride(-2):
+        return torch.zeros(shape, dtype=dtype, device=like.device)
+    return torch.zeros((*shape[:-2], shape[-1], shape[-2]), dtype=dtype, device=like.device).mT
+
+
+class _Leaves:
+    """Cuts that remember what they cut, so that one block can be differentiated by itself."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._places = {id(tensor): place for place, tensor in enumerate(tensors)}
+        self._taken: list[tuple[int, Index, Tensor]] = []
+
+    def cut(self, tensor: Tensor, index: Index) -> Tensor:
+        leaf = narrow(tensor.detach(), index)
+        if tensor.requires_grad:
+            leaf.requires_grad_()
+            self._taken.append((self._places[id(tensor)], index, leaf))
+        return leaf
+
+    def gradients(
+        self, block: Block, values: list[Tensor], arriving: list[Tensor]
+    ) -> list[tuple[int, Index, Tensor]]:
+        """The gradient of each leaf, with the tensor and the place it was cut from.
+
+        Autograd goes from the values to the tensors of the block, the block itself from there to
+        its scores, and autograd on to what the scores are made of.
+        """
+        if not values:
+            return []
+        cuts = [leaf for _, _, leaf in self._taken]
+        read = block.leaves
+        found = torch.autograd.grad(values, [*read, *cuts], arriving, allow_unused=True)
+        of_read = {id(leaf): gradient for leaf, gradient in zip(read, found, strict=False)}
+        with torch.no_grad():
+            sources = block.sources(lambda leaf: of_read.get(id(leaf)))
+        sources = [(source, gradient) for source, gradient in sources if source.requires_grad]
+        through: tuple[Tensor | None, ...] = (None,) * len(cuts)
+        if sources:
+            through = torch.autograd.grad(
+                [source for source, _ in sources],
+                cuts,
+                [gradient for _, gradient in sources],
+                allow_unused=True,
+            )
+        answers: list[tuple[int, Index, Tensor]] = []
+        for half in (found[len(read) :], through):
+            for (place, index, _), gradient in zip(self._taken, half, strict=True):
+                if gradient is not None:
+                    answers.append((place, index, gradient))
+        return answers
+
+
+class _Recompute(torch.autograd.Function):
+    """A sweep whose backward is a second sweep; no derivative is written by hand."""
+
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        sweep: _Sweep, buffers: list[tuple[Tensor, ...]], *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        if any(given is not own for given, own in zip(tensors, sweep.tensors, strict=True)):
+            only_backward()  # torch.func hands over what its tensors wrap
+        sweep.fill(buffers)
+        return tuple(total for sums in buffers for total in sums)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        sweep, buffers, *tensors = inputs
+        ctx.sweep, ctx.counts = sweep, [len(sums) for sums in buffers]
+        # Notices inputs and masks that were changed in place since.
+        ctx.save_for_backward(*tensors, *([] if sweep.mask is None else sweep.mask.tensors))
+        ctx.mark_non_differentiable(*(total for total in output if not total.is_floating_point()))
+        ctx.set_materialize_grads(False)
+
+    vmap: Any = staticmethod(only_backward)
+    jvp: Any = staticmethod(only_backward)
+
+    @staticmethod
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grad_outputs: Any
+    ) -> tuple[Tensor | None, ...]:
+        saved: tuple[Tensor, ...] = ctx.saved_tensors
+        tensors = saved[: len(ctx.needs_input_grad) - 2]
+        arriving = iter(grad_outputs)
+        grouped = [tuple(next(arriving) for _ in range(count)) for count in ctx.counts]
+        totals = ctx.sweep.pull_back(grouped)
+        gradients: list[Tensor | None] = []
+        for place, tensor in enumerate(tensors):
+            total = totals.get(place)
+            found = torch.zeros_like(tensor) if total is None else total.to(tensor.dtype)
+            gradients.append(first_only(found, tensors) if tensor.requires_grad else None)
+        return None, None, *gradients

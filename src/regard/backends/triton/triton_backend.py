@@ -1,0 +1,353 @@
+"""The Triton kernels as a backend: which questions they answer, and on which machines."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.util import find_spec
+from subprocess import CalledProcessError
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from regard.backends.autograd_limits import only_backward
+from regard.backends.backend import Backend
+from regard.backends.plan import Plan, counted
+from regard.backends.sdpa import Fused
+from regard.backends.sweep import boxes
+from regard.backends.triton.operands import operands, refused
+from regard.errors import check_operand, check_spans, dtype_text
+from regard.masks import Mask
+from regard.reductions.products import Output, TransposedOutput
+from regard.reductions.reduction import Reduction
+from regard.reductions.row_statistics import Entropy, LogSumExp
+from regard.reductions.sums import Pool, Segments, Sum
+from regard.reductions.top_k import Max, Top, TopK
+from regard.scores.query_key import QueryKey
+from regard.scores.score_source import Scores
+
+if TYPE_CHECKING:
+    from regard.backends.triton.launch import Launch, RowStatistics
+
+__all__ = ["Triton", "lacking", "say_once"]
+
+MAX_K = 64
+MAX_HEAD_DIM = 256
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+LEAST_CAPABILITY = (8, 0)
+# Spans of queries that overlap are read again, and their sums held.
+MAX_OVERLAP = 4
+LEAST_HEIGHT = 32  # of a tile that spans are cut for, in queries: a plan counts the most pieces
+ANSWERED = (LogSumExp, Entropy, Sum, Max, TopK, Pool, Segments, TransposedOutput)
+# What Triton says, in no error of its own, of a machine without a compiler, a driver or a folder.
+MACHINES = ("C compiler", "active drivers", "libcuda", "cache dir")
+_FUSED = Fused()
+_META = torch.device("meta")
+_NO_GRAPH = "regard launches its Triton kernels beside the graph"
+
+
+@dataclass(frozen=True)
+class Triton(Backend):
+    """Every statistic of rows and columns in one pass over tiles that never leave the registers.
+
+    The rows are read once for all that is asked of them; what is asked of the columns, of cells
+    and of the largest weights takes one more pass each, given their norms. ``Output`` beside
+    them goes to the fused kernels. Answers have no gradients.
+
+    Attributes:
+        instead: what answers, with a warning, where a GPU has too little memory, or nothing to
+            compile with; None: an error.
+    """
+
+    instead: Backend | None = None
+
+    def refusal(
+        self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
+    ) -> str | None:
+        return _of_reductions(source, mask, reductions) or refused(source, mask) or lacking(source)
+
+    def plan(self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> Plan:
+        passes = _passes(reductions)
+        outputs = [r for r in reductions if isinstance(r, Output)]
+        parts = boxes(source.shape, mask, (source.group,), range(source.shape[-2]))
+        flops, read = counted(parts, source, ())
+        flops, read = flops * len(passes), read * len(passes)
+        held = 3 * source.shape[:-1].numel() * torch.float32.itemsize  # the logsumexp and norms
+        held += _between(reductions, source.shape)
+        for reduction in reductions:
+            if reduction not in outputs:
+                held += sum(buffer.nbytes for buffer in _buffers(reduction, source))
+        for output in outputs:
+            fused = _FUSED.plan(source, mask, [output])
+            passes.append(fused.how)
+            flops, read, held = flops + fused.flops, read + fused.read, held + fused.held
+        return Plan(f"Triton kernels for {', '.join(passes)}", flops, read, held)
+
+    def reduce(
+        self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
+    ) -> tuple[Any, ...]:
+        if self.instead is None:
+            return _answers(cast(QueryKey, source), mask, reductions)
+        try:
+            return _answers(cast(QueryKey, source), mask, reductions)
+        except Exception as error:
+            reason = _of_machine(error)
+            if reason is None:
+                raise
+            say_once(reason)
+        return self.instead.reduce(source, mask, reductions)
+
+
+def _of_machine(error: Exception) -> str | None:
+    """Why this machine cannot run a kernel, as a clause; None: the error is another."""
+    from triton.compiler.errors import (  # pyright: ignore[reportMissingTypeStubs]
+        CompilationError,
+    )
+    from triton.runtime.errors import (  # pyright: ignore[reportMissingTypeStubs]
+        OutOfResources,
+        PTXASError,
+    )
+
+    said = " ".join(str(error).split())
+    match error:
+        case torch.OutOfMemoryError():
+            return "the memory of the GPU is full"
+        case OutOfResources():
+            return f"a multiprocessor of this GPU is too small for a tile ({said})"
+        case CompilationError() | PTXASError() | CalledProcessError() | OSError():
+            return f"this machine does not compile them ({said})"
+        case RuntimeError() | AssertionError() if any(words in said for words in MACHINES):
+            return f"this machine does not compile them ({said})"
+        case _:
+            return None
+
+
+def _of_reductions(
+    source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
+) -> str | None:
+    """Why these questions have no kernel."""
+    outputs = [r for r in reductions if isinstance(r, Output)]
+    others = [type(r).__name__ for r in reductions if not isinstance(r, (*ANSWERED, Output))]
+    if others:
+        return f"no Triton kernel gives {', '.join(others)}"
+    if len(outputs) == len(reductions):
+        return "no Triton kernel gives Output by itself"
+    for output in outputs:
+        if (refusal := _FUSED.refusal(source, mask, [output])) is not None:
+            return refusal
+    for reduction in reductions:
+        if isinstance(reduction, TopK) and reduction.k > MAX_K:
+            return f"the Triton kernel for TopK takes a k up to {MAX_K}, and it is {reduction.k}"
+        if isinstance(reduction, Segments):
+            spans = check_spans("query_spans", reduction.query_spans, "q_len", source.shape[-2])
+            if sum(stop - start for start, stop in spans) > MAX_OVERLAP * source.shape[-2]:
+                return f"the query_spans of Segments overlap more than {MAX_OVERLAP}-fold"
+        if isinstance(reduction, TransposedOutput) and (lack := _of_operand(reduction.operand)):
+            return lack
+    tensors = [*source.tensors, *(tensor for r in reductions for tensor in r.tensors)]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return "Triton kernels have no gradients"
+    return None
+
+
+def _of_operand(operand: Tensor) -> str | None:
+    """Why no kernel multiplies this operand with the transposed matrix."""
+    if operand.dtype not in DTYPES:
+        return f"no Triton kernel multiplies {dtype_text(operand.dtype)}"
+    if operand.ndim > 1 and operand.shape[-1] > MAX_HEAD_DIM:
+        return f"Triton kernels multiply a width up to {MAX_HEAD_DIM}, not {operand.shape[-1]}"
+    return None
+
+
+def _passes(reductions: Sequence[Reduction]) -> list[str]:
+    """The kernels that these questions take, in words."""
+    passes = ["the rows"]
+    if any(r == Sum(-2) for r in reductions):
+        passes.append("the columns")
+    passes += ["a transposed product" for r in reductions if isinstance(r, TransposedOutput)]
+    passes += ["the cells" for r in reductions if isinstance(r, Pool)]
+    passes += ["the segments" for r in reductions if isinstance(r, Segments)]
+    if any(isinstance(r, TopK) for r in reductions):
+        passes.append("the largest weights")
+    return passes
+
+
+def _between(reductions: Sequence[Reduction], shape: torch.Size) -> int:
+    """Bytes that one pass leaves to the next: lists of tiles, and sums of pieces of spans."""
+    most = max((r.k for r in reductions if isinstance(r, TopK)), default=0)
+    numbers = [shape[:-1].numel() * (1 << (most - 1).bit_length()) if most else 0]
+    for reduction in reductions:
+        if isinstance(reduction, Pool | Segments):
+            down, across = _spans(reduction, shape)
+            pieces = int((-(-down.diff() // LEAST_HEIGHT)).sum())
+            if pieces > len(down):
+                numbers.append(shape[:-2].numel() * pieces * len(across))
+    return sum(numbers) * torch.float32.itemsize
+
+
+def _buffers(reduction: Reduction, source: Scores) -> tuple[Tensor, ...]:
+    """A question checked against the matrix; its buffers, without memory."""
+    if isinstance(reduction, TransposedOutput):
+        operand, shape = reduction.operand, source.shape[:-1]
+        check_operand("operand", operand, "q_len", shape, source.device)
+        reduction = TransposedOutput(operand.to(_META))
+    return reduction.start(source.shape, torch.float32, _META)
+
+
+def _answers(
+    source: QueryKey, mask: Mask | None, reductions: Sequence[Reduction]
+) -> tuple[Any, ...]:
+    if torch.compiler.is_compiling():
+        # A kernel takes memory where a graph has none. This decorator imports Dynamo: not sooner.
+        outside: Any = torch.compiler.disable(_answers, reason=_NO_GRAPH)
+        return outside(source, mask, reductions)
+    from regard.backends.triton.launch import Launch  # imports triton
+
+    _Plain.apply(*source.tensors)
+    for reduction in reductions:
+        if not isinstance(reduction, Output):
+            _buffers(reduction, source)
+    with torch.no_grad(), torch.autocast(source.device.type, enabled=False):
+        asked = _Asked(source, mask, Launch(operands(source, mask)), tuple(reductions))
+        return tuple(asked.answer(reduction) for reduction in reductions)
+
+
+class _Plain(torch.autograd.Function):
+    """Nothing; what it is given must be memory that a kernel can read, not stand for more."""
+
+    @staticmethod
+    def forward(*tensors: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return tensors[0].new_zeros(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    vmap: Any = staticmethod(only_backward)
+    jvp: Any = staticmethod(only_backward)
+
+
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """Questions to one matrix; each pass is made once, when it is first needed."""
+
+    source: QueryKey
+    mask: Mask | None
+    launch: "Launch"
+    reductions: tuple[Reduction, ...]
+
+    @cached_property
+    def rows(self) -> "RowStatistics":
+        asked = self.reductions
+        return self.launch.rows(
+            entropy=Entropy() in asked,
+            mass=Sum(-1) in asked,
+            largest=Max() in asked,
+            k=max((r.k for r in asked if isinstance(r, TopK)), default=0),
+        )
+
+    @cached_property
+    def largest(self) -> tuple[Tensor, Tensor]:
+        """As many as the largest k that is asked."""
+        assert self.rows.tiles is not None
+        k = max(r.k for r in self.reductions if isinstance(r, TopK))
+        return self.launch.top(self.rows.norms, self.rows.tiles, k)
+
+    @cached_property
+    def column_sums(self) -> Tensor:
+        return self.launch.column_sums(self.rows.norms)
+
+    def answer(self, reduction: Reduction) -> Any:
+        """The answer to one question, with the axes of the matrix."""
+        shape = self.source.shape
+        match reduction:
+            case LogSumExp():
+                return self._shaped(self.rows.logsumexp)
+            case Entropy():
+                return self._shaped(self.rows.entropy)
+            case Sum(dim=-1):
+                return self._shaped(self.rows.mass)
+            case Sum():
+                return self._shaped(self.column_sums)
+            case Max():
+                return Top(self._shaped(self.rows.value), self._shaped(self.rows.best))
+            case TopK(k):
+                return Top(*(self._shaped(each[..., :k]) for each in self.largest))
+            case TransposedOutput(operand):
+                product = self.launch.transposed_product(
+                    self.rows.norms, _four_axes(operand, self.launch.given.shape)
+                )
+                return reduction.finish((self._shaped(product),), shape)
+            case Pool() | Segments():
+                down, across = _spans(reduction, shape)
+                mass = self.launch.spans(self.rows.norms, down, across)
+                return reduction.finish((self._shaped(mass),), shape)
+            case _:
+                return _FUSED.reduce(self.source, self.mask, [reduction])[0]
+
+    def _shaped(self, tensor: Tensor | None) -> Tensor:
+        assert tensor is not None
+        return tensor.reshape(*self.source.shape[:-2], *tensor.shape[2:])
+
+
+def _four_axes(operand: Tensor, shape: torch.Size) -> Tensor:
+    """The operand as (batch, heads, q_len, width), its heads still in groups."""
+    if operand.ndim == 1:
+        operand = operand[:, None]
+    operand = operand[(None,) * (len(shape) - operand.ndim)]
+    operand = operand.expand(shape[0], *operand.shape[1:])
+    return operand if operand.stride(-1) == 1 else operand.contiguous()
+
+
+def _spans(reduction: Pool | Segments, shape: torch.Size) -> tuple[Tensor, Tensor]:
+    """The spans of queries and those of keys, (start, stop) each."""
+    if isinstance(reduction, Segments):
+        keys = reduction.query_spans if reduction.key_spans is None else reduction.key_spans
+        down = check_spans("query_spans", reduction.query_spans, "q_len", shape[-2])
+        return torch.tensor(down), torch.tensor(check_spans("key_spans", keys, "kv_len", shape[-1]))
+    (cells,) = reduction.start(shape, torch.float32, _META)  # never filled
+    edges = [
+        torch.arange(n + 1) * shape[axis] // n
+        for axis, n in zip((-2, -1), cells.shape[-2:], strict=True)
+    ]
+    down, across = (torch.stack((edge[:-1], edge[1:]), -1) for edge in edges)
+    return down, across
+
+
+def lacking(source: Scores) -> str | None:
+    """What is missing for these tensors to be given to a kernel, as a clause; None: nothing."""
+    device = source.device
+    found = find_spec("triton")
+    if found is None or found.origin is None:  # a folder of that name is no package
+        return "triton is not installed"
+    if device.type != "cuda":
+        from regard.backends.triton.launch import interpreted  # takes half a second
+
+        if not (device.type == "cpu" and interpreted()):
+            return f"Triton kernels run on NVIDIA GPUs, and the matrix is on {device}"
+    elif torch.version.hip is not None:
+        return "Triton kernels are written for NVIDIA GPUs, and this is one of AMD"
+    elif (capability := torch.cuda.get_device_capability(device)) < LEAST_CAPABILITY:
+        least = ".".join(map(str, LEAST_CAPABILITY))
+        has = ".".join(map(str, capability))
+        return f"Triton kernels need compute capability {least}, and the GPU has {has}"
+    if not isinstance(source, QueryKey):
+        return None
+    if source.dtype not in DTYPES or source.key.dtype != source.dtype:
+        return f"no Triton kernel takes {dtype_text(source.dtype)}"
+    if source.query.shape[-1] > MAX_HEAD_DIM:
+        head_dim = source.query.shape[-1]
+        return f"Triton kernels take a head_dim up to {MAX_HEAD_DIM}, and it is {head_dim}"
+    return None
+
+
+@cache
+def say_once(reason: str) -> None:
+    """Warn that another backend answers, the first time for each reason."""
+    warnings.warn(
+        f"the Triton kernels do not answer: {reason}; the sweep over blocks does, in more time.\n"
+        "    Ask with backend='blocks' to choose it.",
+        RuntimeWarning,
+        stacklevel=5,
+    )

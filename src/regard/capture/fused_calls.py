@@ -1,0 +1,388 @@
+"""A fused call and its arguments, read as the AttentionMatrix of what it did.
+
+A fused operation takes query and key and gives the output; the weights never exist. Its arguments
+say all the same what they were: which operation has which arguments, and what they mean, is known
+here and nowhere else.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.nn.utils.rnn import pad_sequence
+
+from regard.masks import Causal, Documents, Keep, Mask, Padding, SlidingWindow
+from regard.masks.recognise import recognised, split
+from regard.matrix.attention_matrix import AttentionMatrix, attend
+from regard.scores.position_bias import ALiBi
+
+__all__ = ["NESTED", "FusedCall", "attention_of", "fused_call"]
+
+NESTED = "query is a nested tensor; it must be an ordinary one.\n    Pad it and pass a mask."
+
+Given = Mapping[str, Any]
+"""The arguments of a call by their names, those left out included."""
+
+
+@dataclass(frozen=True)
+class FusedCall:
+    """How the arguments of one fused operation are read.
+
+    Attributes:
+        names: of its arguments, in order.
+        defaults: of those that may be left out.
+        read: gives the matrix of what a call with such arguments did.
+        read_value: gives its value, with the axes of the matrix.
+        inside: the attention module inside the module that runs the call, "" where they are one.
+    """
+
+    names: tuple[str, ...]
+    defaults: Given
+    read: Callable[[Given], AttentionMatrix]
+    read_value: Callable[[Given], Tensor]
+    inside: str = ""
+
+    def matrix(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Given,
+        *,
+        one_query: bool = False,
+        padded_to: Mapping[tuple[int, ...], int] | None = None,
+    ) -> AttentionMatrix:
+        """What a call did; its tensors are the model's own.
+
+        Args:
+            args: of the call.
+            kwargs: of the call.
+            one_query: whether there is one query token, so that in its place the axis of the tokens
+                may hold the heads that share a key (``pack_gqa`` of transformers).
+            padded_to: how many tokens a nested tensor had before its padding was left out, by the
+                lengths of its sequences.
+
+        Raises:
+            TypeError: a dtype that attention cannot have.
+            ValueError: an argument whose meaning cannot be told in a matrix.
+        """
+        given = self._given(args, kwargs, padded_to)
+        return self.read(_unpacked(given) if one_query else given)
+
+    def value(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Given,
+        *,
+        padded_to: Mapping[tuple[int, ...], int] | None = None,
+    ) -> Tensor:
+        """What a call drew from, (..., num_kv_heads, kv_len, head_dim); see ``matrix``."""
+        return self.read_value(self._given(args, kwargs, padded_to))
+
+    def _given(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Given,
+        padded_to: Mapping[tuple[int, ...], int] | None,
+    ) -> Given:
+        given = {**self.defaults, **dict(zip(self.names, args, strict=False))}
+        given |= {_OUR_NAMES.get(name, name): value for name, value in kwargs.items()}
+        return {**given, "padded_to": padded_to or {}}
+
+
+@cache
+def fused_call(operation: Callable[..., Any]) -> FusedCall | None:
+    """How the arguments of an operation are read; None where it is no fused attention.
+
+    Asked of each operation that runs: to list all that PyTorch knows takes longer.
+
+    Args:
+        operation: an ``OpOverload``, or a higher-order operation.
+
+    Example:
+        >>> import torch
+        >>> call = fused_call(torch.ops.aten.scaled_dot_product_attention.default)
+        >>> query = key = value = torch.zeros(1, 2, 3, 4)
+        >>> call.matrix((query, key, value), {"is_causal": True})
+        AttentionMatrix(batch=1, num_heads=2, q_len=3, kv_len=3, dtype=float32, device=cpu, \
+scale=0.5, mask=Causal())
+    """
+    if not isinstance(operation, OpOverload):
+        return None
+    namespace, _, name = operation.name().partition("::")  # the default one has no dot
+    kind = _TORCH.get(name) if namespace in ("aten", "torch_attn") else _PACKAGES.get(name)
+    return None if kind is None else _fused_call(operation, *kind)
+
+
+def _fused_call(
+    overload: Any,
+    read: Callable[[Given], AttentionMatrix],
+    read_value: Callable[[Given], Tensor],
+    inside: str = "",
+) -> FusedCall:
+    arguments = overload._schema.arguments
+    names = tuple(str(_OUR_NAMES.get(argument.name, argument.name)) for argument in arguments)
+    defaults = {
+        name: argument.default_value
+        for name, argument in zip(names, arguments, strict=True)
+        if argument.has_default_value()
+    }
+    return FusedCall(names, defaults, read, read_value, inside)
+
+
+def attention_of(
+    query: Tensor,
+    key: Tensor,
+    *,
+    numbers: Tensor | None = None,
+    mask: Mask | None = None,
+    scale: float | None = None,
+) -> AttentionMatrix:
+    """The matrix of a query and a key with a mask as scaled_dot_product_attention takes it.
+
+    Args:
+        query: (..., num_heads, q_len, head_dim).
+        key: (..., num_kv_heads, kv_len, head_dim).
+        numbers: bool, True = may attend, or added to the scores; broadcastable to the matrix.
+        mask: one more mask, of a known kind.
+        scale: as in ``regard.attend``.
+    """
+    scale = None if scale is None else float(scale)  # PyTorch takes tensors and NumPy's numbers too
+    plain = attend(query, key, mask=mask, scale=scale)
+    if numbers is None:
+        return plain
+    if numbers.dtype == torch.bool:
+        found, bias = recognised(numbers, plain.shape), None
+    else:
+        found, bias = split(numbers, plain.shape)
+    if found is not None:
+        mask = found if mask is None else mask & found
+    return attend(query, key, mask=mask, scale=scale, bias=bias)
+
+
+def _causal(query: Tensor, key: Tensor) -> Mask:
+    """What is_causal means in PyTorch, which lines up the first query with the first key."""
+    return Causal() if query.shape[-2] == key.shape[-2] else Causal(align="top-left")
+
+
+def _scaled_dot_product(given: Given) -> AttentionMatrix:
+    query, key = given["query"], given["key"]
+    if query.is_nested or key.is_nested:
+        raise ValueError(NESTED)
+    return attention_of(
+        query,
+        key,
+        numbers=given.get("attn_mask"),
+        mask=_causal(query, key) if given["is_causal"] else None,
+        scale=given["scale"],
+    )
+
+
+def _unpacked(given: Given) -> Given:
+    """The arguments with all heads on their own axis, (batch, num_heads, 1, ...)."""
+    query, mask = given["query"], given.get("attn_mask")
+    packed = query.shape[1:3]
+    if mask is not None and mask.shape[1:3] == packed:
+        mask = mask.flatten(1, 2)[:, :, None]
+    return {**given, "query": query.flatten(1, 2)[:, :, None], "attn_mask": mask}
+
+
+def _multi_head(given: Given) -> AttentionMatrix:
+    return _projected(given["query"], given["key"], given["num_head"], given)
+
+
+def _encoder_layer(given: Given) -> AttentionMatrix:
+    source, lengths = _normed(given)
+    return _projected(source, source, given["num_heads"], given, lengths)
+
+
+def _normed(given: Given) -> tuple[Tensor, list[int] | None]:
+    """What an encoder layer's attention is given, and the length of each sequence."""
+    source, lengths = _padded(given["src"], given)
+    if given["norm_first"]:
+        weight, bias = given["norm_weight_1"], given["norm_bias_1"]
+        source = F.layer_norm(source, (given["embed_dim"],), weight, bias, given["eps"])
+    return source, lengths
+
+
+def _value(given: Given) -> Tensor:
+    return given["value"]
+
+
+def _value_of_multi_head(given: Given) -> Tensor:
+    return _projected_value(_padded(given["value"], given)[0], given["num_head"], given)
+
+
+def _value_of_encoder_layer(given: Given) -> Tensor:
+    return _projected_value(_normed(given)[0], given["num_heads"], given)
+
+
+def _projected_value(value: Tensor, num_heads: int, given: Given) -> Tensor:
+    of_values, bias = given["qkv_weight"].chunk(3)[2], given["qkv_bias"].chunk(3)[2]
+    return _heads(F.linear(value, of_values, bias), num_heads)
+
+
+def _projected(
+    query: Tensor, key: Tensor, num_heads: int, given: Given, lengths: list[int] | None = None
+) -> AttentionMatrix:
+    """The matrix of a layer that projects its input itself: query and key once more."""
+    query, of_query = _padded(query, given)
+    key, of_key = _padded(key, given)
+    lengths = lengths or of_query or of_key
+    of_queries, of_keys, _ = given["qkv_weight"].chunk(3)
+    query_bias, key_bias, _ = given["qkv_bias"].chunk(3)
+    query = _heads(F.linear(query, of_queries, query_bias), num_heads)
+    key = _heads(F.linear(key, of_keys, key_bias), num_heads)
+    mask = None if lengths is None else _only_real(lengths, query)
+    return attention_of(query, key, numbers=_kept(given["mask"], given["mask_type"]), mask=mask)
+
+
+def _heads(x: Tensor, num_heads: int) -> Tensor:
+    """(batch, tokens, num_heads · dim) as (batch, num_heads, tokens, dim)."""
+    return x.reshape(*x.shape[:-1], num_heads, -1).transpose(1, 2)
+
+
+def _padded(tensor: Tensor, given: Given) -> tuple[Tensor, list[int] | None]:
+    """A nested tensor as an ordinary one, (batch, tokens, dim), and the length of each sequence."""
+    if not tensor.is_nested:
+        return tensor, None
+    parts = list(tensor.unbind())
+    lengths = [part.shape[0] for part in parts]
+    padded = pad_sequence(parts, batch_first=True)
+    tokens = given["padded_to"].get(tuple(lengths), padded.shape[1])
+    return F.pad(padded, (0, 0, 0, tokens - padded.shape[1])), lengths
+
+
+def _only_real(lengths: list[int], query: Tensor) -> Mask:
+    """Tokens beyond the length of their sequence do not exist: no key, and no query either."""
+    padding = Padding(lengths)
+    if min(lengths) == query.shape[-2]:
+        return padding
+    places = torch.arange(query.shape[-2], device=query.device)
+    real = places < torch.tensor(lengths, device=query.device)[:, None]
+    return padding & Keep(real[:, None, :, None])
+
+
+def _kept(mask: Tensor | None, kind: int | None) -> Tensor | None:
+    """A mask of the fast path, in which anything but 0 means *may not attend*, as True = may.
+
+    Its kind is 0 for (q_len, kv_len), 1 for the padding (batch, kv_len), 2 for all four axes.
+    """
+    if mask is None:
+        return None
+    mask = mask == 0
+    return mask[:, None, None, :] if kind == 1 else mask
+
+
+def _flash(given: Given) -> AttentionMatrix:
+    """flash-attn's layout is (batch, tokens, heads, dim), or (tokens, heads, dim) for a pack."""
+    for name in _UNREAD:
+        if isinstance(given.get(name), Tensor) or given.get(name):
+            raise ValueError(
+                f"the flash-attn call has {name}, which cannot be told in a matrix.\n"
+                "    Run the model without it, or with attn_implementation='sdpa'."
+            )
+    query, key = (given[name].transpose(-3, -2) for name in ("query", "key"))
+    ends = [given.get(name) for name in ("cu_seqlens_q", "cu_seqlens_k")]
+    mask = _band(query, key, given)
+    if ends[0] is not None:
+        mask = _pack(ends[0], ends[0] if ends[1] is None else ends[1], mask)
+    slopes, softcap = given.get("alibi_slopes"), given.get("softcap") or None
+    if slopes is not None and softcap is not None:
+        raise ValueError(
+            "the flash-attn call has softcap and alibi_slopes, added after the cap.\n"
+            "    Leave one of them out."
+        )
+    bias = None if slopes is None else ALiBi(slopes)
+    return attend(query, key, mask=mask, scale=given["scale"], bias=bias, softcap=softcap)
+
+
+def _value_of_flash(given: Given) -> Tensor:
+    return given["value"].transpose(-3, -2)
+
+
+def _band(query: Tensor, key: Tensor, given: Given) -> Mask | None:
+    """A window of -1 has no end; with causal nothing after the query is seen."""
+    left, right = given.get("window_size") or (
+        given.get("window_size_left", -1),
+        given.get("window_size_right", -1),
+    )
+    right = 0 if given["is_causal"] else right
+    everything = query.shape[-2] + key.shape[-2]
+    if left < 0:
+        return None if right < 0 else Causal() if right == 0 else SlidingWindow(everything, right)
+    return SlidingWindow(left, everything if right < 0 else right)
+
+
+def _pack(ends: Tensor, key_ends: Tensor, band: Mask | None) -> Mask:
+    """Several sequences side by side; each attends to itself only."""
+    of_queries, of_keys = _documents(ends), _documents(key_ends)
+    if torch.equal(ends, key_ends):
+        return Documents(of_keys) if band is None else Documents(of_keys) & band
+    allowed = of_queries[:, None] == of_keys
+    if band is not None:
+        # The band of each sequence is lined up at that sequence's own end.
+        spans = zip(pairwise(_whole(ends)), pairwise(_whole(key_ends)), strict=True)
+        for (start, stop), (key_start, key_stop) in spans:
+            part = allowed[start:stop, key_start:key_stop]
+            if part.numel():
+                part &= band.to_dense(*part.shape, device=part.device)
+    return Keep(allowed)
+
+
+def _documents(ends: Tensor) -> Tensor:
+    """0 for each token of the first sequence, 1 for the second, ...: (tokens,)."""
+    lengths = ends.diff()
+    return torch.arange(len(lengths), device=ends.device).repeat_interleave(lengths)
+
+
+def _whole(ends: Tensor) -> list[int]:
+    return cast(list[int], ends.tolist())
+
+
+_UNREAD = (
+    *("k_new", "qv", "page_table", "block_table", "kv_batch_idx", "leftpad_k", "seqused_q"),
+    *("seqused_k", "rotary_cos", "q_descale", "k_descale", "attention_chunk"),
+)
+"""What flash-attn's calls may have beside what a matrix has."""
+
+_OUR_NAMES = {
+    "attn_bias": "attn_mask",
+    "q": "query",
+    "k": "key",
+    "v": "value",
+    "softmax_scale": "scale",
+    "causal": "is_causal",
+    "cu_seq_q": "cu_seqlens_q",
+    "cu_seq_k": "cu_seqlens_k",
+}
+"""What some operations call what ``scaled_dot_product_attention`` calls otherwise."""
+
+_Reading = tuple[Callable[[Given], AttentionMatrix], Callable[[Given], Tensor], str]
+_TORCH: dict[str, _Reading] = {
+    **dict.fromkeys(
+        (
+            "scaled_dot_product_attention",
+            "_scaled_dot_product_flash_attention_for_cpu",
+            "_scaled_dot_product_flash_attention",
+            "_scaled_dot_product_efficient_attention",
+            "_scaled_dot_product_cudnn_attention",
+            "_scaled_dot_product_fused_attention_overrideable",
+            "_scaled_dot_product_attention_math",
+            "_scaled_dot_product_attention_math_for_mps",
+        ),
+        (_scaled_dot_product, _value, ""),
+    ),
+    "_native_multi_head_attention": (_multi_head, _value_of_multi_head, ""),
+    "_transformer_encoder_layer_fwd": (_encoder_layer, _value_of_encoder_layer, "self_attn"),
+    "_varlen_attn": (_flash, _value_of_flash, ""),
+}
+_PACKAGES: dict[str, _Reading] = {
+    "_flash_attn_forward": (_flash, _value_of_flash, ""),
+    "_flash_attn_varlen_forward": (_flash, _value_of_flash, ""),
+}
+"""In any namespace: flash-attn 2 and 3 have one each, kernels from a hub one for each build."""

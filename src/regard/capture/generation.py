@@ -1,0 +1,454 @@
+"""Generation: the calls of a layer with a KV cache, prompt and answer, found to be one attention.
+
+Nothing is asked of the model or its cache. A call goes on from earlier ones of the same module when
+the keys that it attends to begin with theirs: it then brings its queries as rows and its new keys
+as columns. So all caches look alike: those that grow, that lie ready at their full length, that
+drop their oldest keys, and whose batch entries change places (beams). A call whose keys do not
+agree is the beginning of another attention. Queries that are guesses (``guesses.py``) count, with
+the keys that they bring, once it is known that they stay.
+
+Calls that share all their keys are one attention only where the model wrote in between, as a
+decoder does between two looks at its other text; else they are heads in a loop, or other queries.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, count, pairwise
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from regard.capture.speculative_tokens import frame_of
+from regard.masks import Mask
+from regard.masks.recognise import FAR
+from regard.scores.box import Box
+from regard.scores.query_key import QueryKey
+
+__all__ = ["Order", "Place", "Run", "Steps", "extended", "order_since", "visible_stop"]
+
+Order = tuple[int, ...]
+"""For each entry of the batch the one that it was before."""
+
+
+class Place(NamedTuple):
+    """Where a call goes on from earlier ones.
+
+    Attributes:
+        grows: whether it brings keys, as in self-attention; in cross-attention all stay.
+        base: the column of its first key.
+        known: how many of its keys are known already, the first ones.
+        stop: how many of its keys count; a cache may lie ready for more.
+        order: how the entries of the batch have changed places; None: not at all.
+    """
+
+    grows: bool
+    base: int
+    known: int
+    stop: int
+    order: Order | None = None
+
+
+@dataclass(eq=False)
+class Run:
+    """Calls of one layer that are one attention, so far.
+
+    Attributes:
+        traits: what all its calls have alike; None: another call cannot go on from it.
+        sink_bias: of all its calls.
+        last_query: of the first call, (..., num_heads, 1, head_dim).
+        keys: (..., num_kv_heads, room, head_dim), of which the first kv_len are filled.
+        kv_len: how many keys there are.
+        q_len: how many queries ran.
+        before: how many keys the first call had before its queries, if its queries have keys.
+        guesses: how many queries of the last call are guesses, which do not count yet.
+        parts: how many there are: calls, and each guess in them.
+        grows: whether calls bring keys; None: not known from one call.
+        orders: how the entries of the batch changed places, and how many queries had run by then.
+        time: of the last call, on the clock of all layers.
+    """
+
+    traits: Hashable
+    sink_bias: Tensor | None
+    last_query: Tensor
+    keys: Tensor
+    kv_len: int
+    q_len: int
+    before: int
+    guesses: int
+    time: int
+    parts: int = 1
+    grows: bool | None = None
+    orders: list[tuple[int, Order]] = field(default_factory=list[tuple[int, Order]])
+
+    @property
+    def start(self) -> int:
+        """Where its first query stands among the tokens of its keys; 0 where they are others."""
+        return self.before if self.grows else 0
+
+    def extend(
+        self,
+        place: Place,
+        key: Tensor,
+        queries: tuple[int, int],
+        empty: Callable[[Sequence[int], Tensor], Tensor],
+    ) -> None:
+        """Take in the queries and the new keys of a call that goes on from here.
+
+        Args:
+            place: of the call.
+            key: its keys.
+            queries: how many are sure, and how many are guesses.
+            empty: gives room of a shape for what is like a tensor.
+        """
+        if place.order is not None:
+            self.orders.append((self.q_len, place.order))
+            at = torch.tensor(place.order, device=self.keys.device)
+            self.keys = self.keys[..., : self.kv_len, :].index_select(0, at)
+        self.grows, (sure, self.guesses) = place.grows, queries
+        self.parts += 1 + self.guesses
+        self.q_len += sure
+        if not place.grows:
+            self.kv_len = place.stop
+            return
+        first, self.kv_len = place.base + place.known, place.base + place.stop - self.guesses
+        self.keys = extended(self.keys, first, key[..., place.known : place.stop, :], empty)
+
+    def keep_guesses(self, count: int) -> int:
+        """Of the guesses of the last call some stay, the first ones; gives how many there were."""
+        kept, self.guesses = min(count, self.guesses), 0
+        self.q_len += kept
+        self.kv_len += kept if self.grows else 0
+        return kept
+
+
+class Steps:
+    """Finds which calls belong together."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, list[Run]] = {}
+        self._clock = count(1)
+        self._began_again = 0  # when last a layer did not go on from its earlier calls
+        self._grew = 0  # when last a layer went on with new keys
+        self._last_keys: dict[str, Tensor] = {}  # of one head of layers that nobody wants
+        # Of the last call that brought keys: what each entry of the batch had written before it,
+        # and which of these entries each one goes on from.
+        self._written: tuple[Tensor, list[int]] | None = None
+
+    def begin(
+        self, name: str, source: QueryKey, mask: Mask | None, keys: Tensor, guesses: int
+    ) -> Run:
+        """The first call of what may become several.
+
+        Args:
+            name: of the module.
+            source: of the call.
+            mask: bound to the shape of the call's matrix.
+            keys: a copy of its keys.
+            guesses: how many of its queries are guesses.
+        """
+        q_len, stop = source.query.shape[-2], visible_stop(source, mask)
+        sink_bias = None if source.sink_bias is None else source.sink_bias.clone()
+        last_query, before = source.query[..., -1:, :].clone(), stop - q_len
+        runs = self._runs.setdefault(name, [])
+        brings = guesses > 0 and _are_unseen(guesses, source, mask, stop)
+        run = Run(
+            *(_traits(source), sink_bias, last_query, keys, stop - guesses * brings),
+            *(q_len - guesses, before, guesses, next(self._clock), 1 + guesses),
+            grows=True if brings or _goes_on_from_a_copy(runs, source, before) else None,
+        )
+        self._written = None
+        if runs and runs[-1].time >= self._began_again:
+            self._began_again = run.time
+        runs.append(run)
+        return run
+
+    def follow(
+        self, name: str, source: QueryKey, mask: Mask | None, guesses: int
+    ) -> tuple[Run, Place] | None:
+        """The earlier calls of a layer that a call goes on from, and where; None: there are none.
+
+        Args:
+            name: of the module.
+            source: of the call.
+            mask: bound to the shape of the call's matrix.
+            guesses: how many of its queries are guesses.
+        """
+        traits = _traits(source)
+        if traits is None:
+            return None
+        found: tuple[Run, Place] | None = None
+        for run in reversed(self._runs.get(name, [])):
+            if run.traits != traits or not _same(run.sink_bias, source.sink_bias):
+                continue
+            if found is not None and not _in_turn(run, found[0]):
+                break
+            place = self._staying(run, source) or self._growing(run, source, mask, guesses)
+            if place is not None:
+                found = run, place
+            elif found is not None:
+                break
+        if found is not None:
+            run, place = found
+            run.time = next(self._clock)
+            self._grew = run.time if place.grows else self._grew
+        return found
+
+    def pass_by(
+        self, name: str, source: QueryKey, mask: Mask | None, guesses: int
+    ) -> Callable[[int], None]:
+        """Note whether a layer of which nothing is kept went on with new keys, and how beams moved.
+
+        Args:
+            name: of the module.
+            source: of the call.
+            mask: bound to the shape of the call's matrix.
+            guesses: how many of its queries are guesses.
+
+        Returns:
+            Is to be told how many of them stay.
+        """
+        stop = visible_stop(source, mask)
+        key, known = _entries(source.key)[..., :1, :stop, :], stop - source.query.shape[-2]
+        before = self._last_keys.get(name)
+        if before is not None and known > 0:
+            both = min(known, before.shape[-2])
+            there, now = before[..., -both:, :], key[..., known - both : known, :]
+            origins = _origins(there, now) if there.shape == now.shape else None
+            if origins is not None:
+                self._grew = next(self._clock)
+                self._written = there, origins
+        self._last_keys[name] = key = key.clone()
+
+        def keep_guesses(count: int) -> None:
+            self._last_keys[name] = key[..., : stop - guesses + count, :]
+
+        return keep_guesses
+
+    def _staying(self, run: Run, source: QueryKey) -> Place | None:
+        """The place of a call with the keys of the last one, as in cross-attention."""
+        kv_len, q_len = source.key.shape[-2], source.query.shape[-2]
+        if run.grows or kv_len != run.keys.shape[-2]:
+            return None
+        if run.time < self._began_again or run.time > self._grew:
+            return None
+        if q_len == kv_len and torch.equal(run.last_query, source.query[..., -1:, :]):
+            return None  # one text, read twice
+        before, now = _entries(run.keys), _entries(_at(source.key, run))
+        if self._written is None or len(self._written[1]) != len(now):
+            alone = not any(torch.equal(one, other) for one, other in pairwise(before))
+            return Place(False, 0, kv_len, kv_len) if alone and torch.equal(before, now) else None
+        order = [self._origin(entry, before, now) for entry in range(len(now))]
+        return None if None in order else Place(False, 0, kv_len, kv_len, order=_changed(order))
+
+    def _origin(self, entry: int, before: Tensor, now: Tensor) -> int | None:
+        """Which entry of the batch one was, by what it had written and by the text that it reads.
+
+        Beams move among those of their text; two that wrote the same can read two texts.
+        """
+        assert self._written is not None
+        written, origins = self._written
+        own = origins[entry]
+        for place in (own, *range(len(now))):
+            wrote_it = place == own or torch.equal(written[place], written[own])
+            if wrote_it and torch.equal(before[place], now[entry]):
+                return place
+        return None
+
+    def _growing(self, run: Run, source: QueryKey, mask: Mask | None, guesses: int) -> Place | None:
+        """The place of a call that begins with keys of the calls before and brings its own."""
+        q_len, stop = source.query.shape[-2], visible_stop(source, mask)
+        known = stop - q_len
+        if known < 1 or run.grows is False:
+            return None
+        if guesses and not _are_unseen(guesses, source, mask, stop):
+            return None  # what others saw stays
+        key, base = _at(source.key[..., :known, :], run), run.kv_len - known
+        there = run.keys[..., max(base, 0) : run.kv_len, :]
+        origins = _origins(_entries(there), _entries(key)) if base >= 0 else None
+        if origins is not None and _look_alike(_entries(run.keys[..., : run.kv_len, :]), base):
+            origins = _told_by_search(_entries(there), _entries(key))
+        if origins is not None:
+            self._written = _entries(there), origins
+            return Place(True, base, known, stop, order=_changed(origins))
+        return None
+
+
+def extended(
+    kept: Tensor, first: int, more: Tensor, empty: Callable[[Sequence[int], Tensor], Tensor]
+) -> Tensor:
+    """What is kept of each key, with more from a column on; there may be room behind it.
+
+    Args:
+        kept: (..., num_kv_heads, room, dim).
+        first: the column.
+        more: (..., num_kv_heads, columns, dim).
+        empty: gives room of a shape for what is like a tensor.
+    """
+    stop = first + more.shape[-2]
+    if kept.shape[-2] < stop:
+        # Half as much again each time, so that all copies together cost what the keys do.
+        room = stop + max(64, stop // 2)
+        larger = empty((*more.shape[:-2], room, more.shape[-1]), kept)
+        larger[..., :first, :] = kept[..., :first, :]
+        kept = larger
+    kept[..., first:stop, :] = more
+    return kept
+
+
+def order_since(place: int, orders: Sequence[tuple[int, Order]]) -> Order | None:
+    """For each entry of the batch, at the end, which it was when a query ran; None: the same."""
+    found: Order | None = None
+    for ran, order in reversed(orders):
+        if ran <= place:
+            break
+        found = order if found is None else tuple(order[entry] for entry in found)
+    return found
+
+
+def visible_stop(source: QueryKey, mask: Mask | None, rows: int | None = None) -> int:
+    """One past the last key that the last query may attend to: after it a cache is empty.
+
+    A query that may attend to nothing tells nothing: then all keys count.
+
+    Args:
+        source: of the scores.
+        mask: bound to their shape; None: all keys.
+        rows: of how many queries, the first ones; all when left out.
+    """
+    shape = source.shape
+    q_len, kv_len = shape[-2:]
+    hides = mask is not None or source.bias is not None
+    if not hides or (rows is None and q_len == kv_len):
+        return kv_len
+    last = (q_len if rows is None else rows) - 1
+    leading, some = tuple(slice(0, n) for n in shape[:-2]), slice(0, kv_len)
+    row = slice(last, last + 1)
+    if mask is not None:
+        some = mask.columns(leading, row, shape).some
+    end = slice(max(some.stop - 1, some.start), some.stop)
+    for columns in (end, some):
+        seen = _seen(source, mask, Box(leading, row, columns)).nonzero()
+        if len(seen):
+            return columns.start + int(seen[-1]) + 1
+    return kv_len
+
+
+def _are_unseen(guesses: int, source: QueryKey, mask: Mask | None, stop: int) -> bool:
+    """Whether guesses came with keys of their own, which the query before them does not see."""
+    sure = source.query.shape[-2] - guesses
+    return visible_stop(source, mask, sure) <= stop - guesses
+
+
+def _seen(source: QueryKey, mask: Mask | None, box: Box) -> Tensor:
+    """Which keys some entry or head sees, (columns,); a bias can hide keys as a mask does."""
+    tensors = () if mask is None else mask.tensors
+    tensors = tensors if source.bias is None else (source.bias, *tensors)
+    device = tensors[0].device if tensors else torch.device("cpu")
+    if mask is None:
+        seen = torch.ones(1, box.columns.stop - box.columns.start, dtype=torch.bool, device=device)
+    else:
+        seen = mask.block(box, source.shape, device)
+    if source.bias is not None:
+        bias = source.bias.expand(*source.bias.shape[:-2], *source.shape[-2:])
+        seen = seen & (bias[..., box.rows, box.columns] > FAR)
+    return seen.flatten(0, -2).any(0)
+
+
+def _traits(source: QueryKey) -> Hashable:
+    """What two calls that are one attention have alike; None: no call can go on from this one."""
+    if source.position_bias is not None or source.score_mod is not None:
+        return None  # what they add depends on where the call begins
+    query, key = source.query, source.key
+    outer = (query.shape[:-2], query.shape[-1], key.shape[:-2], key.shape[-1])
+    return (outer, query.dtype, query.device, source.scale, source.softcap)
+
+
+def _in_turn(first: Run, second: Run) -> bool:
+    """Whether two runs are heads in a loop on one key: then the first goes on first."""
+    return first.time == second.time - 1 and not torch.equal(first.last_query, second.last_query)
+
+
+def _goes_on_from_a_copy(runs: Sequence[Run], source: QueryKey, before: int) -> bool:
+    """Whether the keys before the first query are an earlier text's: of a cache copied or cut back.
+
+    Of one call it is not known whether it was self-attention. It can have been where its queries
+    stood at all its keys. Another look at the very same keys is cross-attention then, but where it
+    ends with the same query: that is the end of the text, read again.
+    """
+    if before < 1:
+        return False
+    traits, stop = _traits(source), before + source.query.shape[-2]
+    for run in runs:
+        if run.traits != traits or not (run.grows or (run.grows is None and not run.before)):
+            continue
+        key, known = _at(source.key[..., :stop, :], run), run.keys[..., : run.kv_len, :]
+        if not torch.equal(known[..., :before, :], key[..., :before, :]):
+            continue
+        reads_again = torch.equal(run.last_query, source.query[..., -1:, :])
+        if run.grows or reads_again or not torch.equal(known, key):
+            return True
+    return False
+
+
+def _told_by_search(before: Tensor, now: Tensor) -> list[int] | None:
+    """The entries that beams were, as transformers' search moved them; None where nobody knows.
+
+    Asked only where the keys that a cache still has are those of several beams.
+    """
+    frame = frame_of("_beam_search")
+    order = None if frame is None else frame.f_locals.get("beam_idx")
+    if not isinstance(order, Tensor) or order.shape != now.shape[:1]:
+        return None
+    origins = cast(list[int], order.tolist())
+    within = all(0 <= place < len(before) for place in origins)
+    at = torch.tensor(origins if within else [], dtype=torch.int64, device=before.device)
+    return origins if torch.equal(before.index_select(0, at), now) else None
+
+
+def _at(tensor: Tensor, run: Run) -> Tensor:
+    """Where the keys of the run are kept."""
+    return tensor.to(run.keys.device)
+
+
+def _entries(tensor: Tensor) -> Tensor:
+    """The entries of the batch along the first axis; the only one of a tensor without a batch."""
+    return tensor if tensor.ndim > 3 else tensor[None]
+
+
+def _changed(order: Sequence[int | None]) -> Order | None:
+    """The order, where it is not as it was."""
+    return None if list(order) == list(range(len(order))) else cast(Order, tuple(order))
+
+
+def _same(first: Tensor | None, second: Tensor | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    return torch.equal(first, second)
+
+
+def _look_alike(keys: Tensor, base: int) -> bool:
+    """Whether two entries of the batch differ only in keys that a cache has dropped.
+
+    Which of the two a beam goes on from the keys cannot tell then.
+    """
+    if base == 0:
+        return False
+    return any(
+        torch.equal(one[..., base:, :], other[..., base:, :]) and not torch.equal(one, other)
+        for one, other in combinations(keys, 2)
+    )
+
+
+def _origins(before: Tensor, now: Tensor) -> list[int] | None:
+    """For each entry of the batch the one that had its keys before; None: one is new."""
+    everyone = range(len(now))
+    if torch.equal(before, now):
+        return list(everyone)
+    origins: list[int] = []
+    for entry in everyone if len(now) > 1 else ():
+        found = [place for place in everyone if torch.equal(before[place], now[entry])][:1]
+        if not found:
+            return None
+        origins += found
+    return origins or None

@@ -1,0 +1,319 @@
+"""observe(model): what a model really attended to, and the model untouched."""
+
+import sys
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from inspect import getattr_static
+from os import PathLike
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from regard.capture.contractions import Mark
+from regard.capture.flex_calls import AFTER_FLEX_ATTENTION, FLEX_ATTENTION, FlexCalls
+from regard.capture.fused_calls import NESTED, FusedCall, fused_call
+from regard.capture.handwritten import Handwritten
+from regard.capture.recorded_values import TakeValue
+from regard.capture.recorder import Keeper
+from regard.capture.selection import Wanted
+from regard.capture.unseen_attention import Absence, compiled_error, is_compiled
+from regard.capture.weight_mixing import tensors_in
+from regard.matrix.attention_matrix import AttentionMatrix
+from regard.matrix.linear_map import LinearMap, watched_products
+from regard.recording.recording import Recording
+from regard.reductions.reduction import Reduction
+from regard.tracing.tracer import Listener, Operation, Tracer, apart, in_backward, module_names
+
+__all__ = ["observe"]
+
+
+@contextmanager
+def observe(
+    model: nn.Module,
+    *,
+    layers: Iterable[str | int] | None = None,
+    heads: Iterable[int] | slice | None = None,
+    queries: slice | None = None,
+    keep: Literal["qk", "qkv"] | Sequence[Reduction] = "qk",
+    device: torch.device | str | None = None,
+    path: str | PathLike[str] | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Generator[Recording, None, None]:
+    """Watch what the attention of a model does while the block runs.
+
+    Each attention that a module of the model runs on this thread is kept as an AttentionMatrix:
+    copies of its query and key (after rotary positions) with its mask, bias, scale, softcap and
+    sinks, detached. No output bit changes and nothing is left behind. Dropout on the weights is not
+    part of what is kept.
+
+    It is seen however it is written: ``scaled_dot_product_attention``, ``flex_attention``,
+    flash-attn, ``nn.MultiheadAttention`` and ``nn.TransformerEncoder`` on their fast path and off
+    it, products and a softmax by hand, and regard's own ``A @ value``. What a compiled function
+    runs is not seen, but for transformers' ``flex_attention``.
+
+    Args:
+        model: any module: Hugging Face with any ``attn_implementation``, timm, your own.
+        layers: which to keep: names of modules, or places in the order they run; all when left out.
+        heads: which to keep: indices or a slice; all when left out.
+        queries: which to keep, a slice of positions, ``slice(-64, None)``; all when left out.
+        keep: "qk", all of query and key; "qkv", the value too, for ``seen.value(name)``; or
+            reductions, ``[TopK(8), Entropy()]``, which are asked as the model runs, and nothing but
+            their answers is kept, in ``seen.kept``. Answers that do not join over the calls of a
+            generation, ``Pool``'s, stay apart as ``name[0:10]``.
+        device: where to keep it; where the model has it when left out.
+        path: of a file to keep it in, layer by layer, instead of memory. For tokens in it, set
+            ``seen.query_tokens`` and ``seen.key_tokens`` before the block ends.
+        progress: called with how many attentions have run, after each of them.
+
+    Yields:
+        The Recording; it fills as the model runs. When the block ends, the calls of a layer in
+        which a model generates text with a KV cache become one matrix, and the file is written.
+
+    Raises:
+        TypeError: model is no ``nn.Module``, or an argument of the wrong kind.
+        ValueError: an argument that chooses nothing, or what is not there.
+        RegardError: the model holds a compiled module; or, when the block has ended, no attention
+            was seen or one could not be kept. The model's own run is never stopped.
+
+    Warns:
+        UserWarning: beside layers that were seen, a module multiplied scores with a value and took
+            no softmax: it is missing from the recording.
+
+    Example:
+        >>> import torch, regard, regard.nn
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), regard.nn.SelfAttention(8))
+        >>> with regard.observe(model) as seen:
+        ...     output = model(torch.randn(3, 4))
+        >>> list(seen)
+        ['1']
+    """
+    modules = _modules_of(model)
+    seen = Recording({}, model=type(model).__name__)
+    wanted = Wanted.of(
+        layers=layers,
+        heads=heads,
+        queries=queries,
+        keep=keep,
+        device=device,
+        modules=modules,
+    )
+    keeper = Keeper(seen, wanted, path, progress)
+    watch = _Watch(model, keeper)
+    # Parameters that autocast rounded before the block would not be known as parameters.
+    torch.clear_autocast_cache()
+    try:
+        with watch.tracer, watched_products(watch.product):
+            yield seen
+    except BaseException:
+        watch.end()
+        keeper.abandon()
+        raise
+    watch.end()
+    if watch.absence.is_compiled:
+        keeper.problems.add_text(str(compiled_error("model is compiled")))
+    keeper.close()
+    if (problem := keeper.problems.error()) is not None:
+        raise problem
+    if not seen:
+        raise watch.absence.error()
+    watch.absence.warn()
+
+
+def _modules_of(model: object) -> dict[str, nn.Module]:
+    """The modules of a model by their names; nothing of it may be compiled."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model is a {type(model).__name__}; observe needs a torch.nn.Module.\n"
+            "    Pass the module whose forward runs the attention."
+        )
+    modules = module_names(model)
+    for name, module in modules.items():
+        in_place = getattr(module, "_compiled_call_impl", None) is not None
+        if in_place or type(module).__module__.startswith("torch._dynamo"):
+            inside = module is not model
+            what = f"model has a compiled module at {name!r}" if inside else "model is compiled"
+            raise compiled_error(what)
+        # A scripted module has no forward that can be asked for by its class.
+        own = {"forward": getattr_static(type(module), "forward", None), **vars(module)}
+        for attribute, value in own.items():
+            if callable(value) and is_compiled(value):
+                raise compiled_error(f"model has a compiled function at '{name}.{attribute}'")
+    return modules
+
+
+class _Watch:
+    """Keeps each attention that comes from a module of the model.
+
+    Attributes:
+        tracer: tells it what the model runs.
+        close: to be called when the block has ended.
+        absence: what might have been attention.
+    """
+
+    def __init__(self, model: nn.Module, keeper: Keeper) -> None:
+        self._root = type(model).__name__
+        self._keeper = keeper
+        self._flex = FlexCalls()
+        self._padded_to: dict[tuple[int, ...], int] = {}
+        self._multiplying = False
+        self.absence = Absence(model)
+        handwritten = Handwritten(
+            model, self._take_handwritten, self._refuse, self._doubt, self.absence
+        )
+        self.close = handwritten.close
+        self.end = handwritten.end
+        self._pass_on = handwritten.pass_on
+        self.tracer = Tracer(model, self._listeners(handwritten), self._safe(self._other))
+
+    def _listeners(self, handwritten: Handwritten) -> Mapping[Callable[..., Any], Listener]:
+        listeners: dict[Callable[..., Any], Listener] = {**handwritten.listeners}
+        listeners[FLEX_ATTENTION] = self._flexible
+        more = {_SOFTMAX_OF_NESTED: self._nested, _NESTED_FROM_MASK: self._without_padding}
+        if "transformers.integrations.flex_attention" in sys.modules:
+            more[AFTER_FLEX_ATTENTION] = self._after_flexible
+        for operation, listener in more.items():
+            first = listeners.get(operation, self._pass_on)
+            listeners[operation] = _in_turn(first, listener)
+        safe = cache(self._safe)
+        return {operation: safe(listener) for operation, listener in listeners.items()}
+
+    def _safe(self, listener: Listener) -> Listener:
+        """A listener whose own fault is said when the block ends."""
+
+        def tell(operation: Operation) -> None:
+            try:
+                self._keeper.hear(operation)
+                listener(operation)
+            except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
+                self._fail(operation.module() or self._root, cause)
+
+        return tell
+
+    def _other(self, operation: Operation) -> None:
+        call = fused_call(operation.func)
+        if call is None:
+            self._pass_on(operation)
+        else:
+            self._fused(operation, call)
+
+    def _fused(self, operation: Operation, call: FusedCall) -> None:
+        args, kwargs = operation.args, operation.kwargs
+        batched = operation.local("multi_head_attention_forward", "is_batched")
+
+        def read() -> AttentionMatrix:
+            one_query = operation.local("sdpa_attention_forward", "q_length") == 1
+            matrix = call.matrix(args, kwargs, one_query=one_query, padded_to=self._padded_to)
+            return matrix[0] if batched is False and matrix.ndim == 4 else matrix
+
+        def value() -> Tensor:
+            value = call.value(args, kwargs, padded_to=self._padded_to)
+            return value[0] if batched is False and value.ndim == 4 else value
+
+        self._keep(operation, read, value, call.inside)
+
+    def _flexible(self, operation: Operation) -> None:
+        flex = self._flex
+        self._keep(
+            operation, lambda: flex.of_operation(operation), lambda: flex.value_of(operation)
+        )
+
+    def _without_padding(self, operation: Operation) -> None:
+        """nn.TransformerEncoder leaves out the padding: how much there was is known only here."""
+        mask = operation.args[1]
+        with apart():
+            self._padded_to[tuple(mask.sum(-1).tolist())] = mask.shape[-1]
+
+    def _nested(self, operation: Operation) -> None:
+        if operation.args[0].is_nested and (name := operation.module()) is not None:
+            self._refuse(name, NESTED)
+
+    def _after_flexible(self, operation: Operation) -> None:
+        if self._flex.precedes(operation):
+            flex = self._flex
+            self._keep(
+                operation, lambda: flex.of_transformers(operation), lambda: flex.value_of(operation)
+            )
+
+    def product(self, matrix: LinearMap, value: Tensor, multiply: Callable[[], Tensor]) -> Tensor:
+        """regard's own ``A @ value``: kept as it is, whichever operations run it."""
+        self.close()
+        outer, self._multiplying = self._multiplying, True
+        try:
+            output = multiply()
+        finally:
+            self.close()
+            self._multiplying = outer
+        if isinstance(matrix, AttentionMatrix) and not in_backward():
+            operation = Operation(torch.matmul, (), {}, output, self.tracer.name_of)
+            self._keep(operation, lambda: matrix, lambda: value)
+        return output
+
+    def _keep(
+        self,
+        operation: Operation,
+        read: Callable[[], AttentionMatrix | None],
+        value: Callable[[], Tensor],
+        inside: str = "",
+    ) -> None:
+        """Keep what was attended to; what cannot be kept is said when the block ends."""
+        self.absence.is_compiled |= operation.is_compiled()
+        name = None if self._multiplying or self.absence.is_compiled else operation.module()
+        if name is None:
+            return
+        if _is_empty(operation.output):
+            self.absence.note_product(operation)
+            return
+        if inside:
+            name = inside if name == self._root else f"{name}.{inside}"
+        self.close()
+        self.absence.note_attention(name)
+        try:
+            with apart():
+                matrix = read()
+                take_value = None if matrix is None else self._keeper.take(name, matrix)
+                if take_value is not None:
+                    take_value(value())
+        except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
+            self._fail(name, cause)
+
+    def _take_handwritten(self, name: str, matrix: AttentionMatrix) -> TakeValue | None:
+        if self._multiplying or self.absence.is_compiled:
+            return None
+        self.absence.note_attention(name)
+        try:
+            return self._keeper.take(name, matrix)
+        except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
+            self._fail(name, cause)
+            return None
+
+    def _fail(self, name: str, cause: Exception) -> None:
+        said = isinstance(cause, TypeError | ValueError | RuntimeError | MemoryError)
+        self._refuse(name, str(cause) if said else f"{type(cause).__name__}: {cause}", cause)
+
+    def _refuse(self, name: str, reason: str, cause: Exception | None = None) -> None:
+        if not self._multiplying:
+            self._keeper.refuse(name, reason, cause)
+
+    def _doubt(self, name: str, reason: str, product: Mark) -> None:
+        if not self._multiplying:
+            self._keeper.doubt(name, reason, product)
+
+
+def _is_empty(output: object) -> bool:
+    """Whether an operation gave nothing: there were no tokens, or no texts."""
+    first = next(tensors_in((output,)), None)
+    return first is not None and not first.is_nested and not first.numel()
+
+
+def _in_turn(first: Listener, second: Listener) -> Listener:
+    def tell(operation: Operation) -> None:
+        first(operation)
+        second(operation)
+
+    return tell
+
+
+_NESTED_FROM_MASK = torch.ops.aten._nested_tensor_from_mask.default
+_SOFTMAX_OF_NESTED = torch.ops.aten._safe_softmax.default

@@ -1,0 +1,139 @@
+"""Which axes of a product are batch, heads, queries and keys."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from regard.capture.contractions import Product
+from regard.capture.element_axes import Axes
+
+__all__ = ["Layout", "Untold", "layout_of"]
+
+
+class Untold(ValueError):
+    """What was done between product and softmax has no place in an AttentionMatrix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The axes of the matrix in the product: batch..., row, column.
+
+    Attributes:
+        axes: in that order.
+        query_is_left: whether the rows of the matrix are those of the product.
+    """
+
+    axes: Axes
+    query_is_left: bool
+
+
+def layout_of(
+    product: Product,
+    final: Axes,
+    dim: int,
+    passed: Sequence[Axes],
+    given: Sequence[Sequence[Tensor]],
+) -> Layout:
+    """The layout of the matrix whose weights a softmax gave.
+
+    Args:
+        product: of query and key.
+        final: the axes of the scores that the softmax was taken of.
+        dim: the axis along which the weights sum to 1.
+        passed: the axes that the scores had on their way; those that split the batch further are
+            taken.
+        given: the tensors of each running forward, of which the tokens tell a batch from heads
+            where one axis is both.
+
+    Raises:
+        Untold: there are no rows of a query, or no whole row of keys.
+    """
+    return _with_heads(_finest(product, passed, final, dim), given)
+
+
+def _finest(product: Product, passed: Sequence[Axes], final: Axes, dim: int) -> Layout:
+    layout = _layout(product, final, dim)
+    whole = math.prod(final.sizes)
+    for seen in sorted(passed, key=lambda axes: -len(axes.sizes)):
+        if len(seen.sizes) <= len(final.sizes) or seen.start != final.start:
+            continue
+        if math.prod(seen.sizes) != whole:
+            continue
+        along = [axis for axis, n in enumerate(seen.sizes) if n == final.sizes[dim] > 1]
+        for axis in along:
+            if seen.places[axis] == final.places[dim]:
+                return _layout(product, seen, axis)
+    return layout
+
+
+def _layout(product: Product, axes: Axes, dim: int) -> Layout:
+    row, unit = product.row, product.unit
+    kinds = [
+        "one" if size == 1 else _kind(place, row, unit)
+        for size, place in zip(axes.sizes, axes.places, strict=True)
+    ]
+    if kinds[dim] == "one":
+        kinds[dim] = "row" if row > 1 and unit == row else "column"
+    if kinds[dim] == "batch":
+        raise Untold(
+            f"runs over axis {dim}, along which neither queries nor keys lie.\n"
+            "    Take the softmax over the axis of the keys, dim=-1."
+        )
+    other = "row" if kinds[dim] == "column" else "column"
+    if kinds.count(kinds[dim]) > 1 or "mixed" in kinds:
+        raise Untold("runs over a part of the keys.")
+    rows = [axis for axis, kind in enumerate(kinds) if kind == other]
+    near = [axis for axis in (dim - 1, dim + 1) if 0 <= axis < len(kinds) and kinds[axis] == "one"]
+    if rows:
+        rows = [min(rows, key=lambda axis: axes.places[axis])]
+    rows = (rows or near)[:1]
+    batch = [axis for axis in range(len(kinds)) if axis not in (*rows, dim)]
+    order = (*batch, *rows, dim)
+    sizes, places = ([values[axis] for axis in order] for values in (axes.sizes, axes.places))
+    if not rows:
+        sizes.insert(-1, 1)
+        places.insert(-1, 0)
+    arranged = Axes(tuple(sizes), (0,) * len(sizes), 0, tuple(places), axes.start)
+    return Layout(arranged, kinds[dim] == "column")
+
+
+def _with_heads(layout: Layout, given: Sequence[Sequence[Tensor]]) -> Layout:
+    """The layout with an axis for the batch and one for the heads."""
+    if len(layout.axes.sizes) != 3:
+        return layout
+    merged, q_len, kv_len = layout.axes.sizes
+    batches = [_batch_of(tensors, q_len, kv_len) for tensors in given]
+    batch = min((n for n in batches if n is not None and merged % n == 0), default=None)
+    if batch is None:
+        return layout
+    sizes = (batch, merged // batch, q_len, kv_len)
+    places = (layout.axes.places[0] * sizes[1], *layout.axes.places)
+    return replace(layout, axes=replace(layout.axes, sizes=sizes, places=places))
+
+
+def _batch_of(given: Sequence[Tensor], q_len: int, kv_len: int) -> int | None:
+    """How many sequences a forward was given; None where its tokens are none of its arguments."""
+    floats = [t for t in given if not t.is_nested and t.is_floating_point()]
+    # Numbers for each query and key are a mask, unless there is nothing else.
+    tokens = [t for t in floats if t.shape[-2:] != (q_len, kv_len)] or floats[:1]
+    for tensor in tokens:
+        match tuple(tensor.shape):
+            case (length, _) if length == q_len:
+                return None
+            case (batch, length, _) if length == q_len and tensor.shape != (1, q_len, kv_len):
+                return batch
+            case (length, batch, _) if length == q_len:
+                return batch
+            case _:
+                pass
+    return None
+
+
+def _kind(place: int, row: int, unit: int) -> str:
+    if place < row:
+        return "column"
+    if place < unit:
+        return "mixed" if place % row else "row"
+    return "mixed" if place % unit else "batch"

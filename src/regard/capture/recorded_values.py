@@ -1,0 +1,106 @@
+"""The values that attention draws from, kept beside the keys of its calls."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from regard.capture.generation import Place, extended
+from regard.capture.tensor_storage import Shelf
+
+__all__ = ["TakeValue", "Values"]
+
+TakeValue = Callable[[Tensor], None]
+"""Is told the value that an attention has drawn from."""
+
+_NEVER_SEEN = (
+    "no product of its weights with a value was seen that tells which value is whose.\n"
+    '    Write it as weights @ value over the keys, or observe with keep="qk".'
+)
+
+
+class Values:
+    """The value of one attention, put together over its calls as its keys are.
+
+    Args:
+        shelf: where the copies go.
+
+    Attributes:
+        trouble: why it cannot be kept, one sentence with its remedy; None while it can.
+
+    Example:
+        >>> import torch
+        >>> from regard.capture.tensor_storage import Shelf
+        >>> from regard.capture.recorded_values import Values
+        >>> values = Values(Shelf())
+        >>> values.expect(None, torch.Size([2, 5, 5]))
+        >>> values.add(torch.zeros(1, 5, 4))
+        >>> values.whole(5).shape
+        torch.Size([1, 5, 4])
+    """
+
+    def __init__(self, shelf: Shelf) -> None:
+        self.trouble: str | None = None
+        self._shelf = shelf
+        self._kept: Tensor | None = None
+        self._place: Place | None = None
+        self._shape = torch.Size()
+        self._missing = False
+
+    def expect(self, place: Place | None, shape: torch.Size) -> None:
+        """A call has run; its value comes next.
+
+        Args:
+            place: where it goes on from earlier ones; None: it is the first.
+            shape: of its matrix, (..., num_heads, q_len, kv_len).
+        """
+        if self._missing:
+            self.trouble = self.trouble or _NEVER_SEEN
+        self._place, self._shape, self._missing = place, shape, True
+        if place is not None and place.order is not None and self._kept is not None:
+            at = torch.tensor(place.order, device=self._kept.device)
+            self._kept = self._kept.index_select(0, at)
+
+    def add(self, value: Tensor) -> None:
+        """The value of the last call.
+
+        Args:
+            value: (..., num_kv_heads, kv_len, head_dim), where num_kv_heads divides num_heads.
+        """
+        if self.trouble is not None or not self._missing:
+            return
+        self._missing = False
+        if not _fits(value, self._shape):
+            self.trouble = (
+                f"its value has shape {tuple(value.shape)}; its matrix has {tuple(self._shape)}.\n"
+                '    Observe with keep="qk".'
+            )
+            return
+        # One value may serve all entries of a batch.
+        value = value.expand(*self._shape[:-3], *value.shape[-3:])
+        place = self._place
+        if place is None:
+            self._kept = self._shelf.copy(value)
+        elif place.grows and self._kept is not None:
+            first = place.base + place.known
+            more = value[..., place.known : place.stop, :]
+            self._kept = extended(self._kept, first, more, self._shelf.empty)
+
+    def whole(self, kv_len: int) -> Tensor | None:
+        """The value, (..., num_kv_heads, kv_len, head_dim); None: ``trouble`` says why."""
+        if self._missing:
+            self.trouble = self.trouble or _NEVER_SEEN
+        if self.trouble is not None or self._kept is None:
+            return None
+        # Room for keys that never came is not kept.
+        return self._kept[..., :kv_len, :].contiguous()
+
+
+def _fits(value: Tensor, shape: torch.Size) -> bool:
+    """Whether a value has one vector for each key of a matrix, for groups of its heads."""
+    if value.ndim != len(shape) or value.shape[-2] != shape[-1]:
+        return False
+    batches = zip(value.shape[:-3], shape[:-3], strict=True)
+    return all(n in (1, m) for n, m in batches) and (
+        len(shape) == 2 or shape[-3] % value.shape[-3] == 0
+    )

@@ -1,0 +1,330 @@
+"""What is kept of the attention that a model runs: copies of query and key, or answers."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from regard.capture.call_group import Kept, queries_kept
+from regard.capture.contractions import Mark
+from regard.capture.generation import Run, Steps
+from regard.capture.layer_entries import Entries
+from regard.capture.merged_answers import ask
+from regard.capture.merging import Copies, Shared
+from regard.capture.recorded_values import TakeValue, Values
+from regard.capture.refusals import Problems
+from regard.capture.selection import Wanted
+from regard.capture.slicing import some_heads, some_queries, unrepeated, value_heads
+from regard.capture.speculative_tokens import Guesses
+from regard.capture.tensor_storage import Shelf
+from regard.errors import RegardError, check_path, check_progress
+from regard.masks import Mask
+from regard.matrix.attention_matrix import AttentionMatrix
+from regard.recording.file_reader import read
+from regard.recording.file_writer import Writer
+from regard.recording.layers import Origin, layer_at
+from regard.recording.recording import Recording
+from regard.scores.query_key import QueryKey
+from regard.tracing.tracer import Operation
+
+__all__ = ["Keeper"]
+
+_APART = "the calls of {} cannot be put together"
+_REFUSED = "the attention of {} cannot be kept"
+
+
+class Keeper:
+    """Keeps of each attention that it is given what is wanted.
+
+    Args:
+        seen: the recording that it fills.
+        wanted: what to keep; all of query and key when left out.
+        path: of a file to keep it in; in memory when left out.
+        progress: called with how many attentions it was given, after each.
+
+    Attributes:
+        problems: why not all that was wanted is kept; all known when the keeper has been closed.
+
+    Raises:
+        TypeError: path is no path, or progress cannot be called.
+        ValueError: path is empty.
+        RegardError: no file can be written there.
+    """
+
+    def __init__(
+        self,
+        seen: Recording,
+        wanted: Wanted | None = None,
+        path: str | os.PathLike[str] | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        check_progress(progress, "one number")
+        self.problems = Problems()
+        self._seen = seen
+        self._wanted = wanted or Wanted()
+        self._path = None if path is None else check_path(path)
+        self._writer = None if self._path is None else Writer(self._path)
+        self._shelf = Shelf(self._wanted.device, None if self._path is None else self._path.parent)
+        self._shared = Shared()
+        self._places: dict[str, int] = {}
+        self._entries = Entries(seen)
+        self._refused: set[str] = set()
+        self._doubts: list[tuple[str, str, Mark]] = []
+        self._progress = progress
+        self._taken = 0
+        self._gave_up = False
+        self._steps = Steps()
+        self._guesses = Guesses()
+        self._kept: dict[Run, Kept] = {}
+        self._alone: list[tuple[str, Values, int]] = []
+
+    def take(self, name: str, matrix: AttentionMatrix) -> TakeValue | None:
+        """Keep an attention that a module has just run.
+
+        Args:
+            name: the module's.
+            matrix: of the model's own tensors, which may change as soon as this returns.
+
+        Returns:
+            What its value is to be given to, the model's own tensor; None where it is not wanted.
+
+        Raises:
+            ValueError: it has no such heads, or a reduction does not fit it.
+        """
+        self._taken += 1
+        take_value = self._keep(name, matrix)
+        if self._progress is not None:
+            self._progress(self._taken)
+        return take_value
+
+    def refuse(self, name: str, reason: str, cause: Exception | None = None) -> None:
+        """Keep nothing of what a module attended to, before and after; it is told in one error.
+
+        What is left when one call is missing would look like the whole of it. Of a layer that is
+        not wanted a fault alone is told: it may be of a part of one that is.
+
+        Args:
+            name: the module's.
+            reason: why, with the remedy where there is one.
+            cause: the exception behind it, a fault.
+        """
+        place = self._places.setdefault(name, len(self._places))
+        if cause is not None or self._wanted.has_layer(name, place):
+            self.problems.add(_REFUSED, name, reason, cause)
+        self._refused.add(name)
+        self._entries.remove(name)
+        self._kept = {run: kept for run, kept in self._kept.items() if kept.module != name}
+        self._alone = [alone for alone in self._alone if alone[0] in self._seen]
+
+    def doubt(self, name: str, reason: str, product: Mark) -> None:
+        """Refuse what a module attended to, unless a product turns out to be kept by the end.
+
+        Args:
+            name: the module's.
+            reason: as ``refuse`` takes it.
+            product: whose own softmax may still meet a value.
+        """
+        self._places.setdefault(name, len(self._places))
+        self._doubts.append((name, reason, product))
+
+    def _keep(self, name: str, matrix: AttentionMatrix) -> TakeValue | None:
+        place = self._places.setdefault(name, len(self._places))
+        if self._gave_up or self._guesses.are_made_here():
+            return None
+        if name in self._refused or not self._wanted.has_layer(name, place):
+            if isinstance(matrix.source, QueryKey):
+                with torch.no_grad():
+                    self._pass_by(name, matrix.source, matrix.mask)
+            return None
+        # Outside inference mode, so that what is kept can meet autograd later.
+        with torch.inference_mode(False), torch.no_grad():
+            whole, heads = unrepeated(matrix), self._wanted.head_indices(matrix)
+            part = whole if heads is None else some_heads(whole, heads)
+            if self._wanted.names is not None or heads is not None:
+                origin = Origin(place, None if heads is None else tuple(heads))
+                self._entries.are_of(name, origin)
+            try:
+                if isinstance(part.source, QueryKey):
+                    values = self._take(name, part, part.source)
+                else:
+                    values = self._take_alone(name, part)
+            except OSError as error:
+                self._give_up(error)
+                return None
+        if values is None:
+            return None
+        group = whole.source.group if isinstance(whole.source, QueryKey) else 1
+        num_heads = whole.shape[-3] if whole.ndim > 2 else 1
+        return partial(self._take_value, values, num_heads, group, heads)
+
+    def _take_value(
+        self, values: Values, num_heads: int, group: int, heads: list[int] | None, value: Tensor
+    ) -> None:
+        """Keep the value of the call that was taken last; what is wrong with it is told later."""
+        if self._gave_up:
+            return
+        with torch.inference_mode(False), torch.no_grad():
+            try:
+                values.add(value_heads(value, num_heads, group, heads))
+            except OSError as error:
+                self._give_up(error)
+            except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
+                values.trouble = _reason(cause)
+
+    def hear(self, operation: Operation) -> None:
+        """An operation has run: it may tell which guesses stay."""
+        self._guesses.hear(operation)
+
+    def close(self) -> None:
+        """Put together what belongs together: the block has ended."""
+        for name, reason, product in self._doubts:
+            if not product.met:
+                self.refuse(name, reason)
+        self._doubts.clear()
+        with torch.inference_mode(False), torch.no_grad():
+            for run, kept in self._kept.items():
+                try:
+                    kept.put_together()
+                except Exception as cause:  # noqa: BLE001  no fault of one layer loses the run
+                    reason = f"{_reason(cause)}\n    Of this layer the first call alone is kept."
+                    self.problems.add(_APART, kept.name or kept.module, reason, cause)
+                if kept.name is not None and kept.values is not None:
+                    self._put_value(kept.name, kept.values, run.kv_len)
+            for alone in self._alone:
+                self._put_value(*alone)
+        self._kept.clear()
+        self._alone.clear()
+        complete = not self._gave_up and self._has_wanted()
+        if self._writer is not None and complete and self._seen:
+            self._write(self._writer)
+        elif self._writer is not None:
+            self._writer.abandon()
+
+    def abandon(self) -> None:
+        """Put together what there is, and write no file: the block was left by an exception."""
+        if self._writer is not None:
+            self._writer.abandon()
+            self._writer = None
+        self.close()
+
+    def _put_value(self, name: str, values: Values, kv_len: int) -> None:
+        value = values.whole(kv_len)
+        if value is not None:
+            layer = layer_at(self._seen.layers, name)
+            self._seen.put(replace(layer, value=value))
+        else:
+            self.problems.add("the value of {} cannot be kept", name, str(values.trouble))
+
+    def _take_alone(self, name: str, part: AttentionMatrix) -> Values | None:
+        """Keep an attention of which only the scores are known; no other call goes on from it."""
+        rows, values = self._wanted.rows(0, part.shape[-2], all_there=True), self._values()
+        if not rows:
+            return None
+        queries, part = queries_kept(rows, part.shape[-2]), some_queries(part, rows)
+        if self._wanted.reductions:
+            pairs = ask(part, self._wanted.reductions, self._wanted.device)
+            self._entries.add(name, None, answers=pairs, shape=part.shape, queries=queries)
+            return None
+        mask = None if part.mask is None else part.mask.map(self._shelf.copy_once)
+        matrix = AttentionMatrix(part.source.map(self._shelf.copy), mask)
+        name = self._entries.add(name, matrix, shape=matrix.shape, queries=queries)
+        if values is not None:
+            values.expect(None, matrix.shape)
+            self._alone.append((name, values, matrix.shape[-1]))
+        return values
+
+    def _values(self) -> Values | None:
+        return Values(self._shelf) if self._wanted.values else None
+
+    def _pass_by(self, name: str, source: QueryKey, mask: Mask | None) -> None:
+        guesses = self._guesses.among(source.query.shape[-2])
+        tell = self._steps.pass_by(name, source, mask, guesses)
+        if guesses:
+            self._guesses.when_known(tell)
+
+    def _take(self, name: str, part: AttentionMatrix, source: QueryKey) -> Values | None:
+        asking, q_len = bool(self._wanted.reductions), part.shape[-2]
+        # Where no keys are kept, those of one head tell which calls belong together.
+        if asking and source.key.ndim > 2:
+            source = replace(source, key=source.key[..., :1, :, :])
+        guesses = self._guesses.among(q_len)
+        sure = q_len - guesses
+        found = self._steps.follow(name, source, part.mask, guesses)
+        if found is None:
+            copied = self._shelf.copy(source.key)
+            run = self._steps.begin(name, source, part.mask, copied, guesses)
+            copies = None if asking else Copies(run, self._shelf, self._shared)
+            kept = Kept(
+                name, run, self._wanted, self._entries, part.shape[:-2], copies, self._values()
+            )
+            self._kept[run], first, base, place = kept, 0, 0, None
+        else:
+            run, place = found
+            kept, first, base = self._kept[run], run.q_len, place.base
+            run.extend(place, source.key, (sure, guesses), self._shelf.empty)
+        if kept.values is not None:
+            kept.values.expect(place, part.shape)
+        # A guess is a part of its own: it may be left out.
+        spans = [range(sure), *(range(row, row + 1) for row in range(sure, q_len))]
+        keep_sure, *held = [kept.part(part, span, first, base) for span in spans]
+        keep_sure()
+        if held:
+            self._guesses.when_known(partial(self._keep_guesses, run, held))
+        kept.show_first()
+        return kept.values
+
+    def _keep_guesses(self, run: Run, held: Sequence[Callable[[], None]], count: int) -> None:
+        """Keep those of the guesses that stay."""
+        if run not in self._kept or self._gave_up:
+            return
+        with torch.inference_mode(False), torch.no_grad():
+            for keep in held[: run.keep_guesses(count)]:
+                keep()
+            self._kept[run].show_first()
+
+    def _has_wanted(self) -> bool:
+        """Whether the layers and queries that were wanted ran; what did not is a problem."""
+        text = self._wanted.missing(list(self._places), any_kept=bool(self._seen or self.problems))
+        if text is not None:
+            self.problems.add_text(text)
+        return text is None
+
+    def _give_up(self, error: OSError) -> None:
+        """Keep nothing more: the disk is full. The model runs on."""
+        if self._writer is not None:
+            self._writer.abandon()
+            self._writer = None
+        self._gave_up = True
+        self.problems.add_text(
+            f"{self._path} cannot be written: {error.strerror}; nothing of it is left, "
+            "and a file that was there is as it was.\n"
+            "    Observe again with a path where there is room, or keep less."
+        )
+
+    def _write(self, writer: Writer) -> None:
+        """Write the file, and let the recording read it from there."""
+        try:
+            for layer in self._seen.layers:
+                writer.add(layer)
+            seen = self._seen
+            tokens = seen.query_tokens, seen.key_tokens
+            writer.finish(model=seen.model, query_tokens=tokens[0], key_tokens=tokens[1])
+            for layer in read(writer.path).layers:
+                self._seen.put(layer)
+        except RegardError as error:
+            writer.abandon()
+            self.problems.add_text(str(error), error)
+        except Exception as cause:  # noqa: BLE001  what was seen stays in the recording
+            writer.abandon()
+            self.problems.add_text(
+                f"{writer.path} cannot be written: {_reason(cause)}\n"
+                "    The recording itself is whole; keep what you need of it.",
+                cause,
+            )
+
+
+def _reason(cause: Exception) -> str:
+    return f"{type(cause).__name__}: {cause}"

@@ -1,0 +1,66 @@
+"""What went wrong while a model was watched, told in one error when the block ends."""
+
+from regard.errors import RegardError
+
+__all__ = ["Problems"]
+
+_MOST = 5
+
+
+class Problems:
+    """What could not be kept, and why: each layer's first problem, equal ones told together.
+
+    Example:
+        >>> from regard.capture.refusals import Problems
+        >>> problems = Problems()
+        >>> for name in ("a", "b"):
+        ...     problems.add("the attention of {} cannot be kept", name, "it is nested.")
+        >>> print(problems.error())
+        the attention of 'a', 'b' cannot be kept: it is nested.
+    """
+
+    def __init__(self) -> None:
+        self._told: dict[tuple[str, str], str] = {}  # by what and of which layer: why
+        self._alone: list[str] = []
+        self._cause: Exception | None = None
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._told or self._alone)
+
+    def add(self, what: str, name: str, reason: str, cause: Exception | None = None) -> None:
+        """Take note of a problem of a layer.
+
+        Args:
+            what: it is, with {} for the layer: ``"the attention of {} cannot be kept"``.
+            name: of the layer; of its problems of one sort the first is told.
+            reason: why, with the remedy where there is one.
+            cause: the exception behind it.
+        """
+        self._told.setdefault((what, name), reason)
+        self._cause = self._cause or cause
+
+    def add_text(self, text: str, cause: Exception | None = None) -> None:
+        """Take note of a problem that is of no layer, in its own words."""
+        self._alone.append(text)
+        self._cause = self._cause or cause
+
+    def error(self) -> RegardError | None:
+        """All of it as one error; None where nothing went wrong."""
+        if not self:
+            return None
+        alike: dict[tuple[str, str], list[str]] = {}
+        for (what, name), reason in self._told.items():
+            alike.setdefault((what, reason), []).append(name)
+        texts = [f"{what.format(_listed(names))}: {why}" for (what, why), names in alike.items()]
+        texts += self._alone
+        more = [f"... and {len(texts) - _MOST} more problems."] if len(texts) > _MOST else []
+        error = RegardError("\n".join(texts[:_MOST] + more))
+        error.__cause__ = self._cause
+        return error
+
+
+def _listed(names: list[str]) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+    return ", ".join(map(repr, names[:_MOST])) + more

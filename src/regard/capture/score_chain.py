@@ -1,0 +1,487 @@
+"""From a product of query and key, and what was done to it, to the AttentionMatrix that it is.
+
+A step is one operation between the product and the softmax, as it ran, with the axes that the
+scores had then. Together they are brought to the one order that ``attend`` knows: scale, bias,
+softcap, mask, and a sink beside them. What does not fit there is said in a sentence.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+from regard.capture.contractions import Product
+from regard.capture.element_axes import Axes, Numbers, translated
+from regard.capture.product_axes import Layout, Untold, layout_of
+from regard.masks import Mask
+from regard.masks.recognise import FAR, recognised, split
+from regard.matrix.attention_matrix import AttentionMatrix, attend
+from regard.scores.grouped_heads import without_repeats
+from regard.scores.query_key import QueryKey
+
+__all__ = [
+    "Beside",
+    "Bound",
+    "Fill",
+    "Plus",
+    "Powers",
+    "Sink",
+    "Step",
+    "Tanh",
+    "Times",
+    "Zeros",
+    "attention",
+    "raised",
+]
+
+LOW = -1e3
+"""A score set to this or less is masked: beside any other its weight is 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """scores · factor, or scores / factor."""
+
+    factor: Tensor | float
+    axes: Axes
+    divides: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plus:
+    """scores + factor · numbers."""
+
+    numbers: Tensor | float
+    axes: Axes
+    factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Scores set to a value where a tensor is (or is not) True."""
+
+    where: Tensor
+    axes: Axes
+    value: float
+    inverted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Zeros:
+    """Scores set to 0 where a tensor is 0."""
+
+    kept: Tensor
+    axes: Axes
+
+
+@dataclass(frozen=True, slots=True)
+class Tanh:
+    """The hyperbolic tangent of the scores."""
+
+    axes: Axes
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """A column beside the scores, which the softmax counts and the value does not."""
+
+    column: Tensor
+    axes: Axes
+    before: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Scores that are nowhere less than a number, itself far below any that is not masked."""
+
+    low: float
+    axes: Axes
+
+
+@dataclass(frozen=True, slots=True)
+class Powers:
+    """Scores whose exponentials were multiplied with a factor, or divided by it."""
+
+    factor: Tensor | float
+    axes: Axes
+    divides: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A number that is added to the sum of the exponentials, one for each row."""
+
+    number: Tensor | float
+    axes: Axes
+
+
+Step: TypeAlias = Times | Plus | Fill | Zeros | Tanh | Sink | Bound | Powers | Beside
+
+
+def raised(step: Step) -> Step | None:
+    """What does to scores what a step does to their exponentials; None where nothing does."""
+    match step:
+        case Times(factor, axes, divides):
+            return Powers(factor, axes, divides)
+        case Fill(where, axes, 0.0, inverted):
+            return Fill(where, axes, -math.inf, inverted)
+        case Zeros(kept, axes):
+            return Fill(kept, axes, -math.inf, inverted=True)
+        case _:
+            return None
+
+
+def attention(
+    product: Product,
+    steps: Sequence[Step],
+    axes: Axes,
+    dim: int,
+    weights: Tensor | None,
+    given: Sequence[Sequence[Tensor]] = (),
+) -> tuple[AttentionMatrix, Axes]:
+    """The matrix whose weights a softmax gave, and its axes in the product.
+
+    Args:
+        product: of the two activations.
+        steps: what was done to it before the softmax, in order.
+        axes: of the tensor that the softmax was taken of.
+        dim: the axis along which its weights sum to 1.
+        weights: what the softmax gave, compared in two rows; None where they were never there.
+        given: the tensors of each running forward, of which the tokens tell a batch from heads
+            where one axis is both.
+
+    Returns:
+        The matrix of the model's own tensors, with the axes of the softmax; where the model's axes
+        were split further before, with those.
+
+    Raises:
+        Untold: it cannot be told in a matrix; the reason is a sentence.
+        ValueError: an argument of ``attend`` that it refuses.
+        TypeError: likewise.
+    """
+    sink = next((step for step in steps if isinstance(step, Sink)), None)
+    final = axes
+    if sink is not None:
+        sizes = tuple(n - (axis == dim) for axis, n in enumerate(axes.sizes))
+        first = axes.places[dim] if sink.before else 0
+        final = replace(axes, sizes=sizes, start=axes.start + first)
+    layout = layout_of(product, final, dim, [step.axes for step in steps], given)
+    matrix = _Reading(product, layout, tuple(steps)).matrix()
+    if weights is not None:
+        _compare(matrix, layout, Axes.of(weights, axes.places, axes.start), weights)
+    return matrix, layout.axes
+
+
+@dataclass(eq=False)
+class _Reading:
+    """The steps, brought to the order that ``attend`` knows."""
+
+    product: Product
+    layout: Layout
+    steps: tuple[Step, ...]
+    scale: float = 1.0
+    bound: float | None = None
+    sink: Tensor | None = None
+    by_row: list[Tensor] = field(default_factory=list[Tensor])
+    by_key: list[Tensor] = field(default_factory=list[Tensor])
+    inner: list[Tensor] = field(default_factory=list[Tensor])
+    outer: list[Tensor] = field(default_factory=list[Tensor])
+    shifts: list[Tensor] = field(default_factory=list[Tensor])
+    fills: list[tuple[Tensor, float]] = field(default_factory=list[tuple[Tensor, float]])
+    zeros: list[Tensor] = field(default_factory=list[Tensor])
+
+    def matrix(self) -> AttentionMatrix:
+        for step in self.steps:
+            match step:
+                case Times():
+                    self._times(step)
+                case Plus():
+                    self._plus(step)
+                case Fill():
+                    self._fill(step)
+                case Zeros():
+                    self.zeros.append(self._arranged(step.kept, step.axes) == 0)
+                case Tanh():
+                    self._tanh()
+                case Sink():
+                    self.sink = self._arranged(step.column, step.axes)
+                    self.outer, self.shifts = [*self.outer, *self.shifts], []
+                case Bound():
+                    self._bound(step.low)
+                case Powers():
+                    self._powers(step)
+                case Beside():
+                    self._beside(step)
+        return self._attend()
+
+    def _arranged(self, numbers: Tensor | float, axes: Axes) -> Tensor:
+        """A step's operand on the axes of the matrix; size 1 where it stays the same."""
+        device = self.product.left.device
+        tensor = numbers if isinstance(numbers, Tensor) else torch.tensor(numbers, device=device)
+        view = axes.arranged(tensor, self.layout.axes)
+        if view is None:
+            view = axes.arranged(tensor.expand(axes.sizes).contiguous(), self.layout.axes)
+        if view is None:
+            raise Untold("is taken of scores and numbers whose axes do not fit.")
+        return view
+
+    def _times(self, step: Times) -> None:
+        factor = self._arranged(step.factor, step.axes)
+        if step.divides:
+            factor = factor.double().reciprocal() if factor.numel() == 1 else factor.reciprocal()
+        if factor.numel() == 1:
+            self._scale_by(float(factor))
+        elif bool(((factor == 0) | (factor == 1)).all()):
+            self.zeros.append(factor == 0)
+        elif self.bound is not None or self.sink is not None or self.fills or self.zeros:
+            raise Untold(
+                "is taken of scores that were multiplied by different numbers after masking."
+            )
+        else:
+            if factor.shape[-1] == 1:
+                self.by_row.append(factor)
+            elif factor.shape[-2] == 1:
+                self.by_key.append(factor)
+            else:
+                raise Untold("is taken of scores that were each multiplied by a number of its own.")
+            for numbers in (self.inner, self.outer, self.shifts):
+                numbers[:] = [tensor * factor for tensor in numbers]
+
+    def _scale_by(self, factor: float) -> None:
+        if self.bound is None:
+            self.scale *= factor
+            self.inner = _multiplied(self.inner, factor)
+        else:
+            self.bound *= factor
+        self.outer = _multiplied(self.outer, factor)
+        self.shifts = _multiplied(self.shifts, factor)
+        self.fills = [(where, value * factor) for where, value in self.fills]
+        if self.sink is not None:
+            self.sink = self.sink * factor
+
+    def _plus(self, step: Plus) -> None:
+        numbers = self._arranged(step.numbers, step.axes)
+        numbers = numbers if numbers.is_floating_point() else numbers.float()
+        (added,) = _multiplied([numbers], step.factor)
+        self._add(added)
+
+    def _add(self, added: Tensor) -> None:
+        if added.shape[-1] == 1:
+            # The softmax takes no notice of what a row is given alike.
+            self.shifts.append(added)
+        elif self.sink is not None:
+            raise Untold("is taken of scores to which numbers were added beside a sink.")
+        else:
+            self.outer.append(added)
+
+    def _fill(self, step: Fill) -> None:
+        where = self._arranged(step.where, step.axes)
+        where = where if where.dtype == torch.bool else where != 0
+        if step.value > LOW:
+            raise Untold(
+                f"is taken of scores set to {step.value:g}, which does not mask them.\n"
+                "    Set masked scores to -inf."
+            )
+        self.fills.append((~where if step.inverted else where, step.value))
+
+    def _tanh(self) -> None:
+        if self.bound is not None or self.zeros or self.fills:
+            raise Untold("is taken of scores that were bounded after masking or twice.")
+        self.inner, self.outer, self.shifts = [*self.outer, *self.shifts], [], []
+        self.bound = 1.0
+
+    def _bound(self, low: float) -> None:
+        self.fills = [(where, max(value, low)) for where, value in self.fills]
+        wide = [t.float() if t.dtype.itemsize < 4 else t for t in self.outer]
+        self.outer = [torch.where(t < low, _FILLED, t) for t in wide]
+
+    def _powers(self, step: Powers) -> None:
+        factor = self._arranged(step.factor, step.axes)
+        logarithm = (factor if factor.is_floating_point() else factor.float()).log()
+        if bool((factor < 0).any()):
+            raise Untold("is taken of exponentials that were multiplied by negative numbers.")
+        self._add(-logarithm if step.divides else logarithm)
+
+    def _beside(self, step: Beside) -> None:
+        number = self._arranged(step.number, step.axes)
+        if self.sink is not None:
+            raise Untold("counts two sinks.")
+        if bool((number < 0).any()):
+            raise Untold("divides by a sum that was made smaller.")
+        sink, rows = number.float().log(), _total(self.shifts)
+        if rows is not None and sink.numel() > 1:
+            # exp(-m) beside exp(scores - m): the row's own number has no part in the weights.
+            level = sink - rows
+            first = level[(0,) * max(level.ndim - 3, 0)][..., :1, :1]
+            if bool(((level - first).abs() <= _SMALL * (1 + rows.abs())).all()):
+                sink, rows = first, None
+        self.outer, self.shifts = [*self.outer, *([] if rows is None else [rows])], []
+        self.sink = sink
+
+    def _attend(self) -> AttentionMatrix:
+        query, key = self._operand(of_rows=True), self._operand(of_rows=False)
+        for factor in self.by_row:
+            query = query * factor.to(query.dtype)
+        for factor in self.by_key:
+            key = key * factor.transpose(-1, -2).to(key.dtype)
+        key = without_repeats(key)
+        if query.ndim > 4 and key.shape[-3] == 1 < query.shape[-3]:
+            sizes = tuple(query.shape[-4:-2])
+            query, key = query.flatten(-4, -3), key.squeeze(-3)
+            self._join_heads(sizes)
+        mask, biases = self._masked(torch.Size((*query.shape[:-1], key.shape[-2])))
+        sink = None if self.sink is None else _one_a_head(self.sink)
+        scale, inner = self.scale, [*self.inner]
+        if self.bound is not None:
+            # A row that is lowered alike is uniform, which it also is where its bound is reached.
+            inner += [numbers / self.bound for numbers in biases if _is_low_rows(numbers)]
+            if self.bound <= 0 or not all(_is_low_rows(numbers) for numbers in biases):
+                raise Untold("is taken of scores to which numbers were added after bounding them.")
+            scale, biases = scale * self.bound, _multiplied(inner, self.bound)
+        bias = _total(biases)
+        return attend(
+            query, key, scale=scale, bias=bias, mask=mask, softcap=self.bound, sink_bias=sink
+        )
+
+    def _operand(self, *, of_rows: bool) -> Tensor:
+        """Query or key, (batch..., tokens, head_dim): a view wherever one can be."""
+        product, axes = self.product, self.layout.axes
+        left = of_rows == self.layout.query_is_left
+        tensor, ahead = (product.left, 0) if left else (product.right, len(product.rows))
+        behind = len(product.columns) if left else 0
+        kept = [axis for axis in range(len(axes.sizes)) if axis != len(axes.sizes) - 2 + of_rows]
+        sizes, places = ([of[axis] for axis in kept] for of in (axes.sizes, axes.places))
+        for operand in (tensor, tensor.contiguous()):
+            strides = operand.stride()[:-1]
+            batch = len(product.batch)
+            own = (*strides[:batch], *(0,) * ahead, *strides[batch:], *(0,) * behind)
+            basis = zip(product.sizes, product.places, own, strict=True)
+            found = translated(basis, sizes, places, axes.start)
+            if found is not None:
+                offset = operand.storage_offset() + found[1]
+                last = (operand.shape[-1], operand.stride(-1))
+                return operand.as_strided((*sizes, last[0]), (*found[0], last[1]), offset)
+        raise Untold("is taken of scores whose queries and keys cannot be told.")
+
+    def _join_heads(self, sizes: Numbers) -> None:
+        """Heads in two axes, as those that share a key may be, become one axis."""
+        for tensors in (self.inner, self.outer, self.zeros):
+            tensors[:] = [_joined(tensor, sizes) for tensor in tensors]
+        self.fills = [(_joined(where, sizes), value) for where, value in self.fills]
+        self.sink = None if self.sink is None else _joined(self.sink, sizes)
+
+    def _masked(self, shape: torch.Size) -> tuple[Mask | None, list[Tensor]]:
+        """The mask, and what remains to be added."""
+        where = [where for where, value in self.fills if value == -torch.inf]
+        if len(where) == len(self.fills) == 1 and not (self.outer or self.zeros):
+            return recognised(~where[0], shape), []
+        lowered = [*self.outer]
+        if self.fills:
+            lowered.append(self._filled())
+        self._check_zeros(lowered)
+        parts = [(numbers, *split(numbers, shape)) for numbers in lowered]
+        masking = [numbers for numbers, mask, _ in parts if mask is not None]
+        if len(masking) > 1 and any(_is_finite(numbers) for numbers in masking):
+            # A row that one mask leaves and another lowers by a finite number is not all masked.
+            total = cast(Tensor, _total(masking))
+            others = [part for part in parts if part[1] is None]
+            parts = [*others, (total, *split(total, shape))]
+        joined: Mask | None = None
+        for mask in (mask for _, mask, _ in parts if mask is not None):
+            joined = mask if joined is None else joined & mask
+        return joined, [rest for _, _, rest in parts if rest is not None]
+
+    def _filled(self) -> Tensor:
+        """What the scores were lowered by where they were set to low numbers, one after another."""
+        numbers = torch.zeros((), device=self.product.left.device)
+        for where, value in self.fills:
+            numbers = torch.where(where, min(value, _FILLED), numbers)
+        return numbers
+
+    def _check_zeros(self, added: list[Tensor]) -> None:
+        for zero in self.zeros:
+            total = _total(added)
+            if total is None or bool((zero & (total > LOW)).any()):
+                raise Untold(
+                    "is taken of scores that were set to 0 and not masked.\n"
+                    "    Set masked scores to -inf."
+                )
+
+
+_FILLED = -1e30
+"""Beside a number this low, no score makes a difference in float32."""
+
+_SMALL = 1e-5
+
+
+def _joined(tensor: Tensor, sizes: Numbers) -> Tensor:
+    """A tensor with both axes of the heads in one: of size 1 where it stays the same."""
+    if tensor.shape[-4] * tensor.shape[-3] > 1:
+        tensor = tensor.expand(*tensor.shape[:-4], *sizes, *tensor.shape[-2:])
+    return tensor.flatten(-4, -3)
+
+
+def _multiplied(tensors: list[Tensor], factor: float) -> list[Tensor]:
+    return tensors if factor == 1 else [tensor * factor for tensor in tensors]
+
+
+def _total(tensors: list[Tensor]) -> Tensor | None:
+    total = None
+    for tensor in tensors:
+        total = tensor if total is None else total + tensor
+    return total
+
+
+def _is_finite(numbers: Tensor) -> bool:
+    return bool(((numbers <= FAR) & (numbers > -torch.inf)).any())
+
+
+def _is_low_rows(numbers: Tensor) -> bool:
+    return numbers.shape[-1] == 1 and bool(((numbers == 0) | (numbers <= FAR)).all())
+
+
+def _one_a_head(sink: Tensor) -> Tensor:
+    """The sink's logits, (num_heads,) or one number, of a column (..., num_heads, q_len, 1)."""
+    first = sink[(0,) * (sink.ndim - 3)] if sink.ndim > 2 else sink
+    each = first[..., :1, :1]
+    if not torch.equal(each.expand(sink.shape), sink):
+        raise Untold("counts a sink that is not one number for each head.")
+    return each.flatten() if each.numel() > 1 else each.flatten()[0]
+
+
+def _compare(matrix: AttentionMatrix, layout: Layout, axes: Axes, weights: Tensor) -> None:
+    """That the matrix gives the weights that the softmax gave, in a few rows."""
+    given = axes.arranged(weights, layout.axes)
+    if given is None:
+        return
+    given = given.expand(layout.axes.sizes).reshape(matrix.shape)
+    last = matrix.shape[-2] - 1
+    for row in {last // 2, last}:
+        tolerance = _tolerance(matrix, row, weights)
+        if tolerance > 0.5:
+            return
+        expected = given[..., row, :]
+        difference = (matrix[..., row, :] - expected).abs()
+        # A row without an allowed key is NaN in the model, and 0 in the matrix.
+        if bool((difference > tolerance).any()):
+            raise Untold("gave other weights than follow from its query and key.")
+
+
+def _tolerance(matrix: AttentionMatrix, row: int, weights: Tensor) -> float:
+    """How far a row's weights may be apart when scores are rounded in the model's dtype."""
+    source = cast(QueryKey, matrix.source)
+    dtypes = (source.query.dtype, weights.dtype)
+    rounding = max(torch.finfo(dtype).eps for dtype in dtypes)
+    if weights.is_cuda or torch.get_float32_matmul_precision() != "highest":
+        rounding = max(rounding, _FAST_FLOAT32)
+    tensors = (source.query[..., row, :], source.key)
+    longest = [float(cast(Tensor, torch.linalg.vector_norm(t, dim=-1)).max()) for t in tensors]
+    reach = abs(source.scale) * longest[0] * longest[1]
+    return 1e-4 + math.expm1(min(16 * rounding * reach, 1.0))
+
+
+_FAST_FLOAT32 = 2.0**-8
+"""What a product in float32 may round to where speed is asked for."""

@@ -1,0 +1,254 @@
+"""What is to be kept of the attention that a model runs, as observe was asked; checked."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Literal, SupportsIndex, cast
+
+import torch
+
+from regard.errors import check_whole, count_text, kind_text
+from regard.matrix.attention_matrix import AttentionMatrix
+from regard.reductions.reduction import Reduction, check_reductions
+
+__all__ = ["Wanted"]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to keep of each attention; everything unless said otherwise.
+
+    Attributes:
+        names: of the modules whose attention is wanted; None where nothing is left out.
+        places: of the layers wanted, in the order they run; None where nothing is left out.
+        heads: which heads; None: all.
+        queries: which queries, a slice without a step.
+        reductions: what to ask while the model runs, instead of keeping query and key.
+        values: whether to keep the value of each attention beside its query and key.
+        device: where to keep it; None: where the model has it.
+
+    Example:
+        >>> from regard.capture.selection import Wanted
+        >>> Wanted.of(layers=range(2), queries=slice(-64, None)).places
+        frozenset({0, 1})
+    """
+
+    names: frozenset[str] | None = None
+    places: frozenset[int] | None = None
+    heads: tuple[int, ...] | slice | None = None
+    queries: slice = field(default_factory=lambda: slice(None))
+    reductions: tuple[Reduction, ...] = ()
+    device: torch.device | None = None
+    values: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        layers: Iterable[str | int] | None = None,
+        heads: Iterable[int] | slice | None = None,
+        queries: slice | None = None,
+        keep: Literal["qk", "qkv"] | Sequence[Reduction] = "qk",
+        device: torch.device | str | None = None,
+        modules: Collection[str] = (),
+    ) -> "Wanted":
+        """What was asked for, checked before any work.
+
+        Args:
+            layers: names of modules, places in the order they run, or both.
+            heads: indices or a slice.
+            queries: a slice of positions.
+            keep: "qk", "qkv", or reductions.
+            device: where to keep it.
+            modules: the names that attention can have in this model.
+
+        Raises:
+            TypeError: something of the wrong kind.
+            ValueError: an unknown name, or a choice of nothing.
+        """
+        names, places = (None, None) if layers is None else _layers(layers, modules)
+        return cls(
+            names,
+            places,
+            None if heads is None else _heads(heads),
+            slice(None) if queries is None else _queries(queries),
+            () if keep in ("qk", "qkv") else _reductions(keep),
+            None if device is None else _device(device),
+            keep == "qkv",
+        )
+
+    def has_layer(self, name: str, place: int) -> bool:
+        """Whether the layer of this name, at this place in the order they run, is wanted."""
+        if self.names is None or self.places is None:
+            return True
+        return name in self.names or place in self.places
+
+    def head_indices(self, matrix: AttentionMatrix) -> list[int] | None:
+        """Which heads of an attention are wanted; None: all, as they are.
+
+        Raises:
+            ValueError: it does not have them.
+        """
+        if self.heads is None:
+            return None
+        num_heads = matrix.shape[-3] if len(matrix.shape) > 2 else 1
+        known = list(range(num_heads))
+        if isinstance(self.heads, slice):
+            chosen = known[self.heads]
+            if not chosen:
+                raise ValueError(
+                    f"heads is {self.heads}; it chooses none of {count_text(num_heads, 'head')}.\n"
+                    f"    {_choose(num_heads)}"
+                )
+        else:
+            for head in self.heads:
+                if not -num_heads <= head < num_heads:
+                    raise ValueError(
+                        f"heads has {head}; the layer has {count_text(num_heads, 'head')}.\n"
+                        f"    {_choose(num_heads)}"
+                    )
+            chosen = [known[head] for head in self.heads]
+        return None if chosen == known else chosen
+
+    def rows(self, first: int, q_len: int, *, all_there: bool) -> range:
+        """Which of the queries ``first`` to ``first + q_len`` are wanted, counted from the first.
+
+        Args:
+            first: how many queries came before.
+            q_len: how many there are.
+            all_there: whether no more will come. Until then a negative stop may turn out to be any
+                position, so nothing is left out for it.
+        """
+        queries, total = self.queries, first + q_len
+        if not all_there and queries.stop is not None and queries.stop < 0:
+            queries = slice(queries.start, None)
+        wanted = range(total)[queries]
+        start = max(wanted.start - first, 0)
+        return range(start, max(start, wanted.stop - first))
+
+    def missing(self, ran: Sequence[str], *, any_kept: bool) -> str | None:
+        """Which of the layers and queries that were wanted did not run; None: all did.
+
+        Args:
+            ran: the modules in which attention was seen, in their order.
+            any_kept: whether something was kept, or is known not to be.
+        """
+        if not ran:
+            return None
+        names, places = self.names or frozenset(), self.places or frozenset()
+        known = ", ".join(map(repr, ran[:3])) + (", ..." * (len(ran) > 3))
+        if unseen := sorted(names.difference(ran)):
+            return (
+                f"layers has {', '.join(map(repr, unseen))}; no attention was seen in "
+                f"{'it' if len(unseen) == 1 else 'them'}.\n"
+                f"    Attention was seen in {known}."
+            )
+        if places and max(places) >= len(ran):
+            return (
+                f"layers has {max(places)}; attention was seen in {len(ran)} modules, "
+                f"0 to {len(ran) - 1}.\n    They are {known}."
+                if len(ran) > 1
+                else f"layers has {max(places)}; attention was seen in 1 module, {known}.\n"
+                "    Choose 0."
+            )
+        if not any_kept:
+            return (
+                f"queries is {self.queries}; no layer ran so many queries.\n"
+                "    Choose among those that the model runs, the tokens of its input."
+            )
+        return None
+
+
+def _layers(layers: object, modules: Collection[str]) -> tuple[frozenset[str], frozenset[int]]:
+    remedy = 'Pass for example layers=["model.layers.3.self_attn"] or layers=range(4).'
+    items = _items(
+        "layers", layers, "it takes names of modules and places in the order they run", remedy
+    )
+    names = frozenset(item for item in items if isinstance(item, str))
+    places = frozenset(check_whole("layers", item) for item in items if not isinstance(item, str))
+    for place in places:
+        if place < 0:
+            raise ValueError(
+                f"layers has {place}; places count from 0 in the order in which layers run, and "
+                "how many will run is not known before.\n"
+                "    Count from the first layer, or give the name of the module."
+            )
+    for name in sorted(names.difference(modules)):
+        close = get_close_matches(name, modules, 1)
+        remedy = f"Did you mean {close[0]!r}?" if close else "See model.named_modules()."
+        raise ValueError(
+            f"layers has {name!r}; it must be the name of a module of the model.\n    {remedy}"
+        )
+    return names, places
+
+
+def _heads(heads: object) -> tuple[int, ...] | slice:
+    if isinstance(heads, slice):
+        return cast(slice, heads)
+    remedy = "Pass for example heads=[0, 3] or heads=slice(0, 4)."
+    items = _items("heads", heads, "it takes indices or a slice", remedy)
+    return tuple(check_whole("heads", item) for item in items)
+
+
+def _queries(queries: object) -> slice:
+    if not isinstance(queries, slice):
+        raise TypeError(
+            f"queries is {kind_text(queries)}; it takes a slice of positions.\n"
+            "    Pass for example queries=slice(-64, None) for the last 64."
+        )
+    start, stop, step = cast(tuple[SupportsIndex | None, ...], _ends(cast(slice, queries)))
+    checked = slice(
+        None if start is None else check_whole("queries", start),
+        None if stop is None else check_whole("queries", stop),
+    )
+    if step is not None and check_whole("queries", step) != 1:
+        raise ValueError(
+            f"queries has the step {step}; the queries must be neighbours.\n"
+            "    Leave out the step, and choose among their answers."
+        )
+    first, last = checked.start or 0, checked.stop
+    if last is not None and (first < 0) == (last < 0) and first >= last:
+        raise ValueError(
+            f"queries is {checked}; it chooses no query of any text.\n"
+            "    Pass for example queries=slice(-64, None) for the last 64."
+        )
+    return checked
+
+
+def _ends(queries: slice) -> tuple[object, object, object]:
+    return queries.start, queries.stop, queries.step
+
+
+def _reductions(keep: object) -> tuple[Reduction, ...]:
+    remedy = 'Pass keep="qk" or "qkv", or for example keep=[TopK(8), Entropy()].'
+    items = _items("keep", keep, 'it takes "qk", "qkv" or a list of reductions', remedy)
+    check_reductions("keep=", items)
+    return cast(tuple[Reduction, ...], tuple(items))
+
+
+def _choose(count: int) -> str:
+    return "Choose 0." if count == 1 else f"Choose among 0 to {count - 1}."
+
+
+def _items(name: str, given: object, takes: str, remedy: str) -> list[object]:
+    """What stands in a list, a range or another collection of several things."""
+    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+        came = repr(given) if isinstance(given, str) else kind_text(cast(object, given))
+        raise TypeError(f"{name} is {came}; {takes}.\n    {remedy}")
+    items = list(cast(Iterable[object], given))
+    if not items:
+        raise ValueError(f"{name} is empty; {takes}.\n    {remedy}")
+    return items
+
+
+def _device(device: object) -> torch.device:
+    try:
+        place = torch.device(cast(str, device))
+        torch.empty(0, device=place)
+    except (TypeError, RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(
+            f"device is {device!r}, which cannot be used here: {reason}\n"
+            '    Pass device="cpu", or leave it out to keep all where the model has it.'
+        ) from error
+    return place

@@ -1,0 +1,189 @@
+"""An attention in fewer tensors, or a part of it: some of its heads, some of its queries."""
+
+from dataclasses import replace
+from functools import wraps
+
+import torch
+from torch import Tensor
+
+from regard.masks.row_slice import rows_of
+from regard.matrix.attention_matrix import AttentionMatrix
+from regard.reductions.block import can_look
+from regard.scores.box import Box, narrow
+from regard.scores.flex_callable import FlexCallable
+from regard.scores.grouped_heads import without_repeats
+from regard.scores.query_key import QueryKey
+from regard.scores.score_source import Scores, accumulation_dtype
+
+__all__ = ["some_heads", "some_queries", "unrepeated", "value_heads"]
+
+
+def unrepeated(matrix: AttentionMatrix) -> AttentionMatrix:
+    """The same attention, with the keys that neighbouring heads share there once.
+
+    Models repeat the keys of grouped heads before they call what knows no groups.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.capture.slicing import unrepeated
+        >>> key = torch.randn(2, 5, 4).repeat_interleave(3, 0)
+        >>> unrepeated(regard.attend(torch.randn(6, 5, 4), key)).source.key.shape
+        torch.Size([2, 5, 4])
+    """
+    source = matrix.source
+    if not isinstance(source, QueryKey) or source.group > 1 or not _may_look(matrix, source):
+        return matrix
+    key = without_repeats(source.key)
+    return matrix if key is source.key else AttentionMatrix(replace(source, key=key), matrix.mask)
+
+
+def _may_look(matrix: AttentionMatrix, source: QueryKey) -> bool:
+    """Whether to look at the keys makes nobody wait, or somebody who waited for the mask."""
+    of_mask = () if matrix.mask is None else matrix.mask.tensors
+    return can_look(source.key) or bool(of_mask) or source.bias is not None
+
+
+def _repeats(tensor: Tensor, group: int) -> bool:
+    """Whether the heads of each group are the same."""
+    *batch, num_heads, length, dim = tensor.shape
+    groups = tensor.reshape(*batch, num_heads // group, group, length, dim)
+    return torch.equal(groups, groups[..., :1, :, :].expand_as(groups))
+
+
+def some_heads(matrix: AttentionMatrix, heads: list[int]) -> AttentionMatrix:
+    """The attention of some heads; keys stay shared where every chosen group has one size.
+
+    Args:
+        matrix: (..., num_heads, q_len, kv_len).
+        heads: which, in the order wanted.
+
+    Returns:
+        (..., len(heads), q_len, kv_len).
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.capture.slicing import some_heads
+        >>> A = regard.attend(torch.zeros(6, 5, 4), torch.zeros(2, 5, 4))
+        >>> some_heads(A, [0, 2, 3, 5]).source.key.shape
+        torch.Size([2, 5, 4])
+    """
+    at = torch.tensor(heads, device=matrix.device)
+
+    def chosen(tensor: Tensor) -> Tensor:
+        return tensor if tensor.shape[-3] == 1 else tensor.index_select(-3, at)
+
+    source: Scores = matrix.source
+    if isinstance(source, QueryKey):
+        source = replace(
+            source,
+            query=source.query.index_select(-3, at),
+            key=_keys(source.key, [head // source.group for head in heads]),
+            bias=None if source.bias is None else chosen(source.bias),
+            position_bias=source.position_bias and source.position_bias.map(chosen),
+            score_mod=source.score_mod and source.score_mod.map(chosen),
+            sink_bias=None if source.sink_bias is None else chosen(source.sink_bias),
+        )
+    else:
+        source = source.map(lambda tensor: tensor.index_select(-3, at))
+    return AttentionMatrix(source, None if matrix.mask is None else matrix.mask.map(chosen))
+
+
+def _keys(key: Tensor, kv_heads: list[int]) -> Tensor:
+    """The key head of each chosen head; one for a whole group where all groups have one size."""
+    distinct = list(dict.fromkeys(kv_heads))
+    group = len(kv_heads) // len(distinct)
+    even = kv_heads == [head for head in distinct for _ in range(group)]
+    return key.index_select(-3, torch.tensor(distinct if even else kv_heads, device=key.device))
+
+
+def value_heads(value: Tensor, num_heads: int, group: int, heads: list[int] | None) -> Tensor:
+    """The value of some heads, with what neighbouring heads share there once, as their keys are.
+
+    Args:
+        value: (..., num_kv_heads, kv_len, head_dim), or with an axis of all heads.
+        num_heads: of the attention.
+        group: how many of its heads share a key.
+        heads: which, in the order wanted; None: all.
+
+    Example:
+        >>> import torch
+        >>> from regard.capture.slicing import value_heads
+        >>> value_heads(torch.zeros(6, 5, 4), 6, 3, None).shape
+        torch.Size([2, 5, 4])
+    """
+    if value.ndim < 3:
+        return value
+    if group > 1 and value.shape[-3] == num_heads and _repeats(value, group):
+        value = value[..., ::group, :, :]
+    shared = num_heads // value.shape[-3]
+    return value if heads is None else _keys(value, [head // shared for head in heads])
+
+
+def some_queries(matrix: AttentionMatrix, rows: range) -> AttentionMatrix:
+    """The attention of some queries to all keys; row i is that of query ``rows[i]``, exactly.
+
+    Args:
+        matrix: (..., num_heads, q_len, kv_len).
+        rows: which queries, neighbours, at least one.
+
+    Returns:
+        (..., num_heads, len(rows), kv_len), of views.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.capture.slicing import some_queries
+        >>> x = torch.zeros(4, 1)
+        >>> some_queries(regard.attend(x, x, mask=regard.Causal()), range(1, 3)).to_dense()
+        tensor([[0.5000, 0.5000, 0.0000, 0.0000],
+                [0.3333, 0.3333, 0.3333, 0.0000]])
+    """
+    q_len = matrix.shape[-2]
+    if rows == range(q_len):
+        return matrix
+
+    def chosen(tensor: Tensor) -> Tensor:
+        return tensor if tensor.shape[-2] == 1 else tensor[..., rows.start : rows.stop, :]
+
+    mask = None if matrix.mask is None else rows_of(matrix.mask, rows, q_len)
+    source: Scores = matrix.source
+    if not isinstance(source, QueryKey):
+        return AttentionMatrix(source.map(chosen), mask)
+    bias = None if source.bias is None else chosen(source.bias)
+    position_bias = source.position_bias
+    if position_bias is not None and rows.stop < q_len:
+        # Aligned with the last query, which is not there: its numbers stand for themselves.
+        distances = _position_bias(source, rows)
+        bias, position_bias = distances if bias is None else bias + distances, None
+    changed = replace(
+        source,
+        query=source.query[..., rows.start : rows.stop, :],
+        bias=bias,
+        position_bias=position_bias,
+        score_mod=source.score_mod and _from_row(source.score_mod, rows.start),
+    )
+    return AttentionMatrix(changed, mask)
+
+
+def _position_bias(source: QueryKey, rows: range) -> Tensor:
+    """What a position bias adds to the scores of some rows, (..., num_heads, rows, kv_len)."""
+    assert source.position_bias is not None
+    *leading, _, kv_len = source.shape
+    everywhere = tuple(slice(0, n) for n in leading)
+    box = Box(everywhere, slice(rows.start, rows.stop), slice(0, kv_len))
+    dtype = accumulation_dtype(source.dtype)
+    return source.position_bias.block(
+        box, source.shape, source.device, lambda tensor: narrow(tensor, everywhere).to(dtype)
+    )
+
+
+def _from_row(score_mod: FlexCallable, start: int) -> FlexCallable:
+    """The score_mod of a matrix whose first query was query ``start`` of the whole one."""
+    if start == 0:
+        return score_mod
+    function = score_mod.function
+
+    @wraps(function)
+    def shifted(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return function(score, b, h, q_idx + start, kv_idx)
+
+    return FlexCallable(shifted, score_mod.batch, score_mod.head)

@@ -1,0 +1,137 @@
+"""What observe has not seen: compiled code, and products that look like attention and are none."""
+
+import warnings
+from collections.abc import Generator, Mapping
+from types import FunctionType
+from typing import Any, cast
+
+from torch import nn
+
+from regard.errors import RegardError
+from regard.tracing.tracer import Operation, module_names
+
+__all__ = ["Absence", "compiled_error", "is_compiled"]
+
+
+class Absence:
+    """What a module ran that might have been attention, told when the block has ended.
+
+    Args:
+        model: that is watched.
+
+    Attributes:
+        is_compiled: whether compiled code ran in place of the model's modules; whose attention is
+            whose, nobody knows then.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.is_compiled = False
+        self._model = model
+        self._unlike: dict[str, str] = {}
+        self._present: set[str] = set()
+        self._ran = False
+
+    def note_product(self, operation: Operation) -> None:
+        """Note a product of two tensors; of the first of the model it is told who ran it."""
+        if not self._ran:
+            self.is_compiled |= operation.is_compiled()
+            self._ran = self.is_compiled or operation.module() is not None
+
+    def note_attention(self, name: str) -> None:
+        """Note that an attention of a module was seen, kept or not."""
+        self._present.add(name)
+
+    def note_unlike(self, name: str, how: str) -> None:
+        """Note that scores of a module met a value without a softmax.
+
+        Args:
+            name: of the module.
+            how: the user's line, and what ran in place of the softmax.
+        """
+        self._unlike.setdefault(name, how)
+
+    def warn(self) -> None:
+        """Say which modules are missing from a recording in which there are others."""
+        missing = {name: how for name, how in self._unlike.items() if name not in self._present}
+        if missing:
+            first, how = next(iter(missing.items()))
+            more = f", and {len(missing) - 1} more modules likewise" if len(missing) > 1 else ""
+            warnings.warn(
+                f"{first!r} is missing from the recording: {how}{more}. {_SOFTMAX_ALONE}",
+                stacklevel=4,
+            )
+
+    def error(self) -> RegardError:
+        """Why no attention was seen at all, as far as that can be told."""
+        why, remedy = self._why()
+        return RegardError(
+            f"no attention was seen in {type(self._model).__name__}; {why}.\n    {remedy}"
+        )
+
+    def _why(self) -> tuple[str, str]:
+        for name, how in self._unlike.items():
+            return f"in {name!r}, {how}", _SOFTMAX_ALONE
+        for place in _compiled_parts(self._model):
+            return (
+                f"{place} is a compiled function, and observe cannot look into compiled code",
+                _UNCOMPILED,
+            )
+        if not self._ran:
+            return (
+                "none of its modules ran a product of matrices in the block, on this thread",
+                "Run the model inside the block, on the thread that opened it.",
+            )
+        return (
+            "its modules ran, and ran no attention over tokens that observe knows",
+            "observe sees softmax attention that PyTorch or flash-attn runs on this thread, and "
+            "no other kernels.",
+        )
+
+
+def compiled_error(what: str) -> RegardError:
+    """What is told of compiled code.
+
+    Args:
+        what: is compiled: ``"model is compiled"``.
+    """
+    return RegardError(f"{what}; observe cannot look into compiled code.\n    {_UNCOMPILED}")
+
+
+def is_compiled(value: object) -> bool:
+    """Whether a function comes from torch.compile, and not from torch.compiler.disable.
+
+    Args:
+        value: anything.
+
+    Example:
+        >>> import torch
+        >>> is_compiled(torch.relu), is_compiled(torch.compile(torch.relu))
+        (False, True)
+    """
+    known = getattr(value, "__dict__", {}) if callable(value) else {}
+    return "_torchdynamo_orig_callable" in known and not known.get("_torchdynamo_disable", False)
+
+
+def _compiled_parts(model: nn.Module) -> Generator[str, None, None]:
+    """Where a model keeps compiled functions: in lists, dicts and the globals of its methods."""
+    for name, module in module_names(model).items():
+        for attribute, value in vars(module).items():
+            for key, item in _items(value):
+                if is_compiled(item):
+                    yield f"'{name}.{attribute}[{key!r}]'"
+        for method in vars(type(module)).values():
+            if isinstance(method, FunctionType):
+                for word in method.__code__.co_names:
+                    if is_compiled(method.__globals__.get(word)):
+                        yield f"{word!r}, which {name!r} calls,"
+
+
+def _items(value: object) -> Generator[tuple[object, object], None, None]:
+    if isinstance(value, list | tuple):
+        yield from enumerate(cast("list[Any]", value))
+    elif isinstance(value, dict):
+        yield from cast("Mapping[Any, Any]", value).items()
+
+
+_UNCOMPILED = "Observe the same model without torch.compile."
+_SOFTMAX_ALONE = "observe keeps attention whose weights are a softmax of query times key."

@@ -1,0 +1,1 @@
+"""The `regard` command: one module for each subcommand."""

@@ -1,0 +1,99 @@
+"""The command ``regard``; each of its commands calls the library and shows what comes back.
+
+Results go to standard output; progress goes to standard error, and only where that is a terminal.
+What a user can put right ends in a sentence and exit code 2, with nothing half-written.
+"""
+
+import sys
+from collections.abc import Sequence
+from io import TextIOWrapper
+from typing import Annotated, NoReturn
+
+from regard.errors import RegardError
+from regard.recording.version import version
+
+try:
+    import typer
+
+    from regard.cli.check_command import check
+    from regard.cli.heads_command import heads
+    from regard.cli.learn_command import learn
+    from regard.cli.record_command import record
+    from regard.cli.see_command import see
+    from regard.cli.segments_command import segments
+    from regard.cli.serve_command import serve
+    from regard.text.escaping import visible
+except ModuleNotFoundError as missing:
+    name = str(missing.name).partition(".")[0]
+    sys.stderr.write(
+        f"regard: the command needs {name}, which is not installed.\n"
+        "    Run: pip install 'regard[demo]'\n"
+    )
+    raise SystemExit(2) from None
+
+__all__ = ["main"]
+
+app = typer.Typer(
+    name="regard",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command and end the process with its exit code.
+
+    Args:
+        arguments: of the command line; ``sys.argv`` when left out.
+
+    Example:
+        >>> from regard.cli.app import main
+        >>> main(["--version"])
+        Traceback (most recent call last):
+        SystemExit: 0
+    """
+    # Output that cannot show a character shows another one instead of a traceback.
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        # Typer returns an exit code where it did not run a command to its end: 130 for Ctrl-C.
+        code = app(arguments, prog_name="regard", standalone_mode=False) or 0
+    except typer.TyperException as error:
+        code = _refuse(f"{error.format_message()}\n    regard --help says what there is.")
+    except MemoryError as error:
+        code = _refuse(str(error) or "there is not enough memory for this.")
+    except OSError as error:
+        named = error.strerror is not None and error.filename is not None
+        code = _refuse(f"{error.filename}: {error.strerror}." if named else str(error))
+    except (RegardError, ValueError) as error:
+        code = _refuse(str(error))
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code)
+
+
+def _refuse(message: str) -> int:
+    lines = [visible(line) for line in message.splitlines()]
+    sys.stderr.write("regard: " + "\n".join(lines) + "\n")
+    return 2
+
+
+@app.callback(invoke_without_command=True)
+def regard(
+    context: typer.Context,
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Show the version and end.")
+    ] = False,
+) -> None:
+    """Look at the self-attention of real models: exact, at any length."""
+    if show_version:
+        typer.echo(f"regard {version()}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+for command in (see, heads, record, segments, serve, learn):
+    app.command()(command)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(check)

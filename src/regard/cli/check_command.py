@@ -1,0 +1,112 @@
+"""``regard check``: what is wrong with somebody's attention, in a process of its own."""
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from regard.cli.options import AsJson
+from regard.cli.progress import progress
+from regard.diagnosis.sandbox.sandbox_process import Checked, Limits, check_apart
+from regard.text.escaping import visible
+
+__all__ = ["check"]
+
+_USUAL = Limits()
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE[:NAME]",
+        help="my_file.py:SelfAttention; my_file.py or notebook.ipynb for all attention in it.",
+    ),
+]
+Seconds = Annotated[
+    float, typer.Option("--seconds", min=1, metavar="COUNT", help="How long the code may run.")
+]
+Gib = Annotated[
+    float, typer.Option("--gib", min=0.1, metavar="COUNT", help="How much memory it may take.")
+]
+
+
+def check(
+    context: typer.Context,
+    target: Target,
+    seconds: Seconds = _USUAL.seconds,
+    gib: Gib = _USUAL.gib,
+    as_json: AsJson = False,
+) -> None:
+    """Say what is wrong with attention code, and on which line.
+
+    Any other option goes to the class or function: --embed-dim 16 --num-heads 4 --causal.
+    Exit code 0 where it is right, 1 where it is wrong, 2 where that cannot be told.
+    """
+    options = named_options(context.args)
+    if target.partition(":")[0].endswith(".ipynb"):
+        sys.stderr.write(
+            f"runs the cells of {visible(target)} in a process of their own, "
+            f"{seconds:g} s at most\n"
+        )
+    with progress() as tell:
+        tell(f"checking {target}")
+        found = check_apart(target, options, limits=Limits(seconds, gib))
+    sys.stdout.write(json.dumps(_as_json(found)) + "\n" if as_json else _as_text(found))
+    raise typer.Exit(found.exit_code)
+
+
+def named_options(words: Sequence[str]) -> dict[str, Any]:
+    """Options as they are written in a shell, as arguments by name.
+
+    Args:
+        words: ``--num-heads 4``, ``--num-heads=4``; ``--causal`` alone is True. A value is what
+            JSON takes it for, else text.
+
+    Raises:
+        ValueError: a word that belongs to no option, or an option that is given twice.
+
+    Example:
+        >>> from regard.cli.check_command import named_options
+        >>> named_options(["--embed-dim", "16", "--causal", "--kind=full"])
+        {'embed_dim': 16, 'causal': True, 'kind': 'full'}
+    """
+    options: dict[str, Any] = {}
+    name: str | None = None
+    for word in words:
+        if word.startswith("--") and len(word) > 2:
+            written, equals, value = word[2:].partition("=")
+            name = written.replace("-", "_")
+            if name in options:
+                raise ValueError(f"option --{written} is given twice; it must be given once.")
+            options[name] = _value(value) if equals else True
+            name = None if equals else name
+        elif name is None:
+            raise ValueError(
+                f"argument {word!r} belongs to no option; options have a name.\n"
+                "    Write for example: --num-heads 4"
+            )
+        else:
+            options[name], name = _value(word), None
+    return options
+
+
+def _value(written: str) -> Any:
+    try:
+        return json.loads(written)
+    except json.JSONDecodeError:
+        return written
+
+
+def _as_text(found: Checked) -> str:
+    parts = [str(report["text"]) for report in found.reports] + list(found.troubles)
+    lines = "\n\n".join(parts).splitlines()
+    return "\n".join(map(visible, lines)) + "\n"
+
+
+def _as_json(found: Checked) -> dict[str, Any]:
+    reports = [
+        {name: value for name, value in report.items() if name not in ("text", "exit_code")}
+        for report in found.reports
+    ]
+    return {"reports": reports, "troubles": list(found.troubles), "exit_code": found.exit_code}

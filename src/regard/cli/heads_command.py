@@ -1,0 +1,160 @@
+"""``regard heads``: what kind every head of a model is."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from rich.console import Console
+
+from regard.analysis.head_classes import Trial, classify, head_table
+from regard.analysis.head_kinds import Head
+from regard.cli.options import AsJson, TextFile
+from regard.cli.progress import progress
+from regard.cli.recording_argument import answered, opened
+from regard.cli.text_argument import given_text
+from regard.models.pretrained import DEFAULT_MODEL, Pretrained, check_text
+from regard.models.trials import needle, repeated_tokens
+from regard.recording.recording import Recording
+from regard.text.escaping import visible
+from regard.view.terminal.head_grid import HeadsView
+
+__all__ = ["heads"]
+
+# Long enough for heads that look far back, and about nothing that a model would know by heart.
+_TEXT = (
+    "The harbour was quiet that morning. Two boats had left before sunrise, and the third was"
+    " still tied to the wall because its engine would not start. Marta sat on the steps with "
+    "a cup of tea and watched the mechanic, who was her cousin, take the cover off for the "
+    'second time. "It is not the fuel," he said, "and it is not the battery." She nodded, '
+    "although she knew nothing about engines. When the ferry came in, its wake lifted the "
+    "boat, the cable scraped along the stone, and something under the cover gave a small "
+    "click. The mechanic looked at her. Then he turned the key, and the engine started as if "
+    "nothing had ever been wrong with it."
+)
+_NEEDLE_LENGTH = 512
+
+Subject = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A Hugging Face model, its name or folder; or a recording of one."
+    ),
+]
+Words = Annotated[
+    str | None,
+    typer.Option(
+        "--text",
+        "-t",
+        metavar="TEXT",
+        help="What the model reads: a short story when left out.",
+        show_default=False,
+    ),
+]
+NoTrials = Annotated[
+    bool,
+    typer.Option(
+        "--no-trials",
+        help="Read the text only: nothing that shows induction, duplicate token or retrieval.",
+    ),
+]
+All = Annotated[bool, typer.Option("--all", help="Print every head with all its scores.")]
+
+
+class _Found(NamedTuple):
+    """What was seen, and what its heads are."""
+
+    seen: Recording
+    heads: tuple[Head, ...]
+
+    @property
+    def num_tokens(self) -> int | None:
+        """How many tokens were read; None where the recording has none."""
+        tokens = self.seen.key_tokens
+        return None if tokens is None else len(tokens)
+
+
+def heads(
+    model: Subject = DEFAULT_MODEL,
+    text: Words = None,
+    file: TextFile = None,
+    no_trials: NoTrials = False,
+    every: All = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what kind every head of a model is."""
+    words = None if text is None and file is None else check_text(given_text(text, file))
+    with progress() as tell:
+        tell(f"opening {model}")
+        path = Path(model)
+        if path.is_file():
+            if words is not None:
+                raise ValueError(
+                    f"text is given and {model!r} is a recording, which has its own.\n"
+                    "    Leave the text out, or name the model."
+                )
+            found = _of_recording(path, tell)
+        else:
+            found = _of_model(Pretrained.load(model), words or _TEXT, not no_trials, tell)
+    if as_json:
+        sys.stdout.write(json.dumps(_as_json(found)) + "\n")
+    elif every:
+        sys.stdout.write(head_table(found.heads).text() + "\n")
+    else:
+        _show(found)
+
+
+def _of_recording(path: Path, tell: Callable[..., None]) -> _Found:
+    seen = opened(path)
+    told = partial(tell, "asking every head")
+    with answered(path, seen):
+        heads = classify(seen.layers, seen.query_tokens, seen.key_tokens, progress=told)
+    return _Found(seen, heads)
+
+
+def _of_model(
+    pretrained: Pretrained, words: str, trying: bool, tell: Callable[..., None]
+) -> _Found:
+    seen = pretrained.observe(words, progress=partial(tell, "reading the text"))
+    trials: list[Trial] = []
+    if trying:
+        tell("reading random tokens twice")
+        trials += _of_repetition(pretrained)
+        if pretrained.limit >= _NEEDLE_LENGTH:
+            tell("looking for a needle in a long text")
+            trials.append(needle(pretrained.model, pretrained.tokenizer, length=_NEEDLE_LENGTH))
+    tokens = seen.query_tokens, seen.key_tokens
+    told = partial(tell, "asking every head")
+    return _Found(seen, classify(seen.layers, *tokens, trials=trials, progress=told))
+
+
+def _of_repetition(pretrained: Pretrained) -> list[Trial]:
+    """What random tokens that come twice show; nothing where the model reads too few of them."""
+    limit, known = pretrained.limit, pretrained.config.get_text_config().vocab_size
+    # A third of what it reads: the text twice, and what stands before it.
+    length = min(64, limit // 3, known)
+    if length < 2:
+        sys.stderr.write(
+            f"reads at most {limit} tokens and knows {known}: induction and duplicate token "
+            "left out\n"
+        )
+        return []
+    return [repeated_tokens(pretrained.model, length=length)]
+
+
+def _show(found: _Found) -> None:
+    title = visible(found.seen.model) or "a model"
+    console = Console(highlight=False, markup=False, emoji=False)
+    console.print(HeadsView(title, found.num_tokens, found.heads))
+
+
+def _as_json(found: _Found) -> dict[str, Any]:
+    return {
+        "model": found.seen.model,
+        "tokens": found.num_tokens,
+        "layers": list(found.seen),
+        "heads": [{"name": head.name, **asdict(head)} for head in found.heads],
+    }

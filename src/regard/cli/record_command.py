@@ -1,0 +1,123 @@
+"""``regard record``: run a model on a text, and keep what it attended to as a file."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from regard.cli.options import AsJson, Model, Text, TextFile
+from regard.cli.output_files import check_output
+from regard.cli.progress import progress
+from regard.cli.text_argument import given_text
+from regard.models.pretrained import DEFAULT_MODEL, Pretrained, check_text
+from regard.recording.recording import Recording
+from regard.reductions.row_statistics import Entropy
+from regard.reductions.sums import Pool, Sum
+from regard.reductions.top_k import TopK
+from regard.text.escaping import visible
+
+__all__ = ["record"]
+
+# What people ask most, in a file that grows with the length alone.
+_ANSWERS = (TopK(8), Entropy(), Sum(-2), Pool(64, 64))
+
+Run = Annotated[
+    Path,
+    typer.Option("--output", "-o", metavar="FILE", help="Write the recording to this file."),
+]
+Answers = Annotated[
+    bool,
+    typer.Option(
+        "--answers",
+        help="Keep no query and key: each token's 8 strongest keys, its entropy, what it receives, "
+        "and a picture of each head, asked as the model runs.",
+    ),
+]
+Values = Annotated[
+    bool,
+    typer.Option(
+        "--values",
+        help="Keep the value of each layer, too: weights times values are its output.",
+    ),
+]
+Last = Annotated[
+    int | None,
+    typer.Option(
+        "--last", min=1, metavar="COUNT", help="Keep what the last tokens attend to, so many."
+    ),
+]
+
+
+def record(
+    text: Text = None,
+    file: TextFile = None,
+    model: Model = DEFAULT_MODEL,
+    output: Run = Path("run.safetensors"),
+    answers: Answers = False,
+    values: Values = False,
+    last: Last = None,
+    as_json: AsJson = False,
+) -> None:
+    """Keep what a model attends to when it reads a text, as one file."""
+    check_output(output)
+    if answers and values:
+        raise ValueError(
+            "--answers and --values are both there; with answers no values are kept.\n"
+            "    Leave out one of them."
+        )
+    words = check_text(given_text(text, file))
+    with progress() as tell:
+        tell(f"loading {model}")
+        pretrained = Pretrained.load(model)
+
+        def told(done: int, total: int | None) -> None:
+            tell(f"running {model}" if done != total else f"writing {output}", done, total)
+
+        seen = pretrained.observe(
+            words,
+            keep=_ANSWERS if answers else "qkv" if values else "qk",
+            queries=None if last is None else slice(-last, None),
+            path=output,
+            progress=told,
+        )
+    if as_json:
+        sys.stdout.write(json.dumps(_as_json(seen, output)) + "\n")
+    else:
+        sys.stdout.write(_as_text(seen, output))
+
+
+def _as_text(seen: Recording, output: Path) -> str:
+    kept = {"answers": "answers", "qk": "query and key", "qkv": "query, key and value"}[_kept(seen)]
+    size = f"{output.stat().st_size / 1e6:,.1f} MB"
+    lengths = f"{len(seen.key_tokens or ()):,} tokens · {len(seen)} layers"
+    name = visible(str(output))
+    return (
+        f"{visible(seen.model)}   {lengths}, {kept} of each\n"
+        f"{name}   {size}; open it with regard.load({str(output)!r})\n"
+        + ("" if seen.kept else f"    regard segments {name} {_parts(seen)}\n")
+    )
+
+
+def _kept(seen: Recording) -> str:
+    if seen.kept:
+        return "answers"
+    return "qk" if seen.layers[0].value is None else "qkv"
+
+
+def _parts(seen: Recording) -> str:
+    """What to write after ``regard segments RUN``."""
+    rows, columns = len(seen.query_tokens or ()), len(seen.key_tokens or ())
+    return "--by sentence" if rows == columns else f"--by sentence --query last=0:{rows}"
+
+
+def _as_json(seen: Recording, output: Path) -> dict[str, object]:
+    return {
+        "model": seen.model,
+        "tokens": len(seen.key_tokens or ()),
+        "layers": {name: list(shape) for name, shape in seen.shapes.items()},
+        "kept": _kept(seen),
+        "path": str(output),
+        "bytes": output.stat().st_size,
+    }

@@ -1,0 +1,192 @@
+"""``regard segments``: how much each part of a text drew from each other part."""
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from regard import spans
+from regard.analysis.segment_shares import Shares, segment_shares
+from regard.cli.options import AsJson
+from regard.cli.progress import progress
+from regard.cli.recording_argument import answered, opened
+from regard.recording.recording import Recording
+from regard.text.tokens import Token
+from regard.view.terminal.share_grid import share_lines
+
+__all__ = ["segments"]
+
+
+class By(StrEnum):
+    """What a text is cut into."""
+
+    SENTENCE = "sentence"
+    WORD = "word"
+
+
+class Per(StrEnum):
+    """What a row of the table stands for."""
+
+    TOTAL = "total"
+    LAYER = "layer"
+    HEAD = "head"
+
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A recording from regard record.")]
+Parts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--part",
+        "-p",
+        metavar="NAME=WHAT",
+        help="A part of the text, once for each: tokens START:STOP, or a regular expression, of "
+        "which the first group counts.",
+        show_default=False,
+    ),
+]
+Queries = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--query",
+        "-q",
+        metavar="NAME=WHAT",
+        help="A part that asks, as for --part; all parts ask when left out.",
+        show_default=False,
+    ),
+]
+Cut = Annotated[
+    By | None, typer.Option("--by", help="Cut the whole text into these.", show_default=False)
+]
+NoSinks = Annotated[
+    bool,
+    typer.Option("--no-sinks", help="Leave out the first token and special ones, and renormalise."),
+]
+Rows = Annotated[Per, typer.Option("--per", help="A row for the mean, each layer, or each head.")]
+
+_RANGE = re.compile(r"(\d+):(\d+)")
+
+
+def segments(
+    run: Run,
+    parts: Parts = None,
+    queries: Queries = None,
+    by: Cut = None,
+    no_sinks: NoSinks = False,
+    per: Rows = Per.TOTAL,
+    as_json: AsJson = False,
+) -> None:
+    """Show how much each part of a text drew from each other part."""
+    if not run.exists():
+        raise FileNotFoundError(2, "No such file or directory", str(run))
+    if (by is None) == (not parts):
+        raise ValueError(
+            "part is missing, or given beside --by; it must be one of them.\n"
+            "    Run for example: regard segments RUN --by sentence\n"
+            "                 or: regard segments RUN --part 'question=Who .*' --part 'doc=0:40'"
+        )
+    with progress() as tell:
+        tell(f"opening {run}")
+        seen = opened(run)
+        cut = _cut(by, seen.key_tokens) if by else _named("part", parts or [], seen.key_tokens)
+        if not queries and not _can_ask(cut, seen):
+            raise ValueError(
+                f"query is missing; {run} has {len(seen.query_tokens or ())} of the queries of its "
+                "text, and none in these parts.\n"
+                "    Name those that ask, counted from the first of them: --query last=0:4"
+            )
+        asking = _named("query", queries, seen.query_tokens) if queries else None
+        with answered(run, seen):
+            told = partial(tell, "asking every layer")
+            drawn = segment_shares(seen, cut, queries=asking, sinks=not no_sinks, progress=told)
+    if as_json:
+        sys.stdout.write(json.dumps(_as_json(seen, drawn, per)) + "\n")
+    elif per is Per.TOTAL:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        sys.stdout.writelines(f"{line}\n" for line in share_lines(drawn, width))
+    else:
+        sys.stdout.write(drawn.table(_per(per)).text() + "\n")
+
+
+def _per(per: Per) -> Literal["head", "layer", "total"]:
+    return per.value
+
+
+def _cut(by: By, tokens: Sequence[Token] | None) -> dict[str, tuple[int, int]]:
+    return spans.by_sentence(tokens) if by is By.SENTENCE else spans.by_word(tokens)
+
+
+def _can_ask(parts: Mapping[str, tuple[int, int]], seen: Recording) -> bool:
+    """Whether the parts can ask themselves: all queries were kept, or some that lie in them."""
+    if all(layer.queries is None for layer in seen.layers):
+        return seen.query_tokens == seen.key_tokens
+    rows = [layer.positions for layer in seen.layers if layer.reads_itself]
+    return len(rows) == len(seen) and any(
+        start < kept.stop and stop > kept.start for kept in rows for start, stop in parts.values()
+    )
+
+
+def _named(
+    option: str, given: Sequence[str], tokens: Sequence[Token] | None
+) -> dict[str, tuple[int, int]]:
+    """Each part as it was written: ``name=start:stop`` or ``name=pattern``."""
+    found: dict[str, tuple[int, int]] = {}
+    for written in given:
+        name, equals, what = written.partition("=")
+        if not (name and equals and what):
+            raise ValueError(
+                f"{option} is {written!r}; it must be NAME=START:STOP or NAME=PATTERN.\n"
+                f"    Write for example --{option} 'question=Who .*'."
+            )
+        if name in found:
+            raise ValueError(
+                f"{option} has {name!r} twice; each name must stand for one part.\n"
+                f"    Name the second one otherwise, --{option} '{name} 2={what}'."
+            )
+        numbers = _RANGE.fullmatch(what)
+        if numbers:
+            found[name] = _range(option, written, numbers, tokens)
+        else:
+            found |= _found(name, what, tokens)
+    return found
+
+
+def _range(
+    option: str, written: str, numbers: re.Match[str], tokens: Sequence[Token] | None
+) -> tuple[int, int]:
+    start, stop = int(numbers[1]), int(numbers[2])
+    if tokens is not None and not start < stop <= len(tokens):
+        counted = "tokens" if option == "part" else "queries"
+        raise ValueError(
+            f"{option} is {written!r}; START must be below STOP, and STOP at most {len(tokens)}, "
+            f"as many {counted} as there are.\n"
+            f"    The first one alone is --{option} 'first=0:1'."
+        )
+    return start, stop
+
+
+def _found(name: str, pattern: str, tokens: Sequence[Token] | None) -> dict[str, tuple[int, int]]:
+    try:
+        return spans.by_pattern(tokens, {name: pattern})
+    except ValueError as error:
+        # The library's remedy is Python.
+        what, _, _ = str(error).partition("\n")
+        raise ValueError(
+            f"{what}\n    Give a regular expression that finds it in the text, with \\ before a "
+            "sign that is meant as it stands; or its tokens, START:STOP."
+        ) from error
+
+
+def _as_json(seen: Recording, drawn: Shares, per: Per) -> dict[str, Any]:
+    return {
+        "model": seen.model,
+        "layers": list(drawn.layers),
+        "sinks_left_out": list(drawn.sinks),
+        "shares": drawn.table(_per(per)).records(),
+    }

@@ -1,0 +1,44 @@
+"""``regard serve``: the page of a recording, computed as it is looked at."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from regard.errors import RegardError
+
+__all__ = ["serve"]
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A recording from regard record.")]
+Port = Annotated[
+    int | None,
+    typer.Option(
+        "--port",
+        min=1,
+        max=65535,
+        metavar="PORT",
+        help="Listen here; at any free port when left out.",
+        show_default=False,
+    ),
+]
+NoBrowser = Annotated[
+    bool, typer.Option("--no-browser", help="Print the page's address, and open nothing.")
+]
+
+
+def serve(run: Run, port: Port = None, no_browser: NoBrowser = False) -> None:
+    """Show a recording of any length as a page, until Ctrl-C."""
+    try:
+        from regard.view.server import http_server as server
+    except ModuleNotFoundError as missing:
+        name = str(missing.name).partition(".")[0]
+        raise RegardError(
+            f"serve needs {name}, which is not installed.\n    Run: pip install 'regard[serve]'"
+        ) from missing
+    server.serve(run, port=port, open_browser=not no_browser, tell=_tell)
+
+
+def _tell(address: str) -> None:
+    sys.stdout.write(f"{address}\n")
+    sys.stdout.flush()

@@ -1,0 +1,63 @@
+"""The text that a command was given."""
+
+import os
+import sys
+from pathlib import Path
+
+__all__ = ["given_text"]
+
+# More than any model reads, and little enough to be read into memory without a thought.
+MOST_BYTES = 64 * 2**20
+
+
+def given_text(text: str | None, file: Path | None) -> str:
+    """The text from where it was given.
+
+    Args:
+        text: as an argument; "-" is standard input, which is read without any text when piped.
+        file: a file in UTF-8.
+
+    Raises:
+        ValueError: both or none was given, or it is a file's name, no text, or too long.
+
+    Example:
+        >>> from regard.cli.text_argument import given_text
+        >>> given_text("Life is short", None)
+        'Life is short'
+    """
+    if file is not None and text is not None:
+        raise ValueError(
+            "text is given twice, once with --file; there must be one.\n    Leave out one of them."
+        )
+    if file is not None:
+        with file.open("rb") as opened:
+            return _decoded(opened.read(MOST_BYTES + 1), str(file))
+    if text is not None and text != "-":
+        if os.path.isfile(text):  # noqa: PTH113, Path.is_file raises where a text is too long
+            raise ValueError(
+                f"text is {text!r}, a file, and the model would read its name.\n"
+                "    Read a file of text with --file; ask a recording with regard segments."
+            )
+        return text
+    # Without any standard input, as under some schedulers, Python has None there.
+    if sys.stdin is None or (text is None and sys.stdin.isatty()):
+        raise ValueError(
+            "text is missing; a model has to read something.\n"
+            '    Give it in quotes, "Life is short", or with --file, or pipe it in.'
+        )
+    return _decoded(sys.stdin.buffer.read(MOST_BYTES + 1), "standard input")
+
+
+def _decoded(content: bytes, where: str) -> str:
+    if len(content) > MOST_BYTES:
+        raise ValueError(
+            f"{where} has more than {MOST_BYTES // 2**20} MiB, which no model reads.\n"
+            "    Give a part of it."
+        )
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{where} is no UTF-8 text: byte {error.start} fits nothing.\n"
+            "    Give a text file saved as UTF-8."
+        ) from error

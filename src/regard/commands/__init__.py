@@ -1,1 +1,0 @@
-"""The commands, one module each; what they share: options, reading, progress, writing."""

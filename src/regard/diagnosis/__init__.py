@@ -1,0 +1,1 @@
+"""`regard.check`: find the mistake in attention code, its line, and the fix."""

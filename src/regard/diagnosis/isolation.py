@@ -1,0 +1,115 @@
+"""Somebody's code in this process: what it changes is put back, and what ends it is told."""
+
+import os
+import signal
+import sys
+import sysconfig
+import threading
+import traceback
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+from regard.diagnosis.user_errors import lacks_cuda, sentence
+
+__all__ = ["undisturbed"]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_NOT_THEIRS = (
+    str(Path(__file__).parents[1]),
+    *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")),
+    "<frozen ",
+)
+
+
+def undisturbed(check: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The same function, after which this process is as it was.
+
+    Environment, current folder, ``sys.path``, recursion limit, handlers of signals and
+    deterministic algorithms are put back. Where the code ends Python, or needs CUDA where there is
+    none, that is a ``ValueError`` with its line.
+
+    Args:
+        check: what runs somebody's code.
+
+    Example:
+        >>> import os
+        >>> from regard.diagnosis.isolation import undisturbed
+        >>> undisturbed(lambda: os.environ.update(REGARD_EXAMPLE="1"))()
+        >>> "REGARD_EXAMPLE" in os.environ
+        False
+    """
+
+    @wraps(check)
+    def checked(*args: _P.args, **options: _P.kwargs) -> _R:
+        with _put_back(), _in_words():
+            return check(*args, **options)
+
+    return checked
+
+
+@contextmanager
+def _in_words() -> Generator[None]:
+    try:
+        yield
+    except SystemExit as error:
+        raise ValueError(_sentence(error)) from error
+    except Exception as error:
+        cause = error.__cause__ or error
+        if not lacks_cuda(cause):
+            raise
+        raise ValueError(_sentence(cause)) from cause
+
+
+def _sentence(error: BaseException) -> str:
+    """What happened, on which of their lines."""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    own = [file for file in files if not file.startswith(_NOT_THEIRS)]
+    path = Path(own[-1] if own else "the code")
+    return sentence(error, path, path.name)
+
+
+@contextmanager
+def _put_back() -> Generator[None]:
+    environment, path, limit = dict(os.environ), list(sys.path), sys.getrecursionlimit()
+    handlers = _handlers()
+    folder: str | None = None
+    with suppress(OSError):  # it may have been deleted
+        folder = os.getcwd()  # noqa: PTH109  # as it is written
+    determinism = _determinism()
+    try:
+        yield
+    finally:
+        if dict(os.environ) != environment:
+            os.environ.clear()
+            os.environ.update(environment)
+        sys.path[:] = path
+        sys.setrecursionlimit(limit)
+        for number, handler in _handlers().items():
+            if handler is not handlers[number] and handlers[number] is not None:
+                signal.signal(number, handlers[number])
+        if folder is not None:
+            with suppress(OSError):
+                os.chdir(folder)
+        if _determinism() != determinism:  # setting it imports Inductor, for a second
+            strict, warns = determinism
+            torch.use_deterministic_algorithms(strict, warn_only=warns)
+
+
+def _determinism() -> tuple[bool, bool]:
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+
+
+def _handlers() -> dict[signal.Signals, Any]:
+    """Who is told of each signal; none outside of the main thread, which alone can set them."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    return {number: signal.getsignal(number) for number in signal.Signals}

@@ -1,0 +1,192 @@
+"""What a check found: findings with their lines and proofs, and a verdict."""
+
+import linecache
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from torch import Tensor
+
+from regard.diagnosis.catalogue import Fault, Severity
+
+__all__ = ["Finding", "Report", "Verdict"]
+
+Verdict = Literal["right", "right, but", "wrong", "cannot tell"]
+
+_EXIT_CODES: dict[Verdict, int] = {"right": 0, "right, but": 0, "wrong": 1, "cannot tell": 2}
+
+
+@dataclass(frozen=True, eq=False)
+class Finding:
+    """One mistake in somebody's attention, or a note about it.
+
+    Attributes:
+        fault: its entry in the catalogue.
+        severity: ``fault`` where the numbers are wrong, ``note`` where they are right.
+        file: where it is; None where no line tells.
+        line: the number of the line there.
+        detail: what was measured, in a sentence.
+        did: a small matrix of what the code did; None where no matrix shows it.
+        attention: the same of what attention is.
+        caption: what the two matrices hold.
+    """
+
+    fault: Fault
+    severity: Severity
+    file: str | None
+    line: int | None
+    detail: str
+    did: Tensor | None = None
+    attention: Tensor | None = None
+    caption: str = ""
+
+    @property
+    def number(self) -> int:
+        """Its place in the catalogue, from 1; 0 for a note that is no mistake of its own."""
+        return self.fault.number
+
+    @property
+    def name(self) -> str:
+        """Its name in the catalogue."""
+        return self.fault.name
+
+    @property
+    def code(self) -> str:
+        """The text of the line; empty where it cannot be read."""
+        if self.file is None or self.line is None:
+            return ""
+        return linecache.getline(self.file, self.line).strip()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The finding in plain data, for JSON."""
+        return {
+            "number": self.number,
+            "name": self.name,
+            "severity": self.severity,
+            "sentence": self.fault.sentence,
+            "detail": self.detail,
+            "mending": self.fault.mending,
+            "sources": list(self.fault.sources),
+            "file": self.file,
+            "line": self.line,
+            "code": self.code,
+            "caption": self.caption,
+            "did": _plain(self.did),
+            "attention": _plain(self.attention),
+        }
+
+    def __str__(self) -> str:
+        """The finding in lines of text."""
+        label = "note" if self.severity == "note" else f"mistake {self.number}"
+        lines = [f"{self.name} ({label})", f"  {self.fault.sentence}"]
+        if self.detail:
+            lines.append(f"  {self.detail}")
+        if self.file is not None:
+            lines.append(f"  {Path(self.file).name}, line {self.line}:  {self.code}")
+        if self.did is not None and self.attention is not None:
+            lines += _side_by_side(self.did, self.attention, self.caption)
+        lines.append(f"  Write:  {self.fault.mending}")
+        if self.fault.sources:
+            lines.append(f"  Others did the same: {', '.join(self.fault.sources)}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """What a check found.
+
+    Attributes:
+        name: of what was checked.
+        findings: mistakes first, then notes.
+        read_as: how it was called and read, in words.
+        missing: what could not be told, and what would tell; empty where all is told.
+
+    Example:
+        >>> import regard
+        >>> def attention(q, k, v):
+        ...     return (q @ k.transpose(-2, -1)).softmax(-1) @ v
+        >>> report = regard.check(attention)
+        >>> report.ok, report.verdict, [finding.name for finding in report.findings]
+        (False, 'wrong', ['no-scale'])
+    """
+
+    name: str
+    findings: tuple[Finding, ...]
+    read_as: str
+    missing: str = ""
+
+    @property
+    def faults(self) -> tuple[Finding, ...]:
+        """The findings that make it wrong."""
+        return tuple(finding for finding in self.findings if finding.severity == "fault")
+
+    @property
+    def verdict(self) -> Verdict:
+        """In a word: what is wrong was seen, or nothing is, or nobody can tell."""
+        if self.faults:
+            return "wrong"
+        if self.missing:
+            return "cannot tell"
+        return "right, but" if self.findings else "right"
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is right."""
+        return self.verdict in ("right", "right, but")
+
+    @property
+    def exit_code(self) -> int:
+        """0 where it is right, 1 where it is wrong, 2 where that cannot be told."""
+        return _EXIT_CODES[self.verdict]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report in plain data, for JSON."""
+        return {
+            "name": self.name,
+            "verdict": self.verdict,
+            "ok": self.ok,
+            "read_as": self.read_as,
+            "missing": self.missing,
+            "findings": [finding.to_dict() for finding in self.findings],
+        }
+
+    def __str__(self) -> str:
+        """The report as text."""
+        parts = [f"{self.name}: read as {self.read_as}", *(str(f) for f in self.findings)]
+        if self.missing:
+            parts.append(self.missing)
+        return "\n\n".join([*parts, f"{self.name} is {_sentence(self)}"])
+
+    __repr__ = __str__
+
+
+def _sentence(report: Report) -> str:
+    match report.verdict:
+        case "right":
+            return "right: it gives what attention gives."
+        case "right, but":
+            notes = ", ".join(finding.name for finding in report.findings)
+            return f"right, but: {notes}."
+        case "wrong":
+            return f"wrong: {', '.join(finding.name for finding in report.faults)}."
+        case _:
+            return "something that this check cannot tell."
+
+
+def _plain(matrix: Tensor | None) -> list[list[float | None]] | None:
+    if matrix is None:
+        return None
+    rows = cast("list[list[float]]", matrix.tolist())
+    return [[value if abs(value) < float("inf") else None for value in row] for row in rows]
+
+
+def _side_by_side(did: Tensor, attention: Tensor, caption: str) -> list[str]:
+    left, right = (_rows(matrix) for matrix in (did, attention))
+    width = max([len(row) for row in left] + [len("what it did")])
+    lines = [f"  {caption}:", f"  {'what it did'.ljust(width)}    what attention is"]
+    return [*lines, *(f"  {a.ljust(width)}    {b}" for a, b in zip(left, right, strict=False))]
+
+
+def _rows(matrix: Tensor) -> list[str]:
+    rows = cast("list[list[float]]", matrix.tolist())
+    return ["  ".join(f"{value:6.3f}" for value in row) for row in rows]

@@ -1,0 +1,1 @@
+"""Checks of user code in a separate process."""

@@ -1,0 +1,271 @@
+"""The other process: imports somebody's file or runs their cells, checks, and writes the answer.
+
+``sandbox`` starts it with one argument, the request as JSON. What their code prints goes nowhere;
+what it raises becomes a sentence with their own line.
+"""
+
+import ast
+import faulthandler
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.diagnosis.checker import check
+from regard.diagnosis.notebook_attention import Flows
+from regard.diagnosis.notebook_cells import namespace, read_cells, refuse_null_bytes, run_cell
+from regard.diagnosis.report import Report
+from regard.diagnosis.sandbox.target_selection import (
+    attentions,
+    check_options,
+    fitting_options,
+    named,
+)
+from regard.diagnosis.user_errors import sentence
+from regard.errors import RegardError
+
+__all__ = ["main"]
+
+
+def main(arguments: list[str]) -> None:
+    """Answer one request, and end the process.
+
+    Args:
+        arguments: the request, as JSON.
+    """
+    request = json.loads(arguments[0])
+    folder = Path(request["folder"])
+    with (folder / "traces.txt").open("w", encoding="utf-8") as traces:
+        faulthandler.enable(traces)  # a crash leaves the line behind
+        with open(os.devnull, "wb") as nowhere:  # noqa: PTH123  # a device, no path
+            os.dup2(nowhere.fileno(), 2)
+        sys.dont_write_bytecode = True  # nothing appears beside their file
+        _limit_memory(request["gib"])
+        faulthandler.dump_traceback_later(request["seconds"], exit=True, file=traces)
+        answer = _answer(request)
+        faulthandler.cancel_dump_traceback_later()
+        unfinished = folder / "answer.part"
+        unfinished.write_text(json.dumps(answer), encoding="utf-8")
+        unfinished.replace(folder / "answer.json")
+        os._exit(0)  # no thread or exit handler of theirs holds us
+
+
+def _limit_memory(gib: float) -> None:
+    """Hold all that can be written to: reserved addresses, as CUDA makes them, do not count."""
+    if sys.platform != "linux":
+        return
+    import resource
+
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    held = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmData"))
+    limit = held * 1024 + int(gib * 2**30)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+
+
+class _OutOfTime(BaseException):
+    """A part of their code took its share of the time; no ``except Exception`` of theirs holds it.
+
+    Attributes:
+        seconds: the share.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"still running after {seconds:.3g} s")
+        self.seconds = seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Clock:
+    """Shares the time out, so that one part without end leaves some for the others.
+
+    Attributes:
+        end: when all must be over, in seconds of ``time.monotonic``.
+    """
+
+    end: float
+
+    @contextmanager
+    def share(self) -> Generator[None]:
+        """Half of the time that is left for one part; where the system has no timer, all of it.
+
+        Raises:
+            _OutOfTime: it was not enough.
+        """
+        if sys.platform == "win32":
+            yield
+            return
+        seconds = max(0.1, (self.end - time.monotonic()) / 2)
+
+        def over(*_: object) -> None:
+            raise _OutOfTime(seconds)
+
+        before = signal.signal(signal.SIGALRM, over)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+
+def _told(error: BaseException, path: Path, shown: str) -> str:
+    """What their code raised, or that it did not end, in a sentence."""
+    if not isinstance(error, _OutOfTime):
+        return sentence(error, path, shown)
+    frames = traceback.extract_tb(error.__traceback__)
+    for frame in reversed(frames):
+        cell = frame.filename.removeprefix(f"{path.name}, ")
+        if frame.filename == str(path) or cell != frame.filename:
+            inside = f"in {cell}, line" if cell != frame.filename else "on line"
+            return (
+                f"{shown} is {error}, {inside} {frame.lineno}; it must come to an end.\n"
+                "    What trains or waits belongs elsewhere, or give it more: --seconds 600"
+            )
+    return f"{shown} is {error}; it must come to an end."
+
+
+def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
+    clock = _Clock(time.monotonic() + request["seconds"])
+    path, shown = Path(request["path"]), request["shown"]
+    options = {name: _value(value) for name, value in request["options"].items()}
+    try:
+        if path.suffix == ".ipynb":
+            return _notebook(path, shown, request["name"], options, clock)
+        return _file(path, shown, request["name"], options, clock)
+    except BaseException as error:  # noqa: BLE001  # SystemExit and KeyboardInterrupt too
+        return {"error": sentence(error, path, shown)}
+
+
+def _file(
+    path: Path, shown: str, name: str | None, options: dict[str, Any], clock: _Clock
+) -> dict[str, Any]:
+    module = imported(path)
+    if name is not None:
+        report = _report(named(module, name, shown), name, shown, options)
+        return {"reports": [report], "troubles": []}
+    found = attentions(module)
+    if not found:
+        raise RegardError(
+            f"{shown} holds no class or function with a softmax; check takes attention.\n"
+            f"    Say what to check: regard check {shown}:NAME"
+        )
+    if len(found) == 1:
+        [(name, thing)] = found.items()
+        return {"reports": [_report(thing, name, shown, options)], "troubles": []}
+    reports, troubles = _each(list(found.items()), path, shown, options, clock)
+    return {"reports": reports, "troubles": troubles}
+
+
+def _notebook(
+    path: Path, shown: str, name: str | None, options: dict[str, Any], clock: _Clock
+) -> dict[str, Any]:
+    cells = read_cells(path)
+    module = namespace(path.stem, cells)
+    sys.path.insert(0, str(path.parent))
+    troubles: list[str] = []
+    flows = Flows(cells)
+    replaced: list[tuple[str, Any]] = []  # a class that a later cell writes anew is checked too
+    for cell in cells:
+        before = attentions(module)
+        try:
+            with clock.share(), flows.tracer():
+                run_cell(cell, module)
+        except BaseException as error:  # noqa: BLE001  # the next cells may do without it
+            troubles.append(_told(error, path, shown))
+        after = vars(module)
+        replaced += [item for item in before.items() if after.get(item[0]) is not item[1]]
+    if name is not None:
+        report = _report(named(module, name, shown), name, shown, options)
+        return {"reports": [report], "troubles": []}
+    found = [*replaced, *attentions(module).items()]
+    reports, others = _each(found, path, shown, options, clock)
+    troubles += others
+    own = flows.report(path.name, alone=not reports)
+    if own is not None:
+        reports.insert(0, _data(own))
+    if not reports and not troubles:
+        raise RegardError(
+            f"{shown} holds no attention; check looks at classes, functions and cells with a "
+            "softmax.\n    Define one, or make one: layer = SelfAttention(16, 4)"
+        )
+    return {"reports": reports, "troubles": troubles}
+
+
+def _each(
+    found: list[tuple[str, Any]], path: Path, shown: str, options: dict[str, Any], clock: _Clock
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """A report on each, with those of the options that it takes; a sentence where none came."""
+    fitting = [fitting_options(thing, options) for _, thing in found]
+    used = {key for each in fitting for key in each}
+    reports: list[dict[str, Any]] = []
+    troubles: list[str] = []
+    for (name, thing), own in zip(found, fitting, strict=True):
+        own |= {key: value for key, value in options.items() if key not in used}  # to be refused
+        try:
+            with clock.share():
+                reports.append(_report(thing, name, shown, own))
+        except BaseException as error:  # noqa: BLE001  # the others are checked all the same
+            troubles.append(_told(error, path, shown))
+    return reports, troubles
+
+
+def _report(thing: Any, name: str, shown: str, options: dict[str, Any]) -> dict[str, Any]:
+    check_options(thing, name, shown, options)
+    return _data(check(thing, **options))
+
+
+def _data(report: Report) -> dict[str, Any]:
+    return {**report.to_dict(), "exit_code": report.exit_code, "text": str(report)}
+
+
+def imported(path: Path) -> Any:
+    """A file as the module that it is, in its package where it belongs to one.
+
+    Args:
+        path: absolute.
+
+    Raises:
+        BaseException: whatever it raises.
+    """
+    import importlib
+    import importlib.util
+
+    refuse_null_bytes(path.read_bytes().decode("utf-8", "replace"), str(path))
+    root, parts = path.parent, [path.stem]
+    while (root / "__init__.py").exists():  # `from .layers import Linear` works as it does there
+        parts.insert(0, root.name)
+        root = root.parent
+    sys.path.insert(0, str(root))
+    if len(parts) > 1:
+        return importlib.import_module(".".join(parts))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None  # for the checker of types: the suffix is .py
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _value(given: Any) -> Any:
+    """What a word of the command line means: ``16``, ``0.1``, ``True``, or the word itself."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return ast.literal_eval(given)
+    except (ValueError, SyntaxError):
+        return {"true": True, "false": False, "none": None}.get(given.lower(), given)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(min(2, torch.get_num_threads()))
+    main(sys.argv[1:])

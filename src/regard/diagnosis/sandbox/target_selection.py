@@ -1,0 +1,202 @@
+"""Which thing in somebody's file is checked, and whether it has the arguments that it needs."""
+
+import difflib
+import inspect
+import re
+from collections.abc import Mapping
+from types import FunctionType, ModuleType
+from typing import Any, cast
+
+from torch import nn
+
+from regard.diagnosis.checker import check
+from regard.errors import RegardError
+
+__all__ = ["attentions", "check_options", "fitting_options", "named"]
+
+# What an attention cannot do without, or is called, finished or not.
+_ATTENTION = re.compile(r"softmax|attention|\.exp\(", re.IGNORECASE)
+_WIDTH = re.compile(r"dim|width|size|embd?|hidden|channels|d_model|d_in|d_out")
+_COUNT = re.compile(r"heads?$|^h$|nhead")
+_ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_MOST_NAMES = 12
+_OBJECT = re.compile(r"config|cfg|args|params|settings")
+
+
+def attentions(module: ModuleType) -> dict[str, Any]:
+    """What in a module may be an attention, by its name and in its order.
+
+    Its own classes and functions with a softmax in their text, or attention in their name, and
+    modules built from such a class: then not the class as well.
+
+    Args:
+        module: that has run.
+    """
+    found = {
+        name: thing
+        for name, thing in vars(module).items()
+        if not name.startswith("_") and _may_be_one(thing, module)
+    }
+    built = {type(thing) for thing in found.values() if isinstance(thing, nn.Module)}
+    return {name: thing for name, thing in found.items() if thing not in built}
+
+
+def _may_be_one(thing: object, module: ModuleType) -> bool:
+    if isinstance(thing, nn.MultiheadAttention):
+        return True
+    if isinstance(thing, nn.Module):
+        return type(thing).__module__ == module.__name__ and _mentions(type(thing))
+    if inspect.isclass(thing) and not issubclass(thing, nn.Module):
+        return False
+    if not (inspect.isclass(thing) or isinstance(thing, FunctionType)):
+        return False
+    return thing.__module__ == module.__name__ and _mentions(thing)
+
+
+def _mentions(thing: type | FunctionType) -> bool:
+    try:
+        return _ATTENTION.search(inspect.getsource(thing)) is not None
+    except (OSError, TypeError):
+        return False
+
+
+def named(module: ModuleType, name: str, shown: str) -> Any:
+    """What a module has under a name; ``Outer.Inner`` is a part of a part.
+
+    Args:
+        module: that has run.
+        name: as it stands in the file.
+        shown: what the user calls the file.
+
+    Raises:
+        RegardError: there is none, or it is nothing that can be checked.
+    """
+    thing: Any = module
+    for part in name.split("."):
+        if not hasattr(thing, part):
+            raise RegardError(
+                f"{shown} has no {name}; check takes a name that the file has.\n"
+                f"    {_there(module, name)}"
+            )
+        thing = getattr(thing, part)
+    if not callable(thing):
+        raise RegardError(
+            f"{name} is {_kind(thing)}; check takes a module, a function or a class.\n"
+            f"    In {shown}: {', '.join(attentions(module)) or 'none with a softmax'}."
+        )
+    return thing
+
+
+def _there(module: ModuleType, name: str) -> str:
+    """Which names a module has, where one is not among them."""
+    names = [own for own in vars(module) if not own.startswith("__")]
+    if near := difflib.get_close_matches(name, names, n=3):
+        return f"Did you mean {' or '.join(near)}?"
+    likely = list(attentions(module))
+    own = [key for key, thing in vars(module).items() if _is_own(thing, module)]
+    others = [key for key in own if key not in likely]
+    shown = ", ".join(others[:_MOST_NAMES])
+    if len(others) > _MOST_NAMES:
+        shown += f" and {len(others) - _MOST_NAMES} more"
+    there = ", ".join(likely) or "nothing"
+    return f"With a softmax it has {there}; without one {shown or 'nothing'}."
+
+
+def _is_own(thing: object, module: ModuleType) -> bool:
+    """Whether check would take a thing, and it is the module's own."""
+    where = type(thing) if isinstance(thing, nn.Module) else thing
+    return callable(thing) and getattr(where, "__module__", None) == module.__name__
+
+
+def check_options(thing: Any, name: str, shown: str, options: Mapping[str, Any]) -> None:
+    """Refuse options that do not fit what is checked.
+
+    Args:
+        thing: module, function or class.
+        name: what it is called.
+        shown: what the user calls the file.
+        options: by name: what it takes, and what ``check`` takes.
+
+    Raises:
+        RegardError: one is missing, or one too many.
+    """
+    takes = {} if isinstance(thing, nn.Module) else _parameters(thing)
+    unknown = [key for key in options if key not in fitting_options(thing, options)]
+    if unknown:
+        own = ", ".join(sorted(_settings()))
+        raise RegardError(
+            f"{name} has no argument {unknown[0]}; options are arguments of what is checked.\n"
+            f"    It takes {', '.join(takes) or 'none'}, and check {own}."
+        )
+    for key in options:
+        if options[key] is True and key in takes and _takes_a_value(takes[key]):
+            raise RegardError(
+                f"--{key.replace('_', '-')} has no value; {name} takes one there.\n"
+                f"    Write for example: --{key.replace('_', '-')} {_example(key)}"
+            )
+    if inspect.isclass(thing):
+        missing = [
+            key
+            for key, p in takes.items()
+            if p.default is p.empty and key not in options and p.kind not in _ANY_NUMBER
+        ]
+        if missing:
+            raise RegardError(_missing(name, missing, shown, options))
+
+
+def _takes_a_value(parameter: inspect.Parameter) -> bool:
+    """Whether a parameter is surely no flag: by its default, its annotation, or its name."""
+    default, annotation = parameter.default, parameter.annotation
+    if default is not parameter.empty and default is not None:
+        return not isinstance(default, bool)
+    if annotation is not parameter.empty:
+        return annotation in (int, float, str, "int", "float", "str")
+    lower = parameter.name.lower()
+    return (_WIDTH.search(lower) or _COUNT.search(lower)) is not None
+
+
+def fitting_options(thing: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the options that what is checked takes, or ``check`` itself.
+
+    Args:
+        thing: module, function or class.
+        options: by name.
+    """
+    takes = {} if isinstance(thing, nn.Module) else _parameters(thing)
+    anything = any(p.kind is p.VAR_KEYWORD for p in takes.values())
+    own = _settings()
+    return {k: value for k, value in options.items() if anything or k in own or k in takes}
+
+
+def _settings() -> set[str]:
+    settings = inspect.signature(check).parameters
+    return {key for key, p in settings.items() if p.kind is p.KEYWORD_ONLY}
+
+
+def _parameters(thing: Any) -> dict[str, inspect.Parameter]:
+    try:
+        return dict(inspect.signature(thing).parameters)
+    except (TypeError, ValueError):
+        return {}
+
+
+def _missing(name: str, missing: list[str], shown: str, options: Mapping[str, Any]) -> str:
+    what = f"{name} has no value for {', '.join(missing)}; check builds a class before all else.\n"
+    if any(_OBJECT.search(key.lower()) for key in missing):
+        return (
+            f"{what}    Build one in the file, layer = {name}(...), and check that: {shown}:layer"
+        )
+    words = {**options, **{key: _example(key) for key in missing}}
+    given = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in words.items())
+    return f"{what}    Give them: regard check {shown}:{name} {given}"
+
+
+def _example(key: str) -> str:
+    lower = key.lower()
+    if _COUNT.search(lower):
+        return "4"
+    return "16" if _WIDTH.search(lower) else "N"
+
+
+def _kind(thing: object) -> str:
+    return f"of type {cast('type[Any]', type(thing)).__name__}"

@@ -1,0 +1,245 @@
+"""Checks of what a matrix is asked: operands, indices, numbers, spans, and how much it may take."""
+
+import os
+from collections.abc import Mapping, Sequence
+from math import prod
+from operator import index
+from pathlib import Path
+from typing import Any, SupportsIndex, cast
+
+import torch
+from torch import Tensor
+
+from regard.errors.formatting import bytes_text, dtype_text, kind_text, shape_text
+
+__all__ = [
+    "DENSE_LIMIT",
+    "check_count",
+    "check_index_bounds",
+    "check_memory",
+    "check_operand",
+    "check_path",
+    "check_product",
+    "check_progress",
+    "check_spans",
+    "check_whole",
+    "is_whole",
+]
+
+GIB = 2**30
+DENSE_LIMIT = 4 * GIB
+
+
+def check_path(path: object) -> Path:
+    """That something is the path of a file, which may not be there yet.
+
+    Raises:
+        TypeError: no path.
+        ValueError: an empty one, or one that no file can have.
+
+    Example:
+        >>> check_path("run.safetensors").name
+        'run.safetensors'
+    """
+    example = 'Pass for example path="run.safetensors".'
+    is_path = isinstance(path, str | os.PathLike)
+    text = os.fspath(cast("str | os.PathLike[str] | os.PathLike[bytes]", path)) if is_path else None
+    if not isinstance(text, str):
+        raise TypeError(f"path is {kind_text(path)}; it takes the path of a file.\n    {example}")
+    if not text:
+        raise ValueError(f"path is empty; it takes the path of a file.\n    {example}")
+    if "\0" in text:
+        raise ValueError(
+            f"path is {text!r}, with a null character; no file has one in its name.\n    {example}"
+        )
+    return Path(text)
+
+
+def check_product(name: str, operand: object, dtype: torch.dtype) -> Tensor:
+    """That a matrix of this dtype can be multiplied with the operand, as two tensors could.
+
+    Raises:
+        TypeError: no tensor, or of another dtype.
+    """
+    if not isinstance(operand, Tensor):
+        raise TypeError(
+            f"{name} is {kind_text(operand)}; an attention matrix multiplies tensors.\n"
+            f"    Use torch.as_tensor({name}); for a second matrix B use A @ (B @ x)."
+        )
+    if operand.dtype != dtype:
+        raise TypeError(
+            f"{name} is {dtype_text(operand.dtype)} and the matrix is {dtype_text(dtype)}; "
+            f"both must have one dtype.\n    Use {name}.to({dtype})."
+        )
+    return operand
+
+
+def check_operand(
+    name: str, operand: Tensor, length_name: str, shape: Sequence[int], device: torch.device
+) -> None:
+    """That the operand of a product fits a matrix; shape is (*leading axes, tokens) of its side.
+
+    Raises:
+        ValueError: a length, a number of heads or a device that does not fit.
+    """
+    if operand.device != device:
+        raise ValueError(
+            f"{name} is on {operand.device} and the matrix is on {device}; "
+            f"both must be on one device.\n    Use {name}.to(A.device)."
+        )
+    *full, length = shape
+    *leading, tokens = operand.shape[:-1] or operand.shape or (None,)
+    if 0 in operand.shape:
+        wrong = "every axis must be at least 1"
+    elif tokens != length:
+        wrong = f"its tokens axis must have {length_name} = {length}"
+    elif not _leading_fit(leading, full):
+        wrong = f"its leading axes must fit those of the matrix, {shape_text(full)}"
+    else:
+        return
+    grouped = ", where heads may be grouped" if wrong.startswith("its leading") else ""
+    raise ValueError(
+        f"{name} has shape {shape_text(operand.shape)}; {wrong}.\n"
+        f"    It must broadcast to ({', '.join(map(str, shape))}, value_dim){grouped}."
+    )
+
+
+def _leading_fit(leading: Sequence[int], full: Sequence[int]) -> bool:
+    """Whether leading axes broadcast to those of the matrix, the last of them perhaps grouped."""
+    pairs = enumerate(zip(leading[::-1], full[::-1], strict=False))
+    return len(leading) <= len(full) and all(
+        got in (1, of_matrix) or (axis == 0 and of_matrix % got == 0)
+        for axis, (got, of_matrix) in pairs
+    )
+
+
+_SMALLER = (
+    "Ask for a part, A[..., rows, cols], or for a summary, A.pool(512, 512), "
+    "or pass limit=None to to_dense()."
+)
+
+
+def check_memory(
+    what: str,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    limit: int | None = DENSE_LIMIT,
+    remedy: str = _SMALLER,
+) -> None:
+    """That a dense tensor stays within the limit in bytes; None is no limit.
+
+    Raises:
+        TypeError: the limit is no whole number.
+        MemoryError: it would not; the message says how large it would be.
+    """
+    if limit is not None and not is_whole(limit):
+        raise TypeError(
+            f"limit is {kind_text(limit)}; it must be a whole number of bytes, or None.\n"
+            "    Pass for example limit=8 * 2**30."
+        )
+    size = dtype.itemsize * prod(shape)
+    if limit is None or size <= limit:
+        return
+    raise MemoryError(
+        f"{what} would make {shape_text(shape)} {dtype_text(dtype)} = {_gib(size)}; "
+        f"the limit is {_gib(limit)}.\n    {remedy}"
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f} GiB" if size >= GIB else bytes_text(size)
+
+
+def check_index_bounds(index: int, length: int, axis: int) -> int:
+    """The index counted from the start.
+
+    Raises:
+        IndexError: it lies outside the axis.
+    """
+    if not -length <= index < length:
+        raise IndexError(
+            f"index {index} is out of range for axis {axis} of length {length}.\n"
+            f"    Use {-length} to {length - 1}."
+        )
+    return index % length
+
+
+def is_whole(value: object) -> bool:
+    """Whether value is a whole number, NumPy's too; True and False are none."""
+    try:
+        index(cast(SupportsIndex, value))
+    except TypeError:
+        return False
+    return not isinstance(value, bool)
+
+
+def check_whole(name: str, value: object) -> int:
+    """That value is a whole number.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if is_whole(value):
+        return index(cast(SupportsIndex, value))
+    raise TypeError(
+        f"{name} is {kind_text(value)}; it must be a whole number.\n"
+        f"    Pass an int, for example {name}=1."
+    )
+
+
+def check_count(name: str, value: object) -> int:
+    """That value is a whole number, at least 1.
+
+    Raises:
+        TypeError: it is no whole number.
+        ValueError: it is below 1.
+    """
+    count = check_whole(name, value)
+    if count < 1:
+        raise ValueError(
+            f"{name} is {count}; it must be at least 1.\n    Pass for example {name}=1."
+        )
+    return count
+
+
+def check_progress(progress: object, numbers: str = "two numbers, what is done and all") -> None:
+    """That what is told of progress can be called, with these numbers.
+
+    Raises:
+        TypeError: it cannot.
+    """
+    if progress is not None and not callable(progress):
+        raise TypeError(
+            f"progress is {kind_text(progress)}; it takes a function of {numbers}.\n"
+            "    Pass for example progress=print."
+        )
+
+
+def check_spans(name: str, spans: object, length_name: str, length: int) -> list[tuple[int, int]]:
+    """That spans are (start, stop) pairs inside the text, none of them empty.
+
+    Raises:
+        TypeError: not pairs of whole numbers.
+        ValueError: no spans, an empty span, or one beyond the text.
+    """
+    remedy = f"    Give (start, stop) pairs with 0 <= start < stop <= {length_name} = {length}."
+    if isinstance(spans, Mapping):
+        spans = list(cast(Mapping[Any, Any], spans).values())
+    if not isinstance(spans, Sequence) or isinstance(spans, str):
+        raise TypeError(f"{name} is {kind_text(spans)}; it must be (start, stop) pairs.\n{remedy}")
+    pairs = cast(Sequence[Any], spans)
+    if not pairs:
+        raise ValueError(f"{name} is empty; it must have at least one span.\n{remedy}")
+    checked: list[tuple[int, int]] = []
+    for pair in pairs:
+        edges = list(cast(Sequence[Any], pair)) if isinstance(pair, Sequence) else []
+        if list(map(is_whole, edges)) != [True, True]:
+            raise TypeError(f"{name} has {pair!r}; each span must be two whole numbers.\n{remedy}")
+        start, stop = int(edges[0]), int(edges[1])
+        if not 0 <= start < stop <= length:
+            raise ValueError(
+                f"{name} has {(start, stop)}; each span must hold at least one token of the text.\n"
+                f"{remedy}"
+            )
+        checked.append((start, stop))
+    return checked

@@ -1,0 +1,117 @@
+"""Lessons as Jupyter notebooks: plain JSON, format 4.5."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from regard.lessons.lesson_pages import Lesson, Piece
+
+__all__ = ["as_notebook", "write_notebooks"]
+
+_FIRST = (
+    "This is a lesson of regard; it needs `pip install 'regard[demo]'`. Run the cells with\n"
+    "Shift-Enter in order, and change them as you like. Answers are at the end."
+)
+# Jupyter shows it as HTML where it is displayed, and as text where it is printed.
+_PRINTED_TABLE = re.compile(r"^print\((.*\.(?:table|steps)\(.*\))\)$", re.MULTILINE)
+
+
+def as_notebook(lesson: Lesson) -> dict[str, Any]:
+    """A lesson as the JSON of a notebook; its outputs stand where running it puts them.
+
+    Tables are displayed where the page prints them.
+
+    Example:
+        >>> from regard.lessons.lesson_notebooks import as_notebook
+        >>> from regard.lessons.lesson_pages import asked_lesson
+        >>> notebook = as_notebook(asked_lesson("1"))
+        >>> notebook["nbformat"], notebook["cells"][2]["cell_type"]
+        (4, 'code')
+    """
+    cells: list[dict[str, Any]] = []
+    heading, *pieces = lesson.pieces
+    for piece in (heading, Piece("text", _FIRST), *pieces):
+        if piece.kind == "output":
+            cells[-1]["outputs"] = [_stream(piece.text)]
+        else:
+            cells.append(_cell(piece, f"lesson-{lesson.number}-{len(cells)}"))
+    python = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    return {
+        "cells": cells,
+        "metadata": {"kernelspec": python, "language_info": {"name": "python"}},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+
+
+def write_notebooks(folder: Path, lessons: Sequence[Lesson]) -> list[Path]:
+    """Write lessons as notebooks into a folder, all of them or none.
+
+    Args:
+        folder: is made where it is not there.
+        lessons: which.
+
+    Returns:
+        The files.
+
+    Raises:
+        ValueError: the folder cannot be written, or holds one of the notebooks already.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from regard.lessons.lesson_notebooks import write_notebooks
+        >>> from regard.lessons.lesson_pages import all_lessons
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_notebooks(Path(folder), all_lessons()[:1])[0].name
+        '1_averages.ipynb'
+    """
+    paths = [folder / f"{lesson.number}_{lesson.name}.ipynb" for lesson in lessons]
+    there = [path.name for path in paths if path.exists() or path.is_symlink()]
+    if there:
+        more = f" and {len(there) - 1} more are" if len(there) > 1 else " is"
+        raise ValueError(
+            f"notebook is {str(folder)!r}, where {there[0]}{more} there already; notebooks are not "
+            "overwritten.\n    Name another folder, or move them away."
+        )
+    texts = [json.dumps(as_notebook(lesson), indent=1, ensure_ascii=False) for lesson in lessons]
+    written: list[Path] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, text in zip(paths, texts, strict=True):
+            with path.open("x", encoding="utf-8") as file:
+                written.append(path)
+                file.write(text + "\n")
+    except OSError as error:
+        for path in written:
+            path.unlink(missing_ok=True)
+        reason = "it is a file" if folder.is_file() else error.strerror
+        raise ValueError(
+            f"notebook is {str(folder)!r}, which cannot be written: {reason}.\n"
+            "    Name a folder that you may write to, or one that is not there yet."
+        ) from error
+    return written
+
+
+def _cell(piece: Piece, name: str) -> dict[str, Any]:
+    text = piece.text.rstrip("\n")
+    if piece.kind == "code":
+        text = _PRINTED_TABLE.sub(r"display(\1)", text)
+    source = text.splitlines(keepends=True)
+    if piece.kind == "text":
+        return {"cell_type": "markdown", "id": name, "metadata": {}, "source": source}
+    hidden = {"jupyter": {"source_hidden": True}} if piece.is_answer else {}
+    return {
+        "cell_type": "code",
+        "execution_count": None,
+        "id": name,
+        "metadata": hidden,
+        "outputs": [],
+        "source": source,
+    }
+
+
+def _stream(text: str) -> dict[str, Any]:
+    return {"name": "stdout", "output_type": "stream", "text": text.splitlines(keepends=True)}

@@ -1,0 +1,125 @@
+"""The mask of some rows of a larger matrix: Rows."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.errors import check_count, check_whole, shape_text
+from regard.masks.bands import Causal, SlidingWindow
+from regard.masks.documents import Documents
+from regard.masks.key_bounds import Columns
+from regard.masks.lengths import Padding, PrefixLM
+from regard.masks.mask import Both, Either, Mask, Not, PointMask
+from regard.masks.tensor_masks import Keep
+from regard.scores.box import Box
+
+__all__ = ["Rows", "rows_of"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Rows(Mask):
+    """Some rows of a mask: that of the queries from ``start`` on, in a matrix of ``q_len`` queries.
+
+    A mask is aligned with the last query or counts from the first one; where a matrix holds only
+    some of the queries that a model had, Rows keeps them at their places.
+
+    Args:
+        mask: of the whole matrix.
+        start: the first query that is left.
+        q_len: how many queries the whole matrix has.
+
+    Raises:
+        TypeError: start or q_len are no whole numbers.
+        ValueError: start is negative, or q_len below 1; at ``attend``, more rows than there are.
+
+    Example:
+        >>> import regard
+        >>> regard.masks.Rows(regard.Causal(), 1, 4).to_dense(2, 4)
+        tensor([[ True,  True, False, False],
+                [ True,  True,  True, False]])
+    """
+
+    mask: Mask
+    start: int
+    q_len: int
+
+    def __post_init__(self) -> None:
+        check_count("q_len", self.q_len)
+        if check_whole("start", self.start) < 0:
+            raise ValueError(
+                f"start is {self.start}; it must be at least 0.\n"
+                "    Count from the first query of the whole matrix."
+            )
+
+    def bind(self, shape: torch.Size, device: torch.device) -> Mask:
+        if self.start + shape[-2] > self.q_len:
+            raise ValueError(
+                f"mask has rows {self.start} to {self.q_len - 1}; a matrix of shape "
+                f"{shape_text(shape)} has {shape[-2]} queries.\n"
+                "    Give as many queries as rows, or fewer."
+            )
+        return Rows(self.mask.bind(self._whole(shape), device), self.start, self.q_len)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Mask:
+        return Rows(self.mask.map(function), self.start, self.q_len)
+
+    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> Columns:
+        return self.mask.columns(leading, self._moved(rows), self._whole(shape))
+
+    def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
+        moved = box._replace(rows=self._moved(box.rows))
+        return self.mask.block(moved, self._whole(shape), device)
+
+    def mask_mod(self, shape: torch.Size) -> PointMask:
+        of_whole, start = self.mask.mask_mod(self._whole(shape)), self.start
+        return lambda b, h, q_idx, kv_idx: of_whole(b, h, q_idx + start, kv_idx)
+
+    @property
+    def text(self) -> str:
+        return f"Rows({self.mask.text}, {self.start}, {self.q_len})"
+
+    def _moved(self, rows: slice) -> slice:
+        return slice(rows.start + self.start, rows.stop + self.start)
+
+    def _whole(self, shape: torch.Size) -> torch.Size:
+        return torch.Size((*shape[:-2], self.q_len, shape[-1]))
+
+
+def rows_of(mask: Mask, rows: range, q_len: int) -> Mask:
+    """The mask of some queries of a matrix, in its own words where they still hold.
+
+    Args:
+        mask: bound to the whole matrix.
+        rows: which queries, neighbours.
+        q_len: how many the whole matrix has.
+
+    Example:
+        >>> import regard
+        >>> from regard.masks.row_slice import rows_of
+        >>> rows_of(regard.Causal(), range(2, 4), 4), rows_of(regard.Causal(), range(1, 3), 4)
+        (Causal(), Rows(Causal(), 1, 4))
+    """
+    if rows == range(q_len):
+        return mask
+    match mask:
+        case Both(first, second):
+            return Both(rows_of(first, rows, q_len), rows_of(second, rows, q_len))
+        case Either(first, second):
+            return Either(rows_of(first, rows, q_len), rows_of(second, rows, q_len))
+        case Not(inner):
+            return Not(rows_of(inner, rows, q_len))
+        case Keep(tensor):
+            whole = tensor.shape[-2] == 1
+            return Keep(tensor if whole else tensor[..., rows.start : rows.stop, :])
+        case Padding():
+            return mask
+        case Causal(align="top-left"):
+            return mask if rows.start == 0 else Rows(mask, rows.start, q_len)
+        case Causal() | SlidingWindow() | PrefixLM() | Documents() if rows.stop == q_len:
+            return mask  # the last query sits at the last key, still
+        case Rows(inner, start):
+            return rows_of(inner, range(start + rows.start, start + rows.stop), mask.q_len)
+        case _:
+            return Rows(mask, rows.start, q_len)

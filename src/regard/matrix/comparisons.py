@@ -1,0 +1,299 @@
+"""How far two attention matrices are apart, row by row: the losses of distillation.
+
+Each is one sweep over both matrices, and neither is formed. Everything is computed from scores and
+their logsumexp, not from the logarithms of weights: where a weight underflows to 0 its logarithm is
+still a number, as in the mathematics.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from math import log
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from regard.errors import shape_text
+from regard.matrix.attention_matrix import AttentionMatrix, check_attention_matrix
+from regard.reductions.block import Block, can_look, lowest
+from regard.reductions.reduction import Part, Reduction
+from regard.scores.score_source import accumulation_dtype
+
+__all__ = ["CrossEntropy", "JensenShannon", "KullbackLeibler", "cross_entropy", "js", "kl"]
+
+_LOG_2 = log(2)
+# So many numbers at once stay in the cache, where a dozen passes over them cost little.
+_NUMBERS_AT_ONCE = 2**16
+
+
+def kl(A: AttentionMatrix, B: AttentionMatrix) -> Tensor:
+    """The Kullback-Leibler divergence of each row of A from that of B, in nats.
+
+    ``sum over j of A[i, j] (log A[i, j] - log B[i, j])``: 0 where the rows are equal, else above.
+    A key to which A gives no weight adds 0; one that A may attend to and B may not makes it inf,
+    however small its weight. A row of A without keys has 0. Beside a sink, the sum goes over the
+    keys alone and can be below 0.
+
+    Args:
+        A: (..., num_heads, q_len, kv_len); in distillation the teacher, ``teacher.detach()``.
+        B: of the same shape; head_dim, masks, dtypes and kinds of scores may differ.
+
+    Returns:
+        (..., num_heads, q_len), float32, or float64 where one of them is; differentiable in both.
+
+    Raises:
+        TypeError: A or B is no AttentionMatrix.
+        ValueError: their shapes or devices differ.
+
+    Example:
+        >>> import torch, regard
+        >>> teacher = regard.AttentionMatrix.from_weights(torch.tensor([[0.5, 0.5], [1.0, 0.0]]))
+        >>> student = regard.AttentionMatrix.from_weights(torch.tensor([[0.25, 0.75], [0.5, 0.5]]))
+        >>> regard.kl(teacher, student)
+        tensor([0.1438, 0.6931])
+
+    Source:
+        Wang et al. 2020, "MiniLM: Deep Self-Attention Distillation", section 3.1.
+    """
+    asked, other = _checked(A, B)
+    return cast(Tensor, asked.reduce(KullbackLeibler(other)))
+
+
+def cross_entropy(A: AttentionMatrix, B: AttentionMatrix) -> Tensor:
+    """The cross-entropy of each row of B under that of A, in nats.
+
+    ``-sum over j of A[i, j] log B[i, j]``, which is the entropy of A plus ``kl(A, B)``: as a loss
+    for B it has the same gradient. The conventions are those of ``kl``.
+
+    Args:
+        A: (..., num_heads, q_len, kv_len); in distillation the teacher, ``teacher.detach()``.
+        B: of the same shape; head_dim, masks, dtypes and kinds of scores may differ.
+
+    Returns:
+        (..., num_heads, q_len), float32, or float64 where one of them is; differentiable in both.
+
+    Raises:
+        TypeError: A or B is no AttentionMatrix.
+        ValueError: their shapes or devices differ.
+
+    Example:
+        >>> import torch, regard
+        >>> teacher = regard.AttentionMatrix.from_weights(torch.tensor([[0.5, 0.5], [1.0, 0.0]]))
+        >>> student = regard.AttentionMatrix.from_weights(torch.tensor([[0.25, 0.75], [0.5, 0.5]]))
+        >>> regard.cross_entropy(teacher, student)
+        tensor([0.8370, 0.6931])
+    """
+    asked, other = _checked(A, B)
+    return cast(Tensor, asked.reduce(CrossEntropy(other)))
+
+
+def js(A: AttentionMatrix, B: AttentionMatrix) -> Tensor:
+    """The Jensen-Shannon divergence of each row of A and B, in nats, from 0 to log 2.
+
+    The mean of the Kullback-Leibler divergences of both rows from their mean. It is symmetric, and
+    finite also where masks differ: log 2 where the rows share no key, half of it where one of them
+    has none.
+
+    Args:
+        A: (..., num_heads, q_len, kv_len).
+        B: of the same shape; head_dim, masks, dtypes and kinds of scores may differ.
+
+    Returns:
+        (..., num_heads, q_len), float32, or float64 where one of them is; differentiable in both.
+
+    Raises:
+        TypeError: A or B is no AttentionMatrix.
+        ValueError: their shapes or devices differ.
+
+    Example:
+        >>> import torch, regard
+        >>> one = regard.AttentionMatrix.from_weights(torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
+        >>> other = regard.AttentionMatrix.from_weights(torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
+        >>> regard.js(one, other)
+        tensor([0.6931, 0.0000])
+
+    Source:
+        Lin 1991, "Divergence Measures Based on the Shannon Entropy".
+    """
+    asked, other = _checked(A, B)
+    return cast(Tensor, asked.reduce(JensenShannon(other)))
+
+
+@dataclass(frozen=True, eq=False)
+class _BetweenTwo(Reduction):
+    """One number for each row of two matrices of the same shape."""
+
+    other: AttentionMatrix
+
+    def __post_init__(self) -> None:
+        check_attention_matrix("B", self.other)
+
+    @abstractmethod
+    def between(self, block: Block, other: Block) -> Tensor:
+        """The number of each row, (..., rows), from these rows of both.
+
+        The columns of the other block hold those of the block, and all that its rows attend to.
+        """
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.other.source.tensors
+
+    @property
+    def group(self) -> int:
+        return self.other.source.group
+
+    def start(
+        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        _check_pair(shape, device, self.other)
+        return (torch.zeros(shape[:-1], dtype=dtype, device=device),)
+
+    def update(self, block: Block) -> tuple[Part, ...]:
+        source, mask, own = self.other.source, self.other.mask, block.box.columns
+        if mask is None:
+            columns = slice(0, block.shape[-1])
+        else:
+            some = mask.columns(block.box.leading, block.box.rows, block.shape).some
+            columns = slice(min(own.start, some.start), max(own.stop, some.stop))
+        numbers = self.between(block, block.beside(source, mask, columns))
+        return (Part(block.box.at_rows, numbers.to(block.below.dtype)),)
+
+    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
+        return buffers[0]
+
+
+@dataclass(frozen=True, eq=False)
+class KullbackLeibler(_BetweenTwo):
+    """The question that ``regard.kl`` asks, for one pass together with others.
+
+    Args:
+        other: B, the matrix that the asked one is compared with.
+
+    Example:
+        >>> import torch, regard
+        >>> x, y = torch.eye(2), torch.zeros(2, 2)
+        >>> A, B = regard.attend(x, x), regard.attend(y, y)
+        >>> A.reduce(regard.KullbackLeibler(B), regard.Entropy())
+        (tensor([0.0588, 0.0588]), tensor([0.6343, 0.6343]))
+    """
+
+    def between(self, block: Block, other: Block) -> Tensor:
+        own = block.expected - block.above * block.mass
+        # Weights that sum to less than 1, beside a sink, can be below 0 in truth.
+        least = torch.where(block.mass == 1, 0.0, -torch.inf)
+        return _inf_where_hidden(_within(own + _crossed(block, other), least), block, other)
+
+
+@dataclass(frozen=True, eq=False)
+class CrossEntropy(_BetweenTwo):
+    """The question that ``regard.cross_entropy`` asks, for one pass together with others.
+
+    Args:
+        other: B, the matrix that the asked one is compared with.
+
+    Example:
+        >>> import torch, regard
+        >>> x, y = torch.eye(2), torch.zeros(2, 2)
+        >>> regard.attend(x, x).reduce(regard.CrossEntropy(regard.attend(y, y)))
+        tensor([0.6931, 0.6931])
+    """
+
+    def between(self, block: Block, other: Block) -> Tensor:
+        return _inf_where_hidden(_crossed(block, other), block, other)
+
+
+@dataclass(frozen=True, eq=False)
+class JensenShannon(_BetweenTwo):
+    """The question that ``regard.js`` asks, for one pass together with others.
+
+    With weights p and q of a key, m the larger one, and r = exp(-x) the smaller by the larger, the
+    key adds ``m ((1 + r) (log 2 - log(1 + r)) - x r) / 2``, where nothing overflows or cancels.
+
+    Args:
+        other: B, the matrix that the asked one is compared with.
+
+    Example:
+        >>> import torch, regard
+        >>> x, y = torch.eye(2), torch.zeros(2, 2)
+        >>> regard.attend(x, x).reduce(regard.JensenShannon(regard.attend(y, y)))
+        tensor([0.0149, 0.0149])
+    """
+
+    def between(self, block: Block, other: Block) -> Tensor:
+        inside, outside = _columns_in(block, other)
+        shift = (other.above - block.above)[..., None]
+        pairs = (block.weights, other.weights[..., inside], block.below, other.below[..., inside])
+        height = max(1, _NUMBERS_AT_ONCE // block.below[..., 0, :].numel())
+        total = torch.cat(
+            [
+                _twice_js(*(tensor[..., first : first + height, :] for tensor in (*pairs, shift)))
+                for first in range(0, shift.shape[-2], height)
+            ],
+            -1,
+        )
+        for columns in outside:  # there the weights of the block are 0
+            total = total + _LOG_2 * other.weights[..., columns].sum(-1)
+        return _within(total / 2, total.new_zeros(()), total.new_full((), _LOG_2))
+
+
+def _twice_js(p: Tensor, q: Tensor, p_below: Tensor, q_below: Tensor, shift: Tensor) -> Tensor:
+    apart = (p_below - q_below + shift).abs()
+    ratio = (-apart).exp()
+    of_larger = (1 + ratio) * (_LOG_2 - ratio.log1p()) - apart * ratio
+    return cast(Tensor, torch.linalg.vecdot(torch.maximum(p, q), of_larger))
+
+
+def _crossed(block: Block, other: Block) -> Tensor:
+    """The cross-entropy of each row, (..., rows), where no key is hidden from the other alone."""
+    inside, _ = _columns_in(block, other)
+    below = other.below[..., inside].to(block.weights.dtype)
+    expected = cast(Tensor, torch.linalg.vecdot(block.weights, below))
+    return other.above * block.mass - expected
+
+
+def _inf_where_hidden(numbers: Tensor, block: Block, other: Block) -> Tensor:
+    """The numbers of each row, inf where a key of the block is hidden from the other."""
+    inside, _ = _columns_in(block, other)
+    below = other.below.detach()
+    # A cheap pass for three, where it need not be waited for.
+    if can_look(below) and bool(below.amin() > lowest(below.dtype)):
+        return numbers
+    return numbers.masked_fill((block.allowed & ~other.allowed[..., inside]).any(-1), torch.inf)
+
+
+def _within(numbers: Tensor, low: Tensor, high: Tensor | None = None) -> Tensor:
+    """The numbers within bounds that only rounding leads out of: the slope stays as it is."""
+    return numbers + (numbers.clamp(low, high) - numbers).detach()
+
+
+def _columns_in(block: Block, other: Block) -> tuple[slice, tuple[slice, slice]]:
+    """Where the columns of the block lie in the other block, and what is left and right of them."""
+    start = block.box.columns.start - other.box.columns.start
+    stop = block.box.columns.stop - other.box.columns.start
+    return slice(start, stop), (slice(0, start), slice(stop, None))
+
+
+def _checked(A: object, B: object) -> tuple[AttentionMatrix, AttentionMatrix]:
+    """Both matrices, in one accumulation dtype."""
+    asked, other = check_attention_matrix("A", A), check_attention_matrix("B", B)
+    _check_pair(asked.shape, asked.device, other)
+    wide = accumulation_dtype(torch.promote_types(asked.dtype, other.dtype))
+    if wide == torch.float32:
+        return asked, other
+    return asked.to(wide), other.to(wide)
+
+
+def _check_pair(shape: torch.Size, device: torch.device, B: AttentionMatrix) -> None:
+    """That B can be compared with a matrix of this shape on this device."""
+    if B.shape != shape:
+        raise ValueError(
+            f"B has shape {shape_text(B.shape)} and A has {shape_text(shape)}; both must have one "
+            "shape, (..., num_heads, q_len, kv_len).\n"
+            "    Take the same part of both, such as A[:, :4]."
+        )
+    if B.device != device:
+        raise ValueError(
+            f"B is on {B.device} and A is on {device}; both must be on one device.\n"
+            f"    Use B.to({str(device)!r})."
+        )

@@ -1,0 +1,103 @@
+"""Parse what stands between the brackets of `A[...]`."""
+
+from operator import index as whole_number
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from regard.errors import check_index_bounds
+from regard.scores.box import Index
+
+__all__ = ["Asked", "parse_index"]
+
+
+class Asked(NamedTuple):
+    """Which part of a matrix somebody asked for.
+
+    Attributes:
+        leading: one integer or slice for every leading axis.
+        rows: which queries.
+        columns: which keys.
+        whole: whether rows and columns were left out, or written ``:``. Only then is a part of an
+            attention matrix one itself; a range that happens to hold every row is a range.
+    """
+
+    leading: Index
+    rows: int | range
+    columns: int | range
+    whole: bool
+
+
+def parse_index(key: Any, shape: torch.Size) -> Asked:
+    """What ``A[key]`` asks for: the leading axes, the rows, the columns.
+
+    Args:
+        key: what stands between the brackets: integers (NumPy's and tensors' too), slices and one
+            ``...``.
+        shape: the shape of the matrix, (..., q_len, kv_len).
+
+    Raises:
+        TypeError: an index of another kind.
+        IndexError: too many indices, or one out of range.
+        ValueError: a slice with a negative step, or an empty one of a leading axis.
+    """
+    items = list(cast(tuple[Any, ...], key)) if isinstance(key, tuple) else [key]
+    items = [item if item is ... else _as_index(item) for item in items]
+    dots = [i for i, item in enumerate(items) if item is ...]
+    given = len(items) - len(dots)
+    if len(dots) > 1 or given > len(shape):
+        raise IndexError(
+            f"the index has {given} entries and {len(dots)} '...'; a matrix of shape "
+            f"{tuple(shape)} takes at most {len(shape)} and one '...'."
+        )
+    at = dots[0] if dots else len(items)
+    missing: list[Any] = [slice(None)] * (len(shape) - given)
+    items = [*items[:at], *missing, *items[at + 1 :]]
+    resolved = [
+        _resolve(item, n, axis) for axis, (item, n) in enumerate(zip(items, shape, strict=True))
+    ]
+    leading = tuple(_kept(item, axis) for axis, item in enumerate(resolved[:-2]))
+    return Asked(leading, resolved[-2], resolved[-1], items[-2:] == [slice(None)] * 2)
+
+
+def _as_index(item: Any) -> int | slice:
+    """A slice as it is, anything that counts as one whole number as an integer."""
+    if isinstance(item, slice):
+        return cast(slice, item)
+    one = not isinstance(item, bool | Tensor) or (
+        isinstance(item, Tensor) and item.ndim == 0 and item.dtype != torch.bool
+    )
+    try:
+        if one:
+            return whole_number(item)
+    except TypeError:
+        pass
+    raise TypeError(
+        f"an attention matrix has no index of type {type(item).__name__}; "
+        "it takes integers, slices and one '...'.\n"
+        "    For chosen rows take A[..., start:stop, :] and index that tensor."
+    )
+
+
+def _kept(item: int | range, axis: int) -> int | slice:
+    """An index of a leading axis, which must leave something to attend with."""
+    if isinstance(item, int):
+        return item
+    if not item:
+        raise ValueError(
+            f"the slice on axis {axis} is empty; it must keep at least one matrix.\n"
+            "    Only the slices of rows and columns, the last two axes, may be empty."
+        )
+    return slice(item.start, item.stop, item.step)
+
+
+def _resolve(item: int | slice, length: int, axis: int) -> int | range:
+    if isinstance(item, int):
+        return check_index_bounds(item, length, axis)
+    if item.step is not None and item.step < 1:
+        raise ValueError(
+            f"the slice on axis {axis} has step {item.step}; steps must be at least 1, as in "
+            "PyTorch.\n    Take the part and use .flip() on it."
+        )
+    return range(length)[item]

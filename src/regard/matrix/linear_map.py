@@ -1,0 +1,213 @@
+"""What multiplies tensors from either side without being formed: matrices and their transposes.
+
+Written so that ``A @ x``, ``x @ A``, ``A.T @ x`` and ``torch.matmul`` mean what they mean for a
+tensor of that shape.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+from regard.errors import DENSE_LIMIT, shape_text, with_article
+
+__all__ = ["LinearMap", "ProductWatcher", "TransposedMatrix", "times_batches", "watched_products"]
+
+_EAGER = "within a graph write torch.matmul(A, x) for A @ x"
+
+
+ProductWatcher: TypeAlias = "Callable[[LinearMap, Tensor, Callable[[], Tensor]], Tensor]"
+"""Is given a matrix, a value, and what multiplies the two; runs and returns that."""
+
+# No mode of PyTorch sees a matrix that is not formed. A context, so that each thread has its own.
+_WATCHERS: ContextVar[tuple[ProductWatcher, ...]] = ContextVar("watchers", default=())
+
+
+@contextmanager
+def watched_products(watcher: ProductWatcher) -> Generator[None, None, None]:
+    """Have each ``A @ x`` of this thread run by a watcher while the block runs.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.matrix.linear_map import watched_products
+        >>> shapes, x = [], torch.zeros(3, 1)
+        >>> def watch(matrix, value, multiply):
+        ...     shapes.append(tuple(matrix.shape))
+        ...     return multiply()
+        >>> with watched_products(watch):
+        ...     output = regard.attend(x, x) @ x
+        >>> shapes
+        [(3, 3)]
+    """
+    token = _WATCHERS.set((*_WATCHERS.get(), watcher))
+    try:
+        yield
+    finally:
+        _WATCHERS.reset(token)
+
+
+def _watched(matrix: "LinearMap", value: Tensor, multiply: Callable[[], Tensor]) -> Tensor:
+    if not torch.compiler.is_compiling():
+        for watcher in _WATCHERS.get():
+            multiply = partial(watcher, matrix, value, multiply)
+    return multiply()
+
+
+class LinearMap(ABC):
+    """A matrix that is known by its products; nothing of its size is kept."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> torch.Size:
+        """(..., rows, columns)."""
+
+    @abstractmethod
+    def to_dense(self, *, limit: int | None = DENSE_LIMIT) -> Tensor:
+        """The whole of it as a tensor, by name only.
+
+        Args:
+            limit: the most bytes it may take, 4 GiB unless given; None is no limit.
+
+        Raises:
+            MemoryError: it would take more; the message says how much.
+        """
+
+    @abstractmethod
+    def _times(self, value: Tensor) -> Tensor:
+        """self @ value."""
+
+    @abstractmethod
+    def _transposed_times(self, operand: Tensor) -> Tensor:
+        """self.T @ operand."""
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def T(self) -> "LinearMap":
+        """The transposed matrix, its last two axes exchanged, for ``A.T @ x``."""
+        return self.of if isinstance(self, TransposedMatrix) else TransposedMatrix(self)
+
+    @property
+    def mT(self) -> "LinearMap":
+        """The same as ``T``: what a tensor with leading axes calls it."""
+        return self.T
+
+    def __matmul__(self, value: Tensor) -> Tensor:
+        """self @ value, an ordinary tensor; leading axes broadcast as in ``torch.matmul``."""
+        return _watched(self, value, lambda: self._times(value))
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """torch.matmul(A, value) and x @ A; no other function takes a matrix that is not formed."""
+        if func in (torch.matmul, Tensor.matmul) and len(args) == 2 and not kwargs:
+            left, right = args
+            if isinstance(left, LinearMap):
+                return _watched(left, right, lambda: left._times(right))
+            if isinstance(right, LinearMap):
+                if torch.compiler.is_compiling():  # Dynamo hands over A @ x as x @ A too
+                    outside: Any = torch.compiler.disable(right._times_from_left, reason=_EAGER)
+                    return outside(left)
+                return right._times_from_left(left)
+        raise TypeError(
+            f"torch.{func.__name__} does not take {with_article(cls.__name__)}; "
+            "only torch.matmul does.\n"
+            "    Use one of its methods, a part of it, or to_dense()."
+        )
+
+    def _times_from_left(self, x: Tensor) -> Tensor:
+        rows = self.shape[-2]
+        if x.shape[-1:] != (rows,):
+            raise ValueError(
+                f"x has shape {shape_text(x.shape)}; for x @ A its last axis must have the "
+                f"{rows} rows of A, {shape_text(self.shape)}.\n"
+                "    For a product from the right use A @ x."
+            )
+        return self._transposed_times(x) if x.ndim == 1 else self._transposed_times(x.mT).mT
+
+
+class TransposedMatrix(LinearMap):
+    """A matrix seen from its columns: ``A.T``, for an attention matrix the view of its keys.
+
+    Attributes:
+        of: the matrix whose transpose it is.
+
+    Example:
+        >>> import torch, regard
+        >>> x = torch.zeros(2, 1)
+        >>> A = regard.attend(x, x, mask=regard.Causal())
+        >>> A.T @ torch.tensor([[1.0], [1.0]])
+        tensor([[1.5000],
+                [0.5000]])
+    """
+
+    def __init__(self, matrix: LinearMap) -> None:
+        self.of = matrix
+
+    @property
+    def shape(self) -> torch.Size:
+        *leading, rows, columns = self.of.shape
+        return torch.Size((*leading, columns, rows))
+
+    def to_dense(self, *, limit: int | None = DENSE_LIMIT) -> Tensor:
+        return self.of.to_dense(limit=limit).mT
+
+    def _times(self, value: Tensor) -> Tensor:
+        return self.of._transposed_times(value)
+
+    def _transposed_times(self, operand: Tensor) -> Tensor:
+        return self.of._times(operand)
+
+    def __repr__(self) -> str:
+        """What it is, without computing it."""
+        return f"TransposedMatrix(of {self.of!r})"
+
+
+def times_batches(
+    operand: Tensor, side: tuple[int, ...], times: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """times(operand), also where the operand has more batches than the matrix.
+
+    The weights are the same for all of them, so they are computed once: the batches stand side by
+    side in the width of one operand.
+
+    Args:
+        operand: (..., tokens, dim) or (tokens,).
+        side: the leading axes of the matrix, and its tokens on the side of the operand.
+        times: the product with an operand that has no axis longer than the matrix has it, and that
+            refuses one that does not fit.
+    """
+    if operand.shape[:-1] == side:
+        return times(operand)
+    *leading, tokens = side
+    batches = operand.shape[:-2]
+    extra, missing = max(0, len(batches) - len(leading)), max(0, len(leading) - len(batches))
+    aligned = [1] * extra + leading[missing:]
+    pairs = list(zip(batches, aligned, strict=True))
+    wide = [axis for axis, (n, own) in enumerate(pairs) if axis < extra or (own == 1 and n > 1)]
+    fits = 0 not in batches and all(own == 1 or own % n == 0 for n, own in pairs)
+    if not wide or not fits or operand.shape[-2] != tokens:
+        return times(operand)
+    beside = tuple(range(-1 - len(wide), -1))
+    folded = operand.movedim(wide, beside)  # (..., tokens, *wide, dim)
+    lengths = folded.shape[beside[0] :]
+    folded = folded.flatten(beside[0])
+    kept = [axis - extra for axis in wide if axis >= extra]  # where the matrix has an axis of 1
+    for axis in kept:
+        folded = folded.unsqueeze(axis)
+    product = cast(Tensor, times(folded).unflatten(-1, lengths))
+    product = product.squeeze([axis + missing for axis in kept])
+    return product.movedim(beside, [axis + missing for axis in wide])

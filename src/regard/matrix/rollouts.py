@@ -1,0 +1,287 @@
+"""Attention rollout: where the tokens of the last layer come from, through all layers at once."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from regard.errors import (
+    DENSE_LIMIT,
+    check_memory,
+    check_product,
+    dtype_text,
+    kind_text,
+    shape_text,
+)
+from regard.matrix.attention_matrix import AttentionMatrix
+from regard.matrix.indexing import Asked, parse_index
+from regard.matrix.linear_map import LinearMap, times_batches
+from regard.reductions.block import Block
+from regard.reductions.reduction import Part, Reduction
+from regard.scores.score_source import accumulation_dtype
+
+__all__ = ["Rollout", "rollout"]
+
+_SMALLER = (
+    "Ask for a part, R[..., rows, cols], or for products, R @ x, or pass limit=None to to_dense()."
+)
+
+
+def rollout(
+    layers: Iterable[AttentionMatrix] | Mapping[str, AttentionMatrix], *, residual: float = 0.5
+) -> "Rollout":
+    """The attention rollout of several layers, a matrix that is never formed.
+
+    Each layer mixes what its residual connection carries past it with the mean of its heads:
+    ``residual * I + (1 - residual) * mean over the heads``. The rollout is the product of the
+    layers, the last one on the left: entry [i, j] says how much of token i after the last layer
+    comes from token j before the first.
+
+    Args:
+        layers: the attention matrices, the lowest layer first, each (..., num_heads, tokens,
+            tokens); the number of heads may differ. A mapping, such as what ``regard.observe``
+            saw, counts with its values.
+        residual: the share of a token that passes by the attention, from 0 to 1.
+
+    Returns:
+        The rollout, (..., tokens, tokens). Its rows sum to 1; a query with no key to attend to
+        keeps its residual share only.
+
+    Raises:
+        TypeError: layers are no attention matrices, or of two dtypes; residual is no number.
+        ValueError: no layers, or such as are not square or not of one shape; residual is not
+            between 0 and 1.
+
+    Example:
+        >>> import torch, regard
+        >>> first = regard.AttentionMatrix.from_weights(torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
+        >>> second = regard.AttentionMatrix.from_weights(torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
+        >>> R = regard.rollout([first, second])
+        >>> R
+        Rollout(layers=2, residual=0.5, tokens=2, dtype=float32, device=cpu)
+        >>> R[1], R.T @ torch.ones(2)
+        (tensor([0.6250, 0.3750]), tensor([1.6250, 0.3750]))
+
+    Source:
+        Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers", section 3.
+    """
+    return Rollout(_checked_layers(layers), _checked_residual(residual))
+
+
+class Rollout(LinearMap):
+    """The product of layers of attention: multiply it, take rows, columns and windows of it.
+
+    Make one with ``regard.rollout``. Each question costs one sweep over every layer, and memory
+    that grows with the length; every answer is differentiable.
+
+    Attributes:
+        layers: the attention matrices, the lowest first.
+        residual: the share of a token that passes by each of them.
+
+    Example:
+        >>> import torch, regard
+        >>> x = torch.randn(1, 4, 100, 8)
+        >>> R = regard.rollout([regard.attend(x, x, mask=regard.Causal())] * 3)
+        >>> R.shape, R[0, 99].shape, R[0, :, 0].shape, (R @ torch.randn(100, 5)).shape
+        (torch.Size([1, 100, 100]), torch.Size([100]), torch.Size([100]), torch.Size([1, 100, 5]))
+    """
+
+    def __init__(self, layers: tuple[AttentionMatrix, ...], residual: float) -> None:
+        self.layers = layers
+        self.residual = residual
+
+    @property
+    def shape(self) -> torch.Size:
+        """(..., tokens, tokens): without the axis of the heads."""
+        shape = self.layers[0].shape
+        return torch.Size((*shape[:-3], *shape[-2:]))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of its layers and of every answer."""
+        return self.layers[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where its layers are and answers will be."""
+        return self.layers[0].device
+
+    def __getitem__(self, key: Any) -> Any:
+        """A part: a Rollout where all rows and columns are kept, else a tensor.
+
+        Rows cost one transposed product of as many columns, columns a product; a window is
+        computed from its shorter side.
+        """
+        asked = parse_index(key, self.shape)
+        parts = tuple(layer[(*asked.leading, ...)] for layer in self.layers)
+        part = Rollout(parts, self.residual)
+        return part if asked.whole else part._window(asked, "this part", DENSE_LIMIT)
+
+    def to_dense(self, *, limit: int | None = DENSE_LIMIT) -> Tensor:
+        return self._window(parse_index(..., self.shape), "to_dense()", limit)
+
+    def __repr__(self) -> str:
+        """What it is, without computing it."""
+        batch = tuple(self.shape[:-2])
+        facts = [f"layers={len(self.layers)}", f"residual={self.residual:g}"]
+        facts += [f"batch={batch[0] if len(batch) == 1 else batch}"] if batch else []
+        facts += [f"tokens={self.shape[-1]}", f"dtype={dtype_text(self.dtype)}"]
+        return f"Rollout({', '.join(facts)}, device={self.device})"
+
+    def _times(self, value: Tensor) -> Tensor:
+        value = check_product("value", value, self.dtype)
+        self._check_fits("value", value)
+        return times_batches(value, self.shape[:-1], lambda x: self._through(x, transposed=False))
+
+    def _transposed_times(self, operand: Tensor) -> Tensor:
+        operand = check_product("operand", operand, self.dtype)
+        self._check_fits("operand", operand)
+        return times_batches(operand, self.shape[:-1], lambda x: self._through(x, transposed=True))
+
+    def _check_fits(self, name: str, operand: Tensor) -> None:
+        tokens, batch = self.shape[-1], self.shape[:-2]
+        fits = 0 not in operand.shape and (operand.shape[-2:-1] or operand.shape) == (tokens,)
+        try:
+            torch.broadcast_shapes(operand.shape[:-2], batch)
+        except RuntimeError:
+            fits = False
+        if not fits:
+            raise ValueError(
+                f"{name} has shape {shape_text(operand.shape)}; it must be (..., {tokens}, dim), "
+                f"with leading axes that broadcast with {shape_text(batch)}, or ({tokens},).\n"
+                f"    The rollout has shape {shape_text(self.shape)}."
+            )
+
+    def _through(self, x: Tensor, *, transposed: bool) -> Tensor:
+        """x carried through the layers, upwards, or downwards by the transposed matrices."""
+        operand = x.to(accumulation_dtype(self.dtype))
+        if x.ndim == 1:
+            operand = operand[:, None]
+        while operand.ndim < self.ndim:
+            operand = operand[None]
+        for layer in reversed(self.layers) if transposed else self.layers:
+            mixed = cast(Tensor, layer.reduce(_MeanOfHeads(operand, transposed)))
+            operand = self.residual * operand + (1 - self.residual) * mixed
+        operand = operand.to(self.dtype)
+        return operand.squeeze(-1) if x.ndim == 1 else operand
+
+    def _window(self, asked: Asked, what: str, limit: int | None) -> Tensor:
+        rows, columns = _positions(asked.rows), _positions(asked.columns)
+        size = (*self.shape[:-2], len(rows), len(columns))
+        check_memory(what, size, self.dtype, limit, _SMALLER)
+        if len(rows) < len(columns):
+            taken = self._through(self._unit_columns(rows), transposed=True).mT[..., columns]
+        else:
+            taken = self._through(self._unit_columns(columns), transposed=False)[..., rows, :]
+        taken = taken.squeeze(-1) if isinstance(asked.columns, int) else taken
+        at_rows = -1 if isinstance(asked.columns, int) else -2
+        return taken.squeeze(at_rows) if isinstance(asked.rows, int) else taken
+
+    def _unit_columns(self, places: list[int]) -> Tensor:
+        """The columns of the identity at these places, (tokens, places)."""
+        units = torch.zeros(self.shape[-1], len(places), dtype=self.dtype, device=self.device)
+        units[places, range(len(places))] = 1
+        return units
+
+
+@dataclass(frozen=True, eq=False)
+class _MeanOfHeads(Reduction):
+    """The mean over the heads of weights @ operand, or of the transposed weights @ operand.
+
+    The answer has shape (..., tokens, dim): no number of it is kept for each head.
+
+    Attributes:
+        operand: (..., tokens, dim), with all batch axes of the matrix, each full or 1.
+        transposed: which of the two.
+    """
+
+    operand: Tensor
+    transposed: bool
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.operand,)
+
+    def start(
+        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        size = (*shape[:-3], shape[-2], self.operand.shape[-1])
+        return (torch.zeros(size, dtype=dtype, device=device),)
+
+    def update(self, block: Block) -> tuple[Part, ...]:
+        batch, rows, columns = block.box.leading[:-1], block.box.rows, block.box.columns
+        weights = block.weights
+        if block.box.leading:
+            weights = weights.squeeze(-3) if weights.shape[-3] == 1 else weights.sum(-3)
+        if self.transposed:
+            weights, rows, columns = weights.mT, columns, rows
+        operand = block.part(self.operand, (*batch, columns))
+        return (Part((*batch, rows), weights @ operand),)
+
+    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
+        return buffers[0] / (shape[-3] if len(shape) > 2 else 1)
+
+
+def _positions(index: int | range) -> list[int]:
+    return [index] if isinstance(index, int) else list(index)
+
+
+def _checked_layers(layers: object) -> tuple[AttentionMatrix, ...]:
+    remedy = "    Pass a list of them, the lowest layer first, or what regard.observe saw."
+    if isinstance(layers, Mapping):
+        layers = cast(Mapping[Any, Any], layers).values()
+    if isinstance(layers, AttentionMatrix) or not isinstance(layers, Iterable):
+        raise TypeError(
+            f"layers is {kind_text(layers)}; it must be several attention matrices.\n{remedy}"
+        )
+    items = tuple(cast(Iterable[Any], layers))
+    if not items:
+        raise ValueError(f"layers is empty; it must have at least one matrix.\n{remedy}")
+    for place, layer in enumerate(items):
+        _check_layer(place, layer, items[0], remedy)
+    return cast(tuple[AttentionMatrix, ...], items)
+
+
+def _check_layer(place: int, layer: object, first: AttentionMatrix, remedy: str) -> None:
+    """That a layer is a square attention matrix, and multiplies with the first."""
+    if not isinstance(layer, AttentionMatrix):
+        raise TypeError(
+            f"layers has {kind_text(layer)} at {place}; each must be an AttentionMatrix.\n{remedy}"
+        )
+    shape = layer.shape
+    if shape[-2] != shape[-1]:
+        raise ValueError(
+            f"layers has shape {shape_text(shape)} at {place}; q_len and kv_len must be equal.\n"
+            "    Only self-attention over whole sequences can be rolled out."
+        )
+    if (shape[:-3], shape[-1]) != (first.shape[:-3], first.shape[-1]):
+        raise ValueError(
+            f"layers has shape {shape_text(shape)} at {place} and {shape_text(first.shape)} at 0; "
+            "batch and tokens must be equal.\n    Only the number of heads may differ."
+        )
+    if layer.dtype != first.dtype:
+        raise TypeError(
+            f"layers has {dtype_text(layer.dtype)} at {place} and {dtype_text(first.dtype)} at 0; "
+            f"all must have one dtype.\n    Use layer.to({first.dtype})."
+        )
+    if layer.device != first.device:
+        raise ValueError(
+            f"layers is on {layer.device} at {place} and on {first.device} at 0; "
+            f"all must be on one device.\n    Use layer.to({str(first.device)!r})."
+        )
+
+
+def _checked_residual(residual: object) -> float:
+    if isinstance(residual, bool) or not isinstance(residual, int | float):
+        raise TypeError(
+            f"residual is {kind_text(residual)}; it must be a number from 0 to 1.\n"
+            "    It is the share of a token that passes by the attention; 0.5 is usual."
+        )
+    if not 0 <= residual <= 1:
+        raise ValueError(
+            f"residual is {residual}; it must be a number from 0 to 1.\n"
+            "    It is the share of a token that passes by the attention; 0.5 is usual."
+        )
+    return float(residual)

@@ -1,0 +1,114 @@
+"""Weighted sums of attention weights: the losses of guided attention and of alignment."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from regard.errors import check_broadcast, check_floating
+from regard.matrix.attention_matrix import AttentionMatrix, check_attention_matrix
+from regard.reductions.block import Block
+from regard.reductions.reduction import Part, Reduction
+from regard.scores.flex_callable import FlexCallable, Kind
+
+__all__ = ["Bilinear", "bilinear"]
+
+WeightOf = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""weight(b, h, q_idx, kv_idx) -> number, in the manner of FlexAttention's callables."""
+
+_KIND = Kind(
+    "weight",
+    ("b", "h", "q_idx", "kv_idx"),
+    "one floating number",
+    takes_score=False,
+    otherwise="For numbers that you have pass a tensor that broadcasts to the matrix.",
+)
+
+
+def bilinear(A: AttentionMatrix, weight: Tensor | WeightOf) -> Tensor:
+    """The sum of each row of A times the numbers of ``weight``: sum over j of A[i, j] weight[i, j].
+
+    A penalty for attention that goes where it should not, or a reward where it should. With a
+    callable nothing of size q_len x kv_len exists. For a weight of low rank, ``u @ v.T``, take
+    ``((A @ v) * u).sum(-1)``.
+
+    Args:
+        A: (..., num_heads, q_len, kv_len).
+        weight: a floating tensor that broadcasts to the shape of A; or a callable
+            weight(b, h, q_idx, kv_idx), written for one number: every argument is a scalar tensor,
+            which ``torch.vmap`` runs over blocks. b counts through all batch axes.
+
+    Returns:
+        (..., num_heads, q_len), float32, or float64 for such a matrix; differentiable in A and in a
+        weight that is a tensor. A row without keys has 0.
+
+    Raises:
+        TypeError: weight is neither, or of no floating dtype.
+        ValueError: it does not broadcast to A, or the callable fails.
+
+    Example:
+        Guided attention: speech and text run in step, so weight far from the diagonal is a loss.
+
+        >>> import torch, regard
+        >>> x = torch.zeros(3, 1)
+        >>> A = regard.attend(x, x)
+        >>> def far(b, h, q_idx, kv_idx):
+        ...     return 1 - torch.exp(-(((q_idx - kv_idx) / 3) ** 2) / (2 * 0.2**2))
+        >>> regard.bilinear(A, far)
+        tensor([0.5823, 0.5004, 0.5823])
+
+    Source:
+        Tachibana et al. 2018, "Efficiently Trainable Text-to-Speech System Based on Deep
+        Convolutional Networks with Guided Attention", section 3.4.
+    """
+    check_attention_matrix("A", A)
+    return cast(Tensor, A.reduce(Bilinear(weight)))
+
+
+@dataclass(frozen=True, eq=False)
+class Bilinear(Reduction):
+    """The question that ``regard.bilinear`` asks, for one pass together with others.
+
+    Args:
+        weight: a tensor that broadcasts to the matrix, or a callable.
+
+    Example:
+        >>> import torch, regard
+        >>> x = torch.zeros(2, 1)
+        >>> A = regard.attend(x, x)
+        >>> A.reduce(regard.Bilinear(torch.tensor([0.0, 1.0])), regard.Max())[0]
+        tensor([0.5000, 0.5000])
+    """
+
+    weight: Tensor | WeightOf
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.weight,) if isinstance(self.weight, Tensor) else ()
+
+    def start(
+        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        if isinstance(self.weight, Tensor):
+            check_floating("weight", self.weight, "(..., num_heads, q_len, kv_len)")
+            check_broadcast("weight", self.weight, shape, device)
+        else:
+            FlexCallable.fitted(self.weight, _KIND, shape, device)
+        return (torch.zeros(shape[:-1], dtype=dtype, device=device),)
+
+    def update(self, block: Block) -> tuple[Part, ...]:
+        sums = cast(Tensor, torch.linalg.vecdot(block.weights, self._numbers(block)))
+        return (Part(block.box.at_rows, sums),)
+
+    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
+        return buffers[0]
+
+    def _numbers(self, block: Block) -> Tensor:
+        """The numbers of a block, broadcastable to it."""
+        if isinstance(self.weight, Tensor):
+            box = block.box.at_both
+            return block.part(self.weight, box[len(box) - self.weight.ndim :])
+        of_box = FlexCallable.untried(self.weight, block.shape, block.maximum.device)
+        return of_box(block.box).to(block.maximum.dtype)

@@ -1,0 +1,1 @@
+"""Real models: loading, tokenizing, and trials on synthetic text."""

@@ -1,0 +1,1 @@
+"""Recordings: the attention of each layer that ran, in memory and in files."""

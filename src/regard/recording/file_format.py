@@ -1,0 +1,484 @@
+"""Layers as plain data and back: JSON and tensors with names. Nothing is pickled, nothing runs.
+
+What comes back is checked by the same checks as what a person passes, so that damaged data raise
+the errors of wrong arguments; the reader tells them as one of its own.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from regard.errors import (
+    RegardError,
+    bytes_text,
+    check_query_key,
+    check_scale,
+    check_scores,
+    check_softcap,
+    check_whole,
+    dtype_text,
+    kind_text,
+    shape_text,
+)
+from regard.masks import (
+    Both,
+    Causal,
+    Documents,
+    Either,
+    Keep,
+    Mask,
+    Not,
+    Padding,
+    PrefixLM,
+    Rows,
+    SlidingWindow,
+)
+from regard.masks.lengths import fits
+from regard.masks.recognise import recognised
+from regard.matrix.attention_matrix import AttentionMatrix, attend
+from regard.recording.layers import Answers
+from regard.reductions.reduction import Reduction
+from regard.reductions.row_statistics import Entropy, LogSumExp, Spread
+from regard.reductions.sums import Diagonal, Pool, Segments, Sum
+from regard.reductions.top_k import Max, Top, TopK, fitting, padded
+from regard.scores.box import Box
+from regard.scores.given_scores import Given
+from regard.scores.position_bias import ALiBi, Bias, T5Bias
+from regard.scores.query_key import QueryKey
+from regard.scores.score_source import Scores
+
+__all__ = [
+    "Plain",
+    "Put",
+    "Take",
+    "answers_of",
+    "apart_of",
+    "matrix_of",
+    "plain_answers",
+    "plain_apart",
+    "plain_matrix",
+    "wrong_numbers",
+]
+
+Plain = dict[str, Any]
+"""What JSON can hold."""
+
+Take = Callable[[object], Tensor]
+"""The tensor of a name."""
+
+
+class Put(Protocol):
+    """Takes a tensor for what it is in a layer, and gives the name that it has in the file."""
+
+    def __call__(self, role: str, tensor: Tensor) -> str: ...
+
+
+_LARGEST_CALLABLE = 2**26
+_FAR = 2**48  # whole numbers beyond it are damage; positions stay exact
+_FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+_REDUCTIONS: dict[str, tuple[type[Reduction], tuple[str, ...]]] = {
+    "Diagonal": (Diagonal, ("offset",)),
+    "Entropy": (Entropy, ()),
+    "LogSumExp": (LogSumExp, ()),
+    "Max": (Max, ()),
+    "Pool": (Pool, ("rows_wanted", "columns_wanted")),
+    "Spread": (Spread, ()),
+    "Sum": (Sum, ("dim",)),
+    "TopK": (TopK, ("k",)),
+}
+
+
+# To plain data
+
+
+def wrong_numbers(role: str, tensor: Tensor) -> str | None:
+    """What a tensor of a recording holds and may not; None where all is as it should be.
+
+    Args:
+        role: of the tensor; a query and a key without bounds have no weights.
+        tensor: of any dtype.
+
+    Example:
+        >>> import torch
+        >>> from regard.recording.file_format import wrong_numbers
+        >>> wrong_numbers("key", torch.tensor([1.0, torch.inf]))
+        'an infinity'
+    """
+    if not (tensor.is_floating_point() and tensor.numel()):
+        return None
+    most = tensor.detach().amax()
+    if bool(most.isnan()):
+        return "NaN"
+    infinite = role in ("query", "key") and bool(most.isinf() | tensor.detach().amin().isinf())
+    return "an infinity" if infinite else None
+
+
+def plain_matrix(matrix: AttentionMatrix, put: Put) -> Plain:
+    """What a matrix is.
+
+    Raises:
+        RegardError: it holds code: a score_mod, a mask_mod that is too large to write out, a Bias
+            or Scores of somebody's own.
+    """
+    mask = matrix.mask
+    if mask is not None:
+        mask = mask.bind(matrix.shape, matrix.device)
+    return {
+        "scores": _plain_scores(matrix.source, put),
+        "mask": None if mask is None else _plain_mask(mask, matrix.shape, matrix.device, put),
+    }
+
+
+def _plain_scores(source: Scores, put: Put) -> Plain:
+    if isinstance(source, Given):
+        return {
+            "kind": "Given",
+            "values": put("values", source.values),
+            "are_weights": source.are_weights,
+        }
+    if not isinstance(source, QueryKey):
+        raise _code(f"scores of the kind {type(source).__name__}")
+    if source.score_mod is not None:
+        raise _code(f"the score_mod {source.score_mod!r}")
+    plain: Plain = {
+        "kind": "QueryKey",
+        "query": put("query", source.query),
+        "key": put("key", source.key),
+        "scale": source.scale,
+        "softcap": source.softcap,
+    }
+    for role in ("bias", "sink_bias"):
+        tensor = cast("Tensor | None", getattr(source, role))
+        plain[role] = None if tensor is None else put(role, tensor)
+    plain["position_bias"] = _plain_bias(source.position_bias, put)
+    return plain
+
+
+def _plain_bias(bias: Bias | None, put: Put) -> Plain | None:
+    match bias:
+        case None:
+            return None
+        case ALiBi():
+            return {"kind": "ALiBi", "slopes": put("slopes", bias.slopes)}
+        case T5Bias():
+            return {
+                "kind": "T5Bias",
+                "table": put("table", bias.table),
+                "bidirectional": bias.bidirectional,
+                "max_distance": bias.max_distance,
+            }
+        case _:
+            raise _code(f"the bias {bias!r}")
+
+
+def _plain_mask(
+    mask: Mask, shape: torch.Size, device: torch.device, put: Put, role: str = "mask"
+) -> Plain:
+    kind = {"kind": type(mask).__name__}
+
+    def inside(mask: Mask, name: str, shape: torch.Size = shape) -> Plain:
+        return _plain_mask(mask, shape, device, put, f"{role}.{name}")
+
+    match mask:
+        case Causal():
+            return {**kind, "align": mask.align}
+        case SlidingWindow():
+            return {**kind, "left": mask.left, "right": mask.right}
+        case Padding() | PrefixLM():
+            return {**kind, "lengths": put(f"{role}.lengths", mask.lengths)}
+        case Documents():
+            return {**kind, "ids": put(f"{role}.ids", mask.ids)}
+        case Keep():
+            return {**kind, "mask": put(role, mask.mask)}
+        case Not():
+            return {**kind, "mask": inside(mask.mask, "not")}
+        case Both() | Either():
+            first, second = inside(mask.first, "first"), inside(mask.second, "second")
+            return {**kind, "first": first, "second": second}
+        case Rows():
+            whole = torch.Size((*shape[:-2], mask.q_len, shape[-1]))
+            places = {"start": mask.start, "q_len": mask.q_len}
+            return {**kind, **places, "mask": inside(mask.mask, "whole", whole)}
+        case _:
+            return _plain_mask(_written_out(mask, shape, device), shape, device, put, role)
+
+
+def _written_out(mask: Mask, shape: torch.Size, device: torch.device) -> Mask:
+    """A mask that is code, as the numbers that it gives."""
+    *sizes, q_len, kv_len = shape
+    leading = tuple(slice(0, n) for n in sizes)
+
+    def block(start: int, stop: int) -> Tensor:
+        allowed = mask.block(Box(leading, slice(start, stop), slice(0, kv_len)), shape, device)
+        return allowed.expand(*allowed.shape[:-2], stop - start, kv_len)
+
+    size = block(0, 1).numel() * q_len
+    if size > _LARGEST_CALLABLE:
+        limit = bytes_text(_LARGEST_CALLABLE)
+        raise _code(
+            f"the mask {mask.text}; written out it is {bytes_text(size)}, more than {limit}"
+        )
+    step = max(1, 2**22 * q_len // size)
+    parts = [block(start, min(start + step, q_len)) for start in range(0, q_len, step)]
+    known = recognised(torch.cat(parts, -2), shape)
+    if known is None:
+        return Keep(torch.ones((1,) * len(shape), dtype=torch.bool, device=device))
+    return known
+
+
+def plain_answers(answers: Mapping[Reduction, Any], put: Put) -> list[Plain]:
+    """The answers that were kept, with what was asked.
+
+    Raises:
+        RegardError: a reduction that is not one of regard's, or holds tensors.
+    """
+    return [
+        {
+            "reduction": _plain_reduction(reduction),
+            "answer": _plain_answer(f"answers.{place}", answer, put),
+        }
+        for place, (reduction, answer) in enumerate(answers.items())
+    ]
+
+
+def plain_apart(apart: Mapping[Reduction, Sequence[str]]) -> list[Plain]:
+    """Which layers hold the answers of single calls; a reduction that is not regard's is left out.
+
+    The layers that hold its answers say that it cannot be saved.
+    """
+    known = [reduction for reduction in apart if _is_known(reduction)]
+    return [{"reduction": _plain_reduction(each), "layers": list(apart[each])} for each in known]
+
+
+def _is_known(reduction: Reduction) -> bool:
+    if isinstance(reduction, Segments):
+        return True
+    return type(reduction) is _REDUCTIONS.get(type(reduction).__name__, (None, ()))[0]
+
+
+def _plain_reduction(reduction: Reduction) -> Plain:
+    kind = type(reduction).__name__
+    if isinstance(reduction, Segments):
+        keys = reduction.key_spans
+        spans = (_plain_spans(reduction.query_spans), None if keys is None else _plain_spans(keys))
+        return {"kind": kind, "query_spans": spans[0], "key_spans": spans[1]}
+    if not _is_known(reduction):
+        raise _code(f"the answer to {reduction!r}")
+    _, fields = _REDUCTIONS[kind]
+    return {"kind": kind, **{field: getattr(reduction, field) for field in fields}}
+
+
+def _plain_spans(spans: "Mapping[str, tuple[int, int]] | Sequence[tuple[int, int]]") -> Plain:
+    if isinstance(spans, Mapping):
+        for name in cast("Mapping[object, Any]", spans):
+            if not isinstance(name, str):
+                raise RegardError(
+                    f"it has the span name {name!r}, {kind_text(name)}; in a file names are "
+                    "strings.\n    Observe again with strings for the names of the spans."
+                )
+        return {"named": {name: [int(at) for at in span] for name, span in spans.items()}}
+    pairs = [[int(at) for at in span] for span in spans]
+    return {"tuple" if isinstance(spans, tuple) else "list": pairs}
+
+
+def _plain_answer(role: str, answer: Any, put: Put) -> Plain:
+    if isinstance(answer, Top):
+        values, indices = put(f"{role}.values", answer.values), put(f"{role}.keys", answer.indices)
+        return {"values": values, "indices": indices}
+    return {"tensor": put(role, answer)}
+
+
+def _code(what: str) -> RegardError:
+    return RegardError(
+        f"it has {what}; a recording in a file is numbers and runs no code.\n"
+        "    Pass what it does as a bias or a mask of regard, or keep answers instead, "
+        "observe(model, keep=[...])."
+    )
+
+
+# And back
+
+
+def matrix_of(plain: Plain, take: Take) -> AttentionMatrix:
+    """The matrix that plain data say, on the tensors of a file.
+
+    Raises:
+        LookupError, TypeError, ValueError, RuntimeError, MemoryError: they say no matrix.
+    """
+    scores, mask = plain["scores"], plain["mask"]
+    source = _scores_of(scores, take)
+    known = None if mask is None else _mask_of(mask, take)
+    bound = None if known is None else known.bind(source.shape, source.device)
+    return AttentionMatrix(source, bound)
+
+
+def _scores_of(plain: Plain, take: Take) -> Scores:
+    if _kind(plain) == "Given":
+        values = check_scores(take(plain["values"]))
+        _check_dtype("values", values)
+        return Given(values, _flag(plain["are_weights"]))
+    if plain["kind"] != "QueryKey":
+        raise ValueError(f"scores of the kind {plain['kind']!r}")
+    query, key = check_query_key(take(plain["query"]), take(plain["key"]))
+    _check_dtype("query", query)
+    bias, sink = plain["bias"], plain["sink_bias"]
+    source = attend(
+        query,
+        key,
+        scale=check_scale(float(plain["scale"]), query.shape[-1]),
+        bias=None if bias is None else take(bias),
+        softcap=check_softcap(plain["softcap"]),
+    ).source
+    if sink is not None:
+        sink = take(sink)
+        if not sink.is_floating_point() or not fits(sink, (*source.shape[:-2], 1, 1)):
+            raise ValueError(f"sink_bias of shape {shape_text(sink.shape)}")
+    position = plain["position_bias"]
+    return replace(
+        cast(QueryKey, source),
+        sink_bias=sink,
+        position_bias=None if position is None else _bias_of(position, source.shape, take),
+    )
+
+
+def _bias_of(plain: Plain, shape: torch.Size, take: Take) -> Bias:
+    match _kind(plain):
+        case "ALiBi":
+            slopes = take(plain["slopes"])
+            if not fits(slopes, (*shape[:-2], 1, 1)):
+                raise ValueError(f"slopes of shape {shape_text(slopes.shape)}")
+            return ALiBi(slopes)
+        case "T5Bias":
+            table = take(plain["table"])
+            if not fits(table, (*shape[:-2], 1, table.shape[-1])):
+                raise ValueError(f"a table of shape {shape_text(table.shape)}")
+            bias = T5Bias(table, _flag(plain["bidirectional"]), _number(plain["max_distance"]))
+            by_head = table.flatten(0, -2)  # bound already; once more, for the check of its buckets
+            one_text = torch.Size((by_head.shape[0], 1, 1))
+            T5Bias(by_head.mT, bias.bidirectional, bias.max_distance).bind(one_text, table.device)
+            return bias
+        case kind:
+            raise ValueError(f"a bias of the kind {kind!r}")
+
+
+def _mask_of(plain: Plain, take: Take) -> Mask:
+    match _kind(plain):
+        case "Causal":
+            return Causal(plain["align"])
+        case "SlidingWindow":
+            return SlidingWindow(_number(plain["left"]), _number(plain["right"]))
+        case "Padding":
+            return Padding(take(plain["lengths"]))
+        case "PrefixLM":
+            return PrefixLM(take(plain["lengths"]))
+        case "Documents":
+            return Documents(take(plain["ids"]))
+        case "Keep":
+            return Keep(take(plain["mask"]))
+        case "Rows":
+            start, q_len = _number(plain["start"]), _number(plain["q_len"])
+            return Rows(_mask_of(plain["mask"], take), start, q_len)
+        case "Not":
+            return Not(_mask_of(plain["mask"], take))
+        case "Both":
+            return Both(_mask_of(plain["first"], take), _mask_of(plain["second"], take))
+        case "Either":
+            return Either(_mask_of(plain["first"], take), _mask_of(plain["second"], take))
+        case kind:
+            raise ValueError(f"a mask of the kind {kind!r}")
+
+
+def answers_of(plain: Any, shape: torch.Size, take: Take) -> Answers:
+    """The answers that plain data say, each of the shape that its question has.
+
+    Raises:
+        LookupError, TypeError, ValueError, RuntimeError, MemoryError: they say none.
+    """
+    return Answers(
+        (reduction, _answer_of(each["answer"], reduction, shape, take))
+        for each in plain
+        for reduction in (_reduction_of(each["reduction"]),)
+    )
+
+
+def apart_of(plain: Any) -> Answers:
+    """Which layers hold the answers of single calls, as plain data say it.
+
+    Raises:
+        LookupError, TypeError, ValueError: they say none.
+    """
+    return Answers((_reduction_of(each["reduction"]), _names(each["layers"])) for each in plain)
+
+
+def _names(plain: Any) -> tuple[str, ...]:
+    if not isinstance(plain, list) or not all(isinstance(name, str) for name in cast(Any, plain)):
+        raise TypeError("a layer whose name is no text")
+    return tuple(cast("list[str]", plain))
+
+
+def _reduction_of(plain: Plain) -> Reduction:
+    kind = _kind(plain)
+    if kind == "Segments":
+        keys = plain["key_spans"]
+        return Segments(_spans_of(plain["query_spans"]), None if keys is None else _spans_of(keys))
+    known, fields = _REDUCTIONS[kind]
+    return known(*(_number(plain[field]) for field in fields))
+
+
+def _spans_of(plain: Plain) -> Any:
+    if "named" in plain:
+        return {name: _span_of(span) for name, span in plain["named"].items()}
+    spans = [_span_of(span) for span in plain["list" if "list" in plain else "tuple"]]
+    return spans if "list" in plain else tuple(spans)
+
+
+def _span_of(plain: Any) -> tuple[int, int]:
+    start, stop = plain
+    return _number(start), _number(stop)
+
+
+def _answer_of(plain: Plain, reduction: Reduction, shape: torch.Size, take: Take) -> Any:
+    # Where nothing is computed the shape of an answer costs nothing, whatever the file claims.
+    asked = fitting(reduction, shape[-1])
+    buffers = asked.start(shape, torch.float32, torch.device("meta"))
+    expected = padded(reduction, asked.finish(buffers, shape))
+    if isinstance(expected, Top):
+        values, indices = take(plain["values"]), take(plain["indices"])
+        return Top(_alike(values, expected.values), _alike(indices, expected.indices))
+    return _alike(take(plain["tensor"]), expected)
+
+
+def _alike(answer: Tensor, expected: Tensor) -> Tensor:
+    dtypes = _FLOATING if expected.is_floating_point() else (expected.dtype,)
+    if answer.shape != expected.shape or answer.dtype not in dtypes:
+        raise ValueError(
+            f"an answer of shape {shape_text(answer.shape)} and {dtype_text(answer.dtype)}; "
+            f"{shape_text(expected.shape)} and {dtype_text(expected.dtype)} is asked"
+        )
+    return answer
+
+
+def _kind(plain: Plain) -> str:
+    return str(plain["kind"])
+
+
+def _number(value: object) -> int:
+    number = check_whole("a number", value)
+    if abs(number) > _FAR:
+        raise ValueError(f"the number {number:.3g}")
+    return number
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{value!r} where true or false must stand")
+    return value
+
+
+def _check_dtype(name: str, tensor: Tensor) -> None:
+    if tensor.dtype not in _FLOATING:
+        raise TypeError(f"{name} is {dtype_text(tensor.dtype)}")

@@ -1,0 +1,482 @@
+"""One layer of a recording: its matrix, or the answers that were kept instead of it."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.errors import RegardError, check_index_bounds, check_whole, shape_text
+from regard.matrix.attention_matrix import AttentionMatrix
+from regard.recording.real_tokens import texts_of
+from regard.reductions.reduction import Reduction, check_reductions
+from regard.reductions.top_k import Top, TopK, fitting, padded
+from regard.text.tokens import Token
+
+__all__ = [
+    "Answers",
+    "Layer",
+    "Origin",
+    "Queries",
+    "able_to_answer",
+    "asked_of",
+    "layer_at",
+    "reduce_all",
+    "shape_of_all",
+    "tokens_of_rows",
+]
+
+
+class Answers(Mapping[Reduction, Any]):
+    """Reductions and their answers, found by equality: ``TopK(8)`` is any ``TopK(8)``.
+
+    A dict would not do, as a reduction that is not regard's may have no hash.
+
+    Args:
+        pairs: each reduction with its answer.
+
+    Example:
+        >>> import regard
+        >>> from regard.recording.layers import Answers
+        >>> Answers([(regard.Segments([(0, 2)]), 0.5)])[regard.Segments([(0, 2)])]
+        0.5
+    """
+
+    def __init__(self, pairs: Iterable[tuple[Reduction, Any]] = ()) -> None:
+        self._pairs = tuple(pairs)
+
+    def __getitem__(self, reduction: Reduction) -> Any:
+        """The answer to a reduction; a smaller ``TopK`` is the beginning of a larger one.
+
+        Raises:
+            KeyError: there is none.
+        """
+        for asked, answer in self._pairs:
+            if asked is reduction or _equal(asked, reduction):
+                return answer
+            if isinstance(asked, TopK) and isinstance(reduction, TopK) and reduction.k < asked.k:
+                return Top(answer.values[..., : reduction.k], answer.indices[..., : reduction.k])
+        raise KeyError(reduction)
+
+    def __iter__(self) -> Iterator[Reduction]:
+        """The reductions, in the order in which they were asked."""
+        return (reduction for reduction, _ in self._pairs)
+
+    def __len__(self) -> int:
+        """How many answers there are."""
+        return len(self._pairs)
+
+    def __repr__(self) -> str:
+        """The reductions, without their answers."""
+        return f"Answers({', '.join(map(repr, self))})"
+
+
+def _equal(first: Reduction, second: Reduction) -> bool:
+    """Whether two are the same question; where that cannot be told, as of tensors, they are not."""
+    try:
+        return type(first) is type(second) and bool(first == second)
+    except (RuntimeError, ValueError):  # what PyTorch and NumPy raise for bool(tensor == tensor)
+        return False
+
+
+class Origin(NamedTuple):
+    """What a layer is of its model, where only some layers or heads were kept.
+
+    Attributes:
+        place: of the module, in the order in which they ran.
+        heads: the place in the model of each head; None: all were kept.
+
+    Example:
+        >>> from regard.recording.layers import Origin
+        >>> Origin(7, (0, 5)).heads
+        (0, 5)
+    """
+
+    place: int
+    heads: tuple[int, ...] | None = None
+
+
+class Queries(NamedTuple):
+    """Which of the queries that ran are the rows of a matrix: neighbours, from one of them on.
+
+    Attributes:
+        start: the position of the first row among all queries that ran.
+        ran: how many ran.
+
+    Example:
+        >>> from regard.recording.layers import Queries
+        >>> Queries(start=936, ran=1000).start
+        936
+    """
+
+    start: int
+    ran: int
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What is known of one layer.
+
+    Attributes:
+        name: as the recording has it.
+        shape: of the matrix, (..., num_heads, q_len, kv_len).
+        matrix: None where only answers were kept.
+        answers: what was asked as the model ran.
+        origin: None where all layers and heads were kept.
+        check: called before the numbers of the layer are given to anybody; it raises RegardError
+            where a file is damaged.
+        queries: which queries its rows are; None: all that ran.
+        value: the model's own, (..., num_kv_heads, kv_len, head_dim), so that ``matrix @ value`` is
+            the layer's output; None where it was not kept.
+        apart: which other layers hold the answers that do not join over several calls, by name.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.recording.layers import Answers, Layer
+        >>> kept = Answers([(regard.Entropy(), torch.zeros(2, 5))])
+        >>> Layer("attn", torch.Size([2, 5, 5]), None, kept).reduce(regard.Entropy()).shape
+        torch.Size([2, 5])
+    """
+
+    name: str
+    shape: torch.Size
+    matrix: AttentionMatrix | None
+    answers: Answers
+    origin: Origin | None = None
+    check: Callable[[], None] | None = None
+    queries: Queries | None = None
+    value: Tensor | None = None
+    apart: Answers = field(default_factory=Answers)
+
+    @property
+    def positions(self) -> range:
+        """The position of each row's query among all that ran."""
+        start = 0 if self.queries is None else self.queries.start
+        return range(start, start + self.shape[-2])
+
+    @property
+    def reads_itself(self) -> bool:
+        """Whether queries and keys can be one text: there are as many keys as queries that ran."""
+        ran = self.shape[-2] if self.queries is None else self.queries.ran
+        return ran == self.shape[-1]
+
+    @property
+    def texts(self) -> tuple[range, ...]:
+        """Where the text lies among the keys, for each entry of the batch, without padding.
+
+        None where only answers were kept, which do not tell.
+        """
+        if self.matrix is None:
+            return ()
+        return texts_of(self.whole(), rows=self.positions if self.reads_itself else range(0))
+
+    def place(self, index: int) -> int:
+        """The layer's place in its model, of the layer at this place in the recording."""
+        return index if self.origin is None else self.origin.place
+
+    def head(self, index: int) -> int:
+        """The place in the model's layer of the head at this place in the matrix."""
+        if self.origin is None or self.origin.heads is None:
+            return index
+        return self.origin.heads[index]
+
+    def whole(self) -> AttentionMatrix:
+        """The matrix.
+
+        Raises:
+            RegardError: only answers were kept; or the file they are in is damaged.
+        """
+        if self.check is not None:
+            self.check()
+        if self.matrix is None:
+            raise RegardError(
+                f"layer {self.name!r} has answers only, {_listed(self.answers)}; "
+                "its query and key were not kept.\n"
+                '    Observe the model again with keep="qk".'
+            )
+        return self.matrix
+
+    def whole_value(self) -> Tensor:
+        """The value, (..., num_kv_heads, kv_len, head_dim).
+
+        Raises:
+            RegardError: it was not kept; or the file it is in is damaged.
+        """
+        if self.check is not None:
+            self.check()
+        if self.value is None:
+            raise RegardError(
+                f"layer {self.name!r} has no value; it was not kept.\n"
+                '    Observe the model again with keep="qkv".'
+            )
+        return self.value
+
+    def reduce(self, *reductions: Reduction) -> Any:
+        """The answers, one or a tuple of them: kept ones where there are, else from the matrix.
+
+        Raises:
+            RegardError: an answer was not kept, and no matrix to compute it from; or the file they
+                are in is damaged.
+        """
+        if self.check is not None:
+            self.check()
+        missing = [reduction for reduction in reductions if reduction not in self.answers]
+        if missing and self.matrix is None:
+            if missing[0] in self.apart:
+                names = ", ".join(map(repr, self.apart[missing[0]]))
+                raise RegardError(
+                    f"layer {self.name!r} has no answer to {_short(missing[0])} over all calls; "
+                    "answers that do not join stand apart, call by call.\n"
+                    f"    Ask the layers {names}."
+                )
+            raise RegardError(
+                f"layer {self.name!r} has no answer to {_short(missing[0])}, and its query and key "
+                f"were not kept; it has {_listed(self.answers)}.\n"
+                "    Observe the model again with this reduction in keep=[...], or with "
+                'keep="qk".'
+            )
+        found = self.answers
+        if missing:
+            computed = zip(missing, asked_of(self.whole(), missing), strict=True)
+            found = Answers([*computed, *self.answers.items()])
+        answers = tuple(found[reduction] for reduction in reductions)
+        return answers[0] if len(answers) == 1 else answers
+
+    def entry(self, index: int) -> "Layer":
+        """One entry of the batch; the batch has length 1 then.
+
+        Raises:
+            ValueError: there is no batch.
+            IndexError: it has no such entry.
+            RegardError: an answer of a reduction that is not regard's has no axis for the batch.
+        """
+        if len(self.shape) < 4:
+            raise ValueError(
+                f"layer {self.name!r} has shape {shape_text(self.shape)}; it has no batch, whose "
+                "entry could be taken.\n"
+                "    It is one text already: ask it as it is."
+            )
+        place = check_index_bounds(check_whole("index", index), self.shape[0], 0)
+        one = slice(place, place + 1)
+        pairs = [
+            (asked, self._entry_of(asked, answer, one)) for asked, answer in self.answers.items()
+        ]
+        return replace(
+            self,
+            shape=torch.Size((1, *self.shape[1:])),
+            matrix=None if self.matrix is None else self.matrix[one],
+            value=None if self.value is None else self.value[one],
+            answers=Answers(pairs),
+        )
+
+    def _entry_of(self, reduction: Reduction, answer: Any, one: slice) -> Any:
+        tensors = answer if isinstance(answer, Top) else (answer,)
+        for tensor in tensors:
+            if not isinstance(tensor, Tensor) or tensor.shape[:1] != self.shape[:1]:
+                raise RegardError(
+                    f"layer {self.name!r} has an answer to {_short(reduction)} that is not one for "
+                    "each entry of the batch.\n"
+                    "    Observe the model again with one text."
+                )
+        return Top(*(part[one] for part in answer)) if isinstance(answer, Top) else answer[one]
+
+    def check_tokens(
+        self, query_tokens: Sequence[Token] | None, key_tokens: Sequence[Token] | None
+    ) -> None:
+        """That the tokens, where they are known, are one for each query and for each key.
+
+        Raises:
+            ValueError: their count differs.
+        """
+        sides = (("query", "q_len", query_tokens), ("key", "kv_len", key_tokens))
+        for (side, length_name, tokens), length in zip(sides, self.shape[-2:], strict=True):
+            if tokens is not None and len(tokens) != length:
+                raise ValueError(
+                    f"{side}_tokens has {len(tokens)} tokens; layer {self.name!r} has "
+                    f"{length_name} = {length}.\n"
+                    "    Give one token for each position, special tokens included."
+                )
+
+    def __repr__(self) -> str:
+        """The matrix, or the shape that it had and the answers that are left."""
+        if self.matrix is not None:
+            return repr(self.matrix)
+        return f"answers only, of shape {tuple(self.shape)}: {_listed(self.answers)}"
+
+
+def able_to_answer(layers: Sequence[Layer], reductions: Sequence[Reduction]) -> Sequence[Layer]:
+    """The layers that kept these answers, or can compute them; all where none can, to say why.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.recording.layers import able_to_answer
+        >>> x = torch.zeros(2, 5, 4)
+        >>> layers = regard.Recording({"attn": regard.attend(x, x)}).layers
+        >>> able_to_answer(layers, [regard.Entropy()]) == list(layers)
+        True
+    """
+    able = [
+        layer
+        for layer in layers
+        if layer.matrix is not None or all(each in layer.answers for each in reductions)
+    ]
+    return able or layers
+
+
+def asked_of(matrix: AttentionMatrix, reductions: Sequence[Reduction]) -> tuple[Any, ...]:
+    """The answers of a matrix as a recording gives them, in one pass over it.
+
+    A ``TopK`` of more keys than there are is padded, so that it fits layers of any length.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.recording.layers import asked_of
+        >>> [top] = asked_of(regard.attend(torch.zeros(1, 4), torch.zeros(2, 4)), [regard.TopK(3)])
+        >>> top.values
+        tensor([[0.5000, 0.5000, 0.0000]])
+    """
+    answers = matrix.reduce(*(fitting(each, matrix.shape[-1]) for each in reductions))
+    answers = answers if len(reductions) > 1 else (answers,)
+    return tuple(padded(*each) for each in zip(reductions, answers, strict=True))
+
+
+def layer_at(layers: Sequence[Layer], which: str | int) -> Layer:
+    """The layer of a name, or at a place in the order in which they ran.
+
+    Raises:
+        KeyError: no layer of that name.
+        IndexError: no layer at that place.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.recording.layers import layer_at
+        >>> x = torch.zeros(2, 5, 4)
+        >>> layer_at(regard.Recording({"attn": regard.attend(x, x)}).layers, -1).name
+        'attn'
+    """
+    if isinstance(which, int):
+        if not layers:
+            raise IndexError(f"layer is {which}; this recording has no layers yet.")
+        if not -len(layers) <= which < len(layers):
+            raise IndexError(
+                f"layer is {which}; this recording has {len(layers)} layers, "
+                f"0 to {len(layers) - 1}."
+            )
+        return layers[which]
+    for layer in layers:
+        if layer.name == which:
+            return layer
+    known = ", ".join(layer.name for layer in layers[:3]) + (", ..." if len(layers) > 3 else "")
+    raise KeyError(f"layer is {which!r}; this recording has {known or 'no layers yet'}")
+
+
+def tokens_of_rows(
+    tokens: tuple[Token, ...] | None, layers: Sequence[Layer]
+) -> tuple[Token, ...] | None:
+    """Of the tokens of all queries that ran, those of the rows; others as they are.
+
+    Raises:
+        ValueError: the layers differ in length, so that no tokens fit all of them.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.recording.layers import Queries, tokens_of_rows
+        >>> seen = regard.Recording({})
+        >>> last = regard.attend(torch.zeros(1, 4), torch.zeros(2, 4))
+        >>> seen.add("attn", last, queries=Queries(start=1, ran=2))
+        'attn'
+        >>> tokens_of_rows((regard.Token("to"), regard.Token(" be")), seen.layers)
+        (Token(text=' be', special=False),)
+    """
+    other = next((each for each in layers if each.shape[-2:] != layers[0].shape[-2:]), None)
+    if tokens is not None and other is not None:
+        first, second = (
+            f"{layer.name!r} has q_len = {layer.shape[-2]} and kv_len = {layer.shape[-1]}"
+            for layer in (layers[0], other)
+        )
+        raise ValueError(
+            f"query_tokens has {len(tokens)} tokens; layer {first}, layer {second}, and "
+            "all layers must have one length.\n"
+            "    Give each its own text: seen.part(names).with_tokens(...)."
+        )
+    kept = {(layer.queries, layer.shape[-2]) for layer in layers}
+    if tokens is None or len(kept) != 1:
+        return tokens
+    [(queries, q_len)] = kept
+    if queries is None or len(tokens) != queries.ran:
+        return tokens
+    return tokens[queries.start : queries.start + q_len]
+
+
+def reduce_all(
+    layers: Sequence[Layer],
+    reductions: Sequence[Reduction],
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """What ``Recording.reduce`` answers, which says what the arguments mean.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.recording.layers import reduce_all
+        >>> x = torch.zeros(2, 4)
+        >>> reduce_all(regard.Recording({"attn": regard.attend(x, x)}).layers, [regard.Sum(-2)])
+        {'attn': tensor([1., 1.])}
+    """
+    if not reductions:
+        raise ValueError(
+            "reduce() has no reductions; it needs at least one.\n"
+            "    Pass for example regard.Entropy(), regard.TopK(8)."
+        )
+    check_reductions("reduce()", reductions)
+    able, answers = able_to_answer(layers, reductions), dict[str, Any]()
+    for layer in able:
+        answers[layer.name] = layer.reduce(*reductions)
+        if progress is not None:
+            progress(len(answers), len(able))
+    return answers
+
+
+def shape_of_all(call: str, layers: Sequence[Layer]) -> tuple[int, int, int]:
+    """num_heads, q_len and kv_len, which all layers must share for a question about all of them.
+
+    Raises:
+        ValueError: there are no layers, they differ, or they hold several texts.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.recording.layers import shape_of_all
+        >>> x = torch.zeros(1, 2, 5, 4)
+        >>> shape_of_all("segments()", regard.Recording({"attn": regard.attend(x, x)}).layers)
+        (2, 5, 5)
+    """
+    if not layers:
+        raise ValueError(
+            f"this recording has no layers yet; {call} needs at least one.\n"
+            "    Run the model inside the block of regard.observe first."
+        )
+    first = layers[0]
+    for layer in layers:
+        if any(n != 1 for n in layer.shape[:-3]):
+            raise ValueError(
+                f"layer {layer.name!r} has shape {shape_text(layer.shape)}; {call} looks at one "
+                "text, a batch of 1.\n"
+                "    Take one of them, seen.entry(0)."
+            )
+        if layer.shape[-3:] != first.shape[-3:]:
+            raise ValueError(
+                f"layer {layer.name!r} has shape {shape_text(layer.shape)} and {first.name!r} has "
+                f"{shape_text(first.shape)}; num_heads, q_len and kv_len must be equal.\n"
+                f"    Ask for them apart, seen.part(names).{call}."
+            )
+    return first.shape[-3] if len(first.shape) > 2 else 1, first.shape[-2], first.shape[-1]
+
+
+def _listed(answers: Answers) -> str:
+    return ", ".join(map(_short, answers)) or "no answers"
+
+
+def _short(reduction: Reduction) -> str:
+    """A reduction as it is written; of long ones the name."""
+    written = repr(reduction)
+    return written if len(written) <= 60 else f"{type(reduction).__name__}(...)"

@@ -1,0 +1,344 @@
+"""What was seen in a model: one attention matrix for each attention it ran."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NoReturn, cast
+
+import torch
+from torch import Tensor
+
+from regard.errors import is_whole
+from regard.matrix.attention_matrix import AttentionMatrix
+from regard.matrix.notebook_hook import notebook_bundle
+from regard.matrix.rollouts import Rollout
+from regard.recording.file_writer import write
+from regard.recording.layers import (
+    Answers,
+    Layer,
+    Origin,
+    Queries,
+    layer_at,
+    reduce_all,
+    tokens_of_rows,
+)
+from regard.recording.text_match import rollout_of_text
+from regard.reductions.reduction import Reduction
+from regard.reductions.row_statistics import Entropy
+from regard.reductions.sums import Pool, Sum
+from regard.reductions.top_k import Top, TopK
+from regard.text.escaping import visible
+from regard.text.tokens import Token, as_tokens
+
+__all__ = ["Recording"]
+
+
+class Recording(Mapping[str, AttentionMatrix]):
+    """The attention that a model ran, layer by layer: a mapping from names to matrices.
+
+    ``seen["encoder.layer.0.attention.self"]`` is the matrix of the module of that name, ``seen[3]``
+    the fourth in the order they ran. A module that attended again has ``#2``, ``#3`` after its
+    name. Make one with ``regard.observe``.
+
+    Attributes:
+        model: the name of the model.
+        query_tokens: one token for each query of the matrices; None when not known.
+        key_tokens: one token for each key; None when not known.
+
+    Example:
+        >>> import torch, regard, regard.nn
+        >>> layer = regard.nn.SelfAttention(16, num_heads=2)
+        >>> with regard.observe(layer) as seen:
+        ...     output = layer(torch.randn(5, 16))
+        >>> seen[0].shape
+        torch.Size([2, 5, 5])
+    """
+
+    def __init__(
+        self,
+        layers: Mapping[str, AttentionMatrix],
+        *,
+        model: str = "",
+        query_tokens: Iterable[Token | str] | None = None,
+        key_tokens: Iterable[Token | str] | None = None,
+    ) -> None:
+        self._layers: dict[str, Layer] = {}
+        self.model = model
+        self.query_tokens = as_tokens("query_tokens", query_tokens)
+        self.key_tokens = as_tokens("key_tokens", key_tokens) or self.query_tokens
+        for name, matrix in layers.items():
+            self.add(name, matrix)
+
+    def __getitem__(self, layer: str | int) -> AttentionMatrix:
+        """The matrix of a layer, by name or by its place in the order they ran.
+
+        Raises:
+            KeyError: no layer of that name.
+            IndexError: no layer at that place.
+            RegardError: only answers of that layer were kept.
+        """
+        return layer_at(self.layers, layer).whole()
+
+    def __contains__(self, layer: object) -> bool:
+        """Whether a layer of that name was seen, its matrix kept or not."""
+        return layer in self._layers
+
+    def __iter__(self) -> Iterator[str]:
+        """The names, in the order the layers ran."""
+        return iter(self._layers)
+
+    def __len__(self) -> int:
+        """How many layers were seen."""
+        return len(self._layers)
+
+    def __repr__(self) -> str:
+        """The model, and one line for each layer."""
+        layers = enumerate(self._layers.values())
+        lines = [f"  {place}  {visible(layer.name)}  {layer!r}" for place, layer in layers]
+        count = f"{len(self)} layer{'s' * (len(self) != 1)}"
+        return "\n".join([f"Recording of {visible(self.model) or 'a model'}, {count}", *lines])
+
+    _repr_mimebundle_ = notebook_bundle
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """A recording is saved, not pickled: a pickle can run code when it is loaded."""
+        raise TypeError(
+            "pickle has a Recording; a recording is saved as a file that runs no code.\n"
+            '    Use seen.save("run.safetensors") and regard.load("run.safetensors").'
+        )
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """What is known of each layer, in the order they ran."""
+        return tuple(self._layers.values())
+
+    @property
+    def shapes(self) -> Mapping[str, torch.Size]:
+        """The shape of each layer's matrix, kept or not: (..., num_heads, q_len, kv_len)."""
+        return {name: layer.shape for name, layer in self._layers.items()}
+
+    @property
+    def kept(self) -> Mapping[str, Mapping[Reduction, Any]]:
+        """The answers that were kept as the model ran, layer by layer: ``seen.kept[name]``."""
+        return {name: layer.answers for name, layer in self._layers.items() if layer.answers}
+
+    def value(self, layer: str | int) -> Tensor:
+        """What a layer draws from, kept by ``keep="qkv"``: ``seen[layer] @ it`` is its output.
+
+        Args:
+            layer: its name, or its place in the order they ran.
+
+        Returns:
+            (..., num_kv_heads, kv_len, head_dim).
+
+        Raises:
+            RegardError: it was not kept.
+        """
+        return layer_at(self.layers, layer).whole_value()
+
+    def add(
+        self,
+        name: str,
+        matrix: AttentionMatrix | None,
+        *,
+        answers: Iterable[tuple[Reduction, Any]] = (),
+        shape: torch.Size | None = None,
+        origin: Origin | None = None,
+        queries: Queries | None = None,
+    ) -> str:
+        """Keep one more layer.
+
+        Args:
+            name: one that is taken gets ``#2``, ``#3``, ... after it.
+            matrix: None where only answers are kept.
+            answers: each reduction that was asked, with its answer.
+            shape: of the matrix, where it is not kept.
+            origin: what it is of its model, where only some layers or heads are kept.
+            queries: which queries its rows are, where only some are kept.
+
+        Returns:
+            The name that it has now.
+
+        Raises:
+            ValueError: neither matrix nor shape, or a length that differs from the tokens'.
+        """
+        size = shape if matrix is None else matrix.shape
+        if size is None:
+            raise ValueError(
+                "matrix is None and shape is None; one of them must be there.\n"
+                "    Pass shape=matrix.shape where only answers are kept."
+            )
+        unique, count = name, 1
+        while unique in self._layers:
+            count += 1
+            unique = f"{name}#{count}"
+        self.put(Layer(unique, size, matrix, Answers(answers), origin, queries=queries))
+        return unique
+
+    def put(self, layer: Layer) -> None:
+        """Keep a layer as it is, in place of the one of its name where there is one.
+
+        Raises:
+            ValueError: its lengths differ from the tokens'.
+        """
+        layer.check_tokens(self.query_tokens, self.key_tokens)
+        self._layers[layer.name] = layer
+
+    def remove(self, name: str) -> None:
+        """Leave out a layer, by its name; a KeyError where there is none of it."""
+        del self._layers[name]
+
+    def with_tokens(
+        self,
+        query_tokens: Iterable[Token | str],
+        key_tokens: Iterable[Token | str] | None = None,
+    ) -> "Recording":
+        """The same recording, with the text.
+
+        Args:
+            query_tokens: one for each query that ran, kept or not; a string is the text of one.
+            key_tokens: one for each key; the query tokens when left out.
+
+        Raises:
+            TypeError: something else than tokens.
+            ValueError: their count differs from a matrix.
+        """
+        queries = as_tokens("query_tokens", query_tokens)
+        keys = queries if key_tokens is None else as_tokens("key_tokens", key_tokens)
+        return self._with(self.layers, tokens_of_rows(queries, self.layers), keys)
+
+    def _with(
+        self,
+        layers: Iterable[Layer],
+        query_tokens: Iterable[Token] | None,
+        key_tokens: Iterable[Token] | None,
+    ) -> "Recording":
+        """A recording of the same model."""
+        tokens = {"query_tokens": query_tokens, "key_tokens": key_tokens}
+        same = Recording({}, model=self.model, **tokens)
+        for layer in layers:
+            same.put(layer)
+        return same
+
+    def part(self, layers: Iterable[str | int]) -> "Recording":
+        """Some of the layers, with the text.
+
+        Args:
+            layers: names, places in the order the layers ran, or both.
+
+        Raises:
+            TypeError: layers is a single name.
+            KeyError: no layer of that name.
+            IndexError: no layer at that place.
+
+        Example:
+            >>> import torch, regard
+            >>> even = regard.attend(torch.zeros(2, 2), torch.zeros(2, 2))
+            >>> list(regard.Recording({"a": even, "b": even, "c": even}).part([0, "c"]))
+            ['a', 'c']
+        """
+        if isinstance(layers, str) or is_whole(layers):
+            raise TypeError(
+                f"layers is {layers!r}; it takes several names or places.\n"
+                f"    Pass [{layers!r}] for that layer alone."
+            )
+        some = (layer_at(self.layers, layer) for layer in layers)
+        return self._with(some, self.query_tokens, self.key_tokens)
+
+    def entry(self, index: int) -> "Recording":
+        """One entry of the batch, as a batch of 1, with the text.
+
+        Args:
+            index: of the entry.
+
+        Raises:
+            ValueError: a layer has no batch.
+            IndexError: the batch has no such entry.
+            RegardError: what was kept of a layer is not told for each entry.
+
+        Example:
+            >>> import torch, regard
+            >>> x = torch.zeros(3, 2, 5, 4)
+            >>> regard.Recording({"layer": regard.attend(x, x)}).entry(2)["layer"].shape
+            torch.Size([1, 2, 5, 5])
+        """
+        entries = (layer.entry(index) for layer in self.layers)
+        return self._with(entries, self.query_tokens, self.key_tokens)
+
+    def reduce(
+        self, *reductions: Reduction, progress: Callable[[int, int], None] | None = None
+    ) -> dict[str, Any]:
+        """The answers to several questions for each layer, in one pass over it.
+
+        A kept answer is given as it is, the rest computed; a layer that can do neither is left out.
+
+        Args:
+            reductions: what to ask: ``regard.TopK(8)``, ``regard.Entropy()``, your own.
+            progress: called with the layers done and the layers in all.
+
+        Returns:
+            For each layer its answer, or a tuple of them for several reductions.
+
+        Raises:
+            TypeError: an argument that is no reduction.
+            ValueError: no reductions, or one that does not fit a matrix.
+            RegardError: no layer kept the answers, nor query and key to compute them from.
+
+        Example:
+            >>> import torch, regard
+            >>> even = regard.attend(torch.zeros(2, 2), torch.zeros(2, 2))
+            >>> regard.Recording({"layer": even}).reduce(regard.Entropy())
+            {'layer': tensor([0.6931, 0.6931])}
+        """
+        return reduce_all(self.layers, reductions, progress)
+
+    def topk(self, k: int) -> dict[str, Top]:
+        """The k largest weights of each row and their keys, layer by layer; see ``TopK``."""
+        return cast(dict[str, Top], self.reduce(TopK(k)))
+
+    def entropy(self) -> dict[str, Tensor]:
+        """The entropy of each row in nats, (..., num_heads, q_len); see ``Entropy``."""
+        return self.reduce(Entropy())
+
+    def received(self) -> dict[str, Tensor]:
+        """The attention that each key receives from all queries, (..., num_heads, kv_len).
+
+        It is ``Sum(-2)``, what H2O keeps the heaviest keys by (Zhang et al. 2023, section 4).
+        """
+        return self.reduce(Sum(-2))
+
+    def pool(self, rows: int, columns: int) -> dict[str, Tensor]:
+        """The mean weight in each cell of at most rows x columns; see ``Pool``."""
+        return self.reduce(Pool(rows, columns))
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Write the recording as one file, safetensors with JSON; ``regard.load`` reads it.
+
+        The file is there whole or not at all: one that was there before is as it was when anything
+        goes wrong.
+
+        Args:
+            path: of the file, ``run.safetensors``; its folder exists.
+            progress: called with the layers written and the layers in all.
+
+        Raises:
+            RegardError: a layer holds code (a ``score_mod``, a reduction of your own) or NaN, or
+                the file cannot be written.
+
+        Example:
+            >>> import torch, regard
+            >>> even = regard.attend(torch.zeros(2, 2), torch.zeros(2, 2))
+            >>> regard.Recording({"layer": even}, model="Tiny").save("run.safetensors")
+            >>> regard.load("run.safetensors").model
+            'Tiny'
+        """
+        text = {"query_tokens": self.query_tokens, "key_tokens": self.key_tokens}
+        write(path, self.layers, model=self.model, **text, progress=progress)
+
+    def rollout(self, residual: float = 0.5) -> Rollout:
+        """Where the tokens of the last layer come from, through all layers; see ``rollout``."""
+        return rollout_of_text(self, self.query_tokens, self.key_tokens, residual)

@@ -1,0 +1,58 @@
+"""Whether the queries and the keys of layers are one text, as far as their tokens tell."""
+
+from collections.abc import Mapping, Sequence
+
+from regard.matrix.attention_matrix import AttentionMatrix
+from regard.matrix.rollouts import Rollout, rollout
+from regard.text.tokens import Token
+
+__all__ = ["one_text", "rollout_of_text"]
+
+
+def one_text(
+    query_tokens: Sequence[Token] | None, key_tokens: Sequence[Token] | None, rows: range
+) -> bool:
+    """Whether queries and keys can be one text: their tokens are the same, or not known.
+
+    Args:
+        query_tokens: one for each row.
+        key_tokens: one for each key.
+        rows: where the rows stand among the keys.
+
+    Example:
+        >>> from regard.recording.text_match import one_text
+        >>> from regard.text.tokens import as_tokens
+        >>> tokens = as_tokens("tokens", ["Life", " is"])
+        >>> one_text(tokens[1:], tokens, range(1, 2)), one_text(tokens[1:], tokens, range(1))
+        (True, False)
+    """
+    if query_tokens is None or key_tokens is None:
+        return True
+    return tuple(query_tokens) == tuple(key_tokens[rows.start : rows.stop])
+
+
+def rollout_of_text(
+    layers: Mapping[str, AttentionMatrix],
+    query_tokens: Sequence[Token] | None,
+    key_tokens: Sequence[Token] | None,
+    residual: float,
+) -> Rollout:
+    """What ``Recording.rollout`` answers: a rollout of layers whose tokens may be known.
+
+    Raises:
+        ValueError: the tokens say that the keys are another text; and what ``rollout`` raises.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.recording.text_match import rollout_of_text
+        >>> even = regard.attend(torch.zeros(2, 1), torch.zeros(2, 1))
+        >>> rollout_of_text({"layer": even}, None, None, 0.5)[0]
+        tensor([0.7500, 0.2500])
+    """
+    rolled = rollout(layers, residual=residual)
+    if not one_text(query_tokens, key_tokens, range(rolled.shape[-1])):
+        raise ValueError(
+            "query_tokens and key_tokens differ; only self-attention can be rolled out.\n"
+            "    Take its layers and their tokens, seen.part(names).with_tokens(tokens).rollout()."
+        )
+    return rolled

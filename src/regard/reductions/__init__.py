@@ -1,0 +1,1 @@
+"""Questions to an attention matrix, answered one block of complete rows at a time."""

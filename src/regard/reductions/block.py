@@ -1,0 +1,350 @@
+"""One block of the matrix: some complete rows, their scores and their weights."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from math import log
+
+import torch
+from torch import Tensor
+
+from regard.masks import Mask
+from regard.scores.box import Box, Cut, Index, cut_whole
+from regard.scores.score_source import Scores, accumulation_dtype
+from regard.scores.scratch import Scratch
+
+__all__ = ["Block", "can_look", "edges", "lowest"]
+
+_LN2 = log(2)
+_IN_CACHE = 2**18  # numbers
+_HIDDEN = 2  # so many times the lowest number of nats are the bits of a masked key
+_LARGE = 2**20  # below it a rounding in float32 is less than a tenth of a bit
+
+
+def lowest(dtype: torch.dtype) -> float:
+    """The finite stand-in for a score of -inf, about -1.8e19 in float32.
+
+    Times a weight of 0 it makes 0, not NaN; and so does its product with any usual gradient, which
+    would overflow from the lowest finite number.
+    """
+    return -(torch.finfo(dtype).max ** 0.5)
+
+
+def can_look(tensor: Tensor) -> bool:
+    """Whether looking at its numbers costs nothing: devices with a queue must be waited for."""
+    return tensor.device.type == "cpu"
+
+
+def edges(mask: Mask, box: Box, shape: torch.Size) -> Iterator[Box]:
+    """The parts of a box in which the mask may hide something; elsewhere it allows every key."""
+    start, stop = box.columns.start, box.columns.stop
+    every = mask.columns(box.leading, box.rows, shape).every
+    left, right = max(start, every.start), min(stop, every.stop)
+    if left >= right:
+        yield box
+        return
+    if start < left:
+        yield box._replace(columns=slice(start, left))
+    if right < stop:
+        yield box._replace(columns=slice(right, stop))
+
+
+def _near_0(maximum: Tensor) -> bool:
+    """Whether it is known that all are so small that a rounding is too; False beside NaN."""
+    return can_look(maximum) and float(maximum.abs().amax()) < _LARGE
+
+
+class Block:
+    """Complete rows of an attention matrix; what a reduction is shown.
+
+    Rows are complete: every key that they may attend to lies in the columns of the block, so the
+    softmax of the block is final. Columns outside the block have weight 0. Its tensors are valid
+    while ``update`` runs and must not be changed; float32, or float64 for float64 inputs.
+
+    Attributes:
+        shape: the shape of the whole matrix, (..., num_heads, q_len, kv_len).
+        box: where the block lies in it.
+        maximum: the largest score of each row, (..., rows, 1); -inf for a row without keys.
+            Gradients take it for a constant, also where ``bits``, ``below``, ``above`` and
+            ``expected`` are counted from it: an answer must not depend on what they count from.
+        bits: scores - maximum, (..., rows, columns), over log(2): PyTorch's exp2 takes a third of
+            the time of its exp. At most 0 up to a rounding; below ``lowest(dtype)`` where a key may
+            not be attended to, or where the score is further below than that.
+
+    Example:
+        >>> import torch, regard
+        >>> class Shape(regard.Reduction):
+        ...     def start(self, shape, dtype, device):
+        ...         return ()
+        ...     def update(self, block):
+        ...         print(block.box.rows, tuple(block.weights.shape))
+        ...         return ()
+        ...     def finish(self, buffers, shape):
+        ...         return None
+        >>> regard.attend(torch.zeros(3, 1), torch.zeros(4, 1)).reduce(Shape())
+        slice(0, 3, None) (3, 4)
+    """
+
+    def __init__(
+        self,
+        source: Scores,
+        mask: Mask | None,
+        box: Box,
+        cut: Cut = cut_whole,
+        scratch: Scratch | None = None,
+    ) -> None:
+        """The block of these scores at a box.
+
+        With ``scratch`` its tensors are leaves of autograd's graph, and ``sources`` goes on from
+        their gradients to those of the scores; without, they are a part of the graph.
+        """
+        self.shape = source.shape
+        self.box = box
+        self._cut = cut
+        self._scratch = scratch
+        self._staged = scratch is not None and torch.is_grad_enabled()
+        self._dtype = accumulation_dtype(source.dtype)
+        self._device = source.device
+        self._size = tuple(part.stop - part.start for part in box.at_both)
+        self._beside: list[Block] = []
+        self._source_sink = source.sink(box, cut)
+        self._source_scores = source.block(box, cut, None if self._staged else scratch)
+        scores = self._masked(mask)
+        self.maximum = scores.detach().amax(-1, keepdim=True)
+        usual = _near_0(self.maximum)
+        empty = None if usual else self.maximum == -torch.inf
+        looked = empty is None or (can_look(empty) and not bool(empty.any()))
+        self._empty = None if looked else empty
+        self._reference, bits = self._in_bits(scores, usual)
+        self.bits = self._leaf(bits)
+
+    def _masked(self, mask: Mask | None) -> Tensor:
+        scores = self._source_scores
+        if self._staged:
+            scores = self._scratched("scores").copy_(scores.detach())
+        if mask is not None and self._scratch is None:  # autograd may need the scores as they are
+            scores = scores.masked_fill(~mask.block(self.box, self.shape, self._device), -torch.inf)
+        elif mask is not None:
+            for edge in edges(mask, self.box, self.shape):
+                start = self.box.columns.start
+                columns = slice(edge.columns.start - start, edge.columns.stop - start)
+                hidden = ~mask.block(edge, self.shape, self._device)
+                scores[..., columns].masked_fill_(hidden, -torch.inf)
+        return scores
+
+    def _in_bits(self, scores: Tensor, usual: bool) -> tuple[Tensor, Tensor]:
+        """What is taken as each row's maximum, (..., rows, 1), and the bits below it."""
+        reference = self.maximum
+        if self._empty is not None:
+            reference = reference.masked_fill(self._empty, 0)
+        least = _HIDDEN * lowest(self._dtype)
+        if self._scratch is None:
+            return reference, ((scores - reference) / _LN2).clamp(min=least)
+        if usual or _near_0(reference):
+            # One pass, and one rounding of the maximum, which is the same for the whole row.
+            shift = reference * (-1 / _LN2)
+            bits = torch.add(shift, scores, alpha=1 / _LN2, out=scores)
+            reference = shift * -_LN2
+        else:  # that rounding could be more bits than exp2 has, and the NaN of a row stay in it
+            bits = scores.sub_(reference).mul_(1 / _LN2)
+        return reference, bits.clamp_(min=least)
+
+    def part(self, tensor: Tensor, index: Index) -> Tensor:
+        """tensor[index] in the dtype of the scores, for an operand that gradients flow to.
+
+        Args:
+            tensor: one of the reduction's ``tensors``.
+            index: integers and slices for its first axes; an axis of length 1 broadcasts.
+        """
+        return self._cut(tensor, index).to(self._dtype)
+
+    def beside(self, source: Scores, mask: Mask | None, columns: slice) -> "Block":
+        """The same rows of another matrix of the same shape, for a question about two.
+
+        Args:
+            source: the scores of the other matrix; its tensors are among the reduction's.
+            mask: of the other matrix.
+            columns: must hold every key that these rows of the other matrix may attend to.
+        """
+        scratch = None if self._scratch is None else self._scratch.another
+        for _ in self._beside:
+            scratch = None if scratch is None else scratch.another
+        other = Block(source, mask, self.box._replace(columns=columns), self._cut, scratch)
+        self._beside.append(other)
+        return other
+
+    @cached_property
+    def below(self) -> Tensor:
+        """scores - maximum, (..., rows, columns), in nats; ``lowest(dtype)`` or less if masked."""
+        return self.bits * _LN2
+
+    @cached_property
+    def allowed(self) -> Tensor:
+        """True where a key may be attended to, (..., rows, columns); also where a score is NaN."""
+        return ~(self.bits <= lowest(self._dtype))
+
+    @cached_property
+    def scores(self) -> Tensor:
+        """After scale, bias and mask, (..., rows, columns); -inf where a key is masked."""
+        return torch.where(self.allowed, self.below + self._reference, -torch.inf)
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """exp(scores - logsumexp), (..., rows, columns); 0 in rows without keys."""
+        if self._scratch is not None:
+            return self._leaf(self._exponentials.mul_(self._factors))
+        weights = (self.below - self.above[..., None]).exp()
+        return weights if self._empty is None else weights.masked_fill(self._empty, 0)
+
+    @cached_property
+    def above(self) -> Tensor:
+        """logsumexp - maximum of each row, (..., rows), in nats; 0 in rows without keys."""
+        if self._scratch is None:
+            above = torch.logsumexp(self.below, -1, keepdim=True)
+        else:
+            above = self._exponentials.sum(-1, keepdim=True).log()
+        if self._source_sink is not None:
+            sink = self._source_sink.detach() if self._staged else self._source_sink
+            above = torch.logaddexp(above, sink - self._reference)
+        if self._empty is not None:
+            above = above.masked_fill(self._empty, 0)
+        return self._leaf(above.squeeze(-1))
+
+    @property
+    def logsumexp(self) -> Tensor:
+        """log of the sum of exp(scores) of each row, (..., rows), in nats; -inf without keys."""
+        reference = self._reference
+        if self._empty is not None:
+            reference = reference.masked_fill(self._empty, -torch.inf)
+        return reference.squeeze(-1) + self.above
+
+    @cached_property
+    def expected(self) -> Tensor:
+        """The sum of weights times ``below`` of each row, (..., rows)."""
+        if self._scratch is None:
+            return (self.weights * self.below).sum(-1)
+        columns = self._size[-1]
+        held, factors = self._held
+        held, bits = held.view(-1, columns), self.bits.detach().view(-1, columns)
+        total = held.new_empty(len(held))
+        # The products of a few rows are added while they lie in the cache.
+        step = max(1, _IN_CACHE // columns) if can_look(held) else len(held)
+        products = self._scratched("products").view(-1, columns)
+        for start in range(0, len(held), step):
+            rows = slice(start, start + step)
+            product = torch.mul(held[rows], bits[rows], out=products[: len(total[rows])])
+            torch.sum(product, -1, out=total[rows])
+        return self._leaf(total.view(self._size[:-1]).mul_(factors.squeeze(-1)).mul_(_LN2))
+
+    @cached_property
+    def mass(self) -> Tensor:
+        """The sum of each row of weights, (..., rows): 1; less beside a sink, 0 without keys."""
+        if self._source_sink is not None:
+            return self.weights.sum(-1)
+        return (self.maximum > -torch.inf).to(self._dtype).squeeze(-1)
+
+    @cached_property
+    def received(self) -> Tensor:
+        """The sum of the weights of these rows, (..., columns)."""
+        return self.over_rows([slice(0, self._size[-2])]).squeeze(-2)
+
+    def over_rows(self, parts: Sequence[slice]) -> Tensor:
+        """The sums of the weights over some of the rows, (..., len(parts), columns).
+
+        Args:
+            parts: which rows of the block, for one sum after another.
+        """
+        if self._scratch is None or self._staged or not can_look(self.bits):
+            return torch.stack([self.weights[..., part, :].sum(-2) for part in parts], -2)
+        # A product takes half the time of torch's sum, which leaps from row to row.
+        held, factors = self._held
+        rows, columns = self._size[-2:]
+        height = rows // len(parts)
+        even = [slice(place * height, (place + 1) * height) for place in range(len(parts))]
+        if even == list(parts) and even[-1].stop == rows:
+            each = (*self._size[:-2], len(parts), height)
+            return (factors.view(*each, 1).mT @ held.view(*each, columns)).squeeze(-2)
+        return torch.cat([factors[..., part, :].mT @ held[..., part, :] for part in parts], -2)
+
+    @property
+    def _held(self) -> tuple[Tensor, Tensor]:
+        """What is in scratch, (..., rows, columns), and what makes weights of it, (..., rows, 1).
+
+        An answer that needs no weight by itself is spared the pass that makes them.
+        """
+        if "weights" in self.__dict__:
+            return self.weights.detach(), torch.ones_like(self._factors)
+        return self._exponentials, self._factors
+
+    @cached_property
+    def _factors(self) -> Tensor:
+        """What makes weights of exponentials, (..., rows, 1); 0 in rows without keys."""
+        factors = self.above.detach()[..., None].neg().exp_()
+        return factors if self._empty is None else factors.masked_fill_(self._empty, 0)
+
+    @cached_property
+    def _exponentials(self) -> Tensor:
+        """2 to the power of the bits, until ``weights`` takes their place in memory."""
+        return torch.exp2(self.bits.detach(), out=self._scratched("weights"))
+
+    # From here on: how gradients pass a block whose tensors are leaves.
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """The tensors that have been read so far, of this block and of those beside it."""
+        names = ("bits", "weights", "above", "expected")
+        read = [self.__dict__[name] for name in names if name in self.__dict__]
+        return read + [leaf for other in self._beside for leaf in other.leaves]
+
+    def sources(self, gradients: Callable[[Tensor], Tensor | None]) -> list[tuple[Tensor, Tensor]]:
+        """The scores and the sink as functions of what was cut, each with its gradient.
+
+        With weights w, gradients g and e the row's ``expected``, the gradient of score j is
+        ``g_bits_j / log(2)`` plus
+        ``w_j (g_weights_j - sum(w g_weights) + g_e (1 + below_j - e) + g_above)``:
+        the derivative of the softmax, with the maximum as a constant.
+
+        Args:
+            gradients: of each of the leaves; None for one that nothing depends on.
+        """
+
+        def of(name: str) -> Tensor | None:
+            return gradients(self.__dict__[name]) if name in self.__dict__ else None
+
+        found = [pair for other in self._beside for pair in other.sources(gradients)]
+        weights, bits = self.weights.detach(), self.bits.detach()
+        of_weights, of_expected, of_above = gradients(self.weights), of("expected"), of("above")
+        row = torch.zeros_like(self.maximum) if of_above is None else of_above[..., None]
+        slope: Tensor | None = None
+        of_scores = self._scratched("product")
+        if of_expected is not None:
+            row = row - (self.expected.detach() * of_expected)[..., None]
+            slope = torch.mul(bits, of_expected[..., None] * _LN2, out=of_scores)
+        if of_weights is not None:
+            product = torch.mul(weights, of_weights, out=self._scratched("second product"))
+            row = row - product.sum(-1, keepdim=True)
+            slope = of_weights if slope is None else slope.add_(of_weights)
+        if self._empty is not None:
+            row = row.masked_fill(self._empty, 0)
+        if self._source_sink is not None:
+            lse = self.logsumexp.detach()[..., None]
+            if self._empty is not None:
+                lse = lse.masked_fill(self._empty, torch.inf)
+            found.append((self._source_sink, row * (self._source_sink.detach() - lse).exp()))
+        if of_expected is not None:
+            row = row + of_expected[..., None]
+        if slope is None:
+            torch.mul(weights, row, out=of_scores)
+        else:
+            torch.add(slope, row, out=of_scores).mul_(weights)
+        of_bits = gradients(self.bits)
+        if of_bits is not None:
+            of_scores.add_(torch.where(bits <= lowest(self._dtype), 0.0, of_bits / _LN2))
+        return [*found, (self._source_scores, of_scores)]
+
+    def _leaf(self, tensor: Tensor) -> Tensor:
+        """The tensor, where gradients are gathered if blocks are differentiated one by one."""
+        return tensor.detach().requires_grad_() if self._staged else tensor
+
+    def _scratched(self, name: str) -> Tensor:
+        assert self._scratch is not None
+        return self._scratch.take(name, self._size, self._dtype, self._device)

@@ -1,0 +1,247 @@
+"""Products with the matrix and parts of it, as reductions over its blocks."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
+
+from regard.errors import check_floating, check_operand
+from regard.masks import Mask
+from regard.reductions.block import Block
+from regard.reductions.reduction import Part, Reduction
+from regard.scores.box import Box, cut_whole
+from regard.scores.grouped_heads import grouped_matmul, kv_leading
+from regard.scores.score_source import Scores
+
+__all__ = ["Output", "TransposedOutput", "Window", "is_tall", "scores_at", "weights_at"]
+
+_SCORES_AT_ONCE = 2**21
+# Rows or columns this far apart cost less one at a time than with all that lies between them.
+_FAR_APART = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Output(Reduction):
+    """weights @ value: what an attention layer computes.
+
+    The answer has shape (..., num_heads, q_len, value_dim) and the dtype of the value. It is what
+    ``A @ value`` asks; as a reduction it shares its pass with others.
+
+    Args:
+        value: (..., num_kv_heads, kv_len, value_dim), or (kv_len,) for one number a key. Leading
+            axes broadcast; its heads may be grouped. A NaN in it may reach every row, masked or
+            not, as in any product of two tensors.
+
+    Raises:
+        TypeError: the value is no floating tensor.
+        ValueError: the value does not fit the matrix.
+
+    Example:
+        >>> import torch, regard
+        >>> A = regard.attend(torch.zeros(1, 1), torch.zeros(2, 1))
+        >>> A.reduce(regard.Output(torch.tensor([[1.0], [3.0]])))
+        tensor([[2.]])
+    """
+
+    value: Tensor
+
+    def __post_init__(self) -> None:
+        check_floating("value", self.value, "(..., num_kv_heads, kv_len, value_dim)")
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.value,)
+
+    def check(self, shape: torch.Size, device: torch.device) -> None:
+        """That the value fits a matrix.
+
+        Raises:
+            ValueError: a length, a number of heads or a device that does not.
+        """
+        check_operand("value", self.value, "kv_len", (*shape[:-2], shape[-1]), device)
+
+    def start(
+        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        self.check(shape, device)
+        return (torch.zeros((*shape[:-1], _width(self.value)), dtype=dtype, device=device),)
+
+    def update(self, block: Block) -> tuple[Part, ...]:
+        value = _part(block, self.value, block.box.columns)
+        return (Part(block.box.at_rows, grouped_matmul(block.weights, value)),)
+
+    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
+        return _as_operand(buffers[0], self.value)
+
+
+@dataclass(frozen=True, eq=False)
+class TransposedOutput(Reduction):
+    """weights transposed @ operand, what ``A.T @ x`` asks: (..., num_heads, kv_len, value_dim).
+
+    Args:
+        operand: (..., num_heads, q_len, value_dim) or (q_len,); leading axes broadcast.
+    """
+
+    operand: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.operand,)
+
+    def start(
+        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        check_operand("operand", self.operand, "q_len", shape[:-1], device)
+        size = (*shape[:-2], shape[-1], _width(self.operand))
+        return (torch.zeros(size, dtype=dtype, device=device),)
+
+    def update(self, block: Block) -> tuple[Part, ...]:
+        operand = _part(block, self.operand, block.box.rows)
+        return (Part(block.box.at_columns, grouped_matmul(block.weights.mT, operand)),)
+
+    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
+        return _as_operand(buffers[0], self.operand)
+
+
+def _width(operand: Tensor) -> int:
+    return 1 if operand.ndim == 1 else operand.shape[-1]
+
+
+def _part(block: Block, operand: Tensor, positions: slice) -> Tensor:
+    """The rows of an operand (..., heads, tokens, dim) that a block meets."""
+    if operand.ndim == 1:
+        return block.part(operand, (positions,))[:, None]
+    axes = operand.ndim - 2
+    if not axes:
+        return block.part(operand, (positions,))
+    group = block.shape[-3] // operand.shape[-3]
+    leading = kv_leading(block.box.leading, group)
+    part = block.part(operand, (*leading[len(leading) - axes :], positions))
+    heads = range(block.shape[-3])[block.box.leading[-1]]
+    if part.shape[-3] == 1 or (heads.start % group == 0 and len(heads) % group == 0):
+        return part
+    # The heads of the block cut a group of the operand in two: each takes its own.
+    own = torch.tensor([head // group - heads.start // group for head in heads])
+    return part.index_select(-3, own.to(part.device))
+
+
+def _as_operand(total: Tensor, operand: Tensor) -> Tensor:
+    total = total.to(operand.dtype)
+    return total.squeeze(-1) if operand.ndim == 1 else total
+
+
+@dataclass(frozen=True)
+class Window(Reduction):
+    """The weights at some rows and columns: (..., num_heads, rows, columns).
+
+    Args:
+        at_rows: which queries, in rising order.
+        at_columns: which keys, in rising order.
+    """
+
+    at_rows: range
+    at_columns: range
+
+    def rows(self, q_len: int) -> range:
+        return self.at_rows
+
+    def start(
+        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        size = (*shape[:-2], len(self.at_rows), len(self.at_columns))
+        return (torch.zeros(size, dtype=dtype, device=device),)
+
+    def update(self, block: Block) -> tuple[Part, ...]:
+        rows, in_block_rows = _meet(self.at_rows, block.box.rows)
+        columns, in_block_columns = _meet(self.at_columns, block.box.columns)
+        values = block.weights[..., in_block_rows, in_block_columns]
+        return (Part((*block.box.leading, rows, columns), values),)
+
+    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
+        return buffers[0]
+
+
+def _meet(wanted: range, part: slice) -> tuple[slice, slice]:
+    """Which entries of wanted lie in the part: their places in wanted, and in the part."""
+    first = max(0, -(-(part.start - wanted.start) // wanted.step))
+    stop = min(len(wanted), max(0, -(-(part.stop - wanted.start) // wanted.step)))
+    if first >= stop:
+        return slice(0, 0), slice(0, 0)
+    start = wanted[first] - part.start
+    return slice(first, stop), slice(start, wanted[stop - 1] - part.start + 1, wanted.step)
+
+
+def is_tall(at_rows: range, at_columns: range, shape: torch.Size) -> bool:
+    """Whether a window has so many rows and few columns that its scores alone are little work."""
+    if not (at_rows and at_columns):
+        return False
+    height = at_rows[-1] - at_rows[0] + 1
+    width = at_columns[-1] - at_columns[0] + 1
+    if at_columns.step >= _FAR_APART > at_rows.step:
+        width = len(at_columns)
+    return 4 * height >= shape[-2] and 2 * width <= shape[-1]
+
+
+def scores_at(source: Scores, mask: Mask | None, at_rows: range, at_columns: range) -> Tensor:
+    """The scores at some rows and columns, in the dtype of the inputs."""
+    return _over_rows(source, mask, at_rows, at_columns, lambda scores, _: scores)
+
+
+def weights_at(
+    source: Scores, mask: Mask | None, logsumexp: Tensor, at_rows: range, at_columns: range
+) -> Tensor:
+    """The weights at some rows and columns, from the logsumexp of each row of the matrix.
+
+    Of each weight only its own score is computed. No gradient flows through the logsumexp.
+    """
+    # A row without keys has scores of -inf only: any finite number leaves its weights 0.
+    known = logsumexp.masked_fill(logsumexp == -torch.inf, 0)[..., None]
+
+    def weights(scores: Tensor, rows: range) -> Tensor:
+        return (scores - known[..., rows.start : rows.stop : rows.step, :]).exp_()
+
+    return _over_rows(source, mask, at_rows, at_columns, weights)
+
+
+def _over_rows(
+    source: Scores,
+    mask: Mask | None,
+    at_rows: range,
+    at_columns: range,
+    of_scores: Callable[[Tensor, range], Tensor],
+) -> Tensor:
+    """A function of the scores of a few rows at a time: what a step skips is not kept."""
+    shape = source.shape
+    if not (at_rows and at_columns):
+        size = (*shape[:-2], len(at_rows), len(at_columns))
+        return torch.zeros(size, dtype=source.dtype, device=source.device)
+    if at_columns.step >= _FAR_APART > at_rows.step and len(at_columns) > 1:
+        each = (range(column, column + 1) for column in at_columns)
+        parts = [_over_rows(source, mask, at_rows, column, of_scores) for column in each]
+        return torch.cat(parts, -1)
+    leading = tuple(slice(0, n) for n in shape[:-2])
+    columns = slice(at_columns[0], at_columns[-1] + 1)
+    row_size = prod(shape[:-2]) * (columns.stop - columns.start) * at_rows.step
+    height = max(1, _SCORES_AT_ONCE // row_size) if at_rows.step < _FAR_APART else 1
+
+    def part(rows: range) -> Tensor:
+        box = Box(leading, slice(rows[0], rows[-1] + 1), columns)
+        with torch.autocast(source.device.type, enabled=False):
+            scores = source.block(box, cut_whole)
+        if mask is not None:
+            allowed = mask.block(box, shape, source.device)
+            scores = scores.masked_fill(~allowed, -torch.inf)
+        return of_scores(scores[..., :: rows.step, :: at_columns.step], rows).to(source.dtype)
+
+    def again(rows: range) -> Tensor:
+        # Autograd would keep what the step skips; it computes the few rows again instead.
+        return cast(Any, checkpoint)(part, rows, use_reentrant=False, preserve_rng_state=False)
+
+    wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in source.tensors)
+    few = again if wanted else part  # the checkpoint of PyTorch imports its compiler
+    starts = range(0, len(at_rows), height)
+    return torch.cat([few(at_rows[first : first + height]) for first in starts], -2)

@@ -1,0 +1,120 @@
+"""What can be asked of an attention matrix, one block of complete rows at a time.
+
+A reduction starts with buffers of zeros, says for each block what to add to them and where, and
+finishes the sums into an answer. ``update`` depends on its block alone, so a block can be
+recomputed for gradients, and blocks can come in any order.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.reductions.block import Block
+from regard.scores.box import Index
+
+__all__ = ["OfEachRow", "Part", "Reduction", "check_reductions"]
+
+
+class Part(NamedTuple):
+    """What a block adds to a buffer: ``buffer[at] += value``.
+
+    Attributes:
+        at: integers and slices for the first axes of the buffer; ``block.box`` has the usual ones.
+        value: what to add there.
+
+    Example:
+        >>> import torch, regard
+        >>> regard.Part((slice(0, 2),), torch.ones(2)).value
+        tensor([1., 1.])
+    """
+
+    at: Index
+    value: Tensor
+
+
+class Reduction(ABC):
+    """A question to an attention matrix; write one by subclassing it with three methods.
+
+    Example:
+        >>> import torch, regard
+        >>> class SelfWeight(regard.Reduction):
+        ...     '''The weight each query gives to its own position.'''
+        ...     def start(self, shape, dtype, device):
+        ...         return (torch.zeros(shape[:-1], dtype=dtype, device=device),)
+        ...     def update(self, block):
+        ...         offset = block.box.rows.start - block.box.columns.start
+        ...         own = block.weights.diagonal(offset, dim1=-2, dim2=-1)
+        ...         return (regard.Part(block.box.at_rows, own),)
+        ...     def finish(self, buffers, shape):
+        ...         return buffers[0]
+        >>> x = torch.zeros(4, 1)
+        >>> regard.attend(x, x).reduce(SelfWeight())
+        tensor([0.2500, 0.2500, 0.2500, 0.2500])
+    """
+
+    @abstractmethod
+    def start(
+        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        """Check the question against the matrix and give one buffer of zeros for each sum.
+
+        Args:
+            shape: of the matrix, (..., num_heads, q_len, kv_len).
+            dtype: in which statistics accumulate, float32 or float64.
+            device: where the matrix is.
+        """
+
+    @abstractmethod
+    def update(self, block: Block) -> tuple[Part, ...]:
+        """What one block adds to each buffer. Must depend on nothing but the block."""
+
+    @abstractmethod
+    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Any:
+        """The answer, from the filled buffers."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Tensors beside the matrix that gradients flow to; read them with ``block.part``."""
+        return ()
+
+    @property
+    def group(self) -> int:
+        """How many neighbouring heads a block must hold whole, or a part of.
+
+        More than 1 for a question about a second matrix whose heads share keys.
+        """
+        return 1
+
+    def rows(self, q_len: int) -> range:
+        """The rows that the answer depends on."""
+        return range(q_len)
+
+
+def check_reductions(call: str, reductions: Sequence[object]) -> None:
+    """That each argument of a call is an instance of a reduction.
+
+    Raises:
+        TypeError: one is not; a class is named as it is written.
+    """
+    for reduction in reductions:
+        if not isinstance(reduction, Reduction):
+            came = reduction.__name__ if isinstance(reduction, type) else type(reduction).__name__
+            raise TypeError(
+                f"{call} got {came}; each argument must be an instance of a reduction.\n"
+                "    Pass for example regard.Entropy(), regard.TopK(8)."
+            )
+
+
+class OfEachRow(Reduction):
+    """One number for each query: blocks concatenate."""
+
+    def start(
+        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        return (torch.zeros(shape[:-1], dtype=dtype, device=device),)
+
+    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
+        return buffers[0]

@@ -1,0 +1,1 @@
+"""Where attention scores come from: query and key, given numbers, position biases."""

@@ -1,0 +1,57 @@
+"""Boxes of rows and columns, and the parts of tensors that they need."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["Box", "Cut", "Index", "cut_whole", "narrow", "placed"]
+
+Index = tuple[int | slice, ...]
+Cut = Callable[[Tensor, Index], Tensor]
+"""Takes the part of a tensor that a block needs; how gradients are collected hides behind it."""
+
+
+class Box(NamedTuple):
+    """A part of the matrix: one slice for every axis, each with a start and a stop, no step."""
+
+    leading: tuple[slice, ...]
+    rows: slice
+    columns: slice
+
+    @property
+    def at_rows(self) -> tuple[slice, ...]:
+        """Where the rows of the box lie in a tensor of shape (..., q_len)."""
+        return (*self.leading, self.rows)
+
+    @property
+    def at_columns(self) -> tuple[slice, ...]:
+        """Where the columns of the box lie in a tensor of shape (..., kv_len)."""
+        return (*self.leading, self.columns)
+
+    @property
+    def at_both(self) -> tuple[slice, ...]:
+        """Where the box lies in a tensor of shape (..., q_len, kv_len)."""
+        return (*self.leading, self.rows, self.columns)
+
+
+def narrow(tensor: Tensor, index: Index) -> Tensor:
+    """tensor[index], where an axis of length 1 stands for every index (broadcasting)."""
+    adapted: list[int | slice] = []
+    for axis, item in enumerate(index):
+        if tensor.shape[axis] != 1:
+            adapted.append(item)
+        else:
+            adapted.append(0 if isinstance(item, int) else slice(None))
+    return tensor[tuple(adapted)]
+
+
+def cut_whole(tensor: Tensor, index: Index) -> Tensor:
+    """The plain cut: the part itself."""
+    return narrow(tensor, index)
+
+
+def placed(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Whole numbers of Python as a tensor on a device, which is not waited for."""
+    return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)

@@ -1,0 +1,241 @@
+"""FlexAttention's callables, score_mod and mask_mod, on one box of the matrix.
+
+Such a callable is written for one score: its arguments are scalar tensors, and so is what it
+returns. ``torch.vmap`` runs it over a whole box at once.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from regard.errors import dtype_text, kind_text, shape_text
+from regard.scores.box import Box, narrow
+
+__all__ = ["MASK_MOD", "SCORE_MOD", "FlexCallable", "Kind"]
+
+
+class Kind(NamedTuple):
+    """What a callable takes and gives, and what to do with one of the other kind.
+
+    Attributes:
+        name: what FlexAttention calls it.
+        arguments: the names of its arguments, all of them scalar tensors.
+        returns: what it returns.
+        takes_score: whether it takes a score before the four indices.
+        otherwise: what to do with a callable that is not of this kind.
+        gives_bool: whether it answers True or False, else a number.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    returns: str
+    takes_score: bool
+    otherwise: str
+    gives_bool: bool = False
+
+    @property
+    def text(self) -> str:
+        """How one writes the callable: ``score_mod(score, b, h, q_idx, kv_idx)``."""
+        return f"{self.name}({', '.join(self.arguments)})"
+
+
+SCORE_MOD = Kind(
+    "score_mod",
+    ("score", "b", "h", "q_idx", "kv_idx"),
+    "the new score, one number",
+    True,
+    "A mask_mod(b, h, q_idx, kv_idx) goes to mask=, a position bias such as ALiBi to bias=.",
+)
+MASK_MOD = Kind(
+    "mask_mod",
+    ("b", "h", "q_idx", "kv_idx"),
+    "True (may attend) or False, one bool",
+    False,
+    "A score_mod(score, b, h, q_idx, kv_idx) goes to score_mod=.",
+    gives_bool=True,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class FlexCallable:
+    """A score_mod or mask_mod fitted to a matrix.
+
+    Attributes:
+        function: takes scalar tensors: a score, if it is a score_mod, then b, h, q_idx, kv_idx.
+        batch: b of every matrix; all axes, those of heads, rows and columns 1. Where there are
+            several batch axes, b counts through all of them.
+        head: h of every matrix; all axes, full for heads only.
+    """
+
+    function: Callable[..., Tensor]
+    batch: Tensor
+    head: Tensor
+
+    @classmethod
+    def fitted(
+        cls,
+        function: object,
+        kind: Kind,
+        shape: torch.Size,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ) -> "FlexCallable":
+        """The callable for a matrix of this shape, tried out at its corners.
+
+        Args:
+            function: what somebody passed.
+            kind: what it must be, such as SCORE_MOD or MASK_MOD.
+            shape: of the matrix, (..., num_heads, q_len, kv_len).
+            device: where the matrix is.
+            dtype: of the scores that a score_mod will see.
+
+        Raises:
+            TypeError: not callable, or one with other arguments or another kind of answer.
+            ValueError: it fails, or answers with more than one number.
+        """
+        _check_arguments(function, kind)
+        flex = cls.untried(cast(Callable[..., Tensor], function), shape, device)
+        _try_out(flex, kind, shape, dtype)
+        return flex
+
+    @classmethod
+    def untried(
+        cls, function: Callable[..., Tensor], shape: torch.Size, device: torch.device
+    ) -> "FlexCallable":
+        """The callable for a matrix of this shape, known to be right."""
+        batch, heads = shape[:-3], shape[-3:-2]
+        return cls(
+            function,
+            torch.arange(prod(batch), device=device).reshape(*batch, *(1 for _ in heads), 1, 1),
+            torch.arange(prod(heads), device=device).reshape(*(1 for _ in batch), *heads, 1, 1),
+        )
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "FlexCallable":
+        """The same callable with the function applied to the numbers of the matrices."""
+        return FlexCallable(self.function, function(self.batch), function(self.head))
+
+    def __call__(self, box: Box, *scores: Tensor) -> Tensor:
+        """What it gives for every score of a box, (..., rows, columns)."""
+        batch = narrow(self.batch, box.leading).flatten()
+        head = narrow(self.head, box.leading).flatten()
+        q_idx = torch.arange(box.rows.start, box.rows.stop, device=batch.device)
+        kv_idx = torch.arange(box.columns.start, box.columns.stop, device=batch.device)
+        four = (len(batch), len(head), len(q_idx), len(kv_idx))
+        values = _over(self.function, scores=len(scores))(
+            *(each.reshape(four) for each in scores), batch, head, q_idx, kv_idx
+        )
+        leading = [part.stop - part.start for part in box.leading]
+        return values.reshape(*leading, len(q_idx), len(kv_idx))
+
+    def __repr__(self) -> str:
+        return getattr(self.function, "__name__", type(self.function).__name__)
+
+
+def _over(function: Callable[..., Tensor], scores: int) -> Callable[..., Tensor]:
+    """The function over vectors of b, h, q_idx and kv_idx: (b, h, q_idx, kv_idx)."""
+    for place in (3, 2, 1, 0):
+        axes = tuple(0 if axis == place else None for axis in range(4))
+        function = torch.vmap(function, in_dims=((0,) * scores) + axes)
+
+    def over(*arguments: Tensor) -> Tensor:
+        with _IndexByTensors():
+            return function(*arguments)
+
+    return over
+
+
+class _IndexByTensors(TorchFunctionMode):
+    """Makes ``table[h, q_idx]`` an operation; Python's own indexing would ask for the numbers."""
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is Tensor.__getitem__:
+            table, index = cast(tuple[Tensor, Any], args)
+            items = cast(tuple[Any, ...], index if isinstance(index, tuple) else (index,))
+            if all(isinstance(item, Tensor | int) for item in items):
+                at = [torch.as_tensor(item, device=table.device) for item in items]
+                return torch.ops.aten.index(table, at)
+        return func(*args, **(kwargs or {}))
+
+
+def _check_arguments(function: object, kind: Kind) -> None:
+    if not callable(function):
+        raise TypeError(
+            f"{kind.name} is {kind_text(function)}; it must be a callable, {kind.text}.\n"
+            f"    {kind.otherwise}"
+        )
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some callables have none; the trial will tell
+        return
+    try:
+        signature.bind(*kind.arguments)
+    except TypeError:
+        raise TypeError(
+            f"{kind.name} takes {signature}; it must take {len(kind.arguments)} scalar tensors, "
+            f"{kind.text}.\n    {kind.otherwise}"
+        ) from None
+
+
+def _try_out(flex: FlexCallable, kind: Kind, shape: torch.Size, dtype: torch.dtype) -> None:
+    """Call the function at the corners of the matrix, and look at what comes back."""
+    counts = (flex.batch.numel(), flex.head.numel(), *shape[-2:])
+    device = flex.batch.device
+    corners = [torch.tensor(sorted({0, count - 1}), device=device) for count in counts]
+    scores = [torch.zeros([len(c) for c in corners], dtype=dtype, device=device)]
+    returned: list[object] = []
+
+    def noting(*arguments: Tensor) -> Tensor:
+        answer: object = flex.function(*arguments)
+        is_tensor = isinstance(answer, Tensor)
+        returned.append(answer.dtype if is_tensor and not answer.ndim else _came(answer))
+        return answer if is_tensor else arguments[-1]
+
+    try:
+        values = _over(noting, int(kind.takes_score))(*scores[: kind.takes_score], *corners)
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(
+            f"{kind.name} raised {type(error).__name__}: {reason}\n"
+            f"    It is called as {kind.text} with scalar tensors and must return "
+            f"{kind.returns}. Choose with torch.where, not with if."
+        ) from error
+    _check_answer(returned[0], kind)
+    if values.requires_grad:
+        instead = ", or pass what it adds to the scores as bias=" if kind.takes_score else ""
+        raise ValueError(
+            f"{kind.name} uses a tensor that requires a gradient; none would flow to it.\n"
+            f"    Detach that tensor{instead}."
+        )
+
+
+def _came(answer: object) -> str:
+    if isinstance(answer, Tensor):
+        return f"a tensor of shape {shape_text(answer.shape)}"
+    return kind_text(answer)
+
+
+def _check_answer(came: object, kind: Kind) -> None:
+    """That a dtype, or what stands for an answer that is no scalar tensor, is of the kind."""
+    if not isinstance(came, torch.dtype):
+        raise ValueError(
+            f"{kind.name} returns {came}; it must return {kind.returns}, as a tensor.\n"
+            f"    It is called as {kind.text} with scalar tensors."
+        )
+    if came == torch.bool if kind.gives_bool else came.is_floating_point:
+        return
+    raise TypeError(
+        f"{kind.name} returns {dtype_text(came)}; it must return {kind.returns}.\n"
+        f"    {kind.otherwise}"
+    )

@@ -1,0 +1,85 @@
+"""Grouped-query heads: several query heads share one key head (Ainslie et al. 2023, GQA).
+
+Query head h uses key head ``h // group`` with ``group = num_heads // num_kv_heads``; keys and
+values are never repeated in memory.
+"""
+
+from math import gcd
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from regard.scores.box import Index
+
+__all__ = ["group_size", "grouped_matmul", "kv_leading", "select_kv", "without_repeats"]
+
+
+def group_size(leading: torch.Size, kv_tensor: Tensor) -> int:
+    """How many query heads share one head of kv_tensor; leading is (..., num_heads)."""
+    return leading[-1] // kv_tensor.shape[-3] if leading else 1
+
+
+def kv_leading(leading: tuple[slice, ...], group: int) -> tuple[slice, ...]:
+    """The slices of batch and key heads that the query heads of a box use."""
+    if group == 1:
+        return leading
+    heads = leading[-1]
+    return (*leading[:-1], slice(heads.start // group, (heads.stop - 1) // group + 1))
+
+
+def grouped_matmul(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
+    """left @ right, (..., n, r, d) @ (..., m, d, c) -> (..., n, r, c), where m divides n."""
+    if min(left.ndim, right.ndim) == 2 or left.shape[-3] == right.shape[-3]:
+        return torch.matmul(left, right, out=out)
+    *batch, heads, rows, _ = left.shape
+    kv_heads, columns = right.shape[-3], right.shape[-1]
+    packed = left.reshape(*batch, kv_heads, heads // kv_heads * rows, left.shape[-1])
+    if out is not None:
+        out = out.view(*batch, kv_heads, heads // kv_heads * rows, columns)
+    return torch.matmul(packed, right, out=out).view(*batch, heads, rows, columns)
+
+
+def select_kv(tensor: Tensor, index: Index, num_heads: int) -> Tensor:
+    """The key heads (..., num_kv_heads, kv_len, dim) that ``A[index]`` needs.
+
+    A slice that cuts a group in two copies the key heads it needs; every other index is a view.
+    """
+    if not index:
+        return tensor
+    group = num_heads // tensor.shape[-3]
+    *batch, heads = index
+    if isinstance(heads, int):
+        return tensor[(*batch, heads // group)]
+    chosen = range(num_heads)[heads]
+    if group == 1:
+        return tensor[(*batch, heads)]
+    if chosen.step == 1 and chosen.start % group == 0 and len(chosen) % group == 0:
+        return tensor[(*batch, slice(chosen.start // group, chosen.stop // group))]
+    kv_heads = torch.tensor([head // group for head in chosen], device=tensor.device)
+    return tensor[tuple(batch)].index_select(-3, kv_heads)
+
+
+def without_repeats(key: Tensor) -> Tensor:
+    """The key without heads that repeat their neighbours, where groups of one size share a key.
+
+    Example:
+        >>> import torch
+        >>> key = torch.tensor([1.0, 1.0, 2.0, 2.0])[:, None, None]
+        >>> without_repeats(key).flatten()
+        tensor([1., 2.])
+    """
+    if key.ndim < 3 or key.shape[-3] == 1:
+        return key
+    num_heads = key.shape[-3]
+    probe = key[..., :1, :]
+    same = (probe[..., 1:, :, :] == probe[..., :-1, :, :]).flatten(-2).all(-1)
+    fresh = (~same).flatten(0, -2).any(0) if same.ndim > 1 else ~same
+    # One look at all of them: each waits for a device.
+    differs = cast(list[bool], fresh.tolist())
+    group = gcd(num_heads, *(place + 1 for place, found in enumerate(differs) if found))
+    if group == 1:
+        return key
+    first, *repeats = cast(Tensor, key.unflatten(-3, (-1, group))).unbind(-3)
+    # One head after the other: an expanded tensor takes half as long again to compare.
+    return first if all(torch.equal(first, each) for each in repeats) else key

@@ -1,0 +1,261 @@
+"""Position biases: numbers added to the scores that depend on the distance of key and query.
+
+A bias is a small immutable value; ``bind`` fits it to the shape of a matrix and checks it there.
+Rows and columns are aligned at the bottom right when ``q_len != kv_len``, as masks are.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import log
+
+import torch
+from torch import Tensor
+
+from regard.errors import check_count, check_floating, shape_text
+from regard.scores.box import Box
+
+__all__ = ["ALiBi", "Bias", "T5Bias"]
+
+
+class Bias(ABC):
+    """Numbers added to the scores that depend on kv_idx - q_idx and the head, and on nothing else.
+
+    A block of rows pays one addition for it: its numbers for all distances are computed once, in
+    O(length) time, and laid along the diagonals.
+
+    Example:
+        >>> import torch, regard
+        >>> class LogDistance(regard.Bias):
+        ...     def bind(self, shape, device):
+        ...         return self
+        ...     @property
+        ...     def tensors(self):
+        ...         return ()
+        ...     def map(self, function):
+        ...         return self
+        ...     def along(self, distance, part):
+        ...         return -distance.abs().float().log1p()
+        >>> x = torch.zeros(3, 1)
+        >>> regard.attend(x, x, bias=LogDistance())[0]
+        tensor([0.5455, 0.2727, 0.1818])
+    """
+
+    @abstractmethod
+    def bind(self, shape: torch.Size, device: torch.device) -> "Bias":
+        """The bias fitted to a matrix of this shape.
+
+        Its tensors get every leading axis of the matrix, full or 1, and two more axes.
+        """
+
+    @property
+    @abstractmethod
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that gradients flow to."""
+
+    @abstractmethod
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Bias":
+        """The same bias with the function applied to every tensor of a bound bias."""
+
+    @abstractmethod
+    def along(self, distance: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
+        """The bias at each distance, broadcastable to (..., num_heads, 1, distances) of a block.
+
+        Args:
+            distance: kv_idx - q_idx, whole numbers, (distances,).
+            part: gives what the heads of the block need of one of the bias's tensors, in the dtype
+                of the scores.
+        """
+
+    def block(
+        self, box: Box, shape: torch.Size, device: torch.device, part: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """The bias of a box of a matrix of this shape, broadcastable to it."""
+        rows, columns = box.rows.stop - box.rows.start, box.columns.stop - box.columns.start
+        least = box.columns.start - (box.rows.stop - 1) - (shape[-1] - shape[-2])
+        distance = torch.arange(least, least + rows + columns, device=device)
+        return _skewed(self.along(distance, part), rows)
+
+
+def _skewed(along: Tensor, rows: int) -> Tensor:
+    """Numbers laid along diagonals: (..., 1, rows + columns) to (..., rows, columns).
+
+    Entry [i, j] is ``along[rows - 1 - i + j]``; the last number is not used. A stride cannot be
+    negative, but it can step over one period less one of the numbers repeated.
+
+    Source:
+        Huang et al. 2018, "Music Transformer", section 3.4.1, skewing, the other way round.
+    """
+    period = along.shape[-1]
+    repeated = along.expand(*along.shape[:-2], rows, period).flatten(-2)
+    stepped = repeated[..., rows - 1 : rows * period - 1]
+    by_row = stepped.reshape(*stepped.shape[:-1], rows, period - 1)
+    return by_row[..., : period - rows]
+
+
+@dataclass(frozen=True, eq=False)
+class ALiBi(Bias):
+    """Attention with linear biases: -slope · |kv_idx - q_idx|, a slope for each head.
+
+    The paper's attention is causal; without a causal mask keys after the query lose as much as
+    those before it. Where q_len and kv_len differ, the last query sits at the last key.
+
+    Args:
+        slopes: (num_heads,), one slope for each head; or num_heads, for the paper's slopes. Slopes
+            that require a gradient get one.
+
+    Raises:
+        TypeError: neither a whole number nor a floating tensor.
+        ValueError: another number of heads than the matrix has.
+
+    Example:
+        >>> import torch, regard
+        >>> x = torch.zeros(2, 3, 1)
+        >>> A = regard.attend(x, x, bias=regard.ALiBi(2), mask=regard.Causal())
+        >>> A.scores[:, 2]
+        tensor([[-0.1250, -0.0625,  0.0000],
+                [-0.0078, -0.0039,  0.0000]])
+
+    Source:
+        Press et al. 2022, "Train Short, Test Long: Attention with Linear Biases Enables Input
+        Length Extrapolation", section 3; for a num_heads that is no power of two footnote 8 and
+        the authors' ``get_slopes``.
+    """
+
+    slopes: Tensor
+
+    def __init__(self, slopes: Tensor | int) -> None:
+        if isinstance(slopes, Tensor):
+            tensor = check_floating("slopes", slopes, "(num_heads,)")
+        else:
+            tensor = torch.tensor(_slopes(check_count("slopes", slopes)))
+        object.__setattr__(self, "slopes", tensor)
+
+    def bind(self, shape: torch.Size, device: torch.device) -> Bias:
+        num_heads = shape[-3] if len(shape) > 2 else 1
+        if self.slopes.shape != (num_heads,):
+            raise ValueError(
+                f"slopes has shape {shape_text(self.slopes.shape)}; a matrix of shape "
+                f"{shape_text(shape)} needs ({num_heads},), one slope for each head.\n"
+                f"    For the slopes of the paper use ALiBi({num_heads})."
+            )
+        return ALiBi(_by_head(self.slopes[:, None, None].to(device), shape))
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.slopes,)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Bias:
+        return ALiBi(function(self.slopes))
+
+    def along(self, distance: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
+        return part(self.slopes) * -distance.abs()
+
+    def __repr__(self) -> str:
+        return f"ALiBi({self.slopes.numel()})"
+
+
+def _slopes(num_heads: int) -> list[float]:
+    """The paper's: a geometric sequence; beyond a power of two, every other one of its double's."""
+    power = 2 ** (num_heads.bit_length() - 1)
+    first = [2.0 ** (-8 * (head + 1) / power) for head in range(power)]
+    between = [2.0 ** (-4 * (2 * head + 1) / power) for head in range(num_heads - power)]
+    return first + between
+
+
+@dataclass(frozen=True, eq=False)
+class T5Bias(Bias):
+    """T5's relative positions: a learned number for each head and bucket of distances.
+
+    Half of the buckets hold one distance each, the others longer and longer ranges of them, up to
+    ``max_distance``. Where q_len and kv_len differ, the last query sits at the last key.
+
+    Args:
+        table: (num_buckets, num_heads), the weight of T5's ``relative_attention_bias``. A table
+            that requires a gradient gets one.
+        bidirectional: whether keys after the query have buckets of their own, half of them, as in
+            an encoder; in a decoder they all count as distance 0.
+        max_distance: from this distance on every key is in the last bucket.
+
+    Raises:
+        TypeError: the table is no floating tensor.
+        ValueError: a table of another shape, or buckets that max_distance leaves nothing for.
+
+    Example:
+        >>> import torch, regard
+        >>> x = torch.zeros(1, 3, 1)
+        >>> table = torch.arange(8.0)[:, None]
+        >>> regard.attend(x, x, bias=regard.T5Bias(table)).scores[0, :]
+        tensor([[0., 5., 6.],
+                [1., 0., 5.],
+                [2., 1., 0.]])
+
+    Source:
+        Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
+        Transformer", section 2.1; the buckets are those of the authors' code, which
+        ``T5Attention._relative_position_bucket`` of transformers repeats.
+    """
+
+    table: Tensor
+    bidirectional: bool = True
+    max_distance: int = 128
+
+    def __post_init__(self) -> None:
+        check_floating("table", self.table, "(num_buckets, num_heads)")
+        check_count("max_distance", self.max_distance)
+
+    def bind(self, shape: torch.Size, device: torch.device) -> Bias:
+        num_heads = shape[-3] if len(shape) > 2 else 1
+        if self.table.ndim != 2 or self.table.shape[-1] != num_heads:
+            raise ValueError(
+                f"table has shape {shape_text(self.table.shape)}; a matrix of shape "
+                f"{shape_text(shape)} needs (num_buckets, {num_heads}), a number for each bucket "
+                "and head.\n    Pass the weight of the model's relative_attention_bias."
+            )
+        self._check_buckets(self.table.shape[0])
+        table = self.table.to(device).mT[:, None, :]
+        return T5Bias(_by_head(table, shape), self.bidirectional, self.max_distance)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.table,)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Bias:
+        return T5Bias(function(self.table), self.bidirectional, self.max_distance)
+
+    def along(self, distance: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
+        return part(self.table).index_select(-1, self._bucket(distance))
+
+    def _check_buckets(self, num_buckets: int) -> None:
+        least = 4 if self.bidirectional else 2
+        if num_buckets < least:
+            raise ValueError(
+                f"table has {num_buckets} buckets; bidirectional={self.bidirectional} needs at "
+                f"least {least}.\n    T5 has 32."
+            )
+        if self.max_distance <= num_buckets // least:
+            raise ValueError(
+                f"max_distance is {self.max_distance}; with {num_buckets} buckets it must be more "
+                f"than {num_buckets // least}, the distances with a bucket of their own.\n"
+                "    T5 has max_distance=128."
+            )
+
+    def _bucket(self, distance: Tensor) -> Tensor:
+        """Which bucket each distance kv_idx - q_idx is in."""
+        num_buckets = self.table.shape[-1] // (2 if self.bidirectional else 1)
+        single = num_buckets // 2  # as many buckets hold one distance each
+        away = distance.abs() if self.bidirectional else (-distance).clamp(min=0)
+        growth = torch.log(away.clamp(min=single).float() / single)
+        wide = growth / log(self.max_distance / single) * (num_buckets - single)
+        bucket = torch.where(away < single, away, single + wide.long()).clamp(max=num_buckets - 1)
+        return bucket + (distance > 0) * num_buckets if self.bidirectional else bucket
+
+    def __repr__(self) -> str:
+        return f"T5Bias(bidirectional={self.bidirectional}, max_distance={self.max_distance})"
+
+
+def _by_head(tensor: Tensor, shape: torch.Size) -> Tensor:
+    """The tensor (num_heads, 1, n) with the leading axes of the matrix, each full or 1."""
+    if len(shape) == 2:
+        return tensor[0]
+    return tensor.reshape(*(1 for _ in shape[:-3]), *tensor.shape)

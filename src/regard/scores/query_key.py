@@ -1,0 +1,155 @@
+"""Scores of query and key: scaled, biased, modified, and capped."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.errors import shape_text
+from regard.scores.box import Box, Cut, Index, narrow
+from regard.scores.flex_callable import SCORE_MOD, FlexCallable
+from regard.scores.grouped_heads import group_size, grouped_matmul, kv_leading, select_kv
+from regard.scores.position_bias import Bias
+from regard.scores.score_source import Scores, accumulation_dtype, scratch_scores
+from regard.scores.scratch import Scratch
+
+__all__ = ["QueryKey", "ScoreMod", "as_score_mod"]
+
+
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""score_mod(score, b, h, q_idx, kv_idx) -> score, as FlexAttention means it."""
+
+
+def as_score_mod(function: object, shape: torch.Size, query: Tensor) -> FlexCallable | None:
+    """A score_mod fitted to a matrix of this shape; None: there is none."""
+    if function is None:
+        return None
+    dtype = accumulation_dtype(query.dtype)
+    return FlexCallable.fitted(function, SCORE_MOD, shape, query.device, dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class QueryKey(Scores):
+    """softcap(score_mod(scale · query·key + bias)): each step only where it was asked for.
+
+    Attributes:
+        query: (..., num_heads, q_len, head_dim).
+        key: (..., num_kv_heads, kv_len, head_dim); the batch axes equal the query's.
+        scale: multiplies query·key.
+        bias: numbers added to the scaled scores; every axis of the matrix, each full or 1.
+        position_bias: numbers added that depend on the distance alone.
+        score_mod: changes each score, given where it stands.
+        softcap: scores stay between -softcap and softcap.
+        sink_bias: a logit in the denominator; every axis of the matrix, rows and columns 1.
+    """
+
+    query: Tensor
+    key: Tensor
+    scale: float
+    bias: Tensor | None = None
+    position_bias: Bias | None = None
+    score_mod: FlexCallable | None = None
+    softcap: float | None = None
+    sink_bias: Tensor | None = None
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((*self.query.shape[:-1], self.key.shape[-2]))
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        given = tuple(tensor for tensor in (self.bias, self.sink_bias) if tensor is not None)
+        positions = () if self.position_bias is None else self.position_bias.tensors
+        return (self.query, self.key, *given, *positions)
+
+    @property
+    def group(self) -> int:
+        return group_size(self.query.shape[:-2], self.key)
+
+    @property
+    def facts(self) -> list[str]:
+        facts = [f"scale={self.scale:.4g}"]
+        if self.group > 1:
+            facts.append(f"num_kv_heads={self.key.shape[-3]}")
+        if self.bias is not None:
+            facts.append(f"bias={shape_text(self.bias.shape)}")
+        if self.position_bias is not None:
+            facts.append(f"bias={self.position_bias!r}")
+        if self.score_mod is not None:
+            facts.append(f"score_mod={self.score_mod!r}")
+        if self.softcap is not None:
+            facts.append(f"softcap={self.softcap:.4g}")
+        if self.sink_bias is not None:
+            facts.append(f"sink_bias={shape_text(self.sink_bias.shape)}")
+        return facts
+
+    @property
+    def plain(self) -> bool:
+        """Whether the weights are softmax(scale · query·key + bias) with a tensor for a bias."""
+        more = (self.position_bias, self.score_mod, self.softcap, self.sink_bias)
+        return all(each is None for each in more)
+
+    def select(self, index: Index) -> "QueryKey":
+        num_heads = self.query.shape[-3] if self.query.ndim > 2 else 1
+        key = select_kv(self.key, index, num_heads)
+
+        def chosen(tensor: Tensor) -> Tensor:
+            return narrow(tensor, index)
+
+        return self._with(self.query[index], key, chosen, chosen)
+
+    def block(self, box: Box, cut: Cut, scratch: Scratch | None = None) -> Tensor:
+        dtype = accumulation_dtype(self.query.dtype)
+        leading = kv_leading(box.leading, self.group)
+        query = cut(self.query, box.at_rows).to(dtype) * self.scale
+        key = cut(self.key, (*leading, box.columns)).to(dtype)
+        out = scratch_scores(scratch, box, self)
+        scores = grouped_matmul(query, key.mT, out)
+        if self.bias is not None:
+            scores = scores.add_(cut(self.bias, box.at_both).to(dtype))
+        if self.position_bias is not None:
+            scores = scores.add_(
+                self.position_bias.block(
+                    box,
+                    self.shape,
+                    scores.device,
+                    lambda tensor: cut(tensor, box.leading).to(dtype),
+                )
+            )
+        if self.score_mod is not None:
+            changed = self.score_mod(box, scores)  # often a view, of any dtype
+            scores = changed.to(dtype, copy=True) if out is None else out.copy_(changed)
+        if self.softcap is not None:
+            # The last step is not in place: autograd needs the tanh.
+            scores = torch.mul(scores.div_(self.softcap).tanh_(), self.softcap, out=out)
+        return scores
+
+    def sink(self, box: Box, cut: Cut) -> Tensor | None:
+        if self.sink_bias is None:
+            return None
+        sink = cut(self.sink_bias, box.leading).to(accumulation_dtype(self.query.dtype))
+        return sink.expand(*(part.stop - part.start for part in box.at_rows), 1)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "QueryKey":
+        query = function(self.query)
+        return self._with(query, function(self.key), function, lambda ids: ids.to(query.device))
+
+    def _with(
+        self,
+        query: Tensor,
+        key: Tensor,
+        of_numbers: Callable[[Tensor], Tensor],
+        of_indices: Callable[[Tensor], Tensor],
+    ) -> "QueryKey":
+        """The same steps on another query and key, with their tensors changed too."""
+        return QueryKey(
+            query,
+            key,
+            self.scale,
+            None if self.bias is None else of_numbers(self.bias),
+            None if self.position_bias is None else self.position_bias.map(of_numbers),
+            None if self.score_mod is None else self.score_mod.map(of_indices),
+            self.softcap,
+            None if self.sink_bias is None else of_numbers(self.sink_bias),
+        )

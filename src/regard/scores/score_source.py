@@ -1,0 +1,81 @@
+"""The abstract source of attention scores."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from regard.scores.box import Box, Cut, Index
+from regard.scores.scratch import Scratch
+
+__all__ = ["Scores", "accumulation_dtype", "scratch_scores"]
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which scores and statistics are computed: float32, or float64 for float64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def scratch_scores(scratch: Scratch | None, box: Box, scores: "Scores") -> Tensor | None:
+    """Where the scores of a box go; None: to a new tensor."""
+    if scratch is None:
+        return None
+    size = tuple(part.stop - part.start for part in box.at_both)
+    return scratch.take("scores", size, accumulation_dtype(scores.dtype), scores.device)
+
+
+class Scores(ABC):
+    """The numbers before mask and softmax, (..., num_heads, q_len, kv_len), block by block."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> torch.Size:
+        """(..., num_heads, q_len, kv_len)."""
+
+    @property
+    @abstractmethod
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that gradients flow to."""
+
+    @abstractmethod
+    def select(self, index: Index) -> "Scores":
+        """The scores of a part of the leading axes; a view where PyTorch has one."""
+
+    @abstractmethod
+    def block(self, box: Box, cut: Cut, scratch: Scratch | None = None) -> Tensor:
+        """The scores of one box, in the accumulation dtype: a new tensor, or in the scratch.
+
+        What lies in the scratch has no gradients; it is ``scores`` there.
+        """
+
+    @abstractmethod
+    def sink(self, box: Box, cut: Cut) -> Tensor | None:
+        """A logit that stands in the denominator of the softmax beside the keys' scores.
+
+        Of shape (..., rows, 1) of the box, in the accumulation dtype; None: there is none.
+        """
+
+    @abstractmethod
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Scores":
+        """The same scores with the function applied to every tensor."""
+
+    @property
+    @abstractmethod
+    def facts(self) -> list[str]:
+        """What the repr of the matrix says of them beside their shape: ``scale=0.5``."""
+
+    @property
+    def group(self) -> int:
+        """How many neighbouring heads are cheapest when computed together."""
+        return 1
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the inputs."""
+        return self.tensors[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the inputs are."""
+        return self.tensors[0].device

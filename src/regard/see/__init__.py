@@ -1,1 +1,0 @@
-"""What a person sees: the terminal, and the page that one offline file holds."""

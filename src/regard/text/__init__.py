@@ -1,0 +1,1 @@
+"""Tokens, spans of text, and their display."""

@@ -1,0 +1,44 @@
+"""Text as people can read it: nothing in it is hidden, and nothing in it is obeyed."""
+
+import unicodedata
+
+__all__ = ["visible"]
+
+_PICTURES = {chr(code): chr(0x2400 + code) for code in range(32)}
+_SYMBOLS = {**_PICTURES, "\n": "↵", "\t": "⇥", "\x7f": "␡"}
+# Beside letters of Persian, Indian and Mongolian scripts and inside emoji these are spelling; alone
+# they are nothing to see. tokens.js has the same.
+_VARIANTS = {chr(code) for code in range(0xFE00, 0xFE10)}
+_SPELLING = {*"\u200c\u200d\u034f\u2800\u180b\u180c\u180d", *_VARIANTS}
+_FILLERS = {*"\u115f\u1160\u3164\uffa0"}
+_HIDDEN = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}
+
+
+def visible(text: str) -> str:
+    r"""The text with a symbol for every character that shows nothing or steers the terminal.
+
+    Control characters have the pictures that Unicode has for them; what else is invisible, such as
+    the marks that turn the direction of writing, is shown by its number.
+
+    Args:
+        text: any text.
+
+    Example:
+        >>> from regard.text.escaping import visible
+        >>> visible("a\x1b[31m\u202eb\n")
+        'a␛[31m‹U+202E›b↵'
+    """
+    if _SPELLING.issuperset(text):
+        return "".join(map(_number, text))
+    return "".join(map(_symbol, text))
+
+
+def _symbol(character: str) -> str:
+    if character in _SYMBOLS:
+        return _SYMBOLS[character]
+    is_hidden = character in _FILLERS or unicodedata.category(character) in _HIDDEN
+    return _number(character) if is_hidden and character not in _SPELLING else character
+
+
+def _number(character: str) -> str:
+    return f"‹U+{ord(character):04X}›"

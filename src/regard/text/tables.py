@@ -1,0 +1,251 @@
+"""A table of plain values: to read, and to take to pandas, polars, Arrow, Parquet or JSON."""
+
+import importlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from regard.errors import RegardError, kind_text
+from regard.text.escaping import visible
+
+__all__ = ["Cell", "Table"]
+
+Cell = str | float | int | bool | None
+"""What one cell of a table holds; None: there is nothing."""
+
+# A longer table shows its beginning and its end.
+_MOST_ROWS = 20
+_SHOWN_AT_AN_END = 8
+_WIDEST = 40
+
+
+class Table:
+    """Named columns of plain values, all of one length; nothing in it changes.
+
+    Args:
+        columns: a sequence of values for each name. A column holds text, whole numbers, numbers or
+            truth values, and None where there is nothing; whole numbers among numbers become
+            numbers.
+
+    Raises:
+        TypeError: a name that is no text, or a column of other or of two kinds.
+        ValueError: columns of two lengths, or none.
+
+    Example:
+        >>> import regard
+        >>> table = regard.Table({"head": ["L0H1", "L5H3"], "score": [0.25, 0.96875]})
+        >>> table
+        head   score
+        L0H1  0.2500
+        L5H3  0.9688
+        >>> table["score"], len(table), table.records()[0]
+        ((0.25, 0.96875), 2, {'head': 'L0H1', 'score': 0.25})
+    """
+
+    def __init__(self, columns: Mapping[str, Sequence[Cell]]) -> None:
+        self._columns = {_checked_name(name): _checked(name, columns[name]) for name in columns}
+        lengths = {name: len(column) for name, column in self._columns.items()}
+        if len(set(lengths.values())) != 1:
+            came = ", ".join(f"{name!r}: {n}" for name, n in lengths.items()) or "no columns"
+            raise ValueError(
+                f"columns has {came}; all columns must have one length, and there must be one.\n"
+                "    Put None where a value is missing."
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return tuple(self._columns)
+
+    def __getitem__(self, name: str) -> tuple[Cell, ...]:
+        """The values of a column.
+
+        Raises:
+            KeyError: there is no column of that name.
+        """
+        if name not in self._columns:
+            raise KeyError(f"name is {name!r}; this table has {', '.join(self.names)}")
+        return self._columns[name]
+
+    def __len__(self) -> int:
+        """How many rows it has."""
+        return len(next(iter(self._columns.values())))
+
+    def __iter__(self) -> Iterator[dict[str, Cell]]:
+        """The rows, each a dict."""
+        for values in zip(*self._columns.values(), strict=True):
+            yield dict(zip(self._columns, values, strict=True))
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the other is a table of the same columns in the same order."""
+        if not isinstance(other, Table):
+            return NotImplemented
+        return list(self._columns.items()) == list(other._columns.items())
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def records(self) -> list[dict[str, Cell]]:
+        """The rows as plain dicts."""
+        return list(self)
+
+    def to_json(self) -> str:
+        """The rows as a JSON list of objects; what is no number (NaN, inf) is null."""
+        return json.dumps([{name: _jsonable(row[name]) for name in row} for row in self])
+
+    def to_pandas(self) -> Any:
+        """The table as a ``pandas.DataFrame``.
+
+        Raises:
+            RegardError: pandas is not installed.
+        """
+        return _package("to_pandas()", "pandas").DataFrame(dict(self._columns))
+
+    def to_polars(self) -> Any:
+        """The table as a ``polars.DataFrame``.
+
+        Raises:
+            RegardError: polars is not installed.
+        """
+        return _package("to_polars()", "polars").DataFrame(dict(self._columns))
+
+    def to_arrow(self) -> Any:
+        """The table as a ``pyarrow.Table``.
+
+        Raises:
+            RegardError: pyarrow is not installed.
+        """
+        return _package("to_arrow()", "pyarrow").table(dict(self._columns))
+
+    def to_parquet(self, path: str | os.PathLike[str]) -> Path:
+        """Write the table as a Parquet file, which is there whole or not at all.
+
+        Args:
+            path: the file; what is there is replaced.
+
+        Returns:
+            The path.
+
+        Raises:
+            RegardError: pyarrow is not installed.
+            OSError: the file cannot be written.
+        """
+        parquet = _package("to_parquet()", "pyarrow.parquet")
+        target = Path(path)
+        partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+        try:
+            with partial.open("wb") as file:
+                parquet.write_table(self.to_arrow(), file)
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+        return target
+
+    def text(self) -> str:
+        """All rows in columns under their names, as ``repr`` shows the first and the last."""
+        return "\n".join(self._lines(range(len(self))))
+
+    def __repr__(self) -> str:
+        """The rows in columns under their names; of a long table the beginning and the end."""
+        rows = len(self)
+        if rows <= _MOST_ROWS:
+            return self.text()
+        lines = self._lines([*range(_SHOWN_AT_AN_END), *range(rows - _SHOWN_AT_AN_END, rows)])
+        lines.insert(1 + _SHOWN_AT_AN_END, f"... {rows - 2 * _SHOWN_AT_AN_END} more rows ...")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """The rows as HTML, for a notebook; of a long table the beginning and the end."""
+        rows = len(self)
+        half = _SHOWN_AT_AN_END
+        shown = [*range(rows)] if rows <= _MOST_ROWS else [*range(half), *range(rows - half, rows)]
+        columns = [_texts(name, column, shown) for name, column in self._columns.items()]
+        head, *body = zip(*columns, strict=True)
+        lines = [_html_row("th", head), *(_html_row("td", cells) for cells in body)]
+        if rows > len(shown):
+            more = f'<tr><td colspan="{len(head)}">... {rows - 2 * half} more rows ...</td></tr>'
+            lines.insert(1 + half, more)
+        return "<table>\n" + "\n".join(lines) + "\n</table>"
+
+    def _lines(self, shown: Sequence[int]) -> list[str]:
+        columns = [_texts(name, column, shown) for name, column in self._columns.items()]
+        return [("  ".join(cells)).rstrip() for cells in zip(*columns, strict=True)]
+
+
+def _html_row(kind: str, cells: Sequence[str]) -> str:
+    texts = (escape(cell.strip()) for cell in cells)
+    return "<tr>" + "".join(f"<{kind}>{text}</{kind}>" for text in texts) + "</tr>"
+
+
+def _checked_name(name: object) -> str:
+    if not isinstance(name, str):
+        raise TypeError(
+            f"columns has the name {name!r}; each name must be text.\n    Use str(...)."
+        )
+    return name
+
+
+def _checked(name: str, column: Sequence[Cell]) -> tuple[Cell, ...]:
+    """The values of a column, all of one kind."""
+    values = tuple(column)
+    kinds = {type(value) for value in values if value is not None}
+    if kinds == {int, float}:
+        return tuple(None if value is None else float(value) for value in values)
+    for kind in kinds - {str, int, float, bool}:
+        first = next(value for value in values if type(value) is kind)
+        raise TypeError(
+            f"column {name!r} has {kind_text(first)}; a cell is text, a number, a truth value or "
+            "None.\n    Use tensor.tolist() for a tensor of one axis."
+        )
+    if len(kinds) > 1:
+        came = " and ".join(sorted(kind.__name__ for kind in kinds))
+        raise TypeError(
+            f"column {name!r} has {came}; a column must have one kind of values.\n"
+            "    Make two columns of it."
+        )
+    return values
+
+
+def _jsonable(value: Cell) -> Cell:
+    return None if isinstance(value, float) and not isfinite(value) else value
+
+
+def _texts(name: str, column: tuple[Cell, ...], shown: Sequence[int]) -> list[str]:
+    """The name and the chosen cells of a column, all of one width; numbers to the right."""
+    values = [column[place] for place in shown]
+    is_text = any(isinstance(value, str) for value in values)
+    pattern = _float_pattern(column)
+    texts = [_short(visible(name)), *(_text(value, pattern) for value in values)]
+    width = max(map(len, texts))
+    return [text.ljust(width) if is_text else text.rjust(width) for text in texts]
+
+
+def _text(value: Cell, pattern: str) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return format(value, pattern)
+    return _short(visible(value)) if isinstance(value, str) else str(value)
+
+
+def _float_pattern(column: tuple[Cell, ...]) -> str:
+    sizes = [abs(value) for value in column if isinstance(value, float) and isfinite(value)]
+    largest = max(sizes, default=0.0)
+    return ".4f" if largest == 0 or 0.01 <= largest < 1e6 else ".3e"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "…"
+
+
+def _package(call: str, name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        top = name.partition(".")[0]
+        raise RegardError(
+            f"{call} needs {top}, which is not installed.\n    Run: pip install {top}"
+        ) from error

@@ -1,0 +1,140 @@
+"""A piece of text, as a model reads it and as people write it."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
+from operator import index
+from typing import Any, NamedTuple, SupportsIndex, cast
+
+from torch import Tensor
+
+from regard.errors import kind_text
+
+__all__ = ["Token", "as_tokens", "tokens_of"]
+
+_REMEDY = "Pass regard.tokens_of(tokenizer, ids), or a list of pieces of text."
+_NO_CHARACTER = "\ufffd"  # what stands for bytes that are no whole character yet
+
+
+class Token(NamedTuple):
+    """A piece of text as people write it.
+
+    Attributes:
+        text: the piece with the white space before it; joined, the tokens give the text again.
+        special: whether the tokenizer added it, as ``[CLS]``; it is no part of the text.
+
+    Example:
+        >>> import regard
+        >>> "".join(token.text for token in (regard.Token("Life"), regard.Token(" is")))
+        'Life is'
+    """
+
+    text: str
+    special: bool = False
+
+
+def as_tokens(name: str, given: Iterable[Token | str] | None) -> tuple[Token, ...] | None:
+    """Tokens, where strings are the text of one each; None stays None.
+
+    Args:
+        name: of the argument, for the error.
+        given: tokens, strings, or both.
+
+    Raises:
+        TypeError: it is one string, or holds something else.
+
+    Example:
+        >>> from regard.text.tokens import as_tokens
+        >>> as_tokens("tokens", ["Life", " is"])
+        (Token(text='Life', special=False), Token(text=' is', special=False))
+    """
+    if given is None:
+        return None
+    if isinstance(given, str):
+        raise TypeError(f"{name} is a text; it must be tokens.\n    Pass a list of its pieces.")
+    if not isinstance(given, Iterable):
+        raise TypeError(f"{name} is {kind_text(given)}; it must be tokens.\n    {_REMEDY}")
+    tokens: list[Token] = []
+    for place, token in enumerate(given):
+        if not isinstance(token, Token | str):
+            raise TypeError(
+                f"{name} has {kind_text(token)} at place {place}; each must be a Token or a string."
+                f"\n    {_REMEDY}"
+            )
+        tokens.append(token if isinstance(token, Token) else Token(token))
+    return tuple(tokens)
+
+
+def tokens_of(tokenizer: Any, ids: Sequence[int] | Tensor) -> list[Token]:
+    """The tokens of a text as people write it, given what a model has read.
+
+    Where several ids share a character, as the bytes of an emoji, the first has it and the others
+    have an empty text. Where the tokenizer keeps the text as it is, the tokens give it again,
+    joined; ids that are special to the tokenizer, ``[CLS]`` or ``<|im_start|>``, are marked.
+
+    Args:
+        tokenizer: of Hugging Face transformers, fast or slow.
+        ids: of one text, prompt and answer alike, (tokens,).
+
+    Raises:
+        TypeError: ids is no list or tensor of whole numbers.
+
+    Example:
+        >>> import regard
+        >>> from regard.models.pretrained import Pretrained
+        >>> tokenizer = Pretrained.load().tokenizer
+        >>> ids = tokenizer("Unbelievably short!")["input_ids"]
+        >>> [token.text for token in regard.tokens_of(tokenizer, ids)]
+        ['[CLS]', 'un', 'bel', 'ie', 'va', 'bly', ' short', '!', '[SEP]']
+    """
+    numbers = _whole_numbers(ids)
+    special, tokens = _special_ids(tokenizer), list[Token]()
+    while len(tokens) < len(numbers):
+        first = len(tokens)
+        if numbers[first] in special:
+            tokens.append(Token(tokenizer.convert_ids_to_tokens(numbers[first]), special=True))
+        text = takewhile(lambda number: number not in special, numbers[len(tokens) :])
+        tokens += map(Token, _pieces(tokenizer, list(text)))
+    return tokens
+
+
+def _pieces(tokenizer: Any, ids: list[int]) -> Iterator[str]:
+    """What each id adds to the text; a tokenizer says it of several only, as one sets the space."""
+    before = start = 0
+    for stop in range(1, len(ids) + 1):
+        old, new = (
+            tokenizer.decode(ids[before:end], clean_up_tokenization_spaces=False)
+            for end in (start, stop)
+        )
+        # A slow tokenizer says nothing of bytes that are no whole character.
+        open_ended = new.endswith(_NO_CHARACTER) or (new == old and not tokenizer.is_fast)
+        if open_ended and stop < len(ids):
+            continue
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False))
+        yield new[sum(1 for _ in same) :]
+        yield from [""] * (stop - start - 1)
+        before, start = start, stop
+
+
+def _special_ids(tokenizer: Any) -> set[int]:
+    """The ids that are no text; an unknown word is text, whatever stands for it."""
+    added = tokenizer.added_tokens_decoder.items()
+    special = {*tokenizer.all_special_ids, *(number for number, token in added if token.special)}
+    ends = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    return special - {tokenizer.unk_token_id}.difference(ends)
+
+
+def _whole_numbers(ids: object) -> list[int]:
+    given = cast(object, ids.tolist()) if isinstance(ids, Tensor) else ids
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise TypeError(
+            f"ids is {kind_text(ids)}; it must be the ids of one text.\n"
+            '    Pass for example tokenizer(text)["input_ids"].'
+        )
+    numbers = list(cast(Iterable[object], given))
+    for place, number in enumerate(numbers):
+        if not isinstance(number, SupportsIndex) or isinstance(number, bool):
+            raise TypeError(
+                f"ids has {kind_text(number)} at place {place}; each must be a whole number.\n"
+                "    Of several texts pass one, ids[0]."
+            )
+    return [index(cast(SupportsIndex, number)) for number in numbers]

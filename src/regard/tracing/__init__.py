@@ -1,0 +1,1 @@
+"""The operations that a model runs, observed without changing them."""

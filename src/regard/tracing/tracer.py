@@ -1,0 +1,410 @@
+"""The operations that a model really runs, each with its module and the user's own line.
+
+``Tracer`` is a ``TorchDispatchMode``: it stands below autograd and autocast, where PyTorch has
+already chosen its kernels, so that every fast path stays and no output bit changes. It sees this
+thread, from the moment its block begins to the moment it ends; no module is patched and no hook is
+set. What it sees:
+
+- With gradients or ``no_grad``: what autograd runs, ``aten.mm``, ``aten._softmax``,
+  ``aten._scaled_dot_product_flash_attention_for_cpu``.
+- In ``inference_mode``: composite operations come whole, ``aten.matmul``, ``aten.softmax.int``,
+  ``aten.scaled_dot_product_attention``; what they run inside is not told again.
+- Under autocast: the arguments as they were cast.
+- Higher-order operations, such as ``flex_attention``, as themselves.
+
+What a backward pass runs is not told, nor the forward that a checkpoint runs again inside it.
+
+A listener is asked for by the operation: the mapping from operations to listeners is looked up once
+for each operation, and one without a listener costs nothing more. A listener for all the others is
+there for who must know that nothing was missed. The listener is called after the
+operation, while the model's frames still stand, so ``caller`` and ``local`` must be asked there and
+then. An error in a listener would stop the model: a listener catches its own. It works with tensors
+inside ``apart()``, or not at all.
+"""
+
+import sys
+import sysconfig
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple, TypeAlias, cast
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.overrides import _pop_mode_temporarily  # pyright: ignore[reportPrivateUsage]
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage]
+)
+
+__all__ = ["Caller", "Listener", "Operation", "Tracer", "apart", "in_backward", "module_names"]
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who ran an operation.
+
+    Attributes:
+        module: the name of the innermost module of the traced model whose method is running, the
+            class's name for the model itself; None where none is.
+        file: of the user's own line: the innermost that is in neither PyTorch, regard, transformers
+            nor Python's library, or in neither of the first two where there is no other.
+        line: its number.
+    """
+
+    module: str | None
+    file: str
+    line: int
+
+
+class Operation(NamedTuple):
+    """An operation that has just run.
+
+    Attributes:
+        func: an ``OpOverload`` such as ``torch.ops.aten.bmm.default``, or a higher-order operation.
+        args: the model's own tensors; they may change as soon as the listener returns.
+        kwargs: likewise.
+        output: likewise.
+        name_of: gives the name of a module of the traced model; None for anything else.
+    """
+
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Any
+    name_of: Callable[[object], str | None]
+
+    def caller(self) -> Caller:
+        """Who ran it. Only while the listener runs."""
+        place: FrameType | None = None
+        for frame in _frames():
+            if not _is_in(frame.f_code.co_filename, _ENGINE):
+                if not _is_in(frame.f_code.co_filename, _LIBRARIES):
+                    place = frame
+                    break
+                place = place or frame
+        file, line = (place.f_code.co_filename, place.f_lineno) if place else ("<unknown>", 0)
+        return Caller(self.module(), file, line)
+
+    def place(self) -> str:
+        """Where it ran, ``file:line``: in the innermost module, also where a library wrote that.
+
+        Only while the listener runs. For all that a library's model runs, the user's own line, as
+        ``caller`` has it, would be the call of the model.
+        """
+        inner: FrameType | None = None
+        for frame in _frames():
+            if _is_in(frame.f_code.co_filename, _ENGINE):
+                continue
+            own = not _is_in(frame.f_code.co_filename, _LIBRARIES)
+            inner = frame if own else inner or frame
+            if own or self._module_of(frame) is not None:
+                break
+        return f"{inner.f_code.co_filename}:{inner.f_lineno}" if inner else "<unknown>:0"
+
+    def running(self) -> tuple[str, ...]:
+        """The names of the modules whose methods are running, from the innermost to the model.
+
+        Only while the listener runs. Empty where ``module`` is None.
+        """
+        if self.module() is None:
+            return ()
+        found: dict[str, None] = {}
+        for frame in _frames():
+            name = self._module_of(frame)
+            if name is not None:
+                found[name] = None
+        return tuple(found)
+
+    def module(self) -> str | None:
+        """``caller().module``, for who needs no line."""
+        for frame in _frames():
+            name = self._module_of(frame)
+            if name is not None:
+                # What generate() runs itself, or its assistant, no forward of the model does.
+                beside = frame.f_code.co_filename.startswith(_GENERATION)
+                return None if beside else name
+        return None
+
+    def is_compiled(self) -> bool:
+        """Whether a compiled function runs it that has taken the place of the model's own modules.
+
+        Only while the listener runs. Not where a module calls one: then the module is known.
+        """
+        known = compiled = entered = False
+        for frame in _frames():
+            if self._module_of(frame) is not None:
+                if entered or not compiled:
+                    return False
+                known = True
+            elif frame.f_code.co_filename == _COMPILER:
+                compiled = True
+                entered |= frame.f_code.co_name == "compile_wrapper"
+                if entered and known:
+                    return True
+        return entered
+
+    def local(self, function: str, variable: str) -> Any:
+        """A local variable of a function that runs below the innermost module; None without one.
+
+        Only while the listener runs. For what a library knows and does not pass on.
+
+        Args:
+            function: the function's name.
+            variable: the variable's name.
+        """
+        for frame in _frames():
+            if frame.f_code.co_name == function:
+                return frame.f_locals.get(variable)
+            if self._module_of(frame) is not None:
+                return None
+        return None
+
+    def inputs(self) -> list[list[Tensor]]:
+        """The tensors among the arguments of each forward that is running, as they are by now.
+
+        Only while the listener runs.
+        """
+        found: list[list[Tensor]] = []
+        for frame in _frames():
+            code = frame.f_code
+            if code.co_name == "forward" and self._module_of(frame) is not None:
+                names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+                given = (frame.f_locals.get(name) for name in names)
+                found.append([value for value in given if isinstance(value, Tensor)])
+        return found
+
+    def _module_of(self, frame: FrameType) -> str | None:
+        """The name of the module whose method a frame runs."""
+        # Reading f_locals keeps all locals of a frame alive: only where it can tell something.
+        if "self" not in frame.f_code.co_varnames:
+            return None
+        return self.name_of(frame.f_locals.get("self"))
+
+
+class _Modules:
+    """The modules of a model, those that it gets while it is traced included.
+
+    Args:
+        model: that holds them.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        # The modules, too, so that no other object gets their id.
+        self._known: dict[int, tuple[str, nn.Module]] = {}
+        self._strangers: dict[int, ref[nn.Module]] = {}
+        self._learn()
+
+    def name_of(self, module: object) -> str | None:
+        """The name of a module as it was when it first ran; None for what is no part of the model.
+
+        Args:
+            module: or any other object.
+        """
+        known = self._known.get(id(module))
+        if known is None and isinstance(module, nn.Module) and not self._is_stranger(module):
+            self._learn()
+            known = self._known.get(id(module))
+            if known is None:
+                self._strangers[id(module)] = ref(module)
+        return None if known is None else known[0]
+
+    def _is_stranger(self, module: nn.Module) -> bool:
+        stranger = self._strangers.get(id(module))
+        return stranger is not None and stranger() is module
+
+    def _learn(self) -> None:
+        for name, module in module_names(self._model).items():
+            self._known.setdefault(id(module), (name, module))
+
+
+Listener: TypeAlias = Callable[[Operation], None]
+
+
+class Tracer(TorchDispatchMode):
+    """Tells listeners each operation that this thread runs inside the block.
+
+    Args:
+        model: whose modules are named.
+        listeners: who is told of which operation.
+        otherwise: who is told of all the others.
+
+    Attributes:
+        name_of: gives the name of a module of the model, also of one that was added while the block
+            runs; None for anything else.
+
+    Example:
+        >>> import torch
+        >>> from regard.tracing.tracer import Tracer
+        >>> model, seen = torch.nn.Sequential(torch.nn.Softmax(-1)), []
+        >>> softmax = torch.ops.aten._softmax.default
+        >>> with Tracer(model, {softmax: lambda operation: seen.append(operation.caller().module)}):
+        ...     output = model(torch.zeros(3, 4))
+        >>> seen
+        ['0']
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True would wrap the handler, so that the first operation imports PyTorch's compiler.
+        return False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        # False would make PyTorch leave compiled parts uncompiled, with other last bits.
+        return True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        listeners: Mapping[Callable[..., Any], Listener],
+        otherwise: Listener | None = None,
+    ) -> None:
+        super().__init__()
+        self.name_of = _Modules(model).name_of
+        self._listeners = listeners
+        self._otherwise = otherwise
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if torch.is_inference_mode_enabled() and _is_composite(func):
+            with _state_of_the_call():
+                output = func(*args, **kwargs or {})
+        else:
+            output = func(*args, **kwargs) if kwargs else func(*args)
+        listener = self._listeners.get(func, self._otherwise)
+        if listener is not None and not in_backward():
+            listener(Operation(func, args, kwargs or {}, output, self.name_of))
+        return output
+
+
+def _leave_uncompiled(function: Callable[..., Any]) -> None:
+    """Keep PyTorch's compiler out of a function and what it calls, without importing it.
+
+    It would trace the handler where a compiled ``flex_attention`` reaches the Tracer.
+    """
+    frames = cast(Any, torch)._C._dynamo.eval_frame
+    skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+    frames.set_code_exec_strategy(function.__code__, skip)
+
+
+_leave_uncompiled(Tracer.__torch_dispatch__)
+
+
+@cache
+def _is_composite(func: Any) -> bool:
+    """Whether an operation is made of others, so that in inference mode it comes whole.
+
+    Not one that gives a view: PyTorch still has to tell the view of its base.
+    """
+    if not isinstance(func, OpOverload):
+        return False
+    returns = func._schema.returns  # pyright: ignore[reportPrivateUsage]
+    if any(each.alias_info is not None for each in returns):
+        return False
+    return func._can_decompose()  # pyright: ignore[reportPrivateUsage]
+
+
+def _state_of_the_call() -> AbstractContextManager[None]:
+    """What the model's call left to the parts of a composite operation in inference mode.
+
+    A handler runs below autocast and below what makes a view know its parameter; the parts need
+    both: from a view that does not know, ``linear`` chooses another kernel.
+    """
+    with cast(Any, torch)._C._RestorePythonTLSSnapshot():
+        hidden = torch._C._dispatch_tls_local_exclude_set()  # pyright: ignore[reportPrivateUsage]
+    included = torch._C._dispatch_tls_local_include_set()  # pyright: ignore[reportPrivateUsage]
+    return torch._C._ForceDispatchKeyGuard(included, hidden)  # pyright: ignore[reportPrivateUsage]
+
+
+with torch.inference_mode(False):
+    _ORDINARY = (
+        torch._C._dispatch_tls_local_include_set(),  # pyright: ignore[reportPrivateUsage]
+        torch._C._dispatch_tls_local_exclude_set(),  # pyright: ignore[reportPrivateUsage]
+    )
+
+
+@contextmanager
+def apart() -> Generator[None, None, None]:
+    """Tensor work that nobody sees: no mode, gradient, autocast or inference mode applies to it.
+
+    Inside, tensors are ordinary ones also where the model runs in inference mode.
+    """
+    with (
+        # A handler runs with vmap and more switched off.
+        torch._C._ForceDispatchKeyGuard(*_ORDINARY),  # pyright: ignore[reportPrivateUsage]
+        # Popped, not disabled: what works inside may have modes of its own.
+        _without_function_modes(),
+        torch._C.DisableTorchFunctionSubclass(),  # pyright: ignore[reportPrivateUsage]
+        torch._C._DisableAutocast(),  # pyright: ignore[reportPrivateUsage]
+        torch.inference_mode(False),
+        torch.no_grad(),
+        _disable_current_modes(),
+    ):
+        yield
+
+
+@contextmanager
+def _without_function_modes() -> Generator[None, None, None]:
+    with ExitStack() as popped:
+        for _ in range(torch._C._len_torch_function_stack()):  # pyright: ignore[reportPrivateUsage]
+            popped.enter_context(_pop_mode_temporarily())
+        yield
+
+
+def module_names(model: nn.Module) -> dict[str, nn.Module]:
+    """Every module once, by its name; the model itself by its class's."""
+    named = cast("dict[str, nn.Module]", dict(cast(Any, model.named_modules())))
+    return {name or type(model).__name__: module for name, module in named.items()}
+
+
+def in_backward() -> bool:
+    """Whether this thread runs a backward pass, in which a checkpoint runs its forward again."""
+    return torch._C._current_graph_task_id() != -1  # pyright: ignore[reportPrivateUsage]
+
+
+def _folder(module: object) -> str:
+    return str(Path(cast(Any, module).__file__).parent)
+
+
+_HANDLER = Tracer.__torch_dispatch__.__code__
+# The place of installed packages lies inside that of Python's own library.
+_PACKAGES = tuple(sysconfig.get_paths()[name] for name in ("purelib", "platlib"))
+_COMPILER = str(Path(_folder(torch), "_dynamo", "eval_frame.py"))
+_STANDARD = sysconfig.get_paths()["stdlib"]
+_ENGINE = (_folder(torch), str(Path(__file__).parent))
+_LIBRARIES = tuple(f"{place}/transformers" for place in _PACKAGES)
+_GENERATION = tuple(f"{place}/generation/" for place in _LIBRARIES)
+
+
+@cache
+def _is_in(file: str, folders: tuple[str, ...]) -> bool:
+    """Whether a file lies in one of the folders, or in Python's own library."""
+    if any(file.startswith(f"{folder}/") for folder in folders):
+        return True
+    return file.startswith((_STANDARD, "<frozen ")) and not file.startswith(_PACKAGES)
+
+
+def _frames() -> Iterator[FrameType]:
+    """The model's frames from the innermost, without the listener's own."""
+    inner: FrameType = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    frame: FrameType | None = inner
+    while frame is not None and frame.f_code is not _HANDLER:
+        frame = frame.f_back
+    frame = frame or inner  # a product of regard's own comes by no Tracer
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

@@ -1,0 +1,1 @@
+"""Views of attention: terminal, figures, notebook, server, and the offline page."""

@@ -1,0 +1,281 @@
+"""A layer that a page holds in full: query and key, or where they cannot tell it, all weights."""
+
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from regard.matrix.attention_matrix import AttentionMatrix
+from regard.reductions.reduction import Reduction
+from regard.reductions.sums import Pool
+from regard.scores.query_key import QueryKey
+from regard.scores.score_source import accumulation_dtype
+from regard.view.export.summarised_layer import BlockMeans
+from regard.view.tiles.manifest import SMALL, PageLayer
+from regard.view.tiles.mask_intervals import IRREGULAR, intervals
+from regard.view.tiles.packing import packed
+from regard.view.tiles.row_normalizers import RowNumbers
+
+__all__ = [
+    "Block",
+    "Stored",
+    "Whole",
+    "embed",
+    "embed_means",
+    "embed_row_numbers",
+    "embed_value",
+    "fits_never",
+    "least_size",
+    "questions_of_whole",
+]
+
+MOST_WEIGHTS = 2**25  # a layer that can only be held as weights is held in memory on the way
+SAMPLED_ROWS = 32
+# From a tile of 256 x 256 blocks of this size on the page would compute for many seconds.
+MEANS = 64
+
+Block: TypeAlias = dict[str, str]
+"""Numbers of a layer by their names, as the page's JSON has them."""
+
+Stored: TypeAlias = Literal["float32", "float24", "float16"]
+"""How numbers are stored; float24 is float32 without its last byte."""
+
+BYTES: dict[Stored, int] = {"float32": 4, "float24": 3, "float16": 2}
+
+
+@dataclass(frozen=True, eq=False)
+class Whole:
+    """A layer that is held in full.
+
+    Attributes:
+        block: its query and key, or its weights, and the keys that each row may attend to.
+        shown: the matrix that the page computes from them; of weights the one they are from.
+        size: how many bytes it takes at most, with the numbers of its rows.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.view.export.complete_layer import Whole
+        >>> A = regard.attend(torch.zeros(1, 3, 2), torch.zeros(1, 3, 2))
+        >>> Whole({"query": "eNo=", "key": "eNo="}, A).size
+        328
+    """
+
+    block: Block
+    shown: AttentionMatrix
+
+    @property
+    def size(self) -> int:
+        raw = 16 * math.prod(self.shown.shape[:-1]) if "query" in self.block else 0
+        return sum(map(len, self.block.values())) + (raw + raw // 1000 + 192) * 4 // 3
+
+
+def fits_never(matrix: AttentionMatrix) -> bool:
+    """Whether query and key cannot tell the weights, and those are too many.
+
+    Args:
+        matrix: (num_heads, q_len, kv_len).
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.view.export.complete_layer import fits_never
+        >>> fits_never(regard.attend(torch.randn(1, 9, 4), torch.randn(1, 9, 4), softcap=2.0))
+        False
+    """
+    if math.prod(matrix.shape) <= MOST_WEIGHTS:
+        return False
+    return not _is_plain(matrix) or intervals(matrix) is IRREGULAR
+
+
+def least_size(matrix: AttentionMatrix, stored: Stored) -> int:
+    """Never more than what the layer will take: a sign, a mantissa and a little exponent.
+
+    Args:
+        matrix: (num_heads, q_len, kv_len).
+        stored: how its numbers are.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.view.export.complete_layer import least_size
+        >>> least_size(regard.attend(torch.randn(1, 9, 4), torch.randn(1, 9, 4)), "float16")
+        36
+    """
+    if not isinstance(matrix.source, QueryKey) or not _is_plain(matrix):
+        # Weights may be nearly all zero, and then hundreds of them fit into a byte.
+        return math.prod(matrix.shape) // 512
+    numbers = matrix.source.query.numel() + matrix.source.key.numel()
+    return numbers * BYTES[stored] // 4
+
+
+def embed(layer: PageLayer, matrix: AttentionMatrix, stored: Stored) -> Whole:
+    """The layer as the page's JSON has it; sets the layer's fields.
+
+    Args:
+        layer: what the page is told of it.
+        matrix: (num_heads, q_len, kv_len), one that fits.
+        stored: how its numbers are.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.view.tiles.manifest import live_layers
+        >>> from regard.view.export.complete_layer import embed
+        >>> A = regard.attend(torch.zeros(1, 3, 2), torch.zeros(1, 3, 2))
+        >>> seen = regard.Recording({"layer": A})
+        >>> sorted(embed(live_layers(seen)[0], seen[0], "float32").block)
+        ['key', 'query']
+    """
+    spans = intervals(matrix)
+    source = matrix.source
+    layer.dtype = stored
+    layer.span_heads = 0
+    block: Block = {}
+    if isinstance(spans, Tensor):
+        layer.span_heads = spans.shape[0]
+        block["spans"] = packed(spans, zlib.Z_DEFAULT_STRATEGY)
+    if not isinstance(source, QueryKey) or not _is_plain(matrix) or spans is IRREGULAR:
+        layer.kind = "weights"
+        weights = _rounded(_all_weights(matrix), stored)
+        layer.deviation = {"float32": 0.0, "float24": 2**-17, "float16": 2**-12}[stored]
+        block["weights"] = packed(weights, zlib.Z_DEFAULT_STRATEGY, BYTES[stored])
+        return Whole(block, matrix)
+    layer.kind = "query-key"
+    query, query_unit = _in_units(source.query, stored)
+    key, key_unit = _in_units(source.key, stored)
+    layer.num_kv_heads, layer.head_dim = key.shape[-3], key.shape[-1]
+    layer.scale = source.scale * query_unit * key_unit
+    layer.query_unit, layer.key_unit = query_unit, key_unit
+    shown = AttentionMatrix(QueryKey(query.float(), key.float(), layer.scale), matrix.mask)
+    if stored != "float32":
+        layer.deviation = _deviation(matrix, shown)
+    # Query and key look like noise: searching them for repetitions finds none and takes long.
+    block["query"] = packed(query, zlib.Z_HUFFMAN_ONLY, BYTES[stored])
+    block["key"] = packed(key, zlib.Z_HUFFMAN_ONLY, BYTES[stored])
+    return Whole(block, shown)
+
+
+def questions_of_whole(layer: PageLayer, aside: Sequence[int]) -> list[Reduction]:
+    """What to ask of the matrix that the page will compute.
+
+    Args:
+        layer: what the page is told of it.
+        aside: the keys that are set aside where sinks are hidden.
+
+    Example:
+        >>> from regard.view.tiles.manifest import PageLayer
+        >>> from regard.view.export.complete_layer import questions_of_whole
+        >>> questions_of_whole(PageLayer("layer", 1, 9, 9, kind="query-key"), (0,))
+        [Pool(rows_wanted=32, columns_wanted=32), RowNumbers(aside=(0,))]
+    """
+    if layer.kind == "weights":  # of which the page sums a row itself
+        return [Pool(SMALL, SMALL)]
+    asked: list[Reduction] = [Pool(SMALL, SMALL), RowNumbers(tuple(aside))]
+    is_long = max(layer.q_len, layer.kv_len) > 128 * MEANS
+    return [*asked, BlockMeans(MEANS)] if is_long else asked
+
+
+def embed_row_numbers(numbers: Tensor) -> Block:
+    """The logsumexp of each row and its highest weight, with all keys and without sinks.
+
+    In float32, whatever query and key are stored in: half precision would take three digits from
+    every weight.
+
+    Args:
+        numbers: the answer to ``RowNumbers``, (num_heads, q_len, 4).
+
+    Example:
+        >>> import torch
+        >>> from regard.view.export.complete_layer import embed_row_numbers
+        >>> list(embed_row_numbers(torch.zeros(1, 3, 4)))
+        ['rows']
+    """
+    return {"rows": packed(numbers.float().movedim(-1, 0), zlib.Z_HUFFMAN_ONLY)}
+
+
+def embed_means(layer: PageLayer, means: Tensor) -> Block:
+    """The mean weights of the blocks of a long layer, in 24 bits; sets the layer's fields.
+
+    Args:
+        layer: what the page is told of it.
+        means: the answer to ``BlockMeans``, (num_heads, rows, columns).
+
+    Example:
+        >>> import torch
+        >>> from regard.view.tiles.manifest import PageLayer
+        >>> from regard.view.export.complete_layer import embed_means
+        >>> list(embed_means(PageLayer("layer", 1, 99, 99), torch.zeros(1, 2, 2)))
+        ['means']
+    """
+    layer.block = MEANS
+    rounded = _rounded(means, "float24")
+    return {"means": packed(rounded, zlib.Z_DEFAULT_STRATEGY, BYTES["float24"])}
+
+
+def embed_value(layer: PageLayer, value: Tensor) -> dict[str, str]:
+    """The value of a layer that is held in full, stored as its other numbers; sets its fields.
+
+    Args:
+        layer: what the page is told of it.
+        value: (num_kv_heads, kv_len, value_dim).
+
+    Example:
+        >>> import torch
+        >>> from regard.view.tiles.manifest import PageLayer
+        >>> from regard.view.export.complete_layer import embed_value
+        >>> layer = PageLayer("layer", num_heads=2, q_len=3, kv_len=3)
+        >>> block = embed_value(layer, torch.zeros(1, 3, 4))
+        >>> list(block), layer.value_dim
+        (['value'], 4)
+    """
+    rounded, layer.value_unit = _in_units(value, layer.dtype)
+    layer.value_heads, _, layer.value_dim = value.shape
+    return {"value": packed(rounded, zlib.Z_HUFFMAN_ONLY, BYTES[layer.dtype])}
+
+
+def _is_plain(matrix: AttentionMatrix) -> bool:
+    """Whether query, key and scale are all there is to the scores."""
+    source = matrix.source
+    return isinstance(source, QueryKey) and source.bias is None and source.plain
+
+
+def _in_units(tensor: Tensor, stored: Stored) -> tuple[Tensor, float]:
+    """The tensor over a power of two, so that float16 neither overflows nor loses small ones."""
+    if stored != "float16":
+        return _rounded(tensor, stored), 1.0
+    largest = float(tensor.abs().max())
+    unit = 2.0 ** math.floor(math.log2(largest)) if 0 < largest < math.inf else 1.0
+    return _rounded(tensor.double() / unit, stored), unit
+
+
+def _rounded(tensor: Tensor, stored: Stored) -> Tensor:
+    if stored == "float16":
+        return tensor.half()
+    single = tensor.float()
+    if stored == "float32":
+        return single
+    # Half of the byte that is left out, so that what stays is the nearest.
+    nearest = (single.view(torch.int32) + 0x80) & ~0xFF
+    return torch.where(single.isfinite(), nearest.view(torch.float32), single)
+
+
+def _deviation(matrix: AttentionMatrix, rounded: AttentionMatrix) -> float:
+    """The largest difference of a weight, on evenly spaced rows."""
+    step = max(1, matrix.shape[-2] // SAMPLED_ROWS)
+    rows = slice(None, None, step)
+    difference = _weights(matrix, rows) - _weights(rounded, rows)
+    return float(difference.abs().nan_to_num(0.0).max())
+
+
+def _all_weights(matrix: AttentionMatrix) -> Tensor:
+    length = matrix.shape[-2]
+    step = max(1, 2**22 // matrix.shape[-1])
+    parts = [slice(start, start + step) for start in range(0, length, step)]
+    return torch.cat([_weights(matrix, rows) for rows in parts], dim=-2)
+
+
+def _weights(matrix: AttentionMatrix, rows: slice) -> Tensor:
+    """Some rows in float32 (float64 of such inputs), also where the library rounds its answers."""
+    part = matrix.to(accumulation_dtype(matrix.dtype))[..., rows, :]
+    return part.to_dense() if isinstance(part, AttentionMatrix) else part

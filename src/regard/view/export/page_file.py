@@ -1,0 +1,302 @@
+"""One offline HTML file with the page and everything it needs, written atomically.
+
+The file holds the page's own code, the tokens, a small map of every head, and for each layer the
+query, the key and the logsumexp of every row, from which the browser computes any weight by itself.
+Of layers that are too large for that it holds block means and the strongest keys of every row.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from regard.analysis.head_kinds import Head
+from regard.errors import RegardError
+from regard.matrix.attention_matrix import AttentionMatrix
+from regard.recording.recording import Recording
+from regard.reductions.sums import Pool
+from regard.view.export.complete_layer import (
+    Block,
+    Stored,
+    Whole,
+    embed,
+    embed_means,
+    embed_row_numbers,
+    embed_value,
+    fits_never,
+    least_size,
+    questions_of_whole,
+)
+from regard.view.export.page_template import filled_template, json_block, number_block
+from regard.view.export.summarised_layer import (
+    count_of,
+    held,
+    least_bytes_of_rows,
+    most_bytes,
+    questions_of_held,
+)
+from regard.view.tiles.layer_survey import Sweeps
+from regard.view.tiles.manifest import (
+    SMALL,
+    PageLayer,
+    first_sequence,
+    first_value,
+    live_layers,
+    manifest,
+    sink_keys,
+    small_numbers,
+    told,
+)
+
+__all__ = ["write_page"]
+
+MIB = 2**20
+FULL_PRECISION = MIB // 2
+NEARLY_FULL_PRECISION = 8 * MIB
+
+
+def write_page(
+    recording: Recording,
+    path: str | Path,
+    *,
+    title: str = "Attention",
+    opened: tuple[int | None, int | None] = (None, None),
+    layers: Iterable[str | int] | None = None,
+    heads: Sequence[Head] | None = None,
+    limit: int = 64 * MIB,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """The recording as a page: one HTML file that needs no network and no server.
+
+    Query and key are stored in float32 while all layers take less than 512 KiB, without its last
+    byte up to 8 MiB, else in float16; the page then says how far weights may be off. Beside them
+    stand the logsumexp of every row and its highest weight, with and without sinks, of query and
+    key as they are stored, in float32: in float16 they would take three digits from every weight.
+    Of more than 8,192 tokens the means of blocks of 64 x 64 tokens follow where there is room, so
+    that the whole is exact at once too. Of several sequences in a batch the page shows the first.
+
+    One pass over each layer finds all of it, the kinds of heads too: of one sequence the kinds are
+    those of query and key as they are stored.
+
+    Where query and key of all layers do not fit ``limit``, every layer first gets the mean weights
+    of at most 512 x 512 blocks of each head, one byte each. Then the opened layer, and the others
+    in their order, get query and key instead while that fits. In the same order those that have
+    block means get the exact 8 strongest keys of every row as well, while there is room. A layer
+    whose block means do not fit keeps its small map of 32 x 32 blocks. The page says at every
+    number what it is. Last come the values of layers with query and key, where the recording has
+    them. For fewer heads record fewer: ``regard.observe(model, heads=...)``.
+
+    Args:
+        recording: what was seen.
+        path: the file to write; one that exists is replaced only once the new one is complete.
+        title: what stands at the top.
+        opened: places of the layer and the head that it shows first; the first ones for None.
+        layers: names or places of the layers to hold, all of them when left out. The others keep
+            their small map.
+        heads: the kinds of heads, from ``classify``; computed when left out.
+        limit: about how many bytes the file may have.
+        progress: called with the rows done and the rows in all, those of every head.
+
+    Returns:
+        The path.
+
+    Raises:
+        RegardError: the recording is empty.
+        KeyError: no layer of a name in ``layers``.
+        IndexError: no layer at a place in ``layers``.
+        OSError: the file cannot be written; nothing was changed.
+
+    Example:
+        >>> import torch, regard
+        >>> A = regard.attend(torch.randn(2, 5, 4), torch.randn(2, 5, 4))
+        >>> page = regard.page(regard.Recording({"layer": A}), "attention.html")
+        >>> page.name, page.read_text().startswith("<!doctype html>")
+        ('attention.html', True)
+    """
+    if not recording:
+        raise RegardError("recording has no layers; a page needs at least one.")
+    wanted = _places(recording, layers, opened[0])
+    target = Path(path).resolve()
+    temporary = target.with_name(f".{target.name[:100]}.part")
+    try:
+        if target.is_dir():
+            raise IsADirectoryError(21, "it is a folder")
+        if target.exists() and not target.is_file():
+            raise OSError(22, "it is a device, a pipe or the like")
+        with temporary.open("w", encoding="ascii", newline="\n") as file:
+            file.writelines(_page(recording, title, opened, wanted, heads, limit, progress))
+        temporary.replace(target)
+    except OSError as error:
+        raise OSError(
+            f"path has {str(path)!r}, which cannot be written ({error.strerror}); nothing was "
+            "changed.\n    Name a file in a folder that exists and that you may write to."
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return Path(path)
+
+
+def _places(
+    recording: Recording, layers: Iterable[str | int] | None, opened: int | None
+) -> list[int]:
+    """The places of the layers to hold, that of the opened one first."""
+    names = list(recording)
+    places = set(range(len(names)))
+    if layers is not None:
+        wanted = [recording[layer] for layer in layers]
+        places = {i for i, name in enumerate(names) if any(recording[name] is m for m in wanted)}
+    return sorted(places, key=lambda place: (place != opened, place))
+
+
+def _page(
+    recording: Recording,
+    title: str,
+    opened: tuple[int | None, int | None],
+    wanted: Sequence[int],
+    heads: Sequence[Head] | None,
+    limit: int,
+    progress: Callable[[int, int], None] | None,
+) -> list[str]:
+    matrices = [first_sequence(recording[name]) for name in recording]
+    layers = [replace(layer, kind="map") for layer in live_layers(recording)]
+    wholes = _whole_layers(layers, matrices, wanted, limit)
+    reserved = {place: whole.size for place, whole in wholes.items()}
+    rest = [place for place in wanted if place not in wholes]
+    reserved |= _that_fit(matrices, rest, limit - sum(reserved.values()))
+    room = limit - sum(reserved.values())
+    sweeps = Sweeps(recording, ask_kinds=heads is None, progress=progress)
+    blocks: dict[int, Block] = {}
+    for place in [*wanted, *(set(range(len(layers))) - set(wanted))]:
+        layer, matrix = layers[place], matrices[place]
+        if place not in reserved:
+            layer.overview = small_numbers(*sweeps.over(place, matrix, [Pool(SMALL, SMALL)]))
+            continue
+        room += reserved[place]
+        if place in wholes:
+            aside = sink_keys(recording, layer.kv_len)
+            blocks[place] = _whole(place, layer, wholes[place], aside, sweeps, room)
+        else:
+            blocks[place] = _held(place, layer, matrix, sweeps, room)
+        room -= _size(blocks[place])
+    _add_values(recording, layers, blocks, wanted, room)
+    kinds = sweeps.kinds() if heads is None else told(heads)
+    for layer in layers if kinds else ():
+        layer.heads, kinds = kinds[: layer.num_heads], kinds[layer.num_heads :]
+    data = [json_block("recording", manifest(recording, layers, title=title, opened=opened))]
+    for place in sorted(blocks):
+        data += [
+            number_block(f"layer-{place}-{name}", text) for name, text in blocks[place].items()
+        ]
+    return filled_template(data)
+
+
+def _whole_layers(
+    layers: list[PageLayer], matrices: list[AttentionMatrix], wanted: Sequence[int], limit: int
+) -> dict[int, Whole]:
+    """The layers held in full: all in the most bits in which they fit, else some in 16 bits."""
+    able = [place for place in wanted if not fits_never(matrices[place])]
+    wholes: dict[int, Whole] = {}
+    for stored, most in _stored_as().items():
+        wholes = _embedded(layers, matrices, able, min(limit, most), stored, {})
+        if len(wholes) == len(able):
+            return wholes
+    return _embedded(layers, matrices, able, limit, "float16", _that_fit(matrices, wanted, limit))
+
+
+def _stored_as() -> dict[Stored, float]:
+    """How numbers are stored, the best way first, up to how many bytes in all."""
+    return {"float32": FULL_PRECISION, "float24": NEARLY_FULL_PRECISION, "float16": math.inf}
+
+
+def _that_fit(matrices: list[AttentionMatrix], places: Sequence[int], room: int) -> dict[int, int]:
+    """Whose block means fit, the first ones first, and how many bytes they take at most."""
+    fitting: dict[int, int] = {}
+    for place in places:
+        most = most_bytes(matrices[place].shape)
+        if most <= room:
+            fitting[place] = most
+            room -= most
+    return fitting
+
+
+def _embedded(
+    layers: list[PageLayer],
+    matrices: list[AttentionMatrix],
+    places: Sequence[int],
+    limit: float,
+    stored: Stored,
+    reserved: dict[int, int],
+) -> dict[int, Whole]:
+    """Layers in full, while they fit beside what is reserved for the others."""
+    wholes: dict[int, Whole] = {}
+    room = limit - sum(reserved.values())
+    for place in places:
+        layer, matrix = layers[place], matrices[place]
+        layer.kind = "map"
+        most = room + reserved.get(place, 0)
+        if least_size(matrix, stored) > most:
+            continue
+        whole = embed(layer, matrix, stored)
+        if whole.size > most:
+            layer.kind = "map"
+            continue
+        room = most - whole.size
+        wholes[place] = whole
+    return wholes
+
+
+def _whole(
+    place: int, layer: PageLayer, whole: Whole, aside: Sequence[int], sweeps: Sweeps, room: int
+) -> Block:
+    """All of a layer, and where there is room the means of a long one; sets the layer's fields."""
+    asked = questions_of_whole(layer, aside)
+    small, *more = sweeps.over(place, whole.shown, asked)
+    layer.overview = small_numbers(small)
+    block = whole.block | (embed_row_numbers(more[0]) if more else {})
+    for each in more[1:]:
+        means = embed_means(layer, each)
+        if _size(block) + _size(means) > room:
+            layer.block = 1
+            break
+        block |= means
+    return block
+
+
+def _held(
+    place: int, layer: PageLayer, matrix: AttentionMatrix, sweeps: Sweeps, room: int
+) -> Block:
+    """Block means, and where there is room the strongest keys; sets the layer's fields."""
+    asked = questions_of_held(matrix.shape, strongest=least_bytes_of_rows(matrix.shape) <= room)
+    found = held(matrix, sweeps.over(place, matrix, asked))
+    layer.kind = "pyramid"
+    layer.overview = found.overview
+    layer.block, layer.maximum, layer.octaves = found.block, found.maximum, found.octaves
+    layer.span_heads = found.span_heads
+    if not found.rows or _size(found.pyramid) + _size(found.rows) > room:
+        return found.pyramid
+    layer.strongest = count_of(matrix.shape)
+    return found.pyramid | found.rows
+
+
+def _add_values(
+    recording: Recording,
+    layers: list[PageLayer],
+    blocks: dict[int, Block],
+    wanted: Sequence[int],
+    room: int,
+) -> None:
+    """The value of each layer that is held in full, where the recording has it and it fits."""
+    for place in wanted:
+        layer, value = layers[place], recording.layers[place].value
+        if value is None or layer.kind not in ("query-key", "weights"):
+            continue
+        block = embed_value(layer, first_value(value))
+        if _size(block) > room:
+            layer.value_heads = 0
+            continue
+        room -= _size(block)
+        blocks[place] = blocks[place] | block
+
+
+def _size(block: Block) -> int:
+    return sum(map(len, block.values()))

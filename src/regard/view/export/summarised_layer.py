@@ -1,0 +1,282 @@
+"""What a page holds of a layer too large for it: block means of a byte each, and strong keys.
+
+A block is 2^level x 2^level tokens, counted from token 0, so that every coarser tile of the map is
+a mean of blocks; `held.js` reads them.
+"""
+
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from regard.matrix.attention_matrix import AttentionMatrix
+from regard.reductions.block import Block
+from regard.reductions.reduction import Part, Reduction
+from regard.reductions.sums import Pool, Sum
+from regard.reductions.top_k import Top, TopK
+from regard.view.tiles.manifest import SMALL, small_numbers
+from regard.view.tiles.mask_intervals import intervals
+from regard.view.tiles.packing import packed
+
+__all__ = [
+    "BlockMeans",
+    "Held",
+    "block_of",
+    "count_of",
+    "held",
+    "least_bytes_of_rows",
+    "levels_of",
+    "most_bytes",
+    "questions_of_held",
+]
+
+MOST_BLOCKS = 512
+STRONGEST = 8
+OCTAVES = 32.0
+WHOLE = 1e-5  # how far the weights of a row may be from 1 and still be said to be all of it
+
+
+@dataclass(frozen=True)
+class BlockMeans(Reduction):
+    """The mean weight of each block of ``size`` x ``size`` tokens, counted from token 0.
+
+    The answer has shape (..., num_heads, ceil(q_len / size), ceil(kv_len / size)); a block at the
+    edge is the mean of what there is.
+
+    Args:
+        size: tokens of a block, each way.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.view.export.summarised_layer import BlockMeans
+        >>> x = torch.zeros(3, 1)
+        >>> regard.attend(x, x, mask=regard.Causal()).reduce(BlockMeans(2))
+        tensor([[0.5000, 0.0000],
+                [0.3333, 0.3333]])
+    """
+
+    size: int
+
+    def start(
+        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        rows, columns = (-(-length // self.size) for length in shape[-2:])
+        return (torch.zeros(*shape[:-2], rows, columns, dtype=dtype, device=device),)
+
+    def update(self, block: Block) -> tuple[Part, ...]:
+        rows, heights = _met(block.box.rows, self.size)
+        start, stop = block.box.columns.start, block.box.columns.stop
+        columns = slice(start // self.size, -(-stop // self.size))
+        parts = cast(tuple[Tensor, ...], block.weights.split(heights, -2))
+        sums = torch.stack([part.sum(-2) for part in parts], -2)
+        edges = (start - columns.start * self.size, columns.stop * self.size - stop)
+        sums = torch.nn.functional.pad(sums, edges)
+        blocks = sums.reshape(*sums.shape[:-1], -1, self.size).sum(-1)
+        return (Part((*block.box.leading, rows, columns), blocks),)
+
+    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
+        down, across = (torch.tensor(_met(slice(0, n), self.size)[1]) for n in shape[-2:])
+        return buffers[0] / (down[:, None] * across).to(buffers[0])
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a layer holds in place of query and key, each part as the page's JSON has it.
+
+    Attributes:
+        overview: its small map.
+        pyramid: the block means of its heads, and for each row the keys that are allowed.
+        rows: the strongest keys of every row, with their weights; empty where not asked for.
+        block: tokens of a block, each way.
+        maximum: the largest mean.
+        octaves: so many powers of two below it are the lowest ones that are told apart.
+        span_heads: 0 where the allowed keys of a row are no single interval; else 1, or num_heads.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.view.export.summarised_layer import held, questions_of_held
+        >>> A = regard.attend(torch.zeros(1, 4, 2), torch.zeros(1, 4, 2))
+        >>> held(A, A.reduce(*questions_of_held(A.shape, strongest=False))).maximum
+        0.25
+    """
+
+    overview: dict[str, Any]
+    pyramid: dict[str, str]
+    rows: dict[str, str]
+    block: int
+    maximum: float
+    octaves: float
+    span_heads: int
+
+
+def block_of(shape: Sequence[int]) -> int:
+    """Tokens of a block: the least power of two with at most 512 blocks each way.
+
+    Args:
+        shape: of the matrix, (..., q_len, kv_len).
+
+    Example:
+        >>> from regard.view.export.summarised_layer import block_of
+        >>> block_of((9, 512, 512)), block_of((1, 131_072, 131_072))
+        (1, 256)
+    """
+    return 1 << (-(-max(shape[-2:]) // MOST_BLOCKS) - 1).bit_length()
+
+
+def most_bytes(shape: Sequence[int]) -> int:
+    """So many bytes the block means take at most in a file, deflated or not.
+
+    Args:
+        shape: of the matrix, (num_heads, q_len, kv_len).
+
+    Example:
+        >>> from regard.view.export.summarised_layer import most_bytes
+        >>> most_bytes((1, 131_072, 131_072))
+        350557
+    """
+    size = block_of(shape)
+    cells = shape[0] * math.prod(-(-length // size) for length in shape[-2:])
+    return (cells + cells // 1000 + 512) * 4 // 3
+
+
+def least_bytes_of_rows(shape: Sequence[int]) -> int:
+    """Fewer bytes than the strongest keys of all rows hardly ever take.
+
+    Args:
+        shape: of the matrix, (num_heads, q_len, kv_len).
+
+    Example:
+        >>> from regard.view.export.summarised_layer import least_bytes_of_rows
+        >>> least_bytes_of_rows((1, 131_072, 131_072))
+        131072
+    """
+    return math.prod(shape[:-1]) * count_of(shape) // 8
+
+
+def count_of(shape: Sequence[int]) -> int:
+    """How many of the strongest keys of a row are kept.
+
+    Args:
+        shape: of the matrix, (..., kv_len).
+
+    Example:
+        >>> from regard.view.export.summarised_layer import count_of
+        >>> count_of((1, 131_072, 131_072)), count_of((1, 3, 3))
+        (8, 3)
+    """
+    return min(STRONGEST, shape[-1])
+
+
+def questions_of_held(shape: Sequence[int], *, strongest: bool) -> list[Reduction]:
+    """What to ask of a layer.
+
+    Args:
+        shape: of the matrix, (num_heads, q_len, kv_len).
+        strongest: whether to look for the 8 strongest keys of each row.
+
+    Example:
+        >>> from regard.view.export.summarised_layer import questions_of_held
+        >>> len(questions_of_held((1, 4, 4), strongest=False))
+        2
+    """
+    asked: list[Reduction] = [Pool(SMALL, SMALL), BlockMeans(block_of(shape))]
+    return [*asked, Sum(-1), TopK(count_of(shape))] if strongest else asked
+
+
+def held(matrix: AttentionMatrix, answers: Sequence[Any]) -> Held:
+    """What a page holds of a layer.
+
+    Args:
+        matrix: (num_heads, q_len, kv_len).
+        answers: to ``questions_of_held``.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.view.export.summarised_layer import held, questions_of_held
+        >>> A = regard.attend(torch.randn(2, 5, 4), torch.randn(2, 5, 4))
+        >>> sorted(held(A, A.reduce(*questions_of_held(A.shape, strongest=True))).rows)
+        ['keys', 'weights']
+    """
+    small, means, *of_rows = answers
+    levels, maximum, octaves = levels_of(means)
+    pyramid = {"levels": packed(levels, zlib.Z_DEFAULT_STRATEGY, 1)}
+    spans = _spans(matrix)
+    if spans is not None:
+        pyramid["spans"] = packed(spans, zlib.Z_DEFAULT_STRATEGY)
+    return Held(
+        overview=small_numbers(small),
+        pyramid=pyramid,
+        rows=_rows(*of_rows) if of_rows else {},
+        block=block_of(matrix.shape),
+        maximum=maximum,
+        octaves=octaves,
+        span_heads=0 if spans is None else spans.shape[0],
+    )
+
+
+def levels_of(means: Tensor) -> tuple[Tensor, float, float]:
+    """Means in a byte each: level l is maximum * 2^(-octaves * (254 - l) / 253), level 0 is 0.
+
+    So each is right to the same part of itself, 2^(octaves / 506) - 1, however small it is; those
+    more than 32 octaves below the largest are level 1. Level 255 is a mean that is not a number.
+
+    Args:
+        means: none below 0.
+
+    Returns:
+        The levels (uint8, the same shape), the maximum, the octaves.
+
+    Example:
+        >>> import torch
+        >>> from regard.view.export.summarised_layer import levels_of
+        >>> levels_of(torch.tensor([0.0, 0.125, 0.5, torch.nan]))
+        (tensor([  0,   1, 254, 255], dtype=torch.uint8), 0.5, 2.0)
+    """
+    means = means.cpu().double()
+    known = means.nan_to_num(0.0)
+    maximum = float(known.max())
+    levels = torch.zeros_like(known)
+    octaves = 0.0
+    if maximum > 0:
+        below = -(known / maximum).log2()  # octaves; infinite for 0
+        octaves = min(OCTAVES, float(below[known > 0].max()))
+        steps = below * (253 / octaves) if octaves > 0 else torch.zeros_like(below)
+        levels = torch.where(known > 0, (254 - steps.round()).clamp(min=1), 0)
+    return levels.masked_fill(means.isnan(), 255).to(torch.uint8), maximum, octaves
+
+
+def _rows(totals: Tensor, top: Top) -> dict[str, str]:
+    """The strongest keys in the order of the text, each as its distance from the one before."""
+    known = top.values > 0  # (num_heads, q_len, 8)
+    keys, order = torch.where(known, top.indices, 0).sort(-1)
+    values = top.values.gather(-1, order)
+    steps = keys.diff(dim=-1, prepend=torch.zeros_like(keys[..., :1]))
+    # (num_heads, 8, q_len): what the rows have in common stands together.
+    rows = {
+        "keys": packed(steps.mT.int(), zlib.Z_DEFAULT_STRATEGY),
+        "weights": packed(values.mT.float(), zlib.Z_DEFAULT_STRATEGY),
+    }
+    if not bool(((totals - 1).abs() <= WHOLE).all()):  # also where one is not a number
+        rows["totals"] = packed(totals.float(), zlib.Z_DEFAULT_STRATEGY)
+    return rows
+
+
+def _spans(matrix: AttentionMatrix) -> Tensor | None:
+    """As ``intervals``; None where a row has none. Written out where every key is allowed."""
+    spans = intervals(matrix)
+    if isinstance(spans, str):
+        return None
+    everything = torch.tensor([0, matrix.shape[-1]], dtype=torch.int32)
+    return everything.expand(1, matrix.shape[-2], 2) if spans is None else spans
+
+
+def _met(part: slice, size: int) -> tuple[slice, list[int]]:
+    """The blocks that a part of an axis meets, and how many of its positions lie in each."""
+    blocks = slice(part.start // size, -(-part.stop // size))
+    edges = [part.start, *(block * size for block in range(blocks.start + 1, blocks.stop))]
+    return blocks, [stop - start for start, stop in pairwise([*edges, part.stop])]

@@ -1,0 +1,468 @@
+"""What all pictures of matplotlib share: the scale from ground to ink, its legend, labels.
+
+matplotlib is imported where a picture is drawn, so that ``import regard`` stays quick.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
+from itertools import product
+from math import floor, log10
+from textwrap import wrap
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.text.escaping import visible
+from regard.text.token_labels import bare
+from regard.text.tokens import Token
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.figure import Figure
+    from matplotlib.typing import ColorType
+
+__all__ = [
+    "GREY",
+    "Picture",
+    "Scale",
+    "axes_of",
+    "check_package",
+    "draw_cells",
+    "explain_letters",
+    "keep_quiet",
+    "label_names",
+    "label_places",
+    "label_tokens",
+    "log_floor",
+    "number",
+    "ramp",
+    "room_for",
+    "write_beside",
+    "write_on",
+    "write_shares",
+]
+
+Scale = Literal["linear", "log"]
+
+GREY = "#7b7d84"  # dark enough on white, light enough on black
+# After the ground, at even steps; the page's own scale (colours.js), safe for the colour blind as
+# lightness alone orders it: towards deep indigo on light ground, towards warm light on dark.
+_STOPS = {
+    "light": ("#c7d3f9", "#8a98e6", "#5658c8", "#33258f", "#1b0e4f"),
+    "dark": ("#542620", "#944126", "#cb7431", "#ecb667", "#fef4ce"),
+}
+_LONGEST_LABEL = 18
+# Points: room for a number.
+_LEAST_WIDTH, _LEAST_HEIGHT = 22.0, 12.0
+_STEPS = [factor * 10**power for power in range(9) for factor in (1, 2, 5)]
+
+
+class Picture(NamedTuple):
+    """Cells to draw.
+
+    Attributes:
+        weights: (rows, columns), each from 0 to 1; NaN where there is nothing.
+        scale: how a weight becomes a colour.
+        unit: what a cell is, for the legend.
+        shape: what the cells stretch over, (rows, columns) of tokens or of cells.
+        floor: where a log scale begins.
+    """
+
+    weights: Tensor
+    scale: Scale
+    unit: str
+    shape: tuple[int, int]
+    floor: float = 0.01
+
+
+def log_floor(keys: int) -> float:
+    """Where the log scale begins: the power of ten below half an even share, as on the page.
+
+    It depends on the number of keys alone, so that it is the same for every head.
+
+    Args:
+        keys: how many there are.
+
+    Example:
+        >>> from regard.view.figures.figure_style import log_floor
+        >>> log_floor(10), log_floor(2048)
+        (0.01, 0.0001)
+    """
+    return float(10.0 ** min(-2, floor(log10(0.5 / keys))))
+
+
+def check_package(call: str) -> None:
+    """That matplotlib is there, before any work.
+
+    Args:
+        call: who needs it, for the error.
+
+    Raises:
+        RegardError: it is not installed.
+
+    Example:
+        >>> from regard.view.figures.figure_style import check_package
+        >>> check_package("plot.map()")
+    """
+    if find_spec("matplotlib") is None:
+        raise RegardError(
+            f"{call} needs matplotlib, which is not installed.\n    Run: pip install matplotlib"
+        )
+
+
+def axes_of(ax: "Axes | None", width: float, height: float) -> "Axes":
+    """The axes that were given, or new ones.
+
+    Args:
+        ax: None for new ones.
+        width: of the new figure, in inches.
+        height: of the new figure, in inches.
+
+    Example:
+        >>> from regard.view.figures.figure_style import axes_of
+        >>> ax = axes_of(None, 4, 3)
+        >>> axes_of(ax, 8, 6) is ax
+        True
+    """
+    from matplotlib import pyplot
+
+    if ax is not None:
+        return ax
+    return pyplot.subplots(figsize=(width, height), layout="constrained")[1]
+
+
+def draw_cells(ax: "Axes", picture: Picture) -> None:
+    r"""The cells as an image, with their legend beside it.
+
+    Args:
+        ax: where to draw.
+        picture: what.
+
+    Example:
+        >>> import torch
+        >>> from regard.view.figures.figure_style import Picture, axes_of, draw_cells
+        >>> ax = axes_of(None, 4, 3)
+        >>> draw_cells(ax, Picture(torch.eye(2), "linear", "share", (2, 2)))
+        >>> ax.figure.axes[1].get_ylabel()
+        'share\nlinear'
+    """
+    import numpy
+    from matplotlib.colors import LogNorm, Normalize
+
+    rows, columns = picture.shape
+    weights = picture.weights.detach().cpu().double().numpy()
+    norm = Normalize(0.0, 1.0)
+    if picture.scale == "log":
+        norm = LogNorm(picture.floor, 1.0)
+        # A zero has no logarithm; below the floor all is ground.
+        weights = numpy.maximum(weights, picture.floor)
+    image = ax.imshow(
+        weights,
+        cmap=ramp(ax),
+        norm=norm,
+        interpolation="nearest",
+        extent=(-0.5, columns - 0.5, rows - 0.5, -0.5),
+        aspect="equal" if 0.25 <= rows / columns <= 4 else "auto",
+    )
+    bar = ax.figure.colorbar(image, ax=ax, shrink=0.8, aspect=24, pad=0.02)
+    bar.set_label(f"{picture.unit}\n{picture.scale}", color=GREY, fontsize="small")
+    bar.ax.yaxis.set_major_formatter(lambda share, _: _percent(share, picture))
+    bar.ax.minorticks_off()
+    bar.ax.tick_params(length=0, colors=GREY, labelsize="small")
+    bar.outline.set(linewidth=0.5, edgecolor=GREY)
+    keep_quiet(ax)
+    # Where the axes lie now says how many labels fit beside them.
+    cast("Figure", ax.get_figure(root=True)).draw_without_rendering()
+
+
+def write_shares(ax: "Axes", weights: Tensor) -> None:
+    """Its share in percent on each cell, where all of them have room for it.
+
+    Args:
+        ax: on which the cells are drawn.
+        weights: (rows, columns).
+
+    Example:
+        >>> import torch
+        >>> from regard.view.figures.figure_style import Picture, axes_of, draw_cells, write_shares
+        >>> ax = axes_of(None, 4, 3)
+        >>> draw_cells(ax, Picture(torch.eye(2) / 8, "linear", "share", (2, 2)))
+        >>> write_shares(ax, torch.eye(2) / 8)
+        >>> [text.get_text() for text in ax.texts]
+        ['12', '12']
+    """
+    rows, columns = weights.shape
+    width, height = (_points_along(axis) for axis in (ax.xaxis, ax.yaxis))
+    if width / columns < _LEAST_WIDTH or height / rows < _LEAST_HEIGHT:
+        return
+    for row, column in product(range(rows), range(columns)):
+        share = float(weights[row, column])
+        if share > 0:
+            text = "<1" if share < 0.005 else f"{100 * share:.0f}"
+            write_on(ax, row, column, share, text)
+
+
+def write_on(ax: "Axes", row: int, column: int, share: float, text: str) -> None:
+    """A word or number on a cell, dark or light, whichever can be read there.
+
+    Args:
+        ax: on which the cells are drawn.
+        row: of the cell.
+        column: of the cell.
+        share: what the cell shows.
+        text: some characters.
+
+    Example:
+        >>> import torch
+        >>> from regard.view.figures.figure_style import Picture, axes_of, draw_cells, write_on
+        >>> ax = axes_of(None, 4, 3)
+        >>> draw_cells(ax, Picture(torch.eye(2), "linear", "share", (2, 2)))
+        >>> write_on(ax, 0, 0, 1.0, "P")
+        >>> ax.texts[0].get_color()
+        '#fbfaf7'
+    """
+    import numpy
+
+    [image] = ax.get_images()
+    red, green, blue, _ = image.to_rgba(numpy.array([share]))[0]
+    light = 0.3 * red + 0.6 * green + 0.1 * blue > 0.5
+    colour = "#17181c" if light else "#fbfaf7"
+    ax.text(column, row, text, color=colour, ha="center", va="center", fontsize="small")
+
+
+def keep_quiet(ax: "Axes") -> None:
+    """Thin grey edges, and no marks beside the labels.
+
+    Args:
+        ax: the axes.
+
+    Example:
+        >>> from regard.view.figures.figure_style import axes_of, keep_quiet
+        >>> ax = axes_of(None, 4, 3)
+        >>> keep_quiet(ax)
+        >>> ax.spines["left"].get_linewidth()
+        0.5
+    """
+    ax.tick_params(length=0)
+    for spine in ax.spines.values():
+        spine.set(linewidth=0.5, edgecolor=GREY)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.label.set_color(GREY)
+
+
+def room_for(names: Iterable[str]) -> float:
+    """Inches that the longest of these labels takes, about.
+
+    Args:
+        names: the labels.
+
+    Example:
+        >>> from regard.view.figures.figure_style import room_for
+        >>> room_for(["a"]) < room_for(["question"])
+        True
+    """
+    return 0.2 + 0.085 * min(_LONGEST_LABEL, max(map(len, names), default=0))
+
+
+def label_tokens(axis: "Axis", tokens: Sequence[Token] | None, length: int, what: str) -> None:
+    """A label for each token where they fit beside each other; else places.
+
+    Args:
+        axis: the one to label.
+        tokens: one for each place; None where they are not known.
+        length: how many places there are.
+        what: "query" or "key", for the axis's own label.
+
+    Example:
+        >>> from regard import Token
+        >>> from regard.view.figures.figure_style import axes_of, label_tokens
+        >>> ax = axes_of(None, 4, 3)
+        >>> label_tokens(ax.xaxis, [Token("$x$"), Token(" is")], 2, "key")
+        >>> [label.get_text() for label in ax.get_xticklabels()], ax.get_xlabel()
+        (['$x$', 'is'], 'key')
+    """
+    if tokens is None or length * _label_points() > _points_along(axis):
+        number(axis, f"{what} position")
+        return
+    label_names(axis, [bare(token.text) for token in tokens])
+    for label, token in zip(axis.get_ticklabels(), tokens, strict=True):
+        if token.special:
+            label.set_color(GREY)
+    axis.set_label_text(what)
+
+
+def number(axis: "Axis", what: str) -> None:
+    """Whole numbers along an axis, few of them.
+
+    Args:
+        axis: the one to label.
+        what: they count.
+
+    Example:
+        >>> from regard.view.figures.figure_style import axes_of, number
+        >>> ax = axes_of(None, 4, 3)
+        >>> number(ax.xaxis, "layer")
+        >>> ax.get_xlabel()
+        'layer'
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(8, integer=True, steps=[1, 2, 5, 10]))
+    axis.set_major_formatter(lambda place, _: f"{place:,.0f}")
+    axis.set_label_text(what)
+
+
+def label_names(axis: "Axis", names: Sequence[str]) -> None:
+    """A name at each place: shortened, and neither mathematics nor TeX, whatever it says.
+
+    A character that no font of ``rcParams["font.family"]`` has is shown by its number.
+
+    Args:
+        axis: the one to label.
+        names: one for each place.
+
+    Example:
+        >>> from regard.view.figures.figure_style import axes_of, label_names
+        >>> ax = axes_of(None, 4, 3)
+        >>> label_names(ax.yaxis, ["question", "\U00013000"])
+        >>> [label.get_text() for label in ax.get_yticklabels()]
+        ['question', '‹U+13000›']
+    """
+    known = _characters()
+    axis.set_ticks(range(len(names)), [_drawable(name, known) for name in names])
+    for label in axis.get_ticklabels():
+        label.set(parse_math=False, usetex=False)
+    widest = 0.6 * _label_points() * max(map(len, names))
+    if _is_across(axis) and widest * len(names) > _points_along(axis):
+        axis.set_tick_params(rotation=90)
+
+
+def label_places(axis: "Axis", places: Sequence[int], what: str) -> None:
+    """Numbers of layers or heads, so many of them as fit.
+
+    Args:
+        axis: the one to label.
+        places: the number at each place of the axis.
+        what: they are.
+
+    Example:
+        >>> from regard.view.figures.figure_style import axes_of, label_places
+        >>> ax = axes_of(None, 4, 3)
+        >>> label_places(ax.yaxis, range(200, 500), "layer")
+        >>> [label.get_text() for label in ax.get_yticklabels()][:3]
+        ['200', '250', '300']
+    """
+    fitting = max(1, int(_points_along(axis) / (2 * _label_points())))
+    step = next(n for n in _STEPS if n * fitting >= len(places))
+    axis.set_ticks(range(0, len(places), step), [str(place) for place in places[::step]])
+    axis.set_label_text(what)
+
+
+def explain_letters(ax: "Axes", meanings: Mapping[str, str]) -> None:
+    """What letters on cells mean, in small above the axes, on as many lines as it takes.
+
+    Args:
+        ax: the axes.
+        meanings: of each letter.
+
+    Example:
+        >>> from regard.view.figures.figure_style import axes_of, explain_letters
+        >>> ax = axes_of(None, 4, 3)
+        >>> explain_letters(ax, {"p": "previous token", "u": "uniform"})
+        >>> ax.get_title(loc="left")
+        'p previous token   u uniform'
+    """
+    entries = (
+        f"{letter} {meaning}   ".replace(" ", "\xa0") for letter, meaning in meanings.items()
+    )
+    most = int(_points_along(ax.xaxis) / 4.5)
+    lines = wrap(" ".join(entries), most, break_long_words=False, break_on_hyphens=False)
+    text = "\n".join(line.replace("\xa0 ", "\xa0").replace("\xa0", " ").rstrip() for line in lines)
+    ax.set_title(text, fontsize="small", color=GREY, loc="left")
+
+
+def write_beside(ax: "Axes", x: float, y: float, text: str, colour: "ColorType") -> None:
+    """A name to the right of a point.
+
+    Args:
+        ax: where to write.
+        x: of the point.
+        y: of the point.
+        text: the name.
+        colour: of the text.
+
+    Example:
+        >>> from regard.view.figures.figure_style import axes_of, write_beside
+        >>> ax = axes_of(None, 4, 3)
+        >>> write_beside(ax, 0.5, 0.5, "mean", "black")
+        >>> [text.get_text() for text in ax.texts]
+        ['mean']
+    """
+    at = "offset points"
+    ax.annotate(text, (x, y), (6, 0), textcoords=at, va="center", fontsize="small", color=colour)
+
+
+def _label_points() -> float:
+    """From one line of labels to the next."""
+    from matplotlib import rcParams
+    from matplotlib.font_manager import FontProperties
+
+    return 1.15 * FontProperties(size=rcParams["xtick.labelsize"]).get_size_in_points()
+
+
+def _points_along(axis: "Axis") -> float:
+    box = axis.axes.get_window_extent()
+    return 72 * (box.width if _is_across(axis) else box.height) / axis.axes.figure.dpi
+
+
+def _is_across(axis: "Axis") -> bool:
+    return axis is axis.axes.xaxis
+
+
+def _drawable(text: str, known: set[int]) -> str:
+    shown = "".join(
+        character if ord(character) in known or character.isspace() else f"‹U+{ord(character):04X}›"
+        for character in visible(text[:_LONGEST_LABEL])
+    )
+    fits = len(shown) <= _LONGEST_LABEL and len(text) <= _LONGEST_LABEL
+    return shown if fits else f"{shown[: _LONGEST_LABEL - 1]}…"
+
+
+def _characters() -> set[int]:
+    """What the user's fonts can draw, each falling back to the next."""
+    from matplotlib.font_manager import FontProperties, fontManager
+    from matplotlib.ft2font import FT2Font
+
+    known: set[int] = set()
+    for family in FontProperties().get_family():
+        path = fontManager.findfont(FontProperties(family=[family]))
+        known |= FT2Font(path).get_charmap().keys()
+    return known
+
+
+def ramp(ax: "Axes") -> "LinearSegmentedColormap":
+    """The scale, from the ground of the axes to ink.
+
+    Args:
+        ax: whose ground is the colour of nothing.
+
+    Example:
+        >>> from regard.view.figures.figure_style import axes_of, ramp
+        >>> from matplotlib.colors import to_hex
+        >>> to_hex(ramp(axes_of(None, 4, 3))(0.0))
+        '#ffffff'
+    """
+    from matplotlib.colors import LinearSegmentedColormap, to_rgb
+
+    ground = to_rgb(ax.get_facecolor())
+    stops = _STOPS["light" if sum(ground) > 1.5 else "dark"]
+    # What is no number (NaN) is grey.
+    return LinearSegmentedColormap.from_list("regard", [ground, *stops], bad=GREY)
+
+
+def _percent(share: float, picture: Picture) -> str:
+    text = f"{100 * share:.6g} %"
+    return f"≤ {text}" if picture.scale == "log" and share <= picture.floor * 1.001 else text

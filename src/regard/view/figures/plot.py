@@ -1,0 +1,422 @@
+"""Pictures for papers, drawn with matplotlib: one head, all heads, their entropy, parts of a text.
+
+Each takes the axes to draw on, or makes new ones of a fitting size, and gives them back:
+``regard.plot.map(A).figure.savefig("map.pdf")``. The scale is the page's own, from the ground of
+the axes to ink; it ends at 100 % for every head, so that pictures can be compared.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+
+from regard.analysis.head_classes import Trial, classify
+from regard.analysis.head_kinds import KINDS, Head
+from regard.analysis.segment_shares import Shares
+from regard.errors import kind_text, shape_text
+from regard.matrix.attention_matrix import AttentionMatrix
+from regard.recording.layers import Layer
+from regard.recording.recording import Recording
+from regard.reductions.sums import Pool
+from regard.text.tokens import Token, as_tokens
+from regard.view.figures.figure_style import (
+    GREY,
+    Picture,
+    Scale,
+    axes_of,
+    check_package,
+    draw_cells,
+    explain_letters,
+    keep_quiet,
+    label_names,
+    label_places,
+    label_tokens,
+    log_floor,
+    number,
+    ramp,
+    room_for,
+    write_beside,
+    write_on,
+    write_shares,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["entropy", "heads", "map", "segments"]
+
+_MOST_CELLS = 512
+_SMALL_MAP = 32
+# From here on weights are small beside 100 %, and a linear scale is empty; as on the page.
+_LONG = 48
+# Inches.
+_NUMBER, _LABEL, _MAP, _MAP_OF_A_HEAD, _SCORE_OF_A_HEAD = 0.36, 0.18, 4.5, 0.5, 0.34
+_LEAST, _BESIDE = 2.3, 1.3
+_FEW = 16
+_LETTERS = {kind.name: kind.letter for kind in KINDS}
+
+
+def map(  # noqa: A001 - what every map is called; the namespace tells it from the built-in
+    matrix: AttentionMatrix,
+    tokens: Sequence[Token | str] | None = None,
+    key_tokens: Sequence[Token | str] | None = None,
+    *,
+    scale: Scale | None = None,
+    ax: "Axes | None" = None,
+) -> "Axes":
+    """The weights of one head, queries down and keys across; a long matrix in cells of its mean.
+
+    The matrix is never formed: beyond 512 tokens a cell is the mean weight of a block of tokens.
+
+    Args:
+        matrix: of one head, ``A[0, 3]``.
+        tokens: one for each query; they label the axis while they fit beside each other.
+        key_tokens: one for each key; the same tokens when left out.
+        scale: "linear" or "log"; log for more than 48 keys when left out.
+        ax: where to draw; new axes when left out.
+
+    Returns:
+        The axes.
+
+    Raises:
+        TypeError: matrix is no AttentionMatrix, or the tokens are a text.
+        ValueError: it has several heads, the tokens are too few or too many, or another scale.
+        RegardError: matplotlib is not installed.
+
+    Example:
+        >>> import torch, regard
+        >>> A = regard.attend(torch.eye(3), torch.eye(3), mask=regard.Causal())
+        >>> axes = regard.plot.map(A, ["Life", " is", " short"])
+        >>> [label.get_text() for label in axes.get_xticklabels()]
+        ['Life', 'is', 'short']
+    """
+    _check_one_head(matrix)
+    q_len, kv_len = matrix.shape[-2:]
+    queries = _tokens("tokens", tokens, "q_len", q_len)
+    shared = tokens if key_tokens is None and q_len == kv_len else key_tokens
+    keys = _tokens("key_tokens", shared, "kv_len", kv_len)
+    chosen = _checked_scale(scale, kv_len)
+    check_package("plot.map()")
+    weights = matrix.pool(_MOST_CELLS, _MOST_CELLS).reshape(-1, min(kv_len, _MOST_CELLS))
+    unit = "share of a query's attention"
+    if weights.shape != (q_len, kv_len):
+        down, across = _cell(q_len), _cell(kv_len)
+        each = f"{down} tokens each way" if down == across else f"{down} × {across} tokens"
+        unit = f"mean share in cells of {each}"
+    across, down = (room_for(token.text for token in side or ()) for side in (queries, keys))
+    ax = axes_of(ax, across + _length_of(kv_len) + _BESIDE, down + _length_of(q_len))
+    draw_cells(ax, Picture(weights, chosen, unit, (q_len, kv_len), log_floor(kv_len)))
+    if weights.shape == (q_len, kv_len):
+        write_shares(ax, weights)
+    label_tokens(ax.xaxis, keys, kv_len, "key")
+    label_tokens(ax.yaxis, queries, q_len, "query")
+    return ax
+
+
+def heads(
+    seen: Recording, *trials: Trial, score: str | None = None, ax: "Axes | None" = None
+) -> "Axes":
+    """Every head of a recording, layers down and heads across: small maps, or a score as colour.
+
+    Args:
+        seen: the recording, of whatever length.
+        trials: what runs made for it show, as for ``seen.heads``: scores of more kinds.
+        score: None for a small map of each head; the name of a kind, as "previous token", for the
+            score of that kind; "kind" for the score of the kind that each head is. Beside a score
+            stands the letter of the head's kind, a capital where it is that strongly.
+        ax: where to draw; new axes when left out.
+
+    Returns:
+        The axes.
+
+    Raises:
+        TypeError: seen is no recording, or a trial is none.
+        ValueError: it has no layers, or a score that no head has; the message names those that were
+            measured.
+        RegardError: matplotlib is not installed, or query and key were not kept.
+
+    Example:
+        >>> import torch, regard
+        >>> even = regard.attend(torch.zeros(2, 4, 1), torch.zeros(2, 4, 1))
+        >>> axes = regard.plot.heads(regard.Recording({"layer": even}), score="kind")
+        >>> [text.get_text() for text in axes.texts]
+        ['U', 'U']
+    """
+    _check_recording("plot.heads()", seen)
+    check_package("plot.heads()")
+    grid = _Grid.of(seen.layers)
+    rows, columns = len(grid.layers), len(grid.heads)
+    if score is None:
+        found, side, picture = (), _MAP_OF_A_HEAD, _small_maps(seen.layers, grid)
+    else:
+        found = classify(seen.layers, seen.query_tokens, seen.key_tokens, trials=trials)
+        side, picture = _SCORE_OF_A_HEAD, _scores(found, score, grid)
+    ax = axes_of(ax, max(_LEAST, side * columns) + _BESIDE, max(_LEAST, side * rows) + 0.5)
+    draw_cells(ax, picture)
+    for head in found:
+        row, column = grid.place(head)
+        write_on(ax, row, column, float(picture.weights[row, column]), _letter(head))
+    for at in (n - 0.5 for n in range(1, rows)):
+        ax.axhline(at, color=GREY, linewidth=0.3)
+    for at in (n - 0.5 for n in range(1, columns)):
+        ax.axvline(at, color=GREY, linewidth=0.3)
+    label_places(ax.xaxis, grid.heads, "head")
+    label_places(ax.yaxis, grid.layers, "layer")
+    if found:
+        present = {head.kind for head in found}
+        explain_letters(
+            ax, {_LETTERS[kind.name]: kind.name for kind in KINDS if kind.name in present}
+        )
+    return ax
+
+
+def entropy(seen: Recording, *, ax: "Axes | None" = None) -> "Axes":
+    """How widely the heads look: the mean entropy of each one's rows in nats, layer by layer.
+
+    Each head is a dot; a line joins the means of the layers. The head that looks most widely and
+    the one that looks most narrowly are named.
+
+    Args:
+        seen: the recording; kept answers to ``regard.Entropy()`` are enough.
+        ax: where to draw; new axes when left out.
+
+    Returns:
+        The axes.
+
+    Raises:
+        TypeError: seen is no recording.
+        ValueError: it has no layers.
+        RegardError: matplotlib is not installed, or no layer can answer.
+
+    Example:
+        >>> import torch, regard
+        >>> even = regard.attend(torch.zeros(2, 4, 1), torch.zeros(2, 4, 1))
+        >>> axes = regard.plot.entropy(regard.Recording({"layer": even}))
+        >>> axes.get_ylabel()
+        'mean entropy of a row, nats'
+    """
+    _check_recording("plot.entropy()", seen)
+    check_package("plot.entropy()")
+    answers = seen.entropy()
+    dots: list[tuple[int, float, str]] = []
+    for index, layer in enumerate(seen.layers):
+        if layer.name in answers:
+            values = _numbers(_of_each_head(answers[layer.name].mean(-1), layer, 0))
+            place = layer.place(index)
+            names = (f"L{place}H{layer.head(head)}" for head in range(len(values)))
+            dots += zip([place] * len(values), values, names, strict=True)
+    places = sorted({place for place, _, _ in dots})
+    means = [_mean([value for at, value, _ in dots if at == place]) for place in places]
+    ax = axes_of(ax, max(3.2, 0.2 * len(places) + 1.5), 3.0)
+    colours = ramp(ax)
+    ax.plot(places, means, color=colours(0.4), linewidth=1.5, zorder=1)
+    ax.scatter(
+        [dot[0] for dot in dots], [dot[1] for dot in dots], s=14, color=colours(0.75), zorder=2
+    )
+    for place, value, name in (max(dots, key=_by_value), min(dots, key=_by_value)):
+        write_beside(ax, place, value, name, colours(0.75))
+    write_beside(ax, places[-1], means[-1], "mean", colours(0.4))
+    keep_quiet(ax)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.set_ylim(bottom=0)
+    number(ax.xaxis, "layer")
+    ax.set_ylabel("mean entropy of a row, nats")
+    return ax
+
+
+def segments(shares: Shares, *, ax: "Axes | None" = None) -> "Axes":
+    """How much each part of a text drew from each other part, the mean over all layers and heads.
+
+    For one layer ask that layer alone: ``regard.segment_shares(seen.part([3]), parts)``.
+
+    Args:
+        shares: from ``regard.segment_shares(seen, parts)``.
+        ax: where to draw; new axes when left out.
+
+    Returns:
+        The axes.
+
+    Raises:
+        TypeError: shares are none.
+        RegardError: matplotlib is not installed.
+
+    Example:
+        >>> import torch, regard
+        >>> even = regard.attend(torch.zeros(2, 4, 2), torch.zeros(2, 4, 2))
+        >>> seen = regard.Recording({"layer": even})
+        >>> shares = regard.segment_shares(seen, {"question": (0, 1), "text": (1, 4)})
+        >>> axes = regard.plot.segments(shares)
+        >>> [text.get_text() for text in axes.texts]
+        ['25', '75', '25', '75']
+    """
+    if not isinstance(shares, Shares):
+        raise TypeError(
+            f"shares is {kind_text(shares)}; plot.segments() draws Shares.\n"
+            "    Pass regard.segment_shares(seen, parts), where parts maps names to token spans."
+        )
+    check_package("plot.segments()")
+    layers, num_heads = shares.weights.shape[:2]
+    total = shares.total()
+    rows, columns = total.shape
+    unit = f"share, mean of {layers} × {num_heads} heads"
+    unit += "\nwithout sinks" if shares.sinks else ""
+    width, height = (max(_LEAST, 2 * _NUMBER * length) for length in (columns, rows))
+    across, down = room_for(shares.queries), room_for(shares.keys)
+    ax = axes_of(ax, across + width + _BESIDE, down + 0.7 * height)
+    draw_cells(ax, Picture(total, "linear", unit, (rows, columns)))
+    write_shares(ax, total)
+    label_names(ax.xaxis, shares.keys)
+    label_names(ax.yaxis, shares.queries)
+    ax.set_xlabel("drawn from")
+    ax.set_ylabel("by")
+    return ax
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """Which layers and heads of the model stand where.
+
+    Attributes:
+        layers: the place in the model of each row's layer.
+        heads: of each column's head.
+        rows: for each layer of the recording the columns of its heads.
+    """
+
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+    rows: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, layers: Sequence[Layer]) -> "_Grid":
+        named = [[layer.head(head) for head in range(_num_heads(layer))] for layer in layers]
+        heads = sorted({head for names in named for head in names})
+        rows = tuple(tuple(heads.index(head) for head in names) for names in named)
+        return cls(tuple(layer.place(i) for i, layer in enumerate(layers)), tuple(heads), rows)
+
+    def place(self, head: Head) -> tuple[int, int]:
+        """The row and the column of a head."""
+        return self.layers.index(head.layer), self.heads.index(head.head)
+
+
+def _cell(length: int) -> str:
+    """Of how many tokens a cell is, along one axis."""
+    least, rest = divmod(length, min(length, _MOST_CELLS))
+    return f"{least} to {least + 1}" if rest else str(least)
+
+
+def _small_maps(layers: Sequence[Layer], grid: _Grid) -> Picture:
+    """One image of all of them; what the recording does not have is empty."""
+    side = _SMALL_MAP
+    whole = torch.zeros(len(grid.layers) * side, len(grid.heads) * side)
+    for row, (layer, columns) in enumerate(zip(layers, grid.rows, strict=True)):
+        means = _of_each_head(cast(Tensor, layer.reduce(Pool(side, side))), layer, 2).float()
+        # A text shorter than the map has larger cells.
+        larger = torch.nn.functional.interpolate(means[None], (side, side))[0]
+        for column, cells in zip(columns, larger, strict=True):
+            whole[side * row : side * (row + 1), side * column : side * (column + 1)] = cells
+    keys = max(layer.shape[-1] for layer in layers)
+    shape = len(grid.layers), len(grid.heads)
+    scale = _checked_scale(None, keys)
+    return Picture(whole, scale, "share of a query's attention", shape, log_floor(keys))
+
+
+def _scores(found: Sequence[Head], score: str, grid: _Grid) -> Picture:
+    measured = {name for head in found for name in head.scores}
+    if score != "kind" and score not in measured:
+        names = ", ".join(repr(name) for name in ("kind", *_LETTERS) if name in {"kind", *measured})
+        raise ValueError(
+            f"score is {score!r}; of these heads {names} were measured.\n"
+            "    Pass a trial, regard.trials.repeated_tokens(model), for kinds that need one."
+        )
+    cells = torch.zeros(len(grid.layers), len(grid.heads))
+    for head in found:
+        value = head.score if score == "kind" else head.scores.get(score, 0.0)
+        cells[grid.place(head)] = value
+    unit = "score of the head's kind" if score == "kind" else f"score as {score} head"
+    return Picture(cells, "linear", unit, (len(grid.layers), len(grid.heads)))
+
+
+def _letter(head: Head) -> str:
+    strong = next(kind.strong for kind in KINDS if kind.name == head.kind)
+    letter = _LETTERS[head.kind]
+    return letter.upper() if head.score >= strong else letter
+
+
+def _of_each_head(answer: Tensor, layer: Layer, axes: int) -> Tensor:
+    """An answer with so many axes after the heads, (num_heads, ...): the mean of several texts."""
+    tail = answer.shape[answer.ndim - axes :]
+    return answer.reshape(-1, _num_heads(layer), *tail).mean(0)
+
+
+def _num_heads(layer: Layer) -> int:
+    return layer.shape[-3] if len(layer.shape) > 2 else 1
+
+
+def _numbers(tensor: Tensor) -> list[float]:
+    return cast("list[float]", tensor.tolist())
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _by_value(dot: tuple[int, float, str]) -> float:
+    return dot[1]
+
+
+def _length_of(tokens: int) -> float:
+    """Inches for an axis: room for numbers, then for labels, while that is a picture, no poster."""
+    if tokens > 64:
+        return _MAP
+    return max(_LEAST, (_NUMBER if tokens <= _FEW else _LABEL) * tokens)
+
+
+def _tokens(
+    name: str, given: Sequence[Token | str] | None, length_name: str, length: int
+) -> tuple[Token, ...] | None:
+    tokens = as_tokens(name, given)
+    if tokens is not None and len(tokens) != length:
+        raise ValueError(
+            f"{name} has {len(tokens)} tokens; the matrix has {length_name} = {length}.\n"
+            "    Give a list with one token for each."
+        )
+    return tokens
+
+
+def _checked_scale(scale: Scale | None, keys: int) -> Scale:
+    if scale not in (None, "linear", "log"):
+        raise ValueError(
+            f"scale is {scale!r}; it must be 'linear' or 'log'.\n"
+            "    Leave it out for linear up to 48 keys and log beyond."
+        )
+    return scale or ("log" if keys > _LONG else "linear")
+
+
+def _check_one_head(matrix: object) -> None:
+    if not isinstance(matrix, AttentionMatrix):
+        raise TypeError(
+            f"matrix is {kind_text(matrix)}; plot.map() draws an AttentionMatrix.\n"
+            "    Use regard.AttentionMatrix.from_weights(weights) for weights from elsewhere, or a "
+            "layer and head of a recording, seen[0][0, 3]."
+        )
+    if matrix.shape[:-2].numel() != 1:
+        raise ValueError(
+            f"matrix has shape {shape_text(matrix.shape)}; plot.map() draws one head.\n"
+            "    Take one of them by its leading axes, for example A[0, 3]."
+        )
+
+
+def _check_recording(call: str, seen: object) -> None:
+    if not isinstance(seen, Recording):
+        raise TypeError(
+            f"seen is {kind_text(seen)}; {call} draws a Recording.\n"
+            "    Make one with regard.observe(model), regard.load(path) or "
+            "regard.Recording({name: A})."
+        )
+    if not seen:
+        raise ValueError(
+            f"seen has no layers; {call} draws at least one.\n"
+            "    Record attention with regard.observe(model), or take a part that has layers."
+        )

@@ -1,0 +1,79 @@
+"""The page inside another page: a frame that can run its script and reach nothing around it."""
+
+from html import escape
+from typing import NamedTuple
+
+from regard.recording.recording import Recording
+from regard.view.export.page_template import filled_template, json_block
+from regard.view.tiles.manifest import first_sequence, live_layers, manifest, small_map
+
+__all__ = ["HEIGHT", "SANDBOX", "Pages", "framed", "notebook_pages"]
+
+HEIGHT = 680
+"""Pixels."""
+SANDBOX = "allow-scripts allow-downloads"
+# A few seconds of work.
+_MOST_WEIGHTS = 2**28
+
+
+def framed(page: str, title: str) -> str:
+    """An iframe that holds a page whole, as HTML.
+
+    Args:
+        page: HTML.
+        title: for those who do not see it.
+
+    Example:
+        >>> from regard.view.notebook.page_frame import framed
+        >>> framed("<p>", 'a "model"').partition(" srcdoc=")[2]
+        '"&lt;p&gt;"></iframe>'
+    """
+    return (
+        f'<iframe title="{escape(title)}" sandbox="{SANDBOX}" width="100%" height="{HEIGHT}" '
+        f'style="border:0" srcdoc="{escape(page)}"></iframe>'
+    )
+
+
+class Pages(NamedTuple):
+    """A recording as pages for a notebook.
+
+    Attributes:
+        live: small maps, as far as they take a moment; for the rest it asks its host.
+        still: nothing but the small maps, for where nobody answers; None where they take too long.
+    """
+
+    live: str
+    still: str | None
+
+
+def notebook_pages(recording: Recording, title: str) -> Pages:
+    """What stands in a cell of a recording too large to stand there whole.
+
+    Args:
+        recording: what was seen.
+        title: what stands at the top.
+
+    Raises:
+        RegardError: a layer has answers only.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.view.notebook.page_frame import notebook_pages
+        >>> A = regard.attend(torch.zeros(3, 1), torch.zeros(3, 1))
+        >>> '"kind":"live"' in notebook_pages(regard.Recording({"layer": A}), "A run").live
+        True
+    """
+
+    def page() -> str:
+        told = manifest(recording, layers, title=title)
+        return "".join(filled_template([json_block("recording", told)]))
+
+    layers = live_layers(recording)
+    if sum(recording[layer.name].shape.numel() for layer in layers) > _MOST_WEIGHTS:
+        return Pages(page(), None)
+    for layer in layers:
+        layer.overview = small_map(first_sequence(recording[layer.name]))
+    live = page()
+    for layer in layers:
+        layer.kind = "map"
+    return Pages(live, page())

@@ -1,0 +1,114 @@
+"""The page in a notebook, asking the kernel for what it shows: for recordings of any size.
+
+Answers are computed on threads beside the kernel's own, so that a cell can run meanwhile; questions
+reach them between cells.
+"""
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+
+from regard.recording.recording import Recording
+from regard.view.notebook.page_frame import HEIGHT, SANDBOX, framed, notebook_pages
+from regard.view.notebook.widget_messages import reply
+from regard.view.tiles.page_answers import Answers
+from regard.view.tiles.page_questions import QUESTIONS
+
+__all__ = ["PageWidget", "view"]
+
+_MIB = 2**20
+_MOST_WAITING = 1000
+
+
+class PageWidget(anywidget.AnyWidget):  # pyright: ignore[reportUntypedBaseClass]
+    """A widget that shows a recording.
+
+    Args:
+        seen: what was seen, each of its layers with query and key.
+        title: what stands at the top of the page.
+
+    Attributes:
+        still: the page with small maps alone, for where no kernel answers; None where they would
+            take too long.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.view.notebook.widget import PageWidget
+        >>> even = regard.attend(torch.zeros(2, 3, 4), torch.zeros(2, 3, 4))
+        >>> widget = PageWidget(regard.Recording({"layer": even}), "A run")
+        >>> widget.title
+        'A run'
+        >>> widget.close()
+    """
+
+    _esm = Path(__file__).parent.parent / "web" / "widget.js"
+    page = traitlets.Unicode().tag(sync=True)
+    title = traitlets.Unicode().tag(sync=True)
+    sandbox = traitlets.Unicode(SANDBOX).tag(sync=True)
+    height = traitlets.Unicode(str(HEIGHT)).tag(sync=True)
+
+    def __init__(self, seen: Recording, title: str) -> None:
+        # First, for a widget that cannot be made is closed all the same.
+        self._answers = Answers(seen, limit=128 * _MIB)
+        self._quick, self._waits, self._long = (ThreadPoolExecutor(2, "regard") for _ in range(3))
+        self._waiting: set[str] = set()
+        live, self.still = notebook_pages(seen, title)
+        super().__init__(page=live, title=title)
+        self.on_msg(self.take)
+
+    def take(self, _: object, question: Mapping[str, Any], __: object) -> None:
+        """A question of the page, or that it waits for no answer any more, or whether one comes."""
+        name = str(question.get("id"))
+        if question.get("kind") == "listens":
+            self.send({"id": question.get("id")})
+        elif question.get("kind") == "forget":
+            self._waiting.discard(name)
+        elif len(self._waiting) < _MOST_WAITING:
+            self._waiting.add(name)
+            self._threads(question.get("kind")).submit(self._answer, question, name)
+        else:
+            self.send({"id": question.get("id"), "error": "too much is asked at once."})
+
+    def _threads(self, kind: object) -> ThreadPoolExecutor:
+        """What waits for a pass over a long head holds up only what waits too."""
+        question = QUESTIONS.get(str(kind))
+        if question is None or not (question.waits or question.long):
+            return self._quick
+        return self._waits if question.waits else self._long
+
+    def _answer(self, question: Mapping[str, Any], name: str) -> None:
+        answer = reply(self._answers, question, lambda: name in self._waiting)
+        if answer is not None and name in self._waiting:
+            self._waiting.discard(name)
+            self.send(*answer)
+
+    def close(self) -> None:
+        """Ends what runs in the background, and the widget."""
+        self._waiting.clear()
+        for threads in (self._quick, self._waits, self._long):
+            threads.shutdown(wait=False, cancel_futures=True)
+        self._answers.close()
+        super().close()
+
+
+def view(seen: Recording, title: str) -> dict[str, Any]:
+    """A widget of a recording as Jupyter shows it, by kinds of media.
+
+    Args:
+        seen: what was seen.
+        title: what stands at the top of the page.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.view.notebook.widget import view
+        >>> even = regard.attend(torch.zeros(2, 3, 4), torch.zeros(2, 3, 4))
+        >>> sorted(view(regard.Recording({"layer": even}), "A run"))
+        ['application/vnd.jupyter.widget-view+json', 'text/html', 'text/plain']
+    """
+    widget: Any = PageWidget(seen, title)
+    media = widget._repr_mimebundle_()[0]
+    return media if widget.still is None else media | {"text/html": framed(widget.still, title)}

@@ -1,0 +1,57 @@
+"""What the page in a notebook asks by messages, and what is sent back.
+
+A question is ``{"id": 7, "kind": "row", "layer": 0, "head": 3, ...}`` with what ``questions`` asks
+for. Its answer has the same id, what has a structure as JSON, and numbers as bytes beside it; or
+``error``, one sentence.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from regard.view.tiles.packing import memory
+from regard.view.tiles.page_answers import Answers, Gone
+from regard.view.tiles.page_questions import QUESTIONS, WRONG, Wanted
+
+__all__ = ["Reply", "reply"]
+
+Reply = tuple[dict[str, Any], list[bytes]]
+
+
+def reply(answers: Answers, question: Mapping[str, Any], wanted: Wanted) -> Reply | None:
+    """The answer to one message; None when nobody waits for it any more.
+
+    Args:
+        answers: of the recording.
+        question: as the page sent it, which may be anything.
+        wanted: asked now and then.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.view.tiles.page_answers import Answers
+        >>> from regard.view.notebook.widget_messages import reply
+        >>> even = regard.attend(torch.zeros(1, 2, 4), torch.zeros(1, 2, 4))
+        >>> with Answers(regard.Recording({"layer": even})) as answers:
+        ...     reply(answers, {"id": 1, "kind": "row", "layer": 0, "head": 5}, lambda: True)
+        ({'id': 1, 'error': 'head is 5; it must be from 0 to 0.'}, [])
+    """
+    name, kind = {"id": question.get("id")}, question.get("kind")
+    if not isinstance(kind, str) or kind not in QUESTIONS:
+        return {**name, "error": f"kind is {kind!r}; nothing of that kind is known."}, []
+    parameters = {
+        str(key): _text(value) for key, value in question.items() if key not in ("id", "kind")
+    }
+    try:
+        told = QUESTIONS[kind].answer(answers, QUESTIONS[kind].asked(parameters), wanted)
+    except Gone:
+        return None
+    except WRONG as error:
+        return {**name, "error": str(error).partition("\n")[0]}, []
+    return {**name, **told.content}, [memory(array) for array in told.arrays]
+
+
+def _text(value: object) -> str:
+    """A value of a message as an address has it."""
+    if isinstance(value, bool):
+        return str(int(value))
+    return value if isinstance(value, str) else json.dumps(value)

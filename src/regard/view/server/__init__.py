@@ -1,0 +1,1 @@
+"""The page over HTTP, on this machine alone."""

@@ -1,0 +1,117 @@
+"""What a request asks for, out of the text of its address; what is wrong is told in a sentence."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+__all__ = ["Asked"]
+
+_WHOLE = re.compile(r"\d+", re.ASCII)
+_MOST_DIGITS = 9
+_MOST_SPANS = 200
+
+Word = TypeVar("Word", bound=str)
+
+
+class Asked:
+    """The parameters of a request.
+
+    Args:
+        parameters: their text by name.
+        known: the names that there are.
+
+    Raises:
+        ValueError: another name.
+
+    Example:
+        >>> from regard.view.server.request_parsing import Asked
+        >>> asked = Asked({"layer": "3", "hidden": "1"}, ("layer", "head", "hidden"))
+        >>> asked.whole("layer"), asked.flag("hidden")
+        (3, True)
+        >>> asked.whole("head")
+        Traceback (most recent call last):
+        ValueError: head is missing; it must be a whole number.
+    """
+
+    def __init__(self, parameters: Mapping[str, str], known: Sequence[str]) -> None:
+        for name in parameters:
+            if name not in known:
+                asks = ", ".join(known) or "nothing"
+                raise ValueError(f"{_told(name)} is no parameter of this question; it has {asks}.")
+        self._parameters = parameters
+
+    def only(self, *names: str) -> "Asked":
+        """The same with no other parameters than these."""
+        some = {name: text for name, text in self._parameters.items() if name in names}
+        return Asked(some, names)
+
+    @property
+    def key(self) -> tuple[tuple[str, str], ...]:
+        """The same for the same question."""
+        return tuple(sorted(self._parameters.items()))
+
+    def spans(self, name: str) -> list[tuple[int, int]]:
+        """Parts of a text, ``[[0, 12], [12, 40]]``: of each the first token, and one past the last.
+
+        Raises:
+            ValueError: it is missing, something else, or has too many parts.
+        """
+        spans = _spans(self._parameters.get(name, ""))
+        if spans is None:
+            raise ValueError(
+                f"{name} must be 1 to {_MOST_SPANS} parts, each [first token, one past the last]."
+            )
+        return spans
+
+    def whole(self, name: str, *, most: int | None = None) -> int:
+        """A whole number from 0 on.
+
+        Raises:
+            ValueError: it is missing, something else, or more than the most that is allowed.
+        """
+        text = self._parameters.get(name)
+        if text is None or not _WHOLE.fullmatch(text):
+            came = "missing" if text is None else _told(text)
+            raise ValueError(f"{name} is {came}; it must be a whole number.")
+        if len(text) > _MOST_DIGITS:
+            raise ValueError(f"{name} is {_told(text)}; that is too large.")
+        if most is not None and int(text) > most:
+            raise ValueError(f"{name} is {text}; it must be at most {most}.")
+        return int(text)
+
+    def flag(self, name: str) -> bool:
+        """1 or 0; 0 when it is missing.
+
+        Raises:
+            ValueError: something else.
+        """
+        return self.one_of(name, ("0", "1"), "0") == "1"
+
+    def one_of(self, name: str, words: Sequence[Word], default: Word | None = None) -> Word:
+        """One of some words.
+
+        Raises:
+            ValueError: another one; or it is missing, and there is no default.
+        """
+        text = self._parameters.get(name, default)
+        for word in words:
+            if word == text:
+                return word
+        came = "missing" if text is None else _told(text)
+        raise ValueError(f"{name} is {came}; it must be {' or '.join(words)}.")
+
+
+def _spans(text: str) -> list[tuple[int, int]] | None:
+    """None: it is something else."""
+    try:
+        given = cast("list[list[Any]]", json.loads(text))
+        spans = [(start, stop) for start, stop in given]
+    except (ValueError, TypeError, RecursionError):
+        return None
+    right = all(type(start) is type(stop) is int for start, stop in spans)
+    return spans if right and 0 < len(spans) <= _MOST_SPANS else None
+
+
+def _told(text: str) -> str:
+    return ascii(text if len(text) <= 40 else f"{text[:40]} ...")

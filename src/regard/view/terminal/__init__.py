@@ -1,0 +1,1 @@
+"""Recordings and heads in the terminal."""

@@ -1,0 +1,200 @@
+"""What the heads of a model do, in the terminal: a cell for each, and those that stand out."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions
+from rich.text import Text
+
+from regard.analysis.head_kinds import KINDS, Head, stand_out
+from regard.errors import count_text
+from regard.view.terminal.terminal_lines import QUIET, hanging
+
+__all__ = ["HeadsView", "overview", "standing_out"]
+
+# Of middle lightness, so that they are seen on light and on dark ground; blue, green and orange
+# are told apart with any kind of colour sight, and the letters do not need it.
+_COLOURS = {
+    "previous token": "#4c8dd6",
+    "next token": "#2fa37c",
+    "self": "#c77cb0",
+    "first-token sink": "#b8872b",
+    "separator sink": "#cc6a3a",
+    "local": "#6f9f3a",
+    "uniform": "#8a8f98",
+    "induction": "#d0527a",
+    "duplicate token": "#9a7bd0",
+    "retrieval": "#3a9fb0",
+    "mixed": QUIET,
+}
+_WIDEST = 120
+_MOST_NAMED = 6
+_HEIGHTS = " ▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True)
+class HeadsView:
+    """What ``regard heads`` shows; rich prints it.
+
+    Attributes:
+        model: its name.
+        num_tokens: how many it read; None where that is not known.
+        heads: all of them.
+
+    Example:
+        >>> from rich.console import Console
+        >>> from regard.analysis.head_kinds import Head
+        >>> from regard.view.terminal.head_grid import HeadsView
+        >>> console = Console(width=60)
+        >>> with console.capture() as capture:
+        ...     console.print(HeadsView("tiny", 9, [Head(0, 0, "self", 0.9, {"uniform": 0.1})]))
+        >>> print(capture.get().splitlines()[-1].rstrip())
+        self  1 of 1 heads   L0H0 90 %
+    """
+
+    model: str
+    num_tokens: int | None
+    heads: Sequence[Head]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        """The lines, fitted to the console's width."""
+        width = min(options.max_width, _WIDEST)
+        title = Text().append(self.model, "bold").append("   ")
+        size = count_text(len(self.heads), "head")
+        if self.num_tokens is not None:
+            size += f", seen on {count_text(self.num_tokens, 'token')}"
+        lines = [
+            *hanging(title, size, width),
+            Text(""),
+            *overview(self.heads, width),
+            Text(""),
+            *self._kinds(width),
+        ]
+        for line in lines:
+            line.rstrip()
+            yield line
+
+    def _kinds(self, width: int) -> list[Text]:
+        """For each kind the heads that are it most."""
+        lines: list[Text] = []
+        present = [kind for kind in KINDS if any(head.kind == kind.name for head in self.heads)]
+        longest = max(len(kind.name) for kind in present)
+        for kind in present:
+            alike = sorted(
+                (head for head in self.heads if head.kind == kind.name),
+                key=lambda head: -head.score,
+            )
+            named = [f"{head.name}\xa0{100 * head.score:.0f}\xa0%" for head in alike[:_MOST_NAMED]]
+            more = [f"and {len(alike) - _MOST_NAMED} more"] if len(alike) > _MOST_NAMED else []
+            start = Text().append(kind.name.ljust(longest + 2), _COLOURS[kind.name])
+            share = f"{len(alike)} of {count_text(len(self.heads), 'head')}   "
+            lines += hanging(start, share + ", ".join([*named, *more]), width)
+        return lines
+
+
+def overview(heads: Sequence[Head], width: int) -> list[Text]:
+    """A cell for each head, a line for each layer, and what the letters mean.
+
+    Args:
+        heads: of all layers, as ``regard.analysis.head_classes`` gives them.
+        width: of a line; wider layers are shown in parts.
+
+    Example:
+        >>> from regard.analysis.head_kinds import Head
+        >>> from regard.view.terminal.head_grid import overview
+        >>> previous = Head(0, 0, "previous token", 0.9, {"uniform": 0.25})
+        >>> overview([previous], 60)[3].plain
+        'layer 0  P▆  '
+    """
+    layers = [
+        [head for head in heads if head.layer == layer]
+        for layer in range(1 + max(head.layer for head in heads))
+    ]
+    widest = max(len(layer) for layer in layers)
+    margin = len(f"layer {len(layers) - 1}") + 2
+    cell = next((n for n in (4, 3, 2) if widest * n <= width - margin), 1)
+    fitting = (width - margin) // cell
+    lines = hanging(Text().append("What the heads do", "bold").append("   "), _scale(cell), width)
+    lines.append(Text(""))
+    for start in range(0, widest, fitting):
+        part = range(start, min(start + fitting, widest))
+        lines.append(Text(_numbers(part, cell, margin), QUIET))
+        for number, layer in enumerate(layers):
+            line = Text(f"layer {number}".ljust(margin), QUIET)
+            for head in layer[part.start : part.stop]:
+                _cell(line, head, cell)
+            lines.append(line)
+    lines.append(Text(""))
+    return lines + _legend(heads, width)
+
+
+def _scale(cell: int) -> str:
+    return "" if cell == 1 else "the bar: ▁ attention spread evenly, █ all on one token"
+
+
+def _numbers(part: range, cell: int, margin: int) -> str:
+    step = 1 if cell > 2 else 5
+    marks = [str(head).ljust(cell * step) for head in part if head % step == 0]
+    before = " " * (margin + cell * (-part.start % step))
+    return before + "".join(marks)
+
+
+def _cell(line: Text, head: Head, cell: int) -> None:
+    kind = next(kind for kind in KINDS if kind.name == head.kind)
+    letter = kind.letter.upper() if head.score >= kind.strong else kind.letter
+    colour = _COLOURS[kind.name]
+    line.append(letter, f"bold {colour}" if letter.isupper() else colour)
+    if cell > 1:
+        focus = 1 - head.scores["uniform"]
+        line.append(_HEIGHTS[max(1, min(8, round(8 * focus)))], colour)
+        line.append(" " * (cell - 2))
+
+
+def _legend(heads: Sequence[Head], width: int) -> list[Text]:
+    counts = Counter(head.kind for head in heads)
+    lines, used = [Text()], 0
+    for kind in KINDS:
+        if not counts[kind.name]:
+            continue
+        entry = f"{kind.letter} {kind.name} {counts[kind.name]}"
+        if used and used + len(entry) > width:
+            lines.append(Text())
+            used = 0
+        lines[-1].append(kind.letter, _COLOURS[kind.name]).append(entry[1:] + "   ")
+        used += len(entry) + 3
+    meaning = ["Small: over half of its attention goes there; capital: over three quarters."]
+    if not set(counts) - {"mixed", "uniform"}:
+        meaning = []
+    if counts["uniform"]:
+        meaning.append("Uniform: over 90 and over 97 % of the entropy of even attention.")
+    for sentence in meaning:
+        lines += hanging(Text(), sentence, width)
+    return lines
+
+
+def standing_out(heads: Sequence[Head], width: int) -> list[Text]:
+    """For each kind the head that is it most, and why.
+
+    Args:
+        heads: as for ``overview``.
+        width: of a line.
+
+    Example:
+        >>> from regard.analysis.head_kinds import Head
+        >>> from regard.view.terminal.head_grid import standing_out
+        >>> [line.plain for line in standing_out([Head(0, 0, "mixed", 0.3, {})], 60)]
+        ['No head stands out: all are mixed.']
+    """
+    found = stand_out(heads)
+    if not found:
+        return [Text("No head stands out: all are mixed.", "bold")]
+    names = max(len(head.name) for head, _ in found)
+    kinds = max(len(head.kind) for head, _ in found)
+    lines = [Text("Heads that stand out", "bold")]
+    for head, reason in found:
+        start = Text(head.name.ljust(names + 2)).append(
+            head.kind.ljust(kinds + 2), _COLOURS[head.kind]
+        )
+        lines += hanging(start, reason, width)
+    return lines

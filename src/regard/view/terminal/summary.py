@@ -1,0 +1,249 @@
+"""What each token of a text attends to, in numbers: what the terminal and ``--json`` show."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from regard.analysis.head_classes import classify
+from regard.analysis.head_kinds import Head
+from regard.matrix.attention_matrix import AttentionMatrix
+from regard.recording.recording import Recording
+from regard.reductions.products import Window
+from regard.text.tokens import Token
+
+__all__ = ["Row", "Selection", "Share", "Summary", "summarise"]
+
+# A first token that is text counts as a sink from here on; ours.
+_SINK = 0.4
+# Rows are averaged over heads in blocks of about so many weights, 64 MiB in float32.
+_WEIGHTS_AT_ONCE = 2**24
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which heads are averaged.
+
+    Attributes:
+        layer: its place, from 0; None for all layers.
+        head: its place in the layer, from 0; None for all heads.
+
+    Raises:
+        ValueError: a head without a layer.
+    """
+
+    layer: int | None = None
+    head: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.layer is None and self.head is not None:
+            raise ValueError(
+                f"head is {self.head} and no layer is given; heads of different layers have "
+                "nothing in common.\n    Give a layer too."
+            )
+
+
+@dataclass(frozen=True)
+class Share:
+    """A token and the share of attention that it gets, from 0 to 1."""
+
+    token: int
+    share: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one token attends to, in the mean over the selected heads.
+
+    Attributes:
+        token: its place.
+        top: the tokens that it attends to most, largest share first.
+        on_sinks: the share that goes to sinks.
+        top_text: the same without sinks, as shares of what is left; empty when nothing is.
+        strongest: its largest share for another token that is no sink.
+    """
+
+    token: int
+    top: tuple[Share, ...]
+    on_sinks: float
+    top_text: tuple[Share, ...]
+    strongest: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A recording of one text in numbers.
+
+    Attributes:
+        model: the name of the model.
+        tokens: of the text.
+        layers: their names.
+        selection: the heads that the rows are the mean of.
+        num_selected: how many heads that is.
+        sinks: places of the tokens that take attention whatever the query: the special ones, and
+            the first one when it gets 40 % of the attention in the mean over all heads.
+        rows: one for each token.
+        heads: every head with its kind.
+    """
+
+    model: str
+    tokens: tuple[Token, ...]
+    layers: tuple[str, ...]
+    selection: Selection
+    num_selected: int
+    sinks: tuple[int, ...]
+    rows: tuple[Row, ...]
+    heads: tuple[Head, ...]
+
+
+def summarise(
+    recording: Recording,
+    *,
+    selection: Selection | None = None,
+    top: int = 3,
+    progress: Callable[[int, int], None] | None = None,
+) -> Summary:
+    """What each token attends to most, and what kind of head each head is.
+
+    Args:
+        recording: of self-attention, one text, with tokens.
+        selection: the layer and head to show; the mean over all heads when left out.
+        top: how many tokens to name for each; all of them in a shorter text.
+        progress: called with the steps done and the steps in all.
+
+    Raises:
+        ValueError: the recording has no tokens, or no such layer or head.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.view.terminal.summary import summarise
+        >>> x = torch.tensor([[3.0, 0.0], [0.0, 3.0]])
+        >>> tokens = [regard.Token("to"), regard.Token(" be")]
+        >>> seen = regard.Recording({"layer": regard.attend(x, x)}, query_tokens=tokens)
+        >>> row = summarise(seen, top=1).rows[1]
+        >>> row.top[0].token, round(row.top[0].share, 3)
+        (1, 0.998)
+    """
+    selection = selection or Selection()
+    tokens = recording.query_tokens
+    if tokens is None:
+        raise ValueError("recording has no tokens.\n    Give them: recording.with_tokens(tokens).")
+    matrices = _selected(recording, selection)
+    steps = len(recording) + len(tokens)
+
+    def tell(done: int) -> None:
+        if progress is not None:
+            progress(done, steps)
+
+    heads = classify(recording.layers, tokens, progress=lambda done, _: tell(done))
+    sinks = _sinks(tokens, heads)
+    rows: list[Row] = []
+    for block in _mean_rows(matrices):
+        rows += _rows(block, len(rows), sinks, top)
+        tell(len(recording) + len(rows))
+    count = sum(_num_heads(matrix) for matrix in matrices)
+    return Summary(
+        recording.model, tokens, tuple(recording), selection, count, sinks, tuple(rows), heads
+    )
+
+
+def _one_text(recording: Recording, name: str) -> AttentionMatrix:
+    """A layer as a matrix of shape (num_heads, q_len, kv_len), or without heads as it is."""
+    matrix = recording[name]
+    if any(n != 1 for n in matrix.shape[:-3]):
+        raise ValueError(
+            f"layer {name!r} has shape {tuple(matrix.shape)}; one text is looked at, a batch of 1."
+        )
+    if matrix.shape[-2] != matrix.shape[-1]:
+        raise ValueError(
+            f"layer {name!r} has q_len {matrix.shape[-2]} and kv_len {matrix.shape[-1]}; "
+            "what is looked at is a text that attends to itself."
+        )
+    return matrix[(0,) * (matrix.ndim - 3)] if matrix.ndim > 3 else matrix
+
+
+def _selected(recording: Recording, selection: Selection) -> list[AttentionMatrix]:
+    """The layers that are averaged, each with the heads that are."""
+    layer, head = selection.layer, selection.head
+    matrices = [_one_text(recording, name) for name in recording]
+    if layer is None:
+        return matrices
+    if not 0 <= layer < len(recording):
+        raise ValueError(
+            f"layer is {layer}; {_who(recording)} has layers {_places(len(recording))}."
+        )
+    matrix = matrices[layer]
+    if head is None:
+        return [matrix]
+    if not 0 <= head < _num_heads(matrix):
+        raise ValueError(
+            f"head is {head}; layer {layer} of {_who(recording)} has heads "
+            f"{_places(_num_heads(matrix))}."
+        )
+    return [matrix if matrix.ndim == 2 else matrix[head : head + 1]]
+
+
+def _who(recording: Recording) -> str:
+    return recording.model or "this recording"
+
+
+def _places(count: int) -> str:
+    return f"0 to {count - 1}"
+
+
+def _num_heads(matrix: AttentionMatrix) -> int:
+    return 1 if matrix.ndim == 2 else matrix.shape[0]
+
+
+def _sinks(tokens: Sequence[Token], heads: Sequence[Head]) -> tuple[int, ...]:
+    special = {place for place, token in enumerate(tokens) if token.special}
+    on_first = sum(head.scores["first-token sink"] for head in heads) / len(heads)
+    if on_first >= _SINK and len(tokens) > 2:
+        special.add(0)
+    return tuple(sorted(special))
+
+
+def _mean_rows(matrices: Sequence[AttentionMatrix]) -> Iterator[Tensor]:
+    """Blocks of rows of the mean over all heads, (rows, kv_len); never all of it at once."""
+    count = sum(_num_heads(matrix) for matrix in matrices)
+    q_len, kv_len = matrices[0].shape[-2:]
+    step = max(1, _WEIGHTS_AT_ONCE // (kv_len * max(_num_heads(m) for m in matrices)))
+    for start in range(0, q_len, step):
+        window = Window(range(start, min(start + step, q_len)), range(kv_len))
+        total = torch.zeros(len(window.at_rows), kv_len)
+        for matrix in matrices:
+            weights: Tensor = matrix.reduce(window)
+            total += weights.reshape(-1, *total.shape).sum(0).cpu()
+        yield total / count
+
+
+def _rows(weights: Tensor, first: int, sinks: Sequence[int], top: int) -> list[Row]:
+    """The rows of a block that begins at token ``first``."""
+    is_text = torch.ones(weights.shape[-1], dtype=torch.bool)
+    is_text[list(sinks)] = False
+    on_text = weights * is_text
+    left = on_text.sum(-1)
+    queries = torch.arange(len(weights))
+    others = on_text.clone()
+    others[queries, queries + first] = 0
+    strongest = cast("list[float]", others.amax(-1).tolist())
+    best = _top(weights, top)
+    best_text = _top(on_text / left.clamp(min=torch.finfo(left.dtype).tiny)[:, None], top)
+    on_sinks = cast("list[float]", (weights.sum(-1) - left).clamp(0, 1).tolist())
+    return [
+        Row(first + i, best[i], on_sinks[i], best_text[i], strongest[i])
+        for i in range(len(weights))
+    ]
+
+
+def _top(shares: Tensor, count: int) -> list[tuple[Share, ...]]:
+    """The tokens with the largest shares; those without any share are left out."""
+    values, tokens = shares.sort(dim=-1, descending=True, stable=True)
+    most = cast("list[list[float]]", values[:, :count].tolist())
+    where = cast("list[list[int]]", tokens[:, :count].tolist())
+    return [
+        tuple(Share(token, share) for token, share in zip(*row, strict=True) if share > 0)
+        for row in zip(where, most, strict=True)
+    ]

@@ -1,0 +1,49 @@
+"""Lines of a terminal: words in grey that wrap under where they began, and what fits."""
+
+from rich.cells import cell_len, set_cell_size
+from rich.text import Text
+
+__all__ = ["QUIET", "fitted", "hanging"]
+
+QUIET = "bright_black"
+
+
+def fitted(text: str, cells: int) -> str:
+    """Exactly so many cells, also with wide characters; what is cut ends with an ellipsis.
+
+    Example:
+        >>> from regard.view.terminal.terminal_lines import fitted
+        >>> fitted("dessert", 5), fitted("eat", 5)
+        ('dess…', 'eat  ')
+    """
+    if cell_len(text) <= cells:
+        return set_cell_size(text, cells)
+    return set_cell_size(text, cells - 1) + "…"
+
+
+def hanging(start: Text, words: str, width: int) -> list[Text]:
+    """The words in grey after a start; further lines are indented to where the words began.
+
+    Args:
+        start: what stands before them; changed in place.
+        words: with single blanks between; a no-break space holds two together.
+        width: of a line.
+
+    Example:
+        >>> from rich.text import Text
+        >>> from regard.view.terminal.terminal_lines import hanging
+        >>> [line.plain for line in hanging(Text("L0H2  "), "looks at the token before", 18)]
+        ['L0H2  looks at the', '      token before']
+    """
+    margin = cell_len(start.plain)
+    lines, line, used = [], start, margin
+    for number, word in enumerate(words.split(" ")):
+        if number and used + 1 + cell_len(word) > width:
+            lines.append(line)
+            line, used = Text(" " * margin), margin
+        elif number:
+            line.append(" ")
+            used += 1
+        line.append(word.replace("\xa0", " "), QUIET)
+        used += cell_len(word)
+    return [*lines, line]

@@ -1,0 +1,1 @@
+"""The numbers that the page asks for: maps at every scale, rows, steps."""

@@ -1,0 +1,185 @@
+"""One pass over each layer: what the page asks of it and what tells the kinds of its heads."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.analysis.head_classes import survey_of
+from regard.matrix.attention_matrix import AttentionMatrix
+from regard.recording.layers import Answers, Layer
+from regard.recording.recording import Recording
+from regard.reductions.block import Block
+from regard.reductions.reduction import Part, Reduction
+from regard.view.tiles.layer_kinds import known_kinds
+from regard.view.tiles.manifest import told
+
+__all__ = ["Sweeps", "Tally", "swept"]
+
+_LONG = 2**20  # so many scores of a head are a block of their own
+
+
+@dataclass
+class Tally:
+    """How many rows of how many are done; blocks may come on several threads.
+
+    Attributes:
+        rows: in all, those of every head.
+        tell: called with the rows done and the rows in all.
+        done: rows so far.
+
+    Example:
+        >>> from regard.view.tiles.layer_survey import Tally
+        >>> Tally(6, print).add(2)
+        2 6
+    """
+
+    rows: int
+    tell: Callable[[int, int], None] | None
+    done: int = 0
+    _alone: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, rows: int) -> None:
+        """So many more are done."""
+        with self._alone:
+            self.done += rows
+            if self.tell is not None:
+                self.tell(self.done, self.rows)
+
+
+@dataclass(frozen=True, eq=False)
+class _Counted(Reduction):
+    """Asks nothing; counts the rows that pass by."""
+
+    tally: Tally
+
+    def start(
+        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        return ()
+
+    def update(self, block: Block) -> tuple[Part, ...]:
+        self.tally.add(prod(part.stop - part.start for part in block.box.at_rows))
+        return ()
+
+    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> None:
+        return None
+
+
+def swept(matrix: AttentionMatrix, reductions: Sequence[Reduction], tally: Tally) -> list[Any]:
+    """The answers to several questions, from one pass.
+
+    Long heads are asked one by one: the strongest keys of all of them may not fit into memory.
+
+    Args:
+        matrix: (num_heads, q_len, kv_len), or with other axes before them.
+        reductions: the questions; each answer must have the first axis of the matrix.
+        tally: told of the rows as they pass.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.view.tiles.layer_survey import Tally, swept
+        >>> x = torch.zeros(2, 4, 1)
+        >>> swept(regard.attend(x, x), [regard.Pool(1, 1)], Tally(8, print))[0].shape
+        8 8
+        torch.Size([2, 1, 1])
+    """
+    step = 1 if prod(matrix.shape[-2:]) > _LONG else matrix.shape[0]
+    parts = [matrix[start : start + step] for start in range(0, matrix.shape[0], step)]
+    found = [part.reduce(*reductions, _Counted(tally))[:-1] for part in parts]
+    return [_joined(answers) for answers in zip(*found, strict=True)]
+
+
+def _joined(answers: Sequence[Any]) -> Any:
+    """The answers of some heads after one another."""
+    if len(answers) == 1:
+        return answers[0]
+    if isinstance(answers[0], Tensor):
+        return torch.cat(tuple(answers))
+    return type(answers[0])(*(torch.cat(parts) for parts in zip(*answers, strict=True)))
+
+
+class Sweeps:
+    """The passes over the layers of a recording.
+
+    Args:
+        recording: what was seen.
+        ask_kinds: whether what tells the kinds of the heads is asked in the same passes.
+        progress: called with the rows done and the rows in all, those of every head.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.view.tiles.manifest import first_sequence
+        >>> from regard.view.tiles.layer_survey import Sweeps
+        >>> seen = regard.Recording({"layer": regard.attend(torch.zeros(4, 1), torch.zeros(4, 1))})
+        >>> sweeps = Sweeps(seen, ask_kinds=True, progress=None)
+        >>> sweeps.over(0, first_sequence(seen[0]), [regard.Pool(1, 1)])
+        [tensor([[[0.2500]]])]
+        >>> sweeps.kinds()[0]["kind"]
+        'uniform'
+    """
+
+    def __init__(
+        self,
+        recording: Recording,
+        *,
+        ask_kinds: bool,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        self._tokens = recording.query_tokens, recording.key_tokens
+        self._layers = list(recording.layers)
+        self._missing = [self._unknown(layer) if ask_kinds else [] for layer in self._layers]
+        pairs = zip(self._layers, self._missing, strict=True)
+        self._tally = Tally(sum(_rows(layer, missing) for layer, missing in pairs), progress)
+
+    def over(
+        self, place: int, matrix: AttentionMatrix, questions: Sequence[Reduction]
+    ) -> list[Any]:
+        """The answers to some questions to a layer; it is asked once.
+
+        Args:
+            place: of the layer in the recording.
+            matrix: its first sequence as it is shown, (num_heads, q_len, kv_len). Of a recording of
+                one sequence the kinds are told of these numbers too.
+            questions: as for ``swept``.
+        """
+        layer, missing = self._layers[place], self._missing[place]
+        if _sequences(layer) > 1:
+            found = swept(matrix, questions, self._tally)
+            known = swept(layer.whole(), missing, self._tally) if missing else []
+        else:
+            both = swept(matrix, [*questions, *missing], self._tally)
+            found, known = both[: len(questions)], both[len(questions) :]
+            known = [each.reshape(*layer.shape[:-2], *each.shape[1:]) for each in known]
+        pairs = zip(missing, known, strict=True)
+        self._layers[place] = replace(layer, answers=Answers([*layer.answers.items(), *pairs]))
+        return found
+
+    def kinds(self) -> list[dict[str, Any] | None]:
+        """What kind every head is, layer by layer, as the page has it; of every layer once asked.
+
+        None for each head of a layer whose weights are not all numbers.
+        """
+        layers = enumerate(self._layers)
+        return told(
+            head for place, layer in layers for head in known_kinds(layer, place, *self._tokens)
+        )
+
+    def _unknown(self, layer: Layer) -> list[Reduction]:
+        asked = survey_of(layer, *self._tokens).reductions
+        return [reduction for reduction in asked if reduction not in layer.answers]
+
+
+def _sequences(layer: Layer) -> int:
+    return prod(layer.shape[:-3])
+
+
+def _rows(layer: Layer, missing: Sequence[Reduction]) -> int:
+    """What the passes over a layer will count."""
+    rows = prod(layer.shape[:-1])
+    count = _sequences(layer)
+    return rows // count + (rows if missing and count > 1 else 0)

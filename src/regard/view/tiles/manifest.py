@@ -1,0 +1,260 @@
+"""What every host of the page is told of a recording: its tokens, its layers, their small maps."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from regard.analysis.head_kinds import Head
+from regard.masks import Mask
+from regard.matrix.attention_matrix import AttentionMatrix
+from regard.recording.recording import Recording
+from regard.text.tokens import Token
+from regard.view.tiles.packing import base64_text, memory
+
+__all__ = [
+    "SMALL",
+    "PageLayer",
+    "first_sequence",
+    "first_value",
+    "live_layers",
+    "manifest",
+    "sink_keys",
+    "small_map",
+    "small_numbers",
+    "told",
+]
+
+SMALL = 32
+_SINKS = ("first-token sink", "separator sink")
+
+
+@dataclass
+class PageLayer:
+    """One layer as the page gets it; payload.js documents each field.
+
+    The file's writer fills in what its block holds; of a live layer the host is asked.
+    """
+
+    name: str
+    num_heads: int
+    q_len: int
+    kv_len: int
+    overview: dict[str, Any] | None = None
+    heads: list[dict[str, Any] | None] | None = None
+    kind: Literal["map", "query-key", "weights", "pyramid", "live"] = "map"
+    num_kv_heads: int = 0
+    head_dim: int = 0
+    scale: float = 1.0
+    query_unit: float = 1.0
+    key_unit: float = 1.0
+    dtype: Literal["float32", "float24", "float16"] = "float32"
+    deviation: float = 0.0
+    span_heads: int = 0
+    block: int = 1
+    maximum: float = 0.0
+    octaves: float = 0.0
+    strongest: int = 0
+    value_heads: int = 0
+    value_dim: int = 0
+    value_unit: float = 1.0
+
+
+def told(heads: Iterable[Head | None]) -> list[dict[str, Any] | None]:
+    """Heads as the page has them: kind, score, entropy as a share of even attention's, sinks.
+
+    None for a head whose kind cannot be told.
+
+    Example:
+        >>> from regard.analysis.head_kinds import Head
+        >>> from regard.view.tiles.manifest import told
+        >>> told([Head(0, 0, "self", 0.9, {"self": 0.9, "uniform": 0.25})])
+        [{'kind': 'self', 'score': 0.9, 'entropy': 0.25, 'sink': 0}]
+    """
+    return [
+        head
+        and {
+            "kind": head.kind,
+            "score": round(head.score, 4),
+            "entropy": round(head.scores.get("uniform", 0.0), 4),
+            "sink": round(sum(head.scores.get(name, 0) for name in _SINKS), 4),
+        }
+        for head in heads
+    ]
+
+
+def live_layers(recording: Recording) -> list[PageLayer]:
+    """Each layer, for a host that answers every question itself; nothing is computed.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.view.tiles.manifest import live_layers
+        >>> A = regard.attend(torch.randn(2, 5, 4), torch.randn(2, 5, 4))
+        >>> live_layers(regard.Recording({"layer": A}))[0].kind
+        'live'
+    """
+    layers: list[PageLayer] = []
+    for name in recording:
+        num_heads, q_len, kv_len = first_sequence(recording[name]).shape
+        layers.append(PageLayer(name, num_heads, q_len, kv_len, kind="live"))
+    return layers
+
+
+def manifest(
+    recording: Recording,
+    layers: Sequence[PageLayer],
+    *,
+    title: str,
+    opened: tuple[int | None, int | None] = (None, None),
+) -> dict[str, Any]:
+    """What the page reads first, as JSON has it.
+
+    Args:
+        recording: what was seen.
+        layers: its layers, as ``live_layers`` gives them or the file's writer has filled them in.
+        title: what stands at the top.
+        opened: places of the layer and the head that it shows first; the first ones for None.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.view.tiles.manifest import live_layers, manifest
+        >>> A = regard.attend(torch.randn(2, 5, 4), torch.randn(2, 5, 4))
+        >>> seen = regard.Recording({"layer": A})
+        >>> manifest(seen, live_layers(seen), title="A run")["layers"][0]["q_len"]
+        5
+    """
+    return {
+        "version": 1,
+        "title": title,
+        "opened": opened,
+        "model": recording.model,
+        "batch": math.prod(recording[0].shape[:-3]),
+        "one_text": recording.key_tokens == recording.query_tokens,
+        "query_tokens": _token_lists(recording.query_tokens),
+        "key_tokens": _token_lists(recording.key_tokens),
+        "layers": [asdict(layer) for layer in layers],
+    }
+
+
+def first_sequence(matrix: AttentionMatrix) -> AttentionMatrix:
+    """The first entry of a batch.
+
+    Args:
+        matrix: (..., num_heads, q_len, kv_len), or (q_len, kv_len).
+
+    Returns:
+        (num_heads, q_len, kv_len): of every other axis the first entry.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.view.tiles.manifest import first_sequence
+        >>> first_sequence(regard.attend(torch.randn(5, 4), torch.randn(5, 4))).shape
+        torch.Size([1, 5, 5])
+    """
+    matrix = matrix.detach()
+    while matrix.ndim > 3:
+        matrix = matrix[0]
+    if matrix.ndim == 2:
+        source = matrix.source.map(lambda tensor: tensor[None])
+        mask = matrix.mask
+        return AttentionMatrix(source, None if mask is None else _with_head_axis(mask, matrix))
+    return matrix
+
+
+def first_value(value: Tensor) -> Tensor:
+    """The value of the first entry of a batch.
+
+    Args:
+        value: (..., num_kv_heads, kv_len, value_dim), or (kv_len, value_dim).
+
+    Returns:
+        (num_kv_heads, kv_len, value_dim).
+
+    Example:
+        >>> import torch
+        >>> from regard.view.tiles.manifest import first_value
+        >>> first_value(torch.zeros(3, 2, 5, 4)).shape
+        torch.Size([2, 5, 4])
+    """
+    while value.ndim > 3:
+        value = value[0]
+    return value if value.ndim == 3 else value[None]
+
+
+def sink_keys(recording: Recording, kv_len: int) -> tuple[int, ...]:
+    """The keys that are set aside where sinks are hidden: the first one and the special tokens.
+
+    As ``sinksOf`` of the page has them.
+
+    Args:
+        recording: what was seen.
+        kv_len: of the layer; tokens of another text say nothing of its keys.
+
+    Example:
+        >>> import regard
+        >>> from regard.view.tiles.manifest import sink_keys
+        >>> tokens = [regard.Token("a"), regard.Token("b"), regard.Token("[SEP]", special=True)]
+        >>> sink_keys(regard.Recording({}, query_tokens=tokens), 3)
+        (0, 2)
+    """
+    tokens = recording.key_tokens
+    known = () if tokens is None or len(tokens) != kv_len else tokens
+    return (0, *(place for place, token in enumerate(known) if token.special and place))
+
+
+def _with_head_axis(mask: Mask, matrix: AttentionMatrix) -> Mask:
+    shape = torch.Size((1, *matrix.shape))
+    return mask.map(lambda tensor: tensor[None]).bind(shape, matrix.device)
+
+
+def _token_lists(tokens: Sequence[Token] | None) -> dict[str, Any] | None:
+    if tokens is None:
+        return None
+    return {
+        "texts": [token.text for token in tokens],
+        "special": [place for place, token in enumerate(tokens) if token.special],
+    }
+
+
+def small_map(matrix: AttentionMatrix) -> dict[str, Any]:
+    """The pooled matrix; a mean is maximum * (level / 254)²: fine steps where weights are small.
+
+    Level 255 is a mean that is not a number.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.view.tiles.manifest import small_map
+        >>> weights = torch.eye(3)[None]
+        >>> small_map(regard.AttentionMatrix.from_weights(weights))["maximum"]
+        1.0
+    """
+    return small_numbers(matrix.pool(SMALL, SMALL))
+
+
+def small_numbers(means: Tensor) -> dict[str, Any]:
+    """Small maps as the page has them, of the mean weights of their blocks.
+
+    Args:
+        means: (num_heads, rows, columns).
+
+    Example:
+        >>> import torch
+        >>> from regard.view.tiles.manifest import small_numbers
+        >>> small_numbers(torch.ones(1, 2, 3))["columns"]
+        3
+    """
+    means = means.float()
+    known = means.nan_to_num(0.0)
+    maximum = float(known.max())
+    levels = (known / maximum).sqrt() * 254 if maximum > 0 else known
+    return {
+        "rows": means.shape[-2],
+        "columns": means.shape[-1],
+        "maximum": maximum,
+        "levels": base64_text(
+            memory(levels.round().masked_fill(means.isnan(), 255).to(torch.uint8))
+        ),
+    }

@@ -1,0 +1,460 @@
+"""What the page asks of a recording, answered in exact numbers, whoever asks: server or notebook.
+
+Nothing here knows of a browser. A long head is summed up in the background, the one that was asked
+for last first; tiles go before it.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from regard.analysis.head_classes import survey_of
+from regard.analysis.head_kinds import Head
+from regard.analysis.segment_shares import checked_parts, segment_shares
+from regard.matrix.attention_matrix import AttentionMatrix
+from regard.recording.recording import Recording
+from regard.reductions.sums import Pool
+from regard.view.tiles.cancellable import Watched, answered
+from regard.view.tiles.layer_kinds import known_kinds
+from regard.view.tiles.manifest import SMALL, first_sequence, first_value, sink_keys, small_numbers
+from regard.view.tiles.pyramid import Place, Pyramid, Spans, Tile, check_place, checked
+from regard.view.tiles.query_steps import KeysAsked, QuerySteps, query_steps
+from regard.view.tiles.strips import HeadScores, Pause
+
+__all__ = ["Answers", "Gone", "Progress", "RowOfWeights", "Which", "is_wanted"]
+
+MIB = 2**20
+_LOOK_AGAIN = 0.25  # seconds
+_MOST_CELLS = 2**24  # of a head whose small map is exact: some 50 ms each
+_SAMPLED_ROWS = 256
+_ROWS_AT_ONCE = 32
+
+
+class Gone(Exception):
+    """Nobody waits for the answer any more."""
+
+
+class Which(NamedTuple):
+    """One head of a recording.
+
+    Attributes:
+        layer: its place in the order the layers ran.
+        head: its place in the layer.
+        hidden: whether sinks, the first key and special tokens, are set aside and what is left of
+            each row is made to sum to 1.
+
+    Example:
+        >>> from regard.view.tiles.page_answers import Which
+        >>> Which(3, 7).hidden
+        False
+    """
+
+    layer: int
+    head: int
+    hidden: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class RowOfWeights:
+    """What one query attends to.
+
+    Attributes:
+        values: the weight of each key, (kv_len,), float32.
+        mask: True where it may attend, (kv_len,); a key that is set aside is none of these.
+
+    Example:
+        >>> import torch
+        >>> from regard.view.tiles.page_answers import RowOfWeights
+        >>> RowOfWeights(torch.ones(1), torch.ones(1, dtype=torch.bool)).values
+        tensor([1.])
+    """
+
+    values: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the exact picture of a head is.
+
+    Attributes:
+        done: from 0 to 1.
+        seconds: that are left; None while that is not known.
+
+    Example:
+        >>> from regard.view.tiles.page_answers import Progress
+        >>> Progress(1.0, 0.0).done
+        1.0
+    """
+
+    done: float
+    seconds: float | None
+
+
+def is_wanted() -> bool:
+    """Of an answer that is waited for however long it takes.
+
+    Example:
+        >>> from regard.view.tiles.page_answers import is_wanted
+        >>> is_wanted()
+        True
+    """
+    return True
+
+
+class Answers:
+    """The numbers of a recording, as the page asks for them. Of a batch the first sequence.
+
+    Every method may be called on any thread. ``close`` ends what runs in the background; as a
+    context manager it closes itself.
+
+    Args:
+        recording: what was seen.
+        limit: about how many bytes may be held for heads that were looked at.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.view.tiles.page_answers import Answers, Which
+        >>> even = regard.attend(torch.zeros(2, 3, 4), torch.zeros(2, 3, 4), mask=regard.Causal())
+        >>> with Answers(regard.Recording({"layer": even})) as answers:
+        ...     answers.row(Which(0, 1), 1).values
+        tensor([0.5000, 0.5000, 0.0000])
+    """
+
+    def __init__(self, recording: Recording, *, limit: int = 512 * MIB) -> None:
+        self.recording = recording
+        self._limit = limit
+        self._pyramids: OrderedDict[Which, Pyramid] = OrderedDict()
+        self._unfinished: OrderedDict[Which, Pyramid] = OrderedDict()
+        self._changed = threading.Condition()
+        self._working: threading.Thread | None = None
+        self._threads = torch.get_num_threads()
+        self._failures: dict[Which, Exception] = {}
+        self._in_front = 0
+        self._closed = False
+        self._heads: dict[int, list[Head | None]] = {}
+
+    def __enter__(self) -> "Answers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def held(self) -> int:
+        """How many bytes are held, or will be, for heads that were looked at."""
+        return sum(pyramid.nbytes for pyramid in self._pyramids.values())
+
+    def close(self) -> None:
+        """Ends what runs in the background."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._working is not None:
+            self._working.join()
+
+    def row(
+        self, which: Which, query: int, *, wanted: Callable[[], bool] = is_wanted
+    ) -> RowOfWeights:
+        """What one query attends to.
+
+        Args:
+            which: the head.
+            query: counted from 0.
+            wanted: asked now and then; the work ends once it is False.
+
+        Raises:
+            IndexError: no such layer, head or query.
+            RegardError: the layer has answers only.
+            Gone: the answer is not wanted any more.
+        """
+        pyramid = self._pyramid(which)
+        q_len, kv_len = pyramid.head.shape
+        place = checked("query", query, q_len)
+        with self._first(wanted) as pause:
+            values = pyramid.weights(slice(place, place + 1), slice(0, kv_len), pause)
+            return RowOfWeights(values[0], pyramid.allowed(place))
+
+    def column(self, which: Which, key: int, *, wanted: Callable[[], bool] = is_wanted) -> Tensor:
+        """What every query gives to one key, (q_len,). Of a long head it waits for the pass.
+
+        Args:
+            which: the head.
+            key: counted from 0.
+            wanted: as in ``row``, which raises the same.
+        """
+        pyramid = self._pyramid(which)
+        q_len, kv_len = pyramid.head.shape
+        place = checked("key", key, kv_len)
+        if not pyramid.is_small:
+            self._finished(which, pyramid, wanted)
+        with self._first(wanted) as pause:
+            return pyramid.weights(slice(0, q_len), slice(place, place + 1), pause)[:, 0]
+
+    def tile(self, which: Which, place: Place, *, wanted: Callable[[], bool] = is_wanted) -> Tile:
+        """A part of the head as a picture, at once: from a sample where exact numbers take longer.
+
+        Args:
+            which: the head.
+            place: of the tile.
+            wanted: as in ``row``, which raises the same.
+
+        Raises:
+            ValueError: no such level.
+        """
+        pyramid = self._pyramid(which)
+        check_place(place, pyramid.head.shape)
+        with self._first(wanted) as pause:
+            tile = pyramid.tile(place, pause)
+        if not tile.exact:
+            self._ask_for(which, pyramid)
+        return tile
+
+    def progress(self, which: Which) -> Progress:
+        """How far the exact picture of a head is; it is worked on from now on.
+
+        Raises:
+            Exception: what ended the work on it.
+        """
+        pyramid = self._pyramid(which)
+        if which in self._failures:
+            raise self._failures[which]
+        if pyramid.is_small or pyramid.is_done:
+            return Progress(1.0, 0.0)
+        self._ask_for(which, pyramid)
+        done = pyramid.done
+        return Progress(done, pyramid.seconds * (1 - done) / done if done else None)
+
+    def steps(self, which: Which, query: int, part: KeysAsked) -> QuerySteps:
+        """How one query comes to its weights, for some of its keys.
+
+        Args:
+            which: the head; sinks that are set aside count as masked.
+            query: counted from 0.
+            part: which keys.
+
+        Raises:
+            IndexError: no such layer, head or query.
+            RegardError: the layer has answers only.
+        """
+        head = self._pyramid(which).head
+        place = checked("query", query, head.shape[0])
+        return query_steps(head, place, part, self._value(which))
+
+    def segments(
+        self, which: Which, queries: Spans, keys: Spans, *, wanted: Callable[[], bool] = is_wanted
+    ) -> Tensor:
+        """How much parts of the queries drew from parts of the keys, (query parts, key parts).
+
+        Of a long head it waits for the pass.
+
+        Args:
+            which: the head.
+            queries: of each part its first token, and the one past the last.
+            keys: the same.
+            wanted: as in ``row``.
+
+        Raises:
+            IndexError: no such layer or head.
+            ValueError: a part is empty, reaches beyond the text or overlaps another.
+            RegardError: the layer has answers only.
+            Gone: the answer is not wanted any more.
+        """
+        pyramid = self._pyramid(which)
+        q_len, kv_len = pyramid.head.shape
+        query_parts = checked_parts("queries", _named(queries), "q_len", q_len)
+        key_parts = checked_parts("keys", _named(keys), "kv_len", kv_len)
+        if not pyramid.is_small:
+            self._finished(which, pyramid, wanted)
+            with self._first(wanted) as pause:
+                return pyramid.shares(tuple(query_parts.values()), tuple(key_parts.values()), pause)
+        layer, head = self._checked_head(which)
+        one = first_sequence(self.recording[layer])[head : head + 1]
+        tokens = self.recording.query_tokens, self.recording.key_tokens
+        alone = Recording({"head": one}, query_tokens=tokens[0], key_tokens=tokens[1])
+        return segment_shares(alone, key_parts, queries=query_parts, sinks=not which.hidden).total()
+
+    def overview(self, layer: int, *, wanted: Callable[[], bool] = is_wanted) -> dict[str, Any]:
+        """A small map of each head of a layer, as ``manifest.small_map`` gives it.
+
+        Of a long text it is a sample: some queries, evenly spread, stand for all; ``sampled`` says
+        for how many each.
+
+        Args:
+            layer: its place in the order the layers ran.
+            wanted: as in ``row``.
+
+        Raises:
+            IndexError: no such layer.
+            RegardError: the layer has answers only.
+            Gone: the answer is not wanted any more.
+        """
+        layer = checked("layer", layer, len(self.recording))
+        matrix = first_sequence(self.recording[layer])
+        heads, q_len, kv_len = matrix.shape
+        pause = self._until_gone(wanted)
+        if q_len * kv_len <= _MOST_CELLS:
+            return small_numbers(matrix.reduce(Watched(Pool(SMALL, SMALL), pause)))
+        step = q_len // _SAMPLED_ROWS
+        rows = range(step // 2, q_len, step)
+        maps = [_sampled(matrix[head], rows, pause) for head in range(heads)]
+        return small_numbers(torch.stack(maps)) | {"sampled": step}
+
+    def heads(self, *, wanted: Callable[[], bool] = is_wanted) -> tuple[Head | None, ...]:
+        """Every head with its kind, layer by layer; see ``regard.heads``.
+
+        None for each head of a layer whose weights are not all numbers.
+
+        It takes as long as a pass over each layer, and lets those that somebody waits for go first.
+        What is known of a layer is kept, also when the answer is not wanted any more.
+
+        Args:
+            wanted: as in ``row``.
+
+        Raises:
+            Gone: the answer is not wanted any more.
+        """
+        gone = self._until_gone(wanted)
+        with self._changed:
+            while self._unfinished:
+                gone()
+                self._changed.wait(_LOOK_AGAIN)
+
+        def pause() -> None:
+            gone()
+            self._give_way()
+
+        seen = self.recording
+        tokens = seen.query_tokens, seen.key_tokens
+        for place, layer in enumerate(seen.layers):
+            if place not in self._heads:
+                asked = survey_of(layer, *tokens).reductions
+                self._heads[place] = known_kinds(answered(layer, asked, pause), place, *tokens)
+        return tuple(head for place in range(len(seen)) for head in self._heads[place])
+
+    def _checked_head(self, which: Which) -> tuple[int, int]:
+        layer = checked("layer", which.layer, len(self.recording))
+        shape = self.recording.layers[layer].shape
+        return layer, checked("head", which.head, shape[-3] if len(shape) > 2 else 1)
+
+    def _matrix(self, which: Which) -> AttentionMatrix:
+        """(q_len, kv_len), with its sinks."""
+        layer, head = self._checked_head(which)
+        return first_sequence(self.recording[layer])[head]
+
+    def _value(self, which: Which) -> Tensor | None:
+        """Of a head, (kv_len, value_dim); None where none was kept."""
+        layer, head = self._checked_head(which)
+        value = self.recording.layers[layer].value
+        if value is None:
+            return None
+        heads, num_heads = first_value(value), first_sequence(self.recording[layer]).shape[0]
+        return heads[head * len(heads) // num_heads]
+
+    def _pyramid(self, which: Which) -> Pyramid:
+        with self._changed:
+            pyramid = self._pyramids.get(which)
+            if pyramid is not None:
+                self._pyramids.move_to_end(which)
+                return pyramid
+        matrix = self._matrix(which)
+        aside = sink_keys(self.recording, matrix.shape[1]) if which.hidden else ()
+        made = Pyramid(HeadScores.of(matrix, aside))
+        with self._changed:
+            pyramid = self._pyramids.setdefault(which, made)
+            while self.held > self._limit and len(self._pyramids) > 1:
+                oldest, _ = self._pyramids.popitem(last=False)
+                self._unfinished.pop(oldest, None)
+            return pyramid
+
+    # Who works when
+
+    def _until_gone(self, wanted: Callable[[], bool]) -> Pause:
+        """Ends what calls it once nobody waits for the answer any more."""
+
+        def pause() -> None:
+            if self._closed or not wanted():
+                raise Gone
+
+        return pause
+
+    @contextmanager
+    def _first(self, wanted: Callable[[], bool]) -> Generator[Pause]:
+        """What is done inside goes before the work in the background; gives its pause."""
+        with self._changed:
+            self._in_front += 1
+        try:
+            yield self._until_gone(wanted)
+        finally:
+            with self._changed:
+                self._in_front -= 1
+                self._changed.notify_all()
+
+    def _ask_for(self, which: Which, pyramid: Pyramid) -> None:
+        with self._changed:
+            if self._closed or pyramid.is_done or which in self._failures:
+                return
+            self._unfinished[which] = pyramid
+            self._unfinished.move_to_end(which)
+            if self._working is None:
+                self._working = threading.Thread(target=self._work, name="regard", daemon=True)
+                self._working.start()
+            self._changed.notify_all()
+
+    def _finished(self, which: Which, pyramid: Pyramid, wanted: Callable[[], bool]) -> None:
+        """Waits until the pass over a head is through."""
+        with self._changed:
+            while not pyramid.is_done:
+                if self._closed or not wanted():
+                    raise Gone
+                if which in self._failures:
+                    raise self._failures[which]
+                if which not in self._unfinished:  # not yet, or dropped for others
+                    self._ask_for(which, pyramid)
+                self._changed.wait(_LOOK_AGAIN)
+
+    def _work(self) -> None:
+        torch.set_num_threads(self._threads)  # a new thread may have taken a worker's number, 1
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._unfinished)
+                if self._closed:
+                    return
+                which, pyramid = next(reversed(self._unfinished.items()))
+            try:
+                pyramid.advance(self._give_way)
+            except Gone:
+                return
+            except Exception as error:  # noqa: BLE001 - it is told to whoever waits
+                self._failures[which] = error
+            with self._changed:
+                if pyramid.is_done or which in self._failures:
+                    self._unfinished.pop(which, None)
+                self._changed.notify_all()
+
+    def _give_way(self) -> None:
+        if self._in_front or self._closed:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._in_front or self._closed, _LOOK_AGAIN)
+        if self._closed:
+            raise Gone
+
+
+def _sampled(head: AttentionMatrix, rows: range, pause: Pause) -> Tensor:
+    """The small map of some rows of a head."""
+    weights: list[Tensor] = []
+    for first in range(0, len(rows), _ROWS_AT_ONCE):
+        pause()
+        few = rows[first : first + _ROWS_AT_ONCE]
+        weights.append(cast(Tensor, head[few.start : few.stop : few.step]).float())
+    return AttentionMatrix.from_weights(torch.cat(weights)).pool(SMALL, SMALL)
+
+
+def _named(spans: Spans) -> dict[str, tuple[int, int]]:
+    return {str(place): span for place, span in enumerate(spans)}

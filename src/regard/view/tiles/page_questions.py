@@ -1,0 +1,145 @@
+"""What the page asks of a recording, whoever carries the questions: a server, or a notebook."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from math import isnan
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.view.server.request_parsing import Asked
+from regard.view.tiles.manifest import told
+from regard.view.tiles.page_answers import Answers, Which
+from regard.view.tiles.pyramid import Place
+from regard.view.tiles.query_steps import KeysAsked
+
+__all__ = ["QUESTIONS", "WRONG", "Question", "Told", "Wanted"]
+
+_MOST_KEYS = 1000
+
+WRONG = (ValueError, IndexError, RegardError)
+"""What a question raises that asks for what is not there; its first line is the sentence."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """An answer.
+
+    Attributes:
+        content: what has a structure, as JSON can hold it; beside arrays, what they are.
+        arrays: numbers, float32 or uint8.
+        final: whether the same question has this answer for ever.
+
+    Example:
+        >>> from regard.view.tiles.page_questions import Told
+        >>> Told({"done": 1.0}).final
+        True
+    """
+
+    content: dict[str, Any] = field(default_factory=dict[str, Any])
+    arrays: tuple[Tensor, ...] = ()
+    final: bool = True
+
+
+Wanted = Callable[[], bool]
+Work = Callable[[Answers, Asked, Wanted], Told]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What can be asked.
+
+    Attributes:
+        parameters: the names of what it must or may have.
+        answer: gives it; raises ``WRONG`` where it asks for what is not there.
+        waits: whether it needs a pass over a long head to be through.
+        long: whether it takes more than a moment then.
+
+    Example:
+        >>> from regard.view.tiles.page_questions import QUESTIONS
+        >>> QUESTIONS["row"].asked({"layer": "3", "head": "1", "query": "5"}).whole("query")
+        5
+    """
+
+    parameters: tuple[str, ...]
+    answer: Work
+    waits: bool = False
+    long: bool = False
+
+    def asked(self, parameters: Mapping[str, str]) -> Asked:
+        """What one request asks for.
+
+        Raises:
+            ValueError: it has a parameter that is not known.
+        """
+        return Asked(parameters, self.parameters)
+
+
+def _which_head(asked: Asked) -> Which:
+    return Which(asked.whole("layer"), asked.whole("head"), asked.flag("hidden"))
+
+
+def _row(answers: Answers, asked: Asked, wanted: Wanted) -> Told:
+    row = answers.row(_which_head(asked), asked.whole("query"), wanted=wanted)
+    return Told(arrays=(row.values.float(), row.mask.to(torch.uint8)))
+
+
+def _column(answers: Answers, asked: Asked, wanted: Wanted) -> Told:
+    values = answers.column(_which_head(asked), asked.whole("key"), wanted=wanted)
+    return Told(arrays=(values.float(),))
+
+
+def _tile(answers: Answers, asked: Asked, wanted: Wanted) -> Told:
+    level, row, column = (asked.whole(name) for name in ("level", "row", "column"))
+    place = Place(level, row, column, asked.flag("by_row"))
+    tile = answers.tile(_which_head(asked), place, wanted=wanted)
+    height, width = tile.values.shape
+    content = {"height": height, "width": width, "exact": tile.exact, "sampled": tile.sampled}
+    return Told(content, (tile.values.float(),), final=tile.exact)
+
+
+def _progress(answers: Answers, asked: Asked, _: Wanted) -> Told:
+    asked.flag("by_row")  # one pass serves both
+    return Told(asdict(answers.progress(_which_head(asked))), final=False)
+
+
+def _steps(answers: Answers, asked: Asked, _: Wanted) -> Told:
+    by = asked.one_of("by", ("weight", "position"))
+    keys = KeysAsked(by, asked.whole("start"), asked.whole("count", most=_MOST_KEYS))
+    steps = answers.steps(_which_head(asked), asked.whole("query"), keys)
+    if isnan(steps.total):
+        query = asked.whole("query")
+        raise ValueError(
+            f"query is {query}, whose weights are not numbers (NaN); it has no steps to show."
+        )
+    return Told(asdict(steps))
+
+
+def _segments(answers: Answers, asked: Asked, wanted: Wanted) -> Told:
+    which, queries, keys = _which_head(asked), asked.spans("queries"), asked.spans("keys")
+    shares = answers.segments(which, queries, keys, wanted=wanted)
+    return Told(arrays=(shares.float(),))
+
+
+def _overview(answers: Answers, asked: Asked, wanted: Wanted) -> Told:
+    return Told({"overview": answers.overview(asked.whole("layer"), wanted=wanted)})
+
+
+def _heads(answers: Answers, _: Asked, wanted: Wanted) -> Told:
+    return Told({"heads": told(answers.heads(wanted=wanted))})
+
+
+_HEAD = ("layer", "head", "hidden")
+QUESTIONS = {
+    "row": Question((*_HEAD, "query"), _row),
+    "column": Question((*_HEAD, "key"), _column, waits=True),
+    "tile": Question((*_HEAD, "level", "row", "column", "by_row"), _tile),
+    "progress": Question((*_HEAD, "by_row"), _progress),
+    "steps": Question((*_HEAD, "query", "by", "start", "count"), _steps),
+    "segments": Question((*_HEAD, "queries", "keys"), _segments, waits=True, long=True),
+    "overview": Question(("layer",), _overview, long=True),
+    "heads": Question((), _heads, long=True),
+}
+"""Every question by its name."""

@@ -1,0 +1,198 @@
+"""How one query comes to its weights, for some of its keys: what the page's Steps view shows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Literal, cast
+
+import torch
+from torch import Tensor
+
+from regard.scores.box import Box, cut_whole
+from regard.scores.given_scores import Given
+from regard.scores.query_key import QueryKey
+from regard.scores.scratch import Scratch
+from regard.view.row_steps import parts_of
+from regard.view.tiles.strips import HeadScores, Neighbours, sums, window
+
+__all__ = ["KeyStep", "KeysAsked", "QuerySteps", "query_steps"]
+
+_STEPS = ("query·key", "scaled", "biased", "modified", "capped")
+Vector = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class KeysAsked:
+    """Which keys of a row are asked for: it is never sent whole.
+
+    Attributes:
+        by: "weight": the strongest first, equal ones as in the text; "position": as in the text.
+        start: the first place of that order.
+        count: how many.
+
+    Example:
+        >>> from regard.view.tiles.query_steps import KeysAsked
+        >>> KeysAsked("weight", 0, 16).count
+        16
+    """
+
+    by: Literal["weight", "position"]
+    start: int
+    count: int
+
+
+@dataclass(frozen=True)
+class KeyStep:
+    """One key; None for a step that does nothing, and for what is not known or not finite.
+
+    Attributes:
+        key: its place.
+        vector: of the key.
+        dot: query·key.
+        scaled: times the scale.
+        biased: plus the bias.
+        modified: by a score_mod.
+        capped: by a softcap.
+        allowed: whether the query may attend to it.
+        score: what the softmax is given.
+        weight: of the key.
+        value: of the key; None where none was kept.
+
+    Example:
+        >>> from regard.view.tiles.query_steps import KeyStep
+        >>> KeyStep(0, None, None, None, None, None, None, True, None, 1.0).weight
+        1.0
+    """
+
+    key: int
+    vector: Vector | None
+    dot: float | None
+    scaled: float | None
+    biased: float | None
+    modified: float | None
+    capped: float | None
+    allowed: bool
+    score: float | None
+    weight: float
+    value: Vector | None = None
+
+
+@dataclass(frozen=True)
+class QuerySteps:
+    """One query step by step, as row_steps.js documents it.
+
+    Attributes:
+        vector: of the query; None where only scores or weights are known.
+        scale: that query·key is multiplied with.
+        masked: whether a key is masked.
+        logsumexp: of the scores, the sink's included; None: not finite, or not known.
+        sink: the logit in the denominator that belongs to no key.
+        keys: how many there are.
+        allowed: to how many of them the query may attend.
+        total: of the weights.
+        rows: the keys that were asked for.
+        output: the weights times the values of all keys; None where none were kept.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.view.tiles.query_steps import KeysAsked, query_steps
+        >>> from regard.view.tiles.strips import HeadScores
+        >>> A = regard.attend(torch.ones(2, 1), torch.ones(2, 1), mask=regard.Causal())
+        >>> steps = query_steps(HeadScores.of(A), 0, KeysAsked("weight", 0, 1))
+        >>> steps.allowed, steps.rows[0].dot, steps.rows[0].weight
+        (1, 1.0, 1.0)
+    """
+
+    vector: Vector | None
+    scale: float
+    masked: bool
+    logsumexp: float | None
+    sink: float | None
+    keys: int
+    allowed: int
+    total: float
+    rows: tuple[KeyStep, ...]
+    output: Vector | None = None
+
+
+def query_steps(
+    head: HeadScores, query: int, part: KeysAsked, value: Tensor | None = None
+) -> QuerySteps:
+    """The steps of one query.
+
+    Args:
+        head: whose query it is; keys that are set aside count as masked.
+        query: which row.
+        part: which of its keys.
+        value: of every key, (kv_len, value_dim).
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.view.tiles.query_steps import KeysAsked, query_steps
+        >>> from regard.view.tiles.strips import HeadScores
+        >>> A = regard.AttentionMatrix.from_weights(torch.tensor([[0.25, 0.75]]))
+        >>> [step.key for step in query_steps(HeadScores.of(A), 0, KeysAsked("weight", 0, 2)).rows]
+        [1, 0]
+    """
+    source, keys = head.source, slice(0, head.shape[1])
+    scratch, row = Scratch(keys.stop), Neighbours(head, slice(query, query + 1))
+    logsumexp = sums(row, None, scratch, _never).logsumexp
+    weight = window(row, keys, 1, logsumexp, scratch, _never)[0]
+    score = row.scores(keys, scratch)[0].clone()
+    allowed = score != -torch.inf
+    chosen = _chosen(weight, part)
+    known = not (isinstance(source, Given) and source.are_weights)
+    box = Box((), row.rows, keys)
+    numbers = {name: scores.block(box, cut_whole)[0] for name, scores in parts_of(source)}
+    vector: Vector | None = None
+    vectors: Sequence[Vector | None] = [None] * len(chosen)
+    if isinstance(source, QueryKey):
+        vector = tuple(_numbers(source.query[query]))
+        vectors = _vectors(source.key[chosen])
+    steps = [_finite(numbers.get(name), chosen) for name in _STEPS]
+    scores = _finite(score if known else None, chosen)
+    places, weights = cast("list[int]", chosen.tolist()), _numbers(weight[chosen])
+    may = cast("list[bool]", allowed[chosen].tolist())
+    values = [None] * len(places) if value is None else _vectors(value[chosen])
+    by_key = zip(places, vectors, *steps, may, scores, weights, values, strict=True)
+    sink = row.sink()
+    return QuerySteps(
+        vector=vector,
+        scale=source.scale if isinstance(source, QueryKey) else 1.0,
+        masked=not bool(allowed.all()),
+        logsumexp=_finite(logsumexp if known else None, torch.tensor([0]))[0],
+        sink=None if sink is None else float(sink),
+        keys=keys.stop,
+        allowed=int(allowed.sum()),
+        total=float(weight.sum()),
+        rows=tuple(KeyStep(*each) for each in by_key),
+        output=None if value is None else _vectors(weight[None] @ value.to(weight.dtype))[0],
+    )
+
+
+def _chosen(weight: Tensor, part: KeysAsked) -> Tensor:
+    """The places of the keys that are asked for."""
+    places = torch.arange(len(weight), device=weight.device)
+    if part.by == "weight":
+        places = weight.sort(descending=True, stable=True).indices
+    return places[part.start : part.start + part.count]
+
+
+def _numbers(tensor: Tensor) -> list[float]:
+    return cast("list[float]", tensor.tolist())
+
+
+def _vectors(tensor: Tensor) -> list[Vector | None]:
+    """None for one with a number that is not finite: JSON has no name for it."""
+    return [tuple(_numbers(each)) if each.isfinite().all() else None for each in tensor]
+
+
+def _finite(numbers: Tensor | None, places: Tensor) -> list[float | None]:
+    """The numbers at some places; None where they are not known, or not finite."""
+    if numbers is None:
+        return [None] * len(places)
+    return [number if isfinite(number) else None for number in _numbers(numbers[places])]
+
+
+def _never() -> None:
+    """What is so short needs no pause."""

@@ -1,0 +1,380 @@
+"""Some rows of one head, computed a part of their keys at a time, and summed up in cells.
+
+A part is small enough to stay in a core's cache. Each is taken relative to its own largest score;
+once all parts of a row are known they are brought to the row's logsumexp, so that one pass over
+the scores gives exact weights however long the row is.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import log
+
+import torch
+from torch import Tensor
+
+from regard.masks import Mask
+from regard.masks.key_bounds import length, overlap
+from regard.matrix.attention_matrix import AttentionMatrix
+from regard.reductions.block import edges
+from regard.scores.box import Box, cut_whole
+from regard.scores.given_scores import Given
+from regard.scores.query_key import QueryKey
+from regard.scores.score_source import Scores, accumulation_dtype
+from regard.scores.scratch import Scratch
+
+__all__ = [
+    "PART",
+    "HeadScores",
+    "Neighbours",
+    "Pause",
+    "Picked",
+    "Strip",
+    "Sums",
+    "sums",
+    "window",
+]
+
+_LN2 = log(2)
+PART = 2**19  # scores of a part: 2 MiB in float32
+Pause = Callable[[], None]
+
+
+@dataclass(frozen=True, eq=False)
+class HeadScores:
+    """The scores of one head, sinks set aside where they are named.
+
+    Attributes:
+        source: of shape (q_len, kv_len).
+        mask: of that shape; None: every key is allowed.
+        aside: the keys that count as masked, rising.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.view.tiles.strips import HeadScores
+        >>> head = HeadScores.of(regard.attend(torch.ones(3, 1), torch.ones(3, 1)))
+        >>> head.shape
+        torch.Size([3, 3])
+    """
+
+    source: Scores
+    mask: Mask | None
+    aside: Tensor
+
+    @classmethod
+    def of(cls, matrix: AttentionMatrix, aside: Sequence[int] = ()) -> "HeadScores":
+        """The scores of a matrix of one head, (q_len, kv_len).
+
+        Query and key are copied, in the dtype in which scores are computed: it is done once, and a
+        file that changes afterwards does no harm.
+
+        Args:
+            matrix: without leading axes.
+            aside: keys that are set aside; what is left of each row is made to sum to 1.
+        """
+        source = matrix.source
+        if isinstance(source, QueryKey):
+            dtype = accumulation_dtype(source.dtype)
+            query, key = (each.to(dtype, copy=True) for each in (source.query, source.key))
+            sink = None if len(aside) else source.sink_bias
+            source = replace(source, query=query, key=key, sink_bias=sink)
+        places = torch.tensor(sorted(aside), dtype=torch.long, device=source.device)
+        return cls(source, matrix.mask, places)
+
+    @property
+    def shape(self) -> torch.Size:
+        """(q_len, kv_len)."""
+        return self.source.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which scores are computed: float32, or float64."""
+        return accumulation_dtype(self.source.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """What it holds in memory that nothing else does."""
+        if isinstance(self.source, QueryKey):
+            return self.source.query.nbytes + self.source.key.nbytes
+        return 0
+
+    def columns(self, rows: slice) -> slice:
+        """The keys outside which none of these rows attends to anything."""
+        if self.mask is None:
+            return slice(0, self.shape[-1])
+        return self.mask.columns((), rows, self.shape).some
+
+
+class Strip(ABC):
+    """Some rows of a head.
+
+    Attributes:
+        head: whose rows they are.
+    """
+
+    head: HeadScores
+
+    @property
+    @abstractmethod
+    def columns(self) -> slice:
+        """Outside these keys none of the rows attends to anything."""
+
+    @property
+    @abstractmethod
+    def height(self) -> int:
+        """How many rows."""
+
+    @property
+    @abstractmethod
+    def at(self) -> slice | list[int]:
+        """Where they stand in a tensor of (q_len,)."""
+
+    @abstractmethod
+    def masked(self, part: slice, scratch: Scratch) -> Tensor:
+        """The scores at some keys, (height, keys); -inf where the mask hides one."""
+
+    def sink(self) -> Tensor | None:
+        """A logit beside the keys' scores, (1,); None: there is none."""
+        sink = self.head.source.sink(Box((), slice(0, 1), slice(0, 1)), cut_whole)
+        return None if sink is None else sink.flatten()
+
+    def scores(self, part: slice, scratch: Scratch) -> Tensor:
+        """The same, also -inf at the keys that are set aside; may be changed."""
+        scores = self.masked(part, scratch)
+        aside = self.head.aside
+        inside = aside[(aside >= part.start) & (aside < part.stop)] - part.start
+        return scores.index_fill_(1, inside, -torch.inf) if len(inside) else scores
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbours(Strip):
+    """Rows that follow one another.
+
+    Attributes:
+        rows: which.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.view.tiles.strips import HeadScores, Neighbours
+        >>> head = HeadScores.of(regard.attend(torch.ones(3, 1), torch.ones(3, 1)))
+        >>> Neighbours(head, slice(1, 3)).height
+        2
+    """
+
+    head: HeadScores
+    rows: slice
+
+    @property
+    def columns(self) -> slice:
+        return self.head.columns(self.rows)
+
+    @property
+    def height(self) -> int:
+        return length(self.rows)
+
+    @property
+    def at(self) -> slice | list[int]:
+        return self.rows
+
+    def masked(self, part: slice, scratch: Scratch) -> Tensor:
+        source, mask = self.head.source, self.head.mask
+        box = Box((), self.rows, part)
+        scores = source.block(box, cut_whole, scratch)
+        if mask is None:
+            return scores
+        for edge in edges(mask, box, self.head.shape):
+            at = slice(edge.columns.start - part.start, edge.columns.stop - part.start)
+            scores[:, at].masked_fill_(~mask.block(edge, source.shape, source.device), -torch.inf)
+        return scores
+
+
+@dataclass(frozen=True, eq=False)
+class Picked(Strip):
+    """Rows far apart.
+
+    Attributes:
+        places: of the rows.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.view.tiles.strips import HeadScores, Picked
+        >>> head = HeadScores.of(regard.attend(torch.ones(3, 1), torch.ones(3, 1)))
+        >>> Picked(head, (0, 2)).height
+        2
+    """
+
+    head: HeadScores
+    places: tuple[int, ...]
+
+    @cached_property
+    def _known(self) -> "tuple[Tensor, Tensor, list[slice], list[slice]]":
+        """Of each row the first key and the one past the last, and what its mask knows."""
+        kv_len, device = self.head.shape[-1], self.head.source.device
+        some, every = [slice(0, kv_len)] * self.height, [slice(0, kv_len)] * self.height
+        if self.head.mask is not None:
+            rows = (slice(place, place + 1) for place in self.places)
+            known = [self.head.mask.columns((), row, self.head.shape) for row in rows]
+            some, every = [each.some for each in known], [each.every for each in known]
+        ends = torch.tensor([[each.start, each.stop] for each in some], device=device)
+        return ends[:, :1], ends[:, 1:], some, every
+
+    @property
+    def columns(self) -> slice:
+        filled = [part for part in self._known[2] if length(part)]
+        if not filled:
+            return slice(0, 0)
+        return slice(min(part.start for part in filled), max(part.stop for part in filled))
+
+    @property
+    def height(self) -> int:
+        return len(self.places)
+
+    @property
+    def at(self) -> slice | list[int]:
+        return list(self.places)
+
+    @cached_property
+    def _together(self) -> Scores | None:
+        """The rows as scores of their own; None where a score depends on where it stands."""
+        match self.head.source:
+            case QueryKey(position_bias=None, score_mod=None) as source:
+                bias = source.bias
+                if bias is not None and bias.shape[0] != 1:
+                    bias = bias[list(self.places)]
+                return replace(source, query=source.query[list(self.places)], bias=bias)
+            case Given() as source:
+                return replace(source, values=source.values[list(self.places)])
+            case _:
+                return None
+
+    def masked(self, part: slice, scratch: Scratch) -> Tensor:
+        if self._together is None:
+            source, size = self.head.source, (self.height, length(part))
+            out = scratch.take("scores", size, accumulation_dtype(source.dtype), source.device)
+            for row, place in enumerate(self.places):
+                box = Box((), slice(place, place + 1), part)
+                out[row] = source.block(box, cut_whole)[0]
+        else:
+            out = self._together.block(Box((), slice(0, self.height), part), cut_whole, scratch)
+        if self.head.mask is not None:
+            self._hide(self.head.mask, part, out)
+        return out
+
+    def _hide(self, mask: Mask, part: slice, scores: Tensor) -> None:
+        shape, device = self.head.shape, scores.device
+        first, stop, some, every = self._known
+        keys = torch.arange(part.start, part.stop, device=device)
+        scores.masked_fill_((keys < first) | (keys >= stop), -torch.inf)
+        for row, place in enumerate(self.places):
+            known = overlap(some[row], part)
+            if length(known) > length(overlap(every[row], known)):
+                box = Box((), slice(place, place + 1), known)
+                at = slice(known.start - part.start, known.stop - part.start)
+                hidden = ~mask.block(box, shape, device).expand(1, length(known))
+                scores[row, at].masked_fill_(hidden[0], -torch.inf)
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """What one pass over some rows found.
+
+    Attributes:
+        logsumexp: of each row, (height,); -inf where it has no keys.
+        highest: the largest weight of each row, (height,).
+        first: the first cell that is not 0 for certain.
+        cells: the sum of the weights of each row in each cell from there on, (height, cells).
+    """
+
+    logsumexp: Tensor
+    highest: Tensor
+    first: int
+    cells: Tensor
+
+
+def sums(strip: Strip, cell: int | None, scratch: Scratch, pause: Pause) -> Sums:
+    """The weights of complete rows, summed up in cells of neighbouring keys.
+
+    Args:
+        strip: the rows.
+        cell: keys in a cell; cells count from key 0. None: as is quickest, for the logsumexp.
+        scratch: memory that is used again.
+        pause: called before each part; what it raises ends the pass.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.scores.scratch import Scratch
+        >>> from regard.view.tiles.strips import HeadScores, Neighbours, sums
+        >>> head = HeadScores.of(regard.attend(torch.zeros(1, 1), torch.zeros(4, 1)))
+        >>> sums(Neighbours(head, slice(0, 1)), 2, Scratch(4), lambda: None).cells
+        tensor([[0.5000, 0.5000]])
+    """
+    step = max(1, PART // strip.height)
+    cell = cell or step
+    step = -(-step // cell) * cell
+    # Rows without keys still have an answer.
+    columns = strip.columns if length(strip.columns) else slice(0, 1)
+    start, stop = columns.start // cell * cell, columns.stop
+    maxima: list[Tensor] = []
+    powers: list[Tensor] = []
+    for at in range(start, stop, step):
+        pause()
+        scores = strip.scores(slice(at, min(at + step, stop)), scratch)
+        maximum = scores.amax(-1)
+        scores.sub_(_finite(maximum)[:, None]).mul_(1 / _LN2).exp2_()
+        maxima.append(maximum)
+        powers.append(_by_cell(scores, cell))
+    totals = torch.stack([each.sum(-1) for each in powers], -1).log()
+    each_maximum = torch.stack(maxima, -1)  # (height, parts)
+    logsumexp = torch.logsumexp(_finite(each_maximum) + totals, -1)
+    sink, empty = strip.sink(), logsumexp == -torch.inf
+    if sink is not None:
+        logsumexp = torch.logaddexp(logsumexp, sink).masked_fill(empty, -torch.inf)
+    known = _finite(logsumexp)
+    factors = (_finite(each_maximum) - known[:, None]).exp().masked_fill(empty[:, None], 0)
+    for part, factor in zip(powers, factors.unbind(-1), strict=True):
+        part.mul_(factor[:, None])
+    highest = (each_maximum.amax(-1) - known).exp()
+    return Sums(logsumexp, highest, start // cell, torch.cat(powers, -1))
+
+
+def window(
+    strip: Strip, columns: slice, cell: int, logsumexp: Tensor, scratch: Scratch, pause: Pause
+) -> Tensor:
+    """The weights at some keys from each row's logsumexp, summed up in cells: (height, cells).
+
+    Args:
+        strip: the rows.
+        columns: which keys; cells count from the first of them.
+        cell: keys in a cell.
+        logsumexp: of each row, (height,).
+        scratch: memory that is used again.
+        pause: called before each part; what it raises ends the work.
+    """
+    step = -(-max(1, PART // strip.height) // cell) * cell
+    known = _finite(logsumexp)[:, None]
+    parts: list[Tensor] = []
+    for at in range(columns.start, columns.stop, step):
+        pause()
+        part = slice(at, min(at + step, columns.stop))
+        if length(overlap(part, strip.columns)):
+            parts.append(_by_cell(strip.scores(part, scratch).sub_(known).exp_(), cell))
+        else:
+            nothing = known.new_zeros(strip.height, length(part))
+            parts.append(_by_cell(nothing, cell))
+    return torch.cat(parts, -1)
+
+
+def _by_cell(values: Tensor, cell: int) -> Tensor:
+    """The sums of `cell` neighbours of each row; the last may have fewer. A new tensor."""
+    height, width = values.shape
+    whole = width // cell * cell
+    cells = values[:, :whole].reshape(height, -1, cell).sum(-1)
+    if whole == width:
+        return cells
+    return torch.cat([cells, values[:, whole:].sum(-1, keepdim=True)], -1)
+
+
+def _finite(values: Tensor) -> Tensor:
+    """0 for -inf: what is subtracted from scores of -inf must not be."""
+    return values.masked_fill(values == -torch.inf, 0)

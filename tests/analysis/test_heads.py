@@ -1,0 +1,482 @@
+"""Kinds of heads, on matrices whose kind is known, and against the definition written out."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard
+from regard.analysis.head_classes import Trial, classify, head_table
+from regard.analysis.head_kinds import KINDS, Head, stand_out
+from regard.analysis.head_survey import Survey
+from regard.reductions.row_statistics import Spread
+
+N = 7
+# [CLS] a b c d e [SEP]
+TOKENS = [
+    regard.Token("[CLS]", special=True),
+    *(regard.Token(f" {letter}") for letter in "abcde"),
+    regard.Token("[SEP]", special=True),
+]
+
+
+def looking(at: int | None = None, *, by: int | None = None, share: float = 0.9) -> Tensor:
+    """Each query gives a share to the key ``at``, or to the key ``by`` further; the rest evenly."""
+    keys = torch.arange(N) + by if by is not None else torch.full((N,), at)
+    peak = torch.nn.functional.one_hot(keys.clamp(0, N - 1), N).double()
+    return share * peak + (1 - share) / N
+
+
+def recording(*heads: Tensor, tokens: list[regard.Token] | None = TOKENS) -> regard.Recording:
+    matrix = regard.AttentionMatrix.from_weights(torch.stack(heads)[None])
+    return regard.Recording({"layer": matrix}, query_tokens=tokens)
+
+
+def heads_of(seen: regard.Recording, *trials: Trial) -> tuple[Head, ...]:
+    return classify(seen.layers, seen.query_tokens, seen.key_tokens, trials=trials)
+
+
+@pytest.mark.parametrize(
+    ("weights", "kind"),
+    [
+        pytest.param(looking(by=-1), "previous token", id="previous"),
+        pytest.param(looking(by=1), "next token", id="next"),
+        pytest.param(looking(by=0), "self", id="self"),
+        pytest.param(looking(at=0), "first-token sink", id="first"),
+        pytest.param(looking(at=N - 1), "separator sink", id="separator"),
+        pytest.param(looking(at=3, share=0.0), "uniform", id="uniform"),
+        pytest.param(looking(at=3), "mixed", id="one word"),
+    ],
+)
+def test_a_head_is_of_the_kind_it_was_made(weights: Tensor, kind: str) -> None:
+    [head] = heads_of(recording(weights))
+    assert (head.kind, head.layer, head.head) == (kind, 0, 0)
+
+
+@pytest.mark.parametrize("share", [0.4, 0.6])
+def test_half_of_the_attention_makes_a_kind(share: float) -> None:
+    [head] = heads_of(recording(looking(by=-1, share=share)))
+    assert head.kind == ("previous token" if share > 0.5 else "mixed")
+    assert head.score == pytest.approx(share + (1 - share) / N)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text", "separators"),
+    [
+        pytest.param(TOKENS, range(1, N - 1), [N - 1], id="special tokens"),
+        pytest.param(None, range(1, N), [], id="no tokens"),
+        pytest.param([*TOKENS[:3], TOKENS[0], *TOKENS[4:]], [1, 2, 4, 5], [3, N - 1], id="within"),
+    ],
+)
+def test_scores_equal_their_definition(
+    tokens: list[regard.Token] | None, text: Sequence[int], separators: list[int]
+) -> None:
+    torch.manual_seed(0)
+    weights = torch.rand(3, N, N, dtype=torch.float64).softmax(-1)
+    found = heads_of(recording(*weights, tokens=tokens))
+    for head, matrix in zip(found, weights.tolist(), strict=True):
+        expected = {
+            "previous token": mean(matrix[q][q - 1] for q in text if q - 1 in text),
+            "next token": mean(matrix[q][q + 1] for q in text if q + 1 in text),
+            "self": mean(matrix[q][q] for q in text),
+            "first-token sink": mean(matrix[q][0] for q in text),
+            "separator sink": mean(sum(matrix[q][k] for k in separators) for q in text),
+            "uniform": mean(-sum(w * math.log(w) for w in matrix[q]) / math.log(N) for q in text),
+        }
+        assert head.scores == pytest.approx(expected, rel=1e-6)
+
+
+def mean(values: object) -> float:
+    listed = list(values)
+    return sum(listed) / len(listed)
+
+
+def test_a_sink_is_no_neighbour() -> None:
+    [head] = heads_of(recording(looking(at=0, share=1.0)))
+    assert head.scores["previous token"] == 0
+    assert head.scores["first-token sink"] == 1
+
+
+def test_separators_in_the_middle_of_a_text_count() -> None:
+    tokens = [*TOKENS[:3], regard.Token("[SEP]", special=True), *TOKENS[4:]]
+    [head] = heads_of(recording(looking(at=3, share=1.0), tokens=tokens))
+    assert head.kind == "separator sink"
+
+
+def test_without_tokens_no_token_is_special() -> None:
+    [head] = heads_of(recording(looking(at=N - 1, share=1.0), tokens=None))
+    assert head.scores["separator sink"] == 0
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_the_shortest_texts_have_kinds(length: int) -> None:
+    x = torch.zeros(length, 1)
+    [head] = heads_of(regard.Recording({"layer": regard.attend(x, x, mask=regard.Causal())}))
+    assert all(0 <= score <= 1 for score in head.scores.values())
+
+
+def test_layers_may_differ_in_their_number_of_heads() -> None:
+    layers = {str(count): regard.attend(torch.zeros(count, 3, 1), torch.zeros(count, 3, 1))
+              for count in (2, 1)}  # fmt: skip
+    assert [head.name for head in heads_of(regard.Recording(layers))] == ["L0H0", "L0H1", "L1H0"]
+
+
+# Spread
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        pytest.param({"mask": regard.Causal()}, id="mask"),
+        pytest.param({"bias": torch.full((5, 5), -65504.0).triu(1)}, id="float16's lowest number"),
+        pytest.param({"bias": torch.full((5, 5), -torch.inf).triu(1)}, id="minus infinity"),
+    ],
+)
+def test_even_attention_to_the_keys_that_are_allowed_is_spread_fully(mask: dict) -> None:
+    x = torch.zeros(5, 2)
+    spread = regard.attend(x, x, **mask).reduce(Spread())
+    torch.testing.assert_close(spread, torch.tensor([0.0, 1.0, 1.0, 1.0, 1.0]))
+
+
+def test_a_query_without_keys_is_not_spread() -> None:
+    x = torch.zeros(2, 1)
+    A = regard.attend(x, x, mask=regard.Keep(torch.tensor([[False, False], [True, True]])))
+    torch.testing.assert_close(A.reduce(Spread()), torch.tensor([0.0, 1.0]))
+
+
+def test_beside_a_sink_one_key_is_not_spread_and_more_are_at_most_fully() -> None:
+    x = torch.zeros(3, 1)
+    A = regard.attend(x, x, mask=regard.Causal(), sink_bias=torch.tensor(0.0))
+    assert (A.entropy()[1] / math.log(2)).item() > 1  # of two weights of a third
+    expected = torch.tensor([0.0, 1.0, math.log(4) * 3 / 4 / math.log(3)])
+    torch.testing.assert_close(A.reduce(Spread()), expected)
+
+
+# Padding
+
+
+LEFT, WORDS, RIGHT = 5, 26, 3
+LENGTH = LEFT + WORDS + RIGHT
+REAL = torch.zeros(LENGTH, dtype=torch.bool)
+REAL[LEFT : LEFT + WORDS] = True
+CAUSAL = torch.ones(LENGTH, LENGTH).tril().bool()
+PADDED = {
+    "keys": {"mask": regard.Causal() & regard.Keep(REAL)},
+    "a dense mask": {"mask": CAUSAL & REAL},
+    "the lowest number": {"bias": torch.zeros(LENGTH, LENGTH).masked_fill(
+        ~(CAUSAL & REAL), torch.finfo(torch.float32).min)},
+    "a low number": {"bias": torch.full((LENGTH,), -1e4).masked_fill(REAL, 0),
+                     "mask": regard.Causal()},
+    "rows that look everywhere": {
+        "mask": regard.Causal() & regard.Keep(REAL) | regard.Keep(~REAL[:, None]),
+        "bias": torch.zeros(LENGTH, 1).masked_fill(~REAL[:, None], torch.finfo(torch.float32).min),
+    },
+    "a window": {"mask": regard.SlidingWindow(7, 0) & regard.Keep(REAL)},
+}  # fmt: skip
+
+
+def padded(**options: Any) -> tuple[regard.AttentionMatrix, regard.AttentionMatrix]:
+    """Two heads on a text between padding, and the same on the text alone."""
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 1, 2, LENGTH, 4)
+    mask = options.get("mask")
+    window = "Window" in repr(mask)
+    alone = regard.SlidingWindow(7, 0) if window else regard.Causal()
+    text = slice(LEFT, LEFT + WORDS)
+    one = regard.attend(query[..., text, :], key[..., text, :], mask=alone)
+    return regard.attend(query, key, **options), one
+
+
+@pytest.mark.parametrize("options", PADDED.values(), ids=PADDED)
+def test_padding_changes_no_score(options: dict[str, Any]) -> None:
+    found, expected = (heads_of(regard.Recording({"a": matrix})) for matrix in padded(**options))
+    for one, other in zip(found, expected, strict=True):
+        assert one.scores == pytest.approx(other.scores, abs=1e-5)
+
+
+def test_special_tokens_before_the_text_are_padding_and_not_separators() -> None:
+    matrix, alone = padded(**PADDED["keys"])
+    words = [regard.Token("<s>", special=True), *map(regard.Token, "ab" * 12)]
+    words += [regard.Token("</s>", special=True)]
+    pad = regard.Token("<pad>", special=True)
+    tokens = [pad] * LEFT + words + [pad] * RIGHT
+    found = heads_of(regard.Recording({"a": matrix}, query_tokens=tokens))
+    expected = heads_of(regard.Recording({"a": alone}, query_tokens=words))
+    for one, other in zip(found, expected, strict=True):
+        assert one.scores == pytest.approx(other.scores, abs=1e-5)
+
+
+def test_texts_of_a_batch_are_padded_each_in_its_own_way() -> None:
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 3, 2, 31, 4)
+    starts = [0, 4, 25]  # the last is too short for a local score
+    real = torch.arange(31) >= torch.tensor(starts)[:, None, None, None]
+    batch = regard.Recording({"a": regard.attend(query, key, mask=regard.Causal() & real)})
+    parts = [
+        regard.attend(query[place, :, at:], key[place, :, at:], mask=regard.Causal())
+        for place, at in enumerate(starts)
+    ]
+    each = [heads_of(regard.Recording({"a": part})) for part in parts]
+    for place, head in enumerate(heads_of(batch)):
+        for name, score in head.scores.items():
+            known = [one[place].scores[name] for one in each if name in one[place].scores]
+            assert score == pytest.approx(mean(known), abs=1e-5)
+    assert heads_of(batch.entry(1))[0].scores == pytest.approx(each[1][0].scores, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        pytest.param(regard.SlidingWindow(3, 0), id="a window"),
+        pytest.param(torch.ones(N, N).tril().triu(-3).bool(), id="a dense window"),
+    ],
+)
+def test_what_a_window_hides_of_some_queries_is_no_padding(mask: Any) -> None:
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 1, N, 4)
+    last = regard.masks.Rows(regard.masks.as_mask(mask), N - 2, N)
+    seen = regard.Recording({})
+    part = regard.attend(query[:, -2:], key, mask=last)
+    seen.add("a", part, queries=regard.layers.Queries(start=N - 2, ran=N))
+    assert [head.scores["first-token sink"] for head in heads_of(seen)] == [0]
+
+
+def test_padding_is_known_where_only_some_queries_were_kept() -> None:
+    matrix, alone = padded(**PADDED["keys"])
+    query, key = matrix.source.query[..., -6:, :], matrix.source.key
+    seen = regard.Recording({})
+    mask = regard.masks.Rows(regard.Causal(), LENGTH - 6, LENGTH) & regard.Keep(REAL)
+    rows = regard.layers.Queries(start=LENGTH - 6, ran=LENGTH)
+    seen.add("a", regard.attend(query, key, mask=mask), queries=rows)
+    first = alone[0, :, WORDS - 3 :, 0].mean(-1)
+    scores = [head.scores["first-token sink"] for head in heads_of(seen)]
+    assert scores == pytest.approx(first.tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("dense", ["a dense mask", "the lowest number"])
+@pytest.mark.parametrize(
+    ("start", "stop", "text"),
+    [(0, LEFT + 6, range(LEFT, LENGTH)), (LENGTH - 9, LENGTH, range(LEFT + WORDS))],
+    ids=["first", "last"],
+)
+def test_padding_where_the_kept_queries_stand_is_known_from_what_they_see(
+    dense: str, start: int, stop: int, text: range
+) -> None:
+    matrix, _ = padded(**PADDED[dense])
+    query, key = matrix.source.query[..., start:stop, :], matrix.source.key
+    given = {name: each[start:stop] for name, each in PADDED[dense].items()}
+    seen, rows = regard.Recording({}), regard.layers.Queries(start=start, ran=LENGTH)
+    seen.add("a", regard.attend(query, key, **given), queries=rows)
+    assert seen.layers[0].texts == (text,)
+
+
+# Several texts, another text, answers
+
+
+def test_of_several_texts_the_scores_are_means() -> None:
+    weights = torch.stack([looking(by=-1), looking(at=0)])[:, None]  # (batch, num_heads, N, N)
+    matrix = regard.AttentionMatrix.from_weights(weights)
+    [both] = heads_of(regard.Recording({"layer": matrix}, query_tokens=TOKENS))
+    [one], [other] = heads_of(recording(weights[0, 0])), heads_of(recording(weights[1, 0]))
+    mean_of_two = {name: (one.scores[name] + other.scores[name]) / 2 for name in one.scores}
+    assert both.scores == pytest.approx(mean_of_two)
+
+
+def test_heads_that_share_keys_have_scores_of_their_own() -> None:
+    torch.manual_seed(0)
+    query, key = torch.randn(1, 4, N, 8), torch.randn(1, 2, N, 8)
+    shared = regard.attend(query, key)
+    repeated = regard.attend(query, key.repeat_interleave(2, 1))
+    found, expected = (heads_of(regard.Recording({"layer": A})) for A in (shared, repeated))
+    for one, other in zip(found, expected, strict=True):
+        assert one.scores == pytest.approx(other.scores, rel=1e-5)
+
+
+CROSS = {
+    "two lengths": (torch.rand(1, N, 5).softmax(-1), None),
+    "tokens of another text": (torch.rand(1, N, N).softmax(-1), list(reversed(TOKENS))),
+}
+
+
+@pytest.mark.parametrize(("weights", "keys"), CROSS.values(), ids=CROSS)
+def test_where_a_layer_attends_to_another_text_positions_have_no_scores(
+    weights: Tensor, keys: list[regard.Token] | None
+) -> None:
+    matrix = regard.AttentionMatrix.from_weights(weights)
+    tokens = None if keys is None else TOKENS
+    [head] = heads_of(regard.Recording({"layer": matrix}, query_tokens=tokens, key_tokens=keys))
+    assert set(head.scores) == {"first-token sink", "separator sink", "uniform"}
+
+
+def test_the_special_tokens_of_another_text_are_separators() -> None:
+    keys = [regard.Token("a"), regard.Token("[SEP]", special=True), regard.Token("b")]
+    weights = torch.tensor([0.1, 0.7, 0.2]).expand(1, N, 3)
+    matrix = regard.AttentionMatrix.from_weights(weights)
+    [head] = heads_of(regard.Recording({"layer": matrix}, query_tokens=TOKENS, key_tokens=keys))
+    assert (head.kind, head.score) == ("separator sink", pytest.approx(0.7))
+
+
+def test_kept_answers_tell_the_kinds_without_query_and_key() -> None:
+    torch.manual_seed(0)
+    matrix = regard.attend(torch.randn(2, N, 4), torch.randn(2, N, 4))
+    asked = Survey(tuple(token.special for token in TOKENS)).reductions
+    seen = regard.Recording({}, query_tokens=TOKENS)
+    answers = zip(asked, matrix.reduce(*asked), strict=True)
+    seen.add("layer", None, answers=answers, shape=matrix.shape)
+    whole = regard.Recording({"layer": matrix}, query_tokens=TOKENS)
+    assert heads_of(seen) == heads_of(whole)
+
+
+# Local
+
+
+def near(length: int, share: float, width: int = 4) -> Tensor:
+    """Each query gives a share to the tokens up to so far from it, the rest evenly to all."""
+    index = torch.arange(length)
+    band = ((index[:, None] - index).abs() <= width).double()
+    return share * band / band.sum(-1, keepdim=True) + (1 - share) / length
+
+
+def test_a_head_that_looks_around_itself_is_local() -> None:
+    [head] = heads_of(recording(near(50, 0.8), tokens=None))
+    assert head.kind == "local"
+    of_far = [0.8 + 0.2 * min(9, 54 - q) / 50 for q in range(20, 50)]
+    assert head.score == pytest.approx(mean(of_far), rel=1e-6)
+
+
+def test_a_nearer_kind_goes_before_local() -> None:
+    weights = 0.6 * torch.eye(50).roll(-1, -1).double() + 0.4 * near(50, 1.0)
+    [head] = heads_of(recording(weights, tokens=None))
+    assert head.scores["local"] > head.scores["previous token"]
+    assert head.kind == "previous token"
+
+
+def test_a_text_too_short_to_look_far_has_no_local_score() -> None:
+    scores = [heads_of(recording(near(n, 0.8), tokens=None))[0].scores for n in (20, 21)]
+    assert ["local" in named for named in scores] == [False, True]
+
+
+# Trials
+
+
+def test_a_kind_that_a_trial_shows_goes_before_those_of_the_text() -> None:
+    trial = Trial({"layer": {"induction": (0.45, 0.2), "duplicate token": (0.41, 0.1)}})
+    sink = looking(at=0)
+    first, second = heads_of(recording(sink, sink), trial)
+    assert (first.kind, first.score) == ("induction", 0.45)
+    assert (second.kind, second.scores["induction"]) == ("first-token sink", 0.2)
+
+
+@pytest.mark.parametrize(
+    ("trial", "error", "message"),
+    [
+        pytest.param(
+            Trial({"other": {"induction": (0.5,)}}),
+            ValueError,
+            "trial has no layer 'layer'; it has other.\n"
+            "    Run the trial on the model of the recording, and observe the same module.",
+            id="another layer",
+        ),
+        pytest.param(
+            Trial({"layer": {"induction": (0.5, 0.5)}}),
+            ValueError,
+            "trial has 2 heads in layer 'layer'; the recording has 1.\n"
+            "    Run the trial on the model of the recording, all heads of it.",
+            id="other heads",
+        ),
+        pytest.param(
+            {"layer": {}},
+            TypeError,
+            "trials has a dict; each must be a Trial, from regard.trials.\n"
+            "    Pass for example regard.trials.repeated_tokens(model).",
+            id="no trial",
+        ),
+    ],
+)
+def test_a_trial_that_does_not_fit_is_refused(
+    trial: Trial, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error) as refusal:
+        regard.heads(recording(looking(at=0)), trial)
+    assert str(refusal.value) == message
+
+
+# The table
+
+
+def test_the_table_has_a_row_for_each_head_and_a_column_for_each_score() -> None:
+    seen = recording(looking(by=-1), looking(at=3))
+    table = regard.heads(seen)
+    assert table == head_table(heads_of(seen))
+    assert table.names == (
+        *("layer", "head", "kind", "score", "previous token", "next token", "self"),
+        *("first-token sink", "separator sink", "uniform"),
+    )
+    assert table["kind"] == ("previous token", "mixed")
+    assert [table["layer"], table["head"]] == [(0, 0), (0, 1)]
+
+
+def test_a_score_that_only_some_layers_have_is_nothing_in_the_others() -> None:
+    layers = {str(kv_len): regard.attend(torch.zeros(1, 7, 1), torch.zeros(1, kv_len, 1))
+              for kv_len in (7, 5)}  # fmt: skip
+    assert regard.heads(regard.Recording(layers))["self"] == (pytest.approx(1 / 7), None)
+
+
+# What cannot be classified
+
+
+def test_weights_that_are_no_numbers_are_refused() -> None:
+    matrix = regard.attend(torch.full((3, 1), torch.nan), torch.zeros(3, 1))
+    with pytest.raises(regard.RegardError) as refusal:
+        regard.heads(regard.Recording({"layer": matrix}))
+    assert str(refusal.value) == (
+        "layer 'layer' has weights that are not numbers (NaN); heads have no kind then.\n"
+        "    Look at the recording as it is: the first layer with NaN says where it began."
+    )
+
+
+def test_a_layer_without_query_and_key_or_answers_is_refused() -> None:
+    seen = regard.Recording({})
+    seen.add("layer", None, answers=[(regard.Entropy(), torch.zeros(1, 3))], shape=(1, 3, 3))
+    with pytest.raises(regard.RegardError) as refusal:
+        regard.heads(seen)
+    assert str(refusal.value) == (
+        "layer 'layer' has not all the answers that kinds of heads follow from, and its query and "
+        "key were not kept.\n"
+        "    Observe the model again with keep=regard.heads.Survey(special).reductions, or with "
+        'keep="qk".'
+    )
+
+
+def test_progress_that_cannot_be_called_is_refused() -> None:
+    with pytest.raises(TypeError) as refusal:
+        regard.heads(regard.Recording({}), progress=3)  # type: ignore[arg-type]
+    assert str(refusal.value) == (
+        "progress is an int; it takes a function of two numbers, what is done and all.\n"
+        "    Pass for example progress=print."
+    )
+
+
+# Standing out
+
+
+def test_the_best_head_of_each_kind_stands_out_with_its_reason() -> None:
+    heads = [
+        Head(0, 0, "next token", 0.61, {}),
+        Head(0, 1, "mixed", 0.99, {}),
+        Head(3, 2, "next token", 0.8349, {}),
+        Head(4, 0, "previous token", 0.5, {}),
+        Head(5, 1, "uniform", 0.951, {}),
+    ]
+    assert [(head.name, reason) for head, reason in stand_out(heads)] == [
+        ("L4H0", "puts 50 % of its attention on the token before"),
+        ("L3H2", "puts 83 % of its attention on the token after"),
+        ("L5H1", "has 95 % of the entropy of even attention"),
+    ]
+
+
+def test_letters_tell_the_kinds_apart() -> None:
+    assert len({kind.letter.upper() for kind in KINDS}) == len({kind.name for kind in KINDS}) == 11

@@ -1,0 +1,287 @@
+"""No tensor of the size of the matrix is ever made, forwards or backwards."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import regard
+from regard.backends import sweep as blocks
+from regard.reductions.products import TransposedOutput, Window
+
+LENGTH = 4096
+MATRIX = LENGTH * LENGTH
+# A block of 2^20 numbers would be a sixteenth; the largest input or answer is 4096 x 16.
+MOST = MATRIX // 6
+
+
+class LargestTensor(TorchDispatchMode):
+    """Records the number of elements of the largest tensor that any operation gave memory to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        # Memory, not elements: an expanded view of one number takes one number.
+        sizes = [leaf.untyped_storage().nbytes() // leaf.itemsize for leaf in tensors]
+        self.elements = max([self.elements, *sizes])
+        return result
+
+
+def inputs(*, gradients: bool) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    made = [torch.randn(1, LENGTH, 8, generator=generator) for _ in range(3)]
+    query, key, value = (tensor.requires_grad_(gradients) for tensor in made)
+    return query, key, value
+
+
+def one_after_another(
+    items: Iterable[Any],
+    worker: Callable[[], Callable[[Any], Any]],
+    take: Callable[[Any], None],
+    device: torch.device,
+) -> None:
+    """``in_turns`` without threads: a dispatch mode sees only the thread it was entered on."""
+    answer = worker()
+    for item in items:
+        take(answer(item))
+
+
+def largest(work: Callable[[], object]) -> int:
+    with pytest.MonkeyPatch.context() as patch, LargestTensor() as mode:
+        patch.setattr(blocks, "in_turns", one_after_another)
+        work()
+    return mode.elements
+
+
+REDUCTIONS: dict[str, Callable[[Tensor], regard.Reduction]] = {
+    "logsumexp": lambda _: regard.LogSumExp(),
+    "entropy": lambda _: regard.Entropy(),
+    "topk": lambda _: regard.TopK(8),
+    "max": lambda _: regard.Max(),
+    "sum-keys": lambda _: regard.Sum(-1),
+    "sum-queries": lambda _: regard.Sum(-2),
+    "pool": lambda _: regard.Pool(128, 128),
+    "segments": lambda _: regard.Segments([(0, 1000), (1000, LENGTH)]),
+    "diagonal": lambda _: regard.Diagonal(-1),
+    "window": lambda _: Window(range(0, LENGTH, 500), range(0, LENGTH, 500)),
+    "output": regard.Output,
+    "transposed-output": TransposedOutput,
+}
+MASKS: dict[str, regard.Mask | None] = {
+    "no-mask": None,
+    "causal": regard.Causal(),
+    "window": regard.SlidingWindow(100, 0),
+    "causal-and-padding": regard.Causal() & regard.Padding(4000),
+    "padding": regard.Padding(4000),
+    "keys": regard.Keep(torch.arange(LENGTH) % 3 > 0),
+    "prefix": regard.PrefixLM(1000),
+    "documents": regard.Documents(torch.arange(LENGTH) // 900),
+    "scattered-documents": regard.Documents(torch.arange(LENGTH) % 5),
+    "either": regard.SlidingWindow(100, 0) | regard.Keep(torch.arange(LENGTH) < 10),
+    "not": ~(regard.Padding(4000) & regard.SlidingWindow(100, 0)),
+    "mask-mod": regard.MaskMod(lambda _, __, q_idx, kv_idx: (q_idx + kv_idx) % 7 > 1),
+}
+masks = pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+reductions = pytest.mark.parametrize("reduction", REDUCTIONS.values(), ids=REDUCTIONS)
+
+
+@reductions
+def test_a_reduction_never_makes_the_matrix(
+    reduction: Callable[[Tensor], regard.Reduction],
+) -> None:
+    query, key, value = inputs(gradients=False)
+    matrix = regard.attend(query, key)
+    assert largest(lambda: matrix.reduce(reduction(value))) < MOST
+
+
+@reductions
+def test_the_gradient_of_a_reduction_never_makes_the_matrix(
+    reduction: Callable[[Tensor], regard.Reduction],
+) -> None:
+    query, key, value = inputs(gradients=True)
+
+    def work() -> None:
+        answer = regard.attend(query, key).reduce(reduction(value))
+        numbers = answer if isinstance(answer, Tensor) else answer.values
+        numbers.sum().backward()
+
+    assert largest(work) < MOST
+
+
+@masks
+def test_no_mask_makes_the_matrix(mask: regard.Mask | None) -> None:
+    query, key, _ = inputs(gradients=True)
+
+    def work() -> None:
+        matrix = regard.attend(query, key, mask=mask)
+        entropy, received = matrix.reduce(regard.Entropy(), regard.Sum(-2))
+        (entropy.sum() + received.square().sum()).backward()
+
+    assert largest(work) < MOST
+
+
+# Beside what a mask hides: each step of the scores, with the tensors that gradients flow to.
+STEPS: dict[str, Callable[[], dict[str, Any]]] = {
+    "alibi": lambda: {"bias": regard.ALiBi(torch.ones(1, requires_grad=True))},
+    "t5": lambda: {"bias": regard.T5Bias(torch.zeros(32, 1, requires_grad=True))},
+    "score-mod": lambda: {"score_mod": lambda score, *at: score.tanh() + at[-1]},
+    "softcap": lambda: {"softcap": 2.0},
+    "sinks": lambda: {"sink_bias": torch.zeros(1, requires_grad=True)},
+    "bias-of-keys": lambda: {"bias": torch.zeros(LENGTH, requires_grad=True)},
+}
+
+
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+def test_no_kind_of_scores_makes_the_matrix(step: Callable[[], dict[str, Any]]) -> None:
+    query, key, value = inputs(gradients=True)
+
+    def work() -> None:
+        matrix = regard.attend(query, key, **step())
+        entropy, top, output = matrix.reduce(regard.Entropy(), regard.TopK(8), regard.Output(value))
+        (entropy.sum() + top.values.sum() + output.square().sum()).backward()
+
+    assert largest(work) < MOST
+
+
+def distance(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    return (q_idx - kv_idx).abs().float()
+
+
+ASKED_OF_TWO: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "kl": lambda q, k, _: regard.kl(regard.attend(q, k), regard.attend(k, q)),
+    "cross-entropy": lambda q, k, _: regard.cross_entropy(regard.attend(q, k), regard.attend(k, q)),
+    "js": lambda q, k, _: regard.js(regard.attend(q, k, mask=regard.Causal()), regard.attend(k, q)),
+    "bilinear": lambda q, k, _: regard.bilinear(regard.attend(q, k), distance),
+    "rollout": lambda q, k, v: regard.rollout([regard.attend(q, k), regard.attend(k, q)]) @ v[0],
+    "two-products": lambda q, k, v: regard.attend(q, k).T @ (regard.attend(k, q) @ v),
+}
+
+
+@pytest.mark.parametrize("ask", ASKED_OF_TWO.values(), ids=ASKED_OF_TWO)
+def test_no_question_about_two_matrices_makes_one(
+    ask: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> None:
+    query, key, value = inputs(gradients=True)
+    assert largest(lambda: ask(query, key, value).sum().backward()) < MOST
+
+
+@masks
+def test_a_product_with_a_mask_never_makes_the_matrix(mask: regard.Mask | None) -> None:
+    query, key, value = inputs(gradients=True)
+
+    def work() -> None:
+        (regard.attend(query, key, mask=mask) @ value).sum().backward()
+
+    assert largest(work) < MOST
+
+
+@pytest.mark.parametrize(
+    "bias",
+    [
+        pytest.param(torch.zeros(LENGTH), id="keys"),
+        pytest.param(torch.zeros(LENGTH, 1), id="queries"),
+        pytest.param(torch.zeros(LENGTH, requires_grad=True), id="with-a-gradient"),
+    ],
+)
+def test_a_product_with_a_bias_never_makes_the_matrix(bias: Tensor) -> None:
+    query, key, value = inputs(gradients=True)
+    assert largest(lambda: regard.attend(query, key, bias=bias) @ value) < MOST
+
+
+def test_a_product_of_grouped_heads_repeats_no_key() -> None:
+    _, key, value = inputs(gradients=False)
+    query = torch.randn(8, LENGTH, 8)
+    assert largest(lambda: regard.attend(query, key) @ value) <= 2 * query.numel()
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        pytest.param(lambda m: m[0, 100:200, :50], id="window"),
+        pytest.param(lambda m: m[0, 7], id="row"),
+        pytest.param(lambda m: m[0, :, 7], id="column"),
+        pytest.param(lambda m: m[0, ::500, ::500], id="steps"),
+        pytest.param(lambda m: m.scores[0, 7:9], id="scores"),
+        pytest.param(lambda m: m.scores[0, :, 7], id="column-of-scores"),
+        pytest.param(lambda m: m.scores[0, ::500, ::500], id="steps-of-scores"),
+    ],
+)
+def test_a_part_never_makes_the_matrix(part: Callable) -> None:
+    query, key, _ = inputs(gradients=False)
+    matrix = regard.attend(query, key, mask=regard.Causal())
+    assert largest(lambda: part(matrix)) < MOST
+
+
+def test_the_fused_product_with_a_wide_value_never_makes_the_matrix() -> None:
+    query, key, value = inputs(gradients=False)
+    wide = torch.cat((value, value), -1)
+    assert largest(lambda: regard.attend(query, key) @ wide) < MOST
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [
+        pytest.param(lambda m: m.to_dense(), id="to-dense"),
+        pytest.param(lambda m: m.scores.to_dense(), id="scores-to-dense"),
+        pytest.param(lambda m: m.reduce(regard.Entropy(), backend="dense"), id="dense-backend"),
+    ],
+)
+def test_the_check_itself_fails_on_what_makes_the_matrix(whole: Callable) -> None:
+    query, key, _ = inputs(gradients=False)
+    assert largest(lambda: whole(regard.attend(query, key))) >= MATRIX
+
+
+class Wasteful(regard.Entropy):
+    """A reduction that makes a matrix in each block, on whatever thread."""
+
+    def update(self, block: regard.Block) -> tuple[regard.Part, ...]:
+        block.maximum.new_zeros(LENGTH, LENGTH)
+        return super().update(block)
+
+
+def test_the_check_sees_what_the_threads_of_a_sweep_make() -> None:
+    query, key, _ = inputs(gradients=False)
+    matrix = regard.attend(query, key)
+    assert largest(lambda: matrix.reduce(Wasteful(), regard.Sum(-2))) >= MATRIX
+
+
+def test_the_check_sees_what_the_backward_pass_makes() -> None:
+    x = torch.ones(LENGTH, requires_grad=True)
+    squared = x[:, None].expand(LENGTH, LENGTH).pow(2)
+    gradient = torch.ones(1).expand(LENGTH, LENGTH)
+    assert largest(lambda: squared.backward(gradient)) >= MATRIX
+
+
+@pytest.mark.parametrize(
+    "strided",
+    [
+        pytest.param(lambda x: x.mT.contiguous().mT, id="transposed, as in the notebooks"),
+        pytest.param(lambda x: x.repeat_interleave(2, -1)[..., ::2], id="every second number"),
+    ],
+)
+def test_numbers_that_do_not_lie_side_by_side_form_no_matrix(
+    strided: Callable[[Tensor], Tensor],
+) -> None:
+    query, key, value = map(strided, inputs(gradients=False))
+    assert query.stride(-1) != 1
+    assert largest(lambda: regard.attend(query, key) @ value) < MOST
+
+
+def test_steps_over_scores_keep_nothing_of_what_they_skip() -> None:
+    query, key, _ = inputs(gradients=True)
+    scores = regard.attend(query, key, mask=regard.Causal()).scores[..., ::64, ::64]
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, id):
+        scores = regard.attend(query, key, mask=regard.Causal()).scores[..., ::64, ::64]
+    assert scores.shape == (1, 64, 64)
+    assert max([0, *kept]) < 64 * LENGTH

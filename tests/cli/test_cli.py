@@ -1,0 +1,413 @@
+"""The command: what it prints and writes, and what it says when it cannot."""
+
+import doctest
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import regard
+import tiny_models
+from regard.analysis import head_kinds as kinds
+from regard.cli import app as cli
+from regard.cli import output_files as files
+from regard.cli import progress
+from regard.cli import recording_argument as recordings
+from regard.cli import see_command as command
+from regard.cli import text_argument as texts
+from regard.models import pretrained
+from regard.models.pretrained import Pretrained
+from regard.text import token_labels as visible
+from regard.view.terminal import summary
+from regard.view.terminal import terminal_view as terminal
+
+SENTENCE = "Life is short, eat dessert first"
+REGARD = Path(sys.executable).with_name("regard")
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("models") / "bert"
+    return str(tiny_models.save(folder, tiny_models.bert()))
+
+
+@pytest.fixture(autouse=True)
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test writes into an empty folder, with nobody at the keyboard."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    return tmp_path
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run the command in this process: exit code, standard output, standard error."""
+
+    def run_command(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            cli.main(arguments)
+        return int(end.value.code or 0), *capfd.readouterr()
+
+    return run_command
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def piped(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+
+def left_behind(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# The main job
+
+
+@pytest.mark.slow
+def test_the_sentence_is_seen_in_the_terminal_and_as_a_page(working_folder: Path) -> None:
+    started = time.monotonic()
+    done = subprocess.run([REGARD, "see", SENTENCE], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("all-MiniLM-L6-v2   9 tokens · 6 layers × 12 heads\n")
+    # Known of this model and sentence: the second head of layer 0 looks at the token before.
+    words = " ".join(done.stdout.split())
+    assert "L0H2 previous token puts 100 % of its attention on the token before" in words
+    assert "attention.html   " in done.stdout.splitlines()[-1]
+    page = (working_folder / "attention.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert left_behind(working_folder) == ["attention.html"]
+    assert time.monotonic() - started < 60  # 10 s on a quiet machine; CI shares its cores
+
+
+def test_the_view_and_the_page_of_a_folder(run: Run, bert: str, working_folder: Path) -> None:
+    code, out, err = run("see", SENTENCE, "--model", bert, "--output", "page.html")
+    assert (code, err) == (0, "")
+    assert out.startswith("bert   9 tokens · 2 layers × 4 heads\n")
+    assert out.splitlines()[-1].startswith("page.html   ")
+    assert left_behind(working_folder) == ["page.html"]
+
+
+def test_json_is_all_of_standard_output_and_no_page_is_written(
+    run: Run, bert: str, working_folder: Path
+) -> None:
+    code, out, err = run("see", SENTENCE, "--model", bert, "--json", "--top", "2", "--layer", "1")
+    answer = json.loads(out)
+    assert (code, err, left_behind(working_folder)) == (0, "", [])
+    assert "".join(t["text"] for t in answer["tokens"] if not t["special"]) == SENTENCE
+    assert answer["selection"] == {"layer": 1, "head": None}
+    assert answer["page"] is None
+    assert len(answer["rows"]) == 9
+    assert len(answer["heads"]) == 8
+    matrix = Pretrained.load(bert).observe(SENTENCE)[1][0]
+    best = matrix.to_dense().mean(0)[3].topk(2)
+    assert [share["token"] for share in answer["rows"][3]["top"]] == best.indices.tolist()
+    shares = [share["share"] for share in answer["rows"][3]["top"]]
+    assert shares == pytest.approx(best.values.tolist(), rel=1e-5)
+
+
+def test_json_with_an_output_writes_the_page_too(run: Run, bert: str, working_folder: Path) -> None:
+    code, out, _ = run("see", SENTENCE, "-m", bert, "--json", "-o", "page.html")
+    assert (code, json.loads(out)["page"]) == (0, "page.html")
+    assert left_behind(working_folder) == ["page.html"]
+
+
+@pytest.mark.parametrize("arguments", [("-",), ()], ids=["dash", "nothing"])
+def test_the_text_may_be_piped(
+    arguments: tuple[str, ...], run: Run, bert: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    piped("café ☕\n".encode(), monkeypatch)
+    _, out, _ = run("see", *arguments, "-m", bert, "--json")
+    assert "".join(t["text"] for t in json.loads(out)["tokens"] if not t["special"]) == "café ☕\n"
+
+
+@pytest.mark.parametrize("arguments", [("see", "-"), ("record",)], ids=["dash", "nothing"])
+def test_without_standard_input_the_text_is_asked_for(
+    arguments: tuple[str, ...], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert run(*arguments) == (
+        2,
+        "",
+        "regard: text is missing; a model has to read something.\n"
+        '    Give it in quotes, "Life is short", or with --file, or pipe it in.\n',
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("see", "caf\u00e9 \u2615"),
+        ("heads", "--no-trials"),
+        ("record", "x", "-o", "\u2615"),
+        ("learn", "1"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_output_that_lacks_a_sign_shows_another(
+    arguments: tuple[str, ...], bert: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    model = {"see": ("-m", bert), "heads": (bert,), "record": ("-m", bert)}
+    with pytest.raises(SystemExit) as end:
+        cli.main([*arguments, *model.get(arguments[0], ())])
+    out.flush()
+    assert end.value.code == 0
+    assert b"?" in out.buffer.getvalue()
+
+
+def test_the_text_may_be_a_file(run: Run, bert: str, working_folder: Path) -> None:
+    (working_folder / "text.txt").write_text("\ufeffeat first", encoding="utf-8")
+    _, out, _ = run("see", "--file", "text.txt", "-m", bert, "--json")
+    assert [token["text"] for token in json.loads(out)["tokens"]] == [
+        "[CLS]",
+        "eat",
+        " first",
+        "[SEP]",
+    ]
+
+
+def test_control_characters_and_html_are_shown_as_text(
+    run: Run, bert: str, working_folder: Path
+) -> None:
+    text = "a\x1b[31mred\x07 <script>alert(1)</script> [bold]x[/bold] \u202eb"
+    code, out, _ = run("see", text, "-m", bert)
+    assert code == 0
+    assert "a␛[31mred␇ <script>alert(1)</script> [bold]x[/bold] ‹U+202E›b" in out
+    assert not set(out) & {"\x1b", "\x07", "\u202e"}
+    assert "<script>alert(1)" not in (working_folder / "attention.html").read_text()
+
+
+# Help, version, examples
+
+
+@pytest.mark.parametrize(
+    "module",
+    [cli, files, kinds, pretrained, progress, recordings, summary, terminal, texts, visible],
+    ids=lambda m: m.__name__,
+)
+def test_the_examples_in_docstrings_give_what_they_say(module: ModuleType) -> None:
+    failed, tried = doctest.testmod(module)
+    assert failed == 0
+    assert tried > 0
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",)], ids=["nothing", "--help", "-h"])
+def test_help_is_shown(arguments: tuple[str, ...], run: Run) -> None:
+    code, out, err = run(*arguments)
+    assert (code, err) == (0, "")
+    assert "see       Show what a model attends to when it reads a text." in out
+
+
+def test_the_version_is_shown(run: Run) -> None:
+    assert run("--version") == (0, f"regard {metadata.version('regard')}\n", "")
+
+
+def test_the_version_of_what_is_not_installed_is_unknown(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def from_name(name: str) -> metadata.Distribution:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata.Distribution, "from_name", from_name)
+    assert run("--version") == (0, "regard unknown\n", "")
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param(["--foo"], "No such option: --foo", id="no such option"),
+        pytest.param(["sea", "x"], "Did you mean 'see'?", id="no such command"),
+        pytest.param(["see", ""], "text is empty; attention needs", id="empty"),
+        pytest.param(["see", " \n"], "text is empty; attention needs", id="blank"),
+        pytest.param(["see"], "text is empty; attention needs", id="nothing piped"),
+        pytest.param(["see", "x", "--file", "f"], "text is given twice, once", id="two texts"),
+        pytest.param(["see", "--file", "f"], "f: No such file or directory.", id="no such file"),
+        pytest.param(["see", "--file", "."], ".: Is a directory.", id="a folder for a file"),
+        pytest.param(["see", "--file", sys.executable], "is no UTF-8 text: byte", id="a program"),
+        pytest.param(["see", "--file", "/dev/zero"], "has more than 64 MiB", id="an endless file"),
+        pytest.param(["see", "x", "--top", "0"], "Invalid value for '--top'", id="top"),
+        pytest.param(["see", "x", "--layer", "-1"], "Invalid value for '--layer'", id="layer"),
+        pytest.param(["see", "x", "--head", "a"], "Invalid value for '--head'", id="no number"),
+        pytest.param(["see", "x", "--head", "1"], "head is 1 and no layer is given", id="head"),
+        pytest.param(["see", "x", "-m", "./none"], "there is no such folder", id="no such model"),
+        pytest.param(["see", "x", "-m", "a/b"], "hub cannot be reached.", id="hub"),
+        pytest.param(["see", "x", "-o", "."], "it is a folder", id="to a folder"),
+        pytest.param(
+            ["see", "x", "-o", "no/page.html"],
+            "output is 'no/page.html', which cannot be written: there is no folder no.",
+            id="to nowhere",
+        ),
+        pytest.param(
+            ["record", "x", "-o", "x" * 256],
+            f"{'x' * 256}: File name too long.",
+            id="to a name that is too long",
+        ),
+        pytest.param(["see", "x", "-o", "/dev/null"], "it is no ordinary file", id="to a device"),
+        pytest.param(["see", "x", "-o", "/proc/page"], "which cannot be written", id="to /proc"),
+    ],
+)
+def test_a_wrong_call_is_a_sentence_and_exit_code_2(
+    arguments: list[str], message: str, run: Run, working_folder: Path
+) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("regard: ")
+    assert message in err
+    assert "Traceback" not in err
+    assert left_behind(working_folder) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param(["--layer", "2"], "layer is 2; bert has layers 0 to 1.", id="layer"),
+        pytest.param(["--layer", "0", "--head", "4"], "has heads 0 to 3.", id="head"),
+    ],
+)
+def test_a_layer_or_head_that_the_model_lacks_names_those_it_has(
+    arguments: list[str], message: str, run: Run, bert: str, working_folder: Path
+) -> None:
+    code, out, err = run("see", "x", "-m", bert, *arguments)
+    assert (code, out) == (2, "")
+    assert err.rstrip().endswith(message)
+    assert left_behind(working_folder) == []
+
+
+def test_a_text_of_10_mb_is_refused_quickly(run: Run, bert: str, working_folder: Path) -> None:
+    (working_folder / "big.txt").write_text("words " * 1_700_000)
+    started = time.monotonic()
+    code, out, err = run("see", "--file", "big.txt", "-m", bert)
+    assert (code, out) == (2, "")
+    assert "text has too many tokens (10,200,000 characters)" in err
+    assert time.monotonic() - started < 10  # tokenising it all takes longer; told in under one
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda f: (f / "config.json").write_text("{"), id="config"),
+        pytest.param(lambda f: (f / "model.safetensors").write_bytes(b"x" * 99), id="weights"),
+        pytest.param(lambda f: (f / "config.json").unlink(), id="no config"),
+    ],
+)
+def test_a_damaged_model_leaves_the_old_page_whole(
+    damage: Callable[[Path], object], run: Run, bert: str, working_folder: Path
+) -> None:
+    folder = Path(shutil.copytree(bert, working_folder / "model"))
+    damage(folder)
+    page = working_folder / "attention.html"
+    page.write_text("the old page")
+    code, out, err = run("see", SENTENCE, "-m", str(folder))
+    assert (code, out) == (2, "")
+    assert err.startswith("regard: model ")
+    assert page.read_text() == "the old page"
+    assert left_behind(working_folder) == ["attention.html", "model"]
+
+
+def test_a_model_without_attention_is_refused(run: Run, working_folder: Path) -> None:
+    folder = tiny_models.save(working_folder / "mamba", tiny_models.mamba())
+    code, out, err = run("see", SENTENCE, "-m", str(folder))
+    assert (code, out) == (2, "")
+    assert err.startswith("regard: no attention was seen in MambaModel; ")
+
+
+def test_the_output_is_checked_before_a_model_is_looked_for(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pretrained, "load", lambda _: pytest.fail("a model was loaded"))
+    assert run("see", "x", "-o", "no/page.html")[0] == 2
+
+
+def test_a_page_that_fails_leaves_nothing_printed_and_the_old_one_whole(
+    run: Run, bert: str, working_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(recording: regard.Recording, path: Path, **kwargs: object) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(command, "write_page", full)
+    (working_folder / "attention.html").write_text("the old page")
+    code, out, err = run("see", SENTENCE, "-m", bert)
+    assert (code, out) == (2, "")
+    assert err == "regard: attention.html: No space left on device.\n"
+    assert (working_folder / "attention.html").read_text() == "the old page"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        pytest.param(KeyboardInterrupt(), 130, "", id="Ctrl-C"),
+        pytest.param(
+            MemoryError(), 2, "regard: there is not enough memory for this.\n", id="memory"
+        ),
+        pytest.param(
+            regard.RegardError("bad \x1b[31m news"), 2, "regard: bad ␛[31m news\n", id="escapes"
+        ),
+    ],
+)
+def test_what_happens_inside_ends_quietly(
+    error: BaseException, code: int, message: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(name: str) -> None:
+        raise error
+
+    monkeypatch.setattr(Pretrained, "load", load)
+    assert run("see", "x") == (code, "", message)
+
+
+def test_a_mistake_of_ours_is_not_hidden(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pretrained, "load", lambda _: {}["a bug"])
+    with pytest.raises(KeyError):
+        cli.main(["see", "x"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_a_missing_extra_is_said_with_the_command_to_install_it(missing: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; import regard.cli"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"regard: the command needs {missing}, which is not installed.\n"
+        "    Run: pip install 'regard[demo]'\n"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [["--json"], []], ids=["json", "terminal"])
+def test_a_reader_that_stops_reading_is_no_error(arguments: list[str], bert: str) -> None:
+    command = f'"{REGARD}" see "{SENTENCE}" -m "{bert}" {" ".join(arguments)} | head -c 10'
+    done = subprocess.run(["/bin/bash", "-c", command], check=False, capture_output=True, text=True)
+    assert "Traceback" not in done.stderr
+    assert "Exception" not in done.stderr
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_real_run_quietly(bert: str, working_folder: Path) -> None:
+    fifo = working_folder / "text"
+    os.mkfifo(fifo)
+    running = subprocess.Popen(
+        [REGARD, "see", "--file", fifo, "-m", bert],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with fifo.open("w"):  # opens once the command reads: it has started
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate(timeout=60)
+    assert (running.returncode, out, err) == (130, "", "")

@@ -1,0 +1,142 @@
+"""The command regard check: what is wrong with a file or a notebook, and its exit code."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from regard.cli import app as cli
+from regard.cli.check_command import named_options
+
+RIGHT = """
+def attention(q, k, v):
+    return (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1) @ v
+"""
+WRONG = RIGHT.replace("softmax(-1)", "softmax(-2)")
+CLASS = """
+from torch import nn
+
+class Attention(nn.Module):
+    def __init__(self, embed_dim, num_heads, dropout=0.0):
+        super().__init__()
+        self.inner = nn.MultiheadAttention(embed_dim, num_heads, dropout, batch_first=True)
+
+    def forward(self, x):
+        return self.inner(x, x, x, need_weights=False)[0]
+"""
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run ``regard check`` in an empty folder: exit code, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run_check(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            cli.main(["check", *arguments])
+        return int(end.value.code or 0), *capfd.readouterr()
+
+    return run_check
+
+
+def test_a_mistake_is_named_with_its_line_and_exit_code_1(run: Run) -> None:
+    Path("mine.py").write_text(WRONG)
+    code, out, err = run("mine.py:attention")
+    assert (code, err) == (1, "")
+    assert "softmax-wrong-axis" in out
+    assert "mine.py, line 3:" in out
+
+
+def test_what_is_right_has_exit_code_0(run: Run) -> None:
+    Path("mine.py").write_text(RIGHT)
+    code, out, _ = run("mine.py")
+    assert code == 0
+    assert out.splitlines()[-1].startswith("attention is right")
+
+
+def test_json_is_all_of_standard_output(run: Run) -> None:
+    Path("mine.py").write_text(WRONG)
+    code, out, _ = run("mine.py:attention", "--json")
+    told = json.loads(out)
+    assert told["exit_code"] == code == 1
+    assert told["reports"][0]["findings"][0]["name"] == "softmax-wrong-axis"
+
+
+def test_other_options_go_to_the_class(run: Run) -> None:
+    Path("mine.py").write_text(CLASS)
+    code, out, _ = run("mine.py:Attention", "--embed-dim", "16", "--num-heads=4")
+    assert code == 0
+    assert "4 heads" in out
+
+
+def test_a_class_without_its_arguments_says_how_to_give_them(run: Run) -> None:
+    Path("mine.py").write_text(CLASS)
+    code, out, err = run("mine.py:Attention")
+    assert (code, out) == (2, "")
+    assert err.startswith("regard: Attention has no value for embed_dim, num_heads;")
+
+
+def test_a_number_that_was_left_out_is_asked_for(run: Run) -> None:
+    Path("mine.py").write_text(CLASS)
+    code, out, err = run("mine.py:Attention", "--embed-dim", "--num-heads", "4")
+    assert (code, out) == (2, "")
+    assert err == (
+        "regard: --embed-dim has no value; Attention takes one there.\n"
+        "    Write for example: --embed-dim 16\n"
+    )
+
+
+def test_arguments_that_no_name_tells_are_one_clear_error(run: Run) -> None:
+    Path("mine.py").write_text("def attention(a, b, c, d, e, f):\n    return a.softmax(-1)\n")
+    code, out, err = run("mine.py:attention")
+    assert (code, out) == (2, "")
+    assert err == (
+        "regard: attention needs b, c, d, e, f; check knows embeddings, query, key, value, scores, "
+        "masks and lengths by their names.\n"
+        "    Name them so, or give them: regard.check(attention, b=...).\n"
+    )
+
+
+def test_the_cells_of_a_notebook_are_run_after_saying_so(run: Run) -> None:
+    cell = {"cell_type": "code", "source": WRONG, "metadata": {}, "outputs": []}
+    notebook = {"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    Path("mine.ipynb").write_text(json.dumps(notebook))
+    code, out, err = run("mine.ipynb")
+    assert code == 1
+    assert err == "runs the cells of mine.ipynb in a process of their own, 60 s at most\n"
+    assert "softmax-wrong-axis" in out
+
+
+def test_a_file_that_is_not_there_is_one_clear_error(run: Run) -> None:
+    code, out, err = run("nope.py")
+    assert (code, out) == (2, "")
+    assert err.startswith("regard: nope.py does not exist;")
+
+
+def test_code_that_never_ends_is_ended(run: Run) -> None:
+    Path("mine.py").write_text("while True:\n    pass\n")
+    code, _, err = run("mine.py", "--seconds", "1")
+    assert code == 2
+    assert err.startswith("regard: mine.py")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        pytest.param(["16"], "argument '16' belongs to no option", id="no name"),
+        pytest.param(["--n", "1", "2"], "argument '2' belongs to no option", id="two values"),
+        pytest.param(["--n", "1", "--n=2"], "option --n is given twice", id="twice"),
+    ],
+)
+def test_options_that_are_wrong_are_one_clear_error(words: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        named_options(words)
+
+
+def test_options_are_read_as_json_reads_them_else_as_text() -> None:
+    words = ["--embed-dim", "16", "--scale=0.5", "--causal", "--kind", "full", "--bias", "false"]
+    expected = {"embed_dim": 16, "scale": 0.5, "causal": True, "kind": "full", "bias": False}
+    assert named_options(words) == expected

@@ -1,0 +1,218 @@
+"""regard serve: one line, one page, and a clean end; a real server on a free port."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2 as httpx
+import pytest
+import torch
+from starlette.testclient import TestClient
+from starlette.types import ASGIApp
+from test_cli import REGARD, Run, run, working_folder
+
+import regard
+from regard.view.server import http_server as server
+
+__all__ = ["run", "working_folder"]  # fixtures
+
+
+def saved(folder: Path, tokens: int = 9) -> Path:
+    x = torch.randn(2, tokens, 8, generator=torch.Generator().manual_seed(1))
+    path = folder / "run.safetensors"
+    regard.Recording({"a": regard.attend(x, x, mask=regard.Causal())}, model="tiny").save(path)
+    return path
+
+
+@dataclass
+class Running:
+    """``regard serve`` as a process of its own."""
+
+    process: subprocess.Popen[str]
+    address: str
+
+    @contextmanager
+    def client(self) -> Iterator[httpx.Client]:
+        """A browser that has opened the page."""
+        url = httpx.URL(self.address)
+        base = f"http://{url.host}:{url.port}"
+        with httpx.Client(base_url=base, follow_redirects=True, timeout=120) as client:
+            client.get(self.address).raise_for_status()
+            yield client
+
+    def end(self, number: int = signal.SIGINT) -> tuple[int, str]:
+        """The exit code, and what stands on standard error."""
+        self.process.send_signal(number)
+        _, err = self.process.communicate(timeout=60)
+        return self.process.returncode, err
+
+
+def started(path: Path, *options: str) -> Running:
+    process = subprocess.Popen(
+        [REGARD, "serve", path, "--no-browser", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout is not None
+    return Running(process, process.stdout.readline().strip())
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    one = started(saved(tmp_path, 1500))
+    yield one
+    one.process.kill()
+    one.process.communicate()
+
+
+TILE = "/api/tile?layer=0&head=0&level=0&row={row}&column={column}"
+
+
+@pytest.mark.slow
+def test_it_prints_its_address_serves_the_page_and_ends_with_ctrl_c(running: Running) -> None:
+    with running.client() as client:
+        assert "<title>" in client.get("/").text
+        assert client.get("/api/row?layer=0&head=1&query=5").status_code == 200
+    assert running.end() == (0, "")
+
+
+@pytest.mark.slow
+def test_200_clients_at_once_and_some_that_leave_are_answered(running: Running) -> None:
+    with running.client() as client:
+        leave(client)
+
+        def ask(number: int) -> bytes:
+            path = TILE.format(row=number % 5, column=0)
+            with httpx.Client(base_url=client.base_url, cookies=client.cookies, timeout=120) as one:
+                return one.get(path).raise_for_status().content
+
+        with ThreadPoolExecutor(200) as pool:
+            tiles = list(pool.map(ask, range(200)))
+        assert tiles[:5] * 40 == tiles
+        assert len(set(tiles)) == 5
+    assert running.end() == (0, "")
+
+
+def leave(client: httpx.Client) -> None:
+    """Twenty clients that ask for a tile and are gone."""
+    host, port = client.base_url.host, client.base_url.port or 80
+    cookie = "; ".join(f"{name}={value}" for name, value in client.cookies.items())
+    for number in range(20):
+        path = TILE.format(row=number % 6, column=number % 5)
+        request = f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nCookie: {cookie}\r\n\r\n"
+        with socket.create_connection((host, port)) as one:
+            one.sendall(request.encode())
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_the_middle_of_a_long_answer_ends_it(tmp_path: Path) -> None:
+    running = started(saved(tmp_path, 20_000))
+    with running.client() as client, ThreadPoolExecutor(2) as pool:
+        pool.submit(client.get, "/api/column?layer=0&head=0&key=3")
+        client.get("/api/tile?layer=0&head=1&level=7&row=0&column=0")
+        begun = time.monotonic()
+        code, err = running.end()
+        assert (code, err) == (0, "")
+        assert time.monotonic() - begun < 30  # a second or two on a quiet machine
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[ASGIApp]:
+    """What would be served, in the place of serving it."""
+    apps: list[ASGIApp] = []
+    monkeypatch.setattr(
+        server.uvicorn.Server, "run", lambda self, **_: apps.append(self.config.app)
+    )
+    return apps
+
+
+@pytest.mark.parametrize("change", ["written again", "removed"])
+def test_a_recording_that_has_changed_on_disk_is_told(
+    change: str, run: Run, tmp_path: Path, served: list[ASGIApp]
+) -> None:
+    path = saved(tmp_path)
+    _, out, _ = run("serve", str(path), "--no-browser")
+    with TestClient(served[0], follow_redirects=True, base_url=out.partition("?")[0]) as client:
+        assert client.get(out.strip()).status_code == 200
+        if change == "removed":
+            path.unlink()
+        else:
+            saved(tmp_path, 7)
+        got = client.get("/api/heads")
+    assert got.status_code == 409
+    assert got.text == "the recording has changed on disk; start regard serve again."
+
+
+def test_a_port_that_is_in_use_is_one_clear_sentence(run: Run, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        code, out, err = run("serve", str(saved(tmp_path)), "--port", str(port))
+    assert (code, out) == (2, "")
+    assert err == (
+        f"regard: port is {port}, which cannot be listened on: another program uses it.\n"
+        "    Leave it out, and a free one is taken.\n"
+    )
+
+
+def test_a_recording_that_is_not_there_is_one_clear_sentence(run: Run) -> None:
+    code, out, err = run("serve", "none.safetensors")
+    assert (code, out) == (2, "")
+    assert err.startswith("regard: there is no file none.safetensors; ")
+
+
+def test_a_file_that_is_no_recording_is_one_clear_sentence(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "run.safetensors").write_bytes(b"not a recording")
+    code, out, err = run("serve", "run.safetensors")
+    assert (code, out) == (2, "")
+    assert err.startswith("regard: run.safetensors is no recording of regard: ")
+
+
+def test_a_recording_of_answers_is_one_clear_sentence(run: Run, tmp_path: Path) -> None:
+    seen = regard.Recording({})
+    seen.add(
+        "a", None, answers=[(regard.Entropy(), torch.zeros(2, 5))], shape=torch.Size([2, 5, 5])
+    )
+    seen.save(tmp_path / "run.safetensors")
+    code, out, err = run("serve", "run.safetensors")
+    assert (code, out) == (2, "")
+    assert err == (
+        "regard: run.safetensors has answers only; the page needs query and key.\n"
+        "    Record again without --answers, or ask it with regard heads.\n"
+    )
+
+
+def test_without_starlette_the_command_says_what_to_install(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("regard.view.server.http_server")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr("regard.view.server.http_server", raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    code, out, err = run("serve", "run.safetensors")
+    assert (code, out) == (2, "")
+    assert err == (
+        "regard: serve needs uvicorn, which is not installed.\n"
+        "    Run: pip install 'regard[serve]'\n"
+    )
+
+
+@pytest.mark.parametrize("opens", [True, False], ids=["browser", "no browser"])
+def test_the_browser_opens_what_is_printed(
+    opens: bool, run: Run, tmp_path: Path, served: list[ASGIApp], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(server.webbrowser, "open", opened.append)
+    code, out, err = run("serve", str(saved(tmp_path)), *([] if opens else ["--no-browser"]))
+    assert (code, err) == (0, "")
+    assert opened == ([out.strip()] if opens else [])
+    assert out.startswith("http://127.0.0.1:")

@@ -1,0 +1,309 @@
+"""regard record, segments and heads: what they write and show is what the library says."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_cli import Run, bert, left_behind, run, working_folder
+
+import regard
+import tiny_models
+from regard.models.pretrained import Pretrained
+from regard.view.terminal.share_grid import share_lines
+
+__all__ = ["bert", "run", "working_folder"]  # fixtures
+
+TEXT = "Anna has a red boat. Ben has a blue house. Who has a boat? Anna"
+
+
+@pytest.fixture
+def recorded(run: Run, bert: str) -> str:
+    run("record", TEXT, "-m", bert)
+    return "run.safetensors"
+
+
+def test_a_recording_has_what_the_model_attended_to_and_the_text(
+    run: Run, bert: str, working_folder: Path
+) -> None:
+    code, out, err = run("record", TEXT, "-m", bert)
+    seen, expected = regard.load("run.safetensors"), Pretrained.load(bert).observe(TEXT)
+    assert (code, err, left_behind(working_folder)) == (0, "", ["run.safetensors"])
+    assert out.splitlines()[0] == "bert   20 tokens · 2 layers, query and key of each"
+    assert (seen.model, seen.key_tokens) == ("bert", expected.key_tokens)
+    assert torch.equal(seen[1].to_dense(), expected[1].to_dense())
+
+
+def test_record_tells_that_the_model_runs_and_that_the_file_is_written(
+    run: Run, bert: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[Any, ...]] = []
+
+    @contextmanager
+    def progress() -> Iterator[Callable[..., None]]:
+        yield lambda *what: told.append(what)
+
+    monkeypatch.setattr("regard.cli.record_command.progress", progress)
+    run("record", TEXT, "-m", bert)
+    assert told[1:] == [(f"running {bert}", 1, 2), ("writing run.safetensors", 2, 2)]
+
+
+def test_a_recording_of_answers_has_no_query_and_key(run: Run, bert: str) -> None:
+    _, out, _ = run("record", TEXT, "-m", bert, "--answers", "-o", "a.safetensors", "--json")
+    seen, told = regard.load("a.safetensors"), json.loads(out)
+    expected = Pretrained.load(bert).observe(TEXT)
+    assert told["kept"] == "answers"
+    assert told["bytes"] == Path("a.safetensors").stat().st_size
+    for name, received in expected.received().items():
+        torch.testing.assert_close(seen.received()[name], received)
+    with pytest.raises(regard.RegardError):
+        seen[0]
+
+
+def test_a_recording_has_the_values_where_they_are_asked_for(run: Run, bert: str) -> None:
+    _, out, _ = run("record", TEXT, "-m", bert, "--values", "--json")
+    seen, expected = regard.load("run.safetensors"), Pretrained.load(bert).observe(TEXT, keep="qkv")
+    assert json.loads(out)["kept"] == "qkv"
+    assert all(torch.equal(seen.value(name), expected.value(name)) for name in expected)
+    _, out, _ = run("record", TEXT, "-m", bert, "--values")
+    assert "query, key and value of each" in out
+
+
+def test_answers_and_values_together_are_refused_before_any_work(run: Run) -> None:
+    code, out, err = run("record", TEXT, "--answers", "--values")
+    assert (code != 0, out) == (True, "")
+    assert err.strip() == (
+        "regard: --answers and --values are both there; with answers no values are kept.\n"
+        "    Leave out one of them."
+    )
+    assert not Path("run.safetensors").exists()
+
+
+def test_a_recording_of_the_last_tokens_has_their_rows(run: Run, bert: str) -> None:
+    run("record", TEXT, "-m", bert, "--last", "3")
+    seen, expected = regard.load("run.safetensors"), Pretrained.load(bert).observe(TEXT)
+    assert seen.query_tokens == (expected.key_tokens or ())[-3:]
+    torch.testing.assert_close(seen[0].to_dense(), expected[0][..., -3:, :])
+
+
+def test_a_recording_that_cannot_be_written_is_refused_before_any_work(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pretrained, "load", lambda _: pytest.fail("a model was loaded"))
+    code, _, err = run("record", TEXT, "-o", "no/run.safetensors")
+    assert code == 2
+    assert err.startswith("regard: output is 'no/run.safetensors', which cannot be written")
+
+
+def test_segments_are_those_of_the_library(run: Run, recorded: str) -> None:
+    code, out, err = run("segments", recorded, "--by", "sentence")
+    seen = regard.load(recorded)
+    expected = regard.segment_shares(seen, regard.spans.by_sentence(seen.key_tokens))
+    assert (code, out.splitlines(), err) == (0, [*share_lines(expected)], "")
+
+
+def test_parts_are_ranges_of_tokens_and_patterns(run: Run, recorded: str) -> None:
+    parts = ("-p", "anna=Anna .*?boat", "-p", "ben=6:11")
+    options = ("--query", "question=Who.*\\?", "--no-sinks", "--per", "head", "--json")
+    code, out, _ = run("segments", recorded, *parts, *options)
+    told = json.loads(out)
+    assert code == 0
+    assert len(told["shares"]) == 2 * 4 * 1 * 2
+    assert {row["query"] for row in told["shares"]} == {"question"}
+    assert told["sinks_left_out"] == [0, 19]
+    assert {type(row["share"]) for row in told["shares"]} == {float}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param((), "part is missing, or given beside --by", id="no parts"),
+        pytest.param(("--by", "word", "-p", "a=0:1"), "part is missing, or given", id="both"),
+        pytest.param(("-p", "0:4"), "part is '0:4'; it must be NAME=START:STOP", id="no name"),
+        pytest.param(
+            ("-p", "a=0:400"),
+            "part is 'a=0:400'; START must be below STOP, and STOP at most 20, as many tokens as "
+            "there are.\n    The first one alone is --part 'first=0:1'.\n",
+            id="out of range",
+        ),
+        pytest.param(
+            ("-p", "a=0:4", "-q", "b=3:3"),
+            "query is 'b=3:3'; START must be below STOP, and STOP at most 20, as many queries as "
+            "there are.\n    The first one alone is --query 'first=0:1'.\n",
+            id="an empty range",
+        ),
+        pytest.param(
+            ("-p", "a=xyz"),
+            "pattern has 'xyz' for 'a'; the text has no token that it matches.\n"
+            "    Give a regular expression that finds it in the text, with \\ before a sign that "
+            "is meant as it stands; or its tokens, START:STOP.\n",
+            id="nothing found",
+        ),
+        pytest.param(
+            ("-p", "a=("),
+            "pattern has '('; it is no regular expression (missing ), unterminated subpattern at "
+            "position 0).\n    Give a regular expression that finds it",
+            id="no pattern",
+        ),
+        pytest.param(("--by", "line"), "Invalid value for '--by'", id="unknown cut"),
+        pytest.param(
+            ("-p", "a=1:5", "-p", "a=6:8"),
+            "part has 'a' twice; each name must stand for one part.\n"
+            "    Name the second one otherwise, --part 'a 2=6:8'.\n",
+            id="a part twice",
+        ),
+        pytest.param(
+            ("-p", "a=1:5", "-q", "b=1:3", "-q", "b=Who .*"),
+            "query has 'b' twice; each name must stand for one part.\n"
+            "    Name the second one otherwise, --query 'b 2=Who .*'.\n",
+            id="a query twice",
+        ),
+    ],
+)
+def test_parts_that_are_wrong_are_one_clear_error(
+    options: tuple[str, ...], message: str, run: Run, recorded: str
+) -> None:
+    code, out, err = run("segments", recorded, *options)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"regard: {message}")
+
+
+def test_a_recording_of_the_last_tokens_says_how_to_ask_it(run: Run, bert: str) -> None:
+    _, out, _ = run("record", TEXT, "-m", bert, "--last", "4")
+    *_, hint = out.split("regard ")
+    assert hint == "segments run.safetensors --by sentence --query last=0:4\n"
+    assert run(*hint.split())[0] == 0
+    assert run("segments", "run.safetensors", "--by", "sentence")[0] == 0
+    code, _, err = run("segments", "run.safetensors", "--part", "start=0:2")
+    assert code == 2
+    assert err == (
+        "regard: query is missing; run.safetensors has 4 of the queries of its text, and none in "
+        "these parts.\n"
+        "    Name those that ask, counted from the first of them: --query last=0:4\n"
+    )
+
+
+def test_a_recording_that_is_not_there_is_said_first(run: Run) -> None:
+    code, out, err = run("segments", "nope.safetensors")
+    assert (code, out, err) == (2, "", "regard: nope.safetensors: No such file or directory.\n")
+
+
+@pytest.mark.parametrize("command", [("see",), ("record",), ("heads", "--text")], ids=" ".join)
+def test_the_name_of_a_file_is_no_text(
+    command: tuple[str, ...], run: Run, working_folder: Path
+) -> None:
+    (working_folder / "notes.txt").write_text(TEXT)
+    assert run(*command, "notes.txt") == (
+        2,
+        "",
+        "regard: text is 'notes.txt', a file, and the model would read its name.\n"
+        "    Read a file of text with --file; ask a recording with regard segments.\n",
+    )
+
+
+@pytest.mark.parametrize("command", ["segments", "heads"])
+def test_a_recording_that_may_not_be_read_is_one_clear_error(
+    command: str, run: Run, recorded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def locked(path: Path, mode: str) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", locked)
+    more = ("--by", "word") if command == "segments" else ()
+    assert run(command, recorded, *more) == (2, "", f"regard: {recorded}: Permission denied.\n")
+
+
+@pytest.mark.parametrize("command", ["segments", "heads"])
+def test_a_recording_without_layers_is_one_clear_error(command: str, run: Run) -> None:
+    regard.Recording({}).save("empty.safetensors")
+    more = ("--part", "a=0:1") if command == "segments" else ()
+    assert run(command, "empty.safetensors", *more) == (
+        2,
+        "",
+        "regard: empty.safetensors has no layers; a command asks one at least.\n"
+        "    Record a model with regard record.\n",
+    )
+
+
+@pytest.mark.parametrize("command", ["segments", "heads"])
+def test_answers_to_other_questions_are_told_in_the_words_of_the_command(
+    command: str, run: Run, bert: str
+) -> None:
+    run("record", TEXT, "-m", bert, "--answers")
+    more = ("--by", "word") if command == "segments" else ()
+    assert run(command, "run.safetensors", *more) == (
+        2,
+        "",
+        "regard: run.safetensors has answers only, and none to this question.\n"
+        "    Record the text again without --answers.\n",
+    )
+
+
+def test_how_many_tokens_a_recording_has_is_told_where_it_is_known(run: Run) -> None:
+    x = torch.zeros(1, 2, 5, 4)
+    regard.Recording({"attn": regard.attend(x, x)}).save("run.safetensors")
+    _, out, _ = run("heads", "run.safetensors")
+    assert out.splitlines()[0] == "a model   2 heads"
+    _, out, _ = run("heads", "run.safetensors", "--json")
+    assert json.loads(out)["tokens"] is None
+
+
+def test_the_heads_end_with_one_line_end(run: Run, recorded: str) -> None:
+    _, out, _ = run("heads", recorded)
+    assert out[-2] != "\n" == out[-1]
+
+
+@pytest.mark.parametrize("command", ["segments", "heads"])
+def test_a_file_that_is_no_recording_is_one_clear_error(
+    command: str, run: Run, working_folder: Path
+) -> None:
+    (working_folder / "run.safetensors").write_bytes(b"not a recording")
+    more = ("--by", "word") if command == "segments" else ()
+    code, out, err = run(command, "run.safetensors", *more)
+    assert (code, out) == (2, "")
+    assert err.startswith("regard: ")
+    assert "run.safetensors" in err
+
+
+@pytest.mark.slow
+def test_the_heads_of_a_model_are_shown_by_kind(run: Run, bert: str) -> None:
+    code, out, err = run("heads", bert)
+    assert (code, err) == (0, "")
+    assert out.startswith("bert   8 heads, seen on ")
+    assert "\nlayer 1  " in out
+    _, out, _ = run("heads", bert, "--json")
+    told = json.loads(out)
+    assert [head["name"] for head in told["heads"]][-1] == "L1H3"
+    assert {"induction", "duplicate token"} <= set(told["heads"][0]["scores"])
+
+
+def test_the_heads_of_a_model_of_few_tokens_are_shown(run: Run, working_folder: Path) -> None:
+    dna = str(tiny_models.dna(working_folder / "dna"))
+    code, out, err = run("heads", dna, "-t", "ACGTTGCAAC", "--json")
+    assert (code, err) == (0, "")
+    scores = json.loads(out)["heads"][0]["scores"]
+    assert {"induction", "duplicate token", "retrieval"} <= set(scores)
+
+
+def test_a_model_that_reads_too_little_for_a_trial_says_so(run: Run, working_folder: Path) -> None:
+    dna = str(tiny_models.dna(working_folder / "dna", n_positions=5))
+    code, out, err = run("heads", dna, "-t", "ACGTT")
+    assert (code, out.splitlines()[0]) == (0, "dna   8 heads, seen on 5 tokens")
+    assert err == "reads at most 5 tokens and knows 5: induction and duplicate token left out\n"
+
+
+def test_the_heads_of_a_recording_are_those_of_the_library(run: Run, recorded: str) -> None:
+    _, out, _ = run("heads", recorded, "--all")
+    assert out == regard.heads(regard.load(recorded)).text() + "\n"
+
+
+def test_a_recording_has_its_own_text(run: Run, recorded: str) -> None:
+    code, _, err = run("heads", recorded, "--text", "x")
+    assert code == 2
+    assert err == (
+        f"regard: text is given and {recorded!r} is a recording, which has its own.\n"
+        "    Leave the text out, or name the model.\n"
+    )

@@ -1,0 +1,379 @@
+"""What lies between projections and weights: norms, functions, few bits, sums that divide last."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import regard
+from regard.diagnosis.report import Report
+
+Change = Callable[[Tensor], Tensor]
+Core = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def standard(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+
+
+class Heads(nn.Module):
+    """Projections, heads, and what is to be judged between them."""
+
+    def __init__(self, core: Core) -> None:
+        super().__init__()
+        self.qkv, self.out, self.core = nn.Linear(16, 48), nn.Linear(16, 16), core
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (4, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        return self.out(self.core(q, k, v).transpose(1, 2).flatten(2))
+
+
+def both_forms(core: Core) -> list[object]:
+    return [Heads(core), core]
+
+
+FORMS = {"module": 0, "function": 1}
+
+
+def checked(core: Core, form: str) -> Report:
+    return regard.check(both_forms(core)[FORMS[form]])
+
+
+def names(report: Report) -> set[str]:
+    return {finding.name for finding in report.findings} - {"no-positions", "causal-top-left"}
+
+
+# Functions of queries and keys
+
+FUNCTIONS: dict[str, Change] = {
+    "relu": torch.relu,
+    "elu": lambda t: F.elu(t) + 1,
+    "tanh": torch.tanh,
+    "abs": torch.abs,
+    "pow": lambda t: t**2,
+    "sign": torch.sign,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_of_queries_and_keys_is_no_verdict_and_is_named(name: str, form: str) -> None:
+    change = FUNCTIONS[name]
+    report = checked(lambda q, k, v: standard(change(q), change(k), v), form)
+    assert (report.verdict, report.findings) == ("cannot tell", ())
+    start = "Queries or keys are a function of what was projected: line "
+    assert report.missing.startswith(start), str(report)
+    assert f" takes {name} of them (" in report.missing
+    assert report.missing.endswith(
+        ". It can be told where they meet as they were projected, turned by their positions, or "
+        "normed."
+    )
+
+
+def turned(x: Tensor) -> Tensor:
+    angles = torch.arange(x.shape[-2])[:, None] * 10.0 ** -torch.arange(x.shape[-1] // 2)
+    first, second = x.chunk(2, -1)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_positions_that_turn_queries_alone_are_no_verdict(form: str) -> None:
+    report = checked(lambda q, k, v: standard(turned(q), k, v), form)
+    assert report.verdict == "cannot tell"
+    assert report.missing == (
+        "Positions turn the queries and not the keys, or the keys and not the queries, so that the "
+        "scores do not depend on how far a key is away. It can be told where both are turned alike."
+    )
+
+
+def turned_back(x: Tensor) -> Tensor:
+    return turned(x.flip(-2)).flip(-2)
+
+
+def paired_otherwise(x: Tensor) -> Tensor:
+    """Angles for neighbours, and a turn of the two halves: both are found in public code."""
+    angles = torch.arange(x.shape[-2])[:, None] * 10.0 ** -torch.arange(x.shape[-1] // 2)
+    angles = angles.repeat_interleave(2, -1)
+    first, second = x.chunk(2, -1)
+    return x * angles.cos() + torch.cat([-second, first], -1) * angles.sin()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("turns", [(turned, turned_back), (paired_otherwise, paired_otherwise)])
+def test_positions_that_turn_both_unevenly_are_no_verdict(
+    turns: tuple[Change, Change], form: str
+) -> None:
+    report = checked(lambda q, k, v: standard(turns[0](q), turns[1](k), v), form)
+    assert report.verdict == "cannot tell", str(report)
+    assert report.missing == (
+        "Positions turn queries and keys, and what two of them give does not depend on their "
+        "distance alone: a sign, or which numbers make a pair, may differ from that of the angles. "
+        "It can be told where it does; positions with two axes are not judged."
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_positions_that_turn_both_alike_are_right(form: str) -> None:
+    report = checked(lambda q, k, v: standard(turned(q), turned(k), v), form)
+    assert (report.verdict, names(report)) == ("right", set()), str(report)
+
+
+NORMS: dict[str, Change] = {
+    "RMS": lambda t: t * t.square().mean(-1, keepdim=True).add(1e-6).rsqrt(),
+    "RMS of torch": lambda t: F.rms_norm(t, t.shape[-1:]),
+    "layer": lambda t: F.layer_norm(t, t.shape[-1:]),
+    "unit length": lambda t: F.normalize(t, dim=-1),
+    "RMS, then turned": lambda t: turned(F.rms_norm(t, t.shape[-1:])),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", NORMS)
+def test_normed_queries_and_keys_are_right_with_a_note(name: str, form: str) -> None:
+    norm = NORMS[name]
+    report = checked(lambda q, k, v: standard(norm(q), norm(k), v), form)
+    assert report.verdict == "right, but", str(report)
+    assert names(report) == {"normed-queries-and-keys"}
+
+
+def test_the_note_on_norms_says_how_flat_the_weights_are() -> None:
+    def cosine(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT).softmax(-1) @ v
+
+    [finding] = regard.check(cosine).findings
+    assert finding.detail == (
+        "No score is beyond ±1: the weights of two keys differ at most by a factor of 7.39."
+    )
+
+
+# Scales and limits
+
+
+class Learned(nn.Module):
+    def __init__(self, start: Tensor) -> None:
+        super().__init__()
+        self.qkv, self.temperature = nn.Linear(16, 48), nn.Parameter(start)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (4, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        return ((q @ k.mT * self.temperature).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        pytest.param(torch.tensor(0.7), id="one number"),
+        pytest.param(torch.rand(4, 1, 1) + 0.3, id="one for each head"),
+    ],
+)
+def test_a_scale_that_is_learned_is_right_with_a_note(start: Tensor) -> None:
+    report = regard.check(Learned(start))
+    assert (report.verdict, names(report)) == ("right, but", {"learned-scale"}), str(report)
+
+
+def test_one_scale_for_each_head_that_is_below_zero_is_no_verdict() -> None:
+    report = regard.check(Learned(torch.tensor([0.5, 0.5, -0.5, 0.5])[:, None, None]))
+    assert report.verdict == "cannot tell"
+    assert "q·k is multiplied with -0.5, which is below 0." in report.missing
+
+
+LIMITS: dict[str, Change] = {
+    "clamp": lambda s: s.clamp(-80, 80),
+    "topk": lambda s: s.masked_fill(s < s.topk(min(50, s.shape[-1]), -1).values[..., -1:], -1e9),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", LIMITS)
+def test_what_would_change_other_scores_is_noted(name: str, form: str) -> None:
+    change = LIMITS[name]
+
+    def limited(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return change(q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+
+    report = checked(limited, form)
+    assert (report.verdict, names(report)) == ("right, but", {"limited-scores"}), str(report)
+
+
+def test_the_least_length_of_a_norm_is_no_limit() -> None:
+    def divided(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.normalize((q @ k.mT / q.shape[-1] ** 0.5).exp(), p=1, dim=-1) @ v
+
+    assert regard.check(divided).findings == ()
+
+
+# Few bits
+
+
+def narrow(core: Core, dtype: torch.dtype) -> Core:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return core(q.to(dtype), k.to(dtype), v.to(dtype)).float()
+
+    return attention
+
+
+def under_autocast(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return standard(q, k, v).float()
+
+
+def unscaled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT).softmax(-1) @ v
+
+
+NARROW: dict[str, Core] = {
+    "bfloat16": narrow(standard, torch.bfloat16),
+    "float16": narrow(standard, torch.float16),
+    "a kernel": narrow(F.scaled_dot_product_attention, torch.bfloat16),
+    "autocast": under_autocast,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", NARROW)
+def test_what_computes_in_few_bits_inside_is_judged_in_float32(name: str, form: str) -> None:
+    report = checked(NARROW[name], form)
+    assert (report.ok, names(report)) == (True, set()), str(report)
+    dtype = "float16" if name == "float16" else "bfloat16"
+    assert report.read_as.endswith(f", in float32 where it takes {dtype}")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_mistake_in_few_bits_is_told(form: str) -> None:
+    report = checked(narrow(unscaled, torch.bfloat16), form)
+    assert names(report) == {"no-scale"}
+
+
+def test_a_fill_that_float16_does_not_hold_is_told_where_it_stands_inside() -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = (q @ k.mT / q.shape[-1] ** 0.5).half()
+        ahead = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        return scores.masked_fill(ahead, -1e9).float().softmax(-1) @ v
+
+    report = regard.check(attention, causal=True)
+    [finding] = report.faults
+    assert finding.name == "mask-fill-value"
+    assert finding.code == "return scores.masked_fill(ahead, -1e9).float().softmax(-1) @ v"
+
+
+# One key for all heads, and a sum that divides last
+
+
+class SharedKey(nn.Module):
+    def __init__(self, scale: float = 0.5) -> None:
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(16, 16), nn.Linear(16, 4), nn.Linear(16, 16)
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, v = (t.unflatten(-1, (4, -1)).transpose(1, 2) for t in (self.q(x), self.v(x)))
+        k = self.k(x)[:, None].expand(-1, 4, -1, -1)
+        return ((q @ k.mT * self.scale).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+def test_one_key_for_all_heads_with_values_of_their_own_is_right() -> None:
+    assert regard.check(SharedKey()).ok
+
+
+def test_a_missing_scale_is_told_where_heads_share_a_key() -> None:
+    assert names(regard.check(SharedKey(1.0))) == {"no-scale"}
+
+
+def divided_last(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    e = (scores - scores.amax(-1, keepdim=True)).exp()
+    return (e @ v) / e.sum(-1, keepdim=True)
+
+
+def divided_by_einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    e = (torch.einsum("...id,...jd->...ij", q, k) / q.shape[-1] ** 0.5).exp()
+    total = torch.einsum("...ij->...i", e)
+    return torch.einsum("...ij,...jd->...id", e, v) / total[..., None]
+
+
+def masked_behind_exp(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    e = (q @ k.mT / q.shape[-1] ** 0.5).exp().tril()
+    return e / e.sum(-1, keepdim=True) @ v
+
+
+def with_a_key_of_nothing(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    e = (q @ k.mT / q.shape[-1] ** 0.5).exp()
+    return e / (1 + e.sum(-1, keepdim=True)) @ v
+
+
+def less_its_logarithm(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    return (scores - scores.logsumexp(-1, keepdim=True)).exp() @ v
+
+
+def test_a_sink_of_1_from_which_the_largest_was_taken_off_is_no_verdict() -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        e = (scores - scores.amax(-1, keepdim=True)).exp()
+        return e / (1 + e.sum(-1, keepdim=True)) @ v
+
+    assert regard.check(attention).verdict == "cannot tell"
+
+
+BY_HAND = [
+    divided_last,
+    divided_by_einsum,
+    masked_behind_exp,
+    with_a_key_of_nothing,
+    less_its_logarithm,
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("core", BY_HAND)
+def test_a_softmax_by_hand_is_right_in_whatever_order(core: Core, form: str) -> None:
+    report = checked(core, form)
+    assert (report.ok, names(report)) == (True, set()), str(report)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_missing_scale_is_told_where_the_sum_divides_last(form: str) -> None:
+    report = checked(lambda q, k, v: divided_last(q, k, v, 1.0), form)
+    assert names(report) == {"no-scale"}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_exp_that_nothing_is_divided_by_is_no_verdict_and_is_named(form: str) -> None:
+    def positive(x: Tensor) -> Tensor:
+        return (x - x.square().sum(-1, keepdim=True) / 2).exp()
+
+    def linear(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        queries, keys = positive(q), positive(k)
+        return queries @ (keys.mT @ v) / (queries @ keys.sum(-2)[..., None])
+
+    report = checked(linear, form)
+    assert report.verdict == "cannot tell"
+    assert report.missing.startswith("No softmax was seen: line ")
+    assert report.missing.endswith(
+        "and no row of what it gives is divided by its own sum. It can be told where weights = "
+        "exp(scores) / exp(scores).sum(-1, keepdim=True), or where a module that goes from one "
+        "block of keys to the next keeps the number of its heads as num_heads."
+    )
+
+
+class Sink(Heads):
+    """gpt-oss: a logit for each head beside the keys, and the largest taken off before."""
+
+    def __init__(self) -> None:
+        super().__init__(self.with_sink)
+        self.sinks = nn.Parameter(torch.randn(4, 1, 1))
+
+    def with_sink(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        beside = self.sinks.expand(scores.shape[0], -1, scores.shape[2], 1)
+        every = torch.cat([scores, beside], -1)
+        every = every - every.max(-1, keepdim=True).values
+        return every.softmax(-1)[..., :-1] @ v
+
+
+def test_a_sink_from_which_the_largest_is_taken_off_is_right() -> None:
+    report = regard.check(Sink())
+    assert (report.ok, names(report)) == (True, set()), str(report)

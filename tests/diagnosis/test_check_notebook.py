@@ -1,0 +1,177 @@
+"""A notebook checked in a process of its own: all of its attentions, cell by cell."""
+
+import json
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_check_sandbox import MODULE, RIGHT, WRONG, folder, trouble
+
+from regard.diagnosis.sandbox.sandbox_process import Limits, check_apart
+
+__all__ = ["folder"]  # a fixture
+
+
+def notebook(name: str, *cells: str) -> str:
+    code: list[dict[str, Any]] = [
+        {"cell_type": "code", "source": textwrap.dedent(cell).strip("\n")} for cell in cells
+    ]
+    text = {"cell_type": "markdown", "source": ["# Attention"]}
+    Path(name).write_text(json.dumps({"nbformat": 4, "cells": [text, *code]}), encoding="utf-8")
+    return name
+
+
+def test_all_attentions_of_a_notebook_are_checked() -> None:
+    target = notebook("lesson.ipynb", "%matplotlib inline\nimport torch", RIGHT, "!ls", WRONG)
+    reports = check_apart(target).reports
+    assert [report["ok"] for report in reports] == [True, False]  # also where both have one name
+
+
+def test_a_finding_in_a_notebook_is_in_its_cell() -> None:
+    reports = check_apart(notebook("lesson.ipynb", "import torch", WRONG)).reports
+    finding = reports[0]["findings"][0]
+    assert (finding["file"], finding["line"]) == ("lesson.ipynb, cell 2", 4)
+
+
+def test_a_cell_that_raises_does_not_stop_the_others() -> None:
+    checked = check_apart(notebook("lesson.ipynb", "Linear1 = nn.Linear()", RIGHT))
+    assert [report["ok"] for report in checked.reports] == [True]
+    assert checked.troubles == (
+        "lesson.ipynb, cell 1 raises NameError on line 1: name 'nn' is not defined; it must run "
+        "before it can be checked.\n    1 | Linear1 = nn.Linear()",
+    )
+
+
+@pytest.mark.parametrize("broken_first", [True, False], ids=["before-it", "after-it"])
+def test_a_cell_that_does_not_compile_hides_no_class(broken_first: bool) -> None:
+    cells = ["x = = 3", MODULE + "\nlayer = SelfAttention(16, 4)"]
+    checked = check_apart(notebook("lesson.ipynb", *(cells if broken_first else cells[::-1])))
+    assert [report["name"] for report in checked.reports] == ["SelfAttention"]
+    assert checked.troubles == (
+        f"lesson.ipynb, cell {1 if broken_first else 2} does not compile, line 1: invalid syntax; "
+        "it must be Python.\n    1 | x = = 3",
+    )
+
+
+def test_a_cell_with_a_null_byte_hides_no_class() -> None:
+    checked = check_apart(notebook("lesson.ipynb", "x = 1\ny = '\0'", RIGHT))
+    assert [report["name"] for report in checked.reports] == ["attention"]
+    assert checked.troubles == (
+        "lesson.ipynb, cell 1 does not compile, line 2: there is a null byte; it must be Python."
+        "\n    2 | y = '\0'",
+    )
+
+
+def test_a_notebook_whose_class_forgets_a_name() -> None:
+    """As the first of the five does: ``h`` is never defined."""
+    target = notebook(
+        "lesson.ipynb",
+        "import torch\nimport torch.nn as nn",
+        """
+        class SelfAttention(nn.Module):
+            def __init__(self, k, heads):
+                super().__init__()
+                self.to_queries = nn.Linear(k, k * heads, bias=False)
+
+            def forward(self, x):
+                b, t, k = x.size()
+                queries = self.to_queries(x).view(b, t, h, k)
+        """,
+        "self_attention = SelfAttention(k=2, heads=5)",
+    )
+    assert check_apart(target).troubles == (
+        "lesson.ipynb, cell 2 raises NameError on line 8: name 'h' is not defined; it must run "
+        "before it can be checked.\n"
+        "    8 | queries = self.to_queries(x).view(b, t, h, k)",
+    )
+
+
+ENCODER_STATES = """
+import torch
+import torch.nn.functional as F
+encoder_hidden_states = torch.tensor([[0.21, 0.51, 1.25], [4.13, -41.3, 0.31], [3.2, 0.02, 9.44]])
+softmax_scores = F.softmax(torch.tensor([13.0, 9.0, 9.0]), dim=0)
+"""
+PROJECTED = """
+import torch
+v = torch.tensor([[1, 0, 1, 0], [0, 2, 0, 2], [1, 1, 1, 1]])
+keys = v @ torch.tensor([[0, 0, 1], [1, 1, 0], [0, 1, 0], [1, 1, 0]])
+queries = v @ torch.tensor([[1, 0, 1], [1, 0, 0], [0, 0, 1], [0, 1, 1]])
+"""
+
+
+def test_cells_that_weigh_the_columns_of_the_states() -> None:
+    """As the second of the five notebooks does."""
+    target = notebook(
+        "lesson.ipynb",
+        ENCODER_STATES,
+        "output = softmax_scores * encoder_hidden_states\noutput",
+        "output.sum(dim=-1)",
+    )
+    (report,) = check_apart(target).reports
+    (finding,) = report["findings"]
+    assert finding["name"] == "values-mixed-along-wrong-axis"
+    assert (finding["file"], finding["line"]) == ("lesson.ipynb, cell 2", 1)
+    assert finding["did"][1] == pytest.approx([3.9841, -0.72971, 0.0054772], rel=1e-4)
+    assert finding["attention"][0] == pytest.approx([0.20258, 0.49198, 1.20583], rel=1e-4)
+
+
+def test_cells_that_weigh_the_rows_of_the_states() -> None:
+    target = notebook(
+        "lesson.ipynb",
+        ENCODER_STATES,
+        "(softmax_scores[:, None] * encoder_hidden_states).sum(0), softmax_scores @ "
+        "encoder_hidden_states",
+    )
+    assert [report["verdict"] for report in check_apart(target).reports] == ["right"]
+
+
+def test_cells_that_forget_to_transpose_the_keys() -> None:
+    """As the last cell of the second of the five notebooks does."""
+    target = notebook("lesson.ipynb", PROJECTED, "queries @ keys")
+    (report,) = check_apart(target).reports
+    (finding,) = report["findings"]
+    assert finding["name"] == "keys-not-transposed"
+    assert (finding["file"], finding["line"]) == ("lesson.ipynb, cell 2", 1)
+    assert finding["did"] == [[4, 7, 3], [12, 16, 4], [10, 15, 5]]
+    assert finding["attention"] == [[2, 4, 4], [4, 16, 12], [4, 12, 10]]
+
+
+def test_cells_that_transpose_the_keys() -> None:
+    target = notebook(
+        "lesson.ipynb",
+        PROJECTED,
+        "scores = queries @ keys.T, queries @ keys.t(), queries[0] @ keys.t()",
+        "torch.softmax(scores[2] / 3**0.5, dim=0)",
+    )
+    assert [report["verdict"] for report in check_apart(target).reports] == ["right"]
+
+
+def test_a_notebook_without_attention() -> None:
+    assert trouble(notebook("lesson.ipynb", "x = 1")) == (
+        "lesson.ipynb holds no attention; check looks at classes, functions and cells with a "
+        "softmax.\n    Define one, or make one: layer = SelfAttention(16, 4)"
+    )
+
+
+def test_a_cell_without_end_hides_nothing_that_others_define() -> None:
+    target = notebook("lesson.ipynb", RIGHT, "import time\ntime.sleep(600)", WRONG)
+    checked = check_apart(target, limits=Limits(seconds=24.0))
+    assert [report["verdict"] for report in checked.reports] == ["right", "wrong"]
+    [trouble] = checked.troubles
+    assert trouble.startswith("lesson.ipynb is still running after ")
+    assert trouble.partition(", in ")[2] == (
+        "cell 2, line 2; it must come to an end.\n"
+        "    What trains or waits belongs elsewhere, or give it more: --seconds 600"
+    )
+
+
+def test_a_cell_that_catches_everything_and_never_ends() -> None:
+    waiting = (
+        "while True:\n    try:\n        while True:\n            pass\n    except BaseException:\n"
+    )
+    target = notebook("lesson.ipynb", "x = 1", f"{waiting}        pass")
+    assert trouble(target, Limits(seconds=1.0)).startswith(
+        "lesson.ipynb is still running after 1 s, in cell 2, line "
+    )

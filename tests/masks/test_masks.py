@@ -1,0 +1,313 @@
+"""Masks: what they allow, what they say of rows, how they combine and print."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import oracle
+import regard
+from cases import MASKS
+from regard.masks import Both, Either, as_mask
+from regard.scores.box import Box
+
+CPU = torch.device("cpu")
+SHAPES = [(5, 5), (1, 7), (7, 1), (3, 8), (8, 3), (2, 1, 4, 6), (3, 2, 6, 4)]
+KINDS = [name for name in MASKS if name != "none"]
+kinds = pytest.mark.parametrize("kind", KINDS)
+shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
+
+
+def bound(kind: str, shape: tuple[int, ...]) -> tuple[regard.Mask, Tensor]:
+    """The mask fitted to a matrix of this shape, and what it allows by the oracle."""
+    size = torch.Size(shape)
+    mask, allowed = MASKS[kind]
+    right = allowed(size)
+    assert right is not None
+    return as_mask(mask(size)).bind(size, CPU), right.expand(size)
+
+
+def whole(shape: tuple[int, ...]) -> Box:
+    return Box(tuple(slice(0, n) for n in shape[:-2]), slice(0, shape[-2]), slice(0, shape[-1]))
+
+
+@kinds
+@shapes
+def test_a_mask_allows_what_the_oracle_allows(kind: str, shape: tuple[int, ...]) -> None:
+    mask, right = bound(kind, shape)
+    block = mask.block(whole(shape), torch.Size(shape), CPU)
+    assert torch.equal(block.expand(shape), right)
+
+
+@kinds
+@shapes
+@pytest.mark.parametrize(("first", "last"), [(0, 1), (1, 3), (2, 3)])
+def test_no_allowed_key_lies_outside_the_columns_a_mask_names(
+    kind: str, shape: tuple[int, ...], first: int, last: int
+) -> None:
+    mask, right = bound(kind, shape)
+    rows = slice(min(first, shape[-2] - 1), min(last, shape[-2]))
+    columns = mask.columns(whole(shape).leading, rows, torch.Size(shape)).some
+    outside = right[..., rows, :].clone()
+    outside[..., columns] = False
+    assert not bool(outside.any())
+
+
+@kinds
+@shapes
+@pytest.mark.parametrize(("first", "last"), [(0, 1), (1, 3), (2, 3)])
+def test_every_row_may_attend_to_the_columns_that_a_mask_says_are_free(
+    kind: str, shape: tuple[int, ...], first: int, last: int
+) -> None:
+    mask, right = bound(kind, shape)
+    rows = slice(min(first, shape[-2] - 1), min(last, shape[-2]))
+    columns = mask.columns(whole(shape).leading, rows, torch.Size(shape)).every
+    assert bool(right[..., rows, columns].all())
+
+
+@kinds
+@shapes
+def test_the_columns_a_mask_names_lie_in_the_matrix(kind: str, shape: tuple[int, ...]) -> None:
+    mask, _ = bound(kind, shape)
+    for columns in mask.columns(whole(shape).leading, slice(0, 1), torch.Size(shape)):
+        assert 0 <= columns.start <= columns.stop <= shape[-1]
+
+
+@pytest.mark.parametrize(
+    ("mask", "rows", "columns"),
+    [
+        pytest.param(regard.Causal(), slice(2, 4), slice(0, 4), id="causal"),
+        pytest.param(regard.SlidingWindow(1, 0), slice(4, 6), slice(3, 6), id="window"),
+        pytest.param(regard.SlidingWindow(1, 2), slice(4, 6), slice(3, 8), id="window-both"),
+        pytest.param(regard.Padding(3), slice(0, 9), slice(0, 3), id="padding"),
+        pytest.param(
+            regard.Causal() & regard.SlidingWindow(2, 2), slice(4, 6), slice(2, 6), id="both"
+        ),
+        pytest.param(
+            regard.Padding(2) & regard.SlidingWindow(0, 0), slice(4, 6), slice(4, 4), id="disjoint"
+        ),
+        pytest.param(regard.PrefixLM(4), slice(0, 2), slice(0, 4), id="prefix"),
+        pytest.param(regard.PrefixLM(4), slice(4, 6), slice(0, 6), id="after-the-prefix"),
+        pytest.param(
+            regard.Documents([0, 0, 1, 1, 1, 2, 2, 2, 2]), slice(2, 4), slice(2, 5), id="document"
+        ),
+        pytest.param(
+            regard.Documents([0, 0, 1, 1, 1, 2, 2, 2, 2]), slice(4, 6), slice(2, 9), id="documents"
+        ),
+        pytest.param(
+            regard.Documents([3, 1, 1, 3, 1, 1, 2, 2, 2]), slice(4, 5), slice(1, 6), id="in-pieces"
+        ),
+        pytest.param(
+            regard.SlidingWindow(1, 0) | regard.Padding(2), slice(4, 6), slice(0, 6), id="either"
+        ),
+        pytest.param(
+            regard.Padding(0) | regard.SlidingWindow(1, 0),
+            slice(4, 6),
+            slice(3, 6),
+            id="nothing-or",
+        ),
+        pytest.param(~regard.Causal(), slice(2, 4), slice(3, 9), id="not-causal"),
+        pytest.param(~regard.Padding(9), slice(2, 4), slice(9, 9), id="not-everything"),
+        pytest.param(~regard.SlidingWindow(1, 1), slice(4, 5), slice(0, 9), id="not-a-window"),
+    ],
+)
+def test_a_mask_names_the_narrowest_columns(mask: regard.Mask, rows: slice, columns: slice) -> None:
+    shape = torch.Size((9, 9))
+    assert mask.bind(shape, CPU).columns((), rows, shape).some == columns
+
+
+@pytest.mark.parametrize(
+    ("mask", "rows", "columns"),
+    [
+        pytest.param(regard.Causal(), slice(4, 6), slice(0, 5), id="causal"),
+        pytest.param(regard.SlidingWindow(5, 5), slice(2, 4), slice(0, 8), id="window"),
+        pytest.param(regard.Padding(6), slice(0, 9), slice(0, 6), id="padding"),
+        pytest.param(regard.PrefixLM(4), slice(0, 2), slice(0, 4), id="prefix"),
+        pytest.param(regard.PrefixLM(4), slice(5, 7), slice(0, 6), id="after-the-prefix"),
+        pytest.param(
+            regard.Documents([0, 0, 1, 1, 1, 2, 2, 2, 2]), slice(2, 4), slice(2, 5), id="document"
+        ),
+        pytest.param(
+            regard.Documents([3, 1, 1, 3, 1, 1, 2, 2, 2]), slice(4, 6), slice(4, 6), id="a-piece"
+        ),
+        pytest.param(
+            regard.Causal() | regard.Padding(7), slice(4, 6), slice(0, 7), id="either-touching"
+        ),
+        pytest.param(
+            regard.SlidingWindow(0, 1) | regard.Padding(1), slice(4, 5), slice(4, 6), id="either"
+        ),
+        pytest.param(~regard.Causal(), slice(2, 4), slice(4, 9), id="not-causal"),
+        pytest.param(~regard.SlidingWindow(1, 1), slice(5, 6), slice(0, 4), id="not-a-window"),
+        pytest.param(~regard.Padding(0), slice(5, 6), slice(0, 9), id="not-nothing"),
+    ],
+)
+def test_a_mask_names_the_widest_free_columns(
+    mask: regard.Mask, rows: slice, columns: slice
+) -> None:
+    shape = torch.Size((9, 9))
+    assert mask.bind(shape, CPU).columns((), rows, shape).every == columns
+
+
+def test_a_causal_matrix_aligns_the_last_query_with_the_last_key() -> None:
+    matrix = regard.attend(torch.zeros(2, 1), torch.zeros(3, 1), mask=regard.Causal())
+    assert torch.equal(matrix.to_dense() > 0, torch.tensor([[True, True, False], [True] * 3]))
+
+
+def test_a_top_left_causal_matrix_is_what_is_causal_means_in_pytorch() -> None:
+    query, key, value = torch.randn(1, 1, 2, 4), torch.randn(1, 1, 3, 4), torch.eye(3)[None, None]
+    matrix = regard.attend(query, key, mask=regard.Causal(align="top-left"))
+    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+    torch.testing.assert_close(matrix.to_dense(), expected)  # two float32 kernels: default
+
+
+def test_a_window_of_mistral_has_as_many_keys_as_its_name_says() -> None:
+    x = torch.zeros(9, 1)
+    matrix = regard.attend(x, x, mask=regard.SlidingWindow(4 - 1, 0))
+    assert int((matrix[8] > 0).sum()) == 4
+
+
+def test_keep_of_a_tensor_and_drop_of_its_opposite_are_one_mask() -> None:
+    x, allowed = torch.randn(5, 2), torch.rand(5, 5) < 0.5
+    keep = regard.attend(x, x, mask=regard.Keep(allowed))
+    drop = regard.attend(x, x, mask=regard.Drop(~allowed))
+    assert torch.equal(keep.to_dense(), drop.to_dense())
+
+
+def test_drop_means_what_the_mask_of_multihead_attention_means() -> None:
+    dropped = torch.tensor([[False, True, True], [False, False, True], [False, False, False]])
+    layer = torch.nn.MultiheadAttention(4, 1, bias=False)
+    x = torch.randn(3, 4)
+    _, weights = layer(x, x, x, attn_mask=dropped)
+    query, key, _ = (x @ layer.in_proj_weight.mT).chunk(3, -1)
+    matrix = regard.attend(query, key, mask=regard.Drop(dropped))
+    torch.testing.assert_close(matrix.to_dense(), weights)  # two float32 kernels: default
+
+
+def test_a_bool_tensor_is_a_keep_mask() -> None:
+    mask = torch.tensor([True, False])
+    kept = as_mask(mask)
+    assert isinstance(kept, regard.Keep)
+    assert kept.mask is mask
+
+
+@pytest.mark.parametrize("first", KINDS)
+@pytest.mark.parametrize("second", ["causal", "window-both", "padding", "bool-keys"])
+def test_both_masks_must_allow(first: str, second: str) -> None:
+    shape = (2, 2, 6, 6)
+    one, allowed_by_one = bound(first, shape)
+    two, allowed_by_two = bound(second, shape)
+    matrix = regard.AttentionMatrix.from_scores(torch.zeros(shape), mask=one & two)
+    right = oracle.softmax(torch.zeros(shape), allowed_by_one & allowed_by_two)
+    torch.testing.assert_close(matrix.to_dense(), right.weights)  # one division: default
+
+
+@pytest.mark.parametrize(
+    "combine",
+    [
+        pytest.param(lambda t: regard.Causal() & t, id="mask-and-tensor"),
+        pytest.param(lambda t: t & regard.Causal(), id="tensor-and-mask"),
+        pytest.param(lambda t: regard.Causal() | t, id="mask-or-tensor"),
+        pytest.param(lambda t: t | regard.Causal(), id="tensor-or-mask"),
+    ],
+)
+def test_a_mask_combines_with_a_bool_tensor(combine: Callable[[Tensor], regard.Mask]) -> None:
+    assert isinstance(combine(torch.ones(3, 3, dtype=torch.bool)), Both | Either)
+
+
+def test_a_mask_that_is_turned_round_twice_is_itself() -> None:
+    mask = regard.Causal()
+    assert ~~mask is mask
+
+
+def test_a_prefix_and_a_causal_text_are_causal_or_padding() -> None:
+    prefix = regard.PrefixLM([3, 1]).to_dense(2, 1, 4, 5)
+    assert torch.equal(prefix, (regard.Causal() | regard.Padding([3, 1])).to_dense(2, 1, 4, 5))
+
+
+def test_the_last_query_belongs_to_the_document_of_the_last_key() -> None:
+    allowed = regard.Documents([5, 5, 8, 8]).to_dense(3, 4)
+    assert allowed.int().tolist() == [[1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]
+
+
+def test_a_query_before_the_first_key_belongs_to_no_document() -> None:
+    assert regard.Documents([5, 8]).to_dense(3, 2).int().tolist() == [[0, 0], [1, 0], [0, 1]]
+
+
+def test_documents_do_not_change_when_their_tensor_does() -> None:
+    ids = torch.tensor([0, 0, 1, 1])
+    matrix = regard.attend(torch.zeros(4, 1), torch.zeros(4, 1), mask=regard.Documents(ids))
+    ids.zero_()
+    assert (matrix[0] > 0).tolist() == [True, True, False, False]
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int16, torch.int32, torch.int64], ids=str)
+def test_documents_are_whole_numbers_of_any_size(kind: torch.dtype) -> None:
+    ids = torch.tensor([1, 0, 1], dtype=kind)
+    assert regard.Documents(ids).to_dense(3, 3)[0].tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        pytest.param([3, 1], id="list"),
+        pytest.param((3, 1), id="tuple"),
+        pytest.param(torch.tensor([3, 1]), id="tensor"),
+        pytest.param(torch.tensor([3, 1], dtype=torch.int32), id="int32"),
+    ],
+)
+def test_padding_takes_lengths_in_any_usual_form(lengths: Tensor) -> None:
+    x = torch.zeros(2, 1, 3, 1)
+    matrix = regard.attend(x, x, mask=regard.Padding(lengths))
+    assert (matrix[:, 0, 0] > 0).sum(-1).tolist() == [3, 1]
+
+
+def test_one_length_stands_for_every_sequence() -> None:
+    x = torch.zeros(2, 1, 3, 1)
+    matrix = regard.attend(x, x, mask=regard.Padding(2))
+    assert (matrix[:, 0, 0] > 0).sum(-1).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("mask", "text"),
+    [
+        (regard.Causal(), "Causal()"),
+        (regard.Causal(align="top-left"), "Causal(align='top-left')"),
+        (regard.SlidingWindow(3, 1), "SlidingWindow(3, 1)"),
+        (regard.Padding(4), "Padding(4)"),
+        (regard.Padding([4, 2]), "Padding([4, 2])"),
+        (regard.Padding([1] * 9), "Padding(9 lengths)"),
+        (regard.Keep(torch.ones(2, 3, dtype=torch.bool)), "Keep((2, 3))"),
+        (regard.Drop(torch.ones(3, dtype=torch.bool)), "Drop((3,))"),
+        (regard.Causal() & regard.Padding(4), "Causal() & Padding(4)"),
+        (regard.PrefixLM([4, 2]), "PrefixLM([4, 2])"),
+        (regard.Documents([0, 0, 1]), "Documents([0, 0, 1])"),
+        (regard.Documents([[0, 0], [0, 1]]), "Documents([[0, 0], [0, 1]])"),
+        (regard.Documents(range(17)), "Documents(ids of shape (17,))"),
+        (regard.Causal() | regard.Padding(4), "Causal() | Padding(4)"),
+        (
+            (regard.Causal() | regard.Padding(4)) & regard.SlidingWindow(1, 1),
+            "(Causal() | Padding(4)) & SlidingWindow(1, 1)",
+        ),
+        (
+            regard.Causal() & regard.Padding(4) | regard.SlidingWindow(1, 1),
+            "Causal() & Padding(4) | SlidingWindow(1, 1)",
+        ),
+        (~regard.Causal() & regard.Padding(4), "~Causal() & Padding(4)"),
+        (~(regard.Causal() & regard.Padding(4)), "~(Causal() & Padding(4))"),
+        (~(regard.Causal() | regard.Padding(4)), "~(Causal() | Padding(4))"),
+        (regard.MaskMod(torch.maximum), "MaskMod(maximum)"),
+    ],
+    ids=str,
+)
+def test_a_mask_prints_as_it_is_written(mask: regard.Mask, text: str) -> None:
+    assert repr(mask) == text
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "pairs" not in kind])
+def test_the_mask_of_one_matrix_fits_another_of_its_shape(kind: str) -> None:
+    first = regard.attend(
+        *torch.randn(2, 2, 3, 5, 4), mask=MASKS[kind][0](torch.Size((2, 3, 5, 5)))
+    )
+    second = regard.attend(*torch.zeros(2, 2, 3, 5, 4), mask=first.mask)
+    assert torch.equal(second.to_dense() > 0, first.to_dense() > 0)

@@ -1,0 +1,168 @@
+"""bilinear: sums of weights times given numbers, the losses of guided attention."""
+
+import pytest
+import torch
+from test_memory import LENGTH, MOST, inputs, largest
+from torch import Tensor
+
+import oracle
+import regard
+from cases import MASKED, SCORES, SHAPES, Case, Inputs, parametrised
+from regard.backends import sweep as blocks
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+A = regard.attend(normal(1, 6, 4, 5), normal(1, 2, 7, 5, seed=1), mask=regard.Causal())
+
+
+def dense_bilinear(dense: oracle.Dense, weight: Tensor) -> Tensor:
+    return (dense.weights * weight).sum(-1)
+
+
+def weight_shapes(shape: torch.Size) -> dict[str, tuple[int, ...]]:
+    return {
+        "full": tuple(shape),
+        "keys": (shape[-1],),
+        "queries": (shape[-2], 1),
+        "heads": (*shape[-3:-2], 1, 1),
+        "one-number": (),
+    }
+
+
+@pytest.mark.parametrize("kind", ["full", "keys", "queries", "heads", "one-number"])
+@parametrised([*SHAPES, *MASKED, *SCORES])
+def test_bilinear_equals_its_definition(case: Case, kind: str) -> None:
+    weight = normal(*weight_shapes(case.inputs.shape)[kind])
+    doubled = Inputs(*map(oracle.double, case.inputs)).of_scores
+    exact = dense_bilinear(case.dense(*doubled), weight.double())
+    plain = dense_bilinear(case.dense(*case.inputs.of_scores), weight)
+    found = regard.bilinear(case.matrix(*case.inputs.of_scores), weight)
+    unit = float(weight.abs().max())
+    within = oracle.allowed_error(
+        exact,
+        plain,
+        dtype=torch.float32,
+        scores=case.largest_score,
+        unit=unit,
+        roundings=oracle.SUM_ROUNDINGS,
+    )
+    oracle.assert_close(found, exact, within)
+
+
+def slope(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    return (q_idx - 2 * kv_idx).float().sin() + 3 * h - b
+
+
+def dense_slope(shape: torch.Size) -> Tensor:
+    """The same numbers of a matrix of this shape; b counts through all batch axes."""
+    batch = torch.arange(shape[:-3].numel()).reshape(*shape[:-3], *(1 for _ in shape[-3:]))
+    head = torch.arange(shape[-3])[:, None, None] if len(shape) > 2 else 0
+    q_idx, kv_idx = torch.arange(shape[-2])[:, None], torch.arange(shape[-1])
+    return (
+        (q_idx - 2 * kv_idx).double().sin() + 3 * head - batch.reshape(batch.shape[-len(shape) :])
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 5], ids=["one-row", "five-rows"])
+@parametrised(SHAPES)
+def test_bilinear_with_a_callable_equals_its_definition(
+    case: Case, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for constant, value in (("BLOCK_SIZE", 1), ("MIN_ROWS", rows), ("MAX_ROWS", rows)):
+        monkeypatch.setattr(blocks, constant, value)
+    doubled = Inputs(*map(oracle.double, case.inputs)).of_scores
+    exact = dense_bilinear(case.dense(*doubled), dense_slope(case.inputs.shape))
+    found = regard.bilinear(case.matrix(*case.inputs.of_scores), slope)
+    oracle.assert_close(found, exact, 1e-5 * (1 + float(exact.abs().max())))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4), (3, 1), (4,), (1, 1, 4)], ids=str)
+def test_gradients_of_bilinear_reach_matrix_and_weight(shape: tuple[int, ...]) -> None:
+    leaves = [normal(2, 3, 2), normal(1, 4, 2), normal(*shape)]
+
+    def answer(query: Tensor, key: Tensor, weight: Tensor) -> Tensor:
+        return regard.bilinear(regard.attend(query, key, mask=regard.Causal()), weight)
+
+    assert torch.autograd.gradcheck(answer, [leaf.double().requires_grad_() for leaf in leaves])
+
+
+def test_a_row_without_keys_has_a_bilinear_form_of_0() -> None:
+    matrix = regard.attend(normal(3, 2), normal(2, 2), mask=regard.Causal())
+    found = regard.bilinear(matrix, torch.ones(2))
+    torch.testing.assert_close(found, torch.tensor([0.0, 1.0, 1.0]))
+
+
+def test_bilinear_shares_its_pass_with_others() -> None:
+    weight = normal(4, 7)
+    form, entropy = A.reduce(regard.Bilinear(weight), regard.Entropy())
+    assert torch.equal(form, regard.bilinear(A, weight))
+    torch.testing.assert_close(entropy, A.entropy())
+
+
+def test_bilinear_with_a_callable_never_makes_a_matrix() -> None:
+    query, key, _ = inputs(gradients=True)
+
+    def work() -> None:
+        far = regard.bilinear(regard.attend(query, key), lambda _b, _h, i, j: (i - j) / LENGTH)
+        far.sum().backward()
+
+    assert largest(work) < MOST
+
+
+def score_mod(score, b, h, q_idx, kv_idx):
+    return score
+
+
+def mask_mod(b, h, q_idx, kv_idx):
+    return q_idx >= kv_idx
+
+
+ERRORS: dict[str, tuple[object, type[Exception], str]] = {
+    "list": (
+        [1.0],
+        TypeError,
+        "weight is a list; it must be a callable, weight(b, h, q_idx, kv_idx).\n"
+        "    For numbers that you have pass a tensor that broadcasts to the matrix.",
+    ),
+    "integers": (
+        torch.zeros(7, dtype=torch.int64),
+        TypeError,
+        "weight is int64; attention needs a floating dtype.\n    Use weight.float().",
+    ),
+    "shape": (
+        torch.zeros(5),
+        ValueError,
+        "weight has shape (5,); it must broadcast to (1, 6, 4, 7).\n    Its axes are aligned with "
+        "the last axes of the matrix, (..., num_heads, q_len, kv_len).",
+    ),
+    "a-score-mod": (
+        score_mod,
+        TypeError,
+        "weight takes (score, b, h, q_idx, kv_idx); it must take 4 scalar tensors, "
+        "weight(b, h, q_idx, kv_idx).\n"
+        "    For numbers that you have pass a tensor that broadcasts to the matrix.",
+    ),
+    "a-mask-mod": (
+        mask_mod,
+        TypeError,
+        "weight returns bool; it must return one floating number.\n"
+        "    For numbers that you have pass a tensor that broadcasts to the matrix.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("weight", "kind", "text"), ERRORS.values(), ids=ERRORS)
+def test_a_wrong_weight_says_what_came_and_what_to_do(
+    weight: object, kind: type[Exception], text: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        regard.bilinear(A, weight)
+    assert str(caught.value) == text
+
+
+def test_bilinear_takes_only_a_matrix() -> None:
+    with pytest.raises(TypeError, match="A is a Tensor; it must be an AttentionMatrix"):
+        regard.bilinear(torch.ones(4, 7), torch.ones(7))

@@ -1,0 +1,500 @@
+"""kl, cross_entropy and js between two attention matrices: the dense definition, and its laws."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_memory import MOST, inputs, largest
+from torch import Tensor
+
+import oracle
+import regard
+from cases import MASKS
+from regard.backends import sweep as blocks
+
+SHAPE = torch.Size((2, 6, 7, 11))
+LOG_2 = math.log(2)
+
+# The definitions, of whole matrices.
+
+
+def log_weights(dense: oracle.Dense) -> Tensor:
+    """log of the weights from the scores: no weight underflows; 0 where a key is masked."""
+    lse = oracle.logsumexp(dense)[..., None]
+    return torch.where(dense.scores == -torch.inf, 0.0, dense.scores - oracle.finite(lse))
+
+
+def dense_cross_entropy(a: oracle.Dense, b: oracle.Dense) -> Tensor:
+    hidden = (a.scores > -torch.inf) & (b.scores == -torch.inf)
+    sums = -(a.weights * log_weights(b)).sum(-1)
+    return torch.where(hidden.any(-1), torch.inf, sums)
+
+
+def dense_kl(a: oracle.Dense, b: oracle.Dense) -> Tensor:
+    return dense_cross_entropy(a, b) + (a.weights * log_weights(a)).sum(-1)
+
+
+def dense_js(a: oracle.Dense, b: oracle.Dense) -> Tensor:
+    mean = (a.weights + b.weights) / 2
+    mean = torch.where(mean > 0, mean, 1.0)  # a key of no weight in both adds nothing
+
+    def from_mean(weights: Tensor) -> Tensor:
+        ratio = torch.where(weights > 0, weights / mean, 1.0)
+        return (weights * ratio.log()).sum(-1)
+
+    return (from_mean(a.weights) + from_mean(b.weights)) / 2
+
+
+Between = Callable[[regard.AttentionMatrix, regard.AttentionMatrix], Tensor]
+DIVERGENCES: dict[str, tuple[Between, Callable[[oracle.Dense, oracle.Dense], Tensor]]] = {
+    "kl": (regard.kl, dense_kl),
+    "cross_entropy": (regard.cross_entropy, dense_cross_entropy),
+    "js": (regard.js, dense_js),
+}
+divergences = pytest.mark.parametrize("name", DIVERGENCES)
+
+
+# Pairs of matrices.
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two matrices, as its query and key, or as given scores."""
+
+    kv_heads: int = 6
+    head_dim: int = 5
+    mask: str = "none"
+    sharp: float = 1.0
+    scale: float | None = None
+    dtype: torch.dtype = torch.float32
+    given: bool = False
+    sinks: bool = False
+    shape: torch.Size = SHAPE
+
+    def inputs(self, seed: int) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+        *batch, num_heads, q_len, kv_len = self.shape
+        if self.given:
+            return [(normal(*self.shape) * self.sharp).to(self.dtype)]
+        made = [
+            normal(*batch, num_heads, q_len, self.head_dim) * self.sharp,
+            normal(*batch, self.kv_heads, kv_len, self.head_dim),
+        ]
+        return [tensor.to(self.dtype) for tensor in made + [normal(num_heads)] * self.sinks]
+
+    def matrix(self, *inputs: Tensor) -> regard.AttentionMatrix:
+        mask = MASKS[self.mask][0](self.shape)
+        if self.given:
+            return regard.AttentionMatrix.from_scores(*inputs, mask=mask)
+        query, key, *sinks = inputs
+        sink_bias = sinks[0] if sinks else None
+        return regard.attend(query, key, mask=mask, scale=self.scale, sink_bias=sink_bias)
+
+    def dense(self, *inputs: Tensor) -> oracle.Dense:
+        allowed = MASKS[self.mask][1](self.shape)
+        if self.given:
+            return oracle.softmax(*inputs, allowed)
+        query, key, *sinks = inputs
+        sink_bias = sinks[0] if sinks else None
+        return oracle.attend(query, key, allowed=allowed, scale=self.scale, sink_bias=sink_bias)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two matrices of one shape, and why they are compared."""
+
+    name: str
+    why: str
+    a: Side = field(default_factory=Side)
+    b: Side = field(default_factory=Side)
+
+    @property
+    def inputs(self) -> tuple[list[Tensor], list[Tensor]]:
+        return self.a.inputs(1), self.b.inputs(2)
+
+    def of(self, function: Callable, dense: bool) -> Callable[..., Tensor]:
+        """The divergence as a function of all inputs."""
+        count = len(self.inputs[0])
+
+        def answer(*inputs: Tensor) -> Tensor:
+            if dense:
+                return function(self.a.dense(*inputs[:count]), self.b.dense(*inputs[count:]))
+            return function(self.a.matrix(*inputs[:count]), self.b.matrix(*inputs[count:]))
+
+        return answer
+
+    @property
+    def largest_score(self) -> float:
+        sides = zip((self.a, self.b), self.inputs, strict=True)
+        scores = [side.dense(*map(oracle.double, inputs)).scores for side, inputs in sides]
+        return max(float(oracle.finite(each).abs().max()) for each in scores)
+
+
+PAIRS = [
+    Pair("plain", "nothing special"),
+    Pair("head-dims", "a student narrower than its teacher", b=Side(head_dim=3, scale=0.7)),
+    Pair("grouped", "the same groups of heads", Side(2), Side(2)),
+    Pair("groups-differ", "blocks cut no group of either", Side(3), Side(2)),
+    Pair("one-kv-head", "groups in one of them only", b=Side(1)),
+    Pair("causal", "the same mask", Side(mask="causal"), Side(mask="causal")),
+    Pair("causal-first", "B attends to more", a=Side(mask="causal")),
+    Pair("causal-second", "B lacks keys that A has", b=Side(mask="causal")),
+    Pair("window", "columns of both differ", Side(mask="window-left"), Side(mask="window-both")),
+    Pair("apart", "bands that hardly meet", Side(mask="window-left"), Side(mask="window-right")),
+    Pair("padding", "rows without keys in both", Side(mask="padding"), Side(mask="padding")),
+    Pair("padding-first", "rows without keys in A", a=Side(mask="padding")),
+    Pair("padding-second", "rows without keys in B", b=Side(mask="padding")),
+    Pair("bool", "any keys", Side(mask="keep-pairs"), Side(mask="bool-keys")),
+    Pair("given", "scores that are given", Side(given=True), Side(mask="causal")),
+    Pair("given-both", "no query and key at all", Side(given=True), Side(given=True)),
+    Pair("sharp", "weights that underflow", Side(sharp=30.0), Side(sharp=30.0)),
+    Pair("sharp-second", "finite where weights of B underflow", b=Side(sharp=100.0)),
+    Pair("sinks", "rows that sum to less than 1", Side(sinks=True), Side(sinks=True)),
+    Pair("bfloat16", "both rounded", Side(dtype=torch.bfloat16), Side(dtype=torch.bfloat16)),
+    Pair("dtypes", "a half and a float matrix", Side(dtype=torch.float16), Side()),
+    Pair("float64", "all digits", Side(dtype=torch.float64), Side(dtype=torch.float64)),
+    Pair("one-float64", "the wider dtype wins", b=Side(dtype=torch.float64)),
+    Pair("no-batch", "heads alone", Side(shape=SHAPE[1:]), Side(shape=SHAPE[1:])),
+]
+pairs = pytest.mark.parametrize("pair", [pytest.param(pair, id=pair.name) for pair in PAIRS])
+
+
+def double_pair(pair: Pair) -> Pair:
+    wide = [replace(side, dtype=torch.float64) for side in (pair.a, pair.b)]
+    return replace(pair, a=wide[0], b=wide[1])
+
+
+def assert_exact(pair: Pair, name: str) -> None:
+    of_regard, definition = DIVERGENCES[name]
+    inputs = [tensor for side in pair.inputs for tensor in side]
+    dtype = torch.promote_types(
+        torch.promote_types(pair.a.dtype, pair.b.dtype),
+        torch.float32,  # statistics have at least that
+    )
+    exact = pair.of(definition, dense=True)(*map(oracle.double, inputs))
+    plain = pair.of(definition, dense=True)(*(tensor.to(dtype) for tensor in inputs))
+    found = pair.of(of_regard, dense=False)(*inputs)
+    assert found.dtype == dtype
+    # An error of a score is one of its logarithm, and a relative one of its weight.
+    unit = 1 + float(oracle.finite(exact).abs().max())
+    within = oracle.allowed_error(exact, plain, dtype=dtype, scores=pair.largest_score, unit=unit)
+    oracle.assert_close(found, exact, within)
+
+
+@divergences
+@pairs
+def test_a_divergence_equals_its_definition(pair: Pair, name: str) -> None:
+    assert_exact(pair, name)
+
+
+@divergences
+@pytest.mark.parametrize(
+    "size",
+    [
+        pytest.param((1, 1, 1), id="one-row"),
+        pytest.param((1, 3, 3), id="uneven-rows"),
+        pytest.param((4 * 7 * 11, 1, 7), id="four-heads"),
+        pytest.param((3 * 7 * 11, 1, 7), id="three-heads"),
+    ],
+)
+@pairs
+def test_a_divergence_from_small_blocks_equals_its_definition(
+    pair: Pair, name: str, size: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for constant, value in zip(("BLOCK_SIZE", "MIN_ROWS", "MAX_ROWS"), size, strict=True):
+        monkeypatch.setattr(blocks, constant, value)
+    assert_exact(pair, name)
+
+
+@divergences
+@pairs
+def test_the_gradients_to_both_matrices_equal_those_of_the_definition(
+    pair: Pair, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "BLOCK_SIZE", 4 * 7 * 11)
+    pair = double_pair(pair)
+    of_regard, definition = DIVERGENCES[name]
+    inputs = [tensor for side in pair.inputs for tensor in side]
+    found = oracle.gradients(pair.of(of_regard, dense=False), inputs)
+    right = oracle.gradients(pair.of(definition, dense=True), inputs)
+    for actual, exact in zip(found, right, strict=True):
+        size = 1 + float(exact.abs().max())
+        oracle.assert_close(actual, exact, 1e-13 * (1 + pair.largest_score) * size)  # roundings
+
+
+SMALL = torch.Size((2, 2, 3))
+CHECKED = [
+    Pair("plain", "no mask", Side(2, 2), Side(1, 3)),
+    Pair("causal", "masks that differ", Side(2, 2, mask="causal"), Side(2, 2)),
+    Pair("empty-rows", "rows without keys", Side(2, 2, mask="keep-pairs"), Side(2, 2)),
+    Pair("given", "given scores, and a sink", Side(given=True), Side(2, 2, sinks=True)),
+]
+
+
+@divergences
+@pytest.mark.parametrize("pair", [pytest.param(pair, id=pair.name) for pair in CHECKED])
+def test_a_gradient_equals_finite_differences(pair: Pair, name: str) -> None:
+    sides = [replace(s, shape=SMALL, dtype=torch.float64) for s in (pair.a, pair.b)]
+    pair = replace(pair, a=sides[0], b=sides[1])
+    inputs = [tensor.requires_grad_() for side in pair.inputs for tensor in side]
+    function = pair.of(DIVERGENCES[name][0], dense=False)
+    assert torch.autograd.gradcheck(lambda *x: oracle.finite(function(*x)), inputs)
+
+
+def test_a_detached_teacher_gets_no_gradient() -> None:
+    query, key = (torch.randn(2, 3, 4, requires_grad=True) for _ in range(2))
+    teacher, student = regard.attend(key, query), regard.attend(query, query)
+    regard.kl(teacher.detach(), student).sum().backward()
+    assert query.grad is not None
+    assert key.grad is None
+
+
+def test_kl_that_rounding_takes_below_0_keeps_its_gradient() -> None:
+    scores = torch.randn(20, 10, generator=torch.Generator().manual_seed(0))
+    moved = scores + 1e-4 * torch.randn(20, 10, generator=torch.Generator().manual_seed(1))
+
+    def of(*both: Tensor) -> Tensor:
+        return regard.kl(*map(regard.AttentionMatrix.from_scores, both))
+
+    assert bool((of(scores, moved) == 0).any())
+    (found,) = oracle.gradients(lambda moved: of(scores, moved).sum(), [moved])
+    (right,) = oracle.gradients(lambda moved: of(scores.double(), moved).sum(), [moved.double()])
+    oracle.assert_close(found, right, 0.05 * float(right.abs().max()))
+
+
+# Conventions.
+
+
+def given_weights(*rows: list[float]) -> regard.AttentionMatrix:
+    return regard.AttentionMatrix.from_weights(torch.tensor(rows))
+
+
+NO_KEYS = [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "a", "b", "value"),
+    [
+        pytest.param("kl", [1.0, 0.0], [0.5, 0.5], LOG_2, id="kl-no-weight-adds-0"),
+        pytest.param("kl", [0.5, 0.5], [1.0, 0.0], math.inf, id="kl-hidden-key"),
+        pytest.param("kl", NO_KEYS, NO_KEYS, 0.0, id="kl-no-keys"),
+        pytest.param("kl", NO_KEYS, [0.5, 0.5], 0.0, id="kl-no-keys-in-a"),
+        pytest.param("kl", [0.5, 0.5], NO_KEYS, math.inf, id="kl-no-keys-in-b"),
+        pytest.param("cross_entropy", [1.0, 0.0], [0.5, 0.5], LOG_2, id="ce-no-weight-adds-0"),
+        pytest.param("cross_entropy", [0.5, 0.5], [1.0, 0.0], math.inf, id="ce-hidden-key"),
+        pytest.param("cross_entropy", NO_KEYS, [0.5, 0.5], 0.0, id="ce-no-keys-in-a"),
+        pytest.param("js", [1.0, 0.0], [0.0, 1.0], LOG_2, id="js-apart"),
+        pytest.param("js", NO_KEYS, NO_KEYS, 0.0, id="js-no-keys"),
+        pytest.param("js", NO_KEYS, [0.5, 0.5], LOG_2 / 2, id="js-no-keys-in-a"),
+        pytest.param("js", [0.5, 0.5], NO_KEYS, LOG_2 / 2, id="js-no-keys-in-b"),
+    ],
+)
+def test_what_zeros_mean(name: str, a: list[float], b: list[float], value: float) -> None:
+    found = DIVERGENCES[name][0](given_weights(a), given_weights(b))
+    torch.testing.assert_close(found, torch.tensor([value]), atol=1e-7, rtol=1e-6)
+
+
+def test_kl_is_finite_where_a_weight_underflows() -> None:
+    even = regard.AttentionMatrix.from_scores(torch.tensor([[0.0, 0.0]]))
+    sharp = regard.AttentionMatrix.from_scores(torch.tensor([[0.0, -1000.0]]))
+    torch.testing.assert_close(regard.kl(even, sharp), torch.tensor([500 - LOG_2]))
+
+
+def test_a_hidden_key_of_tiny_weight_still_makes_kl_infinite() -> None:
+    sharp = regard.AttentionMatrix.from_scores(torch.tensor([[0.0, -1000.0]]))
+    hidden = regard.AttentionMatrix.from_scores(torch.tensor([[0.0, -torch.inf]]))
+    assert regard.kl(sharp, hidden).item() == torch.inf
+
+
+@divergences
+def test_a_nan_of_a_row_stays_in_its_row(name: str) -> None:
+    scores = torch.tensor([[0.0, 1.0], [0.0, torch.nan]])
+    even = regard.AttentionMatrix.from_scores(torch.zeros(2, 2))
+    found = DIVERGENCES[name][0](even, regard.AttentionMatrix.from_scores(scores))
+    assert found.isnan().tolist() == [False, True]
+
+
+# As reductions.
+
+
+def test_both_divergences_and_the_entropy_in_one_pass_are_those_of_each() -> None:
+    pair = PAIRS[5]
+    a, b = (side.matrix(*each) for side, each in zip((pair.a, pair.b), pair.inputs, strict=True))
+    divergence, crossed, entropy, apart = a.reduce(
+        regard.KullbackLeibler(b),
+        regard.CrossEntropy(b),
+        regard.Entropy(),
+        regard.JensenShannon(b),
+    )
+    torch.testing.assert_close(divergence, regard.kl(a, b))
+    torch.testing.assert_close(crossed, regard.cross_entropy(a, b))
+    torch.testing.assert_close(entropy, a.entropy())
+    torch.testing.assert_close(apart, regard.js(a, b))
+
+
+def test_gradients_of_several_divergences_in_one_pass_add_up() -> None:
+    query, key = (torch.randn(5, 3, dtype=torch.float64) for _ in range(2))
+
+    def all_of(query: Tensor, key: Tensor) -> Tensor:
+        a, b = regard.attend(query, key), regard.attend(key, key, mask=regard.Causal())
+        answers = a.reduce(regard.JensenShannon(b), regard.Entropy(), regard.JensenShannon(a))
+        return torch.stack(answers)
+
+    leaves = [tensor.requires_grad_() for tensor in (query, key)]
+    assert torch.autograd.gradcheck(all_of, leaves)
+
+
+# Laws.
+
+
+@st.composite
+def drawn_pairs(draw: st.DrawFn) -> tuple[regard.AttentionMatrix, regard.AttentionMatrix]:
+    batch, q_len, kv_len = (draw(st.integers(1, n)) for n in (2, 9, 9))
+    masks = st.sampled_from(sorted(MASKS))
+
+    def side(seed: int) -> regard.AttentionMatrix:
+        made = Side(
+            kv_heads=draw(st.sampled_from([1, 2, 3, 6])),
+            head_dim=draw(st.integers(1, 5)),
+            mask=draw(masks),
+            sharp=draw(st.sampled_from([0.0, 1.0, 30.0])),
+            shape=torch.Size((batch, 6, q_len, kv_len)),
+        )
+        return made.matrix(*made.inputs(seed))
+
+    seed = draw(st.integers(0, 2**31))
+    return side(seed), side(seed + 1)
+
+
+@given(drawn=drawn_pairs())
+def test_kl_is_never_below_0(
+    drawn: tuple[regard.AttentionMatrix, regard.AttentionMatrix],
+) -> None:
+    assert bool((regard.kl(*drawn) >= 0).all())
+
+
+@given(drawn=drawn_pairs())
+def test_a_matrix_is_at_no_distance_from_itself(
+    drawn: tuple[regard.AttentionMatrix, regard.AttentionMatrix],
+) -> None:
+    assert float(regard.kl(drawn[0], drawn[0]).abs().max()) <= 1e-5
+    assert float(regard.js(drawn[0], drawn[0]).abs().max()) <= 1e-6
+
+
+@given(drawn=drawn_pairs())
+def test_js_is_symmetric_and_between_0_and_log_2(
+    drawn: tuple[regard.AttentionMatrix, regard.AttentionMatrix],
+) -> None:
+    one, other = regard.js(*drawn), regard.js(*reversed(drawn))
+    assert bool(((one >= 0) & (one <= torch.tensor(LOG_2))).all())
+    oracle.assert_close(one, other, 1e-5)
+
+
+@given(drawn=drawn_pairs())
+def test_cross_entropy_is_kl_and_entropy(
+    drawn: tuple[regard.AttentionMatrix, regard.AttentionMatrix],
+) -> None:
+    crossed = regard.cross_entropy(*drawn)
+    size = 1 + float(oracle.finite(crossed).max())
+    oracle.assert_close(regard.kl(*drawn) + drawn[0].entropy(), crossed, 1e-5 * size)
+
+
+# Memory.
+
+
+@divergences
+def test_neither_matrix_is_ever_made(name: str) -> None:
+    query, key, _ = inputs(gradients=True)
+
+    def work() -> None:
+        a = regard.attend(query, key, mask=regard.Causal())
+        DIVERGENCES[name][0](a, regard.attend(key, query)).sum().backward()
+
+    assert largest(work) < MOST
+
+
+def test_kl_of_8192_tokens_takes_a_small_part_of_the_matrix() -> None:
+    query = torch.randn(1, 8192, 2, requires_grad=True)
+    a, b = regard.attend(query, query, mask=regard.Causal()), regard.attend(query, query)
+    assert largest(lambda: regard.kl(a, b).sum().backward()) <= 256 * 8192  # 256 rows of B
+
+
+# Errors.
+
+X = torch.zeros(2, 4, 5, 3)
+A = regard.attend(X, X)
+
+
+@divergences
+@pytest.mark.parametrize(
+    ("a", "b", "kind", "text"),
+    [
+        pytest.param(
+            A,
+            regard.attend(X[:, :2], X[:, :2]),
+            ValueError,
+            "B has shape (2, 2, 5, 5) and A has (2, 4, 5, 5); both must have one shape, "
+            "(..., num_heads, q_len, kv_len).\n"
+            "    Take the same part of both, such as A[:, :4].",
+            id="shapes",
+        ),
+        pytest.param(
+            A,
+            A.to("meta"),
+            ValueError,
+            "B is on meta and A is on cpu; both must be on one device.\n    Use B.to('cpu').",
+            id="devices",
+        ),
+        pytest.param(
+            A,
+            X,
+            TypeError,
+            "B is a Tensor; it must be an AttentionMatrix.\n"
+            "    For weights that you have use AttentionMatrix.from_weights(weights).",
+            id="b-is-a-tensor",
+        ),
+        pytest.param(
+            [A],
+            A,
+            TypeError,
+            "A is a list; it must be an AttentionMatrix.\n"
+            "    For weights that you have use AttentionMatrix.from_weights(weights).",
+            id="a-is-a-list",
+        ),
+    ],
+)
+def test_a_wrong_pair_says_what_came_and_what_to_do(
+    name: str, a: object, b: object, kind: type[Exception], text: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        DIVERGENCES[name][0](a, b)
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize(
+    "reduction", [regard.KullbackLeibler, regard.CrossEntropy, regard.JensenShannon]
+)
+def test_a_reduction_takes_only_a_matrix(reduction: type) -> None:
+    with pytest.raises(TypeError, match=r"^B is None; it must be an AttentionMatrix"):
+        reduction(None)
+
+
+@pytest.mark.parametrize("reduction", [regard.KullbackLeibler, regard.CrossEntropy])
+def test_a_question_between_matrices_of_two_dtypes_has_an_answer(reduction: Any) -> None:
+    A, B = (regard.attend(torch.eye(3), scale * torch.eye(3)) for scale in (1.0, 2.0))
+    exact = A.to(torch.float64).reduce(reduction(B.to(torch.float64)))
+    for answer in (
+        A.reduce(reduction(B), backend="dense"),
+        A.to(torch.float64).reduce(reduction(B)),
+        A.reduce(reduction(B.to(torch.float64))),
+    ):
+        oracle.assert_close(answer, exact, 1e-6)  # a few roundings of float32 below 2

@@ -1,0 +1,195 @@
+"""Trials, on heads that are made to do what a trial looks for, and against the dense matrix."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import regard
+from regard import trials
+
+VOCABULARY = 300
+
+
+class Heads(nn.Module):
+    """Causal attention whose heads look where their names say; remembers what it read."""
+
+    def __init__(self, *kinds: str) -> None:
+        super().__init__()
+        self.kinds = kinds
+        self.read: list[Tensor] = []
+
+    def forward(self, ids: Tensor) -> Tensor:
+        self.read.append(ids)
+        tokens = F.one_hot(ids, VOCABULARY).float()
+        before = F.pad(tokens, (0, 0, 1, -1))
+        keys = {"induction": before, "duplicate token": tokens, "none": torch.zeros_like(tokens)}
+        key = torch.stack([keys[kind] for kind in self.kinds], 1)
+        query = 40 * tokens[:, None].expand_as(key)
+        return F.scaled_dot_product_attention(query, key, query, is_causal=True, scale=1.0)
+
+
+def words(text: str, add_special_tokens: bool) -> dict[str, Any]:
+    """Each word and mark has the number of its letters' sum: a few share one."""
+    assert not add_special_tokens
+    pieces = text.replace(".", " . ").replace(":", " : ").split()
+    return {"input_ids": [sum(map(ord, piece)) % VOCABULARY for piece in pieces]}
+
+
+# Random tokens that come twice
+
+
+def test_an_induction_head_and_a_duplicate_token_head_are_known() -> None:
+    trial = trials.repeated_tokens(Heads("induction", "duplicate token", "none"), length=20,
+                                   vocabulary=range(VOCABULARY))  # fmt: skip
+    scores = trial.scores["Heads"]
+    assert scores["induction"][0] == pytest.approx(1.0)
+    # It looks at itself as much: both are the same token.
+    assert scores["duplicate token"][1] == pytest.approx(0.5)
+    even = sum(1 / (q + 1) for q in range(20, 40)) / 20
+    assert scores["induction"][2] == pytest.approx(even)
+    assert scores["duplicate token"][2] == pytest.approx(even)
+    assert scores["duplicate token"][0] < 1e-6
+    assert scores["induction"][1] < 1e-6
+
+
+@pytest.mark.parametrize("start", [(), (7,), (7, 8, 9)], ids=str)
+def test_the_scores_are_the_diagonals_of_the_second_half(start: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    n = 11
+    embedding = nn.Embedding(VOCABULARY, 16)
+    model = nn.Sequential(embedding, regard.nn.SelfAttention(16, num_heads=2))
+    trial = trials.repeated_tokens(
+        model, vocabulary=range(VOCABULARY), start=start, length=n, texts=3, seed=5
+    )
+    read: list[Tensor] = []
+    embedding.register_forward_pre_hook(lambda _, args: read.append(args[0]))
+    trials.repeated_tokens(
+        model, vocabulary=range(VOCABULARY), start=start, length=n, texts=3, seed=5
+    )
+    [ids] = read
+    assert ids.shape == (3, len(start) + 2 * n)
+    assert ids[:, : len(start)].tolist() == [list(start)] * 3
+    assert torch.equal(ids[:, len(start) : len(start) + n], ids[:, -n:])
+    assert all(len(set(text)) == n for text in ids[:, -n:].tolist())
+    dense = model[1].weights(embedding(ids)).to_dense().double()
+    for kind, offset in (("induction", 1 - n), ("duplicate token", -n)):
+        expected = dense.diagonal(offset, dim1=-2, dim2=-1)[..., -n:].mean((0, 2))
+        assert trial.scores["1"][kind] == pytest.approx(expected.tolist(), rel=1e-5)
+
+
+def test_a_hugging_face_model_says_its_vocabulary_and_its_first_token() -> None:
+    model = Heads("none")
+    text = type("Text", (), {"vocab_size": 30, "bos_token_id": 4})()
+    model.config = type("Config", (), {"get_text_config": lambda _: text})()
+    trials.repeated_tokens(model, length=30, texts=1)
+    [ids] = model.read
+    assert ids[0, 0] == 4
+    assert sorted(ids[0, 1:31].tolist()) == list(range(30))
+
+
+def test_a_model_that_says_no_vocabulary_is_refused() -> None:
+    with pytest.raises(ValueError, match="vocabulary") as refusal:
+        trials.repeated_tokens(Heads("none"))
+    assert str(refusal.value) == (
+        "vocabulary is None, and Heads has no config that says how many token ids there are.\n"
+        "    Pass for example vocabulary=range(50_000)."
+    )
+
+
+@pytest.mark.parametrize("length", [1, 5])
+def test_a_length_that_cannot_be_drawn_is_refused(length: int) -> None:
+    with pytest.raises(ValueError, match="length") as refusal:
+        trials.repeated_tokens(Heads("none"), vocabulary=range(4), length=length)
+    assert str(refusal.value) == (
+        f"length is {length}; it must be from 2 to the 4 token ids that there are.\n"
+        "    Random tokens are drawn once each."
+    )
+
+
+# A needle
+
+
+def places(ids: list[int], part: list[int]) -> list[int]:
+    """Where a part begins."""
+    return [i for i in range(len(ids)) if ids[i : i + len(part)] == part]
+
+
+@pytest.mark.parametrize("depth", [0.0, 0.5, 1.0])
+def test_the_score_is_the_weight_that_each_answer_token_is_found_with(depth: float) -> None:
+    model = Heads("induction", "none")
+    trial = trials.needle(model, words, length=200, depths=[depth], start=[3, 5])
+    expected: list[Tensor] = []
+    for ids, (_, answer, question) in zip(list(model.read), trials._NEEDLES, strict=True):
+        text = ids[0].tolist()
+        assert len(text) == 200
+        assert text[:2] == [3, 5]
+        answer_ids = words(answer, False)["input_ids"]
+        key, last = places(text, answer_ids)
+        assert last + len(answer_ids) == 200
+        [asked] = places(text, words(question, False)["input_ids"])
+        assert asked < last
+        with regard.observe(model) as seen:
+            model(ids)
+        rows = torch.arange(len(answer_ids))
+        expected.append(seen[0].to_dense()[0, :, last - 1 + rows, key + rows].double().mean(-1))
+    means = torch.stack(expected).mean(0)
+    assert trial.scores["Heads"]["retrieval"] == pytest.approx(means.tolist(), rel=1e-5)
+    assert means[0] > 20 * means[1]
+
+
+def test_every_needle_is_hidden_at_every_depth() -> None:
+    model = Heads("none")
+    trials.needle(model, words, length=300, depths=[0.0, 0.5, 1.0])
+    found = [places(ids[0].tolist(), words(parts[1], False)["input_ids"])[0]
+             for parts, start in zip(trials._NEEDLES, (0, 3, 6), strict=True)
+             for ids in model.read[start : start + 3]]  # fmt: skip
+    assert len(model.read) == 9
+    for start in (0, 3, 6):
+        assert found[start] < 20 < 100 < found[start + 1] < 180 < 240 < found[start + 2]
+
+
+@pytest.mark.parametrize("depths", [[], [1.5], [-0.1]], ids=str)
+def test_a_depth_outside_the_text_is_refused(depths: list[float]) -> None:
+    with pytest.raises(ValueError, match="depths") as refusal:
+        trials.needle(Heads("none"), words, depths=depths)
+    assert str(refusal.value) == (
+        f"depths has {depths}; each must be from 0 to 1, and there must be one.\n"
+        "    Pass for example depths=[0.5]."
+    )
+
+
+def test_a_length_without_room_for_a_text_is_refused() -> None:
+    with pytest.raises(ValueError, match="length") as refusal:
+        trials.needle(Heads("none"), words, length=20)
+    assert str(refusal.value) == (
+        "length is 20; needle, question and answer alone have 43 tokens.\n"
+        "    Pass for example length=512."
+    )
+
+
+@pytest.mark.parametrize(
+    "run",
+    [trials.repeated_tokens, lambda model: trials.needle(model, words)],
+    ids=["repeated", "needle"],
+)
+def test_what_is_no_model_is_refused(run: Any) -> None:
+    with pytest.raises(TypeError) as refusal:
+        run("gpt2")
+    assert str(refusal.value) == (
+        "model is a str; it must be a torch.nn.Module.\n"
+        "    Pass what is called as model(ids); of a Pretrained that is its model."
+    )
+
+
+# With the text of a recording
+
+
+def test_a_trial_names_the_heads_of_a_recording_of_the_same_model() -> None:
+    model = Heads("induction", "none")
+    trial = trials.repeated_tokens(model, vocabulary=range(VOCABULARY), length=20)
+    with regard.observe(model) as seen:
+        model(torch.arange(9)[None])
+    assert regard.heads(seen, trial)["kind"][0] == "induction"

@@ -1,0 +1,52 @@
+"""What is installed is what was tested, and no file names a machine or a registry."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def direct_dependencies() -> set[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    texts = [*project["dependencies"], *(text for extra in extras for text in extra)]
+    return {normal(re.split(r"[\[<>=!~ ]", text)[0]) for text in texts} - {"regard"}
+
+
+def pins(text: str) -> dict[str, str]:
+    """The version each line pins; a line that is no plain ``name==version`` is a ValueError."""
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    pinned: dict[str, str] = {}
+    for line in lines:
+        match = re.fullmatch(r"([\w.-]+)==([\w.]+)", line)
+        if match is None:
+            raise ValueError(f"{line!r} is not a plain name==version")
+        pinned[normal(match[1])] = match[2]
+    return pinned
+
+
+def test_every_direct_dependency_is_pinned_and_torch_to_the_tested_version() -> None:
+    pinned = pins((ROOT / "constraints.txt").read_text())
+    assert direct_dependencies() <= pinned.keys()
+    assert pinned["torch"] == "2.13.0"
+
+
+def test_import_regard_requires_pytorch_alone() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["dependencies"] == ["torch>=2.10"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["torch==2.13.0+cpu", "torch>=2.10", "--index-url x", "a @ file:///tmp/a.whl", "a==1 --hash=b"],
+)
+def test_a_line_that_pins_no_plain_version_is_seen(line: str) -> None:
+    with pytest.raises(ValueError, match="is not a plain name==version"):
+        pins(f"# comment\n\n{line}\n")

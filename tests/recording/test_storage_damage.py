@@ -1,0 +1,501 @@
+"""A file that is damaged, or no recording, gives one clear error; nothing in it is ever run."""
+
+import json
+import re
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+import regard
+from regard.recording.file_reader import read
+from regard.recording.file_writer import write
+from regard.recording.layers import Layer
+
+Change = Callable[[dict[str, Any]], object]
+
+
+def seen(*, tokens: bool = True) -> regard.Recording:
+    """A little of everything that a file can hold."""
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    full = regard.attend(
+        normal(2, 4, 3, 5),
+        normal(2, 2, 3, 5),
+        mask=(regard.Causal() & regard.Padding([3, 2])) | regard.Keep(normal(3, 3) > 0),
+        bias=regard.T5Bias(normal(8, 4)),
+        softcap=3.0,
+        sink_bias=normal(4),
+    )
+    weights = normal(2, 3, 3).softmax(-1)
+    recording = regard.Recording({}, model="Tiny")
+    recording.add("full", full, answers=[(regard.TopK(2), full.topk(2))])
+    recording.add("biased", regard.attend(normal(4, 3, 5), normal(4, 3, 5), bias=normal(3, 3)))
+    recording.add("weights", regard.AttentionMatrix.from_weights(weights))
+    entropy = [(regard.Entropy(), full.entropy())]
+    recording.add("answers", None, answers=entropy, shape=full.shape)
+    if tokens:
+        recording = recording.with_tokens([regard.Token(text) for text in "abc"])
+    return recording
+
+
+def saved(path: Path, recording: regard.Recording | None = None) -> Path:
+    recording = seen() if recording is None else recording
+    texts = recording.query_tokens, recording.key_tokens
+    write(path, recording.layers, model="Tiny", query_tokens=texts[0], key_tokens=texts[1])
+    return path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A good file."""
+    return saved(tmp_path / "run.safetensors")
+
+
+def nothing(about: dict[str, Any]) -> None:
+    """Changes nothing."""
+
+
+def changed(path: Path, change: Change = nothing, text: str | None = None) -> Path:
+    """The file with its JSON changed, or with this text for it; all lengths are right again."""
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    about = json.loads(header["__metadata__"]["regard"])
+    change(about)
+    header["__metadata__"]["regard"] = json.dumps(about) if text is None else text
+    packed = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(packed)) + packed + data[8 + length :])
+    return path
+
+
+def everything_in(path: Path) -> list[Layer]:
+    """Every layer, with all of its numbers read and all of its answers asked."""
+    layers = list(read(path).layers)
+    for layer in layers:
+        if layer.matrix is not None:
+            layer.whole().to_dense()
+        for reduction in layer.answers:
+            layer.reduce(reduction)
+    return layers
+
+
+def test_the_good_file_is_good(path: Path) -> None:
+    assert [layer.name for layer in everything_in(path)] == list(seen())
+
+
+# No recording
+
+
+NO_RECORDING = (
+    '\n    Recordings are made with seen.save("run.safetensors"); where it is a copy of one, '
+    "copy it again: it may be cut short."
+)
+
+
+def no_recording(path: Path, what: str) -> str:
+    return f"^{re.escape(f'{path} is no recording of regard: {what}.{NO_RECORDING}')}$"
+
+
+def test_a_file_that_is_not_there_is_said_as_python_says_it(tmp_path: Path) -> None:
+    path = tmp_path / "run.safetensors"
+    message = f"^there is no file {path}; a recording is made with seen\\.save\\(\\)\\.$"
+    with pytest.raises(FileNotFoundError, match=message):
+        read(path)
+
+
+def test_a_folder_is_no_recording(tmp_path: Path) -> None:
+    with pytest.raises(regard.RegardError, match=no_recording(tmp_path, "it is a folder")):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b"\x00" * 4, id="four bytes"),
+        pytest.param(b"\x00" * 100, id="zeros"),
+        pytest.param(b"\x80\x04\x95" + b"c" * 200, id="a pickle"),
+        pytest.param(b"PK\x03\x04" + b"c" * 200, id="a zip"),
+        pytest.param(struct.pack("<Q", 2**63) + b"{}", id="a header longer than any file"),
+        pytest.param(struct.pack("<Q", 2**33) + b"{}", id="a header longer than this file"),
+        pytest.param(struct.pack("<Q", 2) + b"[]", id="a list"),
+        pytest.param(struct.pack("<Q", 90000) + b"[" * 90000, id="nested lists"),
+        pytest.param(b'{"layers": []}', id="JSON"),
+    ],
+)
+def test_a_file_of_another_kind_is_no_recording(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "run.safetensors"
+    path.write_bytes(content)
+    message = rf"^{path} is no recording of regard: [^\n]+\.{re.escape(NO_RECORDING)}$"
+    with pytest.raises(regard.RegardError, match=message):
+        read(path)
+
+
+@pytest.mark.parametrize("metadata", [None, {"format": "pt"}], ids=["bare", "with metadata"])
+def test_the_weights_of_a_model_are_no_recording(
+    metadata: dict[str, str] | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"weight": torch.zeros(3)}, path, metadata=metadata)
+    what = "it is a safetensors file of something else"
+    with pytest.raises(regard.RegardError, match=no_recording(path, what)):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("[" * 90000, id="nested lists"),
+        pytest.param("9" * 90000, id="a number of 90,000 digits"),
+        pytest.param("{", id="cut off"),
+        pytest.param("[]", id="a list"),
+        pytest.param("{}", id="nothing in it"),
+    ],
+)
+def test_metadata_that_are_none_are_refused(text: str, path: Path) -> None:
+    changed(path, text=text)
+    with pytest.raises(regard.RegardError, match=rf"^{path} is no recording of regard: "):
+        read(path)
+
+
+@pytest.mark.parametrize("version", [0, 2, "1.5", None, True], ids=str)
+def test_another_format_is_refused_by_its_number(version: object, path: Path) -> None:
+    changed(path, lambda about: about.update(format=version, regard="9.9"))
+    message = (
+        f"{path} is a recording of format {version!r}; this version of regard reads format 1.\n"
+        "    Open it with the regard that made it, '9.9', or a newer one."
+    )
+    with pytest.raises(regard.RegardError, match=f"^{re.escape(message)}$"):
+        read(path)
+
+
+# Truncated
+
+
+@pytest.mark.parametrize("left", [7, 8, 100, 2**16 + 8, -1], ids=str)
+def test_a_truncated_file_is_refused(left: int, path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:left])
+    with pytest.raises(regard.RegardError, match=rf"^{path} is no recording of regard: "):
+        read(path)
+
+
+def test_a_file_with_something_after_its_end_is_refused(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"more")
+    with pytest.raises(regard.RegardError, match=rf"^{path} is no recording of regard: "):
+        read(path)
+
+
+# Damaged
+
+
+def damaged(path: Path, what: str) -> str:
+    copy = "\n    Take a copy of it, or record and save again."
+    return f"^{re.escape(f'{path} is damaged: {what}.{copy}')}$"
+
+
+def test_tokens_of_another_count_are_said(path: Path) -> None:
+    changed(path, lambda about: about["query_tokens"]["text"].append("d"))
+    with pytest.raises(
+        regard.RegardError,
+        match=damaged(path, "query_tokens has 4 tokens; layer 'full' has q_len = 3"),
+    ):
+        read(path)
+
+
+def test_a_missing_tensor_is_named(path: Path) -> None:
+    changed(path, lambda about: about["layers"][0]["tensors"].pop("full/key"))
+    with pytest.raises(
+        regard.RegardError, match=damaged(path, "layer 'full': 'full/key' is missing")
+    ):
+        read(path)
+
+
+def overwritten(path: Path, tensor: str, place: int, content: bytes) -> Path:
+    """The file with some bytes of a tensor changed."""
+    data = bytearray(path.read_bytes())
+    (length,) = struct.unpack("<Q", data[:8])
+    start = 8 + length + json.loads(data[8 : 8 + length])[tensor]["data_offsets"][0] + place
+    data[start : start + len(content)] = content
+    path.write_bytes(data)
+    return path
+
+
+NAN = struct.pack("<f", float("nan"))
+
+
+@pytest.mark.parametrize("role", ["query", "key", "sink_bias", "table"])
+def test_nan_is_said_when_its_layer_is_asked_for(role: str, path: Path) -> None:
+    overwritten(path, f"full/{role}", 4, NAN)
+    first, second, *_ = read(path).layers
+    second.whole()
+    with pytest.raises(
+        regard.RegardError, match=damaged(path, f"layer 'full' has NaN in its {role}")
+    ):
+        first.whole()
+
+
+def test_nan_is_said_when_an_answer_is_asked_for(path: Path) -> None:
+    overwritten(path, "answers/answers.0", 8, NAN)
+    with pytest.raises(
+        regard.RegardError, match=damaged(path, "layer 'answers' has NaN in its answers.0")
+    ):
+        read(path).layers[-1].reduce(regard.Entropy())
+
+
+@pytest.mark.parametrize(
+    ("tensor", "place", "content", "what"),
+    [
+        pytest.param(
+            "full/mask.second",
+            3,
+            b"\x02",
+            "something neither true nor false in its mask.second",
+            id="a bool",
+        ),
+        pytest.param(
+            "full/answers.0.keys",
+            8,
+            struct.pack("<q", 3),
+            "a key 3 among its largest weights",
+            id="a key beyond the last",
+        ),
+        pytest.param(
+            "full/answers.0.keys",
+            8,
+            struct.pack("<q", -2),
+            "a key -2 among its largest weights",
+            id="a key before none",
+        ),
+    ],
+)
+def test_numbers_that_cannot_be_are_said(
+    tensor: str, place: int, content: bytes, what: str, path: Path
+) -> None:
+    overwritten(path, tensor, place, content)
+    with pytest.raises(regard.RegardError, match=damaged(path, f"layer 'full' has {what}")):
+        read(path).layers[0].whole()
+
+
+def test_weights_that_are_none_are_said(path: Path) -> None:
+    overwritten(path, "weights/values", 0, struct.pack("<f", 7.0))
+    message = rf"^{path} is damaged: layer 'weights' has row \(0, 0\) with the sum 7\."
+    with pytest.raises(regard.RegardError, match=message):
+        read(path).layers[2].whole()
+
+
+def test_what_a_file_says_cannot_steer_the_terminal(path: Path) -> None:
+    changed(path, lambda about: about.update(layers=[{"name": "\x1b[31m" * 1000}]))
+    with pytest.raises(regard.RegardError) as caught:
+        read(path)
+    assert "\x1b" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def layer_of(about: dict[str, Any], place: int = 0) -> dict[str, Any]:
+    return about["layers"][place]
+
+
+def scores_of(about: dict[str, Any], place: int = 0) -> dict[str, Any]:
+    return layer_of(about, place)["matrix"]["scores"]
+
+
+HUGE = [2**40, 2**40, 2**40, 2**40]
+CHANGES: dict[str, Change] = {
+    "a shape that is absurd": lambda about: layer_of(about, 3).update(shape=HUGE),
+    "a shape beyond all numbers": lambda about: layer_of(about, 3).update(shape=[10**40, 3]),
+    "a shape of zero": lambda about: layer_of(about, 3).update(shape=[2, 4, 0, 3]),
+    "a shape of another matrix": lambda about: layer_of(about).update(shape=[2, 4, 3, 4]),
+    "a shape of one axis": lambda about: layer_of(about).update(shape=[3]),
+    "a shape of text": lambda about: layer_of(about).update(shape="2, 4, 3, 3"),
+    "no shape": lambda about: layer_of(about).pop("shape"),
+    "layers that are none": lambda about: about.update(layers=[None]),
+    "layers that are a number": lambda about: about.update(layers=3),
+    "no layers": lambda about: about.pop("layers"),
+    "a name twice": lambda about: layer_of(about, 1).update(about["layers"][0]),
+    "a name that is none": lambda about: layer_of(about).update(name=3),
+    "tokens that are none": lambda about: about.update(query_tokens=3),
+    "tokens of one text": lambda about: about["query_tokens"].update(text="abc"),
+    "special tokens that are none": lambda about: about["key_tokens"].update(special=[3]),
+    "tokens of numbers": lambda about: about["query_tokens"].update(text=[1, 2, 3]),
+    "scores of an unknown kind": lambda about: scores_of(about).update(kind="Pickle"),
+    "scores that are none": lambda about: layer_of(about)["matrix"].update(scores=None),
+    "a scale that is none": lambda about: scores_of(about).update(scale=None),
+    "an infinite scale": lambda about: scores_of(about).update(scale=float("inf")),
+    "a scale of text": lambda about: scores_of(about).update(scale="much"),
+    "a softcap below 0": lambda about: scores_of(about).update(softcap=-1.0),
+    "a query of bools": lambda about: scores_of(about).update(query="full/mask.second"),
+    "a query of indices": lambda about: scores_of(about).update(query="full/answers.0.keys"),
+    "a key of other heads": lambda about: scores_of(about).update(key="full/sink_bias"),
+    "a query that is a list": lambda about: scores_of(about).update(query=["full/query"]),
+    "sinks of another shape": lambda about: scores_of(about).update(sink_bias="full/query"),
+    "a bias of an unknown kind": lambda about: scores_of(about)["position_bias"].update(kind="x"),
+    "a distance of zero": lambda about: scores_of(about)["position_bias"].update(max_distance=0),
+    "a distance beyond": lambda about: scores_of(about)["position_bias"].update(
+        max_distance=10**30
+    ),
+    "a flag that is none": lambda about: scores_of(about)["position_bias"].update(bidirectional=3),
+    "weights or not": lambda about: scores_of(about, 2).update(are_weights="yes"),
+    "a mask of an unknown kind": lambda about: layer_of(about)["matrix"]["mask"].update(kind="x"),
+    "a mask that is a number": lambda about: layer_of(about)["matrix"].update(mask=3),
+    "a window beyond": lambda about: layer_of(about)["matrix"].update(
+        mask={"kind": "SlidingWindow", "left": 10**30, "right": 0}
+    ),
+    "a window below 0": lambda about: layer_of(about)["matrix"].update(
+        mask={"kind": "SlidingWindow", "left": -1, "right": 0}
+    ),
+    "an alignment of its own": lambda about: layer_of(about)["matrix"].update(
+        mask={"kind": "Causal", "align": "diagonal"}
+    ),
+    "rows that are not there": lambda about: layer_of(about)["matrix"].update(
+        mask={
+            "kind": "Rows",
+            "start": 2,
+            "q_len": 3,
+            "mask": {"kind": "Causal", "align": "top-left"},
+        }
+    ),
+    "lengths that are none": lambda about: layer_of(about)["matrix"].update(
+        mask={"kind": "Padding", "lengths": "full/query"}
+    ),
+    "lengths beyond the keys": lambda about: layer_of(about)["matrix"].update(
+        mask={"kind": "Padding", "lengths": "full/answers.0.keys"}
+    ),
+    "a mask within masks": lambda about: layer_of(about)["matrix"].update(mask=nested(200)),
+    "an answer of another shape": lambda about: layer_of(about, 3)["answers"][0].update(
+        reduction={"kind": "Sum", "dim": 1}
+    ),
+    "an answer that is too large": lambda about: layer_of(about, 3)["answers"][0].update(
+        reduction={"kind": "TopK", "k": 2**40}
+    ),
+    "an answer of an unknown kind": lambda about: layer_of(about, 3)["answers"][0].update(
+        reduction={"kind": "Output"}
+    ),
+    "answers apart of no layer's name": lambda about: layer_of(about).update(
+        apart=[{"reduction": {"kind": "Entropy"}, "layers": [3]}]
+    ),
+    "answers apart of an unknown kind": lambda about: layer_of(about).update(
+        apart=[{"reduction": {"kind": "Output"}, "layers": []}]
+    ),
+    "an answer of another dtype": lambda about: layer_of(about)["answers"][0]["answer"].update(
+        indices="full/answers.0.values"
+    ),
+}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    """A mask of an unknown kind, deep inside others."""
+    return {"kind": "Not", "mask": nested(depth - 1)} if depth else {"kind": "Nothing"}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_json_that_says_no_recording_is_one_error(change: Change, path: Path) -> None:
+    changed(path, change)
+    message = rf"^{path} is damaged: [^\n]+\.\n    Take a copy of it, or record and save again\.$"
+    with pytest.raises(regard.RegardError, match=message):
+        everything_in(path)
+
+
+def test_nothing_is_looked_up_by_a_name_in_the_file(path: Path) -> None:
+    changed(path, lambda about: scores_of(about).update(kind="os.system", query="echo"))
+    with pytest.raises(
+        regard.RegardError,
+        match=damaged(path, "layer 'full': scores of the kind 'os.system'"),
+    ):
+        read(path)
+
+
+# Anything at all
+
+
+GOOD: list[bytes] = []
+
+
+def good(folder: Path) -> bytes:
+    """The bytes of a good file, without the spaces after its header: there nothing can go wrong."""
+    if not GOOD:
+        file = changed(saved(folder / "good.safetensors"))
+        GOOD.append(file.read_bytes())
+    return GOOD[0]
+
+
+def check_anything(content: bytes, folder: Path) -> None:
+    """It is refused with one error, or it is a recording whose layers answer."""
+    path = folder / "anything.safetensors"
+    path.write_bytes(content)
+    with suppress(regard.RegardError):
+        everything_in(path)
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_bytes_that_flip_give_an_error_or_a_recording(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    content = bytearray(good(folder))
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(0, len(content) - 1))
+        content[place] = data.draw(st.integers(0, 255))
+    check_anything(bytes(content), folder)
+
+
+@settings(max_examples=100)
+@given(st.floats(0, 1))
+@example(0.0)
+def test_a_file_that_ends_anywhere_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, part: float
+) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    content = good(folder)
+    path = folder / "cut.safetensors"
+    path.write_bytes(content[: int(part * (len(content) - 1))])
+    with pytest.raises(regard.RegardError):
+        read(path)
+
+
+KEYWORDS = st.sampled_from(
+    [
+        *("kind", "mask", "scores", "tensors", "answers", "shape", "name", "first", "second"),
+        *("Keep", "Both", "Not", "Causal", "TopK", "full/query", "full/mask.second", "list"),
+    ]
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | KEYWORDS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYWORDS, inner, max_size=4),
+    max_leaves=6,
+)
+
+
+@given(st.data())
+def test_any_value_anywhere_in_the_json_gives_an_error_or_a_recording(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    path = folder / "json.safetensors"
+    path.write_bytes(good(folder))
+
+    def change(about: dict[str, Any]) -> None:
+        place: Any = about
+        while True:
+            keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+            key = data.draw(st.sampled_from(keys))
+            deeper = isinstance(place[key], dict | list) and len(place[key]) > 0
+            if not deeper or data.draw(st.integers(0, 5)) == 0:
+                break
+            place = place[key]
+        place[key] = data.draw(VALUES)
+
+    changed(path, change)
+    with suppress(regard.RegardError):
+        everything_in(path)

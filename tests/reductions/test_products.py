@@ -1,0 +1,409 @@
+"""Products from either side, and columns without sweeps."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import oracle
+import regard
+from cases import CASES, Case, Inputs, parametrised
+from regard.matrix.attention_matrix import Scores
+from regard.scores.box import Box, Cut, Index
+
+TIGHT = 1e-6  # a few roundings of float32 sums of numbers below 1
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+# Products.
+
+A = regard.attend(normal(1, 6, 4, 5), normal(1, 2, 7, 5, seed=1), mask=regard.Causal())
+DENSE = A.to(torch.float64).to_dense()
+
+
+def times(weights: Tensor, value: Tensor) -> Tensor:
+    """weights @ value as torch.matmul has it, the value's heads repeated where they are grouped."""
+    grouped = value.ndim > 2 and value.shape[-3] < weights.shape[-3]
+    return weights @ (oracle.repeated(value, weights.shape[-3]) if grouped else value)
+
+
+BATCHES = [(3, 6), (3, 1), (5, 3, 6), (5, 1, 2), (1, 1, 1, 6), (2, 2), (1, 6), (6,), ()]
+batches = pytest.mark.parametrize("leading", BATCHES, ids=str)
+
+
+@batches
+def test_a_value_may_have_more_batches_than_the_matrix(leading: tuple[int, ...]) -> None:
+    value = normal(*leading, 7, 3)
+    oracle.assert_close(A @ value, times(DENSE, value.double()), 10 * TIGHT)
+
+
+@batches
+def test_so_may_the_operand_of_a_transposed_product(leading: tuple[int, ...]) -> None:
+    operand = normal(*leading, 4, 3)
+    oracle.assert_close(A.T @ operand, times(DENSE.mT, operand.double()), 10 * TIGHT)
+
+
+@batches
+def test_a_product_from_the_left_equals_that_of_the_dense_matrix(leading: tuple[int, ...]) -> None:
+    x = normal(*leading, 3, 4)
+    oracle.assert_close(x @ A, times(DENSE.mT, x.mT.double()).mT, 10 * TIGHT)
+
+
+@pytest.mark.parametrize("heads", [4, 1, 3], ids=str)
+def test_a_matrix_without_leading_axes_broadcasts(heads: int) -> None:
+    matrix, value = regard.attend(normal(4, 2), normal(5, 2)), normal(2, heads, 5, 3)
+    right = matrix.to(torch.float64).to_dense() @ value.double()
+    oracle.assert_close(matrix @ value, right, 10 * TIGHT)
+
+
+def test_one_head_broadcasts_against_several() -> None:
+    matrix, value = regard.attend(normal(2, 1, 4, 2), normal(2, 1, 5, 2)), normal(2, 3, 5, 3)
+    right = matrix.to(torch.float64).to_dense() @ value.double()
+    oracle.assert_close(matrix @ value, right, 10 * TIGHT)
+
+
+VECTORS: dict[str, Callable] = {
+    "value": lambda m, x, _: m @ x,
+    "transposed": lambda m, _, y: m.mT @ y,
+    "from-the-left": lambda m, _, y: y @ m,
+    "from-the-left-transposed": lambda m, x, _: x @ m.mT,
+    "torch-matmul": lambda m, x, _: torch.matmul(m, x),
+    "torch-matmul-transposed": lambda m, _, y: torch.matmul(m.mT, y),
+    "torch-matmul-from-the-left": lambda m, _, y: torch.matmul(y, m),
+    "method-from-the-left": lambda m, _, y: y.matmul(m),
+    "composed": lambda m, x, _: m.mT @ (m @ x),
+}
+
+
+@pytest.mark.parametrize("product", VECTORS.values(), ids=VECTORS)
+def test_a_vector_is_multiplied_as_by_the_dense_matrix(product: Callable) -> None:
+    matrix = A[0, 2]
+    x, y = normal(7), normal(4, seed=1)
+    oracle.assert_close(product(matrix, x, y), product(DENSE[0, 2], x.double(), y.double()), TIGHT)
+
+
+def test_mt_is_the_transpose() -> None:
+    assert A.mT.shape == DENSE.mT.shape
+    assert A.mT.mT is A
+
+
+@pytest.mark.parametrize("leading", [(3, 2), (3, 1, 2)], ids=str)
+def test_gradients_flow_through_batches_that_the_matrix_has_once(leading: tuple[int, ...]) -> None:
+    leaves = [normal(1, 2, 3, 2), normal(1, 1, 3, 2), normal(*leading, 3, 2)]
+
+    def product(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return regard.attend(query, key) @ value
+
+    doubles = [leaf.double().requires_grad_() for leaf in leaves]
+    assert torch.autograd.gradcheck(product, doubles)
+
+
+@given(
+    leading=st.lists(st.sampled_from([1, 2, 3]), max_size=3),
+    operand=st.lists(st.sampled_from([1, 2, 3]), max_size=4),
+    width=st.integers(1, 3),
+)
+def test_leading_axes_broadcast_as_those_of_two_tensors(
+    leading: list[int], operand: list[int], width: int
+) -> None:
+    matrix = regard.attend(normal(*leading, 3, 2), normal(*leading, 4, 2))
+    value = normal(*operand, 4, width)
+    try:
+        right = matrix.to(torch.float64).to_dense() @ value.double()
+    except RuntimeError:
+        with pytest.raises(ValueError, match="its leading axes must fit those of the matrix"):
+            _ = matrix @ value
+        return
+    oracle.assert_close(matrix @ value, right, 10 * TIGHT)
+
+
+def test_batches_that_do_not_fit_are_named_as_they_came() -> None:
+    with pytest.raises(ValueError, match="value has shape") as caught:
+        _ = A @ normal(5, 4, 7, 3)
+    assert str(caught.value) == (
+        "value has shape (5, 4, 7, 3); its leading axes must fit those of the matrix, (1, 6).\n"
+        "    It must broadcast to (1, 6, 7, value_dim), where heads may be grouped."
+    )
+
+
+# Which part.
+
+
+@pytest.mark.parametrize(
+    "three",
+    [np.int64(3), np.uint8(3), torch.tensor(3), torch.tensor(3, dtype=torch.int32)],
+    ids=["int64", "uint8", "tensor", "int32-tensor"],
+)
+def test_any_whole_number_is_an_index(three: object) -> None:
+    assert torch.equal(A[0, three, three], A[0, 3, 3])
+    assert torch.equal(A[0, 1, :three, three], A[0, 1, :3, 3])
+
+
+@pytest.mark.parametrize(
+    ("index", "kind"),
+    [
+        pytest.param(np.bool_(True), "bool", id="bool-of-numpy"),
+        pytest.param(torch.tensor(True), "Tensor", id="bool-tensor"),
+        pytest.param(torch.tensor([3]), "Tensor", id="tensor-of-one-axis"),
+        pytest.param(np.array([3]), "ndarray", id="array"),
+        pytest.param(None, "NoneType", id="none"),
+    ],
+)
+def test_an_index_of_another_kind_is_an_error(index: object, kind: str) -> None:
+    with pytest.raises(TypeError, match=r"^an attention matrix has no index of type") as caught:
+        A[0, index]
+    assert str(caught.value).startswith(f"an attention matrix has no index of type {kind};")
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        pytest.param(lambda m: m[..., 0:4, :], id="rows"),
+        pytest.param(lambda m: m[..., 0:7], id="columns"),
+        pytest.param(lambda m: m[0, 0, ::1, :], id="steps"),
+        pytest.param(lambda m: m[..., :99, :99], id="beyond-the-end"),
+    ],
+)
+def test_a_range_gives_a_tensor_also_where_it_holds_everything(part: Callable) -> None:
+    assert isinstance(part(A), Tensor)
+    oracle.assert_close(part(A), part(DENSE), TIGHT)
+
+
+# Columns without sweeps.
+
+WINDOWS: dict[str, Callable] = {
+    "column": lambda m: m[..., m.shape[-1] // 2],
+    "first-column": lambda m: m[..., :, 0],
+    "last-columns": lambda m: m[..., -2:],
+    "steps": lambda m: m[..., 1::5],
+    "lower-rows": lambda m: m[..., m.shape[-2] // 2 :, :2],
+    "row-steps": lambda m: m[..., ::2, :1],
+}
+
+
+@pytest.mark.parametrize("part", WINDOWS.values(), ids=WINDOWS)
+@parametrised(CASES)
+def test_a_window_of_few_columns_equals_that_of_the_dense_matrix(
+    case: Case, part: Callable
+) -> None:
+    doubled = Inputs(*map(oracle.double, case.inputs))
+    exact = part(case.dense(*doubled.of_scores).weights)
+    found = part(case.matrix(*case.inputs.of_scores))
+    plain = case.dense(*(None if x is None else x.float() for x in case.inputs.of_scores))
+    # Score and logsumexp are rounded each by itself.
+    within = 2 * oracle.allowed_error(
+        exact, part(plain.weights), dtype=case.dtype, scores=case.largest_score
+    )
+    oracle.assert_close(found, exact, within)
+    assert torch.equal(found == 0, exact.to(case.dtype) == 0) or case.sharp > 1
+
+
+@pytest.mark.parametrize(
+    ("at_rows", "at_columns"),
+    [
+        pytest.param(slice(None), slice(None, None, 64), id="columns-far-apart"),
+        pytest.param(slice(None, None, 64), slice(3, 9), id="rows-far-apart"),
+        pytest.param(slice(None, None, 64), slice(None, None, 200), id="both"),
+        pytest.param(slice(None), slice(5, 6), id="one-column"),
+    ],
+)
+def test_steps_over_many_rows_and_columns_equal_the_dense_ones(
+    at_rows: slice, at_columns: slice
+) -> None:
+    matrix = regard.attend(normal(2, 300, 3), normal(1, 400, 3, seed=1), mask=regard.Causal())
+    right = matrix.to(torch.float64).to_dense()[..., at_rows, at_columns]
+    oracle.assert_close(matrix[..., at_rows, at_columns], right, TIGHT)
+
+
+class Counting(Scores):
+    """Given scores that count how many of them were asked for."""
+
+    def __init__(self, values: Tensor, computed: list[int]) -> None:
+        self.values, self.computed = values, computed
+
+    shape = property(lambda self: self.values.shape)
+    tensors = property(lambda self: (self.values,))
+    facts = ("counted",)
+
+    def select(self, index: Index) -> "Counting":
+        return Counting(self.values[index], self.computed)
+
+    def block(self, box: Box, cut: Cut, scratch: object = None) -> Tensor:
+        values = cut(self.values, box.at_both)
+        self.computed.append(values.numel())
+        return values.clone()
+
+    def sink(self, box: Box, cut: Cut) -> None:
+        return None
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Counting":
+        return Counting(function(self.values), self.computed)
+
+
+VALUES = normal(3, 20, 30)  # heads, rows, columns
+WEIGHTS = VALUES.double().softmax(-1)
+ONE, ALL = 20 * 30, 3 * 20 * 30
+
+
+@pytest.fixture
+def computed() -> list[int]:
+    return []
+
+
+@pytest.fixture
+def counted(computed: list[int]) -> regard.AttentionMatrix:
+    return regard.AttentionMatrix(Counting(VALUES.clone(), computed))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "again"),
+    [
+        pytest.param(lambda m: m[..., 3], lambda m: m[..., 4], 3 * 20, id="columns"),
+        pytest.param(lambda m: m[..., 3], lambda m: m[..., 2:7], 3 * 20 * 5, id="a-window"),
+        pytest.param(lambda m: m[..., 3], lambda m: m[1, :, 4], 20, id="one-head-of-all"),
+        pytest.param(lambda m: m[..., 3], lambda m: m[1][:, 4], 20, id="a-part-of-it"),
+        pytest.param(lambda m: m[..., 3], lambda m: m[1:][0][:, 4], 20, id="a-part-of-a-part"),
+        pytest.param(lambda m: m[..., 3], lambda m: m.detach()[..., 4], 3 * 20, id="detached"),
+        pytest.param(lambda m: m[1, :, 3], lambda m: m[1, :, 4], 20, id="the-same-head"),
+        pytest.param(lambda m: m[1, :, 3], lambda m: m[0, :, 4], 20 * 31, id="another-head"),
+        pytest.param(lambda m: m[1, :, 3], lambda m: m[..., 4], 3 * 20 * 31, id="more-heads"),
+        pytest.param(lambda m: m[..., 3], lambda m: m[0, 5, 4], 30, id="a-number-by-its-row"),
+        pytest.param(lambda m: m[..., 3], lambda m: m[0, 5:7], 60, id="rows-by-themselves"),
+        pytest.param(lambda m: m[..., 3], lambda m: m[0, :, :20], ONE, id="most-columns"),
+    ],
+)
+def test_once_the_rows_are_known_a_column_costs_its_own_scores(
+    counted: regard.AttentionMatrix,
+    computed: list[int],
+    first: Callable,
+    second: Callable,
+    again: int,
+) -> None:
+    first(counted)
+    computed.clear()
+    found = second(counted)
+    assert sum(computed) == again
+    oracle.assert_close(found, second(WEIGHTS), TIGHT)
+
+
+def test_the_first_column_costs_one_sweep(
+    counted: regard.AttentionMatrix, computed: list[int]
+) -> None:
+    counted[..., 3]
+    assert sum(computed) == ALL + 3 * 20
+
+
+def test_a_part_remembers_its_own_rows(
+    counted: regard.AttentionMatrix, computed: list[int]
+) -> None:
+    head = counted[1]
+    head[:, 3]
+    computed.clear()
+    head[:, 4]
+    assert sum(computed) == 20
+
+
+def test_a_matrix_of_another_dtype_remembers_nothing(
+    counted: regard.AttentionMatrix, computed: list[int]
+) -> None:
+    counted[..., 3]
+    computed.clear()
+    counted.to(torch.float64)[..., 4]
+    assert sum(computed) == ALL + 3 * 20
+
+
+def test_a_part_too_large_is_refused_before_any_work() -> None:
+    x = torch.zeros(1, 1).expand(2**17, 1)
+    with pytest.raises(MemoryError, match=r"^this part would make \(131072, 60000\) float32"):
+        regard.attend(x, x)[:, :60000]
+
+
+# What is remembered is forgotten when it is no longer true.
+
+QUERY, KEY = normal(2, 9, 3), normal(2, 9, 3, seed=1)
+
+
+def changed_inputs() -> Iterator[tuple[str, Callable[[], tuple[regard.AttentionMatrix, Tensor]]]]:
+    def of(**options: Tensor) -> Callable[[], tuple[regard.AttentionMatrix, Tensor]]:
+        """A matrix, and a copy of the tensor to change in it."""
+
+        def made() -> tuple[regard.AttentionMatrix, Tensor]:
+            given = {"query": QUERY.clone(), "key": KEY.clone()}
+            (name, tensor), *_ = options.items()
+            given[name] = tensor.clone()
+            return regard.attend(**given), given[name]
+
+        return made
+
+    yield "query", of(query=QUERY)
+    yield "key", of(key=KEY)
+    yield "bias", of(bias=normal(9, 9))
+    yield "mask", of(mask=normal(9) > 0)
+    yield "sink-bias", of(sink_bias=normal(2))
+
+
+CHANGED = dict(changed_inputs())
+
+
+@pytest.mark.parametrize("part", [lambda m: m, lambda m: m[:1]], ids=["whole", "part"])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("made", CHANGED.values(), ids=CHANGED)
+def test_an_input_changed_in_place_is_noticed(
+    made: Callable, mode: Callable, part: Callable
+) -> None:
+    matrix, tensor = made()
+    matrix[..., 3]
+    asked = part(matrix)
+    with mode():
+        before = asked[..., 1:5]
+        tensor.logical_not_() if tensor.dtype == torch.bool else tensor.mul_(2).add_(1)
+        after = asked[..., 1:5]
+    assert not torch.equal(before, after)
+    oracle.assert_close(after, asked.to(torch.float64).to_dense()[..., 1:5], TIGHT)
+
+
+def test_inputs_of_inference_mode_are_never_trusted_to_stay() -> None:
+    with torch.inference_mode():
+        query = QUERY.clone()
+        matrix = regard.attend(query, KEY)
+        matrix[..., 3]
+        query.mul_(2)
+        oracle.assert_close(matrix[..., 3], matrix.to_dense()[..., 3], TIGHT)
+
+
+def test_what_was_asked_in_inference_mode_can_be_added_to_outside() -> None:
+    matrix = regard.attend(QUERY, KEY)
+    with torch.inference_mode():
+        matrix[0, :, 3]
+    oracle.assert_close(matrix[..., 3], matrix.to_dense()[..., 3], TIGHT)
+
+
+def test_a_column_keeps_its_whole_gradient_when_the_rows_are_known() -> None:
+    def column(query: Tensor, key: Tensor) -> Tensor:
+        matrix = regard.attend(query, key, mask=regard.Causal())
+        with torch.no_grad():
+            matrix[..., 1]
+        return matrix[..., 1]
+
+    leaves = [normal(3, 2).double(), normal(4, 2).double()]
+    assert torch.autograd.gradcheck(column, [leaf.requires_grad_() for leaf in leaves])
+
+
+def test_columns_of_a_detached_matrix_have_no_gradient() -> None:
+    matrix = regard.attend(QUERY.clone().requires_grad_(), KEY)
+    assert matrix[..., 3].requires_grad
+    assert not matrix.detach()[..., 3].requires_grad
+
+
+def test_a_few_rows_are_the_same_to_the_bit_whatever_was_asked_before() -> None:
+    fresh, asked = regard.attend(QUERY, KEY), regard.attend(QUERY, KEY)
+    asked[..., 3]
+    assert torch.equal(fresh[:, 4, 3], asked[:, 4, 3])

@@ -1,0 +1,446 @@
+"""What server and notebook answer the page: exact numbers of every kind of matrix, at any scale."""
+
+import doctest
+import threading
+from collections.abc import Callable, Sequence
+from itertools import pairwise, product
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+import oracle
+import regard
+from cases import CASES, Case, parametrised
+from oracle import assert_close
+from regard.view.tiles import page_answers as answers_module
+from regard.view.tiles import pyramid, query_steps, strips
+from regard.view.tiles.page_answers import Answers, Gone, Progress, Which
+from regard.view.tiles.pyramid import Place, highest_level
+from regard.view.tiles.query_steps import KeysAsked
+
+
+@pytest.fixture(params=["at once", "in the background"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways to an answer: small heads at once, and long ones with a pass beside them.
+
+    Tiles are so small that even a small head has several levels, of which some are added up.
+    """
+    monkeypatch.setattr(pyramid, "TILE", 16)
+    monkeypatch.setattr(pyramid, "_FIRST_BASE", 1)
+    if request.param == "in the background":
+        long_heads(monkeypatch)
+    return request.param
+
+
+def long_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every head is a long one; a pass has many strips, of many parts."""
+    monkeypatch.setattr(pyramid, "AT_ONCE", 0)
+    monkeypatch.setattr(pyramid, "_STRIP_ROWS", 16)
+    monkeypatch.setattr(pyramid, "_ROWS", 8)
+    monkeypatch.setattr(strips, "PART", 2**7)
+
+
+def exact_heads(case: Case) -> tuple[Tensor, Tensor]:
+    """Scores and weights of the first sequence by the oracle, (num_heads, q_len, kv_len)."""
+    dense = case.dense(*map(oracle.double, case.inputs.of_scores))
+    size = dense.weights.shape[-3:] if dense.weights.ndim > 2 else (1, *dense.weights.shape)
+    first = (0,) * (dense.weights.ndim - 3)
+    return dense.scores.expand_as(dense.weights)[first].view(size), dense.weights[first].view(size)
+
+
+def budget(case: Case, exact: Tensor) -> float:
+    """What the oracle allows for a weight in float32."""
+    plain, scores = exact.float(), case.largest_score
+    return oracle.allowed_error(exact, plain, dtype=torch.float32, scores=scores)
+
+
+def cells(weights: Tensor, level: int) -> Tensor:
+    """The mean of each block of 2^level x 2^level weights, of what exists at the edges."""
+    size = 1 << level
+    rows = [part.mean(0) for part in weights.split(size, 0)]
+    blocks = [part.mean(-1) for part in torch.stack(rows).split(size, -1)]
+    return torch.stack(blocks, -1)
+
+
+def finished(answers: Answers, which: Which) -> None:
+    for _ in range(2000):
+        if answers.progress(which).done == 1:
+            return
+        threading.Event().wait(0.005)
+    raise AssertionError("the pass never came to its end")
+
+
+def recording(matrix: regard.AttentionMatrix, **more: object) -> regard.Recording:
+    return regard.Recording({"layer": matrix}, **more)
+
+
+def by_row(weights: Tensor) -> Tensor:
+    highest = weights.amax(-1, keepdim=True)
+    return weights / torch.where(highest > 0, highest, 1)
+
+
+# Every kind of matrix
+
+
+@parametrised(CASES)
+def test_rows_and_columns_and_tiles_are_the_matrix_s(case: Case, way: str) -> None:
+    scores, weights = exact_heads(case)
+    with Answers(recording(case.matrix(*case.inputs.of_scores))) as answers:
+        for head in {0, len(weights) - 1}:
+            which, exact = Which(0, head), weights[head]
+            within = budget(case, exact)
+            query, key = exact.shape[0] // 2, exact.shape[1] // 3
+            row = answers.row(which, query)
+            assert_close(row.values, exact[query], within)
+            assert torch.equal(row.mask, scores[head, query] != -torch.inf)
+            assert_close(answers.column(which, key), exact[:, key], within)
+            finished(answers, which)
+            assert_tiles(answers, which, exact, within)
+
+
+def assert_tiles(
+    answers: Answers, which: Which, exact: Tensor, within: float, divided: bool = False
+) -> None:
+    """Every tile of every level is exact, and says so."""
+    for level in range(highest_level(exact.shape) + 1):
+        whole = cells(exact, level)
+        tiles = product(*(range(-(-n // pyramid.TILE)) for n in whole.shape))
+        for row, column in tiles:
+            tile = answers.tile(which, Place(level, row, column, divided))
+            down, across = (
+                slice(at * pyramid.TILE, (at + 1) * pyramid.TILE) for at in (row, column)
+            )
+            assert (tile.exact, tile.sampled) == (True, None)
+            assert_close(tile.values, whole[down, across], within)
+
+
+@parametrised([case for case in CASES if case.dtype == torch.float32 and case.sharp == 1])
+def test_hidden_sinks_are_set_aside_and_rows_sum_to_one(case: Case) -> None:
+    scores, _ = exact_heads(case)
+    allowed = torch.arange(scores.shape[-1]) > 0
+    exact = oracle.softmax(scores[0], allowed).weights
+    with Answers(recording(case.matrix(*case.inputs.of_scores))) as answers:
+        tile = answers.tile(Which(0, 0, hidden=True), Place(0, 0, 0))
+    within = budget(case, exact)
+    assert_close(tile.values, exact[:256, :256], within)
+
+
+KINDS: dict[str, Callable[[], regard.AttentionMatrix]] = {
+    "causal": lambda: attended(140, 140, mask=regard.Causal()),
+    "more keys": lambda: attended(60, 161, mask=regard.Causal()),
+    "fewer keys": lambda: attended(161, 18, mask=regard.Causal(align="top-left")),
+    "window": lambda: attended(140, 140, mask=regard.SlidingWindow(20, 3)),
+    "empty rows": lambda: attended(70, 70, mask=regard.Keep(torch.arange(70)[:, None] % 3 > 0)),
+    "sinks": lambda: attended(70, 70, sink_bias=torch.tensor([2.0])),
+    "scores": lambda: regard.AttentionMatrix.from_scores(torch.randn(1, 58, 62).tril()),
+    "weights": lambda: regard.AttentionMatrix.from_weights(torch.eye(70)[None]),
+    "bfloat16": lambda: attended(70, 70, dtype=torch.bfloat16),
+    "float64": lambda: attended(70, 70, dtype=torch.float64),
+}
+
+
+def attended(
+    q_len: int, kv_len: int, dtype: torch.dtype = torch.float32, **options: object
+) -> regard.AttentionMatrix:
+    generator = torch.Generator().manual_seed(q_len)
+    query, key = (torch.randn(1, n, 8, generator=generator).to(dtype) for n in (q_len, kv_len))
+    return regard.attend(query, key, **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("divided", [False, True], ids=["weights", "by row"])
+def test_tiles_of_every_level_are_means_of_blocks(kind: str, divided: bool, way: str) -> None:
+    matrix = KINDS[kind]()
+    exact = matrix.to(torch.float64).to_dense()[0]
+    exact = by_row(exact) if divided else exact
+    which = Which(0, 0)
+    with Answers(recording(matrix)) as answers:
+        finished(answers, which)
+        assert_tiles(answers, which, exact, 4e-6 * float(exact.max()), divided)
+
+
+def test_the_levels_of_a_whole_number_of_cells_are_the_library_s_pool(way: str) -> None:
+    matrix = attended(64, 32, mask=regard.Causal())
+    with Answers(recording(matrix)) as answers:
+        finished(answers, Which(0, 0))
+        tile = answers.tile(Which(0, 0), Place(2, 0, 0))
+    torch.testing.assert_close(tile.values, matrix.pool(16, 8)[0], rtol=1e-5, atol=1e-8)
+
+
+# A long head
+
+
+def test_until_the_pass_is_through_a_tile_is_a_sample_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    long_heads(monkeypatch)
+    matrix = attended(600, 600, mask=regard.Causal())
+    with Answers(recording(matrix)) as answers:
+        tile = answers.tile(Which(0, 0), Place(2, 0, 0))
+    exact = matrix.to_dense()[0]
+    middles = [(start + min(start + 4, 600)) // 2 for start in range(0, 600, 4)]
+    assert (tile.exact, tile.sampled) == (False, 4)
+    assert_close(tile.values, cells(exact[middles].repeat_interleave(4, 0), 2).double(), 1e-6)
+
+
+def test_a_long_column_waits_for_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    long_heads(monkeypatch)
+    matrix = attended(600, 600, mask=regard.Causal())
+    with Answers(recording(matrix)) as answers:
+        column = answers.column(Which(0, 0), 7)
+        assert answers.progress(Which(0, 0)).done == 1
+    torch.testing.assert_close(column, matrix[0, :, 7])
+
+
+def test_the_head_that_was_asked_for_last_is_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    long_heads(monkeypatch)
+    matrix = regard.attend(torch.randn(2, 900, 8), torch.randn(2, 900, 8))
+    with Answers(recording(matrix)) as answers:
+        assert answers.progress(Which(0, 0)) == Progress(0.0, None)
+        answers.column(Which(0, 1), 0)
+        assert answers.progress(Which(0, 1)) == Progress(1.0, 0.0)
+        assert answers.progress(Which(0, 0)).done < 1
+        finished(answers, Which(0, 0))
+
+
+def test_progress_rises_and_says_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    long_heads(monkeypatch)
+    seen: list[Progress] = []
+    with Answers(recording(attended(900, 900))) as answers:
+        while not seen or seen[-1].done < 1:
+            seen.append(answers.progress(Which(0, 0)))
+    dones = [each.done for each in seen]
+    assert dones == sorted(dones)
+    assert len(set(dones)) > 2
+    assert all(each.seconds is None or 0 <= each.seconds < 600 for each in seen)
+
+
+def test_a_pass_that_fails_is_told_to_whoever_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    long_heads(monkeypatch)
+    monkeypatch.setattr(pyramid, "sums", lambda *_: 1 / 0)
+    with Answers(recording(attended(300, 300))) as answers, pytest.raises(ZeroDivisionError):
+        answers.column(Which(0, 0), 0)
+
+
+def test_a_pass_that_failed_has_no_progress_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    long_heads(monkeypatch)
+    monkeypatch.setattr(pyramid, "sums", lambda *_: 1 / 0)
+    with Answers(recording(attended(300, 300))) as answers:
+        with pytest.raises(ZeroDivisionError):
+            answers.column(Which(0, 0), 0)
+        with pytest.raises(ZeroDivisionError):
+            answers.progress(Which(0, 0))
+
+
+def test_closing_ends_a_pass_and_who_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    long_heads(monkeypatch)
+    answers = Answers(recording(attended(3000, 3000)))
+    threading.Timer(0.05, answers.close).start()
+    with pytest.raises(Gone):
+        answers.column(Which(0, 0), 0)
+    answers.close()
+    assert "regard" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_memory_is_bounded_by_letting_go_of_what_was_looked_at_first() -> None:
+    matrix = regard.attend(torch.randn(5, 300, 8), torch.randn(5, 300, 8))
+    one = pyramid.Pyramid(strips.HeadScores.of(matrix[0])).nbytes
+    with Answers(recording(matrix), limit=2 * one) as answers:
+        for head in range(5):
+            answers.tile(Which(0, head), Place(1, 0, 0))
+        assert answers.held <= 2 * one
+        exact = matrix[0].to_dense()[:256, :256]
+        torch.testing.assert_close(answers.tile(Which(0, 0), Place(0, 0, 0)).values, exact)
+
+
+# Steps, segments, heads
+
+
+@parametrised([case for case in CASES if case.dtype == torch.float32 and case.sharp == 1])
+def test_steps_are_those_of_the_library(case: Case) -> None:
+    matrix = case.matrix(*case.inputs.of_scores)
+    with Answers(recording(matrix)) as answers:
+        query = matrix.shape[-2] // 2
+        steps = answers.steps(Which(0, 0), query, KeysAsked("position", 0, 7))
+    one = matrix[(0,) * (matrix.ndim - 2)]
+    table = regard.steps(one, query, most=matrix.shape[-1]).table
+    names = {"query·key": "dot"} | {
+        name: name for name in ("scaled", "biased", "modified", "capped", "score", "weight")
+    }
+    for name, field in names.items():
+        told = [getattr(step, field) for step in steps.rows]
+        if name in table.names:
+            assert_close(numbers(told), numbers(table[name][: len(told)]), 1e-5)
+    assert [step.key for step in steps.rows] == list(range(len(steps.rows)))
+    assert steps.keys == matrix.shape[-1]
+    assert steps.total == pytest.approx(float(one[query].sum()), abs=1e-5)
+
+
+def numbers(cells: Sequence[float | None]) -> Tensor:
+    return torch.tensor([-torch.inf if cell is None else cell for cell in cells])
+
+
+def test_the_strongest_keys_come_first_and_equal_ones_in_order() -> None:
+    weights = torch.tensor([[[0.1, 0.4, 0.1, 0.4]]])
+    with Answers(recording(regard.AttentionMatrix.from_weights(weights))) as answers:
+        steps = answers.steps(Which(0, 0), 0, KeysAsked("weight", 1, 2))
+    assert [step.key for step in steps.rows] == [3, 0]
+    assert (steps.vector, steps.logsumexp, steps.rows[0].score) == (None, None, None)
+
+
+def test_steps_count_what_is_set_aside_as_masked() -> None:
+    with Answers(recording(attended(9, 9, mask=regard.Causal()))) as answers:
+        steps = answers.steps(Which(0, 0, hidden=True), 4, KeysAsked("position", 0, 9))
+    assert [step.allowed for step in steps.rows] == [False, *[True] * 4, *[False] * 4]
+    assert (steps.masked, steps.allowed, steps.rows[0].score) == (True, 4, None)
+    assert steps.total == pytest.approx(1)
+
+
+def tokens(count: int) -> list[regard.Token]:
+    return [regard.Token(f" {place}", special=place in (0, 5)) for place in range(count)]
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["all", "hidden"])
+def test_segments_are_those_of_the_recording(hidden: bool, way: str) -> None:
+    matrices = {name: regard.attend(*torch.randn(2, 1, 3, 12, 4)) for name in "ab"}
+    seen = regard.Recording(matrices, query_tokens=tokens(12))
+    queries, keys = [(0, 4), (4, 12)], [(0, 3), (3, 6), (6, 12)]
+    with Answers(seen) as answers:
+        shares = answers.segments(Which(1, 2, hidden), queries, keys)
+    named = ({str(span): span for span in spans} for spans in (keys, queries))
+    expected = regard.segment_shares(seen, next(named), queries=next(named), sinks=not hidden)
+    torch.testing.assert_close(shares, expected.weights[1, 2])
+
+
+def parts(tokens: int, edges: Sequence[float]) -> list[tuple[int, int]]:
+    """Parts between these shares of a text, every third left out."""
+    places = sorted({round(edge * tokens) for edge in edges})
+    return [span for place, span in enumerate(pairwise(places)) if place % 3 != 2]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("hidden", [False, True], ids=["all", "hidden"])
+def test_segments_of_a_long_head_are_sums_of_weights(
+    kind: str, hidden: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long_heads(monkeypatch)
+    monkeypatch.setattr(pyramid, "_FIRST_BASE", 3)
+    matrix = KINDS[kind]()
+    q_len, kv_len = matrix.shape[-2:]
+    queries, keys = parts(q_len, (0, 0.11, 0.5, 0.6, 1)), parts(kv_len, (0.02, 0.3, 0.33, 0.9, 1))
+    with Answers(recording(matrix)) as answers:
+        shares = answers.segments(Which(0, 0, hidden), queries, keys)
+    double = matrix.to(torch.float64)
+    weights = double.to_dense()[0]
+    if hidden:
+        weights = oracle.softmax(double.scores.to_dense()[0], torch.arange(kv_len) > 0).weights
+    some = (weights > 0).any(-1) if hidden else torch.ones(q_len, dtype=torch.bool)
+    expected = [
+        [weights[a:b, c:d].sum() / max(1, int(some[a:b].sum())) for c, d in keys]
+        for a, b in queries
+    ]
+    torch.testing.assert_close(shares, torch.tensor(expected).float(), rtol=1e-5, atol=1e-7)
+
+
+def test_hidden_sinks_are_the_first_key_and_special_tokens() -> None:
+    seen = recording(attended(12, 12), query_tokens=tokens(12))
+    with Answers(seen) as answers:
+        mask = answers.row(Which(0, 0, hidden=True), 3).mask
+    assert mask.tolist() == [place not in (0, 5) for place in range(12)]
+
+
+def test_heads_are_those_of_the_library() -> None:
+    seen = recording(attended(12, 12), query_tokens=tokens(12))
+    with Answers(seen) as answers:
+        assert [head.kind for head in answers.heads()] == list(regard.heads(seen)["kind"])
+
+
+def test_a_layer_that_is_not_numbers_leaves_the_others_their_kinds() -> None:
+    wrong = regard.AttentionMatrix.from_weights(torch.full((1, 2, 12, 12), torch.nan))
+    seen = regard.Recording({"wrong": wrong, "right": attended(12, 12)})
+    with Answers(seen) as answers:
+        first, second, *right = answers.heads()
+    assert (first, second) == (None, None)
+    assert [head and (head.layer, head.kind) for head in right] == [
+        (1, kind) for kind in regard.heads(regard.Recording({"right": seen[1]}))["kind"]
+    ]
+
+
+def test_the_kinds_of_heads_wait_for_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    long_heads(monkeypatch)
+    with Answers(recording(attended(600, 600))) as answers:
+        answers.progress(Which(0, 0))
+        answers.heads()
+        assert answers.progress(Which(0, 0)).done == 1
+
+
+# What cannot be answered
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        pytest.param(
+            lambda it: it.row(Which(1, 0), 0), "layer is 1; it must be from 0 to 0.", id="layer"
+        ),
+        pytest.param(
+            lambda it: it.row(Which(0, 2), 0), "head is 2; it must be from 0 to 1.", id="head"
+        ),
+        pytest.param(
+            lambda it: it.row(Which(0, -1), 0), "head is -1; it must be from 0 to 1.", id="-1"
+        ),
+        pytest.param(
+            lambda it: it.row(Which(0, 0), 300),
+            "query is 300; it must be from 0 to 299.",
+            id="query",
+        ),
+        pytest.param(
+            lambda it: it.column(Which(0, 0), 400),
+            "key is 400; it must be from 0 to 399.",
+            id="key",
+        ),
+        pytest.param(
+            lambda it: it.tile(Which(0, 0), Place(2, 0, 0)),
+            "level is 2; it must be from 0 to 1.",
+            id="level",
+        ),
+        pytest.param(
+            lambda it: it.tile(Which(0, 0), Place(0, 2, 0)),
+            "row is 2; it must be from 0 to 1.",
+            id="row",
+        ),
+        pytest.param(
+            lambda it: it.tile(Which(0, 0), Place(1, 0, 1)),
+            "column is 1; it must be from 0 to 0.",
+            id="column",
+        ),
+        pytest.param(
+            lambda it: it.steps(Which(0, 0), 300, KeysAsked("weight", 0, 1)),
+            "query is 300; it must be from 0 to 299.",
+            id="steps",
+        ),
+        pytest.param(
+            lambda it: it.segments(Which(0, 5), [(0, 1)], [(0, 1)]),
+            "head is 5; it must be from 0 to 1.",
+            id="segments",
+        ),
+    ],
+)
+def test_a_wrong_question_is_told_in_a_sentence(
+    ask: Callable[[Answers], object], message: str
+) -> None:
+    matrix = regard.attend(torch.zeros(2, 300, 4), torch.zeros(2, 400, 4))
+    with Answers(recording(matrix)) as answers, pytest.raises((IndexError, ValueError)) as error:
+        ask(answers)
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    "module", [answers_module, pyramid, query_steps, strips], ids=lambda module: module.__name__
+)
+def test_the_examples_give_what_they_say(module: ModuleType) -> None:
+    failed, tried = doctest.testmod(module)
+    assert failed == 0
+    assert tried > 0

@@ -1,0 +1,500 @@
+"""The page as a file: what is in it, how large it is, and that writing it is safe."""
+
+import base64
+import hashlib
+import json
+import os
+import re
+import zlib
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import regard
+from regard.view.export import page_file
+from regard.view.export import page_template as template
+from regard.view.export.page_file import write_page
+from regard.view.tiles.mask_intervals import intervals
+
+HOSTILE = [
+    "<script>document.title = 'pwned'</script>",
+    " </script><!--",
+    " \u202eevil",
+    "\x00",
+    " {{code}}",
+    " \u2028\ud800",
+]
+
+
+class Blocks(HTMLParser):
+    """The text of every script element, by id, and the policy."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.scripts: dict[str, str] = {}
+        self.style = ""
+        self.policy = ""
+        self.inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        if found.get("http-equiv") == "Content-Security-Policy":
+            self.policy = found["content"] or ""
+        self.inside = (found.get("id") or "") if tag == "script" else tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self.inside == "style":
+            self.style += data
+        elif self.inside:
+            self.scripts[self.inside] = self.scripts.get(self.inside, "") + data
+
+
+def recorded(
+    *,
+    layers: int = 1,
+    heads: int = 2,
+    kv_heads: int = 2,
+    tokens: int = 7,
+    dim: int = 4,
+    **options: Any,
+) -> regard.Recording:
+    torch.manual_seed(0)
+    matrices: dict[str, regard.AttentionMatrix] = {}
+    for layer in range(layers):
+        query = torch.randn(1, heads, tokens, dim)
+        key = torch.randn(1, kv_heads, tokens, dim)
+        matrices[f"layer.{layer}"] = regard.attend(query, key, **options)
+    return regard.Recording(matrices, model="a model")
+
+
+def blocks_of(recording: regard.Recording, folder: Path, **options: Any) -> Blocks:
+    return Blocks(write_page(recording, folder / "page.html", **options).read_text())
+
+
+def layers_of(blocks: Blocks) -> list[dict[str, Any]]:
+    return json.loads(blocks.scripts["recording"])["layers"]
+
+
+def numbers_of(blocks: Blocks) -> dict[str, str]:
+    return {name[8:]: text for name, text in blocks.scripts.items() if name[:8] == "layer-0-"}
+
+
+def unpacked(text: str, dtype: torch.dtype) -> torch.Tensor:
+    planes = torch.frombuffer(bytearray(zlib.decompress(base64.b64decode(text))), dtype=torch.uint8)
+    width = dtype.itemsize
+    return planes.reshape(width, -1).T.contiguous().view(dtype).flatten()
+
+
+def test_query_and_key_are_in_the_file_bit_for_bit(tmp_path: Path) -> None:
+    recording = recorded(heads=4, kv_heads=2)
+    block = numbers_of(blocks_of(recording, tmp_path))
+    source = recording[0].source
+    assert torch.equal(unpacked(block["query"], torch.float32), source.query.flatten())  # pyright: ignore
+    assert torch.equal(unpacked(block["key"], torch.float32), source.key.flatten())  # pyright: ignore
+
+
+def test_twelve_heads_of_256_tokens_take_less_than_a_megabyte(tmp_path: Path) -> None:
+    recording = recorded(heads=12, kv_heads=12, tokens=256, dim=32)
+    path = write_page(recording, tmp_path / "page.html")
+    assert path.stat().st_size < 1_000_000
+    assert layers_of(Blocks(path.read_text()))[0]["dtype"] == "float24"
+
+
+@pytest.mark.parametrize(
+    ("mask", "spans"),
+    [
+        pytest.param(regard.Causal(), [[0, 1], [0, 2], [0, 3], [0, 4]], id="causal"),
+        pytest.param(regard.SlidingWindow(1, 0), [[0, 1], [0, 2], [1, 3], [2, 4]], id="window"),
+        pytest.param(regard.Padding([3]), [[0, 3]] * 4, id="padding"),
+        pytest.param(
+            regard.Causal() & regard.Padding([2]), [[0, 1], [0, 2], [0, 2], [0, 2]], id="both"
+        ),
+        pytest.param(
+            regard.Keep(
+                torch.tensor([[True] * 4, [False] * 4, [False, True, True, False], [True] * 4])
+            ),
+            [[0, 4], [0, 0], [1, 3], [0, 4]],
+            id="a row with no key",
+        ),
+    ],
+)
+def test_a_mask_is_stored_as_one_interval_for_each_row(
+    mask: regard.Mask, spans: list[list[int]], tmp_path: Path
+) -> None:
+    blocks = blocks_of(recorded(tokens=4, mask=mask), tmp_path)
+    (layer,) = layers_of(blocks)
+    assert (layer["kind"], layer["span_heads"]) == ("query-key", 1)
+    stored = unpacked(numbers_of(blocks)["spans"], torch.int32)
+    assert stored.reshape(-1, 2).tolist() == spans
+
+
+CAUSAL = regard.Causal()
+THREE = [[True] * 13, [True] * 5 + [False] * 8, [False] * 13]
+
+
+@pytest.mark.parametrize("q_len", [13, 5], ids=["square", "more keys than queries"])
+@pytest.mark.parametrize(
+    "mask",
+    [
+        pytest.param(CAUSAL, id="causal"),
+        pytest.param(CAUSAL & regard.SlidingWindow(4, 0), id="causal window"),
+        pytest.param(CAUSAL & regard.Padding(6), id="causal padding"),
+        pytest.param(regard.PrefixLM(5), id="a prefix"),
+        pytest.param(regard.Documents([0] * 4 + [1] * 3 + [2] * 6), id="documents"),
+        pytest.param(regard.Keep(torch.tensor(THREE)[:, None]), id="other keys for each head"),
+    ],
+)
+def test_the_interval_of_a_row_is_its_allowed_keys(mask: regard.Mask, q_len: int) -> None:
+    matrix = regard.attend(torch.ones(3, q_len, 2), torch.ones(3, 13, 2), mask=mask)
+    found = intervals(matrix)
+    assert isinstance(found, torch.Tensor)
+    keys = torch.arange(13)
+    inside = (keys >= found[..., :1]) & (keys < found[..., 1:])
+    assert matrix.mask is not None
+    assert torch.equal(inside.expand(3, -1, -1), matrix.mask.to_dense().expand(3, -1, -1))
+
+
+def test_a_mask_that_allows_everything_costs_nothing(tmp_path: Path) -> None:
+    assert "spans" not in numbers_of(blocks_of(recorded(mask=regard.Padding([7])), tmp_path))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"bias": torch.linspace(-1, 1, 49).reshape(7, 7)}, id="a bias"),
+        pytest.param({"softcap": 0.5}, id="a softcap"),
+        pytest.param(
+            {"mask": torch.eye(7, dtype=torch.bool).roll(1, 0) | torch.eye(7).bool()}, id="gaps"
+        ),
+    ],
+)
+def test_what_query_and_key_cannot_say_is_stored_as_weights(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    recording = recorded(**options)
+    blocks = blocks_of(recording, tmp_path)
+    assert layers_of(blocks)[0]["kind"] == "weights"
+    stored = unpacked(numbers_of(blocks)["weights"], torch.float32)
+    assert torch.equal(stored, recording[0].to_dense().flatten())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_weights_of_any_dtype_are_stored_in_float32(dtype: torch.dtype, tmp_path: Path) -> None:
+    (matrix,) = recorded(sink_bias=torch.tensor([0.5, 1.0])).values()
+    blocks = blocks_of(regard.Recording({"layer": matrix.to(dtype)}), tmp_path)
+    assert layers_of(blocks)[0]["deviation"] == 0
+    stored = unpacked(numbers_of(blocks)["weights"], torch.float32)
+    exact = matrix.to(dtype).to(torch.float64).to_dense().flatten()
+    torch.testing.assert_close(stored.double(), exact, rtol=2e-6, atol=0)
+
+
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_the_shortest_texts_have_a_page(tokens: int, tmp_path: Path) -> None:
+    blocks = blocks_of(recorded(heads=1, kv_heads=1, tokens=tokens), tmp_path)
+    assert len(unpacked(numbers_of(blocks)["rows"], torch.float32)) == 4 * tokens
+
+
+def test_a_matrix_without_head_axis_is_one_head(tmp_path: Path) -> None:
+    recording = regard.Recording({"layer": regard.attend(torch.randn(3, 2), torch.randn(5, 2))})
+    (layer,) = layers_of(blocks_of(recording, tmp_path))
+    assert [layer[name] for name in ("num_heads", "q_len", "kv_len")] == [1, 3, 5]
+
+
+def test_a_masked_matrix_without_head_axis_keeps_its_mask(tmp_path: Path) -> None:
+    x = torch.randn(3, 2)
+    mask = regard.Causal() & regard.Padding(2) & torch.ones(3, 3, dtype=torch.bool)
+    recording = regard.Recording({"layer": regard.attend(x, x, mask=mask)})
+    stored = unpacked(numbers_of(blocks_of(recording, tmp_path))["spans"], torch.int32)
+    assert stored.reshape(-1, 2).tolist() == [[0, 1], [0, 2], [0, 2]]
+
+
+def test_of_a_batch_the_first_sequence_is_shown_and_the_page_is_told(tmp_path: Path) -> None:
+    query, key = torch.randn(3, 2, 5, 4), torch.randn(3, 2, 5, 4)
+    recording = regard.Recording(
+        {"layer": regard.attend(query, key, mask=regard.Padding([4, 5, 5]))}
+    )
+    blocks = blocks_of(recording, tmp_path)
+    assert json.loads(blocks.scripts["recording"])["batch"] == 3
+    block = numbers_of(blocks)
+    assert torch.equal(unpacked(block["query"], torch.float32), query[0].flatten())
+    assert unpacked(block["spans"], torch.int32).tolist() == [0, 4] * 5
+
+
+def bits_24(text: str) -> torch.Tensor:
+    planes = torch.frombuffer(bytearray(zlib.decompress(base64.b64decode(text))), dtype=torch.uint8)
+    kept = planes.reshape(3, -1).T
+    return torch.cat((torch.zeros_like(kept[:, :1]), kept), 1).view(torch.float32).flatten()
+
+
+def bits_16(text: str) -> torch.Tensor:
+    return unpacked(text, torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "limits", "read", "most"),
+    [
+        pytest.param("float24", {"FULL_PRECISION": 10}, bits_24, 1e-4, id="24 bits"),
+        pytest.param(
+            "float16",
+            {"FULL_PRECISION": 10, "NEARLY_FULL_PRECISION": 10},
+            bits_16,
+            0.01,
+            id="16 bits",
+        ),
+    ],
+)
+def test_numbers_of_fewer_bits_say_how_far_weights_may_be_off(
+    dtype: str,
+    limits: dict[str, int],
+    read: Callable[[str], torch.Tensor],
+    most: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, limit in limits.items():
+        monkeypatch.setattr(page_file, name, limit)
+    recording = recorded(tokens=40, dim=16)
+    blocks = blocks_of(recording, tmp_path)
+    (layer,) = layers_of(blocks)
+    block = numbers_of(blocks)
+    query, key = (read(block[name]).double().reshape(2, 40, 16) for name in ("query", "key"))
+    weights = torch.softmax(layer["scale"] * query @ key.mT, dim=-1)
+    worst = float((weights - recording[0][0].to_dense().double()).abs().max())
+    assert layer["dtype"] == dtype
+    # Every row of 40 is sampled, in float32.
+    assert layer["deviation"] == pytest.approx(worst, rel=0.1)
+    assert 0 < worst < most
+
+
+@pytest.mark.parametrize("limit", [10, 8 * 2**20], ids=["16 bits", "24 bits"])
+def test_fewer_bits_neither_overflow_nor_underflow(
+    limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_file, "FULL_PRECISION", 10)
+    monkeypatch.setattr(page_file, "NEARLY_FULL_PRECISION", limit)
+    query, key = torch.randn(2, 9, 4) * 1e6, torch.randn(2, 9, 4) * 1e-7
+    recording = regard.Recording({"layer": regard.attend(query, key, scale=10.0)})
+    (layer,) = layers_of(blocks_of(recording, tmp_path))
+    assert layer["deviation"] < 0.01
+
+
+def test_layers_of_which_nothing_else_fits_keep_their_small_map(tmp_path: Path) -> None:
+    recording = recorded(layers=2, tokens=64, dim=32)
+    blocks = blocks_of(recording, tmp_path, limit=15_000)
+    assert [layer["kind"] for layer in layers_of(blocks)] == ["pyramid", "map"]
+    assert not any(name.startswith("layer-1") for name in blocks.scripts)
+    assert layers_of(blocks)[1]["overview"]["rows"] == 32
+
+
+def test_the_layers_one_asks_for_are_held_in_full(tmp_path: Path) -> None:
+    recording = recorded(layers=4)
+    blocks = blocks_of(recording, tmp_path, layers=["layer.1", -1])
+    assert [layer["kind"] == "query-key" for layer in layers_of(blocks)] == [
+        False,
+        True,
+        False,
+        True,
+    ]
+
+
+def test_a_pipe_is_no_file_to_replace(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    message = (
+        f"path has {str(pipe)!r}, which cannot be written (it is a device, a pipe or the like); "
+        "nothing was changed.\n    Name a file in a folder that exists and that you may write to."
+    )
+    with pytest.raises(OSError, match=f"^{re.escape(message)}$"):
+        write_page(recorded(), pipe)
+    assert pipe.is_fifo()
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_a_layer_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(IndexError, match="layer is 9"):
+        write_page(recorded(), tmp_path / "page.html", layers=[9])
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_small_map_is_the_pooled_matrix_in_steps(tmp_path: Path) -> None:
+    recording = recorded(tokens=70)
+    small = layers_of(blocks_of(recording, tmp_path))[0]["overview"]
+    levels = torch.frombuffer(bytearray(base64.b64decode(small["levels"])), dtype=torch.uint8)
+    means = small["maximum"] * (levels.double() / 254) ** 2
+    expected = recording[0][0].pool(32, 32).double().flatten()
+    step = small["maximum"] * 2 / 254
+    assert torch.allclose(means, expected, atol=step / 2, rtol=0)
+
+
+def test_the_kinds_of_the_heads_are_those_of_the_recording(tmp_path: Path) -> None:
+    recording = recorded(layers=2, heads=3, kv_heads=3, mask=regard.Causal())
+    layers = layers_of(blocks_of(recording, tmp_path))
+    shown = [head for layer in layers for head in layer["heads"]]
+    table = regard.heads(recording)
+    assert [head["kind"] for head in shown] == list(table["kind"])
+    assert [head["entropy"] for head in shown] == [round(x, 4) for x in table["uniform"]]
+
+
+def test_the_kinds_of_a_batch_are_those_of_all_its_sequences(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    query, key = torch.randn(2, 3, 2, 7, 4) * 3
+    recording = regard.Recording({"layer": regard.attend(query, key, mask=regard.Causal())})
+    (layer,) = layers_of(blocks_of(recording, tmp_path))
+    assert [head["entropy"] for head in layer["heads"]] == [
+        round(value, 4) for value in regard.heads(recording)["uniform"]
+    ]
+
+
+def test_the_kinds_of_numbers_of_16_bits_are_within_a_thousandth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_file, "FULL_PRECISION", 10)
+    monkeypatch.setattr(page_file, "NEARLY_FULL_PRECISION", 10)
+    recording = recorded(heads=3, kv_heads=3, tokens=40, mask=regard.Causal())
+    (layer,) = layers_of(blocks_of(recording, tmp_path))
+    shown = [head["entropy"] for head in layer["heads"]]
+    assert shown == pytest.approx(list(regard.heads(recording)["uniform"]), abs=1e-3)
+
+
+def test_only_layers_with_weights_that_are_no_numbers_have_no_kinds(tmp_path: Path) -> None:
+    weights = torch.full((1, 2, 3, 3), torch.nan)
+    whole = recorded(tokens=3)
+    layers = {"wrong": regard.AttentionMatrix.from_weights(weights), "layer": whole[0]}
+    wrong, right = layers_of(blocks_of(regard.Recording(layers), tmp_path))
+    assert wrong["heads"] == [None, None]
+    assert [head["kind"] for head in right["heads"]] == list(regard.heads(whole)["kind"])
+
+
+def test_hostile_tokens_stay_inside_their_json(tmp_path: Path) -> None:
+    recording = recorded(tokens=len(HOSTILE)).with_tokens(regard.Token(text) for text in HOSTILE)
+    text = write_page(recording, tmp_path / "page.html", title="</title><b>").read_text()
+    blocks = Blocks(text)
+    assert text.isascii()
+    assert json.loads(blocks.scripts["recording"])["query_tokens"]["texts"] == HOSTILE
+    for name, block in blocks.scripts.items():
+        assert name == "code" or not re.search("[<>&\u2028\u2029]", block)
+
+
+def test_the_policy_allows_this_code_this_style_and_nothing_else(tmp_path: Path) -> None:
+    blocks = blocks_of(recorded(), tmp_path)
+
+    def digest(text: str) -> str:
+        return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+    assert blocks.policy.split("; ") == [
+        "default-src 'none'",
+        f"script-src 'sha256-{digest(blocks.scripts['code'])}'",
+        f"style-src 'sha256-{digest(blocks.style)}'",
+        "worker-src blob:",
+        "connect-src 'none'",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
+
+
+def test_an_empty_recording_makes_no_page(tmp_path: Path) -> None:
+    with pytest.raises(
+        regard.RegardError, match="recording has no layers; a page needs at least one"
+    ):
+        write_page(regard.Recording({}), tmp_path / "page.html")
+
+
+@pytest.mark.parametrize(
+    "name", ["missing/page.html", "folder"], ids=["no such folder", "a folder"]
+)
+def test_a_path_that_cannot_be_written_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match=r"which cannot be written \(.+\); nothing was changed"):
+        write_page(recorded(), tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_when_writing_fails_the_old_file_stays_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_page(recorded(), tmp_path / "page.html")
+    old = path.read_bytes()
+
+    def full(data: list[str]) -> list[str]:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(page_file, "filled_template", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        write_page(recorded(layers=3), path)
+    assert path.read_bytes() == old
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_new_file_has_the_usual_permissions_and_links_are_followed(tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    plain.touch()
+    link = tmp_path / "link.html"
+    link.symlink_to(tmp_path / "page.html")
+    write_page(recorded(), link)
+    assert link.is_symlink()
+    assert (tmp_path / "page.html").stat().st_mode == plain.stat().st_mode
+
+
+def test_progress_counts_the_rows_of_each_head(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    write_page(recorded(layers=3), tmp_path / "page.html", progress=lambda *at: seen.append(at))
+    assert seen == [(2 * 7 * layer, 42) for layer in (1, 2, 3)]
+
+
+def test_progress_is_told_within_a_long_layer(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    recording = recorded(heads=1, kv_heads=1, tokens=1100)
+    write_page(recording, tmp_path / "page.html", progress=lambda *at: seen.append(at))
+    assert len(seen) > 5
+    assert seen == sorted(seen)
+    assert seen[-1] == (1100, 1100)
+
+
+def test_progress_of_a_batch_counts_the_kinds_of_every_sequence(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    query, key = torch.randn(2, 3, 2, 7, 4)
+    recording = regard.Recording({"layer": regard.attend(query, key)})
+    write_page(recording, tmp_path / "page.html", progress=lambda *at: seen.append(at))
+    assert seen == [(14, 56), (56, 56)]
+
+
+def test_a_module_that_breaks_the_rule_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        template, "_source", lambda name: "export { a };\n" if name == "main.js" else ""
+    )
+    with pytest.raises(
+        regard.RegardError, match=r"main\.js has an import or export in another form"
+    ):
+        template._script()
+
+
+def test_an_import_of_what_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = {
+        "main.js": 'import { a, b } from "./other.js";\n',
+        "other.js": "export const a = 1;\n",
+    }
+    monkeypatch.setattr(template, "_source", modules.__getitem__)
+    with pytest.raises(regard.RegardError, match=r"main\.js imports 'b', which other\.js has not"):
+        template._script()
+
+
+def test_letters_are_escaped_so_that_every_expression_reads_them_alike() -> None:
+    assert template._escaped("…", "flow.js") == "\\u2026"
+    assert template._escaped("😀", "flow.js") == "\\ud83d\\ude00"
+
+
+def test_every_module_of_the_page_is_joined() -> None:
+    folder = Path(page_file.__file__).parent.parent / "web"
+    script = template._script()
+    apart = {
+        path.stem for path in folder.glob("*.js") if f"const module_{path.stem} = " not in script
+    }
+    assert apart == {"widget"}  # what a notebook runs around the page

@@ -1,0 +1,267 @@
+"""What a page holds of layers too large for it: block means, strong keys, and which gets what."""
+
+import base64
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_file import Blocks, blocks_of, layers_of, numbers_of, unpacked
+from torch import Tensor
+
+import regard
+from regard.view.export import complete_layer as whole
+from regard.view.export.page_file import write_page
+from regard.view.export.summarised_layer import (
+    BlockMeans,
+    Held,
+    block_of,
+    held,
+    levels_of,
+    most_bytes,
+    questions_of_held,
+)
+from regard.view.tiles.layer_survey import Tally, swept
+
+MASKS = {
+    "no mask": None,
+    "causal": regard.Causal(),
+    "window": regard.SlidingWindow(3, 1),
+    "documents": regard.Documents([0] * 4 + [1] * 3 + [2] * 6),
+    "gaps": regard.Keep(torch.arange(13 * 13).reshape(13, 13) % 3 != 1),
+}
+
+
+def matrix_of(
+    mask: regard.Mask | None = None, tokens: int = 13, **more: Any
+) -> regard.AttentionMatrix:
+    torch.manual_seed(5)
+    query, key = torch.randn(2, 2, tokens, 4) * 2
+    return regard.attend(query, key, mask=mask, **more)
+
+
+def aligned_means(weights: Tensor, size: int) -> Tensor:
+    """(num_heads, rows, columns) of a dense matrix, in float64."""
+    down, across = (range(0, length, size) for length in weights.shape[-2:])
+    means = [
+        weights[:, i : i + size, j : j + size].double().mean((1, 2)) for i in down for j in across
+    ]
+    return torch.stack(means, -1).reshape(-1, len(down), len(across))
+
+
+def found_of(matrix: regard.AttentionMatrix, *, strongest: bool) -> Held:
+    asked = questions_of_held(matrix.shape, strongest=strongest)
+    return held(matrix, swept(matrix, asked, Tally(0, None)))
+
+
+def read(levels: Tensor, maximum: float, octaves: float) -> Tensor:
+    """Means as the page reads them."""
+    means = maximum * 2 ** (-octaves * (254 - levels.double()) / 253)
+    return means.masked_fill(levels == 0, 0).masked_fill(levels == 255, torch.nan)
+
+
+def means_in(found: Held) -> Tensor:
+    packed = base64.b64decode(found.pyramid["levels"])
+    levels = torch.frombuffer(bytearray(zlib.decompress(packed)), dtype=torch.uint8)
+    return read(levels, found.maximum, found.octaves)
+
+
+@pytest.mark.parametrize("size", [1, 4, 16])
+@pytest.mark.parametrize("mask", [pytest.param(mask, id=name) for name, mask in MASKS.items()])
+def test_block_means_are_aligned_to_the_first_token(mask: regard.Mask | None, size: int) -> None:
+    matrix = matrix_of(mask)
+    found = matrix.reduce(BlockMeans(size))
+    expected = aligned_means(matrix.to_dense(), size)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_block_means_of_fewer_queries_than_keys_stop_at_both_edges() -> None:
+    torch.manual_seed(1)
+    matrix = regard.attend(torch.randn(3, 5, 4), torch.randn(3, 13, 4), mask=regard.Causal())
+    found = matrix.reduce(BlockMeans(4))
+    expected = aligned_means(matrix.to_dense(), 4)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pytest.param([0.0, 1e-6, 3e-4, 0.02, 0.5], id="far apart"),
+        pytest.param([0.25, 0.25], id="all the same"),
+        pytest.param([0.0, 0.0], id="nothing"),
+        pytest.param([0.0, 0.3], id="one"),
+    ],
+)
+def test_a_byte_is_within_its_error_of_the_mean(values: list[float]) -> None:
+    means = torch.tensor(values, dtype=torch.float64)
+    levels, maximum, octaves = levels_of(means)
+    error = (read(levels, maximum, octaves) - means).abs()
+    assert torch.equal(levels == 0, means == 0)
+    assert bool((error <= means * (2 ** (octaves / 506) - 1 + 1e-12)).all())
+
+
+@pytest.mark.parametrize("others", [[1e-30, 0.5], [0.0, 0.0]], ids=["beside numbers", "beside 0"])
+def test_a_mean_that_is_not_a_number_stays_none_and_tiny_ones_are_the_lowest(
+    others: list[float],
+) -> None:
+    levels, _, octaves = levels_of(torch.tensor([torch.nan, *others]))
+    expected = ([255, 1, 254], 32.0) if others[1] else ([255, 0, 0], 0.0)
+    assert (levels.tolist(), octaves) == expected
+
+
+def test_the_pyramid_of_a_long_layer_is_within_its_error_of_the_pooled_matrix() -> None:
+    matrix = matrix_of(regard.Causal(), tokens=1024)
+    found = found_of(matrix, strongest=False)
+    assert found.block == block_of(matrix.shape) == 2
+    means = means_in(found)
+    expected = matrix.pool(512, 512).double().flatten()
+    error = 2 ** (found.octaves / 506) - 1
+    lowest = found.maximum * 2**-32
+    assert bool(((means - expected).abs() <= expected * (error + 1e-5) + lowest).all())
+    assert len(found.pyramid["levels"]) <= most_bytes(matrix.shape)
+
+
+@pytest.mark.parametrize("mask", [pytest.param(mask, id=name) for name, mask in MASKS.items()])
+def test_the_strongest_keys_of_every_row_are_those_of_topk(mask: regard.Mask | None) -> None:
+    matrix = matrix_of(mask)
+    rows = found_of(matrix, strongest=True).rows
+    keys = unpacked(rows["keys"], torch.int32).reshape(2, 8, 13).cumsum(1)
+    weights = unpacked(rows["weights"], torch.float32).reshape(2, 8, 13)
+    stored = torch.zeros(2, 13, 13).scatter_add(-1, keys.mT, weights.mT)
+    top = matrix.topk(8)
+    expected = torch.zeros(2, 13, 13).scatter_add(-1, top.indices.clamp(min=0), top.values)
+    assert torch.equal(stored, expected)
+    assert "totals" not in rows
+
+
+def test_where_rows_are_less_than_1_their_sums_are_held() -> None:
+    matrix = matrix_of(sink_bias=torch.tensor([1.0, -1.0]))
+    totals = unpacked(found_of(matrix, strongest=True).rows["totals"], torch.float32)
+    torch.testing.assert_close(totals, matrix.sum(-1).flatten())
+
+
+def test_where_a_row_is_not_numbers_its_sum_says_so() -> None:
+    query, key = torch.randn(2, 1, 13, 4)
+    query[0, 5, 2] = torch.nan
+    found = found_of(regard.attend(query, key), strongest=True)
+    totals = unpacked(found.rows["totals"], torch.float32)
+    assert totals.isnan().nonzero().tolist() == [[5]]
+    assert means_in(found).reshape(13, 13).isnan().all(1).nonzero().tolist() == [[5]]
+
+
+@pytest.mark.parametrize(
+    ("mask", "heads"),
+    [
+        pytest.param(None, 1, id="no mask"),
+        pytest.param(regard.Causal(), 1, id="causal"),
+        pytest.param(MASKS["gaps"], 0, id="gaps"),
+    ],
+)
+def test_which_keys_are_allowed_is_held_where_they_are_one_interval(
+    mask: regard.Mask | None, heads: int
+) -> None:
+    found = found_of(matrix_of(mask), strongest=False)
+    assert found.span_heads == heads
+    if heads:
+        stored = unpacked(found.pyramid["spans"], torch.int32).reshape(13, 2)
+        assert stored.tolist() == [[0, 13 if mask is None else row + 1] for row in range(13)]
+
+
+# Which layer gets what
+
+
+def recording(layers: int = 3, **options: Any) -> regard.Recording:
+    """Of each layer query and key take 700 kB in 16 bits, block means up to 31 kB, top-8 7 kB."""
+    torch.manual_seed(2)
+    return regard.Recording(
+        {
+            f"layer.{layer}": regard.attend(
+                torch.randn(1, 150, 1024), torch.randn(1, 150, 1024), scale=0.05, **options
+            )
+            for layer in range(layers)
+        }
+    )
+
+
+def layers_in(folder: Path, seen: regard.Recording, **options: Any) -> list[dict[str, Any]]:
+    path = write_page(seen, folder / "page.html", **options)
+    return json.loads(Blocks(path.read_text()).scripts["recording"])["layers"]
+
+
+@pytest.mark.parametrize(
+    ("options", "kinds"),
+    [
+        pytest.param({}, ["query-key"] * 3, id="all fit"),
+        pytest.param({"limit": 10_000}, ["map"] * 3, id="nothing fits"),
+        pytest.param({"limit": 95_000}, ["pyramid"] * 3, id="block means fit"),
+        pytest.param({"limit": 65_000}, ["pyramid", "pyramid", "map"], id="some block means fit"),
+        pytest.param({"limit": 2_200_000}, ["query-key"] * 3, id="all fit in 16 bits"),
+        pytest.param(
+            {"limit": 1_150_000}, ["query-key", "pyramid", "pyramid"], id="one fits in full"
+        ),
+        pytest.param(
+            {"limit": 1_150_000, "opened": (1, 0)},
+            ["pyramid", "query-key", "pyramid"],
+            id="the opened one first",
+        ),
+        pytest.param(
+            {"limit": 1_150_000, "layers": [2]},
+            ["map", "map", "query-key"],
+            id="one is wanted",
+        ),
+    ],
+)
+def test_what_fits_is_held(options: dict[str, Any], kinds: list[str], tmp_path: Path) -> None:
+    layers = layers_in(tmp_path, recording(), **options)
+    assert [layer["kind"] for layer in layers] == kinds
+
+
+@pytest.mark.parametrize(
+    ("options", "strongest"),
+    [
+        pytest.param({"limit": 64_400, "layers": [0, 1]}, [8, 0, 0], id="the first one"),
+        pytest.param(
+            {"limit": 64_400, "layers": [0, 1], "opened": (1, 0)}, [0, 8, 0], id="the opened one"
+        ),
+        pytest.param({"limit": 120_000}, [8, 8, 8], id="all fit"),
+    ],
+)
+def test_strongest_keys_get_the_room_that_is_left(
+    options: dict[str, Any], strongest: list[int], tmp_path: Path
+) -> None:
+    layers = layers_in(tmp_path, recording(), **options)
+    assert [layer["strongest"] for layer in layers] == strongest
+
+
+def test_layers_that_never_fit_in_full_take_no_precision_from_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whole, "MOST_WEIGHTS", 100)
+    capped = matrix_of(softcap=2.0)
+    seen = regard.Recording({"plain": matrix_of(), "capped": capped})
+    plain, other = layers_in(tmp_path, seen)
+    assert (plain["kind"], plain["dtype"], other["kind"]) == ("query-key", "float32", "pyramid")
+    assert other["strongest"] == 8
+
+
+def test_a_file_is_about_as_large_as_its_limit_at_most(tmp_path: Path) -> None:
+    seen = recording(layers=1)
+    bare = write_page(seen, tmp_path / "bare.html", limit=1).stat().st_size
+    for limit in (40_000, 100_000, 800_000):
+        size = write_page(seen, tmp_path / "page.html", limit=limit).stat().st_size
+        assert size - bare <= limit + 200
+
+
+def test_the_means_of_a_long_text_are_left_out_where_there_is_no_room(tmp_path: Path) -> None:
+    matrix = regard.attend(torch.randn(1, 3, 2), torch.randn(1, 8300, 2))
+    recording = regard.Recording({"layer": matrix})
+    blocks = blocks_of(recording, tmp_path)
+    block = numbers_of(blocks)
+    assert ("means" in block, layers_of(blocks)[0]["block"]) == (True, 64)
+    least = len(block["query"]) + len(block["key"]) + 400  # with room for the numbers of the rows
+    blocks = blocks_of(recording, tmp_path, limit=least)
+    assert layers_of(blocks)[0]["kind"] == "query-key"
+    assert layers_of(blocks)[0]["block"] == 1
+    assert "means" not in numbers_of(blocks)

@@ -1,0 +1,357 @@
+"""The page in a real browser: its numbers are the library's, every key does its part."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import regard
+from pages import WORDS, Open, address, go, level_at, ready, recorded, sentence, three_digits
+from regard.view.export.page_file import write_page
+
+pytestmark = pytest.mark.browser
+
+NO_WORKER = """
+window.Worker = class {
+  constructor() { setTimeout(() => this.onerror?.(new Event("error")), 20); }
+  postMessage() {}
+};
+"""
+
+
+# Its numbers are the library's
+
+MATRICES = {
+    "plain": {},
+    "grouped heads": {"heads": 6, "kv_heads": 2},
+    "causal": {"mask": regard.Causal()},
+    "causal, grouped heads": {"heads": 4, "kv_heads": 1, "mask": regard.Causal()},
+    "window": {"mask": regard.SlidingWindow(2, 1)},
+    "padding": {"mask": regard.Padding([6])},
+    "a mask with gaps": {"mask": torch.arange(81).reshape(9, 9) % 3 != 1},
+    "bias": {"bias": torch.linspace(-2, 2, 81).reshape(9, 9)},
+    "cross-attention": {"tokens": 5, "keys": 13},
+    "scale": {"scale": 0.1},
+}
+
+
+@pytest.mark.parametrize("options", [pytest.param(v, id=k) for k, v in MATRICES.items()])
+def test_cells_equal_the_library(
+    options: dict[str, Any], show: Open, request: pytest.FixtureRequest
+) -> None:
+    recording = recorded(**options)
+    page = show(recording)
+    matrix = recording[1]
+    last_head, last_query, last_key = (n - 1 for n in matrix.shape[1:])
+    for head, query, key in [(0, 0, 0), (last_head, 3, 2), (1, last_query, 4), (0, 4, last_key)]:
+        go(page, 1, head, query, key)
+        row = matrix[0, head, query]
+        weight = float(row[key])
+        if weight > 0:
+            assert f"gives {three_digits(weight)} of its attention to" in sentence(page)
+            assert f"(rank {1 + int((row > row[key]).sum())} of " in sentence(page)
+        else:
+            # Of a mask with gaps the file holds the weights alone.
+            verb = "gives nothing to" if "gaps" in request.node.name else "may not attend to"
+            assert verb in sentence(page)
+        assert float(page.inner_text("#value").removeprefix("weight ")) == pytest.approx(
+            weight, rel=1e-5
+        )
+
+
+def test_the_sentence_reads_the_cell(show: Open) -> None:
+    recording = recorded(mask=regard.Causal())
+    page = show(recording)
+    go(page, 1, 1, 6, 5)
+    weight = three_digits(float(recording[1][0, 1, 6, 5]))
+    rank = 1 + int((recording[1][0, 1, 6] > recording[1][0, 1, 6, 5]).sum())
+    assert sentence(page) == (
+        f"“dessert” gives {weight} of its attention to “eat” (rank {rank} of 7), layer 1 head 1."
+    )
+
+
+def test_both_tables_list_the_strongest(show: Open) -> None:
+    recording = recorded()
+    page = show(recording)
+    go(page, 0, 1, 2, 3)
+    names = ["CLS", *WORDS]
+    for table, weights in [("looks", recording[0][0, 1, 2]), ("looked", recording[0][0, 1][:, 3])]:
+        order = weights.argsort(descending=True).tolist()
+        shown = page.locator(f"#{table}-table button").all_inner_texts()
+        assert shown == [names[i] for i in order]
+
+
+def test_without_sinks_rows_are_renormalised(show: Open) -> None:
+    recording = recorded()
+    page = show(recording)
+    go(page, 0, 0, 4, 6, hidden="1")
+    row = recording[0][0, 0, 4].clone()
+    row[0] = 0
+    assert f"gives {three_digits(float(row[6] / row.sum()))} of its attention" in sentence(page)
+    assert sentence(page).endswith("layer 0 head 0, the first and the special tokens set aside.")
+
+
+def test_a_row_with_no_key_is_said_to_attend_to_nothing(show: Open) -> None:
+    mask = torch.ones(9, 9, dtype=torch.bool)
+    mask[2] = False
+    page = show(recorded(mask=mask))
+    go(page, 0, 0, 2, 1)
+    assert sentence(page) == "“is” may attend to nothing: all its weights are 0, layer 0 head 0."
+
+
+def test_the_map_has_the_colour_of_every_cell(show: Open) -> None:
+    recording = recorded(mask=regard.Causal())
+    page = show(recording, "#layer=1&head=1&query=0&key=8")
+    ready(page)
+    weights = recording[1][0, 1].to_dense()
+    for query in range(9):
+        for key in range(8):
+            expected = round(float(weights[query, key]) * 255)
+            assert abs(level_at(page, query, key) - expected) <= 1
+
+
+def test_a_map_with_more_tokens_than_pixels_shows_aligned_blocks(show: Open) -> None:
+    page = show(recorded(tokens=800, mask=regard.Causal()))
+    ready(page)
+    cell = float((page.get_attribute(".map", "data-frame") or "").split(",")[2])
+    # So many tokens that a block of two by two has one pixel and no colours are mixed.
+    recording = recorded(tokens=2 * round(800 * cell), mask=regard.Causal())
+    page = show(recording, "#layer=0&head=1&scale=linear&query=0&key=1")
+    ready(page)
+    means = recording[0][0, 1].to_dense().unfold(0, 2, 2).unfold(1, 2, 2).mean((-2, -1))
+    for row, column in [(5, 2), (9, 9), (30, 11), (len(means) - 3, 40)]:
+        # A block of keys is shown with what it gets in all.
+        expected = round(2 * float(means[row, column]) * 255)
+        assert abs(level_at(page, 2 * row, 2 * column) - expected) <= 1
+    assert "2 keys" in page.inner_text("#legend .unit")
+
+
+# Moving
+
+KEYS = [
+    pytest.param("ArrowDown", {"query": "5"}, id="down"),
+    pytest.param("ArrowUp", {"query": "3"}, id="up"),
+    pytest.param("ArrowRight", {"key": "4"}, id="right"),
+    pytest.param("ArrowLeft", {"key": "2"}, id="left"),
+    pytest.param("Shift+ArrowDown", {"query": "8"}, id="ten down, to the end"),
+    pytest.param("]", {"head": "1"}, id="next head"),
+    pytest.param("}", {"layer": "1"}, id="next layer"),
+    pytest.param("l", {"scale": "log"}, id="scale"),
+    pytest.param("s", {"hidden": "1"}, id="sinks"),
+    pytest.param("d", {"side": "looked"}, id="side"),
+    pytest.param("t", {"folded": "1"}, id="fold"),
+    pytest.param("g", {"distances": "1"}, id="distances"),
+    pytest.param("m", {"heads": "mean"}, id="mean"),
+    pytest.param("c", {"compare": "beside", "with": "0.1"}, id="compare"),
+]
+
+
+@pytest.mark.parametrize(("key", "expected"), KEYS)
+def test_keys_move_and_the_address_remembers(
+    key: str, expected: dict[str, str], show: Open
+) -> None:
+    page = show(recorded(), "#query=4&key=3")
+    page.keyboard.press(key)
+    expected = {"layer": "0", "head": "0", "query": "4", "key": "3"} | expected
+    assert address(page, lambda said: said == expected) == expected
+
+
+def test_keys_back_and_zoom(show: Open) -> None:
+    page = show(recorded(tokens=64), "#query=32&key=32&head=1&layer=1")
+    for key in ("[", "{", "+"):
+        page.keyboard.press(key)
+    state = address(page, lambda said: said.get("zoom") == "2")
+    assert (state["head"], state["layer"], state["zoom"]) == ("0", "0", "2")
+    page.keyboard.press("0")
+    assert "zoom" not in address(page, lambda said: "zoom" not in said)
+
+
+def test_an_address_reopens_what_it_names(show: Open) -> None:
+    page = show(
+        recorded(), "#layer=1&head=1&query=5&key=2&scale=row&side=looked&theme=dark&folded=1"
+    )
+    page.wait_for_selector('body[data-read="1,1,5,2,0"]')
+    assert page.input_value("#layer") == "1"
+    assert page.get_attribute('[data-set="scale=row"]', "aria-pressed") == "true"
+    assert page.get_attribute('[data-set="side=looked"]', "aria-pressed") == "true"
+    assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "dark"
+    assert not page.is_visible("#prose")
+
+
+def test_an_address_typed_while_the_last_state_is_being_remembered_wins(show: Open) -> None:
+    page = show(recorded())
+    page.evaluate(
+        """() => {
+          const last = location.href;
+          location.hash = "layer=1&head=1&query=3&key=2";
+          history.replaceState(null, "", last);
+        }"""
+    )
+    page.wait_for_selector('body[data-read="1,1,3,2,0"]', timeout=20_000)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "#layer=99&head=-1&query=1e9&scale=<b>",
+        "#%00=&&=&query=x",
+        "#zoom=99999",
+        "#constructor=1&__proto__=x&toString=x",
+    ],
+)
+def test_a_wrong_address_opens_what_there_is(wrong: str, show: Open) -> None:
+    page = show(recorded(), wrong)
+    page.wait_for_selector("body[data-read]")
+    assert "of its attention to" in sentence(page)
+
+
+def test_pointing_at_a_word_tints_what_it_looks_at(show: Open) -> None:
+    recording = recorded()
+    page = show(recording)
+    page.hover('#prose [data-at="3"]')
+    strongest = int(recording[0][0, 0, 3].argmax())
+    page.wait_for_selector(f'body[data-read="0,0,3,{strongest},0"]')
+    assert page.get_attribute(f'#prose [data-at="{strongest}"]', "style")
+    page.keyboard.press("d")
+    page.hover('#prose [data-at="5"]')
+    looker = int(recording[0][0, 0][:, 5].argmax())
+    page.wait_for_selector(f'body[data-read="0,0,{looker},5,0"]')
+
+
+def test_a_click_on_the_map_keeps_the_cell(show: Open) -> None:
+    page = show(recorded())
+    ready(page)
+    left, top, width, height = map(
+        float, (page.get_attribute(".map", "data-frame") or "").split(",")
+    )
+    page.click(".map", position={"x": left + 6.5 * width, "y": top + 2.5 * height})
+    page.wait_for_selector('body[data-read="0,0,2,6,0"]')
+    page.mouse.move(2, 2)
+    expected = {"layer": "0", "head": "0", "query": "2", "key": "6"}
+    assert address(page, lambda said: said == expected) == expected
+
+
+def test_a_click_on_a_small_map_opens_its_head(show: Open) -> None:
+    page = show(recorded())
+    box = page.locator("#overview canvas").bounding_box()
+    assert box is not None
+    page.click("#overview canvas", position={"x": box["width"] - 15, "y": box["height"] - 15})
+    page.wait_for_selector('body[data-read^="1,1,"]')
+
+
+def test_a_phrase_over_several_tokens_is_found(show: Open) -> None:
+    page = show(recorded())
+    page.keyboard.press("/")
+    page.keyboard.type("EAT DESSERT")
+    page.keyboard.press("Enter")
+    assert address(page, lambda said: said.get("query") == "5")["query"] == "5"
+    page.keyboard.type(" never")
+    page.keyboard.press("Enter")
+    assert page.inner_text("#found") == "not in this text"
+
+
+def test_help_lists_the_keys_and_closes(show: Open) -> None:
+    page = show(recorded())
+    page.keyboard.press("?")
+    assert "move the crosshair" in page.inner_text("#help")
+    page.keyboard.press("]")
+    page.keyboard.press("Escape")
+    assert not page.is_visible("#help")
+    assert page.input_value("#head") == "0"
+
+
+# What it looks like
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_an_empty_cell_has_the_colour_of_the_ground(theme: str, show: Open) -> None:
+    page = show(recorded(mask=regard.Causal()), "#query=8&key=0", color_scheme=theme)
+    ready(page)
+    assert level_at(page, 0, 7) == 0
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    first = (
+        "document.querySelector('#legend canvas').getContext('2d').getImageData(0, 0, 1, 1).data"
+    )
+    red, green, blue, _ = page.evaluate(f"[...{first}]")
+    assert ground == f"rgb({red}, {green}, {blue})"
+
+
+def test_the_theme_follows_the_system_until_one_is_chosen(show: Open) -> None:
+    page = show(recorded(), color_scheme="dark")
+    scheme = "getComputedStyle(document.documentElement).colorScheme"
+    assert page.evaluate(scheme) == "dark"
+    page.click("#theme")
+    page.wait_for_selector(':root[data-theme="light"]')
+    assert page.evaluate(scheme) == "light"
+
+
+@pytest.mark.parametrize("scale", ["linear", "log", "row"])
+def test_the_legend_says_what_the_scale_is(scale: str, show: Open) -> None:
+    page = show(recorded(), f"#scale={scale}")
+    unit = page.inner_text("#legend .unit")
+    assert unit.startswith("share of a query\u2019s attention, ")
+    assert {"row": "by row"}.get(scale, scale) in unit
+
+
+@pytest.mark.parametrize("width", [700, 1280, 2560])
+def test_nothing_is_wider_than_the_window(width: int, show: Open) -> None:
+    page = show(recorded(heads=32, tokens=40), viewport={"width": width, "height": 900})
+    ready(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    stage, text = page.locator("#stage").bounding_box(), page.locator("#text").bounding_box()
+    assert stage is not None
+    assert text is not None
+    assert (
+        stage["x"] + stage["width"] <= text["x"] + 1
+        or stage["y"] + stage["height"] <= text["y"] + 1
+    )
+
+
+# Sizes, long texts, damage
+
+
+def test_one_token(show: Open) -> None:
+    page = show(recorded(heads=1, kv_heads=1, tokens=1))
+    page.wait_for_selector('body[data-read="0,0,0,0,0"]')
+    assert (
+        sentence(page)
+        == "“[CLS]” gives 100 % of its attention to “[CLS]” (rank 1 of 1), layer 0 head 0."
+    )
+
+
+@pytest.mark.parametrize("script", [None, NO_WORKER], ids=["worker", "no worker"])
+def test_a_long_text_opens(script: str | None, show: Open) -> None:
+    recording = recorded(tokens=2048, heads=2, kv_heads=1, mask=regard.Causal())
+    page = show(recording, script=script)
+    ready(page)
+    go(page, 0, 1, 2000, 1000)
+    weight = float(recording[0][0, 1, 2000, 1000])
+    shown = float(page.inner_text("#value").removeprefix("weight "))
+    assert shown == pytest.approx(weight, rel=1e-4)
+
+
+@pytest.mark.parametrize("script", [None, NO_WORKER], ids=["worker", "no worker"])
+def test_numbers_that_were_read_leave_the_document(script: str | None, show: Open) -> None:
+    page = show(recorded(), script=script)
+    there = "blocks => blocks.filter(({ text }) => text).map(({ id }) => id).sort()"
+    blocks = page.locator("script[id^=layer-]")
+    go(page, 0, 1, 3, 2)
+    assert blocks.evaluate_all(there) == ["layer-1-key", "layer-1-query", "layer-1-rows"]
+    go(page, 1, 0, 3, 2)
+    assert blocks.evaluate_all(there) == []
+    go(page, 0, 0, 4, 1)
+    assert "of its attention to" in sentence(page)
+
+
+def test_a_layer_that_is_not_in_the_file_says_so(show: Open, tmp_path: Path) -> None:
+    recording = recorded(tokens=64)
+    path = write_page(recording, tmp_path / "small.html", layers=[0])
+    page = show(path, "#layer=1&head=1&query=20&key=41")
+    share = float(recording[1][0, 1].pool(32, 32)[10, 20]) * 2
+    words_, _, number = sentence(page).partition("about ")
+    assert words_ == "Of tokens 20 to 21, "
+    assert float(number.split()[0]) / 100 == pytest.approx(share, abs=0.002)
+    assert "Only the small map of this layer is in this file" in page.inner_text("#notes")
+    go(page, 0, 1, 20, 41)
+    assert page.inner_text("#notes") == ""

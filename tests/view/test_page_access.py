@@ -1,0 +1,39 @@
+"""People with screen readers, keyboards and weak eyes: what axe-core finds in every view."""
+
+from pathlib import Path
+
+import pytest
+
+import regard
+from pages import Open, recorded
+
+AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
+VIEWS = ["overview", "map", "text", "steps", "segments"]
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not AXE.exists(), reason="axe-core comes with `make lint`"),
+]
+
+FINDINGS = """async () => {
+  const { violations } = await axe.run(document, { resultTypes: ["violations"] });
+  const grave = violations.filter(({ impact }) => impact === "serious" || impact === "critical");
+  return grave.map(({ id, nodes }) => [id, ...nodes.map((node) => node.html)].join(" "));
+}"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("view", VIEWS)
+def test_nothing_serious_stands_in_anybodys_way(view: str, theme: str, show: Open) -> None:
+    page = show(recorded(mask=regard.Causal()), f"#view={view}&theme={theme}")
+    page.wait_for_selector(f'body[data-view="{view}"][data-read]')
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    assert page.evaluate(FINDINGS) == []
+
+
+def test_a_finding_would_be_seen(show: Open) -> None:
+    page = show(recorded())
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    page.evaluate("document.getElementById('find').removeAttribute('aria-label')")
+    page.evaluate("document.getElementById('find').removeAttribute('placeholder')")
+    assert any("label" in finding for finding in page.evaluate(FINDINGS))

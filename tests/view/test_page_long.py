@@ -1,0 +1,73 @@
+"""A file with 65,536 tokens: any cell is the library's, at once."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from playwright.sync_api import Page
+
+import regard
+from pages import Open, go, ready
+from regard.view.export.page_file import write_page
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+TOKENS = 65_536
+
+
+@pytest.fixture(scope="module")
+def matrix() -> regard.AttentionMatrix:
+    """Of so few numbers that query and key have 24 bits: three digits of a weight are right."""
+    query, key = torch.randn(2, 1, TOKENS, 4, generator=torch.Generator().manual_seed(0)) * 1.5
+    return regard.attend(query, key, mask=regard.Causal())
+
+
+@pytest.fixture(scope="module")
+def path(matrix: regard.AttentionMatrix, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    recording = regard.Recording({"layer": matrix})
+    return write_page(recording, tmp_path_factory.mktemp("long") / "page.html", heads=[])
+
+
+def cells(count: int) -> list[tuple[int, int]]:
+    """Random places that the mask allows."""
+    generator = torch.Generator().manual_seed(1)
+    pairs = torch.randint(TOKENS, (count, 2), generator=generator).tolist()
+    return [(max(pair), min(pair)) for pair in pairs]
+
+
+def shown(page: Page) -> str:
+    """The weight that is read, to the precision of the page."""
+    return f"{float(page.inner_text('#value').removeprefix('weight ')):.3g}"
+
+
+def test_cells_anywhere_are_the_library_s(
+    path: Path, matrix: regard.AttentionMatrix, show: Open
+) -> None:
+    page = show(path)
+    for query, key in cells(12):
+        go(page, 0, 0, query, key)
+        assert shown(page) == f"{float(matrix[0, query, key]):.3g}"
+
+
+def test_cells_without_sinks_are_over_what_is_left(
+    path: Path, matrix: regard.AttentionMatrix, show: Open
+) -> None:
+    page = show(path)
+    for query, key in cells(4):
+        go(page, 0, 0, query, key, hidden="1")
+        row = matrix[0, query].double()
+        assert shown(page) == f"{float(row[key] / row[1:].sum()):.3g}"
+
+
+def level_shown(page: Page) -> int:
+    ready(page)
+    return int((page.get_attribute(".map", "data-ready") or "").split(",")[-5])
+
+
+def test_the_whole_and_single_cells_are_no_sample(path: Path, show: Open) -> None:
+    page = show(path, "#query=50003&key=49999")
+    assert level_shown(page) > 6
+    assert not page.inner_text(".map .progress")
+    page = show(path, "#query=50003&key=49999&zoom=4000&row=99990&column=99990")
+    assert level_shown(page) == 0
+    assert not page.inner_text(".map .progress")

@@ -1,0 +1,417 @@
+"""The map as a street map: tiles are the library's means, and one moves over them."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from playwright.sync_api import Page
+from torch import Tensor
+
+import regard
+from pages import Open, address, answers_of, level_at, ready, recorded, sentence, three_digits
+from regard.view.export.page_file import write_page
+
+# Tiles are the library's means
+
+
+def asked(
+    recording: regard.Recording, questions: list[dict[str, Any]], folder: Path, **options: Any
+) -> list[dict[str, Any]]:
+    """What the engine of a written page answers about its first layer."""
+    return answers_of(write_page(recording, folder / "page.html"), questions, **options)
+
+
+def pooled(weights: Tensor, level: int) -> Tensor:
+    """The mean of each block of 2^level x 2^level weights, aligned to 0."""
+    size = 2**level
+    rows, columns = (range(0, length, size) for length in weights.shape)
+    cells = [[weights[i : i + size, j : j + size].double().mean() for j in columns] for i in rows]
+    return torch.tensor(cells).double()
+
+
+def tile_of(answer: dict[str, Any]) -> Tensor:
+    return torch.tensor(answer["values"]).reshape(answer["height"], answer["width"]).double()
+
+
+def place(level: int, row: int = 0, column: int = 0) -> dict[str, Any]:
+    return {"kind": "tile", "place": {"level": level, "row": row, "column": column}}
+
+
+MATRICES = {
+    "plain": {},
+    "causal": {"mask": regard.Causal()},
+    "grouped heads": {"heads": 4, "kv_heads": 2},
+    "window": {"mask": regard.SlidingWindow(2, 1)},
+    "a mask with gaps": {"mask": torch.arange(81).reshape(9, 9) % 3 != 1},
+    "cross-attention": {"tokens": 5, "keys": 13},
+}
+
+
+@pytest.mark.parametrize("options", [pytest.param(v, id=k) for k, v in MATRICES.items()])
+def test_a_tile_is_the_mean_of_aligned_blocks(options: dict[str, Any], tmp_path: Path) -> None:
+    recording = recorded(**options)
+    levels = [0, 1, 2, 3]
+    answers = asked(recording, [place(level) | {"head": 1} for level in levels], tmp_path)
+    weights = recording[0][0, 1].to_dense()
+    for level, answer in zip(levels, answers, strict=True):
+        torch.testing.assert_close(tile_of(answer), pooled(weights, level), atol=1e-6, rtol=1e-5)
+        assert answer["exact"]
+
+
+def far(kind: str) -> tuple[regard.AttentionMatrix, Tensor]:
+    """A head whose scores are far from 0, and its weights in float64."""
+    query, key = torch.randn(2, 1, 9, 8, generator=torch.Generator().manual_seed(1))
+    if kind == "bias":
+        matrix = regard.attend(query, key, bias=torch.full((1, 9, 9), 1e4))
+    elif kind == "lowest bias":
+        lowest = torch.finfo(torch.float32).min
+        matrix = regard.attend(query, key, bias=torch.full((1, 9, 9), lowest))
+    else:
+        query, key = torch.zeros_like(query), key * 0.002
+        query[..., 0], key[..., 0] = 300.0, key[..., 0] + float(kind) / 300
+        matrix = regard.attend(query, key, scale=1.0)
+        return matrix, (query.double() @ key.double().mT).softmax(-1)[0]
+    return matrix, matrix.to_dense().double()[0]
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["all keys", "without sinks"])
+@pytest.mark.parametrize("kind", ["bias", "lowest bias", "3e4", "1e5", "-1e5"])
+def test_a_cell_has_one_weight_however_far_its_scores_are_from_0(
+    kind: str, hidden: bool, tmp_path: Path
+) -> None:
+    matrix, weights = far(kind)
+    if hidden:
+        weights[:, 0] = 0
+        weights /= weights.sum(-1, keepdim=True)
+    questions = [
+        place(0),
+        place(0) | {"byRow": True},
+        *({"kind": which, "at": 4} for which in ("row", "column")),
+    ]
+    questions = [question | {"hidden": hidden} for question in questions]
+    answers = asked(regard.Recording({"layer": matrix}), questions, tmp_path)
+    found = [torch.tensor(answer["values"]).double() for answer in answers]
+    of_highest = weights / weights.amax(-1, keepdim=True)
+    expected = [weights.flatten(), of_highest.flatten(), weights[4], weights[:, 4]]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=0)
+
+
+def test_tiles_lie_side_by_side(tmp_path: Path) -> None:
+    recording = recorded(tokens=523, keys=601, mask=regard.Causal())
+    questions = [place(0, 1, 0), place(0, 2, 2), place(1, 1, 1)]
+    answers = asked(recording, questions, tmp_path)
+    weights = recording[0][0, 0].to_dense().double()
+    expected = [weights[256:512, :256], weights[512:, 512:], pooled(weights, 1)[256:, 256:]]
+    for answer, part in zip(answers, expected, strict=True):
+        torch.testing.assert_close(tile_of(answer), part, atol=1e-6, rtol=1e-5)
+
+
+def test_by_row_each_row_is_over_its_highest_weight_before_the_mean(tmp_path: Path) -> None:
+    recording = recorded(mask=regard.Causal())
+    (answer,) = asked(recording, [place(1) | {"byRow": True}], tmp_path)
+    weights = recording[0][0, 0].to_dense()
+    expected = pooled(weights / weights.amax(-1, keepdim=True), 1)
+    torch.testing.assert_close(tile_of(answer), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_without_sinks_rows_of_a_tile_are_renormalised(tmp_path: Path) -> None:
+    recording = recorded()
+    (answer,) = asked(recording, [place(0) | {"hidden": True}], tmp_path)
+    weights = recording[0][0, 0].to_dense().clone()
+    weights[:, 0] = 0
+    expected = (weights / weights.sum(-1, keepdim=True)).double()
+    torch.testing.assert_close(tile_of(answer), expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("by_row", [False, True], ids=["shares", "by row"])
+def test_a_large_tile_is_a_sample_until_the_pass_is_through(by_row: bool, tmp_path: Path) -> None:
+    recording = recorded(tokens=37, mask=regard.Causal())
+    question = place(2) | {"byRow": by_row}
+    until = {"kind": "progress", "until": 1, "byRow": by_row}
+    sample, progress, exact = asked(recording, [question, until, question], tmp_path, direct=100)
+    weights = recording[0][0, 0].to_dense().double()
+    if by_row:
+        weights = weights / weights.amax(-1, keepdim=True)
+    middles = [start + (min(start + 4, 37) - start) // 2 for start in range(0, 37, 4)]
+    torch.testing.assert_close(
+        tile_of(sample), pooled(weights[middles].repeat_interleave(4, 0), 2), atol=1e-6, rtol=1e-5
+    )
+    assert (sample["exact"], sample["sampled"], exact["exact"]) == (False, 4, True)
+    assert progress["seconds"] == 0
+    torch.testing.assert_close(tile_of(exact), pooled(weights, 2), atol=1e-6, rtol=1e-5)
+
+
+def test_tiles_of_a_pass_over_a_long_text_keep_its_edge(tmp_path: Path) -> None:
+    recording = recorded(tokens=5, keys=4099)
+    questions = [place(3, 0, 0), place(3, 0, 2)]
+    until = {"kind": "progress", "until": 1}
+    answers = asked(recording, [*questions, until, *questions], tmp_path, direct=100)[3:]
+    means = pooled(recording[0][0, 0].to_dense(), 3)
+    for answer, part in zip(answers, [means[:, :256], means[:, 512:]], strict=True):
+        assert answer["exact"]
+        torch.testing.assert_close(tile_of(answer), part, atol=1e-7, rtol=1e-4)
+
+
+def test_a_column_of_a_long_text_waits_for_no_pass(tmp_path: Path) -> None:
+    recording = recorded(tokens=37, mask=regard.Causal())
+    questions = [{"kind": "column", "at": 5}, {"kind": "progress"}]
+    answer, progress = asked(recording, questions, tmp_path, direct=1)
+    expected = recording[0][0, 0].to_dense()[:, 5]
+    torch.testing.assert_close(torch.tensor(answer["values"]), expected, atol=1e-6, rtol=1e-5)
+    assert progress["part"] == 1
+
+
+def long_text() -> regard.Recording:
+    return recorded(tokens=70, keys=8300, mask=regard.SlidingWindow(8250, 0))
+
+
+@pytest.mark.parametrize("level", [6, 7])
+def test_of_a_long_text_coarse_tiles_are_in_the_file(level: int, tmp_path: Path) -> None:
+    recording = long_text()
+    (answer,) = asked(recording, [place(level) | {"head": 1}], tmp_path, direct=1)
+    assert answer["exact"]
+    torch.testing.assert_close(
+        tile_of(answer),
+        pooled(recording[0][0, 1].to_dense(), level),
+        atol=1e-9,
+        rtol=1e-4,  # query and key have 24 bits here
+    )
+
+
+def test_of_a_long_text_what_the_file_does_not_hold_is_a_sample_first(tmp_path: Path) -> None:
+    question = place(6) | {"hidden": True}
+    until = {"kind": "progress", "until": 1, "hidden": True}
+    recording = long_text()
+    sample, _, exact = asked(recording, [question, until, question], tmp_path, direct=1)
+    weights = recording[0][0, 0].to_dense().clone()
+    weights[:, 0] = 0
+    expected = pooled(weights / weights.sum(-1, keepdim=True), 6)
+    assert (sample["exact"], exact["exact"]) == (False, True)
+    torch.testing.assert_close(tile_of(exact), expected, atol=1e-9, rtol=1e-4)
+
+
+def test_a_row_of_two_halves_is_two_halves_to_the_last_digit(tmp_path: Path) -> None:
+    matrix = regard.attend(torch.zeros(1, 2, 1), torch.zeros(1, 2, 1))
+    recording = regard.Recording({"layer": matrix})
+    steps = {"kind": "steps", "at": 1, "keys": {"by": "position", "start": 0, "count": 2}}
+    row, one = asked(recording, [{"kind": "row", "at": 1}, steps], tmp_path)
+    assert row["values"] == [0.5, 0.5]
+    assert one["steps"]["logsumexp"] == pytest.approx(math.log(2), abs=1e-15)
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["with sinks", "without"])
+@pytest.mark.parametrize("by_row", [False, True], ids=["shares", "by row"])
+@pytest.mark.parametrize("options", [pytest.param(v, id=k) for k, v in MATRICES.items()])
+def test_a_cell_is_one_product_whatever_else_the_row_holds(
+    options: dict[str, Any], by_row: bool, hidden: bool, tmp_path: Path
+) -> None:
+    recording = recorded(**options)
+    question = place(0) | {"head": 1, "hidden": hidden, "byRow": by_row}
+    (answer,) = asked(recording, [question], tmp_path)
+    weights = recording[0][0, 1].to_dense().clone().double()
+    if hidden:
+        weights[:, 0] = 0
+        weights = (weights / weights.sum(-1, keepdim=True)).nan_to_num(0.0)
+    if by_row:
+        weights = (weights / weights.amax(-1, keepdim=True)).nan_to_num(0.0)
+    torch.testing.assert_close(tile_of(answer), weights, atol=1e-6, rtol=1e-5)
+
+
+# Moving over them
+
+browser_test = pytest.mark.browser
+
+
+def frame_of(page: Page) -> tuple[float, float, float, float]:
+    """Left, top, and a cell's width and height."""
+    left, top, width, height = map(
+        float, (page.get_attribute(".map", "data-frame") or "").split(",")
+    )
+    return left, top, width, height
+
+
+def shown(page: Page) -> list[int]:
+    """Level, first row and column of cells, and how many rows and columns."""
+    ready(page)
+    return [int(n) for n in (page.get_attribute(".map", "data-ready") or "").split(",")[-5:]]
+
+
+@browser_test
+def test_dragging_moves_the_map_with_the_pointer(show: Open) -> None:
+    page = show(recorded(tokens=128), "#zoom=8&row=40&column=40&query=50&key=50")
+    ready(page)
+    box = page.locator(".map").first.bounding_box()
+    assert box is not None
+    _, _, width, height = frame_of(page)
+    start = (box["x"] + 300, box["y"] + 250)
+    page.mouse.move(*start)
+    page.mouse.down()
+    page.mouse.move(start[0] - 2 * width, start[1] + 3 * height, steps=4)
+    page.mouse.up()
+    said = address(page, lambda said: said.get("row") == "37")
+    assert (float(said["row"]), float(said["column"])) == pytest.approx((37, 42), abs=0.05)
+
+
+@browser_test
+@pytest.mark.parametrize("how", ["wheel", "double click"])
+def test_zooming_keeps_the_token_under_the_pointer(how: str, show: Open) -> None:
+    page = show(recorded(tokens=200), "#query=3&key=3")
+    ready(page)
+    box = page.locator(".map").first.bounding_box()
+    assert box is not None
+    left, top, width, height = frame_of(page)
+    token = (121.5, 83.5)
+    at = (box["x"] + left + token[1] * width, box["y"] + top + token[0] * height)
+    page.mouse.move(*at)
+    if how == "wheel":
+        page.keyboard.down("Control")
+        page.mouse.wheel(0, -400)
+        page.keyboard.up("Control")
+    else:
+        page.mouse.dblclick(*at)
+    page.mouse.move(2, 2)  # the address waits until nothing is pointed at
+    said = address(page, lambda said: "zoom" in said)
+    assert float(said["zoom"]) == {"wheel": 4, "double click": 2}[how]
+    left, top, width, height = frame_of(page)
+    x = box["x"] + left + (token[1] - float(said["column"])) * width
+    y = box["y"] + top + (token[0] - float(said["row"])) * height
+    assert (x, y) == pytest.approx(at, abs=2.5)  # the pointer is told in whole pixels
+
+
+@browser_test
+def test_a_long_text_goes_from_the_whole_to_single_cells(show: Open) -> None:
+    recording = recorded(tokens=2048, heads=2, kv_heads=1, mask=regard.Causal())
+    weights = recording[0][0, 1, 1500]
+    key = int(weights.argmax())
+    page = show(recording, f"#head=1&query=1500&key={key}")
+    assert shown(page)[0] == 3
+    page.keyboard.press("0")
+    for _ in range(9):
+        page.keyboard.press("+")
+    page.wait_for_function(
+        "() => Number(document.querySelector('.map').dataset.frame.split(',')[2]) >= 80"
+    )
+    level, row, column, rows, columns = shown(page)
+    assert level == 0
+    assert row <= 1500 < row + rows
+    assert column <= key < column + columns
+    assert f"gives {three_digits(float(weights[key]))} of its attention to" in sentence(page)
+
+
+@browser_test
+def test_the_minimap_shows_where_one_is_and_moves_it(show: Open) -> None:
+    page = show(recorded(tokens=300), "#query=3&key=3")
+    ready(page)
+    mini = page.locator(".map .mini").first
+    assert not mini.is_visible()
+    page.keyboard.press("+")
+    page.keyboard.press("+")
+    mini.wait_for(state="visible")
+    box = mini.bounding_box()
+    assert box is not None
+    mini.click(position={"x": box["width"] / 2, "y": box["height"] - 5})
+    said = address(page, lambda said: float(said.get("row", 0)) > 200)
+    assert float(said["row"]) + 300 / 4 == pytest.approx(300, abs=1)
+    assert 40 < float(said["column"]) < 150
+
+
+# Several heads
+
+
+@browser_test
+def test_the_mean_of_all_heads_is_read_and_drawn(show: Open) -> None:
+    recording = recorded(heads=3, kv_heads=3)
+    page = show(recording, "#layer=1&query=4&key=6&scale=linear")
+    page.keyboard.press("m")
+    mean = recording[1][0].to_dense().mean(0)
+    page.wait_for_function("() => document.querySelector('#sentence').textContent.includes('mean')")
+    assert f"gives {three_digits(float(mean[4, 6]))} of its attention to" in sentence(page)
+    assert sentence(page).endswith("mean of the 3 heads of layer 1.")
+    ready(page)
+    for query, key in [(0, 1), (7, 2), (8, 8)]:
+        assert abs(level_at(page, query, key) - round(float(mean[query, key]) * 255)) <= 1
+
+
+@browser_test
+def test_chosen_heads_of_several_layers_are_averaged(show: Open) -> None:
+    recording = recorded(heads=3, kv_heads=3)
+    page = show(recording, "#query=4&key=6&heads=0.1_1.2")
+    page.wait_for_selector("body[data-read]")
+    mean = (recording[0][0, 1, 4, 6] + recording[1][0, 2, 4, 6]) / 2
+    assert f"gives {three_digits(float(mean))} of its attention to" in sentence(page)
+    assert sentence(page).endswith("mean of 2 heads.")
+
+
+@browser_test
+def test_a_difference_is_read_in_percentage_points(show: Open) -> None:
+    recording = recorded(heads=3, kv_heads=3)
+    page = show(recording, "#layer=1&head=1&query=4&key=6&compare=difference&with=0.2&scale=linear")
+    page.wait_for_selector("body[data-read]")
+    difference = recording[1][0, 1].to_dense() - recording[0][0, 2].to_dense()
+    size = three_digits(abs(float(difference[4, 6]))).removesuffix(" %")
+    much = "more" if difference[4, 6] > 0 else "less"
+    assert f"{size} percentage points {much} of its attention in layer 1 head 1" in sentence(page)
+    assert sentence(page).endswith("than in layer 0 head 2.")
+    ready(page)
+    for query, key in [(0, 1), (7, 2), (8, 8)]:
+        expected = 255 + round(float(difference[query, key]) * 255)
+        assert abs(level_at(page, query, key) - expected) <= 1
+    assert "points more or less" in page.inner_text("#legend .unit")
+
+
+@browser_test
+def test_two_heads_stand_side_by_side_on_one_scale(show: Open) -> None:
+    recording = recorded(heads=3, kv_heads=3)
+    page = show(recording, "#query=4&key=6&compare=beside&with=1.2")
+    ready(page)
+    second = '.pane:nth-child(2) .map[data-ready]:not([data-ready=""])'
+    page.wait_for_selector(second)
+    assert page.locator(".map-title").all_inner_texts() == ["Layer 0 head 0", "Layer 1 head 2"]
+    assert page.locator(".map").nth(0).get_attribute("data-frame") == page.locator(".map").nth(
+        1
+    ).get_attribute("data-frame")
+
+
+@browser_test
+@pytest.mark.parametrize("wrong", ["with=9.9", "with=x", "heads=7.7", "heads=<b>", "with=0.1_0.2"])
+def test_heads_that_are_not_there_are_left_out(wrong: str, show: Open) -> None:
+    page = show(recorded(), f"#query=4&key=6&compare=difference&{wrong}")
+    page.wait_for_selector("body[data-read]")
+    assert sentence(page).endswith("in layer 0 head 0 than in layer 0 head 1.")
+
+
+@browser_test
+def test_distances_start_where_the_last_query_meets_the_last_key(show: Open) -> None:
+    recording = recorded(tokens=5, keys=13, mask=regard.Causal())
+    page = show(recording, "#query=0&key=0&scale=linear")
+    ready(page)
+    left, top, width, height = frame_of(page)
+
+    def pixels(query: float, key: float) -> set[str]:
+        at = [round(left + key * width), round(top + query * height)]
+        script = """([x, y]) => [...document.querySelector(".map canvas").getContext("2d")
+          .getImageData(x - 6, y - 6, 12, 12).data].join()"""
+        return {page.evaluate(script, at)}
+
+    before = {place: pixels(*place) for place in [(2.0, 10.0), (2.0, 2.0)]}
+    page.keyboard.press("g")
+    page.wait_for_selector('#distances[aria-pressed="true"]')
+    page.wait_for_timeout(300)
+    after = {place: pixels(*place) for place in before}
+    assert after[2.0, 10.0] != before[2.0, 10.0]
+    assert after[2.0, 2.0] == before[2.0, 2.0]
+
+
+@browser_test
+def test_shift_and_a_click_on_a_small_map_adds_its_head(show: Open) -> None:
+    page = show(recorded(heads=3, kv_heads=3), "#query=4&key=6")
+    box = page.locator("#overview canvas").bounding_box()
+    assert box is not None
+    x, y = box["width"] - 15, box["height"] - 15
+    page.click("#overview canvas", position={"x": x, "y": y}, modifiers=["Shift"])
+    assert address(page, lambda said: "heads" in said)["heads"] == "0.0_1.2"
+    page.click("#overview canvas", position={"x": x, "y": y}, modifiers=["Shift"])
+    assert address(page, lambda said: said.get("heads") == "0.0")["heads"] == "0.0"

@@ -1,0 +1,122 @@
+"""The overview: every head as a small map with its kind, sorted and filtered as people ask."""
+
+import pytest
+import torch
+from playwright.sync_api import Page
+
+import pages
+import regard
+from pages import Open, recorded
+
+pytestmark = pytest.mark.browser
+
+
+def even_and_one(tokens: int = 9) -> regard.Recording:
+    """Layer 0: a head that looks at itself, one that looks everywhere; layer 1: the other way."""
+    itself, even = torch.eye(tokens), torch.full((tokens, tokens), 1 / tokens)
+    layers = {"a": torch.stack((itself, even)), "b": torch.stack((even, itself))}
+    return regard.Recording(
+        {name: regard.AttentionMatrix.from_weights(w) for name, w in layers.items()}
+    )
+
+
+def heads(page: Page) -> list[str]:
+    page.wait_for_selector("#view-overview button")
+    labels = page.eval_on_selector_all(
+        "#view-overview button", "all => all.map((one) => one.getAttribute('aria-label'))"
+    )
+    return [label.split(",")[0] for label in labels]
+
+
+def test_every_head_is_named_with_its_kind_score_entropy_and_sinks(show: Open) -> None:
+    page = show(even_and_one(), "#view=overview")
+    page.wait_for_selector("#view-overview button")
+    label = page.locator("#view-overview button").nth(1).get_attribute("aria-label")
+    (_, even, *_) = regard.heads(even_and_one()).records()
+    assert label is not None
+    text = label.replace("\u202f", " ")
+    assert text.startswith("layer 0 head 1, uniform, score 100 %, entropy 100 %, sinks 11.1 %")
+    assert even["kind"] == "uniform"
+
+
+@pytest.mark.parametrize(
+    ("address", "order"),
+    [
+        pytest.param("", ["0 0", "0 1", "1 0", "1 1"], id="place"),
+        pytest.param("&sort=entropy", ["0 1", "1 0", "0 0", "1 1"], id="entropy"),
+        pytest.param("&sort=kind", ["0 0", "1 1", "0 1", "1 0"], id="kind"),
+        pytest.param("&only=self", ["0 0", "1 1"], id="one kind"),
+        pytest.param("&entropy=high", ["0 1", "1 0"], id="high entropy"),
+        pytest.param("&sink=middle", [], id="none"),
+    ],
+)
+def test_heads_are_sorted_and_filtered(address: str, order: list[str], show: Open) -> None:
+    page = show(even_and_one(), f"#view=overview{address}")
+    page.wait_for_function("document.querySelector('#view-overview .count').textContent !== ''")
+    expected = [f"layer {place.split()[0]} head {place.split()[1]}" for place in order]
+    assert (heads(page) if order else []) == expected
+    count = page.inner_text("#view-overview .count")
+    assert count == ("4 heads" if len(order) == 4 else f"{len(order)} of 4 heads")
+
+
+def test_a_click_opens_the_map_of_the_head(show: Open) -> None:
+    page = show(recorded(), "#view=overview")
+    page.click("#view-overview button >> nth=3")
+    page.wait_for_selector('body[data-view="map"]')
+    assert page.input_value("#layer") == "1"
+    assert page.input_value("#head") == "1"
+
+
+def test_arrows_go_from_head_to_head_and_enter_opens(show: Open) -> None:
+    page = show(recorded(), "#view=overview&layer=0&head=0")
+    page.locator('#view-overview button[aria-pressed="true"]').focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    page.wait_for_selector('body[data-view="map"]')
+    assert (page.input_value("#layer"), page.input_value("#head")) == ("1", "1")
+
+
+def test_the_menus_change_the_address(show: Open) -> None:
+    page = show(even_and_one(), "#view=overview")
+    page.select_option("#view-overview [data-menu=sort]", "entropy")
+    page.select_option("#view-overview [data-menu=only]", "self")
+    said = pages.address(page, lambda said: "only" in said)
+    assert (said["sort"], said["only"]) == ("entropy", "self")
+    assert heads(page) == ["layer 0 head 0", "layer 1 head 1"]
+
+
+def test_without_kinds_the_maps_are_shown_in_layers(show: Open) -> None:
+    weights = torch.full((1, 2, 5, 5), torch.nan)
+    recording = regard.Recording({"layer": regard.AttentionMatrix.from_weights(weights)})
+    page = show(recording, "#view=overview")
+    assert heads(page) == ["layer 0 head 0", "layer 0 head 1"]
+    assert page.is_hidden("#view-overview .filters")
+
+
+def test_many_heads_are_on_one_screen_of_small_maps(show: Open) -> None:
+    matrix = regard.attend(torch.randn(32, 7, 4), torch.randn(32, 7, 4))
+    page = show(regard.Recording({f"layer.{i}": matrix for i in range(24)}), "#view=overview")
+    assert len(heads(page)) == 768
+    box = page.locator("#view-overview button >> nth=31").bounding_box()
+    assert box is not None
+    assert box["x"] + box["width"] <= 1280
+
+
+@pytest.mark.parametrize("width", [390, 850])
+def test_each_of_many_heads_stands_right_of_its_layer_with_its_kind(width: int, show: Open) -> None:
+    viewport = {"width": width, "height": 844}
+    page = show(recorded(heads=12, kv_heads=12), "#view=overview", viewport=viewport)
+    page.wait_for_selector("#view-overview button")
+    lefts = page.eval_on_selector_all(
+        "#view-overview .row:first-child button", "all => all.map((one) => one.offsetLeft)"
+    )
+    label = "#view-overview .row:first-child .layer"
+    end = page.eval_on_selector(label, "one => one.offsetLeft + one.offsetWidth")
+    assert len(lefts) == 12
+    assert min(lefts) >= end
+    kind = page.locator("#view-overview button .kind").first
+    assert kind.is_visible()
+    title = page.locator("#view-overview button").first.get_attribute("title")
+    assert title is not None
+    assert kind.inner_text() in title

@@ -1,0 +1,256 @@
+"""What the page shows can be taken along: a picture as PNG and SVG, its numbers as CSV."""
+
+import csv
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from playwright.sync_api import Browser, Download, Page, Route
+
+import pages
+import regard
+from pages import WORDS, Open, ready, recorded
+from regard.view.export.page_file import write_page
+
+pytestmark = pytest.mark.browser
+
+SVG = "{http://www.w3.org/2000/svg}"
+NAMES = ["CLS", *WORDS[:8]]
+
+
+def saved(page: Page, kind: str, folder: Path) -> Path:
+    page.click("#save summary")
+    with page.expect_download() as download:
+        page.click(f"[data-save={kind}]")
+    path = folder / download.value.suggested_filename
+    download.value.save_as(path)
+    return path
+
+
+def test_the_map_is_saved_as_a_png_twice_as_sharp(show: Open, tmp_path: Path) -> None:
+    page = show(recorded())
+    ready(page)
+    path = saved(page, "png", tmp_path)
+    header = path.read_bytes()[:24]
+    box = page.locator("#view-map").bounding_box()
+    assert box is not None
+    assert header[1:4] == b"PNG"
+    margins = 2 * 16
+    expected = 2 * (box["width"] + margins)
+    assert int.from_bytes(header[16:20], "big") == pytest.approx(expected, abs=2)
+
+
+@contextmanager
+def held(
+    browser: Browser, recording: regard.Recording, answers: str, address: str
+) -> Iterator[tuple[Page, Callable[[], None]]]:
+    """A page whose server holds some answers back, and what lets them go."""
+    serving = pages.Serving(recording)
+    page = browser.new_page()
+    page.set_default_timeout(20_000)
+    waiting: list[Route] | None = []
+
+    def hold(route: Route) -> None:
+        if waiting is None:
+            route.continue_()
+        else:
+            waiting.append(route)
+
+    def let_go() -> None:
+        nonlocal waiting
+        routes, waiting = waiting or [], None
+        for route in routes:
+            route.continue_()
+
+    page.route(f"**/api/{answers}", hold)
+    try:
+        with page.expect_request(f"**/api/{answers}"):
+            page.goto(f"{serving.address}/?token={pages.TOKEN}#{address}")
+        page.wait_for_selector("body.ready")
+        yield page, let_go
+    finally:
+        page.close()
+        serving.end()
+
+
+SEEN_LATER = {
+    "map": ("tile?*", "zoom=2&query=1&key=1"),
+    "text": ("column?*", "view=text&query=5&key=5"),
+    "lines of the text": ("tile?*", "view=text&query=5&key=5"),
+    "steps": ("steps?*", "view=steps&query=5&key=5"),
+    "segments": ("segments?*", "view=segments&query=5&key=5"),
+    "overview": ("heads*", "view=overview&query=5&key=5"),
+}
+HELD = [pytest.param(*how, id=view) for view, how in SEEN_LATER.items()]
+
+
+@pytest.mark.parametrize("kind", ["png", "svg", "csv"])
+@pytest.mark.parametrize(("answers", "address"), HELD)
+def test_what_is_saved_waits_for_what_is_seen(
+    answers: str, address: str, kind: str, browser: Browser, tmp_path: Path
+) -> None:
+    with held(browser, recorded(tokens=47), answers, address) as (page, let_go):
+        page.click("#save summary")
+        with page.expect_download() as download:
+            page.click(f"[data-save={kind}]")
+            page.wait_for_timeout(300)  # what does not wait is there by now
+            let_go()
+        download.value.save_as(tmp_path / "early")
+        page.wait_for_timeout(300)  # what came by halves is whole by now
+        assert (tmp_path / "early").read_bytes() == saved(page, kind, tmp_path).read_bytes()
+
+
+def test_a_save_that_waits_says_so(browser: Browser) -> None:
+    with held(browser, recorded(), "steps?*", "view=steps&query=5&key=5") as (page, let_go):
+        page.click("#save summary")
+        with page.expect_download():
+            page.click("[data-save=csv]")
+            page.wait_for_selector("#saving[role=status]:has-text('Saving …')")
+            let_go()
+        assert page.inner_text("#saving") == ""
+
+
+@pytest.mark.parametrize("pressed", ["2", "}", "]"], ids=["view", "layer", "head"])
+def test_a_save_that_waits_is_given_up_with_a_word_where_something_else_is_opened(
+    pressed: str, browser: Browser
+) -> None:
+    with held(browser, recorded(), "steps?*", "view=steps&query=5&key=5") as (page, let_go):
+        downloads: list[Download] = []
+        page.on("download", lambda download: downloads.extend([download]))
+        page.click("#save summary")
+        page.click("[data-save=csv]")
+        page.keyboard.press(pressed)
+        page.wait_for_selector("#saving:has-text('Nothing was saved')")
+        assert page.inner_text("#saving") == (
+            "Nothing was saved: another view, layer or head was opened meanwhile."
+        )
+        let_go()
+        page.wait_for_timeout(300)
+        assert downloads == []
+
+
+def damaged(folder: Path) -> Path:
+    """A page whose layer 1 cannot be read."""
+    path = write_page(recorded(), folder / "damaged.html")
+    text = path.read_text()
+    at = text.index('id="layer-1-query"') + 200
+    path.write_text(text[:at] + ("A" if text[at] != "A" else "B") * 8 + text[at + 8 :])
+    return path
+
+
+def test_a_damaged_head_beside_ends_the_wait(show: Open, tmp_path: Path) -> None:
+    page = show(damaged(tmp_path), "#layer=0&head=0&compare=beside&with=1.1")
+    page.wait_for_selector("#damage:not([hidden])")
+    rows = table(page, tmp_path)[1:]
+    assert [row[0] for row in rows] == ["layer 0 head 0"] * 9 + ["layer 1 head 1"] * 9
+
+
+def test_where_nothing_can_be_read_no_empty_file_is_saved(show: Open, tmp_path: Path) -> None:
+    page = show(damaged(tmp_path), "#layer=1&view=steps&query=5&key=5")
+    page.wait_for_selector("#damage:not([hidden])")
+    page.click("#save summary")
+    page.click("[data-save=csv]")
+    page.wait_for_selector("#saving:has-text('Nothing was saved: there are no numbers here.')")
+
+
+def said(page: Page, folder: Path) -> list[str]:
+    """The words of the picture, as words."""
+    root = ET.parse(saved(page, "svg", folder)).getroot()
+    assert root.tag == f"{SVG}svg"
+    return [text.text or "" for text in root.iter(f"{SVG}text")]
+
+
+def test_a_map_in_svg_has_its_tokens_its_title_its_head_and_its_scale(
+    show: Open, tmp_path: Path
+) -> None:
+    page = show(recorded(), "#layer=1&head=1&scale=log")
+    ready(page)
+    words = said(page, tmp_path)
+    assert [words.count(name) >= 2 for name in NAMES] == [True] * 9
+    assert words[0] == page.inner_text("#title")
+    assert words[1].startswith("Layer 1 head 1 · a model · 9 tokens")
+    assert "log" in words
+    assert page.inner_text("#legend .ticks").split("\n")[0].split()[0] in words
+
+
+def test_of_a_part_of_the_map_the_picture_says_which(show: Open, tmp_path: Path) -> None:
+    page = show(recorded(tokens=128), "#zoom=8&row=40&column=48&query=50&key=50&hidden=1")
+    ready(page)
+    # 17 rows and 21 columns of cells have room, the last ones cut.
+    assert ", without sinks, queries 40 to 56, keys 48 to 68 · " in said(page, tmp_path)[1]
+
+
+def test_numbers_above_words_are_in_the_picture_of_the_text(show: Open, tmp_path: Path) -> None:
+    page = show(recorded(), "#view=text&query=5")
+    page.wait_for_selector("#view-text [data-share]")
+    share = page.get_attribute("#view-text [data-share]", "data-share")
+    assert share in said(page, tmp_path)
+
+
+def test_a_picture_shows_nothing_to_press_and_the_page_is_as_before(
+    show: Open, tmp_path: Path
+) -> None:
+    page = show(recorded(), "#view=segments")
+    page.wait_for_selector("#view-segments td")
+    before = page.locator("#view-segments").bounding_box()
+    assert "sentences" not in said(page, tmp_path)
+    assert page.is_visible("#view-segments .tools")
+    assert page.locator("#view-segments").bounding_box() == before
+
+
+def table(page: Page, folder: Path) -> list[list[str]]:
+    with saved(page, "csv", folder).open(encoding="utf-8-sig", newline="") as file:
+        return list(csv.reader(file))
+
+
+def numbers(rows: list[list[str]]) -> torch.Tensor:
+    return torch.tensor([[float(cell) for cell in row[3:]] for row in rows])
+
+
+def test_the_cells_that_are_seen_are_saved_as_a_table(show: Open, tmp_path: Path) -> None:
+    recording = recorded(tokens=9)
+    page = show(recording, "#layer=1&head=1")
+    ready(page)
+    head, *rows = table(page, tmp_path)
+    assert head[:3] == ["share of a query\u2019s attention", "query", "token"]
+    assert head[3:] == [f"{at} {name}" for at, name in enumerate(NAMES)]
+    assert [row[:3] for row in rows] == [
+        ["layer 1 head 1", str(at), name] for at, name in enumerate(NAMES)
+    ]
+    torch.testing.assert_close(numbers(rows), recording[1][0, 1].to_dense(), atol=1e-6, rtol=1e-5)
+
+
+def test_of_a_long_text_the_table_has_the_blocks_that_are_seen(show: Open, tmp_path: Path) -> None:
+    recording = recorded(tokens=1031, mask=regard.Causal())
+    page = show(recording)
+    ready(page)
+    head, *rows = table(page, tmp_path)
+    assert head[0] == "share for each 4 keys"
+    assert (head[3][:4], rows[-1][1]) == ("0–3 ", "1028–1030")
+    cells = recording[0][0, 0].to_dense().split(4)
+    expected = [[part.sum(-1).mean() for part in rows.split(4, -1)] for rows in cells]
+    torch.testing.assert_close(numbers(rows), torch.tensor(expected), atol=1e-5, rtol=1e-4)
+
+
+def test_of_two_maps_the_table_has_both(show: Open, tmp_path: Path) -> None:
+    recording = recorded()
+    page = show(recording, "#layer=0&head=0&compare=beside&with=1.1")
+    ready(page)
+    page.wait_for_selector('.pane:nth-child(2) .map[data-ready]:not([data-ready=""])')
+    rows = table(page, tmp_path)[1:]
+    assert [row[0] for row in rows] == ["layer 0 head 0"] * 9 + ["layer 1 head 1"] * 9
+    expected = torch.cat([recording[0][0, 0].to_dense(), recording[1][0, 1].to_dense()])
+    torch.testing.assert_close(numbers(rows), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_the_name_of_the_file_says_what_it_shows_and_is_harmless(
+    show: Open, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.html"
+    write_page(recorded(), path, title="../ a <b>title</b>\u202e: “é”")
+    page = show(path, "#layer=1&head=1")
+    ready(page)
+    assert saved(page, "svg", tmp_path).name == "a-b-title-b-e-map-layer-1-head-1.svg"

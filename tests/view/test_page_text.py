@@ -1,0 +1,306 @@
+"""The page's text: where words look and who looks at them, for one token or several."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from playwright.sync_api import Page
+
+import pages
+import regard
+from pages import Open, address, recorded, sentence, three_digits
+from regard.view.export.page_file import write_page
+
+pytestmark = pytest.mark.browser
+
+
+def read(page: Page, which: str) -> None:
+    """Waits until layer, head, query, key, hidden are read and drawn."""
+    page.wait_for_selector(f'body[data-read="{which}"]')
+
+
+def says(page: Page, text: str) -> None:
+    """Waits until the line below says it; in a selector a narrow space is a space."""
+    page.wait_for_selector(f'#sentence:has-text("{text}")')
+
+
+def side(page: Page, place: int) -> str:
+    return f"#view-text .side:nth-child({place + 1})"
+
+
+def over(page: Page, place: int, at: int) -> None:
+    """The mouse on a word itself, not on the number above it."""
+    rectangle = "span => { const { x, y, width, height } = span.getBoundingClientRect();"
+    x, y = page.eval_on_selector(
+        f'{side(page, place)} [data-at="{at}"]',
+        f"{rectangle} return [x + width / 2, y + height / 2]; }}",
+    )
+    page.mouse.move(x, y)
+
+
+def press(page: Page, place: int, at: int, times: int = 1) -> None:
+    over(page, place, at)
+    for count in range(1, times + 1):
+        page.mouse.down(click_count=count)
+        page.mouse.up(click_count=count)
+
+
+def tinted(page: Page, place: int) -> set[int]:
+    spans = page.locator(f'{side(page, place)} [data-at][style*="background"]')
+    return {int(span.get_attribute("data-at") or "") for span in spans.all()}
+
+
+def chosen(page: Page, place: int) -> list[str]:
+    return page.locator(f"{side(page, place)} .flow .chosen").all_inner_texts()
+
+
+def names(texts: str, special: str = "") -> list[regard.Token]:
+    return [regard.Token(text, special=text == special) for text in texts.split("|")]
+
+
+def test_one_text_shows_both_ways_of_a_token(show: Open) -> None:
+    recording = recorded()
+    page = show(recording, "#view=text&layer=1&head=1&query=5")
+    read(page, "1,1,5,5,0")
+    row, column = recording[1][0, 1, 5], recording[1][0, 1][:, 5]
+    words = ["[CLS]", *pages.WORDS]
+    to, by = int(row.argmax()), int(column.argmax())
+    assert sentence(page) == (
+        f"“eat” looks most at “{words[to]}”: {three_digits(float(row.max()))}; "
+        f"“eat” is looked at most by “{words[by]}”: {three_digits(float(column.max()))}, "
+        "layer 1 head 1."
+    )
+    assert page.inner_text(f"{side(page, 0)} h2") == "Where “eat” looks"
+    assert page.inner_text(f"{side(page, 1)} h2") == "Who looks at “eat”"
+    label = page.get_attribute(f'{side(page, 0)} [data-at="{to}"]', "data-share") or ""
+    assert label.replace("\u202f", " ") == three_digits(float(row.max()))
+
+
+def test_the_tint_is_where_the_weights_are(show: Open) -> None:
+    page = show(recorded(mask=regard.Causal()), "#view=text&layer=0&head=0&query=4")
+    read(page, "0,0,4,4,0")
+    assert tinted(page, 0) <= {0, 1, 2, 3, 4}
+    assert tinted(page, 1) <= {4, 5, 6, 7, 8}
+    assert 4 in tinted(page, 1)
+
+
+def test_pointing_at_a_word_reads_it_and_leaving_it_goes_back(show: Open) -> None:
+    page = show(recorded(), "#view=text&query=2")
+    read(page, "0,0,2,2,0")
+    over(page, 1, 6)
+    read(page, "0,0,6,6,0")
+    page.mouse.move(2, 2)
+    read(page, "0,0,2,2,0")
+
+
+def test_several_words_are_the_mean_of_their_rows(show: Open) -> None:
+    recording = recorded()
+    page = show(recording, "#view=text&layer=0&head=1&query=3")
+    read(page, "0,1,3,3,0")
+    over(page, 0, 3)
+    page.mouse.down()
+    over(page, 0, 5)
+    page.mouse.up()
+    page.mouse.move(2, 2)
+    mean = recording[0][0, 1, 3:6].mean(0)
+    added = recording[0][0, 1][:, 3:6].sum(-1)
+    says(page, f"{three_digits(float(mean.max()))}, the mean of 3 queries")
+    says(page, f"{three_digits(float(added.max()))} to these 3 keys together")
+    assert chosen(page, 0) == chosen(page, 1) == ["short", ",", "eat"]
+    assert address(page, lambda said: said.get("queryTo") == "5")["query"] == "3"
+
+
+def test_with_several_chosen_a_word_is_read_against_them(show: Open) -> None:
+    recording = recorded()
+    page = show(recording, "#view=text&layer=0&head=1&query=3&queryTo=5")
+    read(page, "0,1,3,3,0")
+    says(page, "the mean of 3 queries")
+    over(page, 0, 7)
+    given = three_digits(float(recording[0][0, 1, 3:6, 7].mean()))
+    taken = three_digits(float(recording[0][0, 1, 7, 3:6].sum()))
+    assert sentence(page) == (
+        f"“short , eat” (3 tokens) gives {given} of its attention to “first”, the mean of 3 "
+        f"queries; “first” gives {taken} to “short , eat” (3 tokens)."
+    )
+
+
+def test_the_arrows_move_and_with_shift_choose_several(show: Open) -> None:
+    page = show(recorded(), "#view=text&query=3")
+    read(page, "0,0,3,3,0")
+    page.keyboard.press("ArrowRight")
+    read(page, "0,0,4,4,0")
+    page.keyboard.press("Shift+ArrowRight")
+    page.keyboard.press("Shift+ArrowRight")
+    says(page, "the mean of 3 queries")
+    assert address(page, lambda said: said.get("queryTo") == "6")["query"] == "4"
+    page.keyboard.press("ArrowLeft")
+    said = address(page, lambda said: "queryTo" not in said)
+    assert "queryTo" not in said
+
+
+def subwords() -> regard.Recording:
+    tokens = names("Des|sert| first|.| Then| re|st|.")
+    return regard.Recording({"layer": recorded(tokens=8)[0]}, query_tokens=tokens)
+
+
+@pytest.mark.parametrize(
+    ("button", "expected"),
+    [
+        pytest.param("Whole word", ["re", "st"], id="word"),
+        pytest.param("Whole sentence", ["Then", "re", "st", "."], id="sentence"),
+    ],
+)
+def test_a_word_and_a_sentence_are_chosen_whole(
+    button: str, expected: list[str], show: Open
+) -> None:
+    page = show(subwords(), "#view=text&query=6")
+    read(page, "0,0,6,6,0")
+    page.click(f"text={button}")
+    says(page, f"the mean of {len(expected)} queries")
+    assert chosen(page, 0) == expected
+
+
+def test_two_clicks_choose_the_word(show: Open) -> None:
+    page = show(subwords(), "#view=text&query=6")
+    read(page, "0,0,6,6,0")
+    press(page, 0, 1, times=2)
+    page.mouse.move(2, 2)
+    says(page, "the mean of 2 queries")
+    assert chosen(page, 0) == ["Des", "sert"]
+
+
+# Two texts
+
+
+def test_the_two_texts_of_a_pair_face_each_other(show: Open) -> None:
+    tokens = names("[CLS]| Life| is| short|[SEP]| eat| dessert|[SEP]")
+    tokens = [token._replace(special=token.text.startswith("[")) for token in tokens]
+    recording = regard.Recording({"layer": recorded(tokens=8)[0]}, query_tokens=tokens)
+    page = show(recording, "#view=text&head=1&query=6")
+    read(page, "0,1,6,6,0")
+    texts = page.locator("#view-text .flow").all_inner_texts()
+    assert texts == ["CLS Life is short SEP", "eat dessert SEP"]
+    assert page.inner_text("#view-text .direction") == "Where “dessert” looks"
+    row = recording[0][0, 1, 6]
+    for place, part in enumerate((row[:5], row[5:])):
+        caption = page.inner_text(f"{side(page, place)} .caption").replace("\u202f", " ")
+        assert caption.startswith(f"Together {three_digits(float(part.sum()))}. ")
+    page.keyboard.press("d")
+    page.wait_for_selector('#view-text .direction:text("Who looks at “dessert”")')
+
+
+def test_queries_and_keys_of_cross_attention_face_each_other(show: Open) -> None:
+    recording = regard.Recording(
+        {"layer": recorded(tokens=3, keys=4)[0]},
+        query_tokens=names("Das| Leben| ist"),
+        key_tokens=names("Life| is| so| short"),
+    )
+    page = show(recording, "#view=text&head=1&query=1&key=0")
+    read(page, "0,1,1,0,0")
+    assert page.locator("#view-text .flow").all_inner_texts() == [
+        "Das Leben ist",
+        "Life is so short",
+    ]
+    assert (chosen(page, 0), tinted(page, 0)) == (["Leben"], set())
+    assert 0 < len(tinted(page, 1)) <= 4
+    press(page, 1, 2)
+    page.mouse.move(2, 2)
+    page.wait_for_selector('#view-text .direction:text("Who looks at “so”")')
+    assert chosen(page, 1) == ["so"]
+    assert len(tinted(page, 0)) > 0
+
+
+# Lines
+
+
+def test_few_tokens_have_a_line_for_each_weight(show: Open) -> None:
+    recording = recorded()
+    page = show(recording, "#view=text&layer=1&head=1&query=2")
+    page.wait_for_selector("#view-text line", state="attached")
+    weights = recording[1][0, 1].to_dense()
+    count = int((weights >= 0.01).sum())
+    assert page.locator("#view-text line").count() == count
+    said = page.inner_text("#view-text .lines .caption").replace("\u202f", " ")
+    assert said.startswith(f"Lines: {count} weights of 1.00 % and more, of 81 weights above 0")
+
+
+def test_pointing_at_a_name_leaves_its_lines_alone(show: Open) -> None:
+    recording = recorded()
+    page = show(recording, "#view=text&layer=1&head=1&query=2")
+    page.wait_for_selector("#view-text line", state="attached")
+    page.hover('#view-text [data-line="key"][data-place="4"]')
+    page.wait_for_selector("#view-text line.aside", state="attached")
+    keys = page.locator("#view-text line:not(.aside)")
+    assert {line.get_attribute("data-key") for line in keys.all()} == {"4"}
+    assert keys.count() == int((recording[1][0, 1].to_dense()[:, 4] >= 0.01).sum())
+
+
+def test_many_tokens_have_no_lines(show: Open) -> None:
+    page = show(recorded(tokens=61), "#view=text&query=2")
+    read(page, "0,0,2,2,0")
+    assert page.locator("#view-text line").count() == 0
+    assert page.inner_text("#view-text .lines .caption") == ""
+
+
+# Long texts, hostile tokens, what is not there
+
+
+def test_of_131072_tokens_only_those_near_the_screen_are_built(show: Open) -> None:
+    length = 131_072
+    torch.manual_seed(3)
+    matrix = regard.attend(
+        torch.randn(1, length, 8), torch.randn(1, length, 8), mask=regard.SlidingWindow(16, 0)
+    )
+    tokens = [("\n" if i % 50 == 0 else " ") + str(i) for i in range(length)]
+    page = show(regard.Recording({"layer": matrix}, query_tokens=tokens), "#view=text&query=100000")
+    read(page, "0,0,100000,100000,0")
+    assert page.is_visible(f'{side(page, 0)} [data-at="100000"]')
+    assert page.locator("#view-text [data-at]").count() < 8_000
+    best = int(matrix[0, 100_000].argmax())
+    assert sentence(page).startswith(f"“100000” looks most at “{best}”: ")
+    page.evaluate("document.querySelector('#view-text .reading').scrollTop = 0")
+    page.wait_for_selector(f'{side(page, 1)} [data-at="0"]')
+    assert page.locator("#view-text [data-at]").count() < 8_000
+
+
+def test_hostile_tokens_are_text_in_the_text(show: Open) -> None:
+    tokens = ["<img src=x onerror=alert(1)>", " \u202eevil", "\x00", " " + "long" * 2500]
+    matrix = recorded(tokens=4)[0]
+    page = show(regard.Recording({"a": matrix}, query_tokens=tokens), "#view=text&query=1")
+    read(page, "0,0,1,1,0")
+    assert page.locator("#view-text img").count() == 0
+    assert page.inner_text(f'{side(page, 0)} [data-at="0"]') == tokens[0]
+    assert page.inner_text(f'{side(page, 0)} [data-at="1"]') == "‹RLO›evil"
+    assert len(page.inner_text(f'{side(page, 0)} [data-at="3"]')) < 200
+
+
+def test_of_a_small_map_the_text_says_so(show: Open, tmp_path: Path) -> None:
+    path = write_page(recorded(tokens=64), tmp_path / "small.html", layers=[0])
+    page = show(path, "#view=text&layer=1&query=20")
+    page.wait_for_selector('#view-text .caption:text("Only the small map of this layer is here")')
+    assert tinted(page, 0) == tinted(page, 1) == set()
+
+
+def test_without_sinks_a_key_in_the_future_is_not_told_as_set_aside(show: Open) -> None:
+    page = show(recorded(mask=regard.Causal()))
+    pages.go(page, 0, 0, 3, 6, hidden="1")
+    assert sentence(page).startswith("“short” may not attend to “dessert”, layer 0 head 0")
+    pages.go(page, 0, 0, 3, 0, hidden="1")
+    assert sentence(page).startswith("“short” is read without “[CLS]”, layer 0 head 0")
+
+
+def test_where_all_tokens_are_special_nobody_is_asked_for_a_pattern(show: Open) -> None:
+    page = show(recorded(tokens=1), "#view=segments&parts=sentences")
+    page.wait_for_selector("#view-segments .line:has-text('no parts')")
+    line = page.inner_text("#view-segments .line")
+    assert line == "There are no parts: the text has special tokens only."
+    page.click("#view-segments button:has-text('pattern')")
+    page.wait_for_selector("#view-segments .line:has-text('Type a pattern.')")
+
+
+def test_a_small_map_names_the_call_that_users_have(show: Open, tmp_path: Path) -> None:
+    path = write_page(recorded(tokens=64), tmp_path / "small.html", layers=[0])
+    page = show(path, "#layer=1")
+    assert page.inner_text("#notes").endswith(
+        "Name the layers you want: regard.page(recording, path, layers=[1])."
+    )

@@ -1,0 +1,147 @@
+"""Weights times values and the output, on a page of a recording that has the values."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from playwright.sync_api import Page
+from test_page_save import table
+from test_page_steps import number
+from torch import Tensor
+
+import regard
+from pages import Open, recorded
+from regard.view.export import page_file as file
+from regard.view.export.page_file import write_page
+from regard.view.tiles.page_answers import Answers, Which
+from regard.view.tiles.query_steps import KeysAsked
+
+
+def with_values(*, dim: int, heads: int = 2) -> regard.Recording:
+    """Six heads over two values a layer, as observe(model, keep="qkv") leaves them."""
+    recording = recorded(heads=6, kv_heads=2, mask=regard.Causal())
+    for place, layer in enumerate(recording.layers):
+        value = torch.randn(1, heads, 9, dim, generator=torch.manual_seed(place))
+        recording.put(replace(layer, value=value))
+    return recording
+
+
+def output_of(recording: regard.Recording, head: int, query: int) -> Tensor:
+    """What A.steps says."""
+    value = recording.value(1)
+    one = value[0, head * value.shape[1] // 6]
+    steps = regard.steps(recording[1][0, head], query=query, value=one)
+    assert steps.output is not None
+    return steps.output
+
+
+@pytest.mark.parametrize("heads", [1, 2, 6])
+@pytest.mark.parametrize("head", [0, 4])
+def test_the_steps_that_a_server_tells_have_the_values_and_the_output(
+    head: int, heads: int
+) -> None:
+    recording = with_values(dim=4, heads=heads)
+    with Answers(recording) as answers:
+        steps = answers.steps(Which(1, head), 5, KeysAsked("position", 2, 3))
+    assert steps.output == pytest.approx(output_of(recording, head, 5).tolist(), abs=1e-5)
+    value = recording.value(1)[0, head * heads // 6]
+    assert [list(step.value or ()) for step in steps.rows] == value[2:5].tolist()
+
+
+def test_without_values_a_server_tells_none() -> None:
+    with Answers(recorded()) as answers:
+        steps = answers.steps(Which(1, 0), 5, KeysAsked("position", 0, 2))
+    assert (steps.output, steps.rows[0].value) == (None, None)
+
+
+def opened(page: Page) -> Page:
+    page.wait_for_selector("#view-steps table[data-ready]")
+    return page
+
+
+def vectors(page: Page, rows: str, name: str) -> list[list[float]]:
+    """The vectors in the column of a name, as they are written."""
+    names = page.locator("#view-steps thead th").all_inner_texts()
+    cells = page.locator(f"#view-steps {rows} tr > :nth-child({names.index(name) + 1})")
+    return [
+        [number(text) for text in cell.locator(".vector span").all_inner_texts()]
+        for cell in cells.all()
+    ]
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("precision", ["32 bits", "24 bits", "16 bits"])
+def test_a_file_shows_weights_times_values_and_the_output_as_the_library_has_them(
+    precision: str, show: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if precision != "32 bits":
+        monkeypatch.setattr(file, "FULL_PRECISION", 0)
+    if precision == "16 bits":
+        monkeypatch.setattr(file, "NEARLY_FULL_PRECISION", 0)
+    recording = with_values(dim=4)
+    path = write_page(recording, tmp_path / "page.html")
+    page = opened(show(path, "#view=steps&layer=1&head=4&query=5&order=position"))
+    value, weights = recording.value(1)[0, 1], recording[1][0, 4, 5]
+    near = {"rel": 0.0051, "abs": 1e-6 if precision == "32 bits" else 2e-3}
+    shown = torch.tensor(vectors(page, "tbody", "value"))
+    assert shown.flatten().tolist() == pytest.approx(value.flatten().tolist(), **near)
+    shares = torch.tensor(vectors(page, "tbody", "weight × value"))
+    expected = (weights[:, None] * value).flatten().tolist()
+    assert shares.flatten().tolist() == pytest.approx(expected, **near)
+    output = vectors(page, "tfoot", "weight × value")[0]
+    assert output == pytest.approx(output_of(recording, 4, 5).tolist(), **near)
+    assert "is not shown" not in page.inner_text("#view-steps .note")
+
+
+@pytest.mark.browser
+def test_a_vector_tells_the_sum_that_made_it(show: Open) -> None:
+    matrix = regard.attend(torch.zeros(2, 1), torch.zeros(2, 1))
+    recording = regard.Recording({"layer": matrix}, query_tokens=["Life", " is"])
+    value = torch.tensor([[2.0, 0.0], [4.0, -1.0]])
+    recording.put(replace(recording.layers[0], value=value))
+    page = opened(show(recording, "#view=steps&query=1&order=position"))
+    names = page.locator("#view-steps thead th").all_inner_texts()
+    said: list[str] = []
+    for row, name in ((1, "value"), (1, "weight × value"), (2, "weight × value")):
+        place = names.index(name) - 2
+        page.hover(f'#view-steps [data-row="{row}"] [data-column="{place}"]')
+        said.append(page.inner_text("#view-steps .sum"))
+    assert said == [
+        "“is”: value = (4, −1)",
+        "“is”: weight × value = 50.0\u202f% × (4, −1) = (2, −0.500)",
+        "output = the sum of weight × value over all 2 keys = (3, −0.500)",
+    ]
+
+
+@pytest.mark.browser
+def test_longer_vectors_are_pictures_and_their_colours_are_explained(show: Open) -> None:
+    page = opened(show(with_values(dim=7), "#view=steps&layer=1&head=4&query=5"))
+    assert page.locator('#view-steps tbody canvas[aria-label^="weight × value: 7 "]').count() == 9
+    assert page.locator('#view-steps tfoot canvas[aria-label^="output: 7 numbers"]').count() == 1
+    assert "Values of 7 numbers: blue below 0, orange above" in page.inner_text("#view-steps .note")
+
+
+def test_a_file_without_room_for_the_values_leaves_them_out(tmp_path: Path) -> None:
+    recording = with_values(dim=997)
+    whole = write_page(recording, tmp_path / "whole.html").read_text()
+    tight = write_page(recording, tmp_path / "tight.html", limit=40_000).read_text()
+    assert whole.count('"value_dim": 997') + whole.count('"value_dim":997') == 2
+    assert '"kind":"query-key"' in tight.replace(" ", "")
+    assert '"value_heads":2' not in tight.replace(" ", "")
+
+
+@pytest.mark.browser
+def test_the_numbers_of_vectors_are_saved_too(show: Open, tmp_path: Path) -> None:
+    recording = with_values(dim=3)
+    page = opened(show(recording, "#view=steps&layer=1&head=4&query=5&order=position"))
+    head, *rows = table(page, tmp_path)
+    first = head.index("vector 0")
+    assert head[first:] == [f"vector {d}" for d in range(8)] + [f"value {d}" for d in range(3)]
+    *keys, query, output = [[float(cell or "nan") for cell in row[first:]] for row in rows]
+    dots = [float(row[head.index("query·key")]) for row in rows[:9]]
+    products = torch.tensor(keys)[:, :8] @ torch.tensor(query[:8])
+    assert products.tolist() == pytest.approx(dots, abs=1e-4)
+    value = recording.value(1)[0, 1]
+    torch.testing.assert_close(torch.tensor(keys)[:, 8:], value, atol=1e-5, rtol=1e-5)
+    assert output[8:] == pytest.approx(output_of(recording, 4, 5).tolist(), abs=1e-5)

@@ -1,0 +1,226 @@
+"""remote.js, the page's source of numbers over HTTP, in Chromium against a real server."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from typing import Any
+
+import pytest
+import torch
+from playwright.sync_api import Browser, Page
+
+import pages
+import regard
+from regard.view.tiles.page_answers import Answers, Which
+from regard.view.tiles.pyramid import Place
+from regard.view.tiles.query_steps import KeysAsked
+
+pytestmark = pytest.mark.browser
+
+
+def recorded() -> regard.Recording:
+    query, key = torch.randn(2, 3, 9, 4, generator=torch.Generator().manual_seed(2))
+    matrix = regard.attend(query, key, mask=regard.Causal())
+    tokens = [regard.Token(f" {place}", special=place == 4) for place in range(9)]
+    return regard.Recording({"a": matrix}, query_tokens=tokens)
+
+
+@contextmanager
+def opened(browser: Browser, serving: pages.Serving) -> Iterator[Page]:
+    """A page of the server in which ``remote`` is a source of its numbers."""
+    source = files("regard.view").joinpath("web", "remote.js").read_text(encoding="utf-8")
+    code = re.sub(r"^export ", "", source, flags=re.MULTILINE)
+    page = browser.new_page()
+    try:
+        page.goto(f"{serving.address}/?token={pages.TOKEN}")
+        page.goto(f"{serving.address}/api/heads")  # of the server, and empty
+        page.evaluate(f"(() => {{ {code}; Object.assign(window, {{ Remote, Lost }}); }})()")
+        page.evaluate("window.remote = new Remote([{ q_len: 9, kv_len: 9 }])")
+        yield page
+    finally:
+        page.close()
+
+
+@pytest.fixture
+def serving() -> Iterator[pages.Serving]:
+    serving = pages.Serving(recorded())
+    yield serving
+    serving.end()
+
+
+@pytest.fixture(scope="module")
+def page(browser: Browser) -> Iterator[Page]:
+    serving = pages.Serving(recorded())
+    with opened(browser, serving) as page:
+        yield page
+    serving.end()
+
+
+@pytest.fixture(scope="module")
+def answers() -> Iterator[Answers]:
+    with Answers(recorded()) as answers:
+        yield answers
+
+
+HEAD = "{ layer: 0, head: 1, hidden: true }"
+WHICH = Which(0, 1, hidden=True)
+READ = """(answer) => Object.fromEntries(
+  Object.entries(answer).map(([name, value]) => [name, value?.length ? [...value] : value])
+)"""
+
+
+def asked(page: Page, question: str) -> Any:
+    """What remote answers, arrays as lists."""
+    return page.evaluate(f"async () => ({READ})(await remote.{question})")
+
+
+def listed(page: Page, question: str) -> list[float]:
+    return page.evaluate(f"async () => [...await remote.{question}]")
+
+
+def test_a_row_comes_with_its_mask(page: Page, answers: Answers) -> None:
+    got, row = asked(page, f"row({HEAD}, 5)"), answers.row(WHICH, 5)
+    assert got == {"values": row.values.tolist(), "mask": row.mask.int().tolist()}
+
+
+def test_a_column_is_what_every_query_gives(page: Page, answers: Answers) -> None:
+    assert listed(page, f"column({HEAD}, 2)") == answers.column(WHICH, 2).tolist()
+
+
+def test_a_tile_comes_with_its_size(page: Page, answers: Answers) -> None:
+    got = asked(page, f"tile({HEAD}, {{ level: 0, row: 0, column: 0, byRow: true }})")
+    values = answers.tile(WHICH, Place(0, 0, 0, by_row=True)).values
+    assert got["values"] == values.flatten().tolist()
+    assert (got["height"], got["width"], got["exact"]) == (9, 9, True)
+    assert got.get("sampled") is None
+
+
+def test_progress_is_told(page: Page) -> None:
+    assert asked(page, f"progress({HEAD}, false)") == {"done": 1, "seconds": 0}
+
+
+def test_steps_are_told(page: Page, answers: Answers) -> None:
+    got = asked(page, f"steps({HEAD}, 5, {{ by: 'weight', start: 0, count: 2 }})")
+    expected = answers.steps(WHICH, 5, KeysAsked("weight", 0, 2))
+    assert [step["key"] for step in got["rows"]] == [step.key for step in expected.rows]
+
+
+def test_segments_are_told(page: Page, answers: Answers) -> None:
+    got = listed(page, f"segments({HEAD}, {{ queries: [[0, 3], [3, 9]], keys: [[1, 9]] }})")
+    expected = answers.segments(WHICH, [(0, 3), (3, 9)], [(1, 9)])
+    assert got == expected.flatten().tolist()
+
+
+def test_heads_are_told_in_their_order(page: Page, answers: Answers) -> None:
+    heads = page.evaluate("remote.heads()")
+    assert [head["kind"] for head in heads] == [head.kind for head in answers.heads()]
+
+
+def test_small_maps_of_a_layer_are_told(page: Page, answers: Answers) -> None:
+    assert page.evaluate("remote.overview(0)") == answers.overview(0)
+
+
+def test_a_wrong_question_is_an_error_with_its_sentence(page: Page) -> None:
+    told = page.evaluate(f"remote.row({HEAD}, 99).catch((e) => [e.message, e instanceof Lost])")
+    assert told == ["query is 99; it must be from 0 to 8.", False]
+
+
+def test_what_is_aborted_is_rejected_as_such(page: Page) -> None:
+    told = page.evaluate(
+        f"""async () => {{
+          const stop = new AbortController();
+          const row = remote.row({HEAD}, 1, stop.signal).catch((error) => error.name);
+          stop.abort();
+          return row;
+        }}"""
+    )
+    assert told == "AbortError"
+
+
+def test_without_a_signal_a_newer_question_takes_the_place_of_an_older(page: Page) -> None:
+    told = page.evaluate(
+        f"""async () => {{
+          const told = [];
+          const keys = {{ by: "position", start: 0, count: 1 }};
+          remote.steps({HEAD}, 1, keys).then(() => told.push("older"), () => told.push("error"));
+          await remote.steps({HEAD}, 2, keys).then(() => told.push("newer"));
+          await new Promise((resolve) => setTimeout(resolve, 50));
+          return told;
+        }}"""
+    )
+    assert told == ["newer"]
+
+
+LOST = f"remote.row({HEAD}, 1).catch((error) => [error.message, error instanceof Lost])"
+
+
+def test_a_recording_that_has_changed_is_lost(browser: Browser, serving: pages.Serving) -> None:
+    with opened(browser, serving) as page:
+        serving.changed = True
+        told = page.evaluate(LOST)
+    assert told == ["the recording has changed on disk; start regard serve again.", True]
+
+
+def test_a_server_that_has_ended_is_lost(browser: Browser, serving: pages.Serving) -> None:
+    with opened(browser, serving) as page:
+        serving.end()
+        told = page.evaluate(LOST)
+    assert told[1]
+    assert told[0].startswith("The server does not answer any more. Start regard serve again")
+
+
+def test_the_page_shows_the_numbers_of_its_server_and_that_it_is_lost(
+    browser: Browser, serving: pages.Serving, answers: Answers
+) -> None:
+    page = browser.new_page()
+    page.set_default_timeout(120_000)
+    try:
+        page.goto(f"{serving.address}/?token={pages.TOKEN}#layer=0&head=1&query=5&key=2")
+        page.wait_for_selector('body[data-read="0,1,5,2,0"]')
+        weight = float(answers.row(Which(0, 1), 5).values[2])
+        assert pages.three_digits(weight) in pages.sentence(page)
+        serving.changed = True
+        page.locator(".map").first.press("ArrowUp")
+        page.wait_for_selector("#damage:not([hidden])")
+        told = page.inner_text("#damage")
+    finally:
+        page.close()
+    assert told == "the recording has changed on disk; start regard serve again."
+
+
+def test_the_steps_of_a_head_are_gone_when_another_is_asked_of_a_lost_server(
+    browser: Browser, serving: pages.Serving
+) -> None:
+    page = browser.new_page()
+    page.set_default_timeout(120_000)
+    try:
+        page.goto(f"{serving.address}/?token={pages.TOKEN}#view=steps&layer=0&head=1&query=5")
+        page.wait_for_selector("#view-steps [data-row]")
+        serving.changed = True
+        page.evaluate("location.hash = 'view=steps&layer=0&head=2&query=5'")
+        page.wait_for_selector("#damage:not([hidden])")
+        page.wait_for_selector("#view-steps [data-row]", state="detached", timeout=5000)
+        heading = page.inner_text("#view-steps h2")
+    finally:
+        page.close()
+    assert heading == ""
+
+
+def test_what_is_wrong_is_told_until_all_that_is_shown_is_whole_again(
+    browser: Browser, serving: pages.Serving
+) -> None:
+    page = browser.new_page()
+    page.set_default_timeout(30_000)
+    try:
+        page.goto(f"{serving.address}/?token={pages.TOKEN}#layer=0&head=1&query=5&key=2")
+        page.wait_for_selector('body[data-read="0,1,5,2,0"]')
+        serving.changed = True
+        page.evaluate("location.hash = 'layer=0&head=2&query=5&key=3'")
+        page.wait_for_selector("#damage:not([hidden])")
+        serving.changed = False
+        page.locator(".map").first.press("ArrowUp")
+        page.wait_for_selector("#damage", state="hidden")
+        page.wait_for_selector('.map[data-ready^="0 2 1,"]', timeout=5000)
+    finally:
+        page.close()

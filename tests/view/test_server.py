@@ -1,0 +1,376 @@
+"""The server: the same numbers as the library's, for its own page alone, whoever comes and goes."""
+
+import doctest
+import json
+import time
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+import torch
+from starlette.testclient import TestClient
+from torch import Tensor
+
+import regard
+from regard.view.server import access_guard as guard
+from regard.view.server import http_server as server
+from regard.view.server import request_parsing as asked
+from regard.view.server import request_queue as desk
+from regard.view.tiles.manifest import first_sequence, small_map
+from regard.view.tiles.page_answers import Answers, Which
+from regard.view.tiles.pyramid import Place
+from regard.view.tiles.query_steps import KeysAsked
+
+BASE = "http://127.0.0.1:8000"
+TOKEN = "secret-token"
+HEAD = {"layer": 0, "head": 1}
+
+
+def recorded() -> regard.Recording:
+    generator = torch.Generator().manual_seed(2)
+    query, key = (torch.randn(2, 3, 9, 4, generator=generator) for _ in range(2))
+    matrices = (regard.attend(query[i], key[i], mask=regard.Causal()) for i in range(2))
+    tokens = [regard.Token(f" {place}", special=place == 4) for place in range(9)]
+    layers = dict(zip("ab", matrices, strict=True))
+    return regard.Recording(layers, model="</script><b>", query_tokens=tokens)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    """The page, opened with its token."""
+    with TestClient(server.application(recorded(), TOKEN), base_url=BASE) as client:
+        assert client.get("/", params={"token": TOKEN}).status_code == 200
+        yield client
+
+
+@pytest.fixture
+def stranger() -> Iterator[TestClient]:
+    """Somebody without the token."""
+    with TestClient(server.application(recorded(), TOKEN), base_url=BASE) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def answers() -> Iterator[Answers]:
+    with Answers(recorded()) as answers:
+        yield answers
+
+
+def floats(content: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.float32)
+
+
+# Numbers
+
+
+@pytest.mark.parametrize("hidden", [0, 1])
+def test_a_row_is_its_weights_and_then_its_mask(
+    hidden: int, client: TestClient, answers: Answers
+) -> None:
+    got = client.get("/api/row", params={**HEAD, "query": 5, "hidden": hidden}).content
+    row = answers.row(Which(0, 1, bool(hidden)), 5)
+    assert torch.equal(floats(got[:36]), row.values)
+    assert list(got[36:]) == row.mask.int().tolist()
+
+
+def test_a_column_is_what_every_query_gives(client: TestClient, answers: Answers) -> None:
+    got = client.get("/api/column", params={**HEAD, "key": 2}).content
+    assert torch.equal(floats(got), answers.column(Which(0, 1), 2))
+
+
+@pytest.mark.parametrize("by_row", [0, 1])
+def test_a_tile_has_its_size_beside_it(by_row: int, client: TestClient, answers: Answers) -> None:
+    place = {"level": 0, "row": 0, "column": 0, "by_row": by_row}
+    got = client.get("/api/tile", params={**HEAD, **place})
+    told = [got.headers[name] for name in ("x-height", "x-width", "x-exact")]
+    assert told == ["9", "9", "1"]
+    assert "x-sampled" not in got.headers
+    expected = answers.tile(Which(0, 1), Place(0, 0, 0, bool(by_row))).values
+    assert torch.equal(floats(got.content), expected.flatten())
+
+
+def test_progress_of_a_small_head_is_done(client: TestClient) -> None:
+    got = client.get("/api/progress", params={**HEAD, "by_row": 1})
+    assert got.json() == {"done": 1.0, "seconds": 0.0}
+
+
+def test_steps_are_those_of_the_library(client: TestClient, answers: Answers) -> None:
+    keys = {"by": "weight", "start": 1, "count": 3}
+    got = client.get("/api/steps", params={**HEAD, "query": 5, **keys}).json()
+    steps = answers.steps(Which(0, 1), 5, KeysAsked("weight", 1, 3))
+    assert [step["weight"] for step in got["rows"]] == [step.weight for step in steps.rows]
+    assert got["vector"] == pytest.approx(recorded()[0].source.query[1, 5].tolist())
+    assert (got["keys"], got["allowed"], got["rows"][0]["value"]) == (9, 6, None)
+
+
+def test_segments_are_shares_row_by_row(client: TestClient, answers: Answers) -> None:
+    queries, keys = [[0, 3], [3, 9]], [[0, 9]]
+    parts = {"queries": json.dumps(queries), "keys": json.dumps(keys), "hidden": 1}
+    got = client.get("/api/segments", params={**HEAD, **parts})
+    expected = answers.segments(Which(0, 1, hidden=True), [(0, 3), (3, 9)], [(0, 9)])
+    assert torch.equal(floats(got.content), expected.flatten())
+
+
+def test_heads_have_kinds(client: TestClient) -> None:
+    heads = client.get("/api/heads").json()["heads"]
+    assert len(heads) == 6
+    assert [head["kind"] for head in heads] == list(regard.heads(recorded())["kind"])
+
+
+def test_the_small_maps_of_a_layer_are_those_of_a_file(client: TestClient) -> None:
+    told = client.get("/api/overview", params={"layer": 1}).json()["overview"]
+    assert told == small_map(first_sequence(recorded()[1]))
+
+
+def test_the_small_map_of_a_long_text_is_a_sample_and_says_so(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regard.view.tiles.page_answers._MOST_CELLS", 10)
+    monkeypatch.setattr("regard.view.tiles.page_answers._SAMPLED_ROWS", 3)
+    told = client.get("/api/overview", params={"layer": 0}).json()["overview"]
+    assert (told["sampled"], told["rows"]) == (3, 3)
+
+
+def test_a_sample_says_that_it_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.view.tiles.pyramid.AT_ONCE", 0)
+    x = torch.randn(1, 600, 4)
+    app = server.application(regard.Recording({"a": regard.attend(x, x)}), TOKEN)
+    with TestClient(app, base_url=BASE) as client:
+        client.get("/", params={"token": TOKEN})
+        asked = {"layer": 0, "head": 0, "level": 2, "row": 0, "column": 0}
+        got = client.get("/api/tile", params=asked)
+        assert (got.headers["x-exact"], got.headers["x-sampled"]) == ("0", "4")
+        client.get("/api/column", params={"layer": 0, "head": 0, "key": 0})  # waits for the pass
+        assert client.get("/api/tile", params=asked).headers["x-exact"] == "1"
+
+
+# The page
+
+
+def test_the_page_holds_its_manifest_and_may_ask_this_server_alone(client: TestClient) -> None:
+    page = client.get("/").text
+    assert "connect-src 'self';" in page
+    text = page.split('<script type="application/json" id="recording">')[1].split("</script>")[0]
+    told = json.loads(text)
+    assert told["model"] == "</script><b>"
+    assert {layer["kind"] for layer in told["layers"]} == {"live"}
+    assert "</script><b>" not in page
+
+
+@pytest.mark.parametrize("path", ["/", "/api/heads", "/api/row", "/nothing"])
+def test_every_answer_has_the_headers_that_keep_it_here(path: str, client: TestClient) -> None:
+    headers = client.get(path).headers
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert headers["x-frame-options"] == "DENY"
+    assert headers["cache-control"] == "no-store"
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
+    assert "server" not in headers
+
+
+# Who may ask
+
+
+def test_the_token_becomes_a_cookie_that_no_script_can_read(stranger: TestClient) -> None:
+    got = stranger.get("/", params={"token": TOKEN}, follow_redirects=False)
+    assert (got.status_code, got.headers["location"]) == (303, "/")
+    cookie = got.headers["set-cookie"]
+    assert cookie.startswith(f"regard-8000={TOKEN};")
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert "referrer-policy" in got.headers
+
+
+NOT_HERE = "this server answers to 127.0.0.1 and localhost only."
+NOT_YOU = "another page asks; this server answers its own page only."
+CHANGED = "the recording has changed on disk; start regard serve again."
+NO_TOKEN = "the token is missing or wrong; open the address that was printed."
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/?token=",
+        "/?token=wrong",
+        "/?token=%E2%82%AC",
+        "/api/heads",
+        f"/api/heads?token={TOKEN}",
+    ],
+)
+def test_without_the_token_nothing_is_told(path: str, stranger: TestClient) -> None:
+    got = stranger.get(path)
+    assert (got.status_code, got.text) == (403, NO_TOKEN)
+
+
+@pytest.mark.parametrize(
+    ("headers", "sentence"),
+    [
+        pytest.param({"host": "evil.example:8000"}, NOT_HERE, id="rebinding"),
+        pytest.param({"host": ""}, NOT_HERE, id="no host"),
+        pytest.param(
+            {"origin": "http://evil.example"},
+            NOT_YOU,
+            id="origin",
+        ),
+        pytest.param({"origin": "null"}, NOT_YOU, id="sandbox"),
+        pytest.param(
+            {"origin": "http://127.0.0.1:9000"},
+            NOT_YOU,
+            id="another port",
+        ),
+        pytest.param(
+            {"sec-fetch-site": "same-site", "sec-fetch-mode": "no-cors"},
+            NOT_YOU,
+            id="an image",
+        ),
+    ],
+)
+def test_other_pages_are_refused_even_with_the_cookie(
+    headers: dict[str, str], sentence: str, client: TestClient
+) -> None:
+    got = client.get("/api/heads", headers=headers)
+    assert (got.status_code, got.text) == (403, sentence)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        pytest.param({"origin": BASE, "sec-fetch-site": "same-origin"}, id="its own page"),
+        pytest.param({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, id="a link"),
+    ],
+)
+def test_its_own_page_is_answered(headers: dict[str, str], client: TestClient) -> None:
+    assert client.get("/api/heads", headers=headers).status_code == 200
+
+
+def test_localhost_has_a_cookie_too(stranger: TestClient) -> None:
+    stranger.get("http://localhost:8000/", params={"token": TOKEN})
+    assert stranger.get("http://localhost:8000/api/heads").status_code == 200
+
+
+# Wrong questions
+
+LONG = "9" * 40
+LEVELS = "level is 9; it must be from 0 to 0."
+WHOLE = "it must be a whole number."
+NO_ORDER = "by is 'size'; it must be weight or position."
+NO_SPANS = "queries must be 1 to 200 parts, each [first token, one past the last]."
+PARTS = "/api/segments?layer=0&head=0&keys=[[0,9]]"
+MANY = json.dumps([[0, 1]] * 201)
+BEYOND = "queries has (0, 10) for '0'; each span must lie within the text."
+BEYOND_KEYS = "keys has (4, 10) for '1'; each span must lie within the text."
+BOTH = "/api/segments?layer=0&head=0&queries=[[0,9]]"
+NOT_OF_ROW = "no parameter of this question; it has layer, head, hidden, query."
+ONE_TOKEN = "each span must hold at least one token."
+TILE = "/api/tile?layer=0&head=0&level=0&row=0"
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "sentence"),
+    [
+        ("/api/row?layer=7&head=0&query=0", 400, "layer is 7; it must be from 0 to 1."),
+        ("/api/row?layer=0&head=9&query=0", 400, "head is 9; it must be from 0 to 2."),
+        ("/api/row?layer=0&head=0&query=9", 400, "query is 9; it must be from 0 to 8."),
+        ("/api/row?layer=0&head=0", 400, f"query is missing; {WHOLE}"),
+        ("/api/row?layer=-1&head=0", 400, f"layer is '-1'; {WHOLE}"),
+        ("/api/row?layer=x&head=0&query=0", 400, f"layer is 'x'; {WHOLE}"),
+        ("/api/row?layer=%D9%A1&head=0&query=0", 400, f"layer is '\\u0661'; {WHOLE}"),
+        ("/api/row?layer=0&head=0&query=0&hidden=2", 400, "hidden is '2'; it must be 0 or 1."),
+        (f"/api/row?layer={LONG * 10}", 400, f"layer is '{LONG} ...'; that is too large."),
+        ("/api/row?layer=0&head=0&query=0&x=1", 400, f"'x' is {NOT_OF_ROW}"),
+        ("/api/row?layer=0&head=0&query=0&by_row=1", 400, f"'by_row' is {NOT_OF_ROW}"),
+        ("/api/row?%E2%82%AC=1", 400, f"'\\u20ac' is {NOT_OF_ROW}"),
+        ("/api/heads?layer=0", 400, "'layer' is no parameter of this question; it has nothing."),
+        (f"{TILE}&column=1", 400, "column is 1; it must be from 0 to 0."),
+        ("/api/tile?layer=0&head=0&level=9&row=0&column=0", 400, LEVELS),
+        ("/api/column?layer=0&head=0&key=9", 400, "key is 9; it must be from 0 to 8."),
+        ("/api/steps?layer=0&head=0&query=0&by=size", 400, NO_ORDER),
+        (
+            "/api/steps?layer=0&head=0&query=0&by=weight&start=0&count=1001",
+            400,
+            "count is 1001; it must be at most 1000.",
+        ),
+        (f"{PARTS}", 400, NO_SPANS),
+        (f"{PARTS}&queries=[]", 400, NO_SPANS),
+        (f"{PARTS}&queries=" + "[" * 5000, 400, NO_SPANS),
+        (f"{PARTS}&queries=[[0,1.5]]", 400, NO_SPANS),
+        (f"{PARTS}&queries=[[0,true]]", 400, NO_SPANS),
+        (f"{PARTS}&queries={MANY}", 400, NO_SPANS),
+        (f"{PARTS}&queries=[[0,10]]", 400, BEYOND),
+        (f"{BOTH}&keys=[[0,4],[4,10]]", 400, BEYOND_KEYS),
+        (f"{BOTH}&keys=[[3,3]]", 400, "keys has (3, 3) for '0', which is empty; " + ONE_TOKEN),
+        ("/nothing", 404, "there is nothing at this address."),
+        ("/api/../../etc/passwd", 404, "there is nothing at this address."),
+    ],
+)
+def test_a_wrong_question_is_told_in_a_sentence(
+    path: str, status: int, sentence: str, client: TestClient
+) -> None:
+    got = client.get(path)
+    assert (got.status_code, got.text) == (status, sentence)
+    assert got.headers["content-type"].startswith("text/plain")
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("/api/column?layer=0&head=0&key=9", "key is 9; it must be from 0 to 8."),
+        (f"{PARTS}&queries=[[0,10]]", BEYOND),
+    ],
+)
+def test_a_wrong_question_does_not_wait_for_the_pass_over_a_long_head(
+    path: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regard.view.tiles.pyramid.AT_ONCE", 0)
+    monkeypatch.setattr(
+        "regard.view.tiles.pyramid.Pyramid.advance", lambda _, pause: (time.sleep(0.01), pause())
+    )
+    with TestClient(server.application(recorded(), TOKEN), base_url=BASE) as client:
+        client.get("/", params={"token": TOKEN})
+        got = client.get(path)
+    assert (got.status_code, got.text) == (400, sentence)
+
+
+def test_only_get_is_answered(client: TestClient) -> None:
+    got = client.post("/api/heads")
+    assert (got.status_code, got.text) == (405, "only GET is answered.")
+
+
+def test_steps_that_are_not_numbers_are_refused_in_a_sentence() -> None:
+    query, key = torch.ones(1, 3, 4), torch.ones(1, 3, 4)
+    query[0, 1, 2] = torch.nan
+    spoilt = regard.Recording({"layer": regard.attend(query, key)})
+    with TestClient(server.application(spoilt, TOKEN), base_url=BASE) as client:
+        client.get("/", params={"token": TOKEN})
+        got = client.get("/api/steps?layer=0&head=0&query=1&by=weight&start=0&count=3")
+    sentence = "query is 1, whose weights are not numbers (NaN); it has no steps to show."
+    assert (got.status_code, got.text) == (400, sentence)
+
+
+def test_what_goes_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.Answers, "heads", lambda *_, **__: 1 / 0)
+    app = server.application(recorded(), TOKEN)
+    with TestClient(app, base_url=BASE, raise_server_exceptions=False) as client:
+        client.get("/", params={"token": TOKEN})
+        got = client.get("/api/heads")
+    assert got.status_code == 500
+    assert got.text == "regard could not answer: ZeroDivisionError: division by zero"
+
+
+def test_a_recording_that_has_changed_is_not_answered_for() -> None:
+    state = {"changed": False}
+    app = server.application(recorded(), TOKEN, changed=lambda: state["changed"])
+    with TestClient(app, base_url=BASE) as client:
+        client.get("/", params={"token": TOKEN})
+        assert client.get("/api/heads").status_code == 200
+        state["changed"] = True
+        got = client.get("/api/heads")
+    assert (got.status_code, got.text) == (409, CHANGED)
+
+
+@pytest.mark.parametrize("module", [asked, desk, guard, server], ids=lambda module: module.__name__)
+def test_the_examples_give_what_they_say(module: ModuleType) -> None:
+    failed, tried = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
+    assert failed == 0
+    assert tried > 0
