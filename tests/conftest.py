@@ -79,17 +79,17 @@ def poisoned_memory() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="session")
 def refused_layers_are_nowhere() -> Iterator[None]:
     """Whatever a test observes: a layer that is refused is in no recording, and in no file."""
-    from regard.capture.recorder import Keeper
+    from regard.capture.recorder import Recorder
 
-    close = Keeper.close
+    close = Recorder.close
 
-    def checked(keeper: Keeper) -> None:
+    def checked(keeper: Recorder) -> None:
         close(keeper)
         check_refused(keeper._refused, keeper._seen)
 
     # Not observe itself: one more frame would move the line that its warnings name.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Keeper, "close", checked)
+        patch.setattr(Recorder, "close", checked)
         yield
 
 

@@ -128,7 +128,7 @@ MASKS: dict[str, tuple[MaskOf, AllowedOf]] = {
         lambda s: ~oracle.causal(*s[-2:]) & oracle.padding(_lengths(s), s),
     ),
     "rows": (
-        lambda s: regard.masks.Rows(regard.Causal(), 1, s[-2] + 3),
+        lambda s: regard.masks.RowSlice(regard.Causal(), 1, s[-2] + 3),
         lambda s: oracle.causal(s[-2] + 3, s[-1])[1:-2],
     ),
     "mask-mod": (_point_mask, _points),

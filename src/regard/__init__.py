@@ -29,13 +29,13 @@ from regard.matrix.comparisons import (
 )
 from regard.matrix.explanation import Explanation, explain
 from regard.matrix.rollouts import Rollout, rollout
-from regard.matrix.weighted_sums import Bilinear, bilinear
+from regard.matrix.weighted_sums import WeightedSum, weighted_sum
 from regard.models import trials
 from regard.recording.loading import load
 from regard.recording.recording import Recording
 from regard.reductions.block import Block
 from regard.reductions.products import Output
-from regard.reductions.reduction import Part, Reduction
+from regard.reductions.reduction import Contribution, Reduction
 from regard.reductions.row_statistics import Entropy, LogSumExp
 from regard.reductions.sums import Diagonal, Pool, Segments, Sum
 from regard.reductions.top_k import Max, Top, TopK
@@ -52,9 +52,9 @@ __all__ = [
     "ALiBi",
     "AttentionMatrix",
     "Bias",
-    "Bilinear",
     "Block",
     "Causal",
+    "Contribution",
     "CrossEntropy",
     "Diagonal",
     "Documents",
@@ -70,7 +70,6 @@ __all__ = [
     "Max",
     "Output",
     "Padding",
-    "Part",
     "Pool",
     "PrefixLM",
     "Recording",
@@ -87,8 +86,8 @@ __all__ = [
     "Token",
     "Top",
     "TopK",
+    "WeightedSum",
     "attend",
-    "bilinear",
     "check",
     "cross_entropy",
     "explain",
@@ -110,4 +109,5 @@ __all__ = [
     "table",
     "tokens_of",
     "trials",
+    "weighted_sum",
 ]

@@ -12,7 +12,7 @@ import regard
 from regard.analysis.head_classes import Trial, classify, head_table
 from regard.analysis.head_kinds import KINDS, Head, stand_out
 from regard.analysis.head_survey import Survey
-from regard.reductions.row_statistics import Spread
+from regard.reductions.row_statistics import NormalizedEntropy
 
 N = 7
 # [CLS] a b c d e [SEP]
@@ -137,14 +137,14 @@ def test_layers_may_differ_in_their_number_of_heads() -> None:
 )
 def test_even_attention_to_the_keys_that_are_allowed_is_spread_fully(mask: dict) -> None:
     x = torch.zeros(5, 2)
-    spread = regard.attend(x, x, **mask).reduce(Spread())
+    spread = regard.attend(x, x, **mask).reduce(NormalizedEntropy())
     torch.testing.assert_close(spread, torch.tensor([0.0, 1.0, 1.0, 1.0, 1.0]))
 
 
 def test_a_query_without_keys_is_not_spread() -> None:
     x = torch.zeros(2, 1)
     A = regard.attend(x, x, mask=regard.Keep(torch.tensor([[False, False], [True, True]])))
-    torch.testing.assert_close(A.reduce(Spread()), torch.tensor([0.0, 1.0]))
+    torch.testing.assert_close(A.reduce(NormalizedEntropy()), torch.tensor([0.0, 1.0]))
 
 
 def test_beside_a_sink_one_key_is_not_spread_and_more_are_at_most_fully() -> None:
@@ -152,7 +152,7 @@ def test_beside_a_sink_one_key_is_not_spread_and_more_are_at_most_fully() -> Non
     A = regard.attend(x, x, mask=regard.Causal(), sink_bias=torch.tensor(0.0))
     assert (A.entropy()[1] / math.log(2)).item() > 1  # of two weights of a third
     expected = torch.tensor([0.0, 1.0, math.log(4) * 3 / 4 / math.log(3)])
-    torch.testing.assert_close(A.reduce(Spread()), expected)
+    torch.testing.assert_close(A.reduce(NormalizedEntropy()), expected)
 
 
 # Padding
@@ -237,7 +237,7 @@ def test_texts_of_a_batch_are_padded_each_in_its_own_way() -> None:
 def test_what_a_window_hides_of_some_queries_is_no_padding(mask: Any) -> None:
     torch.manual_seed(0)
     query, key = torch.randn(2, 1, N, 4)
-    last = regard.masks.Rows(regard.masks.as_mask(mask), N - 2, N)
+    last = regard.masks.RowSlice(regard.masks.as_mask(mask), N - 2, N)
     seen = regard.Recording({})
     part = regard.attend(query[:, -2:], key, mask=last)
     seen.add("a", part, queries=regard.layers.Queries(start=N - 2, ran=N))
@@ -248,7 +248,7 @@ def test_padding_is_known_where_only_some_queries_were_kept() -> None:
     matrix, alone = padded(**PADDED["keys"])
     query, key = matrix.source.query[..., -6:, :], matrix.source.key
     seen = regard.Recording({})
-    mask = regard.masks.Rows(regard.Causal(), LENGTH - 6, LENGTH) & regard.Keep(REAL)
+    mask = regard.masks.RowSlice(regard.Causal(), LENGTH - 6, LENGTH) & regard.Keep(REAL)
     rows = regard.layers.Queries(start=LENGTH - 6, ran=LENGTH)
     seen.add("a", regard.attend(query, key, mask=mask), queries=rows)
     first = alone[0, :, WORDS - 3 :, 0].mean(-1)

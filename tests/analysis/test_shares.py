@@ -192,7 +192,7 @@ def test_only_the_rows_of_the_parts_are_computed() -> None:
         def start(self, shape: Any, dtype: Any, device: Any) -> tuple[Tensor, ...]:
             return ()
 
-        def update(self, block: regard.Block) -> tuple[regard.Part, ...]:
+        def update(self, block: regard.Block) -> tuple[regard.Contribution, ...]:
             asked.append(range(block.box.rows.start, block.box.rows.stop))
             return ()
 

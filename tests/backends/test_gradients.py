@@ -12,7 +12,7 @@ import oracle
 import regard
 from cases import MASKS, QUESTIONS, Case, Inputs
 from regard.backends import sweep as blocks
-from regard.reductions.reduction import OfEachRow
+from regard.reductions.reduction import RowStatistic
 
 SHAPE = {"query": (2, 4, 3, 2), "key": (2, 2, 5, 2), "value_dim": 2, "dtype": torch.float64}
 KINDS = {
@@ -102,7 +102,7 @@ def test_every_question_has_the_derivative_of_finite_differences(
     def answers(*leaves: Tensor) -> list[Tensor]:
         x = filled(inputs, leaves)
         asked = [QUESTIONS[name].ask(x) for name in ASKED]
-        asked.append(regard.Bilinear(x.query @ x.query.mT[..., :1]))
+        asked.append(regard.WeightedSum(x.query @ x.query.mT[..., :1]))
         found = case.matrix(*x.of_scores).reduce(*asked, backend=backend)
         return [numbers(answer) for answer in found]
 
@@ -128,7 +128,7 @@ def test_every_divergence_has_the_derivative_of_finite_differences(kind: str, ma
         other = regard.attend(x.operand @ x.operand.mT[..., :2], x.value, mask=regard.Causal())
         pairs = [(asked, other), (other, asked)]
         between = [f(*pair) for pair in pairs for f in (regard.kl, regard.cross_entropy, regard.js)]
-        return [*between, regard.bilinear(asked, far)]
+        return [*between, regard.weighted_sum(asked, far)]
 
     assert_derivative(answers, leaves_of(inputs))
 
@@ -172,13 +172,13 @@ def test_given_numbers_have_the_derivative_of_finite_differences(kind: str, mask
 
 
 @dataclass(frozen=True)
-class OfBlock(OfEachRow):
+class OfBlock(RowStatistic):
     """One number for each row, by any function of the block."""
 
     of: Callable[[regard.Block], Tensor]
 
-    def update(self, block: regard.Block) -> tuple[regard.Part, ...]:
-        return (regard.Part(block.box.at_rows, self.of(block)),)
+    def update(self, block: regard.Block) -> tuple[regard.Contribution, ...]:
+        return (regard.Contribution(block.box.at_rows, self.of(block)),)
 
 
 def known(block: regard.Block) -> Tensor:

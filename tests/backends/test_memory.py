@@ -161,7 +161,7 @@ ASKED_OF_TWO: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "kl": lambda q, k, _: regard.kl(regard.attend(q, k), regard.attend(k, q)),
     "cross-entropy": lambda q, k, _: regard.cross_entropy(regard.attend(q, k), regard.attend(k, q)),
     "js": lambda q, k, _: regard.js(regard.attend(q, k, mask=regard.Causal()), regard.attend(k, q)),
-    "bilinear": lambda q, k, _: regard.bilinear(regard.attend(q, k), distance),
+    "bilinear": lambda q, k, _: regard.weighted_sum(regard.attend(q, k), distance),
     "rollout": lambda q, k, v: regard.rollout([regard.attend(q, k), regard.attend(k, q)]) @ v[0],
     "two-products": lambda q, k, v: regard.attend(q, k).T @ (regard.attend(k, q) @ v),
 }
@@ -244,7 +244,7 @@ def test_the_check_itself_fails_on_what_makes_the_matrix(whole: Callable) -> Non
 class Wasteful(regard.Entropy):
     """A reduction that makes a matrix in each block, on whatever thread."""
 
-    def update(self, block: regard.Block) -> tuple[regard.Part, ...]:
+    def update(self, block: regard.Block) -> tuple[regard.Contribution, ...]:
         block.maximum.new_zeros(LENGTH, LENGTH)
         return super().update(block)
 

@@ -95,7 +95,9 @@ class Towards(regard.Reduction):
         return (torch.zeros(shape[:-1], dtype=dtype, device=device),)
 
     def update(self, block: Any) -> Any:
-        return (regard.Part(block.box.at_rows, block.weights @ self.weight[block.box.columns]),)
+        return (
+            regard.Contribution(block.box.at_rows, block.weights @ self.weight[block.box.columns]),
+        )
 
     def finish(self, buffers: Any, shape: torch.Size) -> Any:
         return buffers[0]

@@ -74,7 +74,7 @@ MASKED = {
     "not documents": {"mask": ~regard.Documents([0, 0, 1, 1, 1, 2, 2])},
     "prefix": {"mask": regard.PrefixLM([2, 4]) | regard.SlidingWindow(0, 1)},
     "mask_mod": {"mask": lambda _b, h, q_idx, kv_idx: (q_idx + h) % 3 >= kv_idx % 2},
-    "rows": {"mask": regard.masks.Rows(regard.Causal(), 2, 9)},
+    "rows": {"mask": regard.masks.RowSlice(regard.Causal(), 2, 9)},
     "alibi": {"bias": regard.ALiBi(4), "mask": regard.Causal()},
     "bias of one row": {"bias": torch.arange(7.0)},
     "score_mod": {"score_mod": lambda s, _b, h, q_idx, kv_idx: s - (q_idx - kv_idx).abs() * h},

@@ -9,7 +9,7 @@ from torch import Tensor
 import oracle
 import regard
 from cases import MASKS
-from regard.masks import Both, Either, as_mask
+from regard.masks import And, Or, as_mask
 from regard.scores.box import Box
 
 CPU = torch.device("cpu")
@@ -48,7 +48,7 @@ def test_no_allowed_key_lies_outside_the_columns_a_mask_names(
 ) -> None:
     mask, right = bound(kind, shape)
     rows = slice(min(first, shape[-2] - 1), min(last, shape[-2]))
-    columns = mask.columns(whole(shape).leading, rows, torch.Size(shape)).some
+    columns = mask.columns(whole(shape).leading, rows, torch.Size(shape)).any
     outside = right[..., rows, :].clone()
     outside[..., columns] = False
     assert not bool(outside.any())
@@ -62,7 +62,7 @@ def test_every_row_may_attend_to_the_columns_that_a_mask_says_are_free(
 ) -> None:
     mask, right = bound(kind, shape)
     rows = slice(min(first, shape[-2] - 1), min(last, shape[-2]))
-    columns = mask.columns(whole(shape).leading, rows, torch.Size(shape)).every
+    columns = mask.columns(whole(shape).leading, rows, torch.Size(shape)).all
     assert bool(right[..., rows, columns].all())
 
 
@@ -114,7 +114,7 @@ def test_the_columns_a_mask_names_lie_in_the_matrix(kind: str, shape: tuple[int,
 )
 def test_a_mask_names_the_narrowest_columns(mask: regard.Mask, rows: slice, columns: slice) -> None:
     shape = torch.Size((9, 9))
-    assert mask.bind(shape, CPU).columns((), rows, shape).some == columns
+    assert mask.bind(shape, CPU).columns((), rows, shape).any == columns
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_mask_names_the_widest_free_columns(
     mask: regard.Mask, rows: slice, columns: slice
 ) -> None:
     shape = torch.Size((9, 9))
-    assert mask.bind(shape, CPU).columns((), rows, shape).every == columns
+    assert mask.bind(shape, CPU).columns((), rows, shape).all == columns
 
 
 def test_a_causal_matrix_aligns_the_last_query_with_the_last_key() -> None:
@@ -212,7 +212,7 @@ def test_both_masks_must_allow(first: str, second: str) -> None:
     ],
 )
 def test_a_mask_combines_with_a_bool_tensor(combine: Callable[[Tensor], regard.Mask]) -> None:
-    assert isinstance(combine(torch.ones(3, 3, dtype=torch.bool)), Both | Either)
+    assert isinstance(combine(torch.ones(3, 3, dtype=torch.bool)), And | Or)
 
 
 def test_a_mask_that_is_turned_round_twice_is_itself() -> None:

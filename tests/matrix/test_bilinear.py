@@ -39,7 +39,7 @@ def test_bilinear_equals_its_definition(case: Case, kind: str) -> None:
     doubled = Inputs(*map(oracle.double, case.inputs)).of_scores
     exact = dense_bilinear(case.dense(*doubled), weight.double())
     plain = dense_bilinear(case.dense(*case.inputs.of_scores), weight)
-    found = regard.bilinear(case.matrix(*case.inputs.of_scores), weight)
+    found = regard.weighted_sum(case.matrix(*case.inputs.of_scores), weight)
     unit = float(weight.abs().max())
     within = oracle.allowed_error(
         exact,
@@ -75,7 +75,7 @@ def test_bilinear_with_a_callable_equals_its_definition(
         monkeypatch.setattr(blocks, constant, value)
     doubled = Inputs(*map(oracle.double, case.inputs)).of_scores
     exact = dense_bilinear(case.dense(*doubled), dense_slope(case.inputs.shape))
-    found = regard.bilinear(case.matrix(*case.inputs.of_scores), slope)
+    found = regard.weighted_sum(case.matrix(*case.inputs.of_scores), slope)
     oracle.assert_close(found, exact, 1e-5 * (1 + float(exact.abs().max())))
 
 
@@ -84,21 +84,21 @@ def test_gradients_of_bilinear_reach_matrix_and_weight(shape: tuple[int, ...]) -
     leaves = [normal(2, 3, 2), normal(1, 4, 2), normal(*shape)]
 
     def answer(query: Tensor, key: Tensor, weight: Tensor) -> Tensor:
-        return regard.bilinear(regard.attend(query, key, mask=regard.Causal()), weight)
+        return regard.weighted_sum(regard.attend(query, key, mask=regard.Causal()), weight)
 
     assert torch.autograd.gradcheck(answer, [leaf.double().requires_grad_() for leaf in leaves])
 
 
 def test_a_row_without_keys_has_a_bilinear_form_of_0() -> None:
     matrix = regard.attend(normal(3, 2), normal(2, 2), mask=regard.Causal())
-    found = regard.bilinear(matrix, torch.ones(2))
+    found = regard.weighted_sum(matrix, torch.ones(2))
     torch.testing.assert_close(found, torch.tensor([0.0, 1.0, 1.0]))
 
 
 def test_bilinear_shares_its_pass_with_others() -> None:
     weight = normal(4, 7)
-    form, entropy = A.reduce(regard.Bilinear(weight), regard.Entropy())
-    assert torch.equal(form, regard.bilinear(A, weight))
+    form, entropy = A.reduce(regard.WeightedSum(weight), regard.Entropy())
+    assert torch.equal(form, regard.weighted_sum(A, weight))
     torch.testing.assert_close(entropy, A.entropy())
 
 
@@ -106,7 +106,7 @@ def test_bilinear_with_a_callable_never_makes_a_matrix() -> None:
     query, key, _ = inputs(gradients=True)
 
     def work() -> None:
-        far = regard.bilinear(regard.attend(query, key), lambda _b, _h, i, j: (i - j) / LENGTH)
+        far = regard.weighted_sum(regard.attend(query, key), lambda _b, _h, i, j: (i - j) / LENGTH)
         far.sum().backward()
 
     assert largest(work) < MOST
@@ -159,10 +159,10 @@ def test_a_wrong_weight_says_what_came_and_what_to_do(
     weight: object, kind: type[Exception], text: str
 ) -> None:
     with pytest.raises(kind) as caught:
-        regard.bilinear(A, weight)
+        regard.weighted_sum(A, weight)
     assert str(caught.value) == text
 
 
 def test_bilinear_takes_only_a_matrix() -> None:
     with pytest.raises(TypeError, match="A is a Tensor; it must be an AttentionMatrix"):
-        regard.bilinear(torch.ones(4, 7), torch.ones(7))
+        regard.weighted_sum(torch.ones(4, 7), torch.ones(7))

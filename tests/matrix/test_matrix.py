@@ -397,7 +397,9 @@ class MeanDistance(regard.Reduction):
         kv_idx = torch.arange(columns.start, columns.stop)
         mean = block.weights @ kv_idx.to(block.weights.dtype)
         here = torch.arange(rows.start, rows.stop)
-        return (regard.Part(block.box.at_rows, (here - mean) * (block.weights.sum(-1) > 0)),)
+        return (
+            regard.Contribution(block.box.at_rows, (here - mean) * (block.weights.sum(-1) > 0)),
+        )
 
     def finish(self, buffers, shape):
         return buffers[0]

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 import regard
 from regard.nn import (
     CrossAttention,
-    Learned,
-    Rotary,
+    LearnedPositions,
+    RotaryPositions,
     SelfAttention,
-    Sinusoidal,
+    SinusoidalPositions,
     TransformerBlock,
 )
 
@@ -50,7 +50,7 @@ FORMS = [
     pytest.param({"num_heads": 2, "head_dim": 2, "value_dim": 7}, id="wider values"),
     pytest.param({"num_heads": 2, "output_projection": False}, id="no output projection"),
     pytest.param({"num_heads": 2, "bias": False}, id="no bias"),
-    pytest.param({"num_heads": 2, "positions": Rotary(6)}, id="rotary positions"),
+    pytest.param({"num_heads": 2, "positions": RotaryPositions(6)}, id="rotary positions"),
 ]
 
 
@@ -259,7 +259,7 @@ def test_cross_attention_takes_a_mask_for_one_call(x: Tensor, memory: Tensor) ->
 
 
 def test_what_comes_later_cannot_move_a_causal_output(x: Tensor) -> None:
-    layer = SelfAttention(DIM, 2, mask=regard.Causal(), positions=Rotary(6))
+    layer = SelfAttention(DIM, 2, mask=regard.Causal(), positions=RotaryPositions(6))
     changed = torch.cat((x[:, :4], torch.randn(BATCH, 3, DIM)), dim=1)
     assert torch.equal(layer(changed)[:, :4], layer(x)[:, :4])
     assert not torch.equal(layer(changed)[:, 4:], layer(x)[:, 4:])
@@ -297,7 +297,7 @@ def test_a_seed_gives_the_numbers_of_linear_layers_made_by_hand() -> None:
 
 
 def test_the_state_dict_has_the_projections_and_nothing_else() -> None:
-    block = SelfAttention(DIM, 2, mask=KEPT, positions=Rotary(6))
+    block = SelfAttention(DIM, 2, mask=KEPT, positions=RotaryPositions(6))
     names = ("query", "key", "value", "output_projection")
     assert list(block.state_dict()) == [f"{n}.{p}" for n in names for p in ("weight", "bias")]
 
@@ -322,9 +322,9 @@ def test_without_bias_no_projection_has_one(layer: SelfAttention | CrossAttentio
             id="everything",
         ),
         pytest.param(CrossAttention(8, memory_dim=5), "num_heads=1, head_dim=8", id="cross"),
-        pytest.param(Rotary(8), "8, base=10000", id="rotary"),
-        pytest.param(Sinusoidal(8, base=500.0), "8, base=500", id="sinusoidal"),
-        pytest.param(Learned(8, 512), "8, max_len=512", id="learned"),
+        pytest.param(RotaryPositions(8), "8, base=10000", id="rotary"),
+        pytest.param(SinusoidalPositions(8, base=500.0), "8, base=500", id="sinusoidal"),
+        pytest.param(LearnedPositions(8, 512), "8, max_len=512", id="learned"),
     ],
 )
 def test_a_layer_prints_its_arguments(layer: nn.Module, text: str) -> None:
@@ -335,7 +335,9 @@ def test_a_layer_prints_its_arguments(layer: nn.Module, text: str) -> None:
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.parametrize("shape", [(2, 7, 16), (7, 16)], ids=["batch", "no batch"])
 def test_a_compiled_block_gives_what_the_block_gives(shape: tuple[int, ...]) -> None:
-    block = TransformerBlock(16, 4, num_kv_heads=2, mask=regard.Causal(), positions=Rotary(4))
+    block = TransformerBlock(
+        16, 4, num_kv_heads=2, mask=regard.Causal(), positions=RotaryPositions(4)
+    )
     torch.compiler.reset()
     compiled = torch.compile(block, backend="eager")
     x = torch.randn(shape)
@@ -343,7 +345,7 @@ def test_a_compiled_block_gives_what_the_block_gives(shape: tuple[int, ...]) -> 
 
 
 def test_autocast_attends_in_half_precision(x: Tensor) -> None:
-    layer = SelfAttention(DIM, 2, positions=Rotary(6))
+    layer = SelfAttention(DIM, 2, positions=RotaryPositions(6))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert layer.weights(x).dtype == torch.bfloat16
         torch.testing.assert_close(
@@ -383,7 +385,7 @@ def test_a_block_is_pytorchs_encoder_layer_with_norms_first(x: Tensor) -> None:
 
 
 def test_a_block_hands_its_arguments_to_its_attention() -> None:
-    rotary = Rotary(4)
+    rotary = RotaryPositions(4)
     block = TransformerBlock(16, 4, num_kv_heads=2, mask=regard.Causal(), positions=rotary)
     assert block.attention.extra_repr() == "num_heads=4, head_dim=4, num_kv_heads=2, mask=Causal()"
     assert block.attention.positions is rotary

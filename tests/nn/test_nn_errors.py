@@ -8,10 +8,10 @@ import torch
 import regard
 from regard.nn import (
     CrossAttention,
-    Learned,
-    Rotary,
+    LearnedPositions,
+    RotaryPositions,
     SelfAttention,
-    Sinusoidal,
+    SinusoidalPositions,
     TransformerBlock,
 )
 
@@ -116,41 +116,42 @@ ERRORS: list[tuple[str, Callable[[], object], type[Exception], str]] = [
     ),
     (
         "positions that are added",
-        lambda: SelfAttention(8, 2, positions=Sinusoidal(8)),
+        lambda: SelfAttention(8, 2, positions=SinusoidalPositions(8)),
         TypeError,
-        "positions is a Sinusoidal; it must be a Rotary.\n"
-        "    Use Rotary(4). Sinusoidal and Learned positions are added to x before the layer.",
+        "positions is a SinusoidalPositions; it must be a RotaryPositions.\n"
+        "    Use RotaryPositions(4). Other positions are added to x before the layer.",
     ),
     (
         "rotary positions of another width",
-        lambda: SelfAttention(8, 2, positions=Rotary(8)),
+        lambda: SelfAttention(8, 2, positions=RotaryPositions(8)),
         ValueError,
-        "positions has head_dim 8 and the layer has 4; they must be equal.\n    Use Rotary(4).",
+        "positions has head_dim 8 and the layer has 4; they must be equal.\n"
+        "    Use RotaryPositions(4).",
     ),
     (
         "rotary positions of odd width",
-        lambda: Rotary(7),
+        lambda: RotaryPositions(7),
         ValueError,
         "head_dim is 7; rotary positions turn pairs of numbers, so it must be even.\n"
         "    Use head_dim=8.",
     ),
     (
         "more tokens than learned positions",
-        lambda: Learned(8, 10)(torch.ones(5, 8), offset=6),
+        lambda: LearnedPositions(8, 10)(torch.ones(5, 8), offset=6),
         ValueError,
         "x has tokens at positions 6 to 10; this layer has positions 0 to 9.\n"
         "    Make it with a larger max_len, or use Sinusoidal or Rotary: they have no end.",
     ),
     (
         "a learned position before the first",
-        lambda: Learned(8, 10)(torch.ones(5, 8), offset=-2),
+        lambda: LearnedPositions(8, 10)(torch.ones(5, 8), offset=-2),
         ValueError,
         "x has tokens at positions -2 to 2; this layer has positions 0 to 9.\n"
         "    Make it with a larger max_len, or use Sinusoidal or Rotary: they have no end.",
     ),
     (
         "half a position",
-        lambda: Rotary(4)(torch.ones(5, 4), offset=0.5),
+        lambda: RotaryPositions(4)(torch.ones(5, 4), offset=0.5),
         TypeError,
         "offset is a float; it must be a whole number.\n    Pass an int, for example offset=1.",
     ),

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 import regard
-from regard.nn import Learned, Rotary, SelfAttention, Sinusoidal
+from regard.nn import LearnedPositions, RotaryPositions, SelfAttention, SinusoidalPositions
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 LAYERS = [
-    pytest.param(Sinusoidal(6), id="sinusoidal"),
-    pytest.param(Learned(6, 50), id="learned"),
-    pytest.param(Rotary(6), id="rotary"),
+    pytest.param(SinusoidalPositions(6), id="sinusoidal"),
+    pytest.param(LearnedPositions(6, 50), id="learned"),
+    pytest.param(RotaryPositions(6), id="rotary"),
 ]
 FLOAT32 = {"rtol": 1e-6, "atol": 1e-6}  # a few operations on numbers near 1
 
@@ -53,13 +53,19 @@ def test_one_token_has_a_position_too(layer: nn.Module) -> None:
     assert torch.equal(layer(x, offset=4), layer(x.expand(5, 6))[4:])
 
 
-@pytest.mark.parametrize("layer", [Sinusoidal(6), Rotary(6)], ids=["sinusoidal", "rotary"])
+@pytest.mark.parametrize(
+    "layer", [SinusoidalPositions(6), RotaryPositions(6)], ids=["sinusoidal", "rotary"]
+)
 def test_what_is_not_learned_is_not_in_the_state_dict(layer: nn.Module) -> None:
     assert list(layer.state_dict()) == []
 
 
-@pytest.mark.parametrize("make", [Sinusoidal, Rotary], ids=["sinusoidal", "rotary"])
-def test_a_model_in_half_precision_keeps_exact_angles(make: type[Sinusoidal | Rotary]) -> None:
+@pytest.mark.parametrize(
+    "make", [SinusoidalPositions, RotaryPositions], ids=["sinusoidal", "rotary"]
+)
+def test_a_model_in_half_precision_keeps_exact_angles(
+    make: type[SinusoidalPositions | RotaryPositions],
+) -> None:
     """Frequencies kept as a buffer would be rounded by .to(): positions near 1000 would be lost."""
     x = torch.ones(1001, 6)
     assert torch.equal(make(6).to(torch.bfloat16)(x), make(6)(x))
@@ -73,18 +79,20 @@ def test_a_model_in_half_precision_keeps_exact_angles(make: type[Sinusoidal | Ro
 def test_sinusoidal_adds_the_papers_sines_and_cosines(embed_dim: int, tokens: int) -> None:
     x = torch.randn(3, tokens, embed_dim)
     waves = [[sinusoid(p, i, embed_dim) for i in range(embed_dim)] for p in range(tokens)]
-    torch.testing.assert_close(Sinusoidal(embed_dim)(x), x + torch.tensor(waves), **FLOAT32)
+    torch.testing.assert_close(
+        SinusoidalPositions(embed_dim)(x), x + torch.tensor(waves), **FLOAT32
+    )
 
 
 def test_sinusoidal_is_right_at_position_100_000() -> None:
     """In float32 the angle itself would be off by up to 0.004."""
-    added = Sinusoidal(8)(torch.zeros(1, 8), offset=99_999)[0]
+    added = SinusoidalPositions(8)(torch.zeros(1, 8), offset=99_999)[0]
     expected = torch.tensor([sinusoid(99_999, i, 8) for i in range(8)])
     torch.testing.assert_close(added, expected, **FLOAT32)
 
 
 def test_another_base_turns_at_another_speed() -> None:
-    added = Sinusoidal(4, base=100.0)(torch.zeros(3, 4))[2]
+    added = SinusoidalPositions(4, base=100.0)(torch.zeros(3, 4))[2]
     expected = torch.tensor([sinusoid(2, i, 4, base=100.0) for i in range(4)])
     torch.testing.assert_close(added, expected, **FLOAT32)
 
@@ -93,12 +101,12 @@ def test_another_base_turns_at_another_speed() -> None:
 
 
 def test_learned_adds_its_vectors_in_order() -> None:
-    positions, x = Learned(6, 9), torch.randn(2, 5, 6)
+    positions, x = LearnedPositions(6, 9), torch.randn(2, 5, 6)
     assert torch.equal(positions(x, offset=4), x + positions.weight[4:9])
 
 
 def test_only_the_positions_in_use_learn() -> None:
-    positions = Learned(6, 9)
+    positions = LearnedPositions(6, 9)
     positions(torch.randn(2, 5, 6), offset=1).sum().backward()
     assert positions.weight.grad is not None
     assert positions.weight.grad[:, 0].tolist() == [0, 2, 2, 2, 2, 2, 0, 0, 0]
@@ -114,17 +122,17 @@ def test_rotary_multiplies_pairs_as_complex_numbers() -> None:
     angle = torch.arange(7)[:, None] * speed
     turn = torch.polar(torch.ones_like(angle), angle)
     expected = torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (3, 2))) * turn)
-    torch.testing.assert_close(Rotary(6)(x), expected.flatten(-2), rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(RotaryPositions(6)(x), expected.flatten(-2), rtol=1e-14, atol=1e-14)
 
 
 def test_the_first_position_is_not_turned() -> None:
     x = torch.randn(1, 6)
-    assert torch.equal(Rotary(6)(x), x)
+    assert torch.equal(RotaryPositions(6)(x), x)
 
 
 def test_turning_keeps_lengths() -> None:
     x = torch.randn(7, 6)
-    torch.testing.assert_close(Rotary(6)(x).norm(dim=-1), x.norm(dim=-1), **FLOAT32)
+    torch.testing.assert_close(RotaryPositions(6)(x).norm(dim=-1), x.norm(dim=-1), **FLOAT32)
 
 
 @pytest.mark.parametrize("offset", [0, 5, 100_000])
@@ -132,7 +140,7 @@ def test_turning_keeps_lengths() -> None:
 def test_scores_see_the_distance_of_query_and_key_only(distance: int, offset: int) -> None:
     """The same query and the same key at every position: each diagonal is one number."""
     query, key = torch.randn(2, 1, 6).expand(2, 9, 6)
-    rotary = Rotary(6)
+    rotary = RotaryPositions(6)
     turned = rotary(query, offset=offset), rotary(key, offset=offset)
     diagonal = regard.attend(*turned).scores.to_dense().diagonal(distance)
     first = regard.attend(rotary(query), rotary(key)).scores
@@ -149,7 +157,7 @@ def test_rotary_is_llamas_up_to_the_order_of_the_numbers() -> None:
     llama = x[:, order]
     rotate_half = torch.cat((-llama[:, 3:], llama[:, :3]), dim=-1)
     expected = llama * cosine + rotate_half * sine
-    torch.testing.assert_close(Rotary(6)(x)[:, order], expected, **FLOAT32)
+    torch.testing.assert_close(RotaryPositions(6)(x)[:, order], expected, **FLOAT32)
 
 
 def permuted_output_is_output_permuted(layer: SelfAttention, x: Tensor) -> bool:
@@ -162,5 +170,5 @@ def test_without_positions_attention_does_not_see_the_order() -> None:
 
 
 def test_with_rotary_positions_it_does() -> None:
-    layer = SelfAttention(6, positions=Rotary(6))
+    layer = SelfAttention(6, positions=RotaryPositions(6))
     assert not permuted_output_is_output_permuted(layer, torch.randn(5, 6))

@@ -72,7 +72,7 @@ class Whole(regard.Reduction):
         return (torch.zeros(1, dtype=dtype, device=device),)
 
     def update(self, block: Block) -> Any:
-        return (regard.Part((slice(0, 1),), block.weights.sum()[None]),)
+        return (regard.Contribution((slice(0, 1),), block.weights.sum()[None]),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Any:
         return buffers[0]

@@ -15,14 +15,14 @@ from regard.errors import RegardError, check_count
 from regard.recording.layers import Layer, able_to_answer
 from regard.recording.recording import Recording
 from regard.reductions.block import Block
-from regard.reductions.reduction import Part, Reduction
-from regard.reductions.row_statistics import MASKED
+from regard.reductions.reduction import Contribution, Reduction
+from regard.reductions.row_statistics import MASKED_SCORE
 from regard.reductions.sums import Sum
-from regard.scores.query_key import QueryKey
+from regard.scores.query_key import QueryKeyScores
 
 __all__ = ["to_kvpress"]
 
-_MASKED_BITS = MASKED / log(2)
+_MASKED_BITS = MASKED_SCORE / log(2)
 
 
 def to_kvpress(
@@ -129,9 +129,9 @@ class _Observers(Reduction):
     ) -> tuple[Tensor, ...]:
         return (torch.zeros((*shape[:-2], shape[-1]), dtype=dtype, device=device),)
 
-    def update(self, block: Block) -> tuple[Part, ...]:
-        seen = block.bits.detach() > _MASKED_BITS
-        return (Part(block.box.at_columns, seen.sum(-2).to(block.bits.dtype)),)
+    def update(self, block: Block) -> tuple[Contribution, ...]:
+        seen = block.log2_shifted.detach() > _MASKED_BITS
+        return (Contribution(block.box.at_columns, seen.sum(-2).to(block.log2_shifted.dtype)),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         return buffers[0]
@@ -177,9 +177,9 @@ class _FromLast(Reduction):
     ) -> tuple[Tensor, ...]:
         return (torch.zeros((*shape[:-2], shape[-1]), dtype=dtype, device=device),)
 
-    def update(self, block: Block) -> tuple[Part, ...]:
+    def update(self, block: Block) -> tuple[Contribution, ...]:
         first = max(0, block.shape[-2] - self.window - block.box.rows.start)
-        return (Part(block.box.at_columns, block.weights[..., first:, :].sum(-2)),)
+        return (Contribution(block.box.at_columns, block.weights[..., first:, :].sum(-2)),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         return buffers[0]
@@ -190,7 +190,7 @@ def _num_kv_heads(layer: Layer, given: int | None) -> int:
     num_heads = layer.shape[-3] if len(layer.shape) > 2 else 1
     if given is None:
         source = None if layer.matrix is None else layer.matrix.source
-        if isinstance(source, QueryKey):
+        if isinstance(source, QueryKeyScores):
             return source.key.shape[-3] if source.key.ndim > 2 else 1
         if layer.matrix is None and num_heads > 1:
             raise ValueError(

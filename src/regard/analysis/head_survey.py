@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.analysis.head_kinds import FIRST, LOCAL, NEXT, PREVIOUS, SELF, SEPARATOR, UNIFORM
 from regard.reductions.reduction import Reduction
-from regard.reductions.row_statistics import Spread
+from regard.reductions.row_statistics import NormalizedEntropy
 from regard.reductions.sums import Diagonal, Segments
 
 __all__ = ["Survey", "of_each_head"]
@@ -45,7 +45,7 @@ class Survey:
     Example:
         >>> from regard.analysis.head_survey import Survey
         >>> Survey((False,) * 9).reductions[:2]
-        (Spread(), Segments(query_spans=[(1, 9)], key_spans=[(0, 1)]))
+        (NormalizedEntropy(), Segments(query_spans=[(1, 9)], key_spans=[(0, 1)]))
         >>> Survey((False,) * 9, texts=(range(4, 9),)).reductions[1]
         Segments(query_spans=[(5, 9)], key_spans=[(4, 5)])
     """
@@ -60,7 +60,7 @@ class Survey:
         """The questions; of a text that attends to another, positions mean nothing."""
         to_keys = Segments(list(self._query_spans), list(self._key_spans))
         near = range(self._first - _NEAR, self._first + _NEAR + 1) if self._one_text else ()
-        return (Spread(), to_keys, *(Diagonal(offset) for offset in near))
+        return (NormalizedEntropy(), to_keys, *(Diagonal(offset) for offset in near))
 
     def scores(self, answers: Sequence[Any]) -> dict[str, Tensor]:
         """The scores of all heads by the names of the kinds they make.

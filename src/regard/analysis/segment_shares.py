@@ -12,8 +12,8 @@ from regard.errors import RegardError, check_memory, check_progress, count_text,
 from regard.recording.layers import Layer, shape_of_all
 from regard.recording.recording import Recording
 from regard.recording.text_match import one_text
-from regard.reductions.block import Block, lowest
-from regard.reductions.reduction import Part, Reduction
+from regard.reductions.block import Block, lowest_score
+from regard.reductions.reduction import Contribution, Reduction
 from regard.reductions.sums import Segments
 from regard.text.tables import Cell, Table
 from regard.text.tokens import Token
@@ -327,15 +327,17 @@ class _WithoutSinks(Reduction):
             torch.zeros(size[:-1], dtype=dtype, device=device),
         )
 
-    def update(self, block: Block) -> tuple[Part, ...]:
-        box, device = block.box, block.bits.device
+    def update(self, block: Block) -> tuple[Contribution, ...]:
+        box, device = block.box, block.log2_shifted.device
         row_part = _membership(self.query_parts, box.rows, device)
         column_part = _membership(self.key_parts, box.columns, device)
         first, last = box.columns.start, box.columns.stop
         inside = [place - first for place in self.sinks if first <= place < last]
-        bits = block.bits.index_fill(-1, torch.tensor(inside, device=device).long(), -torch.inf)
+        bits = block.log2_shifted.index_fill(
+            -1, torch.tensor(inside, device=device).long(), -torch.inf
+        )
         largest = bits.detach().amax(-1, keepdim=True)
-        some = largest > lowest(bits.dtype)  # (..., rows, 1)
+        some = largest > lowest_score(bits.dtype)  # (..., rows, 1)
         weights = (bits - largest.masked_fill(~some, 0)).exp2()
         scale = some / weights.sum(-1, keepdim=True).masked_fill(~some, 1)
         met = cast(Tensor, row_part.unique())
@@ -346,8 +348,10 @@ class _WithoutSinks(Reduction):
         total = by_part.new_zeros(*by_part.shape[:-2], len(self.query_parts) + 1, by_part.shape[-1])
         counts = by_part.new_zeros(total.shape[:-1])
         return (
-            Part(box.leading, total.index_copy(-2, met, by_part)),
-            Part(box.leading, counts.index_add(-1, row_part, some.squeeze(-1).to(counts.dtype))),
+            Contribution(box.leading, total.index_copy(-2, met, by_part)),
+            Contribution(
+                box.leading, counts.index_add(-1, row_part, some.squeeze(-1).to(counts.dtype))
+            ),
         )
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 from regard.backends.backend import Backend
 from regard.backends.dense import Dense
-from regard.backends.sdpa import Fused
-from regard.backends.sweep import Blocks
-from regard.backends.triton.triton_backend import Triton, lacking, say_once
+from regard.backends.sdpa import Sdpa
+from regard.backends.sweep import Sweep
+from regard.backends.triton.triton_backend import Triton, unavailable_reason, warn_once
 from regard.masks import Mask
 from regard.reductions.reduction import Reduction
 from regard.scores.score_source import Scores
@@ -15,9 +15,9 @@ from regard.scores.score_source import Scores
 __all__ = ["Choice", "choice", "choose"]
 
 BACKENDS: dict[str, Backend] = {
-    "fused": Fused(),
+    "fused": Sdpa(),
     "triton": Triton(),
-    "blocks": Blocks(),
+    "blocks": Sweep(),
     "dense": Dense(),
 }
 
@@ -55,7 +55,7 @@ def choose(
         if found.name == "triton":
             return Triton(instead=BACKENDS["blocks"])
         if found.name == "blocks" and (lack := _lack(source, found)) is not None:
-            say_once(lack)
+            warn_once(lack)
         return BACKENDS[found.name]
     if name not in BACKENDS:
         raise ValueError(
@@ -74,5 +74,5 @@ def _lack(source: Scores, found: Choice) -> str | None:
     """What a GPU lacks for kernels that would answer otherwise; None: that is not the reason."""
     if source.device.type != "cuda":
         return None
-    lack = lacking(source)
+    lack = unavailable_reason(source)
     return lack if lack in found.refusals else None

@@ -6,7 +6,7 @@ from math import prod
 
 from regard.reductions.reduction import Reduction
 from regard.scores.box import Box
-from regard.scores.query_key import QueryKey
+from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
 
 __all__ = ["Plan", "counted"]
@@ -36,7 +36,7 @@ def counted(
     # The value of a product, the query of a second matrix: what the columns are multiplied with.
     operands = [reduction.tensors[0] for reduction in reductions if reduction.tensors]
     width = sum(1 if tensor.ndim == 1 else tensor.shape[-1] for tensor in operands)
-    of_query = isinstance(source, QueryKey)
+    of_query = isinstance(source, QueryKeyScores)
     width += source.query.shape[-1] if of_query else 0
     flops = numbers = 0
     for box in boxes:

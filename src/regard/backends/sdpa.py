@@ -14,13 +14,13 @@ from regard.backends.sdpa_tiling import form_of
 from regard.masks import Mask
 from regard.reductions.products import Output
 from regard.reductions.reduction import Reduction
-from regard.scores.query_key import QueryKey
+from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
 
-__all__ = ["Fused"]
+__all__ = ["Sdpa"]
 
 
-class Fused(Backend):
+class Sdpa(Backend):
     """``scaled_dot_product_attention`` on the parts of the matrix that a mask leaves.
 
     Its kernels form the matrix, or are not exact, in some cases; ``refusal`` names them.
@@ -34,7 +34,7 @@ class Fused(Backend):
             return f"no fused kernel gives {', '.join(others)}"
         if len(reductions) > 1:
             return "a fused kernel gives one Output at a time"
-        if not isinstance(source, QueryKey):
+        if not isinstance(source, QueryKeyScores):
             return "fused kernels start from query and key, not from scores"
         return _of_scores(source) or _of_value(source, reductions[0]) or _of_numbers(source)
 
@@ -58,7 +58,7 @@ class Fused(Backend):
 
 def _product(source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> Product:
     (reduction,) = reductions
-    if not isinstance(source, QueryKey) or not isinstance(reduction, Output):
+    if not isinstance(source, QueryKeyScores) or not isinstance(reduction, Output):
         raise ValueError("the fused backend computes weights @ value of query and key only")
     value, key = reduction.value, source.key
     reduction.check(source.shape, key.device)
@@ -70,7 +70,7 @@ def _product(source: Scores, mask: Mask | None, reductions: Sequence[Reduction])
     return Product(source, mask, value)
 
 
-def _of_scores(source: QueryKey) -> str | None:
+def _of_scores(source: QueryKeyScores) -> str | None:
     """Why no kernel has these scores."""
     if not source.plain:
         return "no fused kernel has softcap, score_mod, sink_bias or a bias by position"
@@ -83,7 +83,7 @@ def _of_scores(source: QueryKey) -> str | None:
     return None
 
 
-def _of_value(source: QueryKey, reduction: Reduction) -> str | None:
+def _of_value(source: QueryKeyScores, reduction: Reduction) -> str | None:
     """Why no kernel multiplies this value."""
     (value,) = reduction.tensors
     if value.dtype != source.key.dtype:
@@ -96,7 +96,7 @@ def _of_value(source: QueryKey, reduction: Reduction) -> str | None:
     return None
 
 
-def _of_numbers(source: QueryKey) -> str | None:
+def _of_numbers(source: QueryKeyScores) -> str | None:
     """Whether query and key hold numbers only, read in one pass; an overflow counts as none.
 
     The CPU kernel gives 0 for some rows of NaN, and lets NaN out of keys that are masked. Elsewhere

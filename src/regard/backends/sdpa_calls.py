@@ -11,9 +11,9 @@ from torch import Tensor
 
 from regard.backends.autograd_limits import first_only, only_backward
 from regard.masks import Mask
-from regard.scores.box import Box, Index, narrow
+from regard.scores.box import Box, Index, broadcast_index
 from regard.scores.grouped_heads import kv_leading
-from regard.scores.query_key import QueryKey
+from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import accumulation_dtype
 
 __all__ = ["Call", "Parts", "Product", "fused_attention", "in_calls", "in_one_call", "widened"]
@@ -50,7 +50,7 @@ class Product:
         value: (..., num_kv_heads, kv_len, value_dim), with the leading axes of the key.
     """
 
-    source: QueryKey
+    source: QueryKeyScores
     mask: Mask | None
     value: Tensor
 
@@ -82,7 +82,7 @@ class Product:
             allowed = self.mask.block(call.box, self.shape, self.source.device)
         if bias is None:
             return allowed
-        bias = narrow(bias, call.box.at_both).to(self.source.dtype)
+        bias = broadcast_index(bias, call.box.at_both).to(self.source.dtype)
         return bias if allowed is None else torch.where(allowed, bias, -torch.inf)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.sdpa_calls import Call, Parts, Product, fused_attention, in_calls, widened
-from regard.masks import Both, Causal, Keep, Mask
+from regard.masks import And, Causal, Keep, Mask
 from regard.masks.bands import Band
 from regard.scores.box import Box
 
@@ -208,7 +208,7 @@ def _band(mask: Mask, shape: torch.Size) -> tuple[int | None, int] | None:
     """The lowest and the highest kv_idx - q_idx that a mask allows; None: it is no band."""
     if isinstance(mask, Band):
         return mask.limits(shape)
-    if not isinstance(mask, Both):
+    if not isinstance(mask, And):
         return None
     bands = [_band(each, shape) for each in (mask.first, mask.second)]
     found = [band for band in bands if band is not None]
@@ -218,7 +218,7 @@ def _band(mask: Mask, shape: torch.Size) -> tuple[int | None, int] | None:
 
 def _all_of(mask: Mask) -> list[Mask]:
     """The masks that must all allow."""
-    if isinstance(mask, Both):
+    if isinstance(mask, And):
         return [*_all_of(mask.first), *_all_of(mask.second)]
     return [mask]
 
@@ -226,7 +226,7 @@ def _all_of(mask: Mask) -> list[Mask]:
 def _together(masks: list[Mask]) -> Mask:
     first, *others = masks
     for other in others:
-        first = Both(first, other)
+        first = And(first, other)
     return first
 
 

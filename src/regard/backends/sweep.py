@@ -21,12 +21,12 @@ from regard.backends.parallel import in_turns
 from regard.backends.plan import Plan, counted
 from regard.masks import Mask
 from regard.reductions.block import Block
-from regard.reductions.reduction import Part, Reduction
-from regard.scores.box import Box, Index, cut_whole, narrow
+from regard.reductions.reduction import Contribution, Reduction
+from regard.scores.box import Box, Index, broadcast_index, cut_whole
 from regard.scores.score_source import Scores, accumulation_dtype
 from regard.scores.scratch import Scratch
 
-__all__ = ["Blocks", "boxes"]
+__all__ = ["Sweep", "boxes"]
 
 # A block and its few temporaries should stay in the cache, and its rows be many enough for the
 # matrix product to run at speed. Long rows leave the cache anyway: twice as many in a block halve
@@ -39,7 +39,7 @@ BLOCKS_HELD = 3
 _NO_GRAPH = "regard sweeps over blocks beside the graph"
 
 
-class Blocks(Backend):
+class Sweep(Backend):
     """Every reduction, in one sweep over blocks of rows."""
 
     def refusal(
@@ -91,7 +91,7 @@ def boxes(
     everywhere = tuple(slice(0, n) for n in leading)
 
     def some(part: tuple[slice, ...], tile: slice) -> slice:
-        columns = slice(0, kv_len) if mask is None else mask.columns(part, tile, shape).some
+        columns = slice(0, kv_len) if mask is None else mask.columns(part, tile, shape).any
         # Rows without keys still have an answer.
         return columns if columns.start < columns.stop else slice(0, 1)
 
@@ -187,17 +187,17 @@ class _Sweep:
     def fill(self, buffers: list[tuple[Tensor, ...]]) -> None:
         """Add what every block has to say."""
 
-        def worker() -> Callable[[Box], list[tuple[Part, ...]]]:
+        def worker() -> Callable[[Box], list[tuple[Contribution, ...]]]:
             scratch = self.scratch()
 
-            def answer(box: Box) -> list[tuple[Part, ...]]:
+            def answer(box: Box) -> list[tuple[Contribution, ...]]:
                 with torch.no_grad(), torch.autocast(self.source.device.type, enabled=False):
                     block = Block(self.source, self.mask, box, cut_whole, scratch)
                     return [reduction.update(block) for reduction in self.reductions]
 
             return answer
 
-        def take(answers: list[tuple[Part, ...]]) -> None:
+        def take(answers: list[tuple[Contribution, ...]]) -> None:
             with torch.no_grad():
                 for sums, parts in zip(buffers, answers, strict=True):
                     for total, part in zip(sums, parts, strict=True):
@@ -235,7 +235,7 @@ class _Sweep:
                 for place, index, gradient in answers:
                     if place not in totals:
                         totals[place] = _zeros(self.tensors[place].shape, gradient, dtype)
-                    narrow(totals[place], index).add_(gradient)
+                    broadcast_index(totals[place], index).add_(gradient)
 
         in_turns(self.boxes, worker, take, self.source.device)
         return totals
@@ -256,7 +256,7 @@ class _Leaves:
         self._taken: list[tuple[int, Index, Tensor]] = []
 
     def cut(self, tensor: Tensor, index: Index) -> Tensor:
-        leaf = narrow(tensor.detach(), index)
+        leaf = broadcast_index(tensor.detach(), index)
         if tensor.requires_grad:
             leaf.requires_grad_()
             self._taken.append((self._places[id(tensor)], index, leaf))

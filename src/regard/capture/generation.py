@@ -23,7 +23,7 @@ from regard.capture.speculative_tokens import frame_of
 from regard.masks import Mask
 from regard.masks.recognise import FAR
 from regard.scores.box import Box
-from regard.scores.query_key import QueryKey
+from regard.scores.query_key import QueryKeyScores
 
 __all__ = ["Order", "Place", "Run", "Steps", "extended", "order_since", "visible_stop"]
 
@@ -136,7 +136,7 @@ class Steps:
         self._written: tuple[Tensor, list[int]] | None = None
 
     def begin(
-        self, name: str, source: QueryKey, mask: Mask | None, keys: Tensor, guesses: int
+        self, name: str, source: QueryKeyScores, mask: Mask | None, keys: Tensor, guesses: int
     ) -> Run:
         """The first call of what may become several.
 
@@ -164,7 +164,7 @@ class Steps:
         return run
 
     def follow(
-        self, name: str, source: QueryKey, mask: Mask | None, guesses: int
+        self, name: str, source: QueryKeyScores, mask: Mask | None, guesses: int
     ) -> tuple[Run, Place] | None:
         """The earlier calls of a layer that a call goes on from, and where; None: there are none.
 
@@ -195,7 +195,7 @@ class Steps:
         return found
 
     def pass_by(
-        self, name: str, source: QueryKey, mask: Mask | None, guesses: int
+        self, name: str, source: QueryKeyScores, mask: Mask | None, guesses: int
     ) -> Callable[[int], None]:
         """Note whether a layer of which nothing is kept went on with new keys, and how beams moved.
 
@@ -225,7 +225,7 @@ class Steps:
 
         return keep_guesses
 
-    def _staying(self, run: Run, source: QueryKey) -> Place | None:
+    def _staying(self, run: Run, source: QueryKeyScores) -> Place | None:
         """The place of a call with the keys of the last one, as in cross-attention."""
         kv_len, q_len = source.key.shape[-2], source.query.shape[-2]
         if run.grows or kv_len != run.keys.shape[-2]:
@@ -255,7 +255,9 @@ class Steps:
                 return place
         return None
 
-    def _growing(self, run: Run, source: QueryKey, mask: Mask | None, guesses: int) -> Place | None:
+    def _growing(
+        self, run: Run, source: QueryKeyScores, mask: Mask | None, guesses: int
+    ) -> Place | None:
         """The place of a call that begins with keys of the calls before and brings its own."""
         q_len, stop = source.query.shape[-2], visible_stop(source, mask)
         known = stop - q_len
@@ -306,7 +308,7 @@ def order_since(place: int, orders: Sequence[tuple[int, Order]]) -> Order | None
     return found
 
 
-def visible_stop(source: QueryKey, mask: Mask | None, rows: int | None = None) -> int:
+def visible_stop(source: QueryKeyScores, mask: Mask | None, rows: int | None = None) -> int:
     """One past the last key that the last query may attend to: after it a cache is empty.
 
     A query that may attend to nothing tells nothing: then all keys count.
@@ -325,7 +327,7 @@ def visible_stop(source: QueryKey, mask: Mask | None, rows: int | None = None) -
     leading, some = tuple(slice(0, n) for n in shape[:-2]), slice(0, kv_len)
     row = slice(last, last + 1)
     if mask is not None:
-        some = mask.columns(leading, row, shape).some
+        some = mask.columns(leading, row, shape).any
     end = slice(max(some.stop - 1, some.start), some.stop)
     for columns in (end, some):
         seen = _seen(source, mask, Box(leading, row, columns)).nonzero()
@@ -334,13 +336,13 @@ def visible_stop(source: QueryKey, mask: Mask | None, rows: int | None = None) -
     return kv_len
 
 
-def _are_unseen(guesses: int, source: QueryKey, mask: Mask | None, stop: int) -> bool:
+def _are_unseen(guesses: int, source: QueryKeyScores, mask: Mask | None, stop: int) -> bool:
     """Whether guesses came with keys of their own, which the query before them does not see."""
     sure = source.query.shape[-2] - guesses
     return visible_stop(source, mask, sure) <= stop - guesses
 
 
-def _seen(source: QueryKey, mask: Mask | None, box: Box) -> Tensor:
+def _seen(source: QueryKeyScores, mask: Mask | None, box: Box) -> Tensor:
     """Which keys some entry or head sees, (columns,); a bias can hide keys as a mask does."""
     tensors = () if mask is None else mask.tensors
     tensors = tensors if source.bias is None else (source.bias, *tensors)
@@ -355,7 +357,7 @@ def _seen(source: QueryKey, mask: Mask | None, box: Box) -> Tensor:
     return seen.flatten(0, -2).any(0)
 
 
-def _traits(source: QueryKey) -> Hashable:
+def _traits(source: QueryKeyScores) -> Hashable:
     """What two calls that are one attention have alike; None: no call can go on from this one."""
     if source.position_bias is not None or source.score_mod is not None:
         return None  # what they add depends on where the call begins
@@ -369,7 +371,7 @@ def _in_turn(first: Run, second: Run) -> bool:
     return first.time == second.time - 1 and not torch.equal(first.last_query, second.last_query)
 
 
-def _goes_on_from_a_copy(runs: Sequence[Run], source: QueryKey, before: int) -> bool:
+def _goes_on_from_a_copy(runs: Sequence[Run], source: QueryKeyScores, before: int) -> bool:
     """Whether the keys before the first query are an earlier text's: of a cache copied or cut back.
 
     Of one call it is not known whether it was self-attention. It can have been where its queries

@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.capture.generation import Run, order_since
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.layers import asked_of
-from regard.reductions.reduction import OfEachRow, Reduction
+from regard.reductions.reduction import Reduction, RowStatistic
 from regard.reductions.sums import Sum
 from regard.reductions.top_k import Max, Top, TopK
 
@@ -44,7 +44,7 @@ def joins(reduction: Reduction) -> bool:
         >>> joins(regard.TopK(8)), joins(regard.Sum(-2)), joins(regard.Pool(64, 64))
         (True, True, False)
     """
-    return isinstance(reduction, OfEachRow | TopK | Max | Sum)
+    return isinstance(reduction, RowStatistic | TopK | Max | Sum)
 
 
 class AskedOfCalls:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from regard.capture.generation import Order
-from regard.masks import Both, Causal, Either, Keep, Mask, Not, Rows, SlidingWindow
+from regard.masks import And, Causal, Keep, Mask, Not, Or, RowSlice, SlidingWindow
 from regard.masks.bands import Band
 from regard.masks.flex_masks import BlockSparse, MaskMod
-from regard.masks.row_slice import rows_of
+from regard.masks.row_slice import row_slice_of
 from regard.scores.box import Box
 
 __all__ = ["Piece", "joined_mask", "reordered", "signature"]
@@ -57,12 +57,12 @@ def signature(mask: Mask | None) -> Hashable:
     match mask:
         case None:
             return None
-        case Both(first, second) | Either(first, second):
+        case And(first, second) | Or(first, second):
             return (type(mask), signature(first), signature(second))
         case Not(inner):
             return (Not, signature(inner))
-        case Rows(inner, start, q_len):
-            return (Rows, signature(inner), start, q_len)
+        case RowSlice(inner, start, q_len):
+            return (RowSlice, signature(inner), start, q_len)
         case MaskMod() | BlockSparse():
             return id(mask)  # what a callable reads is not known
         case _:
@@ -136,11 +136,11 @@ def _spans(mask: Mask | None, shape: torch.Size) -> _Spans | None:
             return _Spans(first, torch.maximum((q_idx + high + 1).clamp(0, kv_len), first), None)
         case Keep(allowed) if allowed.shape[-2] == 1:
             return everything._replace(columns=allowed.expand(*allowed.shape[:-1], kv_len))
-        case Rows(inner, start, whole):
+        case RowSlice(inner, start, whole):
             spans = _spans(inner, torch.Size((*shape[:-2], whole, kv_len)))
             rows = slice(start, start + q_len)
             return spans and _Spans(spans.first[rows], spans.last[rows], spans.columns)
-        case Both(one, other):
+        case And(one, other):
             pair = _spans(one, shape), _spans(other, shape)
             if pair[0] is None or pair[1] is None:
                 return _factored(mask, shape)
@@ -232,7 +232,7 @@ def _rows_of_all(masks: Sequence[Mask], rows: range, q_len: int) -> Mask | None:
     """Rows of one or two masks that must all allow; None: there are none."""
     if not masks:
         return None
-    return rows_of(masks[0] if len(masks) == 1 else Both(*masks), rows, q_len)
+    return row_slice_of(masks[0] if len(masks) == 1 else And(*masks), rows, q_len)
 
 
 def _bands(first: Tensor, shape: torch.Size, rows: range) -> Iterator[list[Band]]:
@@ -247,7 +247,7 @@ def _bands(first: Tensor, shape: torch.Size, rows: range) -> Iterator[list[Band]
 
 def _band_ends(band: list[Band], shape: torch.Size, rows: range) -> tuple[Tensor, Tensor]:
     """The first key of each row in a band, and one past the last."""
-    spans = _spans(rows_of(band[0], rows, shape[-2]) if band else None, _sized(shape, rows))
+    spans = _spans(row_slice_of(band[0], rows, shape[-2]) if band else None, _sized(shape, rows))
     assert spans is not None
     return spans.first, spans.last
 

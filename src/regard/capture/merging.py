@@ -11,9 +11,9 @@ from regard.capture.generation import Order, Run, order_since
 from regard.capture.merged_masks import Piece, joined_mask, reordered, signature
 from regard.capture.tensor_storage import Shelf
 from regard.masks import Mask
-from regard.masks.row_slice import rows_of
+from regard.masks.row_slice import row_slice_of
 from regard.matrix.attention_matrix import AttentionMatrix
-from regard.scores.query_key import QueryKey
+from regard.scores.query_key import QueryKeyScores
 
 __all__ = ["Copies", "Shared", "Step"]
 
@@ -54,7 +54,7 @@ class Step:
         if bias is not None and bias.shape[-2] > 1:
             bias = bias[..., start:stop, :]
         if mask is not None and start < stop:
-            mask = rows_of(mask, range(start, stop), len(rows))
+            mask = row_slice_of(mask, range(start, stop), len(rows))
         query = self.query[..., start:stop, :]
         return replace(self, first=rows.start + start, query=query, mask=mask, bias=bias)
 
@@ -114,7 +114,7 @@ class Copies:
         self._shelf = shelf
         self._shared = shared
         self._steps: list[Step] = []
-        self._source: QueryKey | None = None
+        self._source: QueryKeyScores | None = None
 
     def step(self, part: AttentionMatrix, first: int, base: int) -> Step:
         """A copy of a call, to be added; its keys are in the run.
@@ -125,7 +125,7 @@ class Copies:
             base: the column of its first key.
         """
         source, once = part.source, self._shelf.copy_once
-        assert isinstance(source, QueryKey)
+        assert isinstance(source, QueryKeyScores)
         query = self._shelf.copy(source.query)
         mask = None if part.mask is None else part.mask.map(once)
         bias = None if source.bias is None else once(source.bias)

@@ -16,7 +16,7 @@ from regard.capture.flex_calls import AFTER_FLEX_ATTENTION, FLEX_ATTENTION, Flex
 from regard.capture.fused_calls import NESTED, FusedCall, fused_call
 from regard.capture.handwritten import Handwritten
 from regard.capture.recorded_values import TakeValue
-from regard.capture.recorder import Keeper
+from regard.capture.recorder import Recorder
 from regard.capture.selection import Wanted
 from regard.capture.unseen_attention import Absence, compiled_error, is_compiled
 from regard.capture.weight_mixing import tensors_in
@@ -99,7 +99,7 @@ def observe(
         device=device,
         modules=modules,
     )
-    keeper = Keeper(seen, wanted, path, progress)
+    keeper = Recorder(seen, wanted, path, progress)
     watch = _Watch(model, keeper)
     # Parameters that autocast rounded before the block would not be known as parameters.
     torch.clear_autocast_cache()
@@ -152,7 +152,7 @@ class _Watch:
         absence: what might have been attention.
     """
 
-    def __init__(self, model: nn.Module, keeper: Keeper) -> None:
+    def __init__(self, model: nn.Module, keeper: Recorder) -> None:
         self._root = type(model).__name__
         self._keeper = keeper
         self._flex = FlexCalls()

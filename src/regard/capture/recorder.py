@@ -27,16 +27,16 @@ from regard.recording.file_reader import read
 from regard.recording.file_writer import Writer
 from regard.recording.layers import Origin, layer_at
 from regard.recording.recording import Recording
-from regard.scores.query_key import QueryKey
+from regard.scores.query_key import QueryKeyScores
 from regard.tracing.tracer import Operation
 
-__all__ = ["Keeper"]
+__all__ = ["Recorder"]
 
 _APART = "the calls of {} cannot be put together"
 _REFUSED = "the attention of {} cannot be kept"
 
 
-class Keeper:
+class Recorder:
     """Keeps of each attention that it is given what is wanted.
 
     Args:
@@ -135,7 +135,7 @@ class Keeper:
         if self._gave_up or self._guesses.are_made_here():
             return None
         if name in self._refused or not self._wanted.has_layer(name, place):
-            if isinstance(matrix.source, QueryKey):
+            if isinstance(matrix.source, QueryKeyScores):
                 with torch.no_grad():
                     self._pass_by(name, matrix.source, matrix.mask)
             return None
@@ -147,7 +147,7 @@ class Keeper:
                 origin = Origin(place, None if heads is None else tuple(heads))
                 self._entries.are_of(name, origin)
             try:
-                if isinstance(part.source, QueryKey):
+                if isinstance(part.source, QueryKeyScores):
                     values = self._take(name, part, part.source)
                 else:
                     values = self._take_alone(name, part)
@@ -156,7 +156,7 @@ class Keeper:
                 return None
         if values is None:
             return None
-        group = whole.source.group if isinstance(whole.source, QueryKey) else 1
+        group = whole.source.group if isinstance(whole.source, QueryKeyScores) else 1
         num_heads = whole.shape[-3] if whole.ndim > 2 else 1
         return partial(self._take_value, values, num_heads, group, heads)
 
@@ -239,13 +239,13 @@ class Keeper:
     def _values(self) -> Values | None:
         return Values(self._shelf) if self._wanted.values else None
 
-    def _pass_by(self, name: str, source: QueryKey, mask: Mask | None) -> None:
+    def _pass_by(self, name: str, source: QueryKeyScores, mask: Mask | None) -> None:
         guesses = self._guesses.among(source.query.shape[-2])
         tell = self._steps.pass_by(name, source, mask, guesses)
         if guesses:
             self._guesses.when_known(tell)
 
-    def _take(self, name: str, part: AttentionMatrix, source: QueryKey) -> Values | None:
+    def _take(self, name: str, part: AttentionMatrix, source: QueryKeyScores) -> Values | None:
         asking, q_len = bool(self._wanted.reductions), part.shape[-2]
         # Where no keys are kept, those of one head tell which calls belong together.
         if asking and source.key.ndim > 2:

@@ -20,7 +20,7 @@ from regard.masks import Mask
 from regard.masks.recognise import FAR, recognised, split
 from regard.matrix.attention_matrix import AttentionMatrix, attend
 from regard.scores.grouped_heads import without_repeats
-from regard.scores.query_key import QueryKey
+from regard.scores.query_key import QueryKeyScores
 
 __all__ = [
     "Beside",
@@ -472,7 +472,7 @@ def _compare(matrix: AttentionMatrix, layout: Layout, axes: Axes, weights: Tenso
 
 def _tolerance(matrix: AttentionMatrix, row: int, weights: Tensor) -> float:
     """How far a row's weights may be apart when scores are rounded in the model's dtype."""
-    source = cast(QueryKey, matrix.source)
+    source = cast(QueryKeyScores, matrix.source)
     dtypes = (source.query.dtype, weights.dtype)
     rounding = max(torch.finfo(dtype).eps for dtype in dtypes)
     if weights.is_cuda or torch.get_float32_matmul_precision() != "highest":

@@ -6,13 +6,13 @@ from functools import wraps
 import torch
 from torch import Tensor
 
-from regard.masks.row_slice import rows_of
+from regard.masks.row_slice import row_slice_of
 from regard.matrix.attention_matrix import AttentionMatrix
-from regard.reductions.block import can_look
-from regard.scores.box import Box, narrow
+from regard.reductions.block import reads_without_sync
+from regard.scores.box import Box, broadcast_index
 from regard.scores.flex_callable import FlexCallable
 from regard.scores.grouped_heads import without_repeats
-from regard.scores.query_key import QueryKey
+from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores, accumulation_dtype
 
 __all__ = ["some_heads", "some_queries", "unrepeated", "value_heads"]
@@ -31,16 +31,16 @@ def unrepeated(matrix: AttentionMatrix) -> AttentionMatrix:
         torch.Size([2, 5, 4])
     """
     source = matrix.source
-    if not isinstance(source, QueryKey) or source.group > 1 or not _may_look(matrix, source):
+    if not isinstance(source, QueryKeyScores) or source.group > 1 or not _may_look(matrix, source):
         return matrix
     key = without_repeats(source.key)
     return matrix if key is source.key else AttentionMatrix(replace(source, key=key), matrix.mask)
 
 
-def _may_look(matrix: AttentionMatrix, source: QueryKey) -> bool:
+def _may_look(matrix: AttentionMatrix, source: QueryKeyScores) -> bool:
     """Whether to look at the keys makes nobody wait, or somebody who waited for the mask."""
     of_mask = () if matrix.mask is None else matrix.mask.tensors
-    return can_look(source.key) or bool(of_mask) or source.bias is not None
+    return reads_without_sync(source.key) or bool(of_mask) or source.bias is not None
 
 
 def _repeats(tensor: Tensor, group: int) -> bool:
@@ -73,7 +73,7 @@ def some_heads(matrix: AttentionMatrix, heads: list[int]) -> AttentionMatrix:
         return tensor if tensor.shape[-3] == 1 else tensor.index_select(-3, at)
 
     source: Scores = matrix.source
-    if isinstance(source, QueryKey):
+    if isinstance(source, QueryKeyScores):
         source = replace(
             source,
             query=source.query.index_select(-3, at),
@@ -144,9 +144,9 @@ def some_queries(matrix: AttentionMatrix, rows: range) -> AttentionMatrix:
     def chosen(tensor: Tensor) -> Tensor:
         return tensor if tensor.shape[-2] == 1 else tensor[..., rows.start : rows.stop, :]
 
-    mask = None if matrix.mask is None else rows_of(matrix.mask, rows, q_len)
+    mask = None if matrix.mask is None else row_slice_of(matrix.mask, rows, q_len)
     source: Scores = matrix.source
-    if not isinstance(source, QueryKey):
+    if not isinstance(source, QueryKeyScores):
         return AttentionMatrix(source.map(chosen), mask)
     bias = None if source.bias is None else chosen(source.bias)
     position_bias = source.position_bias
@@ -164,7 +164,7 @@ def some_queries(matrix: AttentionMatrix, rows: range) -> AttentionMatrix:
     return AttentionMatrix(changed, mask)
 
 
-def _position_bias(source: QueryKey, rows: range) -> Tensor:
+def _position_bias(source: QueryKeyScores, rows: range) -> Tensor:
     """What a position bias adds to the scores of some rows, (..., num_heads, rows, kv_len)."""
     assert source.position_bias is not None
     *leading, _, kv_len = source.shape
@@ -172,7 +172,10 @@ def _position_bias(source: QueryKey, rows: range) -> Tensor:
     box = Box(everywhere, slice(rows.start, rows.stop), slice(0, kv_len))
     dtype = accumulation_dtype(source.dtype)
     return source.position_bias.block(
-        box, source.shape, source.device, lambda tensor: narrow(tensor, everywhere).to(dtype)
+        box,
+        source.shape,
+        source.device,
+        lambda tensor: broadcast_index(tensor, everywhere).to(dtype),
     )
 
 

@@ -259,7 +259,7 @@ FAULTS = (
         "no-positions",
         "No position enters: tokens in another order give the same outputs in that order. Right "
         "where positions are added before the layer.",
-        "x = x + positions  # before the first layer: regard.nn.Sinusoidal, Learned or Rotary",
+        "x = x + positions  # before the first layer: regard.nn.SinusoidalPositions",
         (),
         "note",
     ),

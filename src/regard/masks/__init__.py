@@ -3,33 +3,33 @@
 from regard.masks.bands import Causal, SlidingWindow
 from regard.masks.documents import Documents
 from regard.masks.flex_masks import BlockSparse, MaskMod
-from regard.masks.key_bounds import Columns
+from regard.masks.key_bounds import KeyBounds
 from regard.masks.lengths import Padding, PrefixLM
 from regard.masks.mask import (
-    Both,
-    Either,
+    And,
     Mask,
     Not,
+    Or,
     as_mask,
 )
-from regard.masks.row_slice import Rows
+from regard.masks.row_slice import RowSlice
 from regard.masks.tensor_masks import Drop, Keep
 
 __all__ = [
+    "And",
     "BlockSparse",
-    "Both",
     "Causal",
-    "Columns",
     "Documents",
     "Drop",
-    "Either",
     "Keep",
+    "KeyBounds",
     "Mask",
     "MaskMod",
     "Not",
+    "Or",
     "Padding",
     "PrefixLM",
-    "Rows",
+    "RowSlice",
     "SlidingWindow",
     "as_mask",
 ]

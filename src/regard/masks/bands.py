@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import check_whole
-from regard.masks.key_bounds import Columns
+from regard.masks.key_bounds import KeyBounds
 from regard.masks.mask import Mask, PointMask
 from regard.scores.box import Box
 
@@ -30,7 +30,7 @@ class Band(Mask):
     def map(self, function: Callable[[Tensor], Tensor]) -> Mask:
         return self
 
-    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> Columns:
+    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
         low, high = self.limits(shape)
         first, last = rows.start, rows.stop - 1
 
@@ -39,7 +39,7 @@ class Band(Mask):
             stop = min(max(high_of + high + 1, 0), shape[-1])
             return slice(start, max(start, stop))
 
-        return Columns(within(first, last), within(last, first))
+        return KeyBounds(within(first, last), within(last, first))
 
     def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
         q_idx = torch.arange(box.rows.start, box.rows.stop, device=device)[:, None]

@@ -47,8 +47,8 @@ def _row_of_blocks(
     """What each block of these rows is, (batch or 1, num_heads or 1, blocks)."""
     leading, kv_len = (slice(0, shape[0]), slice(0, shape[1])), shape[-1]
     columns = mask.columns(leading, rows, shape)
-    first, last = columns.some.start // block_size, -(-columns.some.stop // block_size)
-    full = slice(-(-columns.every.start // block_size), columns.every.stop // block_size)
+    first, last = columns.any.start // block_size, -(-columns.any.stop // block_size)
+    full = slice(-(-columns.all.start // block_size), columns.all.stop // block_size)
     if full.start >= full.stop or rows.stop - rows.start < block_size:
         full = slice(last, last)  # a block that the edge of the matrix cuts is never full
     step = max(1, _AT_ONCE // (shape[0] * shape[1] * block_size**2))

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from regard.errors import dtype_text, kind_text, shape_text
-from regard.masks.key_bounds import Columns
+from regard.masks.key_bounds import KeyBounds
 from regard.masks.lengths import fits
 from regard.masks.mask import Mask, PointMask, pick
-from regard.scores.box import Box, narrow
+from regard.scores.box import Box, broadcast_index
 
 __all__ = ["Documents"]
 
@@ -71,19 +71,19 @@ class Documents(Mask):
     def map(self, function: Callable[[Tensor], Tensor]) -> Mask:
         return Documents(function(self.ids))
 
-    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> Columns:
+    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
         shift = shape[-1] - shape[-2]
         start, stop = rows.start + shift, rows.stop + shift
         if stop <= 0:
-            return Columns(slice(0, 0), slice(0, 0))
-        reach = narrow(self._read, leading)[..., max(start, 0) : stop, :]
+            return KeyBounds(slice(0, 0), slice(0, 0))
+        reach = broadcast_index(self._read, leading)[..., max(start, 0) : stop, :]
         ends = cast(list[int], reach.flatten(0, -2).amin(0).tolist())
         first, last, run_first, run_last = ends
         every = slice(-run_first, run_last) if start >= 0 else slice(0, 0)
-        return Columns(slice(first, -last), every if every.start < every.stop else slice(0, 0))
+        return KeyBounds(slice(first, -last), every if every.start < every.stop else slice(0, 0))
 
     def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
-        ids = narrow(self.ids, box.leading)  # (..., 1, kv_len)
+        ids = broadcast_index(self.ids, box.leading)  # (..., 1, kv_len)
         shift = shape[-1] - shape[-2]
         positions = torch.arange(box.rows.start, box.rows.stop, device=device) + shift
         of_queries = ids.mT.index_select(-2, positions.clamp(min=0))

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from regard.errors import shape_text
 from regard.masks.block_mask import EMPTY, FULL, PARTIAL
-from regard.masks.key_bounds import Columns
+from regard.masks.key_bounds import KeyBounds
 from regard.masks.lengths import fits
 from regard.masks.mask import Mask, PointMask, pick
-from regard.scores.box import Box, narrow
+from regard.scores.box import Box, broadcast_index
 from regard.scores.flex_callable import MASK_MOD, FlexCallable
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ class MaskMod(Mask):
             return MaskMod(self.function.map(function))
         return self
 
-    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> Columns:
-        return Columns(slice(0, shape[-1]), slice(0, 0))
+    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
+        return KeyBounds(slice(0, shape[-1]), slice(0, 0))
 
     def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
         return _distinct(_fitted(self.function, shape, device)(box))
@@ -169,25 +169,27 @@ class BlockSparse(Mask):
         """The grid on the CPU: a device is waited for once, not for every block."""
         return self.grid.cpu()
 
-    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> Columns:
+    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
         (height, width), kv_len = self.block_size, shape[-1]
-        part = narrow(self._read, leading)[..., rows.start // height : -(-rows.stop // height), :]
+        part = broadcast_index(self._read, leading)[
+            ..., rows.start // height : -(-rows.stop // height), :
+        ]
         part = part.flatten(0, -2)
         listed = cast(list[bool], (part.amax(0) != EMPTY).tolist())
         if not any(listed):
-            return Columns(slice(0, 0), slice(0, 0))
+            return KeyBounds(slice(0, 0), slice(0, 0))
         hull = (listed.index(True), len(listed) - listed[::-1].index(True))
         full = _longest_run(cast(list[bool], (part.amin(0) == FULL).tolist()))
         some, every = (
             slice(start * width, min(stop * width, kv_len)) for start, stop in (hull, full)
         )
-        return Columns(some, every)
+        return KeyBounds(some, every)
 
     def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
         height, width = self.block_size
         rows = slice(box.rows.start // height, -(-box.rows.stop // height))
         columns = slice(box.columns.start // width, -(-box.columns.stop // width))
-        kinds = narrow(self.grid, box.leading)[..., rows, columns]
+        kinds = broadcast_index(self.grid, box.leading)[..., rows, columns]
         top, left = box.rows.start - rows.start * height, box.columns.start - columns.start * width
         inside = (
             ...,

@@ -2,25 +2,25 @@
 
 from typing import NamedTuple
 
-__all__ = ["Columns", "around", "hull", "length", "overlap"]
+__all__ = ["KeyBounds", "around", "hull", "length", "overlap"]
 
 
-class Columns(NamedTuple):
+class KeyBounds(NamedTuple):
     """What a mask knows of some rows without looking at every key, so that work is skipped.
 
     Attributes:
-        some: outside these keys none of the rows attends to anything; may be empty.
-        every: to these keys all of the rows may attend, so nothing is masked there; a part of
-            ``some``, may be empty.
+        any: outside these keys none of the rows attends to anything; may be empty.
+        all: to these keys all of the rows may attend, so nothing is masked there; a part of
+            ``any``, may be empty.
 
     Example:
         >>> import torch, regard
         >>> regard.Causal().columns((), slice(2, 4), torch.Size((5, 5)))
-        Columns(some=slice(0, 4, None), every=slice(0, 3, None))
+        KeyBounds(any=slice(0, 4, None), all=slice(0, 3, None))
     """
 
-    some: slice
-    every: slice
+    any: slice
+    all: slice
 
 
 def length(part: slice) -> int:

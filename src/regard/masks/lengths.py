@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from regard.errors import dtype_text, kind_text, shape_text
-from regard.masks.key_bounds import Columns
+from regard.masks.key_bounds import KeyBounds
 from regard.masks.mask import Mask, PointMask, pick
-from regard.scores.box import Box, narrow
+from regard.scores.box import Box, broadcast_index
 
 __all__ = ["Padding", "PrefixLM", "fits"]
 
@@ -92,12 +92,12 @@ class Padding(_Lengths):
 
     _counts = "the real keys of one sequence"
 
-    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> Columns:
-        lengths = narrow(self._read, leading)
-        return Columns(slice(0, int(lengths.max())), slice(0, int(lengths.min())))
+    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
+        lengths = broadcast_index(self._read, leading)
+        return KeyBounds(slice(0, int(lengths.max())), slice(0, int(lengths.min())))
 
     def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
-        lengths = narrow(self.lengths, box.leading)
+        lengths = broadcast_index(self.lengths, box.leading)
         return torch.arange(box.columns.start, box.columns.stop, device=device) < lengths
 
     def mask_mod(self, shape: torch.Size) -> PointMask:
@@ -136,19 +136,21 @@ class PrefixLM(_Lengths):
 
     _counts = "the keys of one prefix"
 
-    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> Columns:
-        lengths, kv_len = narrow(self._read, leading), shape[-1]
+    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
+        lengths, kv_len = broadcast_index(self._read, leading), shape[-1]
         first = rows.start + kv_len - shape[-2]  # the position of the first of these queries
         last = rows.stop - 1 + kv_len - shape[-2]
         some = max(int(lengths.max()), min(last + 1, kv_len))
-        return Columns(slice(0, some), slice(0, max(int(lengths.min()), first + 1)))
+        return KeyBounds(slice(0, some), slice(0, max(int(lengths.min()), first + 1)))
 
     def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
         positions = torch.arange(box.rows.start, box.rows.stop, device=device) + (
             shape[-1] - shape[-2]
         )
         kv_idx = torch.arange(box.columns.start, box.columns.stop, device=device)
-        return kv_idx < torch.maximum(narrow(self.lengths, box.leading), positions[:, None] + 1)
+        return kv_idx < torch.maximum(
+            broadcast_index(self.lengths, box.leading), positions[:, None] + 1
+        )
 
     def mask_mod(self, shape: torch.Size) -> PointMask:
         lengths, shift = self.lengths[..., 0, 0], shape[-1] - shape[-2]

@@ -25,18 +25,18 @@ from regard.errors import (
 )
 from regard.masks.block_mask import block_mask_of
 from regard.masks.drawing import drawing
-from regard.masks.key_bounds import Columns, around, hull, length, overlap
+from regard.masks.key_bounds import KeyBounds, around, hull, length, overlap
 from regard.scores.box import Box
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 __all__ = [
-    "Both",
-    "Either",
+    "And",
     "Mask",
     "MaskLike",
     "Not",
+    "Or",
     "PointMask",
     "as_mask",
     "no_mask",
@@ -85,7 +85,7 @@ class Mask(ABC):
         """The same mask with the function applied to every tensor of a bound mask."""
 
     @abstractmethod
-    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> Columns:
+    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
         """Which keys these rows of these heads can attend to, as narrow as is quickly known.
 
         Args:
@@ -205,19 +205,19 @@ class Mask(ABC):
 
     def __and__(self, other: object) -> "Mask":
         """Both masks must allow."""
-        return Both(self, as_mask(other))
+        return And(self, as_mask(other))
 
     def __rand__(self, other: object) -> "Mask":
         """Both masks must allow."""
-        return Both(as_mask(other), self)
+        return And(as_mask(other), self)
 
     def __or__(self, other: object) -> "Mask":
         """One of the masks must allow."""
-        return Either(self, as_mask(other))
+        return Or(self, as_mask(other))
 
     def __ror__(self, other: object) -> "Mask":
         """One of the masks must allow."""
-        return Either(as_mask(other), self)
+        return Or(as_mask(other), self)
 
     def __invert__(self) -> "Mask":
         """The mask must not allow."""
@@ -295,7 +295,7 @@ def no_mask(mask: object) -> TypeError:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Both(Mask):
+class And(Mask):
     """Two masks that must both allow: what ``first & second`` gives.
 
     Example:
@@ -308,15 +308,15 @@ class Both(Mask):
     second: Mask
 
     def bind(self, shape: torch.Size, device: torch.device) -> Mask:
-        return Both(self.first.bind(shape, device), self.second.bind(shape, device))
+        return And(self.first.bind(shape, device), self.second.bind(shape, device))
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Mask:
-        return Both(self.first.map(function), self.second.map(function))
+        return And(self.first.map(function), self.second.map(function))
 
-    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> Columns:
+    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
         first = self.first.columns(leading, rows, shape)
         second = self.second.columns(leading, rows, shape)
-        return Columns(overlap(first.some, second.some), overlap(first.every, second.every))
+        return KeyBounds(overlap(first.any, second.any), overlap(first.all, second.all))
 
     def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
         return self.first.block(box, shape, device) & self.second.block(box, shape, device)
@@ -328,11 +328,11 @@ class Both(Mask):
     @property
     def text(self) -> str:
         parts = (self.first, self.second)
-        return " & ".join(f"({p.text})" if isinstance(p, Either) else p.text for p in parts)
+        return " & ".join(f"({p.text})" if isinstance(p, Or) else p.text for p in parts)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Either(Mask):
+class Or(Mask):
     """Two masks of which one must allow: what ``first | second`` gives.
 
     Example:
@@ -345,20 +345,18 @@ class Either(Mask):
     second: Mask
 
     def bind(self, shape: torch.Size, device: torch.device) -> Mask:
-        return Either(self.first.bind(shape, device), self.second.bind(shape, device))
+        return Or(self.first.bind(shape, device), self.second.bind(shape, device))
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Mask:
-        return Either(self.first.map(function), self.second.map(function))
+        return Or(self.first.map(function), self.second.map(function))
 
-    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> Columns:
+    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
         first = self.first.columns(leading, rows, shape)
         second = self.second.columns(leading, rows, shape)
-        touch = max(first.every.start, second.every.start) <= min(
-            first.every.stop, second.every.stop
-        )
-        longer = max(first.every, second.every, key=length)
-        every = hull(first.every, second.every) if touch else longer
-        return Columns(hull(first.some, second.some), every)
+        touch = max(first.all.start, second.all.start) <= min(first.all.stop, second.all.stop)
+        longer = max(first.all, second.all, key=length)
+        every = hull(first.all, second.all) if touch else longer
+        return KeyBounds(hull(first.any, second.any), every)
 
     def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
         return self.first.block(box, shape, device) | self.second.block(box, shape, device)
@@ -390,12 +388,12 @@ class Not(Mask):
     def map(self, function: Callable[[Tensor], Tensor]) -> Mask:
         return Not(self.mask.map(function))
 
-    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> Columns:
+    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
         inner = self.mask.columns(leading, rows, shape)
-        before, after = around(inner.some, shape[-1])
+        before, after = around(inner.any, shape[-1])
         every = max(before, after, key=length)
-        before, after = around(inner.every, shape[-1])
-        return Columns(hull(before, after), every)
+        before, after = around(inner.all, shape[-1])
+        return KeyBounds(hull(before, after), every)
 
     def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
         return ~self.mask.block(box, shape, device)
@@ -406,5 +404,5 @@ class Not(Mask):
 
     @property
     def text(self) -> str:
-        pair = isinstance(self.mask, Both | Either)
+        pair = isinstance(self.mask, And | Or)
         return f"~({self.mask.text})" if pair else f"~{self.mask.text}"

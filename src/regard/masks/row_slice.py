@@ -9,17 +9,17 @@ from torch import Tensor
 from regard.errors import check_count, check_whole, shape_text
 from regard.masks.bands import Causal, SlidingWindow
 from regard.masks.documents import Documents
-from regard.masks.key_bounds import Columns
+from regard.masks.key_bounds import KeyBounds
 from regard.masks.lengths import Padding, PrefixLM
-from regard.masks.mask import Both, Either, Mask, Not, PointMask
+from regard.masks.mask import And, Mask, Not, Or, PointMask
 from regard.masks.tensor_masks import Keep
 from regard.scores.box import Box
 
-__all__ = ["Rows", "rows_of"]
+__all__ = ["RowSlice", "row_slice_of"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Rows(Mask):
+class RowSlice(Mask):
     """Some rows of a mask: that of the queries from ``start`` on, in a matrix of ``q_len`` queries.
 
     A mask is aligned with the last query or counts from the first one; where a matrix holds only
@@ -36,7 +36,7 @@ class Rows(Mask):
 
     Example:
         >>> import regard
-        >>> regard.masks.Rows(regard.Causal(), 1, 4).to_dense(2, 4)
+        >>> regard.masks.RowSlice(regard.Causal(), 1, 4).to_dense(2, 4)
         tensor([[ True,  True, False, False],
                 [ True,  True,  True, False]])
     """
@@ -60,12 +60,12 @@ class Rows(Mask):
                 f"{shape_text(shape)} has {shape[-2]} queries.\n"
                 "    Give as many queries as rows, or fewer."
             )
-        return Rows(self.mask.bind(self._whole(shape), device), self.start, self.q_len)
+        return RowSlice(self.mask.bind(self._whole(shape), device), self.start, self.q_len)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Mask:
-        return Rows(self.mask.map(function), self.start, self.q_len)
+        return RowSlice(self.mask.map(function), self.start, self.q_len)
 
-    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> Columns:
+    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
         return self.mask.columns(leading, self._moved(rows), self._whole(shape))
 
     def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
@@ -78,7 +78,7 @@ class Rows(Mask):
 
     @property
     def text(self) -> str:
-        return f"Rows({self.mask.text}, {self.start}, {self.q_len})"
+        return f"RowSlice({self.mask.text}, {self.start}, {self.q_len})"
 
     def _moved(self, rows: slice) -> slice:
         return slice(rows.start + self.start, rows.stop + self.start)
@@ -87,7 +87,7 @@ class Rows(Mask):
         return torch.Size((*shape[:-2], self.q_len, shape[-1]))
 
 
-def rows_of(mask: Mask, rows: range, q_len: int) -> Mask:
+def row_slice_of(mask: Mask, rows: range, q_len: int) -> Mask:
     """The mask of some queries of a matrix, in its own words where they still hold.
 
     Args:
@@ -97,29 +97,29 @@ def rows_of(mask: Mask, rows: range, q_len: int) -> Mask:
 
     Example:
         >>> import regard
-        >>> from regard.masks.row_slice import rows_of
-        >>> rows_of(regard.Causal(), range(2, 4), 4), rows_of(regard.Causal(), range(1, 3), 4)
-        (Causal(), Rows(Causal(), 1, 4))
+        >>> from regard.masks.row_slice import row_slice_of
+        >>> row_slice_of(regard.Causal(), range(1, 3), 4)
+        RowSlice(Causal(), 1, 4)
     """
     if rows == range(q_len):
         return mask
     match mask:
-        case Both(first, second):
-            return Both(rows_of(first, rows, q_len), rows_of(second, rows, q_len))
-        case Either(first, second):
-            return Either(rows_of(first, rows, q_len), rows_of(second, rows, q_len))
+        case And(first, second):
+            return And(row_slice_of(first, rows, q_len), row_slice_of(second, rows, q_len))
+        case Or(first, second):
+            return Or(row_slice_of(first, rows, q_len), row_slice_of(second, rows, q_len))
         case Not(inner):
-            return Not(rows_of(inner, rows, q_len))
+            return Not(row_slice_of(inner, rows, q_len))
         case Keep(tensor):
             whole = tensor.shape[-2] == 1
             return Keep(tensor if whole else tensor[..., rows.start : rows.stop, :])
         case Padding():
             return mask
         case Causal(align="top-left"):
-            return mask if rows.start == 0 else Rows(mask, rows.start, q_len)
+            return mask if rows.start == 0 else RowSlice(mask, rows.start, q_len)
         case Causal() | SlidingWindow() | PrefixLM() | Documents() if rows.stop == q_len:
             return mask  # the last query sits at the last key, still
-        case Rows(inner, start):
-            return rows_of(inner, range(start + rows.start, start + rows.stop), mask.q_len)
+        case RowSlice(inner, start):
+            return row_slice_of(inner, range(start + rows.start, start + rows.stop), mask.q_len)
         case _:
-            return Rows(mask, rows.start, q_len)
+            return RowSlice(mask, rows.start, q_len)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from regard.errors import check_broadcast, shape_text
-from regard.masks.key_bounds import Columns
+from regard.masks.key_bounds import KeyBounds
 from regard.masks.mask import Mask, PointMask, no_mask, pick
-from regard.scores.box import Box, narrow
+from regard.scores.box import Box, broadcast_index
 
 __all__ = ["Drop", "Keep"]
 
@@ -44,11 +44,11 @@ class Keep(Mask):
     def map(self, function: Callable[[Tensor], Tensor]) -> Mask:
         return Keep(function(self.mask))
 
-    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> Columns:
-        return Columns(slice(0, shape[-1]), slice(0, 0))
+    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
+        return KeyBounds(slice(0, shape[-1]), slice(0, 0))
 
     def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
-        return narrow(self.mask, box.at_both)
+        return broadcast_index(self.mask, box.at_both)
 
     def mask_mod(self, shape: torch.Size) -> PointMask:
         return lambda b, h, q_idx, kv_idx: pick(self.mask, b, h, q_idx, kv_idx)
@@ -86,11 +86,11 @@ class Drop(Mask):
     def map(self, function: Callable[[Tensor], Tensor]) -> Mask:
         return Drop(function(self.mask))
 
-    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> Columns:
-        return Columns(slice(0, shape[-1]), slice(0, 0))
+    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
+        return KeyBounds(slice(0, shape[-1]), slice(0, 0))
 
     def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
-        return ~narrow(self.mask, box.at_both)
+        return ~broadcast_index(self.mask, box.at_both)
 
     def mask_mod(self, shape: torch.Size) -> PointMask:
         return lambda b, h, q_idx, kv_idx: ~pick(self.mask, b, h, q_idx, kv_idx)

@@ -23,7 +23,7 @@ from regard.errors import (
 )
 from regard.masks import Mask, as_mask
 from regard.masks.mask import MaskLike
-from regard.matrix.indexing import Asked, parse_index
+from regard.matrix.indexing import ParsedIndex, parse_index
 from regard.matrix.linear_map import LinearMap, times_batches
 from regard.matrix.lse_cache import RowMemory
 from regard.matrix.notebook_hook import notebook_bundle
@@ -39,10 +39,10 @@ from regard.reductions.reduction import Reduction, check_reductions
 from regard.reductions.row_statistics import Entropy, LogSumExp
 from regard.reductions.sums import Diagonal, Pool, Segments, Sum
 from regard.reductions.top_k import Max, Top, TopK
-from regard.scores.box import Index, narrow
-from regard.scores.given_scores import Given
+from regard.scores.box import Index, broadcast_index
+from regard.scores.given_scores import GivenScores
 from regard.scores.position_bias import Bias
-from regard.scores.query_key import QueryKey, ScoreMod, as_score_mod
+from regard.scores.query_key import QueryKeyScores, ScoreMod, as_score_mod
 from regard.scores.score_source import Scores
 
 __all__ = ["AttentionMatrix", "ScoreMatrix", "attend", "check_attention_matrix"]
@@ -113,7 +113,7 @@ def attend(
     shape = torch.Size((*query.shape[:-1], key.shape[-2]))
     factor = check_scale(scale, query.shape[-1])
     position_bias = bias.bind(shape, query.device) if isinstance(bias, Bias) else None
-    source = QueryKey(
+    source = QueryKeyScores(
         query,
         key,
         factor,
@@ -171,7 +171,7 @@ class AttentionMatrix(LinearMap):
             >>> regard.AttentionMatrix.from_scores(torch.tensor([[13.0, 9.0, 9.0]]))[0]
             tensor([0.9647, 0.0177, 0.0177])
         """
-        source = Given(check_scores(scores))
+        source = GivenScores(check_scores(scores))
         return cls(source, _bound(mask, source))
 
     @classmethod
@@ -199,7 +199,7 @@ class AttentionMatrix(LinearMap):
             tensor([0.7500, 1.0000])
         """
         check_nothing_added(mask, bias)
-        return cls(Given(check_weights(weights), are_weights=True))
+        return cls(GivenScores(check_weights(weights), are_weights=True))
 
     @property
     def shape(self) -> torch.Size:
@@ -368,13 +368,13 @@ class AttentionMatrix(LinearMap):
             return self
         mask = self.mask
         if mask is not None:
-            mask = mask.map(lambda tensor: narrow(tensor, index))
+            mask = mask.map(lambda tensor: broadcast_index(tensor, index))
         part = AttentionMatrix(self.source.select(index), mask)
         if self._memory is not None and self._memory.holds(self.source, self.mask):
             part._memory = self._memory.part(index, part.source, part.mask)
         return part
 
-    def _known_rows(self, asked: Asked, part: "AttentionMatrix") -> Tensor | None:
+    def _known_rows(self, asked: ParsedIndex, part: "AttentionMatrix") -> Tensor | None:
         """The logsumexp of the rows of a part, where a window is cheaper with it; else None.
 
         It is computed once, as long as the inputs stay as they are. A window of few rows or of
@@ -391,7 +391,7 @@ class AttentionMatrix(LinearMap):
             known.copy_(part.logsumexp())
         return known
 
-    def _window(self, asked: Asked, known: Tensor | None) -> Tensor:
+    def _window(self, asked: ParsedIndex, known: Tensor | None) -> Tensor:
         rows, columns = _as_range(asked.rows), _as_range(asked.columns)
         if known is None:
             weights = cast(Tensor, self.reduce(Window(rows, columns))).to(self.dtype)
@@ -438,7 +438,7 @@ class ScoreMatrix:
         """What it is, without computing it."""
         return f"ScoreMatrix(of {self._matrix!r})"
 
-    def _part(self, asked: Asked, what: str, limit: int | None) -> Tensor:
+    def _part(self, asked: ParsedIndex, what: str, limit: int | None) -> Tensor:
         part = self._matrix[(*asked.leading, ...)]
         _check_size(what, part, asked, limit)
         rows, columns = _as_range(asked.rows), _as_range(asked.columns)
@@ -468,7 +468,7 @@ def _as_range(index: int | range) -> range:
     return range(index, index + 1) if isinstance(index, int) else index
 
 
-def _check_size(what: str, part: AttentionMatrix, asked: Asked, limit: int | None) -> None:
+def _check_size(what: str, part: AttentionMatrix, asked: ParsedIndex, limit: int | None) -> None:
     rows, columns = _as_range(asked.rows), _as_range(asked.columns)
     check_memory(what, (*part.shape[:-2], len(rows), len(columns)), part.dtype, limit)
 

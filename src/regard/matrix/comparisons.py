@@ -15,8 +15,8 @@ from torch import Tensor
 
 from regard.errors import shape_text
 from regard.matrix.attention_matrix import AttentionMatrix, check_attention_matrix
-from regard.reductions.block import Block, can_look, lowest
-from regard.reductions.reduction import Part, Reduction
+from regard.reductions.block import Block, lowest_score, reads_without_sync
+from regard.reductions.reduction import Contribution, Reduction
 from regard.scores.score_source import accumulation_dtype
 
 __all__ = ["CrossEntropy", "JensenShannon", "KullbackLeibler", "cross_entropy", "js", "kl"]
@@ -149,15 +149,15 @@ class _BetweenTwo(Reduction):
         _check_pair(shape, device, self.other)
         return (torch.zeros(shape[:-1], dtype=dtype, device=device),)
 
-    def update(self, block: Block) -> tuple[Part, ...]:
+    def update(self, block: Block) -> tuple[Contribution, ...]:
         source, mask, own = self.other.source, self.other.mask, block.box.columns
         if mask is None:
             columns = slice(0, block.shape[-1])
         else:
-            some = mask.columns(block.box.leading, block.box.rows, block.shape).some
+            some = mask.columns(block.box.leading, block.box.rows, block.shape).any
             columns = slice(min(own.start, some.start), max(own.stop, some.stop))
-        numbers = self.between(block, block.beside(source, mask, columns))
-        return (Part(block.box.at_rows, numbers.to(block.below.dtype)),)
+        numbers = self.between(block, block.aligned_block(source, mask, columns))
+        return (Contribution(block.box.at_rows, numbers.to(block.shifted.dtype)),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         return buffers[0]
@@ -179,9 +179,9 @@ class KullbackLeibler(_BetweenTwo):
     """
 
     def between(self, block: Block, other: Block) -> Tensor:
-        own = block.expected - block.above * block.mass
+        own = block.mean_shifted - block.log_normalizer * block.row_sum
         # Weights that sum to less than 1, beside a sink, can be below 0 in truth.
-        least = torch.where(block.mass == 1, 0.0, -torch.inf)
+        least = torch.where(block.row_sum == 1, 0.0, -torch.inf)
         return _inf_where_hidden(_within(own + _crossed(block, other), least), block, other)
 
 
@@ -222,9 +222,14 @@ class JensenShannon(_BetweenTwo):
 
     def between(self, block: Block, other: Block) -> Tensor:
         inside, outside = _columns_in(block, other)
-        shift = (other.above - block.above)[..., None]
-        pairs = (block.weights, other.weights[..., inside], block.below, other.below[..., inside])
-        height = max(1, _NUMBERS_AT_ONCE // block.below[..., 0, :].numel())
+        shift = (other.log_normalizer - block.log_normalizer)[..., None]
+        pairs = (
+            block.weights,
+            other.weights[..., inside],
+            block.shifted,
+            other.shifted[..., inside],
+        )
+        height = max(1, _NUMBERS_AT_ONCE // block.shifted[..., 0, :].numel())
         total = torch.cat(
             [
                 _twice_js(*(tensor[..., first : first + height, :] for tensor in (*pairs, shift)))
@@ -247,17 +252,17 @@ def _twice_js(p: Tensor, q: Tensor, p_below: Tensor, q_below: Tensor, shift: Ten
 def _crossed(block: Block, other: Block) -> Tensor:
     """The cross-entropy of each row, (..., rows), where no key is hidden from the other alone."""
     inside, _ = _columns_in(block, other)
-    below = other.below[..., inside].to(block.weights.dtype)
+    below = other.shifted[..., inside].to(block.weights.dtype)
     expected = cast(Tensor, torch.linalg.vecdot(block.weights, below))
-    return other.above * block.mass - expected
+    return other.log_normalizer * block.row_sum - expected
 
 
 def _inf_where_hidden(numbers: Tensor, block: Block, other: Block) -> Tensor:
     """The numbers of each row, inf where a key of the block is hidden from the other."""
     inside, _ = _columns_in(block, other)
-    below = other.below.detach()
+    below = other.shifted.detach()
     # A cheap pass for three, where it need not be waited for.
-    if can_look(below) and bool(below.amin() > lowest(below.dtype)):
+    if reads_without_sync(below) and bool(below.amin() > lowest_score(below.dtype)):
         return numbers
     return numbers.masked_fill((block.allowed & ~other.allowed[..., inside]).any(-1), torch.inf)
 

@@ -9,7 +9,7 @@ from regard.errors import bytes_text, kind_text, readable
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.reductions.products import Output
 from regard.reductions.reduction import Reduction, check_reductions
-from regard.scores.query_key import QueryKey
+from regard.scores.query_key import QueryKeyScores
 
 __all__ = ["Explanation", "explain"]
 
@@ -91,11 +91,11 @@ def explain(matrix: AttentionMatrix, *reductions: Reduction) -> Explanation:
     asked = reductions or (Output(_any_value(matrix)),)
     name, refusals = choice(source, mask, asked)
     plan = BACKENDS[name].plan(source, mask, asked)
-    head_dim = source.query.shape[-1] if isinstance(source, QueryKey) else 0
+    head_dim = source.query.shape[-1] if isinstance(source, QueryKeyScores) else 0
     forward = 4 * source.shape.numel() * head_dim
     return Explanation(name, plan.how, refusals, plan.flops, forward, plan.held, plan.read)
 
 
 def _any_value(matrix: AttentionMatrix) -> Tensor:
     source = matrix.source
-    return source.key if isinstance(source, QueryKey) else source.tensors[0][..., 0, :, None]
+    return source.key if isinstance(source, QueryKeyScores) else source.tensors[0][..., 0, :, None]

@@ -9,10 +9,10 @@ from torch import Tensor
 from regard.errors import check_index_bounds
 from regard.scores.box import Index
 
-__all__ = ["Asked", "parse_index"]
+__all__ = ["ParsedIndex", "parse_index"]
 
 
-class Asked(NamedTuple):
+class ParsedIndex(NamedTuple):
     """Which part of a matrix somebody asked for.
 
     Attributes:
@@ -29,7 +29,7 @@ class Asked(NamedTuple):
     whole: bool
 
 
-def parse_index(key: Any, shape: torch.Size) -> Asked:
+def parse_index(key: Any, shape: torch.Size) -> ParsedIndex:
     """What ``A[key]`` asks for: the leading axes, the rows, the columns.
 
     Args:
@@ -58,7 +58,7 @@ def parse_index(key: Any, shape: torch.Size) -> Asked:
         _resolve(item, n, axis) for axis, (item, n) in enumerate(zip(items, shape, strict=True))
     ]
     leading = tuple(_kept(item, axis) for axis, item in enumerate(resolved[:-2]))
-    return Asked(leading, resolved[-2], resolved[-1], items[-2:] == [slice(None)] * 2)
+    return ParsedIndex(leading, resolved[-2], resolved[-1], items[-2:] == [slice(None)] * 2)
 
 
 def _as_index(item: Any) -> int | slice:

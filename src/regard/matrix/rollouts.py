@@ -16,10 +16,10 @@ from regard.errors import (
     shape_text,
 )
 from regard.matrix.attention_matrix import AttentionMatrix
-from regard.matrix.indexing import Asked, parse_index
+from regard.matrix.indexing import ParsedIndex, parse_index
 from regard.matrix.linear_map import LinearMap, times_batches
 from regard.reductions.block import Block
-from regard.reductions.reduction import Part, Reduction
+from regard.reductions.reduction import Contribution, Reduction
 from regard.scores.score_source import accumulation_dtype
 
 __all__ = ["Rollout", "rollout"]
@@ -167,7 +167,7 @@ class Rollout(LinearMap):
         operand = operand.to(self.dtype)
         return operand.squeeze(-1) if x.ndim == 1 else operand
 
-    def _window(self, asked: Asked, what: str, limit: int | None) -> Tensor:
+    def _window(self, asked: ParsedIndex, what: str, limit: int | None) -> Tensor:
         rows, columns = _positions(asked.rows), _positions(asked.columns)
         size = (*self.shape[:-2], len(rows), len(columns))
         check_memory(what, size, self.dtype, limit, _SMALLER)
@@ -210,7 +210,7 @@ class _MeanOfHeads(Reduction):
         size = (*shape[:-3], shape[-2], self.operand.shape[-1])
         return (torch.zeros(size, dtype=dtype, device=device),)
 
-    def update(self, block: Block) -> tuple[Part, ...]:
+    def update(self, block: Block) -> tuple[Contribution, ...]:
         batch, rows, columns = block.box.leading[:-1], block.box.rows, block.box.columns
         weights = block.weights
         if block.box.leading:
@@ -218,7 +218,7 @@ class _MeanOfHeads(Reduction):
         if self.transposed:
             weights, rows, columns = weights.mT, columns, rows
         operand = block.part(self.operand, (*batch, columns))
-        return (Part((*batch, rows), weights @ operand),)
+        return (Contribution((*batch, rows), weights @ operand),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         return buffers[0] / (shape[-3] if len(shape) > 2 else 1)

@@ -10,10 +10,10 @@ from torch import Tensor
 from regard.errors import check_broadcast, check_floating
 from regard.matrix.attention_matrix import AttentionMatrix, check_attention_matrix
 from regard.reductions.block import Block
-from regard.reductions.reduction import Part, Reduction
+from regard.reductions.reduction import Contribution, Reduction
 from regard.scores.flex_callable import FlexCallable, Kind
 
-__all__ = ["Bilinear", "bilinear"]
+__all__ = ["WeightedSum", "weighted_sum"]
 
 WeightOf = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """weight(b, h, q_idx, kv_idx) -> number, in the manner of FlexAttention's callables."""
@@ -27,7 +27,7 @@ _KIND = Kind(
 )
 
 
-def bilinear(A: AttentionMatrix, weight: Tensor | WeightOf) -> Tensor:
+def weighted_sum(A: AttentionMatrix, weight: Tensor | WeightOf) -> Tensor:
     """The sum of each row of A times the numbers of ``weight``: sum over j of A[i, j] weight[i, j].
 
     A penalty for attention that goes where it should not, or a reward where it should. With a
@@ -56,7 +56,7 @@ def bilinear(A: AttentionMatrix, weight: Tensor | WeightOf) -> Tensor:
         >>> A = regard.attend(x, x)
         >>> def far(b, h, q_idx, kv_idx):
         ...     return 1 - torch.exp(-(((q_idx - kv_idx) / 3) ** 2) / (2 * 0.2**2))
-        >>> regard.bilinear(A, far)
+        >>> regard.weighted_sum(A, far)
         tensor([0.5823, 0.5004, 0.5823])
 
     Source:
@@ -64,12 +64,12 @@ def bilinear(A: AttentionMatrix, weight: Tensor | WeightOf) -> Tensor:
         Convolutional Networks with Guided Attention", section 3.4.
     """
     check_attention_matrix("A", A)
-    return cast(Tensor, A.reduce(Bilinear(weight)))
+    return cast(Tensor, A.reduce(WeightedSum(weight)))
 
 
 @dataclass(frozen=True, eq=False)
-class Bilinear(Reduction):
-    """The question that ``regard.bilinear`` asks, for one pass together with others.
+class WeightedSum(Reduction):
+    """The question that ``regard.weighted_sum`` asks, for one pass together with others.
 
     Args:
         weight: a tensor that broadcasts to the matrix, or a callable.
@@ -78,7 +78,7 @@ class Bilinear(Reduction):
         >>> import torch, regard
         >>> x = torch.zeros(2, 1)
         >>> A = regard.attend(x, x)
-        >>> A.reduce(regard.Bilinear(torch.tensor([0.0, 1.0])), regard.Max())[0]
+        >>> A.reduce(regard.WeightedSum(torch.tensor([0.0, 1.0])), regard.Max())[0]
         tensor([0.5000, 0.5000])
     """
 
@@ -98,9 +98,9 @@ class Bilinear(Reduction):
             FlexCallable.fitted(self.weight, _KIND, shape, device)
         return (torch.zeros(shape[:-1], dtype=dtype, device=device),)
 
-    def update(self, block: Block) -> tuple[Part, ...]:
+    def update(self, block: Block) -> tuple[Contribution, ...]:
         sums = cast(Tensor, torch.linalg.vecdot(block.weights, self._numbers(block)))
-        return (Part(block.box.at_rows, sums),)
+        return (Contribution(block.box.at_rows, sums),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         return buffers[0]

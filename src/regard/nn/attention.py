@@ -8,7 +8,7 @@ from regard.errors import check_count
 from regard.masks import Mask, as_mask
 from regard.matrix.attention_matrix import AttentionMatrix, attend
 from regard.nn.layer_checks import check_heads, check_input, check_memory_input
-from regard.nn.positions import Rotary
+from regard.nn.positions import RotaryPositions
 
 __all__ = ["CrossAttention", "SelfAttention"]
 
@@ -48,7 +48,11 @@ class _Attention(nn.Module):
         )
 
     def _matrix(
-        self, x: Tensor, memory: Tensor, mask: Mask | Tensor | None, positions: Rotary | None
+        self,
+        x: Tensor,
+        memory: Tensor,
+        mask: Mask | Tensor | None,
+        positions: RotaryPositions | None,
     ) -> AttentionMatrix:
         """The matrix of queries from x and keys from memory, (..., num_heads, q_len, kv_len)."""
         if x.ndim == 2:
@@ -114,7 +118,7 @@ class SelfAttention(_Attention):
             the output is the heads side by side, num_heads · value_dim wide.
         mask: what holds in every call: one of ``regard.masks``, or a bool tensor (True = may
             attend) that broadcasts to (batch, num_heads, tokens, tokens).
-        positions: a ``Rotary(head_dim)`` that turns query and key. (``Sinusoidal`` and
+        positions: a ``RotaryPositions(head_dim)`` that turns query and key. (``Sinusoidal`` and
             ``Learned`` go before the layer: they are added to x.)
 
     Attributes:
@@ -154,7 +158,7 @@ class SelfAttention(_Attention):
         bias: bool = True,
         output_projection: bool = True,
         mask: Mask | Tensor | None = None,
-        positions: Rotary | None = None,
+        positions: RotaryPositions | None = None,
     ) -> None:
         super().__init__(
             embed_dim,
@@ -307,19 +311,18 @@ class CrossAttention(_Attention):
         return self._matrix(x, memory, mask, None)
 
 
-def _check_positions(positions: object, head_dim: int) -> Rotary | None:
+def _check_positions(positions: object, head_dim: int) -> RotaryPositions | None:
     if positions is None:
         return None
-    if not isinstance(positions, Rotary):
+    if not isinstance(positions, RotaryPositions):
         came = f"class {positions.__name__}" if isinstance(positions, type) else None
         raise TypeError(
-            f"positions is a {came or type(positions).__name__}; it must be a Rotary.\n"
-            f"    Use Rotary({head_dim}). Sinusoidal and Learned positions are added to x before "
-            "the layer."
+            f"positions is a {came or type(positions).__name__}; it must be a RotaryPositions.\n"
+            f"    Use RotaryPositions({head_dim}). Other positions are added to x before the layer."
         )
     if positions.head_dim != head_dim:
         raise ValueError(
             f"positions has head_dim {positions.head_dim} and the layer has {head_dim}; "
-            f"they must be equal.\n    Use Rotary({head_dim})."
+            f"they must be equal.\n    Use RotaryPositions({head_dim})."
         )
     return positions

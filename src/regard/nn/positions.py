@@ -11,10 +11,10 @@ from regard.errors import check_count, check_whole
 from regard.nn.layer_checks import check_input
 from regard.scores.score_source import accumulation_dtype
 
-__all__ = ["Learned", "Rotary", "Sinusoidal"]
+__all__ = ["LearnedPositions", "RotaryPositions", "SinusoidalPositions"]
 
 
-class Sinusoidal(nn.Module):
+class SinusoidalPositions(nn.Module):
     """x plus sines and cosines of the position, at wavelengths from 2π to base · 2π.
 
     Number 2i of position p is sin(p / base^(2i/embed_dim)), number 2i + 1 the cosine of the same.
@@ -30,8 +30,8 @@ class Sinusoidal(nn.Module):
 
     Example:
         >>> import torch
-        >>> from regard.nn import Sinusoidal
-        >>> Sinusoidal(4)(torch.zeros(3, 4))
+        >>> from regard.nn import SinusoidalPositions
+        >>> SinusoidalPositions(4)(torch.zeros(3, 4))
         tensor([[ 0.0000,  1.0000,  0.0000,  1.0000],
                 [ 0.8415,  0.5403,  0.0100,  0.9999],
                 [ 0.9093, -0.4161,  0.0200,  0.9998]])
@@ -66,7 +66,7 @@ class Sinusoidal(nn.Module):
         return f"{self.embed_dim}, base={self.base:g}"
 
 
-class Learned(nn.Module):
+class LearnedPositions(nn.Module):
     """x plus one learned vector for each position.
 
     Args:
@@ -82,8 +82,8 @@ class Learned(nn.Module):
 
     Example:
         >>> import torch
-        >>> from regard.nn import Learned
-        >>> positions = Learned(embed_dim=4, max_len=512)
+        >>> from regard.nn import LearnedPositions
+        >>> positions = LearnedPositions(embed_dim=4, max_len=512)
         >>> positions(torch.zeros(2, 7, 4)).shape
         torch.Size([2, 7, 4])
 
@@ -124,7 +124,7 @@ class Learned(nn.Module):
         return f"{self.embed_dim}, max_len={self.max_len}"
 
 
-class Rotary(nn.Module):
+class RotaryPositions(nn.Module):
     """Turns query and key by angles that grow with the position: scores see distances only.
 
     The numbers (2i, 2i + 1) of a head are a point in the plane, turned by p / base^(2i/head_dim)
@@ -142,11 +142,11 @@ class Rotary(nn.Module):
 
     Example:
         >>> import torch
-        >>> from regard.nn import Rotary, SelfAttention
-        >>> Rotary(2)(torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
+        >>> from regard.nn import RotaryPositions, SelfAttention
+        >>> RotaryPositions(2)(torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
         tensor([[1.0000, 0.0000],
                 [0.5403, 0.8415]])
-        >>> attention = SelfAttention(64, num_heads=4, positions=Rotary(16))
+        >>> attention = SelfAttention(64, num_heads=4, positions=RotaryPositions(16))
 
     Source:
         Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding",

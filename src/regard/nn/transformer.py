@@ -6,7 +6,7 @@ from regard.errors import check_count
 from regard.masks import Mask
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.nn.attention import SelfAttention
-from regard.nn.positions import Rotary
+from regard.nn.positions import RotaryPositions
 
 __all__ = ["TransformerBlock"]
 
@@ -52,7 +52,7 @@ class TransformerBlock(nn.Module):
         num_kv_heads: int | None = None,
         mlp_dim: int | None = None,
         mask: Mask | Tensor | None = None,
-        positions: Rotary | None = None,
+        positions: RotaryPositions | None = None,
     ) -> None:
         super().__init__()
         attention = SelfAttention(

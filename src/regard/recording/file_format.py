@@ -24,16 +24,16 @@ from regard.errors import (
     shape_text,
 )
 from regard.masks import (
-    Both,
+    And,
     Causal,
     Documents,
-    Either,
     Keep,
     Mask,
     Not,
+    Or,
     Padding,
     PrefixLM,
-    Rows,
+    RowSlice,
     SlidingWindow,
 )
 from regard.masks.lengths import fits
@@ -41,13 +41,13 @@ from regard.masks.recognise import recognised
 from regard.matrix.attention_matrix import AttentionMatrix, attend
 from regard.recording.layers import Answers
 from regard.reductions.reduction import Reduction
-from regard.reductions.row_statistics import Entropy, LogSumExp, Spread
+from regard.reductions.row_statistics import Entropy, LogSumExp, NormalizedEntropy
 from regard.reductions.sums import Diagonal, Pool, Segments, Sum
 from regard.reductions.top_k import Max, Top, TopK, fitting, padded
 from regard.scores.box import Box
-from regard.scores.given_scores import Given
+from regard.scores.given_scores import GivenScores
 from regard.scores.position_bias import ALiBi, Bias, T5Bias
-from regard.scores.query_key import QueryKey
+from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
 
 __all__ = [
@@ -86,10 +86,14 @@ _REDUCTIONS: dict[str, tuple[type[Reduction], tuple[str, ...]]] = {
     "LogSumExp": (LogSumExp, ()),
     "Max": (Max, ()),
     "Pool": (Pool, ("rows_wanted", "columns_wanted")),
-    "Spread": (Spread, ()),
+    "Spread": (NormalizedEntropy, ()),
     "Sum": (Sum, ("dim",)),
     "TopK": (TopK, ("k",)),
 }
+
+_REDUCTION_KINDS = {kind: name for name, (kind, _) in _REDUCTIONS.items()}
+# The names of the file format, where they differ from those of the classes.
+_MASK_KINDS: dict[type[Mask], str] = {And: "Both", Or: "Either", RowSlice: "Rows"}
 
 
 # To plain data
@@ -134,13 +138,13 @@ def plain_matrix(matrix: AttentionMatrix, put: Put) -> Plain:
 
 
 def _plain_scores(source: Scores, put: Put) -> Plain:
-    if isinstance(source, Given):
+    if isinstance(source, GivenScores):
         return {
             "kind": "Given",
             "values": put("values", source.values),
             "are_weights": source.are_weights,
         }
-    if not isinstance(source, QueryKey):
+    if not isinstance(source, QueryKeyScores):
         raise _code(f"scores of the kind {type(source).__name__}")
     if source.score_mod is not None:
         raise _code(f"the score_mod {source.score_mod!r}")
@@ -178,7 +182,7 @@ def _plain_bias(bias: Bias | None, put: Put) -> Plain | None:
 def _plain_mask(
     mask: Mask, shape: torch.Size, device: torch.device, put: Put, role: str = "mask"
 ) -> Plain:
-    kind = {"kind": type(mask).__name__}
+    kind = {"kind": _MASK_KINDS.get(type(mask), type(mask).__name__)}
 
     def inside(mask: Mask, name: str, shape: torch.Size = shape) -> Plain:
         return _plain_mask(mask, shape, device, put, f"{role}.{name}")
@@ -196,10 +200,10 @@ def _plain_mask(
             return {**kind, "mask": put(role, mask.mask)}
         case Not():
             return {**kind, "mask": inside(mask.mask, "not")}
-        case Both() | Either():
+        case And() | Or():
             first, second = inside(mask.first, "first"), inside(mask.second, "second")
             return {**kind, "first": first, "second": second}
-        case Rows():
+        case RowSlice():
             whole = torch.Size((*shape[:-2], mask.q_len, shape[-1]))
             places = {"start": mask.start, "q_len": mask.q_len}
             return {**kind, **places, "mask": inside(mask.mask, "whole", whole)}
@@ -257,17 +261,17 @@ def plain_apart(apart: Mapping[Reduction, Sequence[str]]) -> list[Plain]:
 def _is_known(reduction: Reduction) -> bool:
     if isinstance(reduction, Segments):
         return True
-    return type(reduction) is _REDUCTIONS.get(type(reduction).__name__, (None, ()))[0]
+    return type(reduction) in _REDUCTION_KINDS
 
 
 def _plain_reduction(reduction: Reduction) -> Plain:
-    kind = type(reduction).__name__
     if isinstance(reduction, Segments):
         keys = reduction.key_spans
         spans = (_plain_spans(reduction.query_spans), None if keys is None else _plain_spans(keys))
-        return {"kind": kind, "query_spans": spans[0], "key_spans": spans[1]}
+        return {"kind": "Segments", "query_spans": spans[0], "key_spans": spans[1]}
     if not _is_known(reduction):
         raise _code(f"the answer to {reduction!r}")
+    kind = _REDUCTION_KINDS[type(reduction)]
     _, fields = _REDUCTIONS[kind]
     return {"kind": kind, **{field: getattr(reduction, field) for field in fields}}
 
@@ -320,7 +324,7 @@ def _scores_of(plain: Plain, take: Take) -> Scores:
     if _kind(plain) == "Given":
         values = check_scores(take(plain["values"]))
         _check_dtype("values", values)
-        return Given(values, _flag(plain["are_weights"]))
+        return GivenScores(values, _flag(plain["are_weights"]))
     if plain["kind"] != "QueryKey":
         raise ValueError(f"scores of the kind {plain['kind']!r}")
     query, key = check_query_key(take(plain["query"]), take(plain["key"]))
@@ -339,7 +343,7 @@ def _scores_of(plain: Plain, take: Take) -> Scores:
             raise ValueError(f"sink_bias of shape {shape_text(sink.shape)}")
     position = plain["position_bias"]
     return replace(
-        cast(QueryKey, source),
+        cast(QueryKeyScores, source),
         sink_bias=sink,
         position_bias=None if position is None else _bias_of(position, source.shape, take),
     )
@@ -381,13 +385,13 @@ def _mask_of(plain: Plain, take: Take) -> Mask:
             return Keep(take(plain["mask"]))
         case "Rows":
             start, q_len = _number(plain["start"]), _number(plain["q_len"])
-            return Rows(_mask_of(plain["mask"], take), start, q_len)
+            return RowSlice(_mask_of(plain["mask"], take), start, q_len)
         case "Not":
             return Not(_mask_of(plain["mask"], take))
         case "Both":
-            return Both(_mask_of(plain["first"], take), _mask_of(plain["second"], take))
+            return And(_mask_of(plain["first"], take), _mask_of(plain["second"], take))
         case "Either":
-            return Either(_mask_of(plain["first"], take), _mask_of(plain["second"], take))
+            return Or(_mask_of(plain["first"], take), _mask_of(plain["second"], take))
         case kind:
             raise ValueError(f"a mask of the kind {kind!r}")
 

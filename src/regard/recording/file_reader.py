@@ -19,7 +19,7 @@ from regard.recording.file_format import Take, answers_of, apart_of, matrix_of, 
 from regard.recording.file_writer import FORMAT, KEY
 from regard.recording.layers import Answers, Layer, Origin, Queries
 from regard.reductions.top_k import Top
-from regard.scores.given_scores import Given
+from regard.scores.given_scores import GivenScores
 from regard.text.escaping import visible
 from regard.text.tokens import Token
 
@@ -232,7 +232,7 @@ def _problem(
             if first < -1 or last >= shape[-1]:
                 return f"a key {first if first < -1 else last} among its largest weights"
     source = None if matrix is None else matrix.source
-    if isinstance(source, Given) and source.are_weights:
+    if isinstance(source, GivenScores) and source.are_weights:
         try:
             check_weights(source.values)
         except ValueError as error:

@@ -7,12 +7,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from regard.masks import Both, Drop, Either, Keep, Mask, Padding
+from regard.masks import And, Drop, Keep, Mask, Or, Padding
 from regard.matrix.attention_matrix import AttentionMatrix
-from regard.reductions.row_statistics import MASKED
-from regard.scores.box import Box, narrow
-from regard.scores.given_scores import Given
-from regard.scores.query_key import QueryKey
+from regard.reductions.row_statistics import MASKED_SCORE
+from regard.scores.box import Box, broadcast_index
+from regard.scores.given_scores import GivenScores
+from regard.scores.query_key import QueryKeyScores
 
 __all__ = ["texts_of"]
 
@@ -61,7 +61,7 @@ def _seen(matrix: AttentionMatrix, mask: Mask | None, added: Tensor | None) -> T
         if mask is not None:
             shown = shown & mask.block(box, shape, matrix.device)
         if added is not None:
-            shown = shown & ~(narrow(added, box.at_both) <= MASKED)
+            shown = shown & ~(broadcast_index(added, box.at_both) <= MASKED_SCORE)
         shown = shown[(None,) * (len(shape) - shown.ndim)]  # every axis, full or 1
         by_key = shown.flatten(1, -2).any(1) if len(shape) > 3 else shown.flatten(0, -2).any(0)
         seen |= by_key
@@ -71,9 +71,9 @@ def _seen(matrix: AttentionMatrix, mask: Mask | None, added: Tensor | None) -> T
 def _added(matrix: AttentionMatrix) -> Tensor | None:
     """The numbers that may mask by being low; None: there are none."""
     match matrix.source:
-        case QueryKey(bias=bias):
+        case QueryKeyScores(bias=bias):
             return bias
-        case Given(values, are_weights=False):
+        case GivenScores(values, are_weights=False):
             return values
         case _:  # a weight of 0 can be one that nothing forbids
             return None
@@ -82,12 +82,12 @@ def _added(matrix: AttentionMatrix) -> Tensor | None:
 def _of_keys(mask: Mask) -> Mask | None:
     """What a mask says of keys, or of queries, alone; None: nothing."""
     match mask:
-        case Both(first, second):
+        case And(first, second):
             parts = [part for part in (_of_keys(first), _of_keys(second)) if part is not None]
-            return Both(*parts) if len(parts) == 2 else next(iter(parts), None)
-        case Either(first, second):
+            return And(*parts) if len(parts) == 2 else next(iter(parts), None)
+        case Or(first, second):
             one, other = _of_keys(first), _of_keys(second)
-            return None if one is None or other is None else Either(one, other)
+            return None if one is None or other is None else Or(one, other)
         case Keep(tensor) | Drop(tensor):
             return mask if 1 in tensor.shape[-2:] else None
         case Padding():
@@ -100,7 +100,7 @@ def _shows_both_ends(mask: Mask, shape: torch.Size) -> bool:
     """Whether the first and the last query are known to see the first and the last key."""
     leading = tuple(slice(0, n) for n in shape[:-2])
     ends = (slice(0, 1), slice(shape[-2] - 1, shape[-2]))
-    every = [mask.columns(leading, rows, shape).every for rows in ends]
+    every = [mask.columns(leading, rows, shape).all for rows in ends]
     whole = [part for part in every if part.start < part.stop]
     return any(part.start == 0 for part in whole) and any(part.stop == shape[-1] for part in whole)
 

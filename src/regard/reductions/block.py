@@ -12,7 +12,7 @@ from regard.scores.box import Box, Cut, Index, cut_whole
 from regard.scores.score_source import Scores, accumulation_dtype
 from regard.scores.scratch import Scratch
 
-__all__ = ["Block", "can_look", "edges", "lowest"]
+__all__ = ["Block", "lowest_score", "partial_boxes", "reads_without_sync"]
 
 _LN2 = log(2)
 _IN_CACHE = 2**18  # numbers
@@ -20,7 +20,7 @@ _HIDDEN = 2  # so many times the lowest number of nats are the bits of a masked 
 _LARGE = 2**20  # below it a rounding in float32 is less than a tenth of a bit
 
 
-def lowest(dtype: torch.dtype) -> float:
+def lowest_score(dtype: torch.dtype) -> float:
     """The finite stand-in for a score of -inf, about -1.8e19 in float32.
 
     Times a weight of 0 it makes 0, not NaN; and so does its product with any usual gradient, which
@@ -29,15 +29,15 @@ def lowest(dtype: torch.dtype) -> float:
     return -(torch.finfo(dtype).max ** 0.5)
 
 
-def can_look(tensor: Tensor) -> bool:
+def reads_without_sync(tensor: Tensor) -> bool:
     """Whether looking at its numbers costs nothing: devices with a queue must be waited for."""
     return tensor.device.type == "cpu"
 
 
-def edges(mask: Mask, box: Box, shape: torch.Size) -> Iterator[Box]:
+def partial_boxes(mask: Mask, box: Box, shape: torch.Size) -> Iterator[Box]:
     """The parts of a box in which the mask may hide something; elsewhere it allows every key."""
     start, stop = box.columns.start, box.columns.stop
-    every = mask.columns(box.leading, box.rows, shape).every
+    every = mask.columns(box.leading, box.rows, shape).all
     left, right = max(start, every.start), min(stop, every.stop)
     if left >= right:
         yield box
@@ -50,7 +50,7 @@ def edges(mask: Mask, box: Box, shape: torch.Size) -> Iterator[Box]:
 
 def _near_0(maximum: Tensor) -> bool:
     """Whether it is known that all are so small that a rounding is too; False beside NaN."""
-    return can_look(maximum) and float(maximum.abs().amax()) < _LARGE
+    return reads_without_sync(maximum) and float(maximum.abs().amax()) < _LARGE
 
 
 class Block:
@@ -64,11 +64,10 @@ class Block:
         shape: the shape of the whole matrix, (..., num_heads, q_len, kv_len).
         box: where the block lies in it.
         maximum: the largest score of each row, (..., rows, 1); -inf for a row without keys.
-            Gradients take it for a constant, also where ``bits``, ``below``, ``above`` and
-            ``expected`` are counted from it: an answer must not depend on what they count from.
-        bits: scores - maximum, (..., rows, columns), over log(2): PyTorch's exp2 takes a third of
-            the time of its exp. At most 0 up to a rounding; below ``lowest(dtype)`` where a key may
-            not be attended to, or where the score is further below than that.
+            Gradients treat it as a constant, so an answer must not depend on it.
+        log2_shifted: (scores - maximum) / log(2), (..., rows, columns): PyTorch's exp2 takes a
+            third of the time of its exp. At most 0 up to rounding; below ``lowest_score(dtype)``
+            where a key is masked or its score is further below than that.
 
     Example:
         >>> import torch, regard
@@ -112,10 +111,10 @@ class Block:
         self.maximum = scores.detach().amax(-1, keepdim=True)
         usual = _near_0(self.maximum)
         empty = None if usual else self.maximum == -torch.inf
-        looked = empty is None or (can_look(empty) and not bool(empty.any()))
+        looked = empty is None or (reads_without_sync(empty) and not bool(empty.any()))
         self._empty = None if looked else empty
         self._reference, bits = self._in_bits(scores, usual)
-        self.bits = self._leaf(bits)
+        self.log2_shifted = self._leaf(bits)
 
     def _masked(self, mask: Mask | None) -> Tensor:
         scores = self._source_scores
@@ -124,7 +123,7 @@ class Block:
         if mask is not None and self._scratch is None:  # autograd may need the scores as they are
             scores = scores.masked_fill(~mask.block(self.box, self.shape, self._device), -torch.inf)
         elif mask is not None:
-            for edge in edges(mask, self.box, self.shape):
+            for edge in partial_boxes(mask, self.box, self.shape):
                 start = self.box.columns.start
                 columns = slice(edge.columns.start - start, edge.columns.stop - start)
                 hidden = ~mask.block(edge, self.shape, self._device)
@@ -136,7 +135,7 @@ class Block:
         reference = self.maximum
         if self._empty is not None:
             reference = reference.masked_fill(self._empty, 0)
-        least = _HIDDEN * lowest(self._dtype)
+        least = _HIDDEN * lowest_score(self._dtype)
         if self._scratch is None:
             return reference, ((scores - reference) / _LN2).clamp(min=least)
         if usual or _near_0(reference):
@@ -157,7 +156,7 @@ class Block:
         """
         return self._cut(tensor, index).to(self._dtype)
 
-    def beside(self, source: Scores, mask: Mask | None, columns: slice) -> "Block":
+    def aligned_block(self, source: Scores, mask: Mask | None, columns: slice) -> "Block":
         """The same rows of another matrix of the same shape, for a question about two.
 
         Args:
@@ -173,33 +172,33 @@ class Block:
         return other
 
     @cached_property
-    def below(self) -> Tensor:
-        """scores - maximum, (..., rows, columns), in nats; ``lowest(dtype)`` or less if masked."""
-        return self.bits * _LN2
+    def shifted(self) -> Tensor:
+        """scores - maximum, (..., rows, columns), in nats; <= ``lowest_score(dtype)`` if masked."""
+        return self.log2_shifted * _LN2
 
     @cached_property
     def allowed(self) -> Tensor:
         """True where a key may be attended to, (..., rows, columns); also where a score is NaN."""
-        return ~(self.bits <= lowest(self._dtype))
+        return ~(self.log2_shifted <= lowest_score(self._dtype))
 
     @cached_property
     def scores(self) -> Tensor:
         """After scale, bias and mask, (..., rows, columns); -inf where a key is masked."""
-        return torch.where(self.allowed, self.below + self._reference, -torch.inf)
+        return torch.where(self.allowed, self.shifted + self._reference, -torch.inf)
 
     @cached_property
     def weights(self) -> Tensor:
         """exp(scores - logsumexp), (..., rows, columns); 0 in rows without keys."""
         if self._scratch is not None:
             return self._leaf(self._exponentials.mul_(self._factors))
-        weights = (self.below - self.above[..., None]).exp()
+        weights = (self.shifted - self.log_normalizer[..., None]).exp()
         return weights if self._empty is None else weights.masked_fill(self._empty, 0)
 
     @cached_property
-    def above(self) -> Tensor:
+    def log_normalizer(self) -> Tensor:
         """logsumexp - maximum of each row, (..., rows), in nats; 0 in rows without keys."""
         if self._scratch is None:
-            above = torch.logsumexp(self.below, -1, keepdim=True)
+            above = torch.logsumexp(self.shifted, -1, keepdim=True)
         else:
             above = self._exponentials.sum(-1, keepdim=True).log()
         if self._source_sink is not None:
@@ -215,19 +214,19 @@ class Block:
         reference = self._reference
         if self._empty is not None:
             reference = reference.masked_fill(self._empty, -torch.inf)
-        return reference.squeeze(-1) + self.above
+        return reference.squeeze(-1) + self.log_normalizer
 
     @cached_property
-    def expected(self) -> Tensor:
-        """The sum of weights times ``below`` of each row, (..., rows)."""
+    def mean_shifted(self) -> Tensor:
+        """The sum of weights times ``shifted`` of each row, (..., rows)."""
         if self._scratch is None:
-            return (self.weights * self.below).sum(-1)
+            return (self.weights * self.shifted).sum(-1)
         columns = self._size[-1]
         held, factors = self._held
-        held, bits = held.view(-1, columns), self.bits.detach().view(-1, columns)
+        held, bits = held.view(-1, columns), self.log2_shifted.detach().view(-1, columns)
         total = held.new_empty(len(held))
         # The products of a few rows are added while they lie in the cache.
-        step = max(1, _IN_CACHE // columns) if can_look(held) else len(held)
+        step = max(1, _IN_CACHE // columns) if reads_without_sync(held) else len(held)
         products = self._scratched("products").view(-1, columns)
         for start in range(0, len(held), step):
             rows = slice(start, start + step)
@@ -236,24 +235,24 @@ class Block:
         return self._leaf(total.view(self._size[:-1]).mul_(factors.squeeze(-1)).mul_(_LN2))
 
     @cached_property
-    def mass(self) -> Tensor:
+    def row_sum(self) -> Tensor:
         """The sum of each row of weights, (..., rows): 1; less beside a sink, 0 without keys."""
         if self._source_sink is not None:
             return self.weights.sum(-1)
         return (self.maximum > -torch.inf).to(self._dtype).squeeze(-1)
 
     @cached_property
-    def received(self) -> Tensor:
+    def column_sum(self) -> Tensor:
         """The sum of the weights of these rows, (..., columns)."""
-        return self.over_rows([slice(0, self._size[-2])]).squeeze(-2)
+        return self.sum_rows([slice(0, self._size[-2])]).squeeze(-2)
 
-    def over_rows(self, parts: Sequence[slice]) -> Tensor:
+    def sum_rows(self, parts: Sequence[slice]) -> Tensor:
         """The sums of the weights over some of the rows, (..., len(parts), columns).
 
         Args:
             parts: which rows of the block, for one sum after another.
         """
-        if self._scratch is None or self._staged or not can_look(self.bits):
+        if self._scratch is None or self._staged or not reads_without_sync(self.log2_shifted):
             return torch.stack([self.weights[..., part, :].sum(-2) for part in parts], -2)
         # A product takes half the time of torch's sum, which leaps from row to row.
         held, factors = self._held
@@ -278,27 +277,27 @@ class Block:
     @cached_property
     def _factors(self) -> Tensor:
         """What makes weights of exponentials, (..., rows, 1); 0 in rows without keys."""
-        factors = self.above.detach()[..., None].neg().exp_()
+        factors = self.log_normalizer.detach()[..., None].neg().exp_()
         return factors if self._empty is None else factors.masked_fill_(self._empty, 0)
 
     @cached_property
     def _exponentials(self) -> Tensor:
         """2 to the power of the bits, until ``weights`` takes their place in memory."""
-        return torch.exp2(self.bits.detach(), out=self._scratched("weights"))
+        return torch.exp2(self.log2_shifted.detach(), out=self._scratched("weights"))
 
     # From here on: how gradients pass a block whose tensors are leaves.
 
     @property
     def leaves(self) -> list[Tensor]:
         """The tensors that have been read so far, of this block and of those beside it."""
-        names = ("bits", "weights", "above", "expected")
+        names = ("log2_shifted", "weights", "log_normalizer", "mean_shifted")
         read = [self.__dict__[name] for name in names if name in self.__dict__]
         return read + [leaf for other in self._beside for leaf in other.leaves]
 
     def sources(self, gradients: Callable[[Tensor], Tensor | None]) -> list[tuple[Tensor, Tensor]]:
         """The scores and the sink as functions of what was cut, each with its gradient.
 
-        With weights w, gradients g and e the row's ``expected``, the gradient of score j is
+        With weights w, gradients g and e the row's ``mean_shifted``, the gradient of score j is
         ``g_bits_j / log(2)`` plus
         ``w_j (g_weights_j - sum(w g_weights) + g_e (1 + below_j - e) + g_above)``:
         the derivative of the softmax, with the maximum as a constant.
@@ -311,13 +310,17 @@ class Block:
             return gradients(self.__dict__[name]) if name in self.__dict__ else None
 
         found = [pair for other in self._beside for pair in other.sources(gradients)]
-        weights, bits = self.weights.detach(), self.bits.detach()
-        of_weights, of_expected, of_above = gradients(self.weights), of("expected"), of("above")
+        weights, bits = self.weights.detach(), self.log2_shifted.detach()
+        of_weights, of_expected, of_above = (
+            gradients(self.weights),
+            of("mean_shifted"),
+            of("log_normalizer"),
+        )
         row = torch.zeros_like(self.maximum) if of_above is None else of_above[..., None]
         slope: Tensor | None = None
         of_scores = self._scratched("product")
         if of_expected is not None:
-            row = row - (self.expected.detach() * of_expected)[..., None]
+            row = row - (self.mean_shifted.detach() * of_expected)[..., None]
             slope = torch.mul(bits, of_expected[..., None] * _LN2, out=of_scores)
         if of_weights is not None:
             product = torch.mul(weights, of_weights, out=self._scratched("second product"))
@@ -336,9 +339,9 @@ class Block:
             torch.mul(weights, row, out=of_scores)
         else:
             torch.add(slope, row, out=of_scores).mul_(weights)
-        of_bits = gradients(self.bits)
+        of_bits = gradients(self.log2_shifted)
         if of_bits is not None:
-            of_scores.add_(torch.where(bits <= lowest(self._dtype), 0.0, of_bits / _LN2))
+            of_scores.add_(torch.where(bits <= lowest_score(self._dtype), 0.0, of_bits / _LN2))
         return [*found, (self._source_scores, of_scores)]
 
     def _leaf(self, tensor: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVa
 from regard.errors import check_floating, check_operand
 from regard.masks import Mask
 from regard.reductions.block import Block
-from regard.reductions.reduction import Part, Reduction
+from regard.reductions.reduction import Contribution, Reduction
 from regard.scores.box import Box, cut_whole
 from regard.scores.grouped_heads import grouped_matmul, kv_leading
 from regard.scores.score_source import Scores
@@ -70,9 +70,9 @@ class Output(Reduction):
         self.check(shape, device)
         return (torch.zeros((*shape[:-1], _width(self.value)), dtype=dtype, device=device),)
 
-    def update(self, block: Block) -> tuple[Part, ...]:
+    def update(self, block: Block) -> tuple[Contribution, ...]:
         value = _part(block, self.value, block.box.columns)
-        return (Part(block.box.at_rows, grouped_matmul(block.weights, value)),)
+        return (Contribution(block.box.at_rows, grouped_matmul(block.weights, value)),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         return _as_operand(buffers[0], self.value)
@@ -99,9 +99,9 @@ class TransposedOutput(Reduction):
         size = (*shape[:-2], shape[-1], _width(self.operand))
         return (torch.zeros(size, dtype=dtype, device=device),)
 
-    def update(self, block: Block) -> tuple[Part, ...]:
+    def update(self, block: Block) -> tuple[Contribution, ...]:
         operand = _part(block, self.operand, block.box.rows)
-        return (Part(block.box.at_columns, grouped_matmul(block.weights.mT, operand)),)
+        return (Contribution(block.box.at_columns, grouped_matmul(block.weights.mT, operand)),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         return _as_operand(buffers[0], self.operand)
@@ -155,11 +155,11 @@ class Window(Reduction):
         size = (*shape[:-2], len(self.at_rows), len(self.at_columns))
         return (torch.zeros(size, dtype=dtype, device=device),)
 
-    def update(self, block: Block) -> tuple[Part, ...]:
+    def update(self, block: Block) -> tuple[Contribution, ...]:
         rows, in_block_rows = _meet(self.at_rows, block.box.rows)
         columns, in_block_columns = _meet(self.at_columns, block.box.columns)
         values = block.weights[..., in_block_rows, in_block_columns]
-        return (Part((*block.box.leading, rows, columns), values),)
+        return (Contribution((*block.box.leading, rows, columns), values),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         return buffers[0]

@@ -15,10 +15,10 @@ from torch import Tensor
 from regard.reductions.block import Block
 from regard.scores.box import Index
 
-__all__ = ["OfEachRow", "Part", "Reduction", "check_reductions"]
+__all__ = ["Contribution", "Reduction", "RowStatistic", "check_reductions"]
 
 
-class Part(NamedTuple):
+class Contribution(NamedTuple):
     """What a block adds to a buffer: ``buffer[at] += value``.
 
     Attributes:
@@ -27,7 +27,7 @@ class Part(NamedTuple):
 
     Example:
         >>> import torch, regard
-        >>> regard.Part((slice(0, 2),), torch.ones(2)).value
+        >>> regard.Contribution((slice(0, 2),), torch.ones(2)).value
         tensor([1., 1.])
     """
 
@@ -47,7 +47,7 @@ class Reduction(ABC):
         ...     def update(self, block):
         ...         offset = block.box.rows.start - block.box.columns.start
         ...         own = block.weights.diagonal(offset, dim1=-2, dim2=-1)
-        ...         return (regard.Part(block.box.at_rows, own),)
+        ...         return (regard.Contribution(block.box.at_rows, own),)
         ...     def finish(self, buffers, shape):
         ...         return buffers[0]
         >>> x = torch.zeros(4, 1)
@@ -68,7 +68,7 @@ class Reduction(ABC):
         """
 
     @abstractmethod
-    def update(self, block: Block) -> tuple[Part, ...]:
+    def update(self, block: Block) -> tuple[Contribution, ...]:
         """What one block adds to each buffer. Must depend on nothing but the block."""
 
     @abstractmethod
@@ -108,7 +108,7 @@ def check_reductions(call: str, reductions: Sequence[object]) -> None:
             )
 
 
-class OfEachRow(Reduction):
+class RowStatistic(Reduction):
     """One number for each query: blocks concatenate."""
 
     def start(

@@ -6,17 +6,17 @@ from math import log
 import torch
 
 from regard.reductions.block import Block
-from regard.reductions.reduction import OfEachRow, Part
+from regard.reductions.reduction import Contribution, RowStatistic
 
-__all__ = ["MASKED", "Entropy", "LogSumExp", "Spread"]
+__all__ = ["MASKED_SCORE", "Entropy", "LogSumExp", "NormalizedEntropy"]
 
 # Some models mask by adding a low number, which may be the lowest of their dtype or only -10,000.
-MASKED = -5_000.0
+MASKED_SCORE = -5_000.0
 """A score so low is that of a key that is masked."""
 
 
 @dataclass(frozen=True)
-class LogSumExp(OfEachRow):
+class LogSumExp(RowStatistic):
     """log of the sum over the keys of exp(scores), for each query, in nats.
 
     The answer has shape (..., num_heads, q_len); -inf for a query with no key to attend to.
@@ -27,12 +27,12 @@ class LogSumExp(OfEachRow):
         tensor([0.6931])
     """
 
-    def update(self, block: Block) -> tuple[Part, ...]:
-        return (Part(block.box.at_rows, block.logsumexp),)
+    def update(self, block: Block) -> tuple[Contribution, ...]:
+        return (Contribution(block.box.at_rows, block.logsumexp),)
 
 
 @dataclass(frozen=True)
-class Entropy(OfEachRow):
+class Entropy(RowStatistic):
     """The entropy of each query's weights, -sum(w log w), in nats (Shannon 1948).
 
     From 0 (all attention on one key) to log(kv_len) (spread evenly); 0 for a query with no key.
@@ -46,14 +46,14 @@ class Entropy(OfEachRow):
         tensor([0.6931])
     """
 
-    def update(self, block: Block) -> tuple[Part, ...]:
-        entropy = block.above * block.mass - block.expected
+    def update(self, block: Block) -> tuple[Contribution, ...]:
+        entropy = block.log_normalizer * block.row_sum - block.mean_shifted
         below_0 = entropy.detach().clamp(max=0)  # which only rounding is; the slope stays as it is
-        return (Part(block.box.at_rows, entropy - below_0),)
+        return (Contribution(block.box.at_rows, entropy - below_0),)
 
 
 @dataclass(frozen=True)
-class Spread(OfEachRow):
+class NormalizedEntropy(RowStatistic):
     """How evenly each query spreads its attention, from 0 (one key) to 1 (all keys alike).
 
     The entropy of its weights as a share of log(n), n the number of keys that it may attend to; 0
@@ -62,15 +62,15 @@ class Spread(OfEachRow):
 
     Example:
         >>> import torch, regard
-        >>> from regard.reductions.row_statistics import Spread
+        >>> from regard.reductions.row_statistics import NormalizedEntropy
         >>> x = torch.zeros(3, 1)
-        >>> regard.attend(x, x, mask=regard.Causal()).reduce(Spread())
+        >>> regard.attend(x, x, mask=regard.Causal()).reduce(NormalizedEntropy())
         tensor([0., 1., 1.])
     """
 
-    def update(self, block: Block) -> tuple[Part, ...]:
-        entropy = block.above * block.mass - block.expected
-        keys = (block.bits > MASKED / log(2)).sum(-1, dtype=torch.int32)
+    def update(self, block: Block) -> tuple[Contribution, ...]:
+        entropy = block.log_normalizer * block.row_sum - block.mean_shifted
+        keys = (block.log2_shifted > MASKED_SCORE / log(2)).sum(-1, dtype=torch.int32)
         # Of one key log(n) is 0, and beside a sink the entropy is not; a product keeps NaN.
         spread = (entropy / keys.clamp(min=2).log()).clamp(0, 1) * (keys > 1)
-        return (Part(block.box.at_rows, spread),)
+        return (Contribution(block.box.at_rows, spread),)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from regard.errors import check_count, check_memory, check_spans, check_whole
 from regard.reductions.block import Block
-from regard.reductions.reduction import Part, Reduction
-from regard.scores.box import placed
+from regard.reductions.reduction import Contribution, Reduction
+from regard.scores.box import int_tensor
 
 __all__ = ["Diagonal", "Pool", "Segments", "Sum"]
 
@@ -51,10 +51,10 @@ class Sum(Reduction):
         length = shape[-2] if self.dim == -1 else shape[-1]
         return (torch.zeros((*shape[:-2], length), dtype=dtype, device=device),)
 
-    def update(self, block: Block) -> tuple[Part, ...]:
+    def update(self, block: Block) -> tuple[Contribution, ...]:
         if self.dim == -1:
-            return (Part(block.box.at_rows, block.weights.sum(-1)),)
-        return (Part(block.box.at_columns, block.received),)
+            return (Contribution(block.box.at_rows, block.weights.sum(-1)),)
+        return (Contribution(block.box.at_columns, block.column_sum),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         return buffers[0]
@@ -101,11 +101,11 @@ class Pool(Reduction):
         check_memory("Pool", size, dtype, remedy="Ask for fewer cells, A.pool(512, 512).")
         return (torch.zeros(size, dtype=dtype, device=device),)
 
-    def update(self, block: Block) -> tuple[Part, ...]:
+    def update(self, block: Block) -> tuple[Contribution, ...]:
         row_cells, column_cells = self._cells(block.shape)
         first, rows = _cells_met(block.box.rows, block.shape[-2], row_cells)
         start, columns = _cells_met(block.box.columns, block.shape[-1], column_cells)
-        by_row = block.received[..., None, :] if len(rows) == 1 else block.over_rows(rows)
+        by_row = block.column_sum[..., None, :] if len(rows) == 1 else block.sum_rows(rows)
         widths = {part.stop - part.start for part in columns}
         if len(widths) == 1:
             pooled = by_row.view(*by_row.shape[:-1], len(columns), widths.pop()).sum(-1)
@@ -115,7 +115,7 @@ class Pool(Reduction):
             pooled = by_row.new_zeros((*by_row.shape[:-1], len(columns)))
             pooled = pooled.index_add(-1, cell, by_row)
         cells = slice(first, first + len(rows)), slice(start, start + len(columns))
-        return (Part((*block.box.leading, *cells), pooled),)
+        return (Contribution((*block.box.leading, *cells), pooled),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         (total,) = buffers
@@ -194,21 +194,25 @@ class Segments(Reduction):
         check_memory("Segments", size, dtype, remedy="Ask for fewer spans.")
         return (torch.zeros(size, dtype=dtype, device=device),)
 
-    def update(self, block: Block) -> tuple[Part, ...]:
+    def update(self, block: Block) -> tuple[Contribution, ...]:
         queries, keys = self._spans(block.shape)
         rows, columns = block.box.rows, block.box.columns
         met = [place for place, span in enumerate(queries) if _meets(span, rows)]
         if not met:
-            return (Part((*block.box.leading, slice(0, 0)), block.bits.new_zeros(0, len(keys))),)
-        by_query = block.over_rows([_within(queries[place], rows) for place in met])
+            return (
+                Contribution(
+                    (*block.box.leading, slice(0, 0)), block.log2_shifted.new_zeros(0, len(keys))
+                ),
+            )
+        by_query = block.sum_rows([_within(queries[place], rows) for place in met])
         mass = by_query @ _member(columns, keys, by_query).mT
         total = mass.new_zeros((*mass.shape[:-2], len(queries), len(keys)))
-        at = placed(met, mass.device)
-        return (Part(block.box.leading, total.index_copy(-2, at, mass)),)
+        at = int_tensor(met, mass.device)
+        return (Contribution(block.box.leading, total.index_copy(-2, at, mass)),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         lengths = [stop - start for start, stop in self._spans(shape)[0]]
-        return buffers[0] / placed(lengths, buffers[0].device)[:, None]
+        return buffers[0] / int_tensor(lengths, buffers[0].device)[:, None]
 
 
 def _as_tuples(spans: object) -> Any:
@@ -233,7 +237,7 @@ def _within(span: tuple[int, int], part: slice) -> slice:
 def _member(part: slice, spans: list[tuple[int, int]], like: Tensor) -> Tensor:
     """1 where a position of the part lies in a span, (spans, part)."""
     positions = torch.arange(part.start, part.stop, device=like.device)
-    edges = placed(spans, like.device)
+    edges = int_tensor(spans, like.device)
     return ((positions >= edges[:, :1]) & (positions < edges[:, 1:])).to(like.dtype)
 
 
@@ -271,12 +275,12 @@ class Diagonal(Reduction):
     ) -> tuple[Tensor, ...]:
         return (torch.zeros((*shape[:-2], self._length(shape)), dtype=dtype, device=device),)
 
-    def update(self, block: Block) -> tuple[Part, ...]:
+    def update(self, block: Block) -> tuple[Contribution, ...]:
         rows, columns = block.box.rows, block.box.columns
         offset = self.offset + rows.start - columns.start
         values = block.weights.diagonal(offset, dim1=-2, dim2=-1)
         first = rows.start + max(0, -offset) + min(self.offset, 0)
-        return (Part((*block.box.leading, slice(first, first + values.shape[-1])), values),)
+        return (Contribution((*block.box.leading, slice(first, first + values.shape[-1])), values),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         return buffers[0]

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from regard.errors import check_count, check_memory
-from regard.reductions.block import Block, can_look, lowest
-from regard.reductions.reduction import Part, Reduction
+from regard.reductions.block import Block, lowest_score, reads_without_sync
+from regard.reductions.reduction import Contribution, Reduction
 
 __all__ = ["Max", "Top", "TopK", "fitting", "padded"]
 
@@ -78,17 +78,17 @@ class TopK(Reduction):
         values = torch.zeros(size, dtype=dtype, device=device)
         return values, torch.zeros(size, dtype=torch.int64, device=device)
 
-    def update(self, block: Block) -> tuple[Part, ...]:
-        indices = _largest(block.bits.detach(), min(self.k, block.bits.shape[-1]))
-        bits = block.bits.gather(-1, indices)
-        masked = bits.detach() <= lowest(bits.dtype)
-        values = (bits * log(2) - block.above[..., None]).exp().masked_fill(masked, 0)
+    def update(self, block: Block) -> tuple[Contribution, ...]:
+        indices = _largest(block.log2_shifted.detach(), min(self.k, block.log2_shifted.shape[-1]))
+        bits = block.log2_shifted.gather(-1, indices)
+        masked = bits.detach() <= lowest_score(bits.dtype)
+        values = (bits * log(2) - block.log_normalizer[..., None]).exp().masked_fill(masked, 0)
         indices = (indices + block.box.columns.start).masked_fill(masked, -1)
         missing = self.k - indices.shape[-1]
         if missing:
             values = torch.nn.functional.pad(values, (0, missing))
             indices = torch.nn.functional.pad(indices, (0, missing), value=-1)
-        return Part(block.box.at_rows, values), Part(block.box.at_rows, indices)
+        return Contribution(block.box.at_rows, values), Contribution(block.box.at_rows, indices)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Top:
         return Top(*buffers)
@@ -128,12 +128,12 @@ def padded(reduction: Reduction, answer: Any) -> Any:
 
 def _largest(scores: Tensor, k: int) -> Tensor:
     """Positions of the k largest scores of each row, falling; ties to the lowest index."""
-    if not can_look(scores):
+    if not reads_without_sync(scores):
         return _largest_unseen(scores, k)
     # torch.topk gives scores that tie in any order, and any of those that tie for the last place:
     # one more than k shows both. Masked keys need no order.
     depths, indices = _topk(scores, min(k + 1, scores.shape[-1]))
-    shown = depths[..., 1:].view(scores.dtype) < -lowest(scores.dtype)
+    shown = depths[..., 1:].view(scores.dtype) < -lowest_score(scores.dtype)
     ties = (depths[..., 1:] == depths[..., :-1]) & shown
     indices = indices[..., :k]
     tied = ties.any(-1, keepdim=True)
@@ -216,7 +216,7 @@ class Max(Reduction):
     ) -> tuple[Tensor, ...]:
         return TopK(1).start(shape, dtype, device)
 
-    def update(self, block: Block) -> tuple[Part, ...]:
+    def update(self, block: Block) -> tuple[Contribution, ...]:
         return TopK(1).update(block)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Top:

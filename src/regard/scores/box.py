@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Box", "Cut", "Index", "cut_whole", "narrow", "placed"]
+__all__ = ["Box", "Cut", "Index", "broadcast_index", "cut_whole", "int_tensor"]
 
 Index = tuple[int | slice, ...]
 Cut = Callable[[Tensor, Index], Tensor]
@@ -36,7 +36,7 @@ class Box(NamedTuple):
         return (*self.leading, self.rows, self.columns)
 
 
-def narrow(tensor: Tensor, index: Index) -> Tensor:
+def broadcast_index(tensor: Tensor, index: Index) -> Tensor:
     """tensor[index], where an axis of length 1 stands for every index (broadcasting)."""
     adapted: list[int | slice] = []
     for axis, item in enumerate(index):
@@ -49,9 +49,9 @@ def narrow(tensor: Tensor, index: Index) -> Tensor:
 
 def cut_whole(tensor: Tensor, index: Index) -> Tensor:
     """The plain cut: the part itself."""
-    return narrow(tensor, index)
+    return broadcast_index(tensor, index)
 
 
-def placed(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
+def int_tensor(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
     """Whole numbers of Python as a tensor on a device, which is not waited for."""
     return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from regard.errors import dtype_text, kind_text, shape_text
-from regard.scores.box import Box, narrow
+from regard.scores.box import Box, broadcast_index
 
 __all__ = ["MASK_MOD", "SCORE_MOD", "FlexCallable", "Kind"]
 
@@ -122,8 +122,8 @@ class FlexCallable:
 
     def __call__(self, box: Box, *scores: Tensor) -> Tensor:
         """What it gives for every score of a box, (..., rows, columns)."""
-        batch = narrow(self.batch, box.leading).flatten()
-        head = narrow(self.head, box.leading).flatten()
+        batch = broadcast_index(self.batch, box.leading).flatten()
+        head = broadcast_index(self.head, box.leading).flatten()
         q_idx = torch.arange(box.rows.start, box.rows.stop, device=batch.device)
         kv_idx = torch.arange(box.columns.start, box.columns.stop, device=batch.device)
         four = (len(batch), len(head), len(q_idx), len(kv_idx))

@@ -10,11 +10,11 @@ from regard.scores.box import Box, Cut, Index
 from regard.scores.score_source import Scores, accumulation_dtype, scratch_scores
 from regard.scores.scratch import Scratch
 
-__all__ = ["Given"]
+__all__ = ["GivenScores"]
 
 
 @dataclass(frozen=True, eq=False)
-class Given(Scores):
+class GivenScores(Scores):
     """Scores that somebody computed already, or the logarithms of weights.
 
     Attributes:
@@ -37,8 +37,8 @@ class Given(Scores):
     def facts(self) -> list[str]:
         return [f"from given {'weights' if self.are_weights else 'scores'}"]
 
-    def select(self, index: Index) -> "Given":
-        return Given(self.values[index], self.are_weights)
+    def select(self, index: Index) -> "GivenScores":
+        return GivenScores(self.values[index], self.are_weights)
 
     def block(self, box: Box, cut: Cut, scratch: Scratch | None = None) -> Tensor:
         out = scratch_scores(scratch, box, self)
@@ -54,5 +54,5 @@ class Given(Scores):
     def sink(self, box: Box, cut: Cut) -> Tensor | None:
         return None
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> "Given":
-        return Given(function(self.values), self.are_weights)
+    def map(self, function: Callable[[Tensor], Tensor]) -> "GivenScores":
+        return GivenScores(function(self.values), self.are_weights)

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from regard.errors import shape_text
-from regard.scores.box import Box, Cut, Index, narrow
+from regard.scores.box import Box, Cut, Index, broadcast_index
 from regard.scores.flex_callable import SCORE_MOD, FlexCallable
 from regard.scores.grouped_heads import group_size, grouped_matmul, kv_leading, select_kv
 from regard.scores.position_bias import Bias
 from regard.scores.score_source import Scores, accumulation_dtype, scratch_scores
 from regard.scores.scratch import Scratch
 
-__all__ = ["QueryKey", "ScoreMod", "as_score_mod"]
+__all__ = ["QueryKeyScores", "ScoreMod", "as_score_mod"]
 
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -30,7 +30,7 @@ def as_score_mod(function: object, shape: torch.Size, query: Tensor) -> FlexCall
 
 
 @dataclass(frozen=True, eq=False)
-class QueryKey(Scores):
+class QueryKeyScores(Scores):
     """softcap(score_mod(scale · query·key + bias)): each step only where it was asked for.
 
     Attributes:
@@ -90,12 +90,12 @@ class QueryKey(Scores):
         more = (self.position_bias, self.score_mod, self.softcap, self.sink_bias)
         return all(each is None for each in more)
 
-    def select(self, index: Index) -> "QueryKey":
+    def select(self, index: Index) -> "QueryKeyScores":
         num_heads = self.query.shape[-3] if self.query.ndim > 2 else 1
         key = select_kv(self.key, index, num_heads)
 
         def chosen(tensor: Tensor) -> Tensor:
-            return narrow(tensor, index)
+            return broadcast_index(tensor, index)
 
         return self._with(self.query[index], key, chosen, chosen)
 
@@ -131,7 +131,7 @@ class QueryKey(Scores):
         sink = cut(self.sink_bias, box.leading).to(accumulation_dtype(self.query.dtype))
         return sink.expand(*(part.stop - part.start for part in box.at_rows), 1)
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> "QueryKey":
+    def map(self, function: Callable[[Tensor], Tensor]) -> "QueryKeyScores":
         query = function(self.query)
         return self._with(query, function(self.key), function, lambda ids: ids.to(query.device))
 
@@ -141,9 +141,9 @@ class QueryKey(Scores):
         key: Tensor,
         of_numbers: Callable[[Tensor], Tensor],
         of_indices: Callable[[Tensor], Tensor],
-    ) -> "QueryKey":
+    ) -> "QueryKeyScores":
         """The same steps on another query and key, with their tensors changed too."""
-        return QueryKey(
+        return QueryKeyScores(
             query,
             key,
             self.scale,

@@ -21,7 +21,7 @@ from regard.errors import (
 from regard.masks import Mask
 from regard.matrix.attention_matrix import AttentionMatrix, ScoreMatrix, check_attention_matrix
 from regard.scores.box import Box, cut_whole
-from regard.scores.query_key import QueryKey
+from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
 from regard.text.escaping import visible
 from regard.text.tables import Cell, Table
@@ -274,7 +274,7 @@ def parts_of(source: Scores) -> list[tuple[str, Scores]]:
         >>> [name for name, _ in parts_of(regard.attend(torch.ones(1, 4), torch.ones(1, 4)).source)]
         ['query·key', 'scaled']
     """
-    if not isinstance(source, QueryKey):
+    if not isinstance(source, QueryKeyScores):
         return []
     bare = replace(source, scale=1.0, bias=None, position_bias=None, score_mod=None, softcap=None)
     parts = [("query·key", bare)]
@@ -345,7 +345,7 @@ def _title(source: Scores, place: int, names: list[str] | None, shown: int) -> s
     keys = (
         f"its {kv_len:,} keys" if shown == kv_len else f"the {shown} strongest of {kv_len:,} keys"
     )
-    scale = f"; scale {source.scale:.4g}" if isinstance(source, QueryKey) else ""
+    scale = f"; scale {source.scale:.4g}" if isinstance(source, QueryKeyScores) else ""
     return f"Query {place}{name} and {keys}{scale}"
 
 

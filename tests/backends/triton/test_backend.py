@@ -15,7 +15,7 @@ from cases import CASES, MASKED, QUESTIONS, Case, Inputs, parametrised
 from regard.backends import choose
 from regard.backends.backend import Backend
 from regard.backends.choose import BACKENDS
-from regard.backends.sweep import Blocks
+from regard.backends.sweep import Sweep
 
 pytest.importorskip("triton", reason="the kernels need triton: pip install 'regard[gpu]'")
 
@@ -263,7 +263,7 @@ REFUSED: dict[str, tuple[regard.AttentionMatrix, list[regard.Reduction], str]] =
         "no Triton kernel joins several masks Documents",
     ),
     "rows-of-keep": (
-        regard.attend(x, x, mask=regard.masks.Rows(regard.Keep(torch.ones(9, 5).bool()), 2, 9)),
+        regard.attend(x, x, mask=regard.masks.RowSlice(regard.Keep(torch.ones(9, 5).bool()), 2, 9)),
         [STATISTIC],
         "no Triton kernel has the mask Keep((9, 5)) of other rows",
     ),
@@ -371,7 +371,7 @@ def test_what_a_gpu_lacks_is_said_once(
     lack(monkeypatch)
     with pytest.warns(RuntimeWarning) as said:
         found = [chosen(A, STATISTIC) for _ in range(2)]
-    assert all(isinstance(each, Blocks) for each in found)
+    assert all(isinstance(each, Sweep) for each in found)
     assert [str(warning.message) for warning in said] == [warning_of(reason)]
     with pytest.raises(ValueError, match=reason):
         A.reduce(STATISTIC, backend="triton")
@@ -381,7 +381,7 @@ def test_what_a_gpu_lacks_is_said_once(
 def test_numbers_without_a_kernel_are_said_once(name: str, on_cuda: None) -> None:
     matrix, asked, reason = REFUSED[name]
     with pytest.warns(RuntimeWarning) as said:
-        assert isinstance(chosen(matrix, *asked), Blocks)
+        assert isinstance(chosen(matrix, *asked), Sweep)
     assert [str(warning.message) for warning in said] == [warning_of(reason)]
 
 
@@ -390,7 +390,7 @@ def test_a_question_without_a_kernel_goes_to_blocks_without_a_word(
     name: str, on_cuda: None
 ) -> None:
     matrix, asked, _ = REFUSED[name]
-    assert isinstance(chosen(matrix, *asked), Blocks)
+    assert isinstance(chosen(matrix, *asked), Sweep)
 
 
 def failing(error: Exception) -> Callable[..., Any]:
@@ -463,7 +463,7 @@ def test_where_a_machine_cannot_run_a_kernel_blocks_answer(
     monkeypatch.setattr(Launch, "rows", failing(error))
     backend.say_once.cache_clear()
     with pytest.warns(RuntimeWarning) as said:
-        answers = backend.Triton(instead=Blocks()).reduce(A.source, None, [STATISTIC])
+        answers = backend.Triton(instead=Sweep()).reduce(A.source, None, [STATISTIC])
     assert torch.equal(answers[0], A.entropy())
     assert [str(warning.message) for warning in said] == [warning_of(reason)]
     with pytest.raises(type(error)):
@@ -482,5 +482,5 @@ def test_an_error_that_is_not_the_machines_is_raised(
 ) -> None:
     monkeypatch.setattr(Launch, "rows", failing(error))
     with pytest.raises(type(error)) as raised:
-        backend.Triton(instead=Blocks()).reduce(A.source, None, [STATISTIC])
+        backend.Triton(instead=Sweep()).reduce(A.source, None, [STATISTIC])
     assert raised.value is error

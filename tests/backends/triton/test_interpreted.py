@@ -39,10 +39,10 @@ MASKS: dict[str, Callable[[], regard.Mask | None]] = {
     "scattered-documents": lambda: regard.Documents([(key * key) % 5 for key in range(KV_LEN)]),
     "keep": lambda: regard.Keep(_random(2, Q_LEN, KV_LEN) & (torch.arange(Q_LEN) > 2)[:, None]),
     "keep-and-window": lambda: regard.SlidingWindow(20, 0) & regard.Keep(_random(KV_LEN)),
-    "rows": lambda: regard.masks.Rows(
+    "rows": lambda: regard.masks.RowSlice(
         regard.Causal() & regard.Documents([key // 6 for key in range(KV_LEN)]), 3, Q_LEN + 4
     ),
-    "more-queries": lambda: regard.masks.Rows(regard.SlidingWindow(9, 0), 0, Q_LEN + 31),
+    "more-queries": lambda: regard.masks.RowSlice(regard.SlidingWindow(9, 0), 0, Q_LEN + 31),
 }
 STEPS: dict[str, Callable[[], dict[str, Any]]] = {
     "bias": lambda: {"bias": torch.randn(2, Q_LEN, KV_LEN)},

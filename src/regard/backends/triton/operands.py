@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.masks import Both, Causal, Documents, Keep, Mask, Padding, Rows, SlidingWindow
-from regard.scores.query_key import QueryKey
+from regard.masks import And, Causal, Documents, Keep, Mask, Padding, RowSlice, SlidingWindow
+from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
 
 __all__ = ["Limits", "Operands", "Plane", "operands", "refused"]
@@ -100,10 +100,10 @@ def _leaves(mask: Mask | None, start: int, q_len: int) -> Iterator[_Leaf]:
     match mask:
         case None:
             return
-        case Both(first, second):
+        case And(first, second):
             yield from _leaves(first, start, q_len)
             yield from _leaves(second, start, q_len)
-        case Rows(inner, more, whole):
+        case RowSlice(inner, more, whole):
             yield from _leaves(inner, start + more, whole)
         case _:
             yield _Leaf(mask, start, q_len)
@@ -111,7 +111,7 @@ def _leaves(mask: Mask | None, start: int, q_len: int) -> Iterator[_Leaf]:
 
 def refused(source: Scores, mask: Mask | None) -> str | None:
     """Why no kernel has these scores and this mask, as a clause; None: there is one."""
-    if not isinstance(source, QueryKey):
+    if not isinstance(source, QueryKeyScores):
         return "Triton kernels start from query and key, not from scores"
     if source.score_mod is not None:
         return "no Triton kernel has a score_mod"
@@ -138,7 +138,7 @@ def _differs_by_head(mask: Mask) -> bool:
     return tensor.ndim > 2 and tensor.shape[-3] > 1
 
 
-def operands(source: QueryKey, mask: Mask | None) -> Operands:
+def operands(source: QueryKeyScores, mask: Mask | None) -> Operands:
     """What the kernels need of scores and a mask that they do not refuse."""
     query, key, scale = _four(source.query), _four(source.key), source.scale
     if scale < 0:
@@ -166,7 +166,7 @@ def _packed(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _bias(source: QueryKey, shape: torch.Size) -> Plane | None:
+def _bias(source: QueryKeyScores, shape: torch.Size) -> Plane | None:
     if source.bias is not None:
         return Plane(_four(source.bias).expand(shape), False)
     if source.position_bias is None:

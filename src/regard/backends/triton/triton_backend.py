@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.backends.autograd_limits import only_backward
 from regard.backends.backend import Backend
 from regard.backends.plan import Plan, counted
-from regard.backends.sdpa import Fused
+from regard.backends.sdpa import Sdpa
 from regard.backends.sweep import boxes
 from regard.backends.triton.operands import operands, refused
 from regard.errors import check_operand, check_spans, dtype_text
@@ -24,13 +24,13 @@ from regard.reductions.reduction import Reduction
 from regard.reductions.row_statistics import Entropy, LogSumExp
 from regard.reductions.sums import Pool, Segments, Sum
 from regard.reductions.top_k import Max, Top, TopK
-from regard.scores.query_key import QueryKey
+from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
 
 if TYPE_CHECKING:
     from regard.backends.triton.launch import Launch, RowStatistics
 
-__all__ = ["Triton", "lacking", "say_once"]
+__all__ = ["Triton", "unavailable_reason", "warn_once"]
 
 MAX_K = 64
 MAX_HEAD_DIM = 256
@@ -42,7 +42,7 @@ LEAST_HEIGHT = 32  # of a tile that spans are cut for, in queries: a plan counts
 ANSWERED = (LogSumExp, Entropy, Sum, Max, TopK, Pool, Segments, TransposedOutput)
 # What Triton says, in no error of its own, of a machine without a compiler, a driver or a folder.
 MACHINES = ("C compiler", "active drivers", "libcuda", "cache dir")
-_FUSED = Fused()
+_FUSED = Sdpa()
 _META = torch.device("meta")
 _NO_GRAPH = "regard launches its Triton kernels beside the graph"
 
@@ -65,7 +65,11 @@ class Triton(Backend):
     def refusal(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
     ) -> str | None:
-        return _of_reductions(source, mask, reductions) or refused(source, mask) or lacking(source)
+        return (
+            _of_reductions(source, mask, reductions)
+            or refused(source, mask)
+            or unavailable_reason(source)
+        )
 
     def plan(self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> Plan:
         passes = _passes(reductions)
@@ -88,14 +92,14 @@ class Triton(Backend):
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
     ) -> tuple[Any, ...]:
         if self.instead is None:
-            return _answers(cast(QueryKey, source), mask, reductions)
+            return _answers(cast(QueryKeyScores, source), mask, reductions)
         try:
-            return _answers(cast(QueryKey, source), mask, reductions)
+            return _answers(cast(QueryKeyScores, source), mask, reductions)
         except Exception as error:
             reason = _of_machine(error)
             if reason is None:
                 raise
-            say_once(reason)
+            warn_once(reason)
         return self.instead.reduce(source, mask, reductions)
 
 
@@ -196,7 +200,7 @@ def _buffers(reduction: Reduction, source: Scores) -> tuple[Tensor, ...]:
 
 
 def _answers(
-    source: QueryKey, mask: Mask | None, reductions: Sequence[Reduction]
+    source: QueryKeyScores, mask: Mask | None, reductions: Sequence[Reduction]
 ) -> tuple[Any, ...]:
     if torch.compiler.is_compiling():
         # A kernel takes memory where a graph has none. This decorator imports Dynamo: not sooner.
@@ -232,7 +236,7 @@ class _Plain(torch.autograd.Function):
 class _Asked:
     """Questions to one matrix; each pass is made once, when it is first needed."""
 
-    source: QueryKey
+    source: QueryKeyScores
     mask: Mask | None
     launch: "Launch"
     reductions: tuple[Reduction, ...]
@@ -315,7 +319,7 @@ def _spans(reduction: Pool | Segments, shape: torch.Size) -> tuple[Tensor, Tenso
     return down, across
 
 
-def lacking(source: Scores) -> str | None:
+def unavailable_reason(source: Scores) -> str | None:
     """What is missing for these tensors to be given to a kernel, as a clause; None: nothing."""
     device = source.device
     found = find_spec("triton")
@@ -332,7 +336,7 @@ def lacking(source: Scores) -> str | None:
         least = ".".join(map(str, LEAST_CAPABILITY))
         has = ".".join(map(str, capability))
         return f"Triton kernels need compute capability {least}, and the GPU has {has}"
-    if not isinstance(source, QueryKey):
+    if not isinstance(source, QueryKeyScores):
         return None
     if source.dtype not in DTYPES or source.key.dtype != source.dtype:
         return f"no Triton kernel takes {dtype_text(source.dtype)}"
@@ -343,7 +347,7 @@ def lacking(source: Scores) -> str | None:
 
 
 @cache
-def say_once(reason: str) -> None:
+def warn_once(reason: str) -> None:
     """Warn that another backend answers, the first time for each reason."""
     warnings.warn(
         f"the Triton kernels do not answer: {reason}; the sweep over blocks does, in more time.\n"

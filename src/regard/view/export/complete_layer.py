@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.reductions.reduction import Reduction
 from regard.reductions.sums import Pool
-from regard.scores.query_key import QueryKey
+from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import accumulation_dtype
 from regard.view.export.summarised_layer import BlockMeans
 from regard.view.tiles.manifest import SMALL, PageLayer
@@ -103,7 +103,7 @@ def least_size(matrix: AttentionMatrix, stored: Stored) -> int:
         >>> least_size(regard.attend(torch.randn(1, 9, 4), torch.randn(1, 9, 4)), "float16")
         36
     """
-    if not isinstance(matrix.source, QueryKey) or not _is_plain(matrix):
+    if not isinstance(matrix.source, QueryKeyScores) or not _is_plain(matrix):
         # Weights may be nearly all zero, and then hundreds of them fit into a byte.
         return math.prod(matrix.shape) // 512
     numbers = matrix.source.query.numel() + matrix.source.key.numel()
@@ -135,7 +135,7 @@ def embed(layer: PageLayer, matrix: AttentionMatrix, stored: Stored) -> Whole:
     if isinstance(spans, Tensor):
         layer.span_heads = spans.shape[0]
         block["spans"] = packed(spans, zlib.Z_DEFAULT_STRATEGY)
-    if not isinstance(source, QueryKey) or not _is_plain(matrix) or spans is IRREGULAR:
+    if not isinstance(source, QueryKeyScores) or not _is_plain(matrix) or spans is IRREGULAR:
         layer.kind = "weights"
         weights = _rounded(_all_weights(matrix), stored)
         layer.deviation = {"float32": 0.0, "float24": 2**-17, "float16": 2**-12}[stored]
@@ -147,7 +147,7 @@ def embed(layer: PageLayer, matrix: AttentionMatrix, stored: Stored) -> Whole:
     layer.num_kv_heads, layer.head_dim = key.shape[-3], key.shape[-1]
     layer.scale = source.scale * query_unit * key_unit
     layer.query_unit, layer.key_unit = query_unit, key_unit
-    shown = AttentionMatrix(QueryKey(query.float(), key.float(), layer.scale), matrix.mask)
+    shown = AttentionMatrix(QueryKeyScores(query.float(), key.float(), layer.scale), matrix.mask)
     if stored != "float32":
         layer.deviation = _deviation(matrix, shown)
     # Query and key look like noise: searching them for repetitions finds none and takes long.
@@ -237,7 +237,7 @@ def embed_value(layer: PageLayer, value: Tensor) -> dict[str, str]:
 def _is_plain(matrix: AttentionMatrix) -> bool:
     """Whether query, key and scale are all there is to the scores."""
     source = matrix.source
-    return isinstance(source, QueryKey) and source.bias is None and source.plain
+    return isinstance(source, QueryKeyScores) and source.bias is None and source.plain
 
 
 def _in_units(tensor: Tensor, stored: Stored) -> tuple[Tensor, float]:

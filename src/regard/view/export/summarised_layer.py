@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.reductions.block import Block
-from regard.reductions.reduction import Part, Reduction
+from regard.reductions.reduction import Contribution, Reduction
 from regard.reductions.sums import Pool, Sum
 from regard.reductions.top_k import Top, TopK
 from regard.view.tiles.manifest import SMALL, small_numbers
@@ -68,7 +68,7 @@ class BlockMeans(Reduction):
         rows, columns = (-(-length // self.size) for length in shape[-2:])
         return (torch.zeros(*shape[:-2], rows, columns, dtype=dtype, device=device),)
 
-    def update(self, block: Block) -> tuple[Part, ...]:
+    def update(self, block: Block) -> tuple[Contribution, ...]:
         rows, heights = _met(block.box.rows, self.size)
         start, stop = block.box.columns.start, block.box.columns.stop
         columns = slice(start // self.size, -(-stop // self.size))
@@ -77,7 +77,7 @@ class BlockMeans(Reduction):
         edges = (start - columns.start * self.size, columns.stop * self.size - stop)
         sums = torch.nn.functional.pad(sums, edges)
         blocks = sums.reshape(*sums.shape[:-1], -1, self.size).sum(-1)
-        return (Part((*block.box.leading, rows, columns), blocks),)
+        return (Contribution((*block.box.leading, rows, columns), blocks),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         down, across = (torch.tensor(_met(slice(0, n), self.size)[1]) for n in shape[-2:])

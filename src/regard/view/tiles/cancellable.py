@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.recording.layers import Answers, Layer
 from regard.reductions.block import Block
-from regard.reductions.reduction import Part, Reduction
+from regard.reductions.reduction import Contribution, Reduction
 
 __all__ = ["Watched", "answered"]
 
@@ -49,7 +49,7 @@ class Watched(Reduction):
     ) -> tuple[Tensor, ...]:
         return self.asked.start(shape, dtype, device)
 
-    def update(self, block: Block) -> tuple[Part, ...]:
+    def update(self, block: Block) -> tuple[Contribution, ...]:
         self.pause()
         return self.asked.update(block)
 

@@ -14,7 +14,7 @@ from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.layers import Answers, Layer
 from regard.recording.recording import Recording
 from regard.reductions.block import Block
-from regard.reductions.reduction import Part, Reduction
+from regard.reductions.reduction import Contribution, Reduction
 from regard.view.tiles.layer_kinds import known_kinds
 from regard.view.tiles.manifest import told
 
@@ -62,7 +62,7 @@ class _Counted(Reduction):
     ) -> tuple[Tensor, ...]:
         return ()
 
-    def update(self, block: Block) -> tuple[Part, ...]:
+    def update(self, block: Block) -> tuple[Contribution, ...]:
         self.tally.add(prod(part.stop - part.start for part in block.box.at_rows))
         return ()
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from regard.scores.box import Box, cut_whole
-from regard.scores.given_scores import Given
-from regard.scores.query_key import QueryKey
+from regard.scores.given_scores import GivenScores
+from regard.scores.query_key import QueryKeyScores
 from regard.scores.scratch import Scratch
 from regard.view.row_steps import parts_of
 from regard.view.tiles.strips import HeadScores, Neighbours, sums, window
@@ -141,12 +141,12 @@ def query_steps(
     score = row.scores(keys, scratch)[0].clone()
     allowed = score != -torch.inf
     chosen = _chosen(weight, part)
-    known = not (isinstance(source, Given) and source.are_weights)
+    known = not (isinstance(source, GivenScores) and source.are_weights)
     box = Box((), row.rows, keys)
     numbers = {name: scores.block(box, cut_whole)[0] for name, scores in parts_of(source)}
     vector: Vector | None = None
     vectors: Sequence[Vector | None] = [None] * len(chosen)
-    if isinstance(source, QueryKey):
+    if isinstance(source, QueryKeyScores):
         vector = tuple(_numbers(source.query[query]))
         vectors = _vectors(source.key[chosen])
     steps = [_finite(numbers.get(name), chosen) for name in _STEPS]
@@ -158,7 +158,7 @@ def query_steps(
     sink = row.sink()
     return QuerySteps(
         vector=vector,
-        scale=source.scale if isinstance(source, QueryKey) else 1.0,
+        scale=source.scale if isinstance(source, QueryKeyScores) else 1.0,
         masked=not bool(allowed.all()),
         logsumexp=_finite(logsumexp if known else None, torch.tensor([0]))[0],
         sink=None if sink is None else float(sink),

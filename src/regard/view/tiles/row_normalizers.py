@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from regard.reductions.block import Block
-from regard.reductions.reduction import Part, Reduction
-from regard.scores.box import placed
+from regard.reductions.reduction import Contribution, Reduction
+from regard.scores.box import int_tensor
 
 __all__ = ["RowNumbers"]
 
@@ -41,9 +41,9 @@ class RowNumbers(Reduction):
     ) -> tuple[Tensor, ...]:
         return (torch.zeros(*shape[:-1], 4, dtype=dtype, device=device),)
 
-    def update(self, block: Block) -> tuple[Part, ...]:
+    def update(self, block: Block) -> tuple[Contribution, ...]:
         logsumexp = block.logsumexp
-        highest = (-block.above).exp().masked_fill(logsumexp == -torch.inf, 0)
+        highest = (-block.log_normalizer).exp().masked_fill(logsumexp == -torch.inf, 0)
         first, stop = block.box.columns.start, block.box.columns.stop
         inside = [key - first for key in self.aside if first <= key < stop]
         kept = _without(block.weights, inside, 0.0)
@@ -56,7 +56,7 @@ class RowNumbers(Reduction):
             rest[far] = scores.logsumexp(-1)
             highest_of_rest[far] = (scores.amax(-1) - rest[far]).exp().nan_to_num(0.0)
         numbers = torch.stack((logsumexp, highest, rest, highest_of_rest), -1)
-        return (Part(block.box.at_rows, numbers),)
+        return (Contribution(block.box.at_rows, numbers),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         return buffers[0]
@@ -69,4 +69,4 @@ def _without(values: Tensor, places: list[int], nothing: float) -> Tensor:
         cut += 1
     rest = [place - cut for place in places[cut:]]
     values = values[..., cut:]
-    return values.index_fill(-1, placed(rest, values.device), nothing) if rest else values
+    return values.index_fill(-1, int_tensor(rest, values.device), nothing) if rest else values

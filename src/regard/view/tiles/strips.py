@@ -17,10 +17,10 @@ from torch import Tensor
 from regard.masks import Mask
 from regard.masks.key_bounds import length, overlap
 from regard.matrix.attention_matrix import AttentionMatrix
-from regard.reductions.block import edges
+from regard.reductions.block import partial_boxes
 from regard.scores.box import Box, cut_whole
-from regard.scores.given_scores import Given
-from regard.scores.query_key import QueryKey
+from regard.scores.given_scores import GivenScores
+from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores, accumulation_dtype
 from regard.scores.scratch import Scratch
 
@@ -74,7 +74,7 @@ class HeadScores:
             aside: keys that are set aside; what is left of each row is made to sum to 1.
         """
         source = matrix.source
-        if isinstance(source, QueryKey):
+        if isinstance(source, QueryKeyScores):
             dtype = accumulation_dtype(source.dtype)
             query, key = (each.to(dtype, copy=True) for each in (source.query, source.key))
             sink = None if len(aside) else source.sink_bias
@@ -95,7 +95,7 @@ class HeadScores:
     @property
     def nbytes(self) -> int:
         """What it holds in memory that nothing else does."""
-        if isinstance(self.source, QueryKey):
+        if isinstance(self.source, QueryKeyScores):
             return self.source.query.nbytes + self.source.key.nbytes
         return 0
 
@@ -103,7 +103,7 @@ class HeadScores:
         """The keys outside which none of these rows attends to anything."""
         if self.mask is None:
             return slice(0, self.shape[-1])
-        return self.mask.columns((), rows, self.shape).some
+        return self.mask.columns((), rows, self.shape).any
 
 
 class Strip(ABC):
@@ -183,7 +183,7 @@ class Neighbours(Strip):
         scores = source.block(box, cut_whole, scratch)
         if mask is None:
             return scores
-        for edge in edges(mask, box, self.head.shape):
+        for edge in partial_boxes(mask, box, self.head.shape):
             at = slice(edge.columns.start - part.start, edge.columns.stop - part.start)
             scores[:, at].masked_fill_(~mask.block(edge, source.shape, source.device), -torch.inf)
         return scores
@@ -215,7 +215,7 @@ class Picked(Strip):
         if self.head.mask is not None:
             rows = (slice(place, place + 1) for place in self.places)
             known = [self.head.mask.columns((), row, self.head.shape) for row in rows]
-            some, every = [each.some for each in known], [each.every for each in known]
+            some, every = [each.any for each in known], [each.all for each in known]
         ends = torch.tensor([[each.start, each.stop] for each in some], device=device)
         return ends[:, :1], ends[:, 1:], some, every
 
@@ -238,12 +238,12 @@ class Picked(Strip):
     def _together(self) -> Scores | None:
         """The rows as scores of their own; None where a score depends on where it stands."""
         match self.head.source:
-            case QueryKey(position_bias=None, score_mod=None) as source:
+            case QueryKeyScores(position_bias=None, score_mod=None) as source:
                 bias = source.bias
                 if bias is not None and bias.shape[0] != 1:
                     bias = bias[list(self.places)]
                 return replace(source, query=source.query[list(self.places)], bias=bias)
-            case Given() as source:
+            case GivenScores() as source:
                 return replace(source, values=source.values[list(self.places)])
             case _:
                 return None
