@@ -48,7 +48,7 @@ def test_no_allowed_key_lies_outside_the_columns_a_mask_names(
 ) -> None:
     mask, right = bound(kind, shape)
     rows = slice(min(first, shape[-2] - 1), min(last, shape[-2]))
-    columns = mask.columns(whole(shape).leading, rows, torch.Size(shape)).any
+    columns = mask.key_bounds(whole(shape).leading, rows, torch.Size(shape)).any
     outside = right[..., rows, :].clone()
     outside[..., columns] = False
     assert not bool(outside.any())
@@ -62,7 +62,7 @@ def test_every_row_may_attend_to_the_columns_that_a_mask_says_are_free(
 ) -> None:
     mask, right = bound(kind, shape)
     rows = slice(min(first, shape[-2] - 1), min(last, shape[-2]))
-    columns = mask.columns(whole(shape).leading, rows, torch.Size(shape)).all
+    columns = mask.key_bounds(whole(shape).leading, rows, torch.Size(shape)).all
     assert bool(right[..., rows, columns].all())
 
 
@@ -70,7 +70,7 @@ def test_every_row_may_attend_to_the_columns_that_a_mask_says_are_free(
 @shapes
 def test_the_columns_a_mask_names_lie_in_the_matrix(kind: str, shape: tuple[int, ...]) -> None:
     mask, _ = bound(kind, shape)
-    for columns in mask.columns(whole(shape).leading, slice(0, 1), torch.Size(shape)):
+    for columns in mask.key_bounds(whole(shape).leading, slice(0, 1), torch.Size(shape)):
         assert 0 <= columns.start <= columns.stop <= shape[-1]
 
 
@@ -114,7 +114,7 @@ def test_the_columns_a_mask_names_lie_in_the_matrix(kind: str, shape: tuple[int,
 )
 def test_a_mask_names_the_narrowest_columns(mask: regard.Mask, rows: slice, columns: slice) -> None:
     shape = torch.Size((9, 9))
-    assert mask.bind(shape, CPU).columns((), rows, shape).any == columns
+    assert mask.bind(shape, CPU).key_bounds((), rows, shape).any == columns
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_mask_names_the_widest_free_columns(
     mask: regard.Mask, rows: slice, columns: slice
 ) -> None:
     shape = torch.Size((9, 9))
-    assert mask.bind(shape, CPU).columns((), rows, shape).all == columns
+    assert mask.bind(shape, CPU).key_bounds((), rows, shape).all == columns
 
 
 def test_a_causal_matrix_aligns_the_last_query_with_the_last_key() -> None:

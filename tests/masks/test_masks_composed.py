@@ -77,7 +77,7 @@ def test_what_a_mask_says_of_rows_is_true(
 ) -> None:
     mask, right = drawn
     box = data.draw(boxes(right.shape))
-    some, every = mask.columns(box.leading, box.rows, right.shape)
+    some, every = mask.key_bounds(box.leading, box.rows, right.shape)
     part = right[(*box.leading, box.rows)]
     assert 0 <= some.start <= some.stop <= right.shape[-1]
     assert not every.stop > every.start or some.start <= every.start <= every.stop <= some.stop

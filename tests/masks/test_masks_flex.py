@@ -149,7 +149,7 @@ def test_the_blocks_of_a_block_mask_say_which_columns_some_rows_see() -> None:
     size = torch.Size((1, 1, 16, 16))
     mask = as_mask(block_mask(causal, 16, 16)).bind(size, torch.device("cpu"))
     leading = (slice(0, 1), slice(0, 1))
-    assert mask.columns(leading, slice(8, 12), size) == (slice(0, 12), slice(0, 8))
+    assert mask.key_bounds(leading, slice(8, 12), size) == (slice(0, 12), slice(0, 8))
 
 
 def listed_blocks(kv_indices: list[list[int]], counts: list[int]) -> BlockMask:

@@ -263,7 +263,7 @@ def _calls(mask: Mask, shape: torch.Size, rows: slice) -> Iterator[Call]:
 
 def _call(mask: Mask, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> Call:
     """These rows, with the columns that some of them see."""
-    some, every = mask.columns(leading, rows, shape)
+    some, every = mask.key_bounds(leading, rows, shape)
     if some.start >= some.stop:  # rows without keys still have an answer
         return Call(Box(leading, rows, slice(0, 1)), "some")
     covered = every.start <= some.start and some.stop <= every.stop

@@ -91,7 +91,7 @@ def boxes(
     everywhere = tuple(slice(0, n) for n in leading)
 
     def some(part: tuple[slice, ...], tile: slice) -> slice:
-        columns = slice(0, kv_len) if mask is None else mask.columns(part, tile, shape).any
+        columns = slice(0, kv_len) if mask is None else mask.key_bounds(part, tile, shape).any
         # Rows without keys still have an answer.
         return columns if columns.start < columns.stop else slice(0, 1)
 

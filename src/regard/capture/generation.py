@@ -327,7 +327,7 @@ def visible_stop(source: QueryKeyScores, mask: Mask | None, rows: int | None = N
     leading, some = tuple(slice(0, n) for n in shape[:-2]), slice(0, kv_len)
     row = slice(last, last + 1)
     if mask is not None:
-        some = mask.columns(leading, row, shape).any
+        some = mask.key_bounds(leading, row, shape).any
     end = slice(max(some.stop - 1, some.start), some.stop)
     for columns in (end, some):
         seen = _seen(source, mask, Box(leading, row, columns)).nonzero()

@@ -30,7 +30,7 @@ class Band(Mask):
     def map(self, function: Callable[[Tensor], Tensor]) -> Mask:
         return self
 
-    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
+    def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
         low, high = self.limits(shape)
         first, last = rows.start, rows.stop - 1
 

@@ -46,7 +46,7 @@ def _row_of_blocks(
 ) -> Tensor:
     """What each block of these rows is, (batch or 1, num_heads or 1, blocks)."""
     leading, kv_len = (slice(0, shape[0]), slice(0, shape[1])), shape[-1]
-    columns = mask.columns(leading, rows, shape)
+    columns = mask.key_bounds(leading, rows, shape)
     first, last = columns.any.start // block_size, -(-columns.any.stop // block_size)
     full = slice(-(-columns.all.start // block_size), columns.all.stop // block_size)
     if full.start >= full.stop or rows.stop - rows.start < block_size:

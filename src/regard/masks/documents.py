@@ -71,7 +71,7 @@ class Documents(Mask):
     def map(self, function: Callable[[Tensor], Tensor]) -> Mask:
         return Documents(function(self.ids))
 
-    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
+    def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
         shift = shape[-1] - shape[-2]
         start, stop = rows.start + shift, rows.stop + shift
         if stop <= 0:

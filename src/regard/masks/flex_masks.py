@@ -78,7 +78,7 @@ class MaskMod(Mask):
             return MaskMod(self.function.map(function))
         return self
 
-    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
+    def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
         return KeyBounds(slice(0, shape[-1]), slice(0, 0))
 
     def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
@@ -169,7 +169,7 @@ class BlockSparse(Mask):
         """The grid on the CPU: a device is waited for once, not for every block."""
         return self.grid.cpu()
 
-    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
+    def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
         (height, width), kv_len = self.block_size, shape[-1]
         part = broadcast_index(self._read, leading)[
             ..., rows.start // height : -(-rows.stop // height), :

@@ -15,7 +15,7 @@ class KeyBounds(NamedTuple):
 
     Example:
         >>> import torch, regard
-        >>> regard.Causal().columns((), slice(2, 4), torch.Size((5, 5)))
+        >>> regard.Causal().key_bounds((), slice(2, 4), torch.Size((5, 5)))
         KeyBounds(any=slice(0, 4, None), all=slice(0, 3, None))
     """
 

@@ -92,7 +92,7 @@ class Padding(_Lengths):
 
     _counts = "the real keys of one sequence"
 
-    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
+    def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
         lengths = broadcast_index(self._read, leading)
         return KeyBounds(slice(0, int(lengths.max())), slice(0, int(lengths.min())))
 
@@ -136,7 +136,7 @@ class PrefixLM(_Lengths):
 
     _counts = "the keys of one prefix"
 
-    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
+    def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
         lengths, kv_len = broadcast_index(self._read, leading), shape[-1]
         first = rows.start + kv_len - shape[-2]  # the position of the first of these queries
         last = rows.stop - 1 + kv_len - shape[-2]

@@ -85,7 +85,7 @@ class Mask(ABC):
         """The same mask with the function applied to every tensor of a bound mask."""
 
     @abstractmethod
-    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
+    def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
         """Which keys these rows of these heads can attend to, as narrow as is quickly known.
 
         Args:
@@ -313,9 +313,9 @@ class And(Mask):
     def map(self, function: Callable[[Tensor], Tensor]) -> Mask:
         return And(self.first.map(function), self.second.map(function))
 
-    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
-        first = self.first.columns(leading, rows, shape)
-        second = self.second.columns(leading, rows, shape)
+    def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
+        first = self.first.key_bounds(leading, rows, shape)
+        second = self.second.key_bounds(leading, rows, shape)
         return KeyBounds(overlap(first.any, second.any), overlap(first.all, second.all))
 
     def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
@@ -350,9 +350,9 @@ class Or(Mask):
     def map(self, function: Callable[[Tensor], Tensor]) -> Mask:
         return Or(self.first.map(function), self.second.map(function))
 
-    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
-        first = self.first.columns(leading, rows, shape)
-        second = self.second.columns(leading, rows, shape)
+    def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
+        first = self.first.key_bounds(leading, rows, shape)
+        second = self.second.key_bounds(leading, rows, shape)
         touch = max(first.all.start, second.all.start) <= min(first.all.stop, second.all.stop)
         longer = max(first.all, second.all, key=length)
         every = hull(first.all, second.all) if touch else longer
@@ -388,8 +388,8 @@ class Not(Mask):
     def map(self, function: Callable[[Tensor], Tensor]) -> Mask:
         return Not(self.mask.map(function))
 
-    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
-        inner = self.mask.columns(leading, rows, shape)
+    def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
+        inner = self.mask.key_bounds(leading, rows, shape)
         before, after = around(inner.any, shape[-1])
         every = max(before, after, key=length)
         before, after = around(inner.all, shape[-1])

@@ -65,8 +65,8 @@ class RowSlice(Mask):
     def map(self, function: Callable[[Tensor], Tensor]) -> Mask:
         return RowSlice(self.mask.map(function), self.start, self.q_len)
 
-    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
-        return self.mask.columns(leading, self._moved(rows), self._whole(shape))
+    def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
+        return self.mask.key_bounds(leading, self._moved(rows), self._whole(shape))
 
     def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
         moved = box._replace(rows=self._moved(box.rows))

@@ -44,7 +44,7 @@ class Keep(Mask):
     def map(self, function: Callable[[Tensor], Tensor]) -> Mask:
         return Keep(function(self.mask))
 
-    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
+    def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
         return KeyBounds(slice(0, shape[-1]), slice(0, 0))
 
     def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
@@ -86,7 +86,7 @@ class Drop(Mask):
     def map(self, function: Callable[[Tensor], Tensor]) -> Mask:
         return Drop(function(self.mask))
 
-    def columns(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
+    def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
         return KeyBounds(slice(0, shape[-1]), slice(0, 0))
 
     def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:

@@ -154,7 +154,7 @@ class _BetweenTwo(Reduction):
         if mask is None:
             columns = slice(0, block.shape[-1])
         else:
-            some = mask.columns(block.box.leading, block.box.rows, block.shape).any
+            some = mask.key_bounds(block.box.leading, block.box.rows, block.shape).any
             columns = slice(min(own.start, some.start), max(own.stop, some.stop))
         numbers = self.between(block, block.aligned_block(source, mask, columns))
         return (Contribution(block.box.at_rows, numbers.to(block.shifted.dtype)),)

@@ -37,7 +37,7 @@ def reads_without_sync(tensor: Tensor) -> bool:
 def partial_boxes(mask: Mask, box: Box, shape: torch.Size) -> Iterator[Box]:
     """The parts of a box in which the mask may hide something; elsewhere it allows every key."""
     start, stop = box.columns.start, box.columns.stop
-    every = mask.columns(box.leading, box.rows, shape).all
+    every = mask.key_bounds(box.leading, box.rows, shape).all
     left, right = max(start, every.start), min(stop, every.stop)
     if left >= right:
         yield box

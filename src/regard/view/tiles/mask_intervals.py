@@ -49,7 +49,7 @@ def intervals(matrix: AttentionMatrix) -> Tensor | str | None:
 
 def _row_spans(mask: Mask, matrix: AttentionMatrix, rows: slice) -> Tensor | None:
     """(1 or num_heads, rows, 2); None where a row's keys are no single interval."""
-    some, every = mask.columns((slice(0, matrix.shape[0]),), rows, matrix.shape)
+    some, every = mask.key_bounds((slice(0, matrix.shape[0]),), rows, matrix.shape)
     if not length(some):
         return torch.zeros(1, length(rows), 2, dtype=torch.long, device=matrix.device)
     # Of the keys that all of these rows may attend to, the first and the last are looked at.

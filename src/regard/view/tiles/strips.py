@@ -103,7 +103,7 @@ class HeadScores:
         """The keys outside which none of these rows attends to anything."""
         if self.mask is None:
             return slice(0, self.shape[-1])
-        return self.mask.columns((), rows, self.shape).any
+        return self.mask.key_bounds((), rows, self.shape).any
 
 
 class Strip(ABC):
@@ -214,7 +214,7 @@ class Picked(Strip):
         some, every = [slice(0, kv_len)] * self.height, [slice(0, kv_len)] * self.height
         if self.head.mask is not None:
             rows = (slice(place, place + 1) for place in self.places)
-            known = [self.head.mask.columns((), row, self.head.shape) for row in rows]
+            known = [self.head.mask.key_bounds((), row, self.head.shape) for row in rows]
             some, every = [each.any for each in known], [each.all for each in known]
         ends = torch.tensor([[each.start, each.stop] for each in some], device=device)
         return ends[:, :1], ends[:, 1:], some, every
