@@ -25,15 +25,12 @@ from regard.masks import Mask, as_mask
 from regard.masks.mask import MaskLike
 from regard.matrix.indexing import ParsedIndex, parse_index
 from regard.matrix.linear_map import LinearMap, times_batches
-from regard.matrix.lse_cache import RowMemory
 from regard.matrix.notebook_hook import notebook_bundle
 from regard.reductions.products import (
     Output,
     TransposedOutput,
     Window,
-    is_tall,
     scores_at,
-    weights_at,
 )
 from regard.reductions.reduction import Reduction, check_reductions
 from regard.reductions.row_statistics import Entropy, LogSumExp
@@ -152,7 +149,6 @@ class AttentionMatrix(LinearMap):
     def __init__(self, source: Scores, mask: Mask | None = None) -> None:
         self.source = source
         self.mask = None if mask is None else mask.of_matrix(source.shape, source.device)
-        self._memory: RowMemory | None = None
 
     @classmethod
     def from_scores(cls, scores: Tensor, *, mask: "MaskLike | None" = None) -> "AttentionMatrix":
@@ -232,7 +228,7 @@ class AttentionMatrix(LinearMap):
         if asked.whole:
             return part
         _check_size("this part", part, asked, DENSE_LIMIT)
-        return part._window(asked, self._known_rows(asked, part))
+        return part._window(asked)
 
     def reduce(self, *reductions: Reduction, backend: str | None = None) -> Any:
         """The answers to several questions in one pass over the matrix.
@@ -314,7 +310,7 @@ class AttentionMatrix(LinearMap):
         """
         whole = parse_index(..., self.shape)
         _check_size("to_dense()", self, whole, limit)
-        return self._window(whole, None)
+        return self._window(whole)
 
     def to(self, *args: Any, **kwargs: Any) -> "AttentionMatrix":
         """The matrix of its inputs on another device or of another dtype, as ``Tensor.to``.
@@ -335,9 +331,7 @@ class AttentionMatrix(LinearMap):
 
     def detach(self) -> "AttentionMatrix":
         """The matrix of the detached inputs: no gradient flows back through it."""
-        detached = AttentionMatrix(self.source.map(Tensor.detach), self.mask)
-        detached._memory = self._memory
-        return detached
+        return AttentionMatrix(self.source.map(Tensor.detach), self.mask)
 
     def __repr__(self) -> str:
         """What it is, without computing it."""
@@ -369,34 +363,11 @@ class AttentionMatrix(LinearMap):
         mask = self.mask
         if mask is not None:
             mask = mask.map(lambda tensor: broadcast_index(tensor, index))
-        part = AttentionMatrix(self.source.select(index), mask)
-        if self._memory is not None and self._memory.holds(self.source, self.mask):
-            part._memory = self._memory.part(index, part.source, part.mask)
-        return part
+        return AttentionMatrix(self.source.select(index), mask)
 
-    def _known_rows(self, asked: ParsedIndex, part: "AttentionMatrix") -> Tensor | None:
-        """The logsumexp of the rows of a part, where a window is cheaper with it; else None.
-
-        It is computed once, as long as the inputs stay as they are. A window of few rows or of
-        most columns is computed with its rows; and so is one that gradients flow through.
-        """
-        tracked = torch.is_grad_enabled() and any(t.requires_grad for t in self.source.tensors)
-        tall = is_tall(_as_range(asked.rows), _as_range(asked.columns), self.shape)
-        if tracked or not tall or torch.compiler.is_compiling():
-            return None
-        if self._memory is None or not self._memory.holds(self.source, self.mask):
-            self._memory = RowMemory.empty(self.source, self.mask)
-        known = self._memory.logsumexp[asked.leading]
-        if bool(known.isnan().any()):
-            known.copy_(part.logsumexp())
-        return known
-
-    def _window(self, asked: ParsedIndex, known: Tensor | None) -> Tensor:
-        rows, columns = _as_range(asked.rows), _as_range(asked.columns)
-        if known is None:
-            weights = cast(Tensor, self.reduce(Window(rows, columns))).to(self.dtype)
-        else:
-            weights = weights_at(self.source, self.mask, known, rows, columns)
+    def _window(self, asked: ParsedIndex) -> Tensor:
+        window = Window(_as_range(asked.rows), _as_range(asked.columns))
+        weights = cast(Tensor, self.reduce(window)).to(self.dtype)
         return _drop_axes(weights, asked.rows, asked.columns)
 
 

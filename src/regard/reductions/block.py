@@ -17,7 +17,6 @@ __all__ = ["Block", "lowest_score", "partial_boxes", "reads_without_sync"]
 _LN2 = log(2)
 _IN_CACHE = 2**18  # numbers
 _HIDDEN = 2  # so many times the lowest number of nats are the bits of a masked key
-_LARGE = 2**20  # below it a rounding in float32 is less than a tenth of a bit
 
 
 def lowest_score(dtype: torch.dtype) -> float:
@@ -46,11 +45,6 @@ def partial_boxes(mask: Mask, box: Box, shape: torch.Size) -> Iterator[Box]:
         yield box._replace(columns=slice(start, left))
     if right < stop:
         yield box._replace(columns=slice(right, stop))
-
-
-def _near_0(maximum: Tensor) -> bool:
-    """Whether it is known that all are so small that a rounding is too; False beside NaN."""
-    return reads_without_sync(maximum) and float(maximum.abs().amax()) < _LARGE
 
 
 class Block:
@@ -109,11 +103,10 @@ class Block:
         self._source_scores = source.block(box, cut, None if self._staged else scratch)
         scores = self._masked(mask)
         self.maximum = scores.detach().amax(-1, keepdim=True)
-        usual = _near_0(self.maximum)
-        empty = None if usual else self.maximum == -torch.inf
-        looked = empty is None or (reads_without_sync(empty) and not bool(empty.any()))
-        self._empty = None if looked else empty
-        self._reference, bits = self._in_bits(scores, usual)
+        empty = self.maximum == -torch.inf
+        known_full = reads_without_sync(empty) and not bool(empty.any())
+        self._empty = None if known_full else empty
+        self._reference, bits = self._in_bits(scores)
         self.log2_shifted = self._leaf(bits)
 
     def _masked(self, mask: Mask | None) -> Tensor:
@@ -130,7 +123,7 @@ class Block:
                 scores[..., columns].masked_fill_(hidden, -torch.inf)
         return scores
 
-    def _in_bits(self, scores: Tensor, usual: bool) -> tuple[Tensor, Tensor]:
+    def _in_bits(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """What is taken as each row's maximum, (..., rows, 1), and the bits below it."""
         reference = self.maximum
         if self._empty is not None:
@@ -138,14 +131,8 @@ class Block:
         least = _HIDDEN * lowest_score(self._dtype)
         if self._scratch is None:
             return reference, ((scores - reference) / _LN2).clamp(min=least)
-        if usual or _near_0(reference):
-            # One pass, and one rounding of the maximum, which is the same for the whole row.
-            shift = reference * (-1 / _LN2)
-            bits = torch.add(shift, scores, alpha=1 / _LN2, out=scores)
-            reference = shift * -_LN2
-        else:  # that rounding could be more bits than exp2 has, and the NaN of a row stay in it
-            bits = scores.sub_(reference).mul_(1 / _LN2)
-        return reference, bits.clamp_(min=least)
+        # The difference first: it is exact where scores are large and close together.
+        return reference, scores.sub_(reference).mul_(1 / _LN2).clamp_(min=least)
 
     def part(self, tensor: Tensor, index: Index) -> Tensor:
         """tensor[index] in the dtype of the scores, for an operand that gradients flow to.
@@ -329,10 +316,11 @@ class Block:
         if self._empty is not None:
             row = row.masked_fill(self._empty, 0)
         if self._source_sink is not None:
-            lse = self.logsumexp.detach()[..., None]
+            sink = self._source_sink.detach() - self._reference
+            of_sink = (sink - self.log_normalizer.detach()[..., None]).exp()
             if self._empty is not None:
-                lse = lse.masked_fill(self._empty, torch.inf)
-            found.append((self._source_sink, row * (self._source_sink.detach() - lse).exp()))
+                of_sink = of_sink.masked_fill(self._empty, 0)
+            found.append((self._source_sink, row * of_sink))
         if of_expected is not None:
             row = row + of_expected[..., None]
         if slope is None:

@@ -1,8 +1,7 @@
 """Products with the matrix and parts of it, as reductions over its blocks."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod
+from math import log, prod
 from typing import Any, cast
 
 import torch
@@ -17,10 +16,11 @@ from regard.scores.box import Box, cut_whole
 from regard.scores.grouped_heads import grouped_matmul, kv_leading
 from regard.scores.score_source import Scores
 
-__all__ = ["Output", "TransposedOutput", "Window", "is_tall", "scores_at", "weights_at"]
+__all__ = ["Output", "TransposedOutput", "Window", "scores_at"]
 
 _SCORES_AT_ONCE = 2**21
-# Rows or columns this far apart cost less one at a time than with all that lies between them.
+_FEW = 4  # a window with fewer than one column in four takes its weights from the scores
+# Rows this far apart cost less one at a time than with all that lies between them.
 _FAR_APART = 64
 
 
@@ -158,7 +158,12 @@ class Window(Reduction):
     def update(self, block: Block) -> tuple[Contribution, ...]:
         rows, in_block_rows = _meet(self.at_rows, block.box.rows)
         columns, in_block_columns = _meet(self.at_columns, block.box.columns)
-        values = block.weights[..., in_block_rows, in_block_columns]
+        if len(self.at_columns) < block.shape[-1] // _FEW:
+            # The other columns of the block need no exponential of their own.
+            shifted = block.log2_shifted[..., in_block_rows, in_block_columns] * log(2)
+            values = (shifted - block.log_normalizer[..., in_block_rows, None]).exp()
+        else:
+            values = block.weights[..., in_block_rows, in_block_columns]
         return (Contribution((*block.box.leading, rows, columns), values),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
@@ -175,54 +180,15 @@ def _meet(wanted: range, part: slice) -> tuple[slice, slice]:
     return slice(first, stop), slice(start, wanted[stop - 1] - part.start + 1, wanted.step)
 
 
-def is_tall(at_rows: range, at_columns: range, shape: torch.Size) -> bool:
-    """Whether a window has so many rows and few columns that its scores alone are little work."""
-    if not (at_rows and at_columns):
-        return False
-    height = at_rows[-1] - at_rows[0] + 1
-    width = at_columns[-1] - at_columns[0] + 1
-    if at_columns.step >= _FAR_APART > at_rows.step:
-        width = len(at_columns)
-    return 4 * height >= shape[-2] and 2 * width <= shape[-1]
-
-
 def scores_at(source: Scores, mask: Mask | None, at_rows: range, at_columns: range) -> Tensor:
-    """The scores at some rows and columns, in the dtype of the inputs."""
-    return _over_rows(source, mask, at_rows, at_columns, lambda scores, _: scores)
+    """Return the scores at some rows and columns, in the dtype of the inputs.
 
-
-def weights_at(
-    source: Scores, mask: Mask | None, logsumexp: Tensor, at_rows: range, at_columns: range
-) -> Tensor:
-    """The weights at some rows and columns, from the logsumexp of each row of the matrix.
-
-    Of each weight only its own score is computed. No gradient flows through the logsumexp.
+    The window is computed a few rows at a time: nothing that the step of a range skips is kept.
     """
-    # A row without keys has scores of -inf only: any finite number leaves its weights 0.
-    known = logsumexp.masked_fill(logsumexp == -torch.inf, 0)[..., None]
-
-    def weights(scores: Tensor, rows: range) -> Tensor:
-        return (scores - known[..., rows.start : rows.stop : rows.step, :]).exp_()
-
-    return _over_rows(source, mask, at_rows, at_columns, weights)
-
-
-def _over_rows(
-    source: Scores,
-    mask: Mask | None,
-    at_rows: range,
-    at_columns: range,
-    of_scores: Callable[[Tensor, range], Tensor],
-) -> Tensor:
-    """A function of the scores of a few rows at a time: what a step skips is not kept."""
     shape = source.shape
     if not (at_rows and at_columns):
         size = (*shape[:-2], len(at_rows), len(at_columns))
         return torch.zeros(size, dtype=source.dtype, device=source.device)
-    if at_columns.step >= _FAR_APART > at_rows.step and len(at_columns) > 1:
-        each = (range(column, column + 1) for column in at_columns)
-        parts = [_over_rows(source, mask, at_rows, column, of_scores) for column in each]
-        return torch.cat(parts, -1)
     leading = tuple(slice(0, n) for n in shape[:-2])
     columns = slice(at_columns[0], at_columns[-1] + 1)
     row_size = prod(shape[:-2]) * (columns.stop - columns.start) * at_rows.step
@@ -235,13 +201,13 @@ def _over_rows(
         if mask is not None:
             allowed = mask.block(box, shape, source.device)
             scores = scores.masked_fill(~allowed, -torch.inf)
-        return of_scores(scores[..., :: rows.step, :: at_columns.step], rows).to(source.dtype)
+        return scores[..., :: rows.step, :: at_columns.step].to(source.dtype)
 
-    def again(rows: range) -> Tensor:
+    def recomputed(rows: range) -> Tensor:
         # Autograd would keep what the step skips; it computes the few rows again instead.
         return cast(Any, checkpoint)(part, rows, use_reentrant=False, preserve_rng_state=False)
 
     wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in source.tensors)
-    few = again if wanted else part  # the checkpoint of PyTorch imports its compiler
+    compute = recomputed if wanted else part  # the checkpoint of PyTorch imports its compiler
     starts = range(0, len(at_rows), height)
-    return torch.cat([few(at_rows[first : first + height]) for first in starts], -2)
+    return torch.cat([compute(at_rows[first : first + height]) for first in starts], -2)
