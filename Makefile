@@ -1,6 +1,6 @@
 # `make` lists what can be done. Everything lives in .venv; nothing outside this folder is changed.
 # PYTHON=/path/to/python3.12 chooses another interpreter, WORKERS=8 more test processes,
-# TESTS=tests/project/test_docs.py fewer tests.
+# TESTS=tests/masks fewer tests.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -14,20 +14,27 @@ TESTS ?= tests
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 CODE := $(wildcard src tests benchmarks examples)
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # pyright brings its own Node.js and its own copy of pyright: it has no reason to ask for a newer one.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: help demo test lint format bench docs clean
+.PHONY: help demo test pytest test-all lint format bench docs clean
 
 help: ## this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | while IFS=$$'\t' read -r name what; do printf 'make %-8s %s\n' "$$name" "$$what"; done
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | while IFS=$$'\t' read -r name what; do printf 'make %-8s %s\n' "$$name" "$$what"; done
 
 demo: .venv/.installed-demo ## look at a real model's attention, in the terminal and in attention.html
 	$(BIN)/regard see "Life is short, eat dessert first"
 
-test: lint ## lint, types and tests: what has to pass before a commit
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
+test: lint pytest ## lint, types and tests: what has to pass before a commit
+
+# The marker `full` is the one difference between `make test` and `make test-all`.
+pytest: .venv/.installed-dev ## the tests without lint; one area: make pytest TESTS=tests/masks
+	$(PYTEST) -m 'not full' $(TESTS)
+
+test-all: lint ## lint, types and every test: all cases, browser, compiler, real models
+	$(PYTEST) $(TESTS)
 
 lint: .venv/.installed-dev node_modules/.installed ## ruff, pyright, and tsc for the page
 	$(BIN)/ruff check $(CODE)

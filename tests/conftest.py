@@ -108,9 +108,12 @@ def chromium() -> str:
     return path
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser() -> Iterator["Browser"]:
-    """The installed Chromium; for a module, since its event loop is in the way of others."""
+    """The installed Chromium, one for each worker.
+
+    Its event loop stays in the main thread: a test that needs a loop of its own starts a thread.
+    """
     import pages
 
     with pages.chromium() as browser:

@@ -449,7 +449,7 @@ sys.meta_path.insert(0, Absent)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_documented_line_needs_nothing_of_pages_notebooks_and_packaging(tmp_path: Path) -> None:
     absent = {"hatchling", "nbclient", "nbformat", "playwright", "polars", "starlette", "uvicorn"}
     (tmp_path / "absent.py").write_text(ABSENT.format(absent=absent))

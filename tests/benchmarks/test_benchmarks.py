@@ -92,8 +92,8 @@ def test_what_moves_on_the_screen_needs_chromium(results: Results) -> None:
     assert {row["left_out"] for row in written["results"]} == {"no Chromium"}
 
 
-@pytest.mark.slow
 @pytest.mark.browser
+@pytest.mark.full
 @pytest.mark.parametrize("case", ["file: a frame of dragging", "file: a frame of zooming"])
 def test_frames_are_measured(case: str) -> None:
     line = [sys.executable, "-m", "benchmarks", "page", "--quick", "--case", case]
@@ -101,7 +101,7 @@ def test_frames_are_measured(case: str) -> None:
     assert "1 of 1 cases measured" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(shutil.which("c++") is None, reason="FlexAttention needs a C++ compiler")
 def test_flex_attention_is_compiled_and_measured() -> None:
     line = [sys.executable, "-m", "benchmarks", "speed", "--quick", "--case", "FlexAttention"]

@@ -27,7 +27,7 @@ COMPILED = ("Llama", "Gemma 2")
 
 def of_compiling(kind: str) -> list[pytest.MarkDecorator]:
     """PyTorch's compiler warns of PyTorch's own code, and of how transformers uses it."""
-    marks = [pytest.mark.filterwarnings("ignore::DeprecationWarning"), pytest.mark.slow]
+    marks = [pytest.mark.filterwarnings("ignore::DeprecationWarning"), pytest.mark.full]
     return marks if kind == "flex_attention" else []
 
 

@@ -164,7 +164,7 @@ def test_a_function_that_is_kept_from_the_compiler_is_observed() -> None:
     assert len(seen) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_compiled_function_stays_compiled_and_is_not_seen() -> None:
     model, given = Compiled(), noise(3, 67, 22)

@@ -75,7 +75,7 @@ def left_behind(folder: Path) -> list[str]:
 # The main job
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_sentence_is_seen_in_the_terminal_and_as_a_page(working_folder: Path) -> None:
     started = time.monotonic()
     done = subprocess.run([REGARD, "see", SENTENCE], check=False, capture_output=True, text=True)
@@ -376,7 +376,7 @@ def test_a_mistake_of_ours_is_not_hidden(run: Run, monkeypatch: pytest.MonkeyPat
         cli.main(["see", "x"])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_a_missing_extra_is_said_with_the_command_to_install_it(missing: str) -> None:
     code = f"import sys; sys.modules[{missing!r}] = None; import regard.cli"
@@ -388,7 +388,7 @@ def test_a_missing_extra_is_said_with_the_command_to_install_it(missing: str) ->
     )
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("arguments", [["--json"], []], ids=["json", "terminal"])
 def test_a_reader_that_stops_reading_is_no_error(arguments: list[str], bert: str) -> None:
     command = f'"{REGARD}" see "{SENTENCE}" -m "{bert}" {" ".join(arguments)} | head -c 10'
@@ -397,7 +397,7 @@ def test_a_reader_that_stops_reading_is_no_error(arguments: list[str], bert: str
     assert "Exception" not in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_ctrl_c_ends_a_real_run_quietly(bert: str, working_folder: Path) -> None:
     fifo = working_folder / "text"
     os.mkfifo(fifo)

@@ -78,7 +78,7 @@ def running(tmp_path: Path) -> Iterator[Running]:
 TILE = "/api/tile?layer=0&head=0&level=0&row={row}&column={column}"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_it_prints_its_address_serves_the_page_and_ends_with_ctrl_c(running: Running) -> None:
     with running.client() as client:
         assert "<title>" in client.get("/").text
@@ -86,7 +86,7 @@ def test_it_prints_its_address_serves_the_page_and_ends_with_ctrl_c(running: Run
     assert running.end() == (0, "")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_200_clients_at_once_and_some_that_leave_are_answered(running: Running) -> None:
     with running.client() as client:
         leave(client)
@@ -114,7 +114,7 @@ def leave(client: httpx.Client) -> None:
             one.sendall(request.encode())
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_ctrl_c_in_the_middle_of_a_long_answer_ends_it(tmp_path: Path) -> None:
     running = started(saved(tmp_path, 20_000))
     with running.client() as client, ThreadPoolExecutor(2) as pool:

@@ -268,7 +268,7 @@ def test_a_file_that_is_no_recording_is_one_clear_error(
     assert "run.safetensors" in err
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_heads_of_a_model_are_shown_by_kind(run: Run, bert: str) -> None:
     code, out, err = run("heads", bert)
     assert (code, err) == (0, "")

@@ -60,7 +60,7 @@ def test_they_are_notebooks_for_jupyter(tmp_path: Path) -> None:
         nbformat.validate(notebook)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("lesson", all_lessons(), ids=lambda lesson: lesson.name)
 def test_running_a_notebook_shows_what_the_lesson_says(lesson: Lesson, run: Outputs) -> None:
     expected: list[str] = []
@@ -75,7 +75,7 @@ def test_running_a_notebook_shows_what_the_lesson_says(lesson: Lesson, run: Outp
     ] == said
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_small_matrices_are_html_tables(run: Outputs) -> None:
     first = [output for outputs in run[1] for output in outputs if "data" in output]
     assert len(first) == 2

@@ -215,7 +215,7 @@ def test_no_output_is_lost_or_changed_in_a_terminal_without_colours(lesson: Less
     assert missing == set()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_in_a_terminal_enter_goes_on_step_by_step_to_the_end() -> None:
     steps = len(all_lessons()[0].steps)
     code, shown = in_a_terminal("\n", steps)
@@ -227,7 +227,7 @@ def test_in_a_terminal_enter_goes_on_step_by_step_to_the_end() -> None:
     assert "exercises yourself: regard learn 1 --notebook lessons makes a notebook of it." in shown
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("key", ["q", "\x04"], ids=["q", "Ctrl-D"])
 def test_in_a_terminal_a_lesson_can_be_left(key: str) -> None:
     code, shown = in_a_terminal("\n" + key, 2)

@@ -27,7 +27,7 @@ from regard.models.pretrained import Pretrained
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "heads.md"
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 takes_minutes = pytest.mark.skipif(
     "SMOLLM2" not in os.environ, reason="takes minutes; set SMOLLM2 to the folder of the model"
 )

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -21,7 +22,9 @@ def at_desk(test: Callable[[Desk], Any], room: int = 100) -> Any:
         finally:
             one.close()
 
-    return asyncio.run(run())
+    # A thread of its own: a browser of another test keeps a loop running in this one.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, run()).result()
 
 
 def plain(text: str, *, final: bool = False) -> Answer:

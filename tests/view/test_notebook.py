@@ -60,7 +60,7 @@ def page_in(media: dict[str, str]) -> str:
     return html.unescape(page)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("cell", PAGES)
 def test_a_cell_shows_the_page_and_says_as_text_what_it_is(executed: Any, cell: int) -> None:
     media = shown(executed, cell)
@@ -68,13 +68,13 @@ def test_a_cell_shows_the_page_and_says_as_text_what_it_is(executed: Any, cell: 
     assert media["text/plain"].startswith("AttentionMatrix(" if cell == 1 else "Recording of ")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_what_has_nothing_to_draw_stays_text(executed: Any) -> None:
     assert shown(executed, 6) == {"text/plain": "Recording of a model, 0 layers"}
     assert shown(executed, 7) == {"text/plain": "torch.Size([1, 2, 5])"}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("cell", WIDGETS)
 def test_what_is_too_large_for_a_cell_is_a_widget(executed: Any, cell: int) -> None:
     media = shown(executed, cell)
@@ -82,7 +82,7 @@ def test_what_is_too_large_for_a_cell_is_a_widget(executed: Any, cell: int) -> N
     assert media["text/plain"].startswith("AttentionMatrix(" if cell == 8 else "Recording of ")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("cell", WIDGETS)
 def test_of_a_widget_its_small_maps_stay_where_no_kernel_is(executed: Any, cell: int) -> None:
     page = page_in(shown(executed, cell))
@@ -90,7 +90,7 @@ def test_of_a_widget_its_small_maps_stay_where_no_kernel_is(executed: Any, cell:
     assert '"kind":"map"' in page
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("cell", PAGES + WIDGETS)
 def test_the_frame_lets_the_page_reach_nothing_around_it(executed: Any, cell: int) -> None:
     frame = shown(executed, cell)["text/html"]
@@ -98,8 +98,8 @@ def test_the_frame_lets_the_page_reach_nothing_around_it(executed: Any, cell: in
     assert frame.count("<") == frame.count("</iframe>") + 1
 
 
-@pytest.mark.slow
 @pytest.mark.browser
+@pytest.mark.full
 @pytest.mark.parametrize("cell", PAGES)
 def test_the_page_in_a_cell_draws(
     executed: Any, cell: int, browser: Browser, tmp_path: Path

@@ -10,7 +10,7 @@ import regard
 from pages import WORDS, Open, address, go, level_at, ready, recorded, sentence, three_digits
 from regard.view.export.page_file import write_page
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.full]
 
 NO_WORKER = """
 window.Worker = class {

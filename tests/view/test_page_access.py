@@ -12,6 +12,7 @@ VIEWS = ["overview", "map", "text", "steps", "segments"]
 
 pytestmark = [
     pytest.mark.browser,
+    pytest.mark.full,
     pytest.mark.skipif(not AXE.exists(), reason="axe-core comes with `make lint`"),
 ]
 

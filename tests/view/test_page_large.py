@@ -112,10 +112,9 @@ def test_what_needs_every_weight_is_refused(kind: str, tmp_path: Path) -> None:
 # The page
 
 
-browser_test = pytest.mark.browser
 
-
-@browser_test
+@pytest.mark.browser
+@pytest.mark.full
 def test_a_strong_key_has_its_rank_among_those_held_and_what_the_others_share(
     show: Open, tmp_path: Path
 ) -> None:
@@ -143,7 +142,8 @@ def test_a_strong_key_has_its_rank_among_those_held_and_what_the_others_share(
     assert sentence(page) == "“400” may not attend to “401”, layer 1 head 1."
 
 
-@browser_test
+@pytest.mark.browser
+@pytest.mark.full
 def test_the_page_says_what_is_quantised_what_is_missing_and_how_to_get_it(
     show: Open, tmp_path: Path
 ) -> None:
@@ -159,7 +159,8 @@ def test_the_page_says_what_is_quantised_what_is_missing_and_how_to_get_it(
     page.wait_for_selector('#legend .unit:text("not finer in this file")')
 
 
-@browser_test
+@pytest.mark.browser
+@pytest.mark.full
 @pytest.mark.parametrize("view", ["steps", "segments"])
 def test_a_view_that_needs_every_weight_says_in_one_sentence_how_to_get_it(
     view: str, show: Open, tmp_path: Path
@@ -173,7 +174,8 @@ def test_a_view_that_needs_every_weight_says_in_one_sentence_how_to_get_it(
     )
 
 
-@browser_test
+@pytest.mark.browser
+@pytest.mark.full
 def test_without_strongest_keys_a_cell_is_told_as_a_mean_of_its_block(
     show: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,7 +194,8 @@ def test_without_strongest_keys_a_cell_is_told_as_a_mean_of_its_block(
     assert "Of single rows it holds nothing." in page.inner_text("#notes")
 
 
-@browser_test
+@pytest.mark.browser
+@pytest.mark.full
 def test_a_mean_over_heads_says_how_far_it_may_be_off(show: Open, tmp_path: Path) -> None:
     recording = recorded(mask=regard.Causal())
     page = show(write_page(recording, tmp_path / "large.html", limit=BOTH))
@@ -202,7 +205,8 @@ def test_a_mean_over_heads_says_how_far_it_may_be_off(show: Open, tmp_path: Path
     assert f"off by at most {off * 100:.3g} percentage points" in sentence(page)
 
 
-@browser_test
+@pytest.mark.browser
+@pytest.mark.full
 def test_sinks_are_not_set_aside_where_they_are_in_the_means(show: Open, tmp_path: Path) -> None:
     page = show(write_page(recorded(), tmp_path / "large.html", limit=BOTH))
     page.evaluate("location.hash = 'layer=1&head=1&query=400&key=300&hidden=1'")

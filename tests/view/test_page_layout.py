@@ -6,7 +6,7 @@ import torch
 import regard
 from pages import Open, recorded
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.full]
 
 VIEWS = ["overview", "map", "text", "steps", "segments"]
 

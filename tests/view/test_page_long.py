@@ -10,7 +10,7 @@ import regard
 from pages import Open, go, ready
 from regard.view.export.page_file import write_page
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
+pytestmark = [pytest.mark.browser, pytest.mark.full]
 
 TOKENS = 65_536
 

@@ -222,8 +222,6 @@ def test_a_cell_is_one_product_whatever_else_the_row_holds(
 
 # Moving over them
 
-browser_test = pytest.mark.browser
-
 
 def frame_of(page: Page) -> tuple[float, float, float, float]:
     """Left, top, and a cell's width and height."""
@@ -239,7 +237,8 @@ def shown(page: Page) -> list[int]:
     return [int(n) for n in (page.get_attribute(".map", "data-ready") or "").split(",")[-5:]]
 
 
-@browser_test
+@pytest.mark.browser
+@pytest.mark.full
 def test_dragging_moves_the_map_with_the_pointer(show: Open) -> None:
     page = show(recorded(tokens=128), "#zoom=8&row=40&column=40&query=50&key=50")
     ready(page)
@@ -255,7 +254,8 @@ def test_dragging_moves_the_map_with_the_pointer(show: Open) -> None:
     assert (float(said["row"]), float(said["column"])) == pytest.approx((37, 42), abs=0.05)
 
 
-@browser_test
+@pytest.mark.browser
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["wheel", "double click"])
 def test_zooming_keeps_the_token_under_the_pointer(how: str, show: Open) -> None:
     page = show(recorded(tokens=200), "#query=3&key=3")
@@ -281,7 +281,8 @@ def test_zooming_keeps_the_token_under_the_pointer(how: str, show: Open) -> None
     assert (x, y) == pytest.approx(at, abs=2.5)  # the pointer is told in whole pixels
 
 
-@browser_test
+@pytest.mark.browser
+@pytest.mark.full
 def test_a_long_text_goes_from_the_whole_to_single_cells(show: Open) -> None:
     recording = recorded(tokens=2048, heads=2, kv_heads=1, mask=regard.Causal())
     weights = recording[0][0, 1, 1500]
@@ -301,7 +302,8 @@ def test_a_long_text_goes_from_the_whole_to_single_cells(show: Open) -> None:
     assert f"gives {three_digits(float(weights[key]))} of its attention to" in sentence(page)
 
 
-@browser_test
+@pytest.mark.browser
+@pytest.mark.full
 def test_the_minimap_shows_where_one_is_and_moves_it(show: Open) -> None:
     page = show(recorded(tokens=300), "#query=3&key=3")
     ready(page)
@@ -321,7 +323,8 @@ def test_the_minimap_shows_where_one_is_and_moves_it(show: Open) -> None:
 # Several heads
 
 
-@browser_test
+@pytest.mark.browser
+@pytest.mark.full
 def test_the_mean_of_all_heads_is_read_and_drawn(show: Open) -> None:
     recording = recorded(heads=3, kv_heads=3)
     page = show(recording, "#layer=1&query=4&key=6&scale=linear")
@@ -335,7 +338,8 @@ def test_the_mean_of_all_heads_is_read_and_drawn(show: Open) -> None:
         assert abs(level_at(page, query, key) - round(float(mean[query, key]) * 255)) <= 1
 
 
-@browser_test
+@pytest.mark.browser
+@pytest.mark.full
 def test_chosen_heads_of_several_layers_are_averaged(show: Open) -> None:
     recording = recorded(heads=3, kv_heads=3)
     page = show(recording, "#query=4&key=6&heads=0.1_1.2")
@@ -345,7 +349,8 @@ def test_chosen_heads_of_several_layers_are_averaged(show: Open) -> None:
     assert sentence(page).endswith("mean of 2 heads.")
 
 
-@browser_test
+@pytest.mark.browser
+@pytest.mark.full
 def test_a_difference_is_read_in_percentage_points(show: Open) -> None:
     recording = recorded(heads=3, kv_heads=3)
     page = show(recording, "#layer=1&head=1&query=4&key=6&compare=difference&with=0.2&scale=linear")
@@ -362,7 +367,8 @@ def test_a_difference_is_read_in_percentage_points(show: Open) -> None:
     assert "points more or less" in page.inner_text("#legend .unit")
 
 
-@browser_test
+@pytest.mark.browser
+@pytest.mark.full
 def test_two_heads_stand_side_by_side_on_one_scale(show: Open) -> None:
     recording = recorded(heads=3, kv_heads=3)
     page = show(recording, "#query=4&key=6&compare=beside&with=1.2")
@@ -375,7 +381,8 @@ def test_two_heads_stand_side_by_side_on_one_scale(show: Open) -> None:
     ).get_attribute("data-frame")
 
 
-@browser_test
+@pytest.mark.browser
+@pytest.mark.full
 @pytest.mark.parametrize("wrong", ["with=9.9", "with=x", "heads=7.7", "heads=<b>", "with=0.1_0.2"])
 def test_heads_that_are_not_there_are_left_out(wrong: str, show: Open) -> None:
     page = show(recorded(), f"#query=4&key=6&compare=difference&{wrong}")
@@ -383,7 +390,8 @@ def test_heads_that_are_not_there_are_left_out(wrong: str, show: Open) -> None:
     assert sentence(page).endswith("in layer 0 head 0 than in layer 0 head 1.")
 
 
-@browser_test
+@pytest.mark.browser
+@pytest.mark.full
 def test_distances_start_where_the_last_query_meets_the_last_key(show: Open) -> None:
     recording = recorded(tokens=5, keys=13, mask=regard.Causal())
     page = show(recording, "#query=0&key=0&scale=linear")
@@ -405,7 +413,8 @@ def test_distances_start_where_the_last_query_meets_the_last_key(show: Open) -> 
     assert after[2.0, 2.0] == before[2.0, 2.0]
 
 
-@browser_test
+@pytest.mark.browser
+@pytest.mark.full
 def test_shift_and_a_click_on_a_small_map_adds_its_head(show: Open) -> None:
     page = show(recorded(heads=3, kv_heads=3), "#query=4&key=6")
     box = page.locator("#overview canvas").bounding_box()

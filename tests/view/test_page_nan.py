@@ -14,7 +14,7 @@ from pages import Open, go, level_at, ready, sentence
 from regard.view.export import page_file
 from regard.view.export.page_file import write_page
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.full]
 
 
 def spoilt(**options: object) -> regard.Recording:

@@ -8,7 +8,7 @@ import pages
 import regard
 from pages import Open, recorded
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.full]
 
 
 def even_and_one(tokens: int = 9) -> regard.Recording:

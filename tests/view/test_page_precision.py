@@ -5,7 +5,7 @@ import pytest
 from pages import Open, go, recorded, sentence, three_digits
 from regard.view.export import page_file
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.full]
 
 
 def test_cells_of_24_bits_equal_the_library(show: Open, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import regard
 from pages import Open, sentence, three_digits
 from regard.models.pretrained import Pretrained
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
+pytestmark = [pytest.mark.browser, pytest.mark.full]
 
 TEXT = "Life is short. Eat dessert first, said the cook. Nobody at the table asked why."
 DRAWN = {

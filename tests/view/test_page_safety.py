@@ -10,7 +10,7 @@ import regard
 from pages import Open, go, ready, recorded, sentence
 from regard.view.export.page_file import write_page
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.full]
 
 
 def damaged(tmp_path: Path, layer: int) -> Path:

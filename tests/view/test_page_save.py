@@ -15,7 +15,7 @@ import regard
 from pages import WORDS, Open, ready, recorded
 from regard.view.export.page_file import write_page
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.full]
 
 SVG = "{http://www.w3.org/2000/svg}"
 NAMES = ["CLS", *WORDS[:8]]

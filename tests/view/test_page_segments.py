@@ -12,7 +12,7 @@ import pages
 import regard
 from pages import Open
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.full]
 
 TEXT = ["Life", " is", " short", ".", " Eat", " dessert", " first", ".", " Then", " rest", "."]
 SENTENCES = {"one": (1, 5), "two": (5, 9), "three": (9, 12)}

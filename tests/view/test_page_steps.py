@@ -13,7 +13,7 @@ from pages import Open, address, go, recorded, sentence, three_digits
 from regard.view.export import page_file as file
 from regard.view.export.page_file import write_page
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.full]
 
 # Three digits are shown: half of the last one is at most 0.5 % of the number.
 SHOWN = 0.0051

@@ -11,7 +11,7 @@ import regard
 from pages import Open, address, recorded, sentence, three_digits
 from regard.view.export.page_file import write_page
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.full]
 
 
 def read(page: Page, which: str) -> None:

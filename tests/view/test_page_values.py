@@ -71,6 +71,7 @@ def vectors(page: Page, rows: str, name: str) -> list[list[float]]:
 
 
 @pytest.mark.browser
+@pytest.mark.full
 @pytest.mark.parametrize("precision", ["32 bits", "24 bits", "16 bits"])
 def test_a_file_shows_weights_times_values_and_the_output_as_the_library_has_them(
     precision: str, show: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -95,6 +96,7 @@ def test_a_file_shows_weights_times_values_and_the_output_as_the_library_has_the
 
 
 @pytest.mark.browser
+@pytest.mark.full
 def test_a_vector_tells_the_sum_that_made_it(show: Open) -> None:
     matrix = regard.attend(torch.zeros(2, 1), torch.zeros(2, 1))
     recording = regard.Recording({"layer": matrix}, query_tokens=["Life", " is"])
@@ -115,6 +117,7 @@ def test_a_vector_tells_the_sum_that_made_it(show: Open) -> None:
 
 
 @pytest.mark.browser
+@pytest.mark.full
 def test_longer_vectors_are_pictures_and_their_colours_are_explained(show: Open) -> None:
     page = opened(show(with_values(dim=7), "#view=steps&layer=1&head=4&query=5"))
     assert page.locator('#view-steps tbody canvas[aria-label^="weight × value: 7 "]').count() == 9
@@ -132,6 +135,7 @@ def test_a_file_without_room_for_the_values_leaves_them_out(tmp_path: Path) -> N
 
 
 @pytest.mark.browser
+@pytest.mark.full
 def test_the_numbers_of_vectors_are_saved_too(show: Open, tmp_path: Path) -> None:
     recording = with_values(dim=3)
     page = opened(show(recording, "#view=steps&layer=1&head=4&query=5&order=position"))

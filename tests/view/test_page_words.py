@@ -9,7 +9,7 @@ import regard
 from pages import Open, recorded
 from regard.view.export.page_file import write_page
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.full]
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,7 @@ def drawn(ax: Axes, kind: str = "svg") -> bytes:
 
 
 @pytest.mark.browser
+@pytest.mark.full
 def test_the_scale_is_the_pages_own(chromium: str, tmp_path: Path) -> None:
     source = COLOURS.read_text().replace("export function", "function")
     script = f"{source}; [ramp('light', '#ffffff').css, ramp('dark', '#000000').css]"

@@ -16,7 +16,7 @@ from regard.view.tiles.page_answers import Answers, Which
 from regard.view.tiles.pyramid import Place
 from regard.view.tiles.query_steps import KeysAsked
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.full]
 
 
 def recorded() -> regard.Recording:

@@ -323,6 +323,7 @@ ONE = "{ layer: 1, head: 1, hidden: false }"
 
 
 @pytest.mark.browser
+@pytest.mark.full
 def test_the_frame_gets_the_librarys_numbers(framed: Any) -> None:
     row = framed.evaluate(
         f"source.row({ONE}, 3).then(({{ values, mask }}) => [[...values], [...mask]])"
@@ -341,12 +342,14 @@ def test_the_frame_gets_the_librarys_numbers(framed: Any) -> None:
 
 
 @pytest.mark.browser
+@pytest.mark.full
 def test_the_frame_is_told_in_a_sentence_what_was_wrong(framed: Any) -> None:
     sentence = "source.row({ layer: 7, head: 0 }, 0).catch((error) => error.message)"
     assert framed.evaluate(sentence) == "layer is 7; it must be from 0 to 1."
 
 
 @pytest.mark.browser
+@pytest.mark.full
 def test_the_frame_is_told_in_a_sentence_that_the_kernel_has_ended(framed: Any) -> None:
     framed.page.evaluate("window.ended = true")
     sentence = f"source.row({ONE}, 0).catch((error) => error.message)"
@@ -354,6 +357,7 @@ def test_the_frame_is_told_in_a_sentence_that_the_kernel_has_ended(framed: Any) 
 
 
 @pytest.mark.browser
+@pytest.mark.full
 def test_a_kernel_that_ends_before_it_answers_is_noticed(framed: Any) -> None:
     framed.page.evaluate("window.busy = true")
     framed.evaluate(
@@ -365,6 +369,7 @@ def test_a_kernel_that_ends_before_it_answers_is_noticed(framed: Any) -> None:
 
 
 @pytest.mark.browser
+@pytest.mark.full
 def test_while_the_kernel_does_not_listen_the_cell_says_so(framed: Any) -> None:
     note = framed.page.locator("p[role=status]")
     framed.page.evaluate("window.busy = true")
@@ -376,6 +381,7 @@ def test_while_the_kernel_does_not_listen_the_cell_says_so(framed: Any) -> None:
 
 
 @pytest.mark.browser
+@pytest.mark.full
 def test_while_the_kernel_listens_an_answer_may_take_long(framed: Any) -> None:
     framed.page.evaluate("window.long = true")
     framed.evaluate(f"void source.row({ONE}, 0)")
@@ -384,6 +390,7 @@ def test_while_the_kernel_listens_an_answer_may_take_long(framed: Any) -> None:
 
 
 @pytest.mark.browser
+@pytest.mark.full
 def test_a_frame_that_is_taken_away_leaves_no_listener(framed: Any) -> None:
     page = framed.page
     page.evaluate("window.remove()")
@@ -391,6 +398,7 @@ def test_a_frame_that_is_taken_away_leaves_no_listener(framed: Any) -> None:
 
 
 @pytest.mark.browser
+@pytest.mark.full
 def test_a_frame_that_is_taken_away_waits_for_nothing(framed: Any) -> None:
     page = framed.page
     page.evaluate("window.busy = true")
@@ -400,7 +408,6 @@ def test_a_frame_that_is_taken_away_waits_for_nothing(framed: Any) -> None:
     assert page.evaluate("window.kinds").count("forget") == 1
 
 
-@pytest.mark.slow
 @pytest.mark.browser
 def test_the_page_draws_what_the_kernel_answers(
     browser: Browser, widget: PageWidget, sent: "queue.Queue[Any]", tmp_path: Path

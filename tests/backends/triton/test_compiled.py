@@ -161,7 +161,7 @@ def architecture(request: pytest.FixtureRequest) -> int:
     return request.param
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", CASES)
 def test_the_compiler_has_nothing_against_a_kernel(name: str, architecture: int) -> None:
     reports = compiled(name, architecture)
@@ -183,7 +183,7 @@ def test_the_tiles_of_ampere_fit_on_the_consumers_blackwell() -> None:
         assert report.shared <= CONSUMERS_SHARED, report.kernel
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_an_operand_of_float32_beside_bfloat16_keeps_to_its_registers(
     architecture: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,7 +193,7 @@ def test_an_operand_of_float32_beside_bfloat16_keeps_to_its_registers(
     assert [report for report in reports if report.spilled > MAX_SPILLED] == []
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_spans_of_two_lengths_take_four_launches_and_one_that_adds(
     architecture: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
