@@ -241,12 +241,20 @@ def test_the_check_itself_fails_on_what_makes_the_matrix(whole: Callable) -> Non
     assert largest(lambda: whole(regard.attend(query, key))) >= MATRIX
 
 
-class Wasteful(regard.Entropy):
+class Wasteful(regard.Reduction):
     """A reduction that makes a matrix in each block, on whatever thread."""
+
+    def start(
+        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        return ()
 
     def update(self, block: regard.Block) -> tuple[regard.Contribution, ...]:
         block.maximum.new_zeros(LENGTH, LENGTH)
-        return super().update(block)
+        return ()
+
+    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> None:
+        return None
 
 
 def test_the_check_sees_what_the_threads_of_a_sweep_make() -> None:

@@ -5,7 +5,7 @@ The scores are those of kvpress 0.5, which is not imported. A key with a low sco
 
 from dataclasses import dataclass
 from math import log
-from typing import cast
+from typing import cast, final
 
 import torch
 import torch.nn.functional as F
@@ -116,6 +116,7 @@ def _causal_observers(layer: Layer) -> Tensor:
     return (rows.stop - keys.clamp(min=rows.start)).clamp(min=0)
 
 
+@final
 @dataclass(frozen=True)
 class _Observers(Reduction):
     """How many queries can see each key, (..., num_heads, kv_len).
@@ -159,6 +160,7 @@ def _received_in_window(layer: Layer, window: int, kernel_size: int) -> Tensor:
     return smooth.reshape(received.shape)
 
 
+@final
 @dataclass(frozen=True)
 class _FromLast(Reduction):
     """The attention that each key receives from the last queries, (..., num_heads, kv_len).

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, final
 
 import torch
 from torch import Tensor
@@ -297,6 +297,7 @@ def _checked_queries(queries: object, layer: Layer) -> dict[str, tuple[int, int]
     return checked_parts("queries", queries, "q_len", layer.shape[-2], first)
 
 
+@final
 @dataclass(frozen=True)
 class _WithoutSinks(Reduction):
     """``Segments`` of weights without those of some keys, each row made to sum to 1 again.

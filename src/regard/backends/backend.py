@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from regard.backends.plan import Plan
+from regard.errors import check_bases
 from regard.masks import Mask
 from regard.reductions.reduction import Reduction
 from regard.scores.score_source import Scores
@@ -14,6 +15,11 @@ __all__ = ["Backend"]
 
 class Backend(ABC):
     """A way to compute reductions of any attention matrix."""
+
+    def __init_subclass__(cls) -> None:
+        """Refuse to subclass a final class."""
+        super().__init_subclass__()
+        check_bases(cls, "Backend")
 
     @abstractmethod
     def refusal(

@@ -1,7 +1,7 @@
 """The whole matrix at once, in float64: the definition that faster backends are measured by."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -17,6 +17,7 @@ from regard.scores.score_source import Scores
 __all__ = ["Dense"]
 
 
+@final
 class Dense(Backend):
     """softmax(scores) as a dense float64 tensor, and every reduction of it. For small matrices."""
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from math import isfinite
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from regard.scores.score_source import Scores
 __all__ = ["Sdpa"]
 
 
+@final
 class Sdpa(Backend):
     """``scaled_dot_product_attention`` on the parts of the matrix that a mask leaves.
 
@@ -29,7 +30,7 @@ class Sdpa(Backend):
     def refusal(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
     ) -> str | None:
-        others = [type(r).__name__ for r in reductions if not isinstance(r, Output)]
+        others = [type(r).__name__ for r in reductions if type(r) is not Output]
         if others:
             return f"no fused kernel gives {', '.join(others)}"
         if len(reductions) > 1:
@@ -58,7 +59,7 @@ class Sdpa(Backend):
 
 def _product(source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> Product:
     (reduction,) = reductions
-    if not isinstance(source, QueryKeyScores) or not isinstance(reduction, Output):
+    if not isinstance(source, QueryKeyScores) or type(reduction) is not Output:
         raise ValueError("the fused backend computes weights @ value of query and key only")
     value, key = reduction.value, source.key
     reduction.check(source.shape, key.device)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from math import prod
-from typing import Any, cast
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ BLOCKS_HELD = 3
 _NO_GRAPH = "regard sweeps over blocks beside the graph"
 
 
+@final
 class Sweep(Backend):
     """Every reduction, in one sweep over blocks of rows."""
 

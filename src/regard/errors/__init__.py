@@ -6,6 +6,7 @@ line, what to do. A check runs before any work.
 
 from regard.errors.argument_checks import (
     DENSE_LIMIT,
+    check_bases,
     check_count,
     check_index_bounds,
     check_memory,
@@ -45,6 +46,7 @@ __all__ = [
     "DENSE_LIMIT",
     "RegardError",
     "bytes_text",
+    "check_bases",
     "check_bias",
     "check_broadcast",
     "check_count",

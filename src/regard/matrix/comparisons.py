@@ -8,7 +8,7 @@ still a number, as in the mathematics.
 from abc import abstractmethod
 from dataclasses import dataclass
 from math import log
-from typing import cast
+from typing import cast, final
 
 import torch
 from torch import Tensor
@@ -163,6 +163,7 @@ class _BetweenTwo(Reduction):
         return buffers[0]
 
 
+@final
 @dataclass(frozen=True, eq=False)
 class KullbackLeibler(_BetweenTwo):
     """The question that ``regard.kl`` asks, for one pass together with others.
@@ -185,6 +186,7 @@ class KullbackLeibler(_BetweenTwo):
         return _inf_where_hidden(_within(own + _crossed(block, other), least), block, other)
 
 
+@final
 @dataclass(frozen=True, eq=False)
 class CrossEntropy(_BetweenTwo):
     """The question that ``regard.cross_entropy`` asks, for one pass together with others.
@@ -203,6 +205,7 @@ class CrossEntropy(_BetweenTwo):
         return _inf_where_hidden(_crossed(block, other), block, other)
 
 
+@final
 @dataclass(frozen=True, eq=False)
 class JensenShannon(_BetweenTwo):
     """The question that ``regard.js`` asks, for one pass together with others.

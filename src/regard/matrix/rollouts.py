@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor
@@ -186,6 +186,7 @@ class Rollout(LinearMap):
         return units
 
 
+@final
 @dataclass(frozen=True, eq=False)
 class _MeanOfHeads(Reduction):
     """The mean over the heads of weights @ operand, or of the transposed weights @ operand.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import cast, final
 
 import torch
 from torch import Tensor
@@ -67,6 +67,7 @@ def weighted_sum(A: AttentionMatrix, weight: Tensor | WeightOf) -> Tensor:
     return cast(Tensor, A.reduce(WeightedSum(weight)))
 
 
+@final
 @dataclass(frozen=True, eq=False)
 class WeightedSum(Reduction):
     """The question that ``regard.weighted_sum`` asks, for one pass together with others.

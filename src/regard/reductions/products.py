@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from math import log, prod
-from typing import Any, cast
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ _FEW = 4  # a window with fewer than one column in four takes its weights from t
 _FAR_APART = 64
 
 
+@final
 @dataclass(frozen=True, eq=False)
 class Output(Reduction):
     """weights @ value: what an attention layer computes.
@@ -78,6 +79,7 @@ class Output(Reduction):
         return _as_operand(buffers[0], self.value)
 
 
+@final
 @dataclass(frozen=True, eq=False)
 class TransposedOutput(Reduction):
     """weights transposed @ operand, what ``A.T @ x`` asks: (..., num_heads, kv_len, value_dim).
@@ -134,6 +136,7 @@ def _as_operand(total: Tensor, operand: Tensor) -> Tensor:
     return total.squeeze(-1) if operand.ndim == 1 else total
 
 
+@final
 @dataclass(frozen=True)
 class Window(Reduction):
     """The weights at some rows and columns: (..., num_heads, rows, columns).

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.errors import check_bases
 from regard.reductions.block import Block
 from regard.scores.box import Index
 
@@ -54,6 +55,11 @@ class Reduction(ABC):
         >>> regard.attend(x, x).reduce(SelfWeight())
         tensor([0.2500, 0.2500, 0.2500, 0.2500])
     """
+
+    def __init_subclass__(cls) -> None:
+        """Refuse to subclass a final class."""
+        super().__init_subclass__()
+        check_bases(cls, "regard.Reduction")
 
     @abstractmethod
     def start(

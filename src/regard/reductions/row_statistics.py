@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from math import log
+from typing import final
 
 import torch
 
@@ -15,6 +16,7 @@ MASKED_SCORE = -5_000.0
 """A score so low is that of a key that is masked."""
 
 
+@final
 @dataclass(frozen=True)
 class LogSumExp(RowStatistic):
     """log of the sum over the keys of exp(scores), for each query, in nats.
@@ -31,6 +33,7 @@ class LogSumExp(RowStatistic):
         return (Contribution(block.box.at_rows, block.logsumexp),)
 
 
+@final
 @dataclass(frozen=True)
 class Entropy(RowStatistic):
     """The entropy of each query's weights, -sum(w log w), in nats (Shannon 1948).
@@ -52,6 +55,7 @@ class Entropy(RowStatistic):
         return (Contribution(block.box.at_rows, entropy - below_0),)
 
 
+@final
 @dataclass(frozen=True)
 class NormalizedEntropy(RowStatistic):
     """How evenly each query spreads its attention, from 0 (one key) to 1 (all keys alike).

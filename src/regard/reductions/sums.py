@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from regard.scores.box import int_tensor
 __all__ = ["Diagonal", "Pool", "Segments", "Sum"]
 
 
+@final
 @dataclass(frozen=True)
 class Sum(Reduction):
     """The sum of the weights over the keys (dim=-1) or over the queries (dim=-2).
@@ -60,6 +61,7 @@ class Sum(Reduction):
         return buffers[0]
 
 
+@final
 @dataclass(frozen=True)
 class Pool(Reduction):
     """The matrix as a picture: the mean weight in each cell of a rows x columns grid.
@@ -139,6 +141,7 @@ def _cell_lengths(length: int, cells: int, like: Tensor) -> Tensor:
     return edges.diff().to(like.dtype)
 
 
+@final
 @dataclass(frozen=True)
 class Segments(Reduction):
     """How much each span of queries attends to each span of keys.
@@ -241,6 +244,7 @@ def _member(part: slice, spans: list[tuple[int, int]], like: Tensor) -> Tensor:
     return ((positions >= edges[:, :1]) & (positions < edges[:, 1:])).to(like.dtype)
 
 
+@final
 @dataclass(frozen=True)
 class Diagonal(Reduction):
     """The weights A[i, i + offset], as ``torch.diagonal`` has them.

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from math import log
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ class Top(NamedTuple):
     indices: Tensor
 
 
+@final
 @dataclass(frozen=True)
 class TopK(Reduction):
     """The k largest weights of each query and their keys; ties go to the lowest index.
@@ -197,6 +198,7 @@ def _depths(scores: Tensor) -> Tensor:
     return scores.clamp(max=0).abs_().view(whole)
 
 
+@final
 @dataclass(frozen=True)
 class Max(Reduction):
     """The largest weight of each query and its key; ties go to the lowest index.

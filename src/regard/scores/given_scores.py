@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import final
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from regard.scores.scratch import Scratch
 __all__ = ["GivenScores"]
 
 
+@final
 @dataclass(frozen=True, eq=False)
 class GivenScores(Scores):
     """Scores that somebody computed already, or the logarithms of weights.

@@ -8,11 +8,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import log
+from typing import final
 
 import torch
 from torch import Tensor
 
-from regard.errors import check_count, check_floating, shape_text
+from regard.errors import check_bases, check_count, check_floating, shape_text
 from regard.scores.box import Box
 
 __all__ = ["ALiBi", "Bias", "T5Bias"]
@@ -40,6 +41,11 @@ class Bias(ABC):
         >>> regard.attend(x, x, bias=LogDistance())[0]
         tensor([0.5455, 0.2727, 0.1818])
     """
+
+    def __init_subclass__(cls) -> None:
+        """Refuse to subclass a final class."""
+        super().__init_subclass__()
+        check_bases(cls, "regard.Bias")
 
     @abstractmethod
     def bind(self, shape: torch.Size, device: torch.device) -> "Bias":
@@ -93,6 +99,7 @@ def _skewed(along: Tensor, rows: int) -> Tensor:
     return by_row[..., : period - rows]
 
 
+@final
 @dataclass(frozen=True, eq=False)
 class ALiBi(Bias):
     """Attention with linear biases: -slope · |kv_idx - q_idx|, a slope for each head.
@@ -163,6 +170,7 @@ def _slopes(num_heads: int) -> list[float]:
     return first + between
 
 
+@final
 @dataclass(frozen=True, eq=False)
 class T5Bias(Bias):
     """T5's relative positions: a learned number for each head and bucket of distances.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import final
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ def as_score_mod(function: object, shape: torch.Size, query: Tensor) -> FlexCall
     return FlexCallable.fitted(function, SCORE_MOD, shape, query.device, dtype)
 
 
+@final
 @dataclass(frozen=True, eq=False)
 class QueryKeyScores(Scores):
     """softcap(score_mod(scale · query·key + bias)): each step only where it was asked for.

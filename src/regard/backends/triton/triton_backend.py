@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.util import find_spec
 from subprocess import CalledProcessError
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, final
 
 import torch
 from torch import Tensor
@@ -47,6 +47,7 @@ _META = torch.device("meta")
 _NO_GRAPH = "regard launches its Triton kernels beside the graph"
 
 
+@final
 @dataclass(frozen=True)
 class Triton(Backend):
     """Every statistic of rows and columns in one pass over tiles that never leave the registers.
@@ -73,7 +74,7 @@ class Triton(Backend):
 
     def plan(self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> Plan:
         passes = _passes(reductions)
-        outputs = [r for r in reductions if isinstance(r, Output)]
+        outputs = [r for r in reductions if type(r) is Output]
         parts = boxes(source.shape, mask, (source.group,), range(source.shape[-2]))
         flops, read = counted(parts, source, ())
         flops, read = flops * len(passes), read * len(passes)
@@ -131,8 +132,8 @@ def _of_reductions(
     source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
 ) -> str | None:
     """Why these questions have no kernel."""
-    outputs = [r for r in reductions if isinstance(r, Output)]
-    others = [type(r).__name__ for r in reductions if not isinstance(r, (*ANSWERED, Output))]
+    outputs = [r for r in reductions if type(r) is Output]
+    others = [type(r).__name__ for r in reductions if type(r) not in (*ANSWERED, Output)]
     if others:
         return f"no Triton kernel gives {', '.join(others)}"
     if len(outputs) == len(reductions):

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor
@@ -41,6 +41,7 @@ OCTAVES = 32.0
 WHOLE = 1e-5  # how far the weights of a row may be from 1 and still be said to be all of it
 
 
+@final
 @dataclass(frozen=True)
 class BlockMeans(Reduction):
     """The mean weight of each block of ``size`` x ``size`` tokens, counted from token 0.

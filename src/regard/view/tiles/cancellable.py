@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from regard.reductions.reduction import Contribution, Reduction
 __all__ = ["Watched", "answered"]
 
 
+@final
 @dataclass(frozen=True, eq=False)
 class Watched(Reduction):
     """Another reduction, with the same answer, that is interrupted between blocks of rows.

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -51,6 +51,7 @@ class Tally:
                 self.tell(self.done, self.rows)
 
 
+@final
 @dataclass(frozen=True, eq=False)
 class _Counted(Reduction):
     """Asks nothing; counts the rows that pass by."""

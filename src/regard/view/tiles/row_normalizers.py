@@ -1,6 +1,7 @@
 """What turns the scores of a row into weights: with it any weight is one product and one exp."""
 
 from dataclasses import dataclass
+from typing import final
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ __all__ = ["RowNumbers"]
 _LEAST = 1e-30  # what is left of a row in float32 is exact down to 1e-38
 
 
+@final
 @dataclass(frozen=True)
 class RowNumbers(Reduction):
     """The logsumexp of each row and its highest weight, with all keys and without some of them.
