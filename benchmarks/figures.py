@@ -1,4 +1,4 @@
-"""``python -m benchmarks.figures``: put the committed results into the README, as its tables."""
+"""``python -m benchmarks.figures``: write the committed results into benchmarks/README.md."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -71,7 +71,7 @@ def others(rows: Sequence[Row]) -> str:
 def adding(rows: Sequence[Row]) -> str:
     """A line for each question of a pass that has them all."""
     return markdown(
-        ["forwards that one pass takes longer for it, one thread", "tokens", "measured", "floor"],
+        ["extra cost of adding this statistic, in forwards (one thread)", "tokens", "measured", "floor"],
         [
             [
                 row["case"].removesuffix(" adds"),
@@ -155,5 +155,5 @@ def with_figures(text: str, results: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    readme = ROOT / "README.md"
+    readme = ROOT / "benchmarks" / "README.md"
     readme.write_text(with_figures(readme.read_text(), json.loads(RESULTS.read_text())))
