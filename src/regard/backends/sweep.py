@@ -1,8 +1,8 @@
 """The sweep over blocks of complete rows: any reduction, any device, plain PyTorch.
 
-Memory holds a few blocks of 2^20 scores, of long rows 2^21, for each thread, however long the
-sequence is. Gradients come from computing each block a second time and letting autograd
-differentiate that block alone.
+Each thread holds a few blocks of 2^20 scores (2^21 for long rows), whatever the length of the
+sequence. The backward pass computes each block again and differentiates it by itself: autograd
+for the reduction, and the derivative of the softmax in ``Block.sources``.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,13 +28,12 @@ from regard.scores.scratch import Scratch
 
 __all__ = ["Sweep", "boxes"]
 
-# A block and its few temporaries should stay in the cache, and its rows be many enough for the
-# matrix product to run at speed. Long rows leave the cache anyway: twice as many in a block halve
-# what blocks cost beside their numbers.
+# A block and its few temporaries should stay in the cache, and have enough rows for a fast matrix
+# product. Long rows leave the cache anyway: blocks of twice the size halve the overhead per block.
 BLOCK_SIZE = 2**20
 MIN_ROWS, MAX_ROWS = 32, 128
 LONG = 4096  # keys
-# Of the size of a block: its scores, its weights and what a reduction makes of them.
+# Tensors of the size of a block: its scores, its weights, and a temporary of the reduction.
 BLOCKS_HELD = 3
 _NO_GRAPH = "regard sweeps over blocks beside the graph"
 
@@ -69,7 +68,7 @@ class Sweep(Backend):
 
 def _swept(source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> tuple[Any, ...]:
     if torch.compiler.is_compiling():
-        # A graph would hold every block by itself. This decorator imports Dynamo: not sooner.
+        # A graph would hold every block. The decorator imports Dynamo, so it is applied late.
         outside: Any = torch.compiler.disable(_swept, reason=_NO_GRAPH)
         return outside(source, mask, reductions)
     sweep = _Sweep(source, mask, tuple(reductions))
@@ -83,17 +82,17 @@ def _swept(source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -
 def boxes(
     shape: torch.Size, mask: Mask | None, groups: Sequence[int], rows: range
 ) -> Iterator[Box]:
-    """The blocks that cover these rows: several heads where they are short, else rows of one.
+    """Yield the boxes of the blocks that cover these rows.
 
-    A block holds whole groups of heads or a part of one, so that grouped heads share their keys;
-    of each of the sizes of groups, where several matrices are asked at once.
+    A block holds several heads if rows are short, otherwise rows of one head. It holds whole groups
+    of heads or lies inside one, for every group size, so that grouped heads share their keys.
     """
     *leading, _, kv_len = shape
     everywhere = tuple(slice(0, n) for n in leading)
 
     def some(part: tuple[slice, ...], tile: slice) -> slice:
         columns = slice(0, kv_len) if mask is None else mask.key_bounds(part, tile, shape).any
-        # Rows without keys still have an answer.
+        # Rows without keys need an answer, too.
         return columns if columns.start < columns.stop else slice(0, 1)
 
     def width(tile: slice) -> int:
@@ -105,7 +104,7 @@ def boxes(
         room = max(1, _times(columns) * BLOCK_SIZE // ((tile.stop - tile.start) * columns))
         return list(_leading_parts(tuple(leading), room, groups))
 
-    # Tile after tile of one head, as far as heads are alone: its keys stay in the cache.
+    # All tiles of one head in a row, so that its keys stay in the cache.
     for alike, tiles in groupby(_tiles(rows, width), parts):
         tiles_alike = list(tiles)
         for part in alike:
@@ -114,9 +113,9 @@ def boxes(
 
 
 def _tiles(rows: range, width: Callable[[slice], int]) -> Iterator[slice]:
-    """Rows for one block after another, more of them where a mask leaves them fewer columns."""
+    """Yield the rows of each block; blocks with fewer columns have more rows."""
     if rows.step >= MIN_ROWS:
-        # The least block would hold no more than one of them.
+        # Even the smallest block would hold only one of these rows.
         yield from (slice(row, row + 1) for row in rows)
         return
     start, end = rows[0], rows[-1] + 1
@@ -138,7 +137,7 @@ def _times(columns: int) -> int:
 def _leading_parts(
     leading: tuple[int, ...], room: int, groups: Sequence[int]
 ) -> Iterator[tuple[slice, ...]]:
-    """Parts of the leading axes of at most `room` matrices each, last axis first."""
+    """Yield parts of the leading axes with at most `room` matrices each, last axis first."""
     if not leading:
         yield ()
         return
@@ -160,7 +159,7 @@ class _Sweep:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What gradients flow to, each tensor once."""
+        """All tensors with gradients, each once."""
         extra = [tensor for reduction in self.reductions for tensor in reduction.tensors]
         unique = {id(tensor): tensor for tensor in (*self.source.tensors, *extra)}
         return tuple(unique.values())
@@ -186,7 +185,7 @@ class _Sweep:
         return [reduction.start(shape, dtype, device) for reduction in self.reductions]
 
     def fill(self, buffers: list[tuple[Tensor, ...]]) -> None:
-        """Add what every block has to say."""
+        """Accumulate the contributions of all blocks."""
 
         def worker() -> Callable[[Box], list[tuple[Contribution, ...]]]:
             scratch = self.scratch()
@@ -207,7 +206,7 @@ class _Sweep:
         in_turns(self.boxes, worker, take, self.source.device)
 
     def pull_back(self, gradients: list[tuple[Tensor | None, ...]]) -> dict[int, Tensor]:
-        """The gradients of the inputs by their places, from those of the buffers."""
+        """Return the gradients of the inputs by index, from those of the buffers."""
         dtype = accumulation_dtype(self.source.dtype)
         totals: dict[int, Tensor] = {}
 
@@ -243,14 +242,14 @@ class _Sweep:
 
 
 def _zeros(shape: torch.Size, like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Zeros that lie in memory as `like` does: to add a matrix to a transposed one is slow."""
+    """Return zeros with the memory layout of `like`: adding a transposed matrix is slow."""
     if len(shape) < 2 or like.stride(-1) <= like.stride(-2):
         return torch.zeros(shape, dtype=dtype, device=like.device)
     return torch.zeros((*shape[:-2], shape[-1], shape[-2]), dtype=dtype, device=like.device).mT
 
 
 class _Leaves:
-    """Cuts that remember what they cut, so that one block can be differentiated by itself."""
+    """Slices of the inputs as leaves, so that one block can be differentiated by itself."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._places = {id(tensor): place for place, tensor in enumerate(tensors)}
@@ -266,10 +265,10 @@ class _Leaves:
     def gradients(
         self, block: Block, values: list[Tensor], arriving: list[Tensor]
     ) -> list[tuple[int, Index, Tensor]]:
-        """The gradient of each leaf, with the tensor and the place it was cut from.
+        """Return the gradient of each slice, with the index of its tensor and its position.
 
-        Autograd goes from the values to the tensors of the block, the block itself from there to
-        its scores, and autograd on to what the scores are made of.
+        Autograd differentiates the values with respect to the tensors of the block, the block
+        computes the gradient of its scores, and autograd continues to the inputs.
         """
         if not values:
             return []
@@ -297,14 +296,14 @@ class _Leaves:
 
 
 class _Recompute(torch.autograd.Function):
-    """A sweep whose backward is a second sweep; no derivative is written by hand."""
+    """A sweep whose backward pass is a second sweep."""
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         sweep: _Sweep, buffers: list[tuple[Tensor, ...]], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         if any(given is not own for given, own in zip(tensors, sweep.tensors, strict=True)):
-            only_backward()  # torch.func hands over what its tensors wrap
+            only_backward()  # torch.func passes unwrapped tensors
         sweep.fill(buffers)
         return tuple(total for sums in buffers for total in sums)
 
@@ -312,7 +311,7 @@ class _Recompute(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         sweep, buffers, *tensors = inputs
         ctx.sweep, ctx.counts = sweep, [len(sums) for sums in buffers]
-        # Notices inputs and masks that were changed in place since.
+        # Saving detects inputs and masks that change in place before backward.
         ctx.save_for_backward(*tensors, *([] if sweep.mask is None else sweep.mask.tensors))
         ctx.mark_non_differentiable(*(total for total in output if not total.is_floating_point()))
         ctx.set_materialize_grads(False)

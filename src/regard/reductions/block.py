@@ -1,4 +1,4 @@
-"""One block of the matrix: some complete rows, their scores and their weights."""
+"""A block: complete rows of the matrix, their scores and their weights."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -16,25 +16,25 @@ __all__ = ["Block", "lowest_score", "partial_boxes", "reads_without_sync"]
 
 _LN2 = log(2)
 _IN_CACHE = 2**18  # numbers
-_HIDDEN = 2  # so many times the lowest number of nats are the bits of a masked key
+_HIDDEN = 2  # a masked key has this multiple of the lowest score
 
 
 def lowest_score(dtype: torch.dtype) -> float:
-    """The finite stand-in for a score of -inf, about -1.8e19 in float32.
+    """Return the finite number that replaces a score of -inf, about -1.8e19 in float32.
 
-    Times a weight of 0 it makes 0, not NaN; and so does its product with any usual gradient, which
-    would overflow from the lowest finite number.
+    Its product with a weight of 0 is 0, not NaN. The lowest finite number would overflow in a
+    product with a gradient.
     """
     return -(torch.finfo(dtype).max ** 0.5)
 
 
 def reads_without_sync(tensor: Tensor) -> bool:
-    """Whether looking at its numbers costs nothing: devices with a queue must be waited for."""
+    """Return True if reading the numbers of a tensor needs no device synchronisation."""
     return tensor.device.type == "cpu"
 
 
 def partial_boxes(mask: Mask, box: Box, shape: torch.Size) -> Iterator[Box]:
-    """The parts of a box in which the mask may hide something; elsewhere it allows every key."""
+    """Yield the parts of a box in which the mask may hide keys; it allows all others."""
     start, stop = box.columns.start, box.columns.stop
     every = mask.key_bounds(box.leading, box.rows, shape).all
     left, right = max(start, every.start), min(stop, every.stop)
@@ -48,15 +48,15 @@ def partial_boxes(mask: Mask, box: Box, shape: torch.Size) -> Iterator[Box]:
 
 
 class Block:
-    """Complete rows of an attention matrix; what a reduction is shown.
+    """Complete rows of an attention matrix, the input of a reduction.
 
-    Rows are complete: every key that they may attend to lies in the columns of the block, so the
-    softmax of the block is final. Columns outside the block have weight 0. Its tensors are valid
-    while ``update`` runs and must not be changed; float32, or float64 for float64 inputs.
+    All keys that the rows may attend to lie in the columns of the block, so the softmax of the
+    block is final. Columns outside the block have weight 0. The tensors are float32, or float64
+    for float64 inputs. They are valid while ``update`` runs, and must not be changed.
 
     Attributes:
         shape: the shape of the whole matrix, (..., num_heads, q_len, kv_len).
-        box: where the block lies in it.
+        box: the position of the block in the matrix.
         maximum: the largest score of each row, (..., rows, 1); -inf for a row without keys.
             Gradients treat it as a constant, so an answer must not depend on it.
         log2_shifted: (scores - maximum) / log(2), (..., rows, columns): PyTorch's exp2 takes a
@@ -85,10 +85,11 @@ class Block:
         cut: Cut = cut_whole,
         scratch: Scratch | None = None,
     ) -> None:
-        """The block of these scores at a box.
+        """Compute the scores of a box and their row maxima.
 
-        With ``scratch`` its tensors are leaves of autograd's graph, and ``sources`` goes on from
-        their gradients to those of the scores; without, they are a part of the graph.
+        With ``scratch`` and gradients enabled, the tensors of the block are leaves of autograd's
+        graph, and ``sources`` continues from their gradients to those of the scores. Without
+        ``scratch`` the tensors are a part of the graph.
         """
         self.shape = source.shape
         self.box = box
@@ -106,7 +107,7 @@ class Block:
         empty = self.maximum == -torch.inf
         known_full = reads_without_sync(empty) and not bool(empty.any())
         self._empty = None if known_full else empty
-        self._reference, bits = self._in_bits(scores)
+        self._reference, bits = self._shift(scores)
         self.log2_shifted = self._leaf(bits)
 
     def _masked(self, mask: Mask | None) -> Tensor:
@@ -123,8 +124,8 @@ class Block:
                 scores[..., columns].masked_fill_(hidden, -torch.inf)
         return scores
 
-    def _in_bits(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """What is taken as each row's maximum, (..., rows, 1), and the bits below it."""
+    def _shift(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the reference of each row, (..., rows, 1), and the shifted scores in bits."""
         reference = self.maximum
         if self._empty is not None:
             reference = reference.masked_fill(self._empty, 0)
@@ -135,21 +136,21 @@ class Block:
         return reference, scores.sub_(reference).mul_(1 / _LN2).clamp_(min=least)
 
     def part(self, tensor: Tensor, index: Index) -> Tensor:
-        """tensor[index] in the dtype of the scores, for an operand that gradients flow to.
+        """Return tensor[index] in the dtype of the scores, for an operand with gradients.
 
         Args:
-            tensor: one of the reduction's ``tensors``.
+            tensor: one of the ``tensors`` of the reduction.
             index: integers and slices for its first axes; an axis of length 1 broadcasts.
         """
         return self._cut(tensor, index).to(self._dtype)
 
     def aligned_block(self, source: Scores, mask: Mask | None, columns: slice) -> "Block":
-        """The same rows of another matrix of the same shape, for a question about two.
+        """Return the same rows of another matrix of the same shape.
 
         Args:
-            source: the scores of the other matrix; its tensors are among the reduction's.
-            mask: of the other matrix.
-            columns: must hold every key that these rows of the other matrix may attend to.
+            source: the scores of the other matrix; its tensors are among those of the reduction.
+            mask: the mask of the other matrix.
+            columns: all keys that these rows of the other matrix may attend to.
         """
         scratch = None if self._scratch is None else self._scratch.another
         for _ in self._beside:
@@ -165,12 +166,12 @@ class Block:
 
     @cached_property
     def allowed(self) -> Tensor:
-        """True where a key may be attended to, (..., rows, columns); also where a score is NaN."""
+        """True where a key may be attended to or its score is NaN, (..., rows, columns)."""
         return ~(self.log2_shifted <= lowest_score(self._dtype))
 
     @cached_property
     def scores(self) -> Tensor:
-        """After scale, bias and mask, (..., rows, columns); -inf where a key is masked."""
+        """The scores after scale, bias and mask, (..., rows, columns); -inf for a masked key."""
         return torch.where(self.allowed, self.shifted + self._reference, -torch.inf)
 
     @cached_property
@@ -197,7 +198,7 @@ class Block:
 
     @property
     def logsumexp(self) -> Tensor:
-        """log of the sum of exp(scores) of each row, (..., rows), in nats; -inf without keys."""
+        """The logsumexp of each row of scores, (..., rows), in nats; -inf without keys."""
         reference = self._reference
         if self._empty is not None:
             reference = reference.masked_fill(self._empty, -torch.inf)
@@ -205,11 +206,11 @@ class Block:
 
     @cached_property
     def mean_shifted(self) -> Tensor:
-        """The sum of weights times ``shifted`` of each row, (..., rows)."""
+        """The sum of ``weights * shifted`` of each row, (..., rows)."""
         if self._scratch is None:
             return (self.weights * self.shifted).sum(-1)
         columns = self._size[-1]
-        held, factors = self._held
+        held, factors = self._weight_factors
         held, bits = held.view(-1, columns), self.log2_shifted.detach().view(-1, columns)
         total = held.new_empty(len(held))
         # The products of a few rows are added while they lie in the cache.
@@ -223,26 +224,26 @@ class Block:
 
     @cached_property
     def row_sum(self) -> Tensor:
-        """The sum of each row of weights, (..., rows): 1; less beside a sink, 0 without keys."""
+        """The sum of the weights of each row, (..., rows): 1; less with a sink, 0 without keys."""
         if self._source_sink is not None:
             return self.weights.sum(-1)
         return (self.maximum > -torch.inf).to(self._dtype).squeeze(-1)
 
     @cached_property
     def column_sum(self) -> Tensor:
-        """The sum of the weights of these rows, (..., columns)."""
+        """The sum of the weights of all rows of the block, (..., columns)."""
         return self.sum_rows([slice(0, self._size[-2])]).squeeze(-2)
 
     def sum_rows(self, parts: Sequence[slice]) -> Tensor:
-        """The sums of the weights over some of the rows, (..., len(parts), columns).
+        """Return the sums of the weights over parts of the rows, (..., len(parts), columns).
 
         Args:
-            parts: which rows of the block, for one sum after another.
+            parts: the rows of each sum.
         """
         if self._scratch is None or self._staged or not reads_without_sync(self.log2_shifted):
             return torch.stack([self.weights[..., part, :].sum(-2) for part in parts], -2)
-        # A product takes half the time of torch's sum, which leaps from row to row.
-        held, factors = self._held
+        # A matrix product takes half the time of torch.sum over strided rows.
+        held, factors = self._weight_factors
         rows, columns = self._size[-2:]
         height = rows // len(parts)
         even = [slice(place * height, (place + 1) * height) for place in range(len(parts))]
@@ -252,10 +253,11 @@ class Block:
         return torch.cat([factors[..., part, :].mT @ held[..., part, :] for part in parts], -2)
 
     @property
-    def _held(self) -> tuple[Tensor, Tensor]:
-        """What is in scratch, (..., rows, columns), and what makes weights of it, (..., rows, 1).
+    def _weight_factors(self) -> tuple[Tensor, Tensor]:
+        """Return a tensor and the row factors that turn it into the weights.
 
-        An answer that needs no weight by itself is spared the pass that makes them.
+        The tensor is (..., rows, columns), the factors (..., rows, 1). A statistic that needs no
+        single weight avoids the pass that computes them.
         """
         if "weights" in self.__dict__:
             return self.weights.detach(), torch.ones_like(self._factors)
@@ -263,26 +265,26 @@ class Block:
 
     @cached_property
     def _factors(self) -> Tensor:
-        """What makes weights of exponentials, (..., rows, 1); 0 in rows without keys."""
+        """The factor from exponentials to weights, (..., rows, 1); 0 in rows without keys."""
         factors = self.log_normalizer.detach()[..., None].neg().exp_()
         return factors if self._empty is None else factors.masked_fill_(self._empty, 0)
 
     @cached_property
     def _exponentials(self) -> Tensor:
-        """2 to the power of the bits, until ``weights`` takes their place in memory."""
+        """2 to the power of ``log2_shifted``; ``weights`` overwrites its memory."""
         return torch.exp2(self.log2_shifted.detach(), out=self._scratched("weights"))
 
-    # From here on: how gradients pass a block whose tensors are leaves.
+    # The gradients of a block whose tensors are leaves.
 
     @property
     def leaves(self) -> list[Tensor]:
-        """The tensors that have been read so far, of this block and of those beside it."""
+        """The tensors that were read so far, of this block and of its aligned blocks."""
         names = ("log2_shifted", "weights", "log_normalizer", "mean_shifted")
         read = [self.__dict__[name] for name in names if name in self.__dict__]
         return read + [leaf for other in self._beside for leaf in other.leaves]
 
     def sources(self, gradients: Callable[[Tensor], Tensor | None]) -> list[tuple[Tensor, Tensor]]:
-        """The scores and the sink as functions of what was cut, each with its gradient.
+        """Return the scores and the sink of the block, each with its gradient.
 
         With weights w, gradients g and e the row's ``mean_shifted``, the gradient of score j is
         ``g_bits_j / log(2)`` plus
@@ -290,7 +292,7 @@ class Block:
         the derivative of the softmax, with the maximum as a constant.
 
         Args:
-            gradients: of each of the leaves; None for one that nothing depends on.
+            gradients: returns the gradient of a leaf, or None if nothing depends on it.
         """
 
         def of(name: str) -> Tensor | None:
@@ -333,7 +335,7 @@ class Block:
         return [*found, (self._source_scores, of_scores)]
 
     def _leaf(self, tensor: Tensor) -> Tensor:
-        """The tensor, where gradients are gathered if blocks are differentiated one by one."""
+        """Return the tensor, as a leaf if this block is differentiated by itself."""
         return tensor.detach().requires_grad_() if self._staged else tensor
 
     def _scratched(self, name: str) -> Tensor:

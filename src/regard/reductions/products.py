@@ -1,4 +1,4 @@
-"""Products with the matrix and parts of it, as reductions over its blocks."""
+"""Products with the matrix, and windows of it, as reductions."""
 
 from dataclasses import dataclass
 from math import log, prod
@@ -27,18 +27,18 @@ _FAR_APART = 64
 @final
 @dataclass(frozen=True, eq=False)
 class Output(Reduction):
-    """weights @ value: what an attention layer computes.
+    """weights @ value, the output of an attention layer.
 
-    The answer has shape (..., num_heads, q_len, value_dim) and the dtype of the value. It is what
-    ``A @ value`` asks; as a reduction it shares its pass with others.
+    The answer has shape (..., num_heads, q_len, value_dim) and the dtype of the value. It equals
+    ``A @ value``; as a reduction it shares its pass with others.
 
     Args:
-        value: (..., num_kv_heads, kv_len, value_dim), or (kv_len,) for one number a key. Leading
+        value: (..., num_kv_heads, kv_len, value_dim), or (kv_len,) for one number per key. Leading
             axes broadcast; its heads may be grouped. A NaN in it may reach every row, masked or
             not, as in any product of two tensors.
 
     Raises:
-        TypeError: the value is no floating tensor.
+        TypeError: the value is not a floating tensor.
         ValueError: the value does not fit the matrix.
 
     Example:
@@ -58,10 +58,10 @@ class Output(Reduction):
         return (self.value,)
 
     def check(self, shape: torch.Size, device: torch.device) -> None:
-        """That the value fits a matrix.
+        """Raise an error if the value does not fit a matrix of this shape.
 
         Raises:
-            ValueError: a length, a number of heads or a device that does not.
+            ValueError: a length, a number of heads or the device differs.
         """
         check_operand("value", self.value, "kv_len", (*shape[:-2], shape[-1]), device)
 
@@ -82,7 +82,7 @@ class Output(Reduction):
 @final
 @dataclass(frozen=True, eq=False)
 class TransposedOutput(Reduction):
-    """weights transposed @ operand, what ``A.T @ x`` asks: (..., num_heads, kv_len, value_dim).
+    """weights transposed @ operand, for ``A.T @ x``: (..., num_heads, kv_len, value_dim).
 
     Args:
         operand: (..., num_heads, q_len, value_dim) or (q_len,); leading axes broadcast.
@@ -114,7 +114,7 @@ def _width(operand: Tensor) -> int:
 
 
 def _part(block: Block, operand: Tensor, positions: slice) -> Tensor:
-    """The rows of an operand (..., heads, tokens, dim) that a block meets."""
+    """Return the rows of an operand (..., heads, tokens, dim) that a block multiplies."""
     if operand.ndim == 1:
         return block.part(operand, (positions,))[:, None]
     axes = operand.ndim - 2
@@ -126,7 +126,7 @@ def _part(block: Block, operand: Tensor, positions: slice) -> Tensor:
     heads = range(block.shape[-3])[block.box.leading[-1]]
     if part.shape[-3] == 1 or (heads.start % group == 0 and len(heads) % group == 0):
         return part
-    # The heads of the block cut a group of the operand in two: each takes its own.
+    # The block holds a part of a group: every head takes its own head of the operand.
     own = torch.tensor([head // group - heads.start // group for head in heads])
     return part.index_select(-3, own.to(part.device))
 
@@ -142,8 +142,8 @@ class Window(Reduction):
     """The weights at some rows and columns: (..., num_heads, rows, columns).
 
     Args:
-        at_rows: which queries, in rising order.
-        at_columns: which keys, in rising order.
+        at_rows: the queries, in rising order.
+        at_columns: the keys, in rising order.
     """
 
     at_rows: range
@@ -174,7 +174,7 @@ class Window(Reduction):
 
 
 def _meet(wanted: range, part: slice) -> tuple[slice, slice]:
-    """Which entries of wanted lie in the part: their places in wanted, and in the part."""
+    """Return the positions, in the range and in the part, of the entries that lie in both."""
     first = max(0, -(-(part.start - wanted.start) // wanted.step))
     stop = min(len(wanted), max(0, -(-(part.stop - wanted.start) // wanted.step)))
     if first >= stop:
