@@ -1,4 +1,4 @@
-"""The attention matrix: what it is, a part of it, products; no method computes."""
+"""The attention matrix: its parts, its products, and its reductions."""
 
 from typing import Any, cast
 
@@ -56,10 +56,10 @@ def attend(
     softcap: float | None = None,
     sink_bias: Tensor | None = None,
 ) -> "AttentionMatrix":
-    """The attention matrix softmax(scale · query·keyᵀ + bias, masked); nothing is computed yet.
+    """Return the lazy attention matrix softmax(scale · query·keyᵀ + bias, masked).
 
-    The scores are made in this order: scale · query·key, plus bias, then score_mod, then softcap,
-    then mask.
+    Nothing is computed yet. The scores are computed in this order: scale · query·key, plus bias,
+    score_mod, softcap, mask.
 
     Args:
         query: (..., num_heads, q_len, head_dim), or (q_len, head_dim) for one head. float16,
@@ -69,24 +69,24 @@ def attend(
         mask: one of ``regard.masks``; a bool tensor that broadcasts to
             (..., num_heads, q_len, kv_len) in which True means *may attend*; or FlexAttention's
             mask_mod(b, h, q_idx, kv_idx) -> bool, or its BlockMask.
-        scale: multiplies query·key; 1/sqrt(head_dim) when left out.
+        scale: multiplies query·key; 1/sqrt(head_dim) by default.
         bias: numbers added to the scaled scores: a tensor that broadcasts to
             (..., num_heads, q_len, kv_len), or a position bias, ``regard.ALiBi`` or
             ``regard.T5Bias``.
         score_mod: a callable of FlexAttention, score_mod(score, b, h, q_idx, kv_idx) -> score,
-            written for one score: every argument is a scalar tensor, which ``torch.vmap`` runs over
-            blocks. b counts through all batch axes. Gradients flow to the score, not to tensors
-            that the callable uses; one that requires a gradient is an error.
+            written for one score: every argument is a scalar tensor, and ``torch.vmap`` applies it
+            to blocks. b numbers all batch entries. Gradients flow to the score, not to other
+            tensors that the callable uses; such a tensor must not require a gradient.
         softcap: replaces each score by softcap · tanh(score / softcap), as Gemma 2 does.
-        sink_bias: (num_heads,), or one number for all heads: a logit in the denominator of the
-            softmax beside the keys' scores, as in gpt-oss, so that a row sums to less than 1.
+        sink_bias: (num_heads,), or one number for all heads: an additional logit in the
+            denominator of the softmax, as in gpt-oss, so that a row sums to less than 1.
 
     Returns:
         The matrix, (..., num_heads, q_len, kv_len): a query attends *to* keys, rows are queries.
 
     Raises:
         TypeError: an argument of the wrong kind or dtype.
-        ValueError: shapes or devices that do not fit.
+        ValueError: shapes or devices do not match.
 
     Example:
         >>> import torch, regard
@@ -102,7 +102,7 @@ def attend(
         Vaswani et al. 2017, "Attention Is All You Need", equation 1.
     """
     query, key = check_query_key(query, key)
-    # The sizes are equal or 1 by now; torch.broadcast_shapes would import half a computer algebra.
+    # torch.broadcast_shapes would import sympy; the sizes are equal or 1 here.
     sizes = zip(query.shape[:-3], key.shape[:-3], strict=True)
     batch = [of_key if of_query == 1 else of_query for of_query, of_key in sizes]
     query = query.expand(*batch, *query.shape[-3:])
@@ -124,20 +124,19 @@ def attend(
 
 
 class AttentionMatrix(LinearMap):
-    """An attention matrix that is never formed: it knows what it is and answers when asked.
+    """A lazy attention matrix: it computes answers, never the whole matrix.
 
-    It behaves as a tensor of shape (..., num_heads, q_len, kv_len) would: index it, multiply it,
-    reduce it. Leading indices give a smaller attention matrix; indices of rows or columns give an
-    ordinary tensor of weights. Every answer is exact and differentiable and takes memory that
-    grows with the length, not with its square.
+    It behaves like a tensor of shape (..., num_heads, q_len, kv_len): index it, multiply it, reduce
+    it. Leading indices give a smaller attention matrix; row or column indices give an ordinary
+    tensor of weights. Every answer is exact and differentiable, in memory linear in the length.
 
-    Make one with ``regard.attend``, ``AttentionMatrix.from_scores`` or
+    Create one with ``regard.attend``, ``AttentionMatrix.from_scores`` or
     ``AttentionMatrix.from_weights``.
 
     Attributes:
-        source: where its scores come from.
-        mask: which keys a query may attend to, fitted to its shape, drawn when it is small;
-            None: all.
+        source: the source of the scores.
+        mask: the mask, bound to the shape of the matrix; prints as a drawing if it is small. None
+            if every query may attend to every key.
 
     Example:
         >>> import torch, regard
@@ -152,14 +151,14 @@ class AttentionMatrix(LinearMap):
 
     @classmethod
     def from_scores(cls, scores: Tensor, *, mask: "MaskLike | None" = None) -> "AttentionMatrix":
-        """The attention matrix softmax(scores, masked) of scores that are given.
+        """Return the attention matrix softmax(scores, masked) of given scores.
 
         Args:
             scores: (..., num_heads, q_len, kv_len) or (q_len, kv_len); -inf is a masked key.
             mask: as in ``regard.attend``.
 
         Raises:
-            TypeError: scores are no floating tensor.
+            TypeError: scores are not a floating tensor.
             ValueError: fewer than two axes, or an empty one.
 
         Example:
@@ -174,19 +173,19 @@ class AttentionMatrix(LinearMap):
     def from_weights(
         cls, weights: Tensor, *, mask: None = None, bias: None = None
     ) -> "AttentionMatrix":
-        """The attention matrix of weights that some tool computed already.
+        """Return the attention matrix of given weights.
 
-        Its scores are log(weights), so that the softmax gives the weights back.
+        Its scores are log(weights), whose softmax gives the weights back.
 
         Args:
-            weights: (..., num_heads, q_len, kv_len) or (q_len, kv_len); nothing below 0, each row
-                sums to 1 or is all 0.
-            mask: weights are masked already: take ``from_scores(weights.log(), mask=...)``.
-            bias: weights are biased already: take ``from_scores(weights.log() + bias)``.
+            weights: (..., num_heads, q_len, kv_len) or (q_len, kv_len); not negative, and each
+                row sums to 1 or is all 0.
+            mask: not accepted; use ``from_scores(weights.log(), mask=...)``.
+            bias: not accepted; use ``from_scores(weights.log() + bias)``.
 
         Raises:
-            TypeError: weights are no floating tensor, or come with a mask or bias.
-            ValueError: a row sums to something else; the first one is named.
+            TypeError: weights are not a floating tensor, or a mask or bias was given.
+            ValueError: a row has another sum; the error names the first one.
 
         Example:
             >>> import torch, regard
@@ -204,24 +203,24 @@ class AttentionMatrix(LinearMap):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of its inputs, and of products and parts; statistics have at least float32."""
+        """The dtype of the inputs, of products and of parts; statistics are at least float32."""
         return self.source.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where its inputs are and answers will be."""
+        """The device of the inputs and of the answers."""
         return self.source.device
 
     @property
     def scores(self) -> "ScoreMatrix":
-        """The numbers before the softmax; index it to see them."""
+        """The scores before the softmax; index them to get numbers."""
         return ScoreMatrix(self)
 
     def __getitem__(self, key: Any) -> Any:
-        """A part: an AttentionMatrix where all rows and columns are kept, else a tensor.
+        """Return an AttentionMatrix if the index keeps all rows and columns, else a tensor.
 
-        Rows and columns are kept where nothing or ``:`` is written for them. A range gives a tensor
-        of weights also where it happens to hold every row.
+        An index keeps rows and columns if it leaves them out or has ``:`` for them. A range gives a
+        tensor of weights, even a range of all rows.
         """
         asked = parse_index(key, self.shape)
         part = self._select(asked.leading)
@@ -231,18 +230,18 @@ class AttentionMatrix(LinearMap):
         return part._window(asked)
 
     def reduce(self, *reductions: Reduction, backend: str | None = None) -> Any:
-        """The answers to several questions in one pass over the matrix.
+        """Compute several reductions in one pass over the matrix.
 
         Args:
-            reductions: what to ask: ``regard.TopK(8)``, ``regard.Entropy()``, your own.
-            backend: "fused", "triton", "blocks" or "dense" (float64, forms the matrix); the fastest
-                exact one is chosen when left out.
+            reductions: for example ``regard.TopK(8)``, ``regard.Entropy()``, or your own.
+            backend: "sdpa", "triton", "sweep" or "dense" (float64, forms the matrix); by default
+                the fastest that is exact.
 
         Returns:
-            One answer for one reduction, a tuple of them for several.
+            The answer of one reduction, or a tuple of the answers of several.
 
         Raises:
-            TypeError: an argument that is no reduction.
+            TypeError: an argument is not a reduction.
             ValueError: no reductions, or one that does not fit the matrix.
 
         Example:
@@ -263,45 +262,45 @@ class AttentionMatrix(LinearMap):
         return answers[0] if len(answers) == 1 else answers
 
     def logsumexp(self) -> Tensor:
-        """The logsumexp of each row of scores, (..., num_heads, q_len); see ``LogSumExp``."""
+        """Compute the logsumexp of each row of scores, (..., num_heads, q_len); see ``LogSumExp``."""
         return cast(Tensor, self.reduce(LogSumExp()))
 
     def entropy(self) -> Tensor:
-        """The entropy of each row in nats, (..., num_heads, q_len); see ``Entropy``."""
+        """Compute the entropy of each row in nats, (..., num_heads, q_len); see ``Entropy``."""
         return cast(Tensor, self.reduce(Entropy()))
 
     def topk(self, k: int) -> Top:
-        """The k largest weights of each row and their keys; see ``TopK``."""
+        """Find the k largest weights of each row and their keys; see ``TopK``."""
         return cast(Top, self.reduce(TopK(k)))
 
     def max(self) -> Top:
-        """The largest weight of each row and its key; see ``Max``."""
+        """Find the largest weight of each row and its key; see ``TopK``."""
         return cast(Top, self.reduce(Max()))
 
     def sum(self, dim: int) -> Tensor:
-        """The sum over the keys (dim=-1) or over the queries (dim=-2); see ``Sum``."""
+        """Sum the weights over the keys (dim=-1) or over the queries (dim=-2); see ``Sum``."""
         return cast(Tensor, self.reduce(Sum(dim)))
 
     def pool(self, rows: int, columns: int) -> Tensor:
-        """The mean weight in each cell of at most rows x columns; see ``Pool``."""
+        """Compute the mean weight of each cell of a grid; see ``Pool``."""
         return cast(Tensor, self.reduce(Pool(rows, columns)))
 
     def segments(self, query_spans: Any, key_spans: Any = None) -> Tensor:
-        """How much spans of queries attend to spans of keys; see ``Segments``."""
+        """Compute how much spans of queries attend to spans of keys; see ``Segments``."""
         return cast(Tensor, self.reduce(Segments(query_spans, key_spans)))
 
     def diagonal(self, offset: int = 0) -> Tensor:
-        """The weights A[i, i + offset]; see ``Diagonal``."""
+        """Return the weights A[i, i + offset]; see ``Diagonal``."""
         return cast(Tensor, self.reduce(Diagonal(offset)))
 
     def to_dense(self, *, limit: int | None = DENSE_LIMIT) -> Tensor:
-        """The whole matrix as a tensor, by name only: it takes q_len x kv_len numbers a head.
+        """Return the whole matrix as a tensor of q_len x kv_len numbers per head.
 
         Args:
-            limit: the most bytes it may take, 4 GiB unless given; None is no limit.
+            limit: the maximum size in bytes, 4 GiB by default; None is no limit.
 
         Raises:
-            MemoryError: it would take more; the message says how much.
+            MemoryError: the tensor exceeds the limit; the message states its size.
 
         Example:
             >>> import torch, regard
@@ -313,10 +312,10 @@ class AttentionMatrix(LinearMap):
         return self._window(whole)
 
     def to(self, *args: Any, **kwargs: Any) -> "AttentionMatrix":
-        """The matrix of its inputs on another device or of another dtype, as ``Tensor.to``.
+        """Return the matrix of the inputs on another device or of another dtype, as ``Tensor.to``.
 
         Raises:
-            TypeError: a dtype that is not floating.
+            TypeError: the dtype is not floating.
         """
         source = self.source.map(lambda tensor: tensor.to(*args, **kwargs))
         if not source.dtype.is_floating_point:
@@ -330,11 +329,11 @@ class AttentionMatrix(LinearMap):
         return AttentionMatrix(source, mask)
 
     def detach(self) -> "AttentionMatrix":
-        """The matrix of the detached inputs: no gradient flows back through it."""
+        """Return the matrix of the detached inputs, without gradients."""
         return AttentionMatrix(self.source.map(Tensor.detach), self.mask)
 
     def __repr__(self) -> str:
-        """What it is, without computing it."""
+        """Return a description; nothing is computed."""
         batch, inner = tuple(self.shape[:-3]), self.shape[-3:]
         names = ("num_heads", "q_len", "kv_len")[-len(inner) :]
         facts = [f"batch={batch[0] if len(batch) == 1 else batch}"] if batch else []
@@ -391,22 +390,22 @@ class ScoreMatrix:
         return self._matrix.shape
 
     def __getitem__(self, key: Any) -> Tensor:
-        """A part of the scores, as a tensor."""
+        """Return a part of the scores as a tensor."""
         return self._part(parse_index(key, self.shape), "these scores", DENSE_LIMIT)
 
     def to_dense(self, *, limit: int | None = DENSE_LIMIT) -> Tensor:
-        """All scores as a tensor, by name only.
+        """Return all scores as a tensor.
 
         Args:
-            limit: the most bytes it may take, 4 GiB unless given; None is no limit.
+            limit: the maximum size in bytes, 4 GiB by default; None is no limit.
 
         Raises:
-            MemoryError: it would take more.
+            MemoryError: the tensor exceeds the limit.
         """
         return self._part(parse_index(..., self.shape), "scores.to_dense()", limit)
 
     def __repr__(self) -> str:
-        """What it is, without computing it."""
+        """Return a description; nothing is computed."""
         return f"ScoreMatrix(of {self._matrix!r})"
 
     def _part(self, asked: ParsedIndex, what: str, limit: int | None) -> Tensor:
@@ -445,7 +444,7 @@ def _check_size(what: str, part: AttentionMatrix, asked: ParsedIndex, limit: int
 
 
 def _drop_axes(part: Tensor, rows: int | range, columns: int | range) -> Tensor:
-    """Without the axes that an integer index took."""
+    """Remove the axes that have an integer index."""
     part = part.squeeze(-1) if isinstance(columns, int) else part
     at_rows = -1 if isinstance(columns, int) else -2
     return part.squeeze(at_rows) if isinstance(rows, int) else part

@@ -13,7 +13,7 @@ __all__ = ["ParsedIndex", "parse_index"]
 
 
 class ParsedIndex(NamedTuple):
-    """Which part of a matrix somebody asked for.
+    """The parsed index of a part of a matrix.
 
     Attributes:
         leading: one integer or slice for every leading axis.
@@ -62,7 +62,7 @@ def parse_index(key: Any, shape: torch.Size) -> ParsedIndex:
 
 
 def _as_index(item: Any) -> int | slice:
-    """A slice as it is, anything that counts as one whole number as an integer."""
+    """Return a slice unchanged, and any integer-like index as an int."""
     if isinstance(item, slice):
         return cast(slice, item)
     one = not isinstance(item, bool | Tensor) or (
@@ -81,7 +81,7 @@ def _as_index(item: Any) -> int | slice:
 
 
 def _kept(item: int | range, axis: int) -> int | slice:
-    """An index of a leading axis, which must leave something to attend with."""
+    """Return the index of a leading axis, which must not be empty."""
     if isinstance(item, int):
         return item
     if not item:

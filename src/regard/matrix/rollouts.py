@@ -1,4 +1,4 @@
-"""Attention rollout: where the tokens of the last layer come from, through all layers at once."""
+"""Attention rollout: the product of the attention of all layers."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -32,26 +32,25 @@ _SMALLER = (
 def rollout(
     layers: Iterable[AttentionMatrix] | Mapping[str, AttentionMatrix], *, residual: float = 0.5
 ) -> "Rollout":
-    """The attention rollout of several layers, a matrix that is never formed.
+    """Return the attention rollout of several layers as a lazy matrix.
 
-    Each layer mixes what its residual connection carries past it with the mean of its heads:
-    ``residual * I + (1 - residual) * mean over the heads``. The rollout is the product of the
-    layers, the last one on the left: entry [i, j] says how much of token i after the last layer
-    comes from token j before the first.
+    Each layer is ``residual * I + (1 - residual) * mean over the heads``. The rollout is the
+    product of the layers, the last one on the left: entry [i, j] is the share of token i after the
+    last layer that comes from token j before the first layer.
 
     Args:
         layers: the attention matrices, the lowest layer first, each (..., num_heads, tokens,
-            tokens); the number of heads may differ. A mapping, such as what ``regard.observe``
-            saw, counts with its values.
-        residual: the share of a token that passes by the attention, from 0 to 1.
+            tokens); the number of heads may differ. Of a mapping, such as a recording, the
+            values.
+        residual: the weight of the residual connection, from 0 to 1.
 
     Returns:
         The rollout, (..., tokens, tokens). Its rows sum to 1; a query with no key to attend to
         keeps its residual share only.
 
     Raises:
-        TypeError: layers are no attention matrices, or of two dtypes; residual is no number.
-        ValueError: no layers, or such as are not square or not of one shape; residual is not
+        TypeError: layers are not attention matrices, or of two dtypes; residual is not a number.
+        ValueError: no layers, or layers that are not square or differ in shape; residual is not
             between 0 and 1.
 
     Example:
@@ -71,14 +70,14 @@ def rollout(
 
 
 class Rollout(LinearMap):
-    """The product of layers of attention: multiply it, take rows, columns and windows of it.
+    """The lazy product of attention layers, with products, rows, columns and windows.
 
-    Make one with ``regard.rollout``. Each question costs one sweep over every layer, and memory
-    that grows with the length; every answer is differentiable.
+    Create one with ``regard.rollout``. Each answer costs one sweep over every layer, in memory
+    linear in the length, and is differentiable.
 
     Attributes:
         layers: the attention matrices, the lowest first.
-        residual: the share of a token that passes by each of them.
+        residual: the weight of the residual connection.
 
     Example:
         >>> import torch, regard
@@ -100,12 +99,12 @@ class Rollout(LinearMap):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of its layers and of every answer."""
+        """The dtype of the layers and of every answer."""
         return self.layers[0].dtype
 
     @property
     def device(self) -> torch.device:
-        """Where its layers are and answers will be."""
+        """The device of the layers and of the answers."""
         return self.layers[0].device
 
     def __getitem__(self, key: Any) -> Any:
@@ -123,7 +122,7 @@ class Rollout(LinearMap):
         return self._window(parse_index(..., self.shape), "to_dense()", limit)
 
     def __repr__(self) -> str:
-        """What it is, without computing it."""
+        """Return a description; nothing is computed."""
         batch = tuple(self.shape[:-2])
         facts = [f"layers={len(self.layers)}", f"residual={self.residual:g}"]
         facts += [f"batch={batch[0] if len(batch) == 1 else batch}"] if batch else []
@@ -155,7 +154,7 @@ class Rollout(LinearMap):
             )
 
     def _through(self, x: Tensor, *, transposed: bool) -> Tensor:
-        """x carried through the layers, upwards, or downwards by the transposed matrices."""
+        """Multiply x by all layers upwards, or by their transposes downwards."""
         operand = x.to(accumulation_dtype(self.dtype))
         if x.ndim == 1:
             operand = operand[:, None]
@@ -180,7 +179,7 @@ class Rollout(LinearMap):
         return taken.squeeze(at_rows) if isinstance(asked.rows, int) else taken
 
     def _unit_columns(self, places: list[int]) -> Tensor:
-        """The columns of the identity at these places, (tokens, places)."""
+        """Return columns of the identity, (tokens, columns)."""
         units = torch.zeros(self.shape[-1], len(places), dtype=self.dtype, device=self.device)
         units[places, range(len(places))] = 1
         return units
@@ -246,7 +245,7 @@ def _checked_layers(layers: object) -> tuple[AttentionMatrix, ...]:
 
 
 def _check_layer(place: int, layer: object, first: AttentionMatrix, remedy: str) -> None:
-    """That a layer is a square attention matrix, and multiplies with the first."""
+    """Raise an error unless a layer is a square attention matrix of the first layer's shape."""
     if not isinstance(layer, AttentionMatrix):
         raise TypeError(
             f"layers has {kind_text(layer)} at {place}; each must be an AttentionMatrix.\n{remedy}"

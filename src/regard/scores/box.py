@@ -10,7 +10,7 @@ __all__ = ["Box", "Cut", "Index", "broadcast_index", "cut_whole", "int_tensor"]
 
 Index = tuple[int | slice, ...]
 Cut = Callable[[Tensor, Index], Tensor]
-"""Takes the part of a tensor that a block needs; how gradients are collected hides behind it."""
+"""Slices a tensor for a block; a slice may be a leaf that collects a gradient."""
 
 
 class Box(NamedTuple):
@@ -37,7 +37,7 @@ class Box(NamedTuple):
 
 
 def broadcast_index(tensor: Tensor, index: Index) -> Tensor:
-    """tensor[index], where an axis of length 1 stands for every index (broadcasting)."""
+    """Return tensor[index], where an axis of length 1 broadcasts to any index."""
     adapted: list[int | slice] = []
     for axis, item in enumerate(index):
         if tensor.shape[axis] != 1:
@@ -48,10 +48,10 @@ def broadcast_index(tensor: Tensor, index: Index) -> Tensor:
 
 
 def cut_whole(tensor: Tensor, index: Index) -> Tensor:
-    """The plain cut: the part itself."""
+    """Return the slice itself."""
     return broadcast_index(tensor, index)
 
 
 def int_tensor(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Whole numbers of Python as a tensor on a device, which is not waited for."""
+    """Return Python integers as a tensor on a device, without a synchronisation."""
     return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""FlexAttention's callables, score_mod and mask_mod, on one box of the matrix.
+"""The callables of FlexAttention, score_mod and mask_mod, applied to boxes.
 
 Such a callable is written for one score: its arguments are scalar tensors, and so is what it
 returns. ``torch.vmap`` runs it over a whole box at once.
@@ -21,7 +21,7 @@ __all__ = ["MASK_MOD", "SCORE_MOD", "FlexCallable", "Kind"]
 
 
 class Kind(NamedTuple):
-    """What a callable takes and gives, and what to do with one of the other kind.
+    """The arguments and the result of a kind of callable.
 
     Attributes:
         name: what FlexAttention calls it.
@@ -41,7 +41,7 @@ class Kind(NamedTuple):
 
     @property
     def text(self) -> str:
-        """How one writes the callable: ``score_mod(score, b, h, q_idx, kv_idx)``."""
+        """The signature of the callable: ``score_mod(score, b, h, q_idx, kv_idx)``."""
         return f"{self.name}({', '.join(self.arguments)})"
 
 
@@ -86,7 +86,7 @@ class FlexCallable:
         device: torch.device,
         dtype: torch.dtype = torch.float32,
     ) -> "FlexCallable":
-        """The callable for a matrix of this shape, tried out at its corners.
+        """Fit a callable to a matrix of this shape, after a trial at its corners.
 
         Args:
             function: what somebody passed.
@@ -108,7 +108,7 @@ class FlexCallable:
     def untried(
         cls, function: Callable[..., Tensor], shape: torch.Size, device: torch.device
     ) -> "FlexCallable":
-        """The callable for a matrix of this shape, known to be right."""
+        """Fit a callable to a matrix of this shape, without a trial."""
         batch, heads = shape[:-3], shape[-3:-2]
         return cls(
             function,
@@ -117,11 +117,11 @@ class FlexCallable:
         )
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "FlexCallable":
-        """The same callable with the function applied to the numbers of the matrices."""
+        """Return the same callable with the function applied to its batch and head indices."""
         return FlexCallable(self.function, function(self.batch), function(self.head))
 
     def __call__(self, box: Box, *scores: Tensor) -> Tensor:
-        """What it gives for every score of a box, (..., rows, columns)."""
+        """Apply the callable to every score of a box, (..., rows, columns)."""
         batch = broadcast_index(self.batch, box.leading).flatten()
         head = broadcast_index(self.head, box.leading).flatten()
         q_idx = torch.arange(box.rows.start, box.rows.stop, device=batch.device)
@@ -138,7 +138,7 @@ class FlexCallable:
 
 
 def _over(function: Callable[..., Tensor], scores: int) -> Callable[..., Tensor]:
-    """The function over vectors of b, h, q_idx and kv_idx: (b, h, q_idx, kv_idx)."""
+    """Vectorise a function over vectors of b, h, q_idx and kv_idx: (b, h, q_idx, kv_idx)."""
     for place in (3, 2, 1, 0):
         axes = tuple(0 if axis == place else None for axis in range(4))
         function = torch.vmap(function, in_dims=((0,) * scores) + axes)
@@ -151,7 +151,7 @@ def _over(function: Callable[..., Tensor], scores: int) -> Callable[..., Tensor]
 
 
 class _IndexByTensors(TorchFunctionMode):
-    """Makes ``table[h, q_idx]`` an operation; Python's own indexing would ask for the numbers."""
+    """Run ``table[h, q_idx]`` as an operation; Python's indexing would read the numbers."""
 
     def __torch_function__(
         self,
@@ -189,7 +189,7 @@ def _check_arguments(function: object, kind: Kind) -> None:
 
 
 def _try_out(flex: FlexCallable, kind: Kind, shape: torch.Size, dtype: torch.dtype) -> None:
-    """Call the function at the corners of the matrix, and look at what comes back."""
+    """Call the function at the corners of the matrix and check the result."""
     counts = (flex.batch.numel(), flex.head.numel(), *shape[-2:])
     device = flex.batch.device
     corners = [torch.tensor(sorted({0, count - 1}), device=device) for count in counts]
@@ -227,7 +227,7 @@ def _came(answer: object) -> str:
 
 
 def _check_answer(came: object, kind: Kind) -> None:
-    """That a dtype, or what stands for an answer that is no scalar tensor, is of the kind."""
+    """Raise an error unless the result of a trial is a scalar tensor of the right dtype."""
     if not isinstance(came, torch.dtype):
         raise ValueError(
             f"{kind.name} returns {came}; it must return {kind.returns}, as a tensor.\n"

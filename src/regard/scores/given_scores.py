@@ -17,7 +17,7 @@ __all__ = ["GivenScores"]
 @final
 @dataclass(frozen=True, eq=False)
 class GivenScores(Scores):
-    """Scores that somebody computed already, or the logarithms of weights.
+    """Given scores, or the logarithms of given weights.
 
     Attributes:
         values: (..., num_heads, q_len, kv_len).

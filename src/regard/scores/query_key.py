@@ -23,7 +23,7 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def as_score_mod(function: object, shape: torch.Size, query: Tensor) -> FlexCallable | None:
-    """A score_mod fitted to a matrix of this shape; None: there is none."""
+    """Return a score_mod fitted to a matrix of this shape, or None."""
     if function is None:
         return None
     dtype = accumulation_dtype(query.dtype)
@@ -33,7 +33,7 @@ def as_score_mod(function: object, shape: torch.Size, query: Tensor) -> FlexCall
 @final
 @dataclass(frozen=True, eq=False)
 class QueryKeyScores(Scores):
-    """softcap(score_mod(scale · query·key + bias)): each step only where it was asked for.
+    """softcap(score_mod(scale · query·key + bias)), where each step is optional.
 
     Attributes:
         query: (..., num_heads, q_len, head_dim).
@@ -88,7 +88,7 @@ class QueryKeyScores(Scores):
 
     @property
     def plain(self) -> bool:
-        """Whether the weights are softmax(scale · query·key + bias) with a tensor for a bias."""
+        """True if the scores are scale · query·key, plus at most a bias tensor."""
         more = (self.position_bias, self.score_mod, self.softcap, self.sink_bias)
         return all(each is None for each in more)
 
@@ -144,7 +144,7 @@ class QueryKeyScores(Scores):
         of_numbers: Callable[[Tensor], Tensor],
         of_indices: Callable[[Tensor], Tensor],
     ) -> "QueryKeyScores":
-        """The same steps on another query and key, with their tensors changed too."""
+        """Return the same steps for another query and key, with their tensors mapped."""
         return QueryKeyScores(
             query,
             key,

@@ -14,12 +14,12 @@ __all__ = ["Scores", "accumulation_dtype", "scratch_scores"]
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which scores and statistics are computed: float32, or float64 for float64."""
+    """Return the dtype of scores and statistics: float64 for float64, otherwise float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def scratch_scores(scratch: Scratch | None, box: Box, scores: "Scores") -> Tensor | None:
-    """Where the scores of a box go; None: to a new tensor."""
+    """Return the scratch memory for the scores of a box; None without scratch."""
     if scratch is None:
         return None
     size = tuple(part.stop - part.start for part in box.at_both)
@@ -27,7 +27,7 @@ def scratch_scores(scratch: Scratch | None, box: Box, scores: "Scores") -> Tenso
 
 
 class Scores(ABC):
-    """The numbers before mask and softmax, (..., num_heads, q_len, kv_len), block by block."""
+    """The scores before mask and softmax, (..., num_heads, q_len, kv_len), by blocks."""
 
     def __init_subclass__(cls) -> None:
         """Refuse to subclass a final class."""
@@ -42,11 +42,11 @@ class Scores(ABC):
     @property
     @abstractmethod
     def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors that gradients flow to."""
+        """The tensors with gradients."""
 
     @abstractmethod
     def select(self, index: Index) -> "Scores":
-        """The scores of a part of the leading axes; a view where PyTorch has one."""
+        """Return the scores of a part of the leading axes; a view if PyTorch has one."""
 
     @abstractmethod
     def block(self, box: Box, cut: Cut, scratch: Scratch | None = None) -> Tensor:
@@ -64,16 +64,16 @@ class Scores(ABC):
 
     @abstractmethod
     def map(self, function: Callable[[Tensor], Tensor]) -> "Scores":
-        """The same scores with the function applied to every tensor."""
+        """Return the same scores with the function applied to every tensor."""
 
     @property
     @abstractmethod
     def facts(self) -> list[str]:
-        """What the repr of the matrix says of them beside their shape: ``scale=0.5``."""
+        """The parts of the matrix's repr that describe the scores: ``scale=0.5``."""
 
     @property
     def group(self) -> int:
-        """How many neighbouring heads are cheapest when computed together."""
+        """Group size: a block holds whole groups of heads or lies inside one."""
         return 1
 
     @property
@@ -83,5 +83,5 @@ class Scores(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where the inputs are."""
+        """The device of the inputs."""
         return self.tensors[0].device

@@ -1,4 +1,4 @@
-"""Memory that one block of the matrix after another uses again."""
+"""Scratch memory that consecutive blocks reuse."""
 
 import mmap
 import sys
@@ -15,7 +15,7 @@ _HUGE_PAGE = 2**21  # bytes
 
 
 class Scratch:
-    """Memory that one block after another uses again: fresh pages cost more than the arithmetic.
+    """Reusable memory for consecutive blocks: fresh pages cost more than the arithmetic.
 
     Attributes:
         room: the most numbers that a tensor will hold.
@@ -27,13 +27,13 @@ class Scratch:
 
     @cached_property
     def another(self) -> "Scratch":
-        """Scratch for a second block that lives at the same time."""
+        """Scratch memory for a second block that exists at the same time."""
         return Scratch(self.room)
 
     def take(
         self, name: str, size: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        """A tensor of this shape with unspecified content, valid until the name is taken again."""
+        """Return an uninitialised tensor of this shape, valid until the name is taken again."""
         held = self._held.get(name)
         if held is None or held.numel() < prod(size):
             held = _fresh(max(self.room, prod(size)), dtype, device)
@@ -42,7 +42,7 @@ class Scratch:
 
 
 def _fresh(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Room for so many numbers; where Linux has them, in pages that come 512 at once."""
+    """Allocate memory for `count` numbers, in huge pages where Linux has them."""
     size = -(-count * dtype.itemsize // _HUGE_PAGE) * _HUGE_PAGE
     if sys.platform != "linux" or device.type != "cpu" or size <= _HUGE_PAGE:
         return torch.empty(count, dtype=dtype, device=device)
