@@ -1,4 +1,4 @@
-"""weights @ value as calls of PyTorch's fused attention, each on one box of the matrix."""
+"""Calls of PyTorch's fused attention, each on one box of the matrix."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -33,7 +33,7 @@ class Call(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Query, key and value, or what stands for each of them."""
+    """Query, key and value, or an index for each of them."""
 
     query: Any
     key: Any
@@ -61,21 +61,21 @@ class Product:
 
     @property
     def tensors(self) -> Parts:
-        """The whole of query, key and value."""
+        """The whole query, key and value."""
         return Parts(self.source.query, self.source.key, self.value)
 
     def places(self, box: Box) -> Parts:
-        """Where the parts that a box needs lie in query, key and value."""
+        """Return the positions of a box in query, key and value."""
         of_keys = (*kv_leading(box.leading, self.source.group), box.columns)
         return Parts(box.at_rows, of_keys, of_keys)
 
     def attend(self, call: Call, parts: Parts) -> Tensor:
-        """The rows of one call, (..., rows, value_dim), from its parts of query, key, value."""
+        """Compute the rows of one call, (..., rows, value_dim), from its query, key and value."""
         scale, extra = self.source.scale, self.extra(call)
         return fused_attention(parts, scale, extra, causal=call.hides == "future")
 
     def extra(self, call: Call) -> Tensor | None:
-        """What the kernel calls attn_mask: bools, or numbers to add to the scores."""
+        """Return the attn_mask of the kernel: bools, or numbers added to the scores."""
         bias, allowed = self.source.bias, None
         if call.hides == "some":
             assert self.mask is not None
@@ -87,14 +87,14 @@ class Product:
 
 
 def in_one_call(product: Product) -> Tensor:
-    """weights @ value where nothing is masked."""
+    """Compute weights @ value without a mask."""
     bias = product.source.bias
     bias = None if bias is None else bias.to(product.source.dtype)
     return fused_attention(product.tensors, product.source.scale, bias)
 
 
 def in_calls(product: Product, calls: Sequence[Call]) -> Tensor:
-    """weights @ value, (..., q_len, value_dim), from calls that cover every row once."""
+    """Compute weights @ value, (..., q_len, value_dim), by calls that cover every row once."""
     if len(calls) > 1:
         return cast(Tensor, _Recompute.apply(product, calls, *product.tensors))
     (call,) = calls
@@ -103,20 +103,20 @@ def in_calls(product: Product, calls: Sequence[Call]) -> Tensor:
 
 
 def _part(tensor: Tensor, index: Index) -> Tensor:
-    """tensor[index]; the tensor itself where that is all of it, which takes no time."""
+    """Return tensor[index]; the tensor itself if the index covers all of it."""
     pairs = zip(index, tensor.shape, strict=False)
     return tensor if all(item == slice(0, n) for item, n in pairs) else tensor[index]
 
 
 class _Recompute(torch.autograd.Function):
-    """Many calls whose backward makes each call again: nobody keeps their masks."""
+    """Many calls whose backward pass repeats each call, so that no mask is stored."""
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         product: Product, calls: Sequence[Call], *tensors: Tensor
     ) -> Tensor:
         if any(given is not own for given, own in zip(tensors, product.tensors, strict=True)):
-            only_backward()  # torch.func hands over what its tensors wrap
+            only_backward()  # torch.func passes unwrapped tensors
         value = product.value
         output = value.new_empty((*product.shape[:-1], value.shape[-1]))
         for call in calls:
@@ -132,7 +132,7 @@ class _Recompute(torch.autograd.Function):
         ctx.product, ctx.calls, *tensors = inputs
         bias = () if product.source.bias is None else (product.source.bias,)
         of_mask = () if product.mask is None else product.mask.tensors
-        # Notices what was changed in place since.
+        # Saving detects tensors that change in place before backward.
         ctx.save_for_backward(*tensors, *bias, *of_mask)
 
     vmap: Any = staticmethod(only_backward)
@@ -166,14 +166,14 @@ class _Recompute(torch.autograd.Function):
 def fused_attention(
     parts: Parts, scale: float, extra: Tensor | None = None, *, causal: bool = False
 ) -> Tensor:
-    """``scaled_dot_product_attention`` for any leading axes and any width of the value.
+    """Call ``scaled_dot_product_attention`` for any leading axes and any value width.
 
     Args:
         parts: query (..., num_heads, rows, head_dim), key and value (..., num_kv_heads, columns,
             their width).
         scale: multiplies query·key.
         extra: bools (True = may attend) or numbers to add; broadcasts to (..., rows, columns).
-        causal: whether row i sees the first i + 1 columns only.
+        causal: if True, row i attends to the first i + 1 columns only.
     """
     leading, value_dim = parts.query.shape[:-1], parts.value.shape[-1]
     query, key, value = map(_four_axes, widened(parts))
@@ -194,7 +194,7 @@ def fused_attention(
 
 
 def widened(parts: Parts) -> Parts:
-    """The same with one width, which the kernel wants; zeros change no product."""
+    """Pad query, key and value with zeros to one width, as the kernel requires."""
     if parts.query.shape[-1] == parts.value.shape[-1]:
         return parts
     width = max(parts.query.shape[-1], parts.value.shape[-1])
@@ -203,9 +203,9 @@ def widened(parts: Parts) -> Parts:
 
 
 def _four_axes(tensor: Tensor) -> Tensor:
-    """(batch, heads, tokens, dim), with all batch axes in one and the last one contiguous.
+    """Return the tensor as (batch, heads, tokens, dim), with a contiguous last axis.
 
-    The kernel would form the matrix for numbers that do not lie side by side.
+    The kernel falls back to forming the matrix for other strides.
     """
     if tensor.ndim < 4:
         tensor = tensor[(None,) * (4 - tensor.ndim)]
@@ -216,7 +216,7 @@ def _four_axes(tensor: Tensor) -> Tensor:
 
 
 def _mask_axes(extra: Tensor, leading: torch.Size) -> Tensor:
-    """The same with four axes; batch axes that are neither all full nor all 1 become full."""
+    """Return a mask with four axes; mixed full and length-1 batch axes become full."""
     batch = leading[:-2]
     if extra.ndim > 4 and extra.shape[:-3] != (1,) * len(batch):
         extra = extra.expand(*batch, *extra.shape[-3:])

@@ -1,7 +1,7 @@
-"""The forms in which weights @ value is fused attention: which calls, on which rows and columns.
+"""Tilings of weights @ value into calls of the fused kernel.
 
-The kernel knows no mask but causal; a tensor for a mask hides keys and saves no work. So a form
-chooses boxes of the matrix outside which nothing is seen, and a mask only where a box needs one.
+The kernel knows no mask but causal; a mask tensor saves no work. A tiling therefore covers the
+visible part of the matrix with boxes, and passes a mask tensor only for boxes that need one.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,20 +19,20 @@ from regard.scores.box import Box
 
 __all__ = ["Form", "form_of"]
 
-# Up to this many scores in a batch entry, one call with a mask costs less than several without.
+# Up to this number of scores per batch entry, one call with a mask is faster than several without.
 SMALL = 2**18
-# Rows of a tile: many enough for the kernel to run at speed, few enough to skip what is hidden;
-# fewer where a mask of its own for every head would be large.
+# Rows per tile: enough for a fast kernel, few enough to skip hidden keys; fewer if every head has a
+# large mask of its own.
 MIN_TILE, MAX_TILE, TILE_SIZE = 64, 256, 2**25
-# A wider band is as fast in tiles. Rows of a fold: a quarter of the width, within these.
+# Wider bands are as fast in tiles. A fold has a quarter of its width in rows, within these bounds.
 WIDEST_FOLD, MIN_FOLD, MAX_FOLD = 1024, 32, 256
-# The kernel is fastest where the number of columns is a multiple of its vectors.
+# The kernel is fastest if the number of columns is a multiple of its vector width.
 VECTOR = 16
 
 
 @dataclass(frozen=True)
 class _Fold:
-    """Rows under a band, cut into blocks that look alike, so that one call has them as a batch.
+    """Rows under a band, cut into equal blocks that one call takes as a batch.
 
     Block i has the rows from ``first_row + i * height`` and the columns from
     ``first_column + i * height``: views of query, key and value, and one small mask for all.
@@ -46,18 +46,18 @@ class _Fold:
 
     @property
     def rows(self) -> slice:
-        """All its rows."""
+        """All rows of the fold."""
         return slice(self.first_row, self.first_row + self.count * self.height)
 
     def box(self, place: int, leading: tuple[slice, ...]) -> Box:
-        """One of the blocks."""
+        """Return one of the blocks."""
         row, column = (start + place * self.height for start in (self.first_row, self.first_column))
         return Box(leading, slice(row, row + self.height), slice(column, column + self.width))
 
     def attend(self, product: Product) -> Tensor:
-        """Its rows of weights @ value, (..., num_heads, rows, value_dim)."""
+        """Compute the rows of weights @ value, (..., num_heads, rows, value_dim)."""
         leading = product.shape[:-2]
-        # All leading axes in one: the heads that share a key stay neighbours.
+        # Flattening the leading axes keeps heads that share a key next to each other.
         query, key, value = (
             tensor.reshape(-1, *tensor.shape[-2:]) for tensor in widened(product.tensors)
         )
@@ -70,7 +70,7 @@ class _Fold:
         return output.reshape(*leading, *output.shape[1:])
 
     def _windows(self, tensor: Tensor) -> Tensor:
-        """(heads, kv_len, dim) as overlapping views, (count, heads, width, dim)."""
+        """Return (heads, kv_len, dim) as overlapping views, (count, heads, width, dim)."""
         windows = tensor[:, self.first_column :].unfold(1, self.width, self.height)
         return windows[:, : self.count].mT.transpose(0, 1)
 
@@ -80,9 +80,9 @@ class Form:
     """One way to compute weights @ value with the fused kernel.
 
     Attributes:
-        how: in words.
-        calls: boxes that are multiplied one by one, their rows in rising order.
-        fold: rows that are multiplied at once, after the calls on rows above it.
+        how: a description for ``explain``.
+        calls: boxes that are multiplied one by one, in the order of their rows.
+        fold: rows that are multiplied in one call, after the calls on the rows above.
     """
 
     how: str
@@ -90,18 +90,18 @@ class Form:
     fold: _Fold | None = None
 
     def attend(self, product: Product) -> Tensor:
-        """weights @ value, (..., num_heads, q_len, value_dim)."""
+        """Compute weights @ value, (..., num_heads, q_len, value_dim)."""
         if self.fold is None:
             return in_calls(product, self.calls)
         above = [call for call in self.calls if call.box.rows.start < self.fold.first_row]
         below = self.calls[len(above) :]
         parts = [in_calls(product, [call]) for call in above]
         parts += [self.fold.attend(product), *(in_calls(product, [call]) for call in below)]
-        # The kernel puts the heads of a row side by side; so joined, the parts are copied in order.
+        # The kernel stores the heads of a row together; joined along rows, parts are copied in order.
         return torch.cat([part.movedim(-2, 0) for part in parts]).movedim(0, -2)
 
     def boxes(self, shape: torch.Size) -> Iterator[Box]:
-        """What is multiplied, in blocks of about as many rows as the kernel takes at once."""
+        """Yield the multiplied boxes, with as many rows as the kernel takes at once."""
         for box, hides in self.calls:
             for row in range(box.rows.start, box.rows.stop, MAX_TILE):
                 rows = slice(row, min(row + MAX_TILE, box.rows.stop))
@@ -113,7 +113,7 @@ class Form:
             yield from (self.fold.box(place, leading) for place in range(self.fold.count))
 
     def mask_bytes(self, product: Product) -> int:
-        """The bytes of the largest mask that a call needs: bools, and the numbers made of them."""
+        """Return the bytes of the largest mask of a call: its bools and their numbers."""
         calls = [call for call in self.calls if call.hides == "some"]
         if not calls:
             return 0
@@ -123,7 +123,7 @@ class Form:
 
 
 def form_of(product: Product) -> Form:
-    """The first form in the table that fits."""
+    """Return the first form in the table that fits."""
     return next(form for choice in FORMS if (form := choice(product)) is not None)
 
 
@@ -145,7 +145,7 @@ def _one_call(product: Product) -> Form | None:
 
 
 def _by_sequence(product: Product) -> Form | None:
-    """Each sequence with the keys that all its queries see: padding, also under causal."""
+    """Call each sequence with the keys that all its queries attend to: padding, also causal."""
     mask, shape = product.mask, product.shape
     assert mask is not None
     causal = [m for m in _all_of(mask) if _is_kernels_causal(product, m)]
@@ -161,7 +161,7 @@ def _by_sequence(product: Product) -> Form | None:
 
 
 def _folded(product: Product) -> Form | None:
-    """A narrow band: what is alike in one call, the ragged ends apart."""
+    """Fold a narrow band: equal blocks in one call, the ragged ends separately."""
     mask, (q_len, kv_len) = product.mask, product.shape[-2:]
     assert mask is not None
     low, high = _band(mask, product.shape) or (None, None)
@@ -187,7 +187,7 @@ def _folded(product: Product) -> Form | None:
 
 
 def _in_tiles(product: Product) -> Form:
-    """Some hundred rows at a time, each with the columns that they see."""
+    """Cut the rows into tiles, each with the columns that it attends to."""
     calls = _tile_calls(product, range(product.shape[-2]))
     return Form(f"{_calls_text(calls)}, each on some rows and the keys that they see", calls)
 
@@ -196,7 +196,7 @@ FORMS: tuple[Callable[[Product], Form | None], ...] = (_one_call, _by_sequence, 
 
 
 def _is_kernels_causal(product: Product, mask: Mask) -> bool:
-    """Whether it is the causal mask of the kernel, which is top-left.
+    """Return True if a mask is the causal mask of the kernel, which is top-left.
 
     It masks with -inf before it scales, wrong for a scale of 0 or below; it takes no bias.
     """
@@ -205,7 +205,7 @@ def _is_kernels_causal(product: Product, mask: Mask) -> bool:
 
 
 def _band(mask: Mask, shape: torch.Size) -> tuple[int | None, int] | None:
-    """The lowest and the highest kv_idx - q_idx that a mask allows; None: it is no band."""
+    """Return the lowest and highest kv_idx - q_idx that a mask allows; None if it is not a band."""
     if isinstance(mask, Band):
         return mask.limits(shape)
     if not isinstance(mask, And):
@@ -217,7 +217,7 @@ def _band(mask: Mask, shape: torch.Size) -> tuple[int | None, int] | None:
 
 
 def _all_of(mask: Mask) -> list[Mask]:
-    """The masks that must all allow."""
+    """Return the masks that must all allow a key."""
     if isinstance(mask, And):
         return [*_all_of(mask.first), *_all_of(mask.second)]
     return [mask]
@@ -242,7 +242,7 @@ def _tiles_of(rows: range, height: int) -> list[slice]:
 
 
 def _calls(mask: Mask, shape: torch.Size, rows: slice) -> Iterator[Call]:
-    """These rows of all batch entries; neighbours that see the same columns in one call."""
+    """Yield calls for these rows; neighbouring batch entries with equal columns share one."""
     heads = tuple(slice(0, n) for n in shape[-3:-2])
     if len(shape) < 4:
         yield _call(mask, heads, rows, shape)
@@ -262,7 +262,7 @@ def _calls(mask: Mask, shape: torch.Size, rows: slice) -> Iterator[Call]:
 
 
 def _call(mask: Mask, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> Call:
-    """These rows, with the columns that some of them see."""
+    """Return a call for these rows and the columns that any of them attends to."""
     some, every = mask.key_bounds(leading, rows, shape)
     if some.start >= some.stop:  # rows without keys still have an answer
         return Call(Box(leading, rows, slice(0, 1)), "some")

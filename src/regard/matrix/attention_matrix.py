@@ -262,7 +262,7 @@ class AttentionMatrix(LinearMap):
         return answers[0] if len(answers) == 1 else answers
 
     def logsumexp(self) -> Tensor:
-        """Compute the logsumexp of each row of scores, (..., num_heads, q_len); see ``LogSumExp``."""
+        """Compute the logsumexp of each row, (..., num_heads, q_len); see ``LogSumExp``."""
         return cast(Tensor, self.reduce(LogSumExp()))
 
     def entropy(self) -> Tensor:
