@@ -287,7 +287,7 @@ def test_the_strongest_keys_come_first_and_equal_ones_in_order() -> None:
     with Answers(recording(regard.AttentionMatrix.from_weights(weights))) as answers:
         steps = answers.steps(Which(0, 0), 0, KeysAsked("weight", 1, 2))
     assert [step.key for step in steps.rows] == [3, 0]
-    assert (steps.vector, steps.logsumexp, steps.rows[0].score) == (None, None, None)
+    assert (steps.vector, steps.maximum, steps.rows[0].score) == (None, None, None)
 
 
 def test_steps_count_what_is_set_aside_as_masked() -> None:

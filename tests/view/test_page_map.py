@@ -199,7 +199,7 @@ def test_a_row_of_two_halves_is_two_halves_to_the_last_digit(tmp_path: Path) -> 
     steps = {"kind": "steps", "at": 1, "keys": {"by": "position", "start": 0, "count": 2}}
     row, one = asked(recording, [{"kind": "row", "at": 1}, steps], tmp_path)
     assert row["values"] == [0.5, 0.5]
-    assert one["steps"]["logsumexp"] == pytest.approx(math.log(2), abs=1e-15)
+    assert one["steps"]["log_normalizer"] == pytest.approx(math.log(2), abs=1e-15)
 
 
 @pytest.mark.parametrize("hidden", [False, True], ids=["with sinks", "without"])

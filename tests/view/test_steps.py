@@ -123,9 +123,9 @@ def test_a_query_with_no_key_has_weights_of_0() -> None:
     assert steps.note == "there is no key that it may attend to: every weight is 0"
 
 
-def test_scores_too_large_for_exp_are_shown_by_their_logsumexp() -> None:
+def test_scores_too_large_for_exp_are_shown_less_their_maximum() -> None:
     steps = regard.steps(regard.AttentionMatrix.from_scores(torch.tensor([[100.0, 90.0]])))
-    assert steps.note == "weight = exp(score - 100), the logsumexp of the scores"
+    assert steps.note == "weight = exp(score - 100) / 1, the sum of exp(score - 100)"
     assert steps.table["weight"][0] == pytest.approx(0.9999546)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from html import escape
 from math import isfinite, prod
 from typing import cast
@@ -32,8 +33,8 @@ __all__ = ["Steps", "parts_of", "steps", "table"]
 # What fits beside each other in a terminal, and what a person reads.
 _WIDEST_VALUE = 6
 _LARGEST_TABLE = 32
-# Beyond this the sum of exp(score) is no number that anybody reads.
-_READABLE_LOGSUMEXP = 16.0
+# exp of a larger score is no number that anybody reads.
+_READABLE_SCORE = 16.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,14 +93,32 @@ class _Row:
     score: Tensor  # (kv_len,)
     sink: Tensor | None  # ()
 
-    @property
-    def logsumexp(self) -> Tensor:
+    @cached_property
+    def maximum(self) -> Tensor:
+        """The largest score, (); -inf without keys."""
+        return self.score.amax(-1)
+
+    @cached_property
+    def log_normalizer(self) -> Tensor:
+        """log of the sum of exp(score - maximum), (); 0 where nothing is summed."""
         parts = self.score if self.sink is None else torch.cat([self.score, self.sink[None]])
-        return parts.logsumexp(-1)
+        total = (parts - self._reference).logsumexp(-1)
+        return total.masked_fill(total == -torch.inf, 0)
+
+    @property
+    def is_empty(self) -> Tensor:
+        """True where the query may attend to no key, ()."""
+        return self.maximum == -torch.inf
 
     def weight(self, score: Tensor) -> Tensor:
-        total = self.logsumexp
-        return (score - total.masked_fill(total == -torch.inf, 0)).exp()
+        """Return the weights of some scores of the row, or of its sink."""
+        # Large scores would round the log_normalizer away in their sum, the logsumexp.
+        return ((score - self._reference) - self.log_normalizer).exp()
+
+    @property
+    def _reference(self) -> Tensor:
+        """The maximum, or 0 without keys: a score of -inf less -inf would be NaN."""
+        return self.maximum.masked_fill(self.is_empty, 0)
 
 
 @torch.no_grad()
@@ -350,10 +369,13 @@ def _title(source: Scores, place: int, names: list[str] | None, shown: int) -> s
 
 
 def _note(row: _Row) -> str:
-    total = float(row.logsumexp)
-    if total == -torch.inf:
+    if row.is_empty:
         return "there is no key that it may attend to: every weight is 0"
     sink = "" if row.sink is None else ", the sink's included"
-    if abs(total) < _READABLE_LOGSUMEXP:
-        return f"weight = exp(score) / {row.logsumexp.exp():.4g}, the sum of exp(score){sink}"
-    return f"weight = exp(score - {total:.6g}), the logsumexp of the scores{sink}"
+    maximum = float(row.maximum)
+    if abs(maximum) < _READABLE_SCORE:
+        exponential, total = "exp(score)", (row.maximum + row.log_normalizer).exp()
+    else:
+        sign = "-" if maximum > 0 else "+"
+        exponential, total = f"exp(score {sign} {abs(maximum):.6g})", row.log_normalizer.exp()
+    return f"weight = {exponential} / {total:.4g}, the sum of {exponential}{sink}"

@@ -18,7 +18,7 @@ from regard.view.export.summarised_layer import BlockMeans
 from regard.view.tiles.manifest import SMALL, PageLayer
 from regard.view.tiles.mask_intervals import IRREGULAR, intervals
 from regard.view.tiles.packing import packed
-from regard.view.tiles.row_normalizers import RowNumbers
+from regard.view.tiles.row_normalizers import RowNormalizers
 
 __all__ = [
     "Block",
@@ -26,7 +26,7 @@ __all__ = [
     "Whole",
     "embed",
     "embed_means",
-    "embed_row_numbers",
+    "embed_row_normalizers",
     "embed_value",
     "fits_never",
     "least_size",
@@ -54,7 +54,7 @@ class Whole:
     Attributes:
         block: its query and key, or its weights, and the keys that each row may attend to.
         shown: the matrix that the page computes from them; of weights the one they are from.
-        size: how many bytes it takes at most, with the numbers of its rows.
+        size: the number of bytes it takes at most, those of its rows' normalizers included.
 
     Example:
         >>> import torch, regard
@@ -147,7 +147,10 @@ def embed(layer: PageLayer, matrix: AttentionMatrix, stored: Stored) -> Whole:
     layer.num_kv_heads, layer.head_dim = key.shape[-3], key.shape[-1]
     layer.scale = source.scale * query_unit * key_unit
     layer.query_unit, layer.key_unit = query_unit, key_unit
-    shown = AttentionMatrix(QueryKeyScores(query.float(), key.float(), layer.scale), matrix.mask)
+    # In float32 a large score is rounded by more than a weight may be off. Of numbers that are
+    # stored in fewer bits that does not matter: these bits are a larger part of each score.
+    wide = torch.float64 if stored == "float32" else torch.float32
+    shown = AttentionMatrix(QueryKeyScores(query.to(wide), key.to(wide), layer.scale), matrix.mask)
     if stored != "float32":
         layer.deviation = _deviation(matrix, shown)
     # Query and key look like noise: searching them for repetitions finds none and takes long.
@@ -167,31 +170,34 @@ def questions_of_whole(layer: PageLayer, aside: Sequence[int]) -> list[Reduction
         >>> from regard.view.tiles.manifest import PageLayer
         >>> from regard.view.export.complete_layer import questions_of_whole
         >>> questions_of_whole(PageLayer("layer", 1, 9, 9, kind="query-key"), (0,))
-        [Pool(rows_wanted=32, columns_wanted=32), RowNumbers(aside=(0,))]
+        [Pool(rows_wanted=32, columns_wanted=32), RowNormalizers(aside=(0,))]
     """
     if layer.kind == "weights":  # of which the page sums a row itself
         return [Pool(SMALL, SMALL)]
-    asked: list[Reduction] = [Pool(SMALL, SMALL), RowNumbers(tuple(aside))]
+    asked: list[Reduction] = [Pool(SMALL, SMALL), RowNormalizers(tuple(aside))]
     is_long = max(layer.q_len, layer.kv_len) > 128 * MEANS
     return [*asked, BlockMeans(MEANS)] if is_long else asked
 
 
-def embed_row_numbers(numbers: Tensor) -> Block:
-    """The logsumexp of each row and its highest weight, with all keys and without sinks.
+def embed_row_normalizers(numbers: Tensor) -> Block:
+    """Return the numbers that turn the scores of each row into weights, in float32.
 
-    In float32, whatever query and key are stored in: half precision would take three digits from
-    every weight.
+    They are float32 whatever query and key are stored in: half precision would take three digits
+    from every weight. A log-normalizer is that of the maximum as it is stored.
 
     Args:
-        numbers: the answer to ``RowNumbers``, (num_heads, q_len, 4).
+        numbers: the answer to ``RowNormalizers``, (num_heads, q_len, 4).
 
     Example:
         >>> import torch
-        >>> from regard.view.export.complete_layer import embed_row_numbers
-        >>> list(embed_row_numbers(torch.zeros(1, 3, 4)))
+        >>> from regard.view.export.complete_layer import embed_row_normalizers
+        >>> list(embed_row_normalizers(torch.zeros(1, 3, 4)))
         ['rows']
     """
-    return {"rows": packed(numbers.float().movedim(-1, 0), zlib.Z_HUFFMAN_ONLY)}
+    stored = numbers.float()
+    lost = (numbers - stored)[..., ::2].nan_to_num(0.0)  # an infinite maximum loses nothing
+    stored[..., 1::2] = numbers[..., 1::2] + lost
+    return {"rows": packed(stored.movedim(-1, 0), zlib.Z_HUFFMAN_ONLY)}
 
 
 def embed_means(layer: PageLayer, means: Tensor) -> Block:

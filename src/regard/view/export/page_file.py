@@ -1,7 +1,7 @@
 """One offline HTML file with the page and everything it needs, written atomically.
 
 The file holds the page's own code, the tokens, a small map of every head, and for each layer the
-query, the key and the logsumexp of every row, from which the browser computes any weight by itself.
+query, the key and two numbers of every row, from which the browser computes any weight by itself.
 Of layers that are too large for that it holds block means and the strongest keys of every row.
 """
 
@@ -21,7 +21,7 @@ from regard.view.export.complete_layer import (
     Whole,
     embed,
     embed_means,
-    embed_row_numbers,
+    embed_row_normalizers,
     embed_value,
     fits_never,
     least_size,
@@ -69,9 +69,10 @@ def write_page(
     """The recording as a page: one HTML file that needs no network and no server.
 
     Query and key are stored in float32 while all layers take less than 512 KiB, without its last
-    byte up to 8 MiB, else in float16; the page then says how far weights may be off. Beside them
-    stand the logsumexp of every row and its highest weight, with and without sinks, of query and
-    key as they are stored, in float32: in float16 they would take three digits from every weight.
+    byte up to 8 MiB, else in float16; the page then says how far weights may be off. Each row also
+    has its largest score and the log of the sum of exp(score - largest), with and without sinks, in
+    float32. With them any weight is one score away. They are those of query and key as stored:
+    in float32 every weight is within 1e-6 of itself, and all views show the same one.
     Of more than 8,192 tokens the means of blocks of 64 x 64 tokens follow where there is room, so
     that the whole is exact at once too. Of several sequences in a batch the page shows the first.
 
@@ -252,7 +253,7 @@ def _whole(
     asked = questions_of_whole(layer, aside)
     small, *more = sweeps.over(place, whole.shown, asked)
     layer.overview = small_numbers(small)
-    block = whole.block | (embed_row_numbers(more[0]) if more else {})
+    block = whole.block | (embed_row_normalizers(more[0]) if more else {})
     for each in more[1:]:
         means = embed_means(layer, each)
         if _size(block) + _size(means) > room:

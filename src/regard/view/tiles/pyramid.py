@@ -2,7 +2,7 @@
 
 Level z has one cell for each block of 2^z x 2^z tokens. From the level called *base* upwards a tile
 is added up from sums that one pass over the head leaves behind; below it, it is computed from query
-and key as soon as the logsumexp of its rows is known. Until then it is answered from a sample.
+and key as soon as the normalizers of its rows are known. Until then it is answered from a sample.
 """
 
 import threading
@@ -22,6 +22,7 @@ from regard.view.tiles.strips import (
     PART,
     HeadScores,
     Neighbours,
+    Normalizers,
     Pause,
     Picked,
     Strip,
@@ -171,16 +172,15 @@ class Pyramid:
         self._scores = _scores_in(head, slice(0, head.shape[0]))
         self._scores_done = 0
         self._rows_done = 0
-        source = head.source
         self._known = torch.zeros(head.shape[0], dtype=torch.bool)
-        self._logsumexp = torch.zeros(head.shape[0], dtype=head.dtype, device=source.device)
-        self._highest = torch.zeros_like(self._logsumexp)
+        zeros = torch.zeros(2, head.shape[0], dtype=head.dtype, device=head.source.device)
+        self._normalizers = Normalizers(*zeros)
         self._cells: Tensor | None = None  # (2, rows, columns): as they are, and by row
 
     @property
     def nbytes(self) -> int:
         """The memory that it takes, or will take once the pass is through."""
-        return self.head.nbytes + 8 * self._cell_count() + 2 * self._logsumexp.nbytes
+        return self.head.nbytes + 8 * self._cell_count() + 2 * self._normalizers.maximum.nbytes
 
     @property
     def done(self) -> float:
@@ -281,7 +281,7 @@ class Pyramid:
 
         def work(rows: tuple[int, slice], scratch: Scratch) -> tuple[int, Tensor]:
             strip = Neighbours(self.head, rows[1])
-            known = self._logsumexp[strip.rows]
+            known = self._normalizers.at(strip.rows)
             return rows[0], window(strip, everything, 1 << self.base, known, scratch, pause).sum(0)
 
         def take(answer: tuple[int, Tensor]) -> None:
@@ -302,7 +302,7 @@ class Pyramid:
 
         def work(part: slice, scratch: Scratch) -> tuple[slice, Tensor]:
             strip = Neighbours(self.head, part)
-            known = self._logsumexp[part]
+            known = self._normalizers.at(part)
             each = [window(strip, key, length(key), known, scratch, pause) for _, key in keys]
             return part, torch.cat(each, -1)
 
@@ -328,7 +328,7 @@ class Pyramid:
         """Over how many rows a mean is; where keys are set aside, those that have others."""
         if not len(self.head.aside):
             return length(rows)
-        return max(1, int((self._logsumexp[rows] != -torch.inf).sum()))
+        return max(1, int((~self._normalizers.at(rows).is_empty).sum()))
 
     def _added_up(self, place: Place, rows: slice, columns: slice) -> Tensor:
         """From the sums at the base."""
@@ -371,7 +371,7 @@ class Pyramid:
         return bool(self._known[at].all())
 
     def _learn(self, rows: slice, pause: Pause) -> None:
-        """The logsumexp of each of these rows."""
+        """Compute the normalizers of those of these rows of which they are not known."""
         unknown = [part for part in _parts(rows, _FEW_ROWS) if not self._knows(part)]
         self._sweep([Neighbours(self.head, part) for part in unknown], pause)
 
@@ -380,7 +380,10 @@ class Pyramid:
         return sum(_scores_in(self.head, part) for part in unknown)
 
     def _sweep(self, strips: Sequence[Strip], pause: Pause, keep: bool = False) -> None:
-        """Complete rows: their logsumexp; with keep their cells, of strips from the next row on."""
+        """Compute the normalizers of complete rows.
+
+        With ``keep`` their cells are added too; the strips then begin at the next row of the pass.
+        """
         cell = 1 << self.base if keep else None
 
         def work(strip: Strip, scratch: Scratch) -> tuple[Strip, Sums]:
@@ -388,8 +391,8 @@ class Pyramid:
 
         def take(answer: tuple[Strip, Sums]) -> None:
             strip, found = answer
-            self._logsumexp[strip.at] = found.logsumexp
-            self._highest[strip.at] = found.highest
+            self._normalizers.maximum[strip.at] = found.normalizers.maximum
+            self._normalizers.log_normalizer[strip.at] = found.normalizers.log_normalizer
             self._known[strip.at] = True
             if keep:
                 self._keep(strip.height, found)
@@ -404,7 +407,8 @@ class Pyramid:
         rows = slice(self._rows_done, self._rows_done + height)
         down = slice(rows.start >> self.base, _cells_of(rows.stop, self.base))
         across = slice(found.first, found.first + found.cells.shape[-1])
-        for place, cells in enumerate((found.cells, found.cells / _or_one(found.highest))):
+        by_row = found.cells / _or_one(found.normalizers.highest)
+        for place, cells in enumerate((found.cells, by_row)):
             by_block = _added(cells, 1 << self.base, 0)
             self._cells[place, down, across].add_(by_block)
         self._scores_done += _scores_in(self.head, rows)
@@ -413,12 +417,13 @@ class Pyramid:
     def _window(
         self, strips: Sequence[Strip], columns: slice, cell: int, by_row: bool, pause: Pause
     ) -> Tensor:
-        """Sums over the keys of each cell, of rows whose logsumexp is known: (rows, cells)."""
+        """Sum over the keys of each cell, in rows whose normalizers are known: (rows, cells)."""
         found: list[Tensor] = []
 
         def work(strip: Strip, scratch: Scratch) -> Tensor:
-            cells = window(strip, columns, cell, self._logsumexp[strip.at], scratch, pause)
-            return cells.div_(_or_one(self._highest[strip.at])) if by_row else cells
+            known = self._normalizers.at(strip.at)
+            cells = window(strip, columns, cell, known, scratch, pause)
+            return cells.div_(_or_one(known.highest)) if by_row else cells
 
         _each(strips, work, found.append, self.head.source.device)
         with _one_thread():
@@ -483,7 +488,7 @@ def _cells_of(tokens: int, level: int) -> int:
 
 
 def _or_one(highest: Tensor) -> Tensor:
-    """What the weights of a row are divided by: 1 where all of them are 0."""
+    """Return the divisor of each row of weights, (rows, 1): 1 where all its weights are 0."""
     return torch.where(highest > 0, highest, 1)[:, None]
 
 

@@ -85,7 +85,9 @@ class QuerySteps:
         vector: of the query; None where only scores or weights are known.
         scale: that query·key is multiplied with.
         masked: whether a key is masked.
-        logsumexp: of the scores, the sink's included; None: not finite, or not known.
+        maximum: the largest score; None where it is not finite, or not known.
+        log_normalizer: log of the sum of exp(score - maximum), the sink's included; None where
+            the maximum is None. weight = exp((score - maximum) - log_normalizer).
         sink: the logit in the denominator that belongs to no key.
         keys: how many there are.
         allowed: to how many of them the query may attend.
@@ -106,7 +108,8 @@ class QuerySteps:
     vector: Vector | None
     scale: float
     masked: bool
-    logsumexp: float | None
+    maximum: float | None
+    log_normalizer: float | None
     sink: float | None
     keys: int
     allowed: int
@@ -136,8 +139,8 @@ def query_steps(
     """
     source, keys = head.source, slice(0, head.shape[1])
     scratch, row = Scratch(keys.stop), Neighbours(head, slice(query, query + 1))
-    logsumexp = sums(row, None, scratch, _never).logsumexp
-    weight = window(row, keys, 1, logsumexp, scratch, _never)[0]
+    normalizers = sums(row, None, scratch, _never).normalizers
+    weight = window(row, keys, 1, normalizers, scratch, _never)[0]
     score = row.scores(keys, scratch)[0].clone()
     allowed = score != -torch.inf
     chosen = _chosen(weight, part)
@@ -155,12 +158,14 @@ def query_steps(
     may = cast("list[bool]", allowed[chosen].tolist())
     values = [None] * len(places) if value is None else _vectors(value[chosen])
     by_key = zip(places, vectors, *steps, may, scores, weights, values, strict=True)
-    sink = row.sink()
+    sink, maximum = row.sink(), float(normalizers.maximum)
+    is_told = known and isfinite(maximum)
     return QuerySteps(
         vector=vector,
         scale=source.scale if isinstance(source, QueryKeyScores) else 1.0,
         masked=not bool(allowed.all()),
-        logsumexp=_finite(logsumexp if known else None, torch.tensor([0]))[0],
+        maximum=maximum if is_told else None,
+        log_normalizer=float(normalizers.log_normalizer) if is_told else None,
         sink=None if sink is None else float(sink),
         keys=keys.stop,
         allowed=int(allowed.sum()),

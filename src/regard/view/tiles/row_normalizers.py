@@ -1,4 +1,4 @@
-"""What turns the scores of a row into weights: with it any weight is one product and one exp."""
+"""The two numbers of each row that turn its scores into weights, for a page that is a file."""
 
 from dataclasses import dataclass
 from typing import final
@@ -10,30 +10,32 @@ from regard.reductions.block import Block
 from regard.reductions.reduction import Contribution, Reduction
 from regard.scores.box import int_tensor
 
-__all__ = ["RowNumbers"]
+__all__ = ["RowNormalizers"]
 
-_LEAST = 1e-30  # what is left of a row in float32 is exact down to 1e-38
+_LEAST = 1e-30  # a sum of weights in float32 is exact down to 1e-38
 
 
 @final
 @dataclass(frozen=True)
-class RowNumbers(Reduction):
-    """The logsumexp of each row and its highest weight, with all keys and without some of them.
+class RowNormalizers(Reduction):
+    """The maximum and the log-normalizer of each row, with all keys and without some of them.
 
-    The answer has shape (..., num_heads, q_len, 4): logsumexp and highest weight, then both of the
-    row renormalised without the keys set aside, the sinks. A row without keys has -inf and 0. It is
-    float32 (float64 of such inputs): in float16 a logsumexp of 20 is 0.008 off at the most, and so
-    each of its weights by 0.8 % of itself, three digits less than float32 gives.
+    weight = exp((score - maximum) - log_normalizer), where the maximum is the largest score of the
+    row, and the log-normalizer the log of the sum of exp(score - maximum). Where scores are large,
+    their sum, the logsumexp, would round the log-normalizer away.
+
+    The answer has shape (..., num_heads, q_len, 4): both numbers, then both of the row without the
+    keys set aside. A row without keys has -inf and 0. It is float32, or float64 of such inputs.
 
     Args:
         aside: positions of the keys that are set aside.
 
     Example:
         >>> import torch, regard
-        >>> from regard.view.tiles.row_normalizers import RowNumbers
-        >>> A = regard.AttentionMatrix.from_weights(torch.tensor([[0.5, 0.25, 0.25]]))
-        >>> A.reduce(RowNumbers((0,)))  # half of the row is left, and of that half
-        tensor([[ 0.0000,  0.5000, -0.6931,  0.5000]])
+        >>> from regard.view.tiles.row_normalizers import RowNormalizers
+        >>> A = regard.AttentionMatrix.from_scores(torch.tensor([[3.0, 2.0, 2.0]]))
+        >>> A.reduce(RowNormalizers((0,)))  # two equal keys are left
+        tensor([[3.0000, 0.5514, 2.0000, 0.6931]])
     """
 
     aside: tuple[int, ...]
@@ -44,28 +46,28 @@ class RowNumbers(Reduction):
         return (torch.zeros(*shape[:-1], 4, dtype=dtype, device=device),)
 
     def update(self, block: Block) -> tuple[Contribution, ...]:
-        logsumexp = block.logsumexp
-        highest = (-block.log_normalizer).exp().masked_fill(logsumexp == -torch.inf, 0)
+        maximum, log_normalizer = block.maximum.squeeze(-1), block.log_normalizer
         first, stop = block.box.columns.start, block.box.columns.stop
         inside = [key - first for key in self.aside if first <= key < stop]
         kept = _without(block.weights, inside, 0.0)
         mass, largest = kept.sum(-1), kept.amax(-1)
-        rest = logsumexp + mass.log()
-        highest_of_rest = (largest / mass).masked_fill(mass == 0, 0)
-        far = (mass < _LEAST) & (logsumexp > -torch.inf)
+        maximum_of_rest = maximum + (largest.log() + log_normalizer)
+        log_of_rest = (mass / largest).log()
+        far = (mass < _LEAST) & (maximum > -torch.inf)
         if bool(far.any()):
             scores = _without(block.scores[far], inside, -torch.inf)
-            rest[far] = scores.logsumexp(-1)
-            highest_of_rest[far] = (scores.amax(-1) - rest[far]).exp().nan_to_num(0.0)
-        numbers = torch.stack((logsumexp, highest, rest, highest_of_rest), -1)
-        return (Contribution(block.box.at_rows, numbers),)
+            maximum_of_rest[far] = scores.amax(-1)
+            log_of_rest[far] = (scores - scores.amax(-1, keepdim=True)).logsumexp(-1)
+        log_of_rest = log_of_rest.masked_fill(maximum_of_rest == -torch.inf, 0)
+        numbers = (maximum, log_normalizer, maximum_of_rest, log_of_rest)
+        return (Contribution(block.box.at_rows, torch.stack(numbers, -1)),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         return buffers[0]
 
 
 def _without(values: Tensor, places: list[int], nothing: float) -> Tensor:
-    """The values with `nothing` in some of their columns; those at the beginning are cut off."""
+    """Return the values with `nothing` in some of their columns; leading ones are cut off."""
     cut = 0
     while cut < min(len(places), values.shape[-1] - 1) and places[cut] == cut:
         cut += 1

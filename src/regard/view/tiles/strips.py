@@ -1,8 +1,8 @@
 """Some rows of one head, computed a part of their keys at a time, and summed up in cells.
 
-A part is small enough to stay in a core's cache. Each is taken relative to its own largest score;
-once all parts of a row are known they are brought to the row's logsumexp, so that one pass over
-the scores gives exact weights however long the row is.
+A part is small enough to stay in a core's cache. Its exponentials are relative to its own largest
+score. Once all parts of a row are known, they are scaled to the largest score of the row and
+normalised. So one pass over the scores gives exact weights, however long the row is.
 """
 
 from abc import ABC, abstractmethod
@@ -28,6 +28,7 @@ __all__ = [
     "PART",
     "HeadScores",
     "Neighbours",
+    "Normalizers",
     "Pause",
     "Picked",
     "Strip",
@@ -276,30 +277,72 @@ class Picked(Strip):
 
 
 @dataclass(frozen=True, eq=False)
+class Normalizers:
+    """The two numbers of each row that turn its scores into weights.
+
+    weight = exp((score - maximum) - log_normalizer). The two stay apart: in their sum, the
+    logsumexp, a large maximum would round the log_normalizer away.
+
+    Attributes:
+        maximum: the largest score of each row, (rows,); -inf where a row has no keys.
+        log_normalizer: log of the sum of exp(score - maximum) of each row, (rows,), the sink's
+            included; 0 where a row has no keys.
+
+    Example:
+        >>> import torch
+        >>> from regard.view.tiles.strips import Normalizers
+        >>> Normalizers(torch.tensor([1e9]), torch.tensor([2.0]).log()).highest
+        tensor([0.5000])
+    """
+
+    maximum: Tensor
+    log_normalizer: Tensor
+
+    @property
+    def highest(self) -> Tensor:
+        """The largest weight of each row, (rows,)."""
+        return (-self.log_normalizer).exp().masked_fill(self.is_empty, 0)
+
+    @property
+    def is_empty(self) -> Tensor:
+        """True where a row has no keys, (rows,)."""
+        return self.maximum == -torch.inf
+
+    def at(self, rows: slice | list[int]) -> "Normalizers":
+        """Return those of some of the rows."""
+        return Normalizers(self.maximum[rows], self.log_normalizer[rows])
+
+    def weights_(self, scores: Tensor) -> Tensor:
+        """Replace the scores of all rows, (rows, keys), by their weights."""
+        shifted = scores.sub_(_finite(self.maximum)[:, None])
+        # A matrix product of another shape may round a score to a little above the maximum.
+        # Of scores of 1e36 that little is 1e29, and its exponential infinite.
+        return shifted.clamp_(max=0).sub_(self.log_normalizer[:, None]).exp_()
+
+
+@dataclass(frozen=True, eq=False)
 class Sums:
     """What one pass over some rows found.
 
     Attributes:
-        logsumexp: of each row, (height,); -inf where it has no keys.
-        highest: the largest weight of each row, (height,).
+        normalizers: of each row.
         first: the first cell that is not 0 for certain.
         cells: the sum of the weights of each row in each cell from there on, (height, cells).
     """
 
-    logsumexp: Tensor
-    highest: Tensor
+    normalizers: Normalizers
     first: int
     cells: Tensor
 
 
 def sums(strip: Strip, cell: int | None, scratch: Scratch, pause: Pause) -> Sums:
-    """The weights of complete rows, summed up in cells of neighbouring keys.
+    """Return the weights of complete rows, summed up in cells of neighbouring keys.
 
     Args:
         strip: the rows.
-        cell: keys in a cell; cells count from key 0. None: as is quickest, for the logsumexp.
+        cell: keys in a cell; cells count from key 0. None: any size, for the normalizers alone.
         scratch: memory that is used again.
-        pause: called before each part; what it raises ends the pass.
+        pause: called before each part; an exception that it raises ends the pass.
 
     Example:
         >>> import torch, regard
@@ -324,43 +367,49 @@ def sums(strip: Strip, cell: int | None, scratch: Scratch, pause: Pause) -> Sums
         scores.sub_(_finite(maximum)[:, None]).mul_(1 / _LN2).exp2_()
         maxima.append(maximum)
         powers.append(_by_cell(scores, cell))
-    totals = torch.stack([each.sum(-1) for each in powers], -1).log()
     each_maximum = torch.stack(maxima, -1)  # (height, parts)
-    logsumexp = torch.logsumexp(_finite(each_maximum) + totals, -1)
-    sink, empty = strip.sink(), logsumexp == -torch.inf
+    maximum = each_maximum.amax(-1)
+    known, is_empty = _finite(maximum), maximum == -torch.inf
+    factors = (each_maximum - known[:, None]).exp()  # (height, parts)
+    totals = torch.stack([part.sum(-1) for part in powers], -1)
+    log_normalizer = (totals * factors).sum(-1).log()
+    sink = strip.sink()
     if sink is not None:
-        logsumexp = torch.logaddexp(logsumexp, sink).masked_fill(empty, -torch.inf)
-    known = _finite(logsumexp)
-    factors = (_finite(each_maximum) - known[:, None]).exp().masked_fill(empty[:, None], 0)
+        log_normalizer = torch.logaddexp(log_normalizer, sink - known)
+    normalizers = Normalizers(maximum, log_normalizer.masked_fill(is_empty, 0))
+    factors.mul_((-normalizers.log_normalizer).exp()[:, None])
     for part, factor in zip(powers, factors.unbind(-1), strict=True):
         part.mul_(factor[:, None])
-    highest = (each_maximum.amax(-1) - known).exp()
-    return Sums(logsumexp, highest, start // cell, torch.cat(powers, -1))
+    return Sums(normalizers, start // cell, torch.cat(powers, -1))
 
 
 def window(
-    strip: Strip, columns: slice, cell: int, logsumexp: Tensor, scratch: Scratch, pause: Pause
+    strip: Strip,
+    columns: slice,
+    cell: int,
+    normalizers: Normalizers,
+    scratch: Scratch,
+    pause: Pause,
 ) -> Tensor:
-    """The weights at some keys from each row's logsumexp, summed up in cells: (height, cells).
+    """Return the weights at some keys, summed up in cells: (height, cells).
 
     Args:
         strip: the rows.
         columns: which keys; cells count from the first of them.
         cell: keys in a cell.
-        logsumexp: of each row, (height,).
+        normalizers: of each row, from ``sums``.
         scratch: memory that is used again.
-        pause: called before each part; what it raises ends the work.
+        pause: called before each part; an exception that it raises ends the work.
     """
     step = -(-max(1, PART // strip.height) // cell) * cell
-    known = _finite(logsumexp)[:, None]
     parts: list[Tensor] = []
     for at in range(columns.start, columns.stop, step):
         pause()
         part = slice(at, min(at + step, columns.stop))
         if length(overlap(part, strip.columns)):
-            parts.append(_by_cell(strip.scores(part, scratch).sub_(known).exp_(), cell))
+            parts.append(_by_cell(normalizers.weights_(strip.scores(part, scratch)), cell))
         else:
-            nothing = known.new_zeros(strip.height, length(part))
+            nothing = normalizers.maximum.new_zeros(strip.height, length(part))
             parts.append(_by_cell(nothing, cell))
     return torch.cat(parts, -1)
 
@@ -376,5 +425,5 @@ def _by_cell(values: Tensor, cell: int) -> Tensor:
 
 
 def _finite(values: Tensor) -> Tensor:
-    """0 for -inf: what is subtracted from scores of -inf must not be."""
+    """Return the values with 0 for -inf: a score of -inf less -inf would be NaN."""
     return values.masked_fill(values == -torch.inf, 0)

@@ -41,7 +41,7 @@ import { heldAnswer } from "./held_answers.js";
 import { blockSize, isStored, Pass } from "./pass.js";
 import { rowSteps } from "./row_steps.js";
 import { shares } from "./shares.js";
-import { allowed, isMaskKnown, readLayer, rowOf, rowWeights, weightsOf } from "./softmax.js";
+import { allowed, highestOf, isMaskKnown, readLayer, rowOf, rowWeights, weightsOf } from "./softmax.js";
 
 const SLICE = 8; // milliseconds of work between two looks at what else was asked
 const PASSES = 12; // that are kept, 16 MB each
@@ -205,7 +205,7 @@ async function tileValues(question, layer, part, exact, goesOn) {
     const stop = exact ? Math.min(end, start + size) : start + 1;
     for (let query = start; query < stop; query++) {
       weightsOf(layer, question, query, from, to, row);
-      const highest = question.byRow ? rowOf(layer, question, query).highest || 1 : 1;
+      const highest = question.byRow ? highestOf(rowOf(layer, question, query)) || 1 : 1;
       addRow(row, from, to, size, values, cell * width, highest * (stop - start));
       if (!(await goesOn())) return null;
     }

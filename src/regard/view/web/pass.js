@@ -9,7 +9,7 @@
  */
 
 import { addRow } from "./blocks.js";
-import { allowed, rowOf, weightsOf } from "./softmax.js";
+import { allowed, highestOf, rowOf, weightsOf } from "./softmax.js";
 
 const MOST = 2048; // blocks a side that are kept: at most 16 MB
 
@@ -68,7 +68,7 @@ export class Pass {
     const start = performance.now();
     const { layer, which, row, done } = this;
     weightsOf(layer, which, done, 0, row.length, row);
-    const divisor = this.byRow ? rowOf(layer, which, done).highest || 1 : 1;
+    const divisor = this.byRow ? highestOf(rowOf(layer, which, done)) || 1 : 1;
     const at = Math.floor(done / this.size) * this.columns;
     addRow(row, 0, row.length, this.size, this.sums, at, divisor);
     this.numbers += this.cost(done);

@@ -23,7 +23,9 @@
  * @property {ArrayLike<number> | null} vector of the query; null: only the weights are known
  * @property {number} scale
  * @property {boolean} masked is there a mask?
- * @property {number | null} logsumexp of the scores, the sink's included; null: -infinity, or not known
+ * @property {number | null} maximum the largest score; null: -infinity, or not known
+ * @property {number | null} log_normalizer log of the sum of exp(score - maximum), the sink's
+ *   included; null where the maximum is
  * @property {number | null} sink the logit in the denominator that belongs to no key
  * @property {number} keys how many there are
  * @property {number} allowed how many of them the query may attend to
@@ -43,7 +45,7 @@ import { allowed, isMaskKnown, rowWeights } from "./softmax.js";
 export function rowSteps(layer, which, query, part) {
   const { kv_len, scale, query_unit, key_unit } = layer.info;
   const weights = new Float64Array(kv_len);
-  const logsumexp = rowWeights(layer, which, query, weights);
+  const { maximum, log_normalizer } = rowWeights(layer, which, query, weights);
   const [start, stop] = allowed(layer, which.head, query);
   const known = isMaskKnown(layer.info);
   const may = (/** @type {number} */ key) =>
@@ -60,7 +62,7 @@ export function rowSteps(layer, which, query, part) {
     // Stored vectors are over a unit, which their scale makes up for.
     scale: scale / (query_unit * key_unit),
     masked: count < kv_len,
-    logsumexp: vector && Number.isFinite(logsumexp) ? logsumexp : null,
+    ...(vector && Number.isFinite(maximum) ? { maximum, log_normalizer } : { maximum: null, log_normalizer: null }),
     sink: null,
     keys: kv_len,
     allowed: count,

@@ -1,21 +1,23 @@
 /**
- * The definition: weight = exp(scale · query·key - logsumexp) where the query may attend to the key.
- * The logsumexp of every row is in the file, so any weight is one product; one that float32 does not
- * hold well enough, and that of weights without sinks, is summed here when first asked for. Sums run
- * in double precision; a row without an allowed key has weights 0.
+ * The definition: weight = exp((score - maximum) - log_normalizer) where the query may attend to the
+ * key; score = scale · query·key, maximum is the largest score of the row, and log_normalizer the log
+ * of the sum of exp(score - maximum). Their sum, the logsumexp, would round the log_normalizer away
+ * where scores are large. Both are in the file, so any weight is one product. Those of large scores,
+ * which float32 does not hold well enough, and those of weights without sinks are computed here when
+ * first asked for. Sums run in double precision. A row without an allowed key has weights 0.
  */
 
 import { blocksOf, readHeld } from "./held.js";
 import { unpack } from "./payload.js";
 
-const LARGE = 256; // of a smaller logsumexp float32 takes less than 2e-5 of each weight
+const LARGE = 256; // scores computed in float32 move each weight by less than 2e-5 up to here
 
 /**
  * @typedef {import("./payload.js").LayerInfo} LayerInfo
  *
  * @typedef {object} Row
- * @property {number} logsumexp -Infinity where no key is left
- * @property {number} highest the largest weight of the row
+ * @property {number} maximum the largest score; -Infinity where no key is left
+ * @property {number} log_normalizer log of the sum of exp(score - maximum)
  *
  * @typedef {object} Layer
  * @property {LayerInfo} info
@@ -26,9 +28,9 @@ const LARGE = 256; // of a smaller logsumexp float32 takes less than 2e-5 of eac
  * @property {import("./held.js").Held | null} held where neither is in this file
  * @property {Int32Array | null} spans (span_heads, q_len, 2): first allowed key, and the one past the last
  * @property {Uint8Array} sinks (kv_len): 1 where a key is set aside by `hide sinks`
- * @property {Float32Array | null} rows (4, num_heads, q_len): logsumexp and highest weight, then both
- *   of the row renormalised without sinks; null beside weights
- * @property {Map<number, Row>} summed rows that the file does not tell, or not well enough
+ * @property {Float32Array | null} rows (4, num_heads, q_len): maximum and log_normalizer, then both
+ *   of the row without sinks; null beside weights
+ * @property {Map<number, Row>} summed rows of which the file does not hold them, or not well enough
  * @property {Float32Array | null} sums of blocks of a long layer (num_heads, rows, columns)
  *
  * @typedef {object} Which
@@ -103,9 +105,9 @@ export function rowOf(layer, which, query) {
   const { head, hidden } = which;
   if (layer.rows) {
     const [first, at, step] = [hidden ? 2 : 0, head * q_len + query, num_heads * q_len];
-    const logsumexp = layer.rows[first * step + at];
-    const isRough = Number.isFinite(logsumexp) && Math.abs(logsumexp) >= LARGE;
-    if (!isRough) return { logsumexp, highest: layer.rows[(first + 1) * step + at] };
+    const maximum = layer.rows[first * step + at];
+    const isRough = Math.abs(maximum) >= LARGE && maximum !== -Infinity;
+    if (!isRough) return { maximum, log_normalizer: layer.rows[(first + 1) * step + at] };
   }
   const place = (hidden ? num_heads * q_len : 0) + head * q_len + query;
   const row = layer.summed.get(place) ?? summed(layer, which, query);
@@ -120,12 +122,17 @@ function summed(layer, which, query) {
   scores(layer, which, query, start, stop, row);
   let maximum = -Infinity;
   for (let key = start; key < stop; key++) maximum = Math.max(maximum, row[key]);
-  if (maximum === -Infinity) return { logsumexp: maximum, highest: 0 };
-  // Weights that are stored may be less than 1 together.
-  if (layer.weights && !which.hidden) return { logsumexp: 0, highest: Math.exp(maximum) };
+  if (maximum === -Infinity) return { maximum, log_normalizer: 0 };
+  // Stored weights are kept as they are: they may be less than 1 together.
+  if (layer.weights && !which.hidden) return { maximum, log_normalizer: -maximum };
   let sum = 0;
   for (let key = start; key < stop; key++) sum += Math.exp(row[key] - maximum);
-  return { logsumexp: maximum + Math.log(sum), highest: 1 / sum };
+  return { maximum, log_normalizer: Math.log(sum) };
+}
+
+/** @param {Row} row @returns {number} its largest weight */
+export function highestOf({ maximum, log_normalizer }) {
+  return maximum === -Infinity ? 0 : Math.exp(-log_normalizer);
 }
 
 /**
@@ -157,31 +164,32 @@ export function isMaskKnown(info) {
  */
 export function weightsOf(layer, which, query, from, to, out) {
   out.fill(0, from, to);
-  const { logsumexp } = rowOf(layer, which, query);
-  if (logsumexp === -Infinity) return;
+  const { maximum, log_normalizer } = rowOf(layer, which, query);
+  if (maximum === -Infinity) return;
   const [start, stop] = allowed(layer, which.head, query);
   const [first, end] = [Math.max(from, start), Math.min(to, stop)];
   scores(layer, which, query, first, end, out);
-  for (let key = first; key < end; key++) out[key] = Math.exp(out[key] - logsumexp);
+  for (let key = first; key < end; key++) out[key] = Math.exp(out[key] - maximum - log_normalizer);
 }
 
 /**
- * All weights of one query: they sum to 1, which makes good what float32 took from the logsumexp.
+ * All weights of one query. They sum to 1: what float32 took from the log_normalizer is restored.
  * @param {Layer} layer @param {Which} which @param {number} query
  * @param {Float64Array} out (kv_len), overwritten
- * @returns {number} the logsumexp
+ * @returns {Row}
  */
 export function rowWeights(layer, which, query, out) {
   weightsOf(layer, which, query, 0, out.length, out);
-  // Weights that are stored may be less than 1 together.
+  // Stored weights are kept as they are: they may be less than 1 together.
   const total = layer.weights && !which.hidden ? 1 : out.reduce((sum, weight) => sum + weight, 0);
   if (total > 0 && total !== 1) for (let key = 0; key < out.length; key++) out[key] /= total;
-  return rowOf(layer, which, query).logsumexp + Math.log(total);
+  const { maximum, log_normalizer } = rowOf(layer, which, query);
+  return { maximum, log_normalizer: total > 0 ? log_normalizer + Math.log(total) : log_normalizer };
 }
 
 /**
  * The numbers before the softmax, -Infinity for a key set aside. For embedded weights they are
- * the logarithms: of a whole row their logsumexp is 0.
+ * the logarithms.
  * @param {Layer} layer
  * @param {Which} which
  * @param {number} query

@@ -16,7 +16,7 @@ import { digits, grouped, share } from "./numbers.js";
 const MOST_TERMS = 6;
 const LISTED = 4; // numbers of a vector that are told
 const WEIGHTED = "weight × value";
-const READABLE = 16; // a larger logsumexp makes sums of exp(score) that nobody reads
+const READABLE = 16; // exp of a larger score is no number that anybody reads
 
 /**
  * A number as it stands in the table: whole ones without a point, a true minus.
@@ -54,16 +54,18 @@ export function dotSum(query, key, dot) {
 }
 
 /**
- * What is taken from every score, so that its exponential stays readable.
+ * The number to subtract from every score, so that its exponential stays readable.
  * @param {Steps} steps @returns {number}
  */
-export function shiftOf({ logsumexp }) {
-  return logsumexp === null || Math.abs(logsumexp) < READABLE ? 0 : Math.round(logsumexp);
+export function shiftOf({ maximum }) {
+  return maximum === null || Math.abs(maximum) < READABLE ? 0 : Math.round(maximum);
 }
 
 /** @param {Steps} steps @returns {number} the sum of exp(score - shift) */
 export function sumOfExponentials(steps) {
-  return steps.logsumexp === null ? 0 : Math.exp(steps.logsumexp - shiftOf(steps));
+  const { maximum, log_normalizer } = steps;
+  if (maximum === null || log_normalizer === null) return 0;
+  return Math.exp(maximum - shiftOf(steps) + log_normalizer);
 }
 
 /** @param {number} shift @returns {string} */
@@ -162,7 +164,7 @@ function maskColumn({ masked }) {
 /** @param {Steps} steps @returns {Column[]} */
 function softmaxColumns(steps) {
   const [shift, total] = [shiftOf(steps), sumOfExponentials(steps)];
-  const known = steps.logsumexp !== null;
+  const known = steps.maximum !== null;
   const exp = (/** @type {Step} */ { score }) => (score === null ? 0 : Math.exp(score - shift));
   /** @type {Column} */ const exponential = {
     name: `exp(score${shifted(shift)})`,

@@ -1,0 +1,216 @@
+"""Large scores that are close together: every view shows the softmax of one and the same matrix.
+
+In float32 the logsumexp of such a row is its largest score alone. What is computed from it gives
+each of three equal keys a weight of 1, not of 1/3.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from starlette.testclient import TestClient
+from torch import Tensor
+
+import models
+import regard
+from pages import Open, answers_of, first_layer, go, sentence
+from regard.view.export.page_file import write_page
+from regard.view.server.http_server import application
+
+EXACT = {"rtol": 1e-6, "atol": 1e-9}
+
+
+def even(bias: float) -> regard.AttentionMatrix:
+    x = torch.zeros(1, 3, 1)
+    return regard.attend(x, x, bias=torch.full((3, 3), bias))
+
+
+def left_padded(lowest: float | None) -> regard.AttentionMatrix:
+    """A head of a Llama whose first 3 tokens are padding, in eager mode: masks are added numbers.
+
+    The first 3 queries may attend to no key, so that what is added is all that their scores tell.
+    """
+    real = torch.ones(2, 7, dtype=torch.int64)
+    real[0, :3] = 0
+    mask = real
+    if lowest is not None:
+        hidden = ~torch.ones(7, 7, dtype=torch.bool).tril() | (real == 0)[:, None, None]
+        mask = torch.zeros(2, 1, 7, 7).masked_fill(hidden, lowest)
+    model = models.llama("eager").eval()
+    with torch.no_grad(), regard.observe(model) as seen:
+        model(input_ids=models.ids(), attention_mask=mask)
+    return seen[0][0, 1:2]
+
+
+def integers(largest: int) -> regard.AttentionMatrix:
+    """Scores from 0 to 4 times the largest, those of one row at most 36 apart."""
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randint(0, 5, (1, 11, 1), generator=generator).float()
+    key = largest - torch.randint(0, 10, (1, 13, 1), generator=generator).float()
+    return regard.attend(query, key, scale=1.0)
+
+
+def huge() -> regard.AttentionMatrix:
+    """Scores of 2^100, about 1.3e30, and of -2^100 and 0."""
+    key = torch.tensor([1.0, 1.0, -1.0, 0.0, 1.0])[None, :, None] * 2.0**50
+    query = torch.tensor([1.0, -1.0, 0.0])[None, :, None] * 2.0**50
+    return regard.attend(query, key, scale=1.0)
+
+
+MATRICES: dict[str, Callable[[], regard.AttentionMatrix]] = {
+    "3 x 3 at -1e9": lambda: even(-1e9),
+    "left-padded, -1e9": lambda: left_padded(-1e9),
+    "left-padded, lowest number": lambda: left_padded(None),
+    "integers to 200": lambda: integers(50),
+    "integers to 40,000": lambda: integers(10_000),
+    "1e30": huge,
+}
+each_matrix = pytest.mark.parametrize("name", MATRICES)
+
+
+def softmax(scores: Tensor) -> Tensor:
+    """The definition in float64, of the scores as the matrix has them; no row is empty."""
+    return scores.double().softmax(-1)
+
+
+def scores_of(matrix: regard.AttentionMatrix) -> Tensor:
+    return matrix.scores[..., :, :][0]
+
+
+# The server
+
+
+@contextmanager
+def served(matrix: regard.AttentionMatrix) -> Iterator[Callable[..., Any]]:
+    app = application(regard.Recording({"layer": matrix}), "secret")
+    with TestClient(app, base_url="http://127.0.0.1:8000") as client:
+        client.get("/", params={"token": "secret"})
+
+        def get(question: str, **asked: object) -> Any:
+            parameters = {"layer": 0, "head": 0, **asked}
+            response = client.get(f"/api/{question}", params=parameters)  # pyright: ignore[reportArgumentType]
+            assert response.status_code == 200, response.text
+            return response
+
+        yield get
+
+
+def floats(content: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.float32).double()
+
+
+@each_matrix
+@pytest.mark.parametrize("hidden", [0, 1], ids=["with sinks", "without"])
+def test_rows_columns_and_tiles_of_the_server_are_one_matrix(name: str, hidden: int) -> None:
+    matrix = MATRICES[name]()
+    scores = scores_of(matrix)
+    if hidden:
+        scores = scores.index_fill(-1, torch.tensor([0]), -torch.inf)
+    exact = softmax(scores).nan_to_num(0.0)
+    q_len, kv_len = exact.shape
+    with served(matrix) as get:
+        asked = {"hidden": hidden}
+        rows = [get("row", query=query, **asked).content for query in range(q_len)]
+        columns = [get("column", key=key, **asked).content for key in range(kv_len)]
+        tile = get("tile", level=0, row=0, column=0, by_row=0, **asked).content
+        by_row = get("tile", level=0, row=0, column=0, by_row=1, **asked).content
+    row = torch.stack([floats(content[: 4 * kv_len]) for content in rows])
+    torch.testing.assert_close(row, exact, **EXACT)
+    torch.testing.assert_close(torch.stack([floats(one) for one in columns], -1), exact, **EXACT)
+    torch.testing.assert_close(floats(tile).view(q_len, kv_len), exact, **EXACT)
+    highest = exact.amax(-1, keepdim=True)
+    over_highest = (exact / highest).nan_to_num(0.0)
+    torch.testing.assert_close(floats(by_row).view(q_len, kv_len), over_highest, **EXACT)
+
+
+@each_matrix
+def test_steps_of_the_server_add_up_to_1(name: str) -> None:
+    matrix = MATRICES[name]()
+    exact = softmax(scores_of(matrix))
+    q_len, kv_len = exact.shape
+    with served(matrix) as get:
+        part = {"by": "position", "start": 0, "count": kv_len}
+        for query in range(q_len):
+            assert_steps(get("steps", query=query, **part).json(), exact[query])
+
+
+def assert_steps(steps: dict[str, Any], exact: Tensor) -> None:
+    """The weights are exact, and follow from the other numbers that are shown."""
+    weights = torch.tensor([step["weight"] for step in steps["rows"]], dtype=torch.float64)
+    torch.testing.assert_close(weights, exact, **EXACT)
+    assert steps["total"] == pytest.approx(1, abs=1e-6)
+    if steps["maximum"] is not None:
+        told = [-torch.inf if step["score"] is None else step["score"] for step in steps["rows"]]
+        shifted = torch.tensor(told, dtype=torch.float64) - steps["maximum"]
+        torch.testing.assert_close((shifted - steps["log_normalizer"]).exp(), exact, **EXACT)
+
+
+# The library
+
+
+@each_matrix
+def test_steps_of_the_library_add_up_to_1(name: str) -> None:
+    matrix = MATRICES[name]()
+    exact = softmax(scores_of(matrix))
+    for query, row in enumerate(exact):
+        weights = regard.steps(matrix, query, most=len(row)).table["weight"]
+        found = torch.tensor([float(weight) for weight in weights], dtype=torch.float64)
+        torch.testing.assert_close(found[:-1], row, **EXACT)
+        assert found[-1] == pytest.approx(1, abs=1e-6)
+
+
+# The page that is a file
+
+
+@each_matrix
+@pytest.mark.parametrize("hidden", [False, True], ids=["with sinks", "without"])
+def test_rows_columns_and_tiles_of_the_file_are_one_matrix(
+    name: str, hidden: bool, tmp_path: Path
+) -> None:
+    matrix = MATRICES[name]()
+    scores = scores_of(matrix)
+    if hidden:
+        scores = scores.index_fill(-1, torch.tensor([0]), -torch.inf)
+    exact = softmax(scores).nan_to_num(0.0)
+    q_len, kv_len = exact.shape
+    page = write_page(regard.Recording({"layer": matrix}), tmp_path / "page.html")
+    place = {"level": 0, "row": 0, "column": 0}
+    part = {"by": "position", "start": 0, "count": kv_len}
+    # Columns and tiles first: a row that is asked for must not be what makes them right.
+    questions = [{"kind": "column", "at": key} for key in range(kv_len)]
+    questions += [{"kind": "tile", "place": place, "byRow": by_row} for by_row in (False, True)]
+    questions += [{"kind": "row", "at": query} for query in range(q_len)]
+    questions += [{"kind": "steps", "at": query, "keys": part} for query in range(q_len)]
+    found = answers_of(page, [question | {"hidden": hidden} for question in questions])
+    values = [torch.tensor(answer["values"]).double() for answer in found[:-q_len]]
+    columns, tiles, rows = values[:kv_len], values[kv_len : kv_len + 2], values[kv_len + 2 :]
+    torch.testing.assert_close(torch.stack(columns, -1), exact, **EXACT)
+    torch.testing.assert_close(tiles[0].view(q_len, kv_len), exact, **EXACT)
+    over_highest = (exact / exact.amax(-1, keepdim=True)).nan_to_num(0.0)
+    torch.testing.assert_close(tiles[1].view(q_len, kv_len), over_highest, rtol=1e-5, atol=1e-9)
+    torch.testing.assert_close(torch.stack(rows), exact, **EXACT)
+    if not hidden:
+        for answer, row in zip(found[-q_len:], exact, strict=True):
+            assert_steps(answer["steps"], row)
+
+
+def test_some_of_these_pages_hold_query_and_key_and_some_weights(tmp_path: Path) -> None:
+    kinds = {
+        name: first_layer(
+            write_page(regard.Recording({"layer": matrix()}), tmp_path / "page.html")
+        )[0]["kind"]
+        for name, matrix in MATRICES.items()
+    }
+    assert set(kinds.values()) == {"query-key", "weights"}
+    assert kinds["integers to 200"] == kinds["1e30"] == "query-key"
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("name", ["3 x 3 at -1e9", "1e30"])
+def test_the_page_says_what_one_of_several_equal_keys_gets(name: str, show: Open) -> None:
+    page = show(regard.Recording({"layer": MATRICES[name]()}))
+    go(page, 0, 0, 0, 1)
+    assert "gives 33.3 % of its attention to" in sentence(page)
