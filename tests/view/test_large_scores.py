@@ -209,6 +209,7 @@ def test_some_of_these_pages_hold_query_and_key_and_some_weights(tmp_path: Path)
 
 
 @pytest.mark.browser
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["3 x 3 at -1e9", "1e30"])
 def test_the_page_says_what_one_of_several_equal_keys_gets(name: str, show: Open) -> None:
     page = show(regard.Recording({"layer": MATRICES[name]()}))
