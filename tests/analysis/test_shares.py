@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import regard
-from regard.analysis.segment_shares import (
+from regard.analysis.span_shares import (
     _WithoutSinks,  # the question itself, to choose who answers it
 )
 

@@ -112,7 +112,6 @@ def test_what_needs_every_weight_is_refused(kind: str, tmp_path: Path) -> None:
 # The page
 
 
-
 @pytest.mark.browser
 @pytest.mark.full
 def test_a_strong_key_has_its_rank_among_those_held_and_what_the_others_share(

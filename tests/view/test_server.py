@@ -14,8 +14,8 @@ from torch import Tensor
 import regard
 from regard.view.server import access_guard as guard
 from regard.view.server import http_server as server
-from regard.view.server import request_parsing as asked
 from regard.view.server import request_queue as desk
+from regard.view.tiles import request_parsing as asked
 from regard.view.tiles.manifest import first_sequence, small_map
 from regard.view.tiles.page_answers import Answers, Which
 from regard.view.tiles.pyramid import Place

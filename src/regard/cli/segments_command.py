@@ -12,12 +12,12 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from regard import spans
-from regard.analysis.segment_shares import Shares, segment_shares
+from regard.analysis.span_shares import Shares, segment_shares
 from regard.cli.options import AsJson
 from regard.cli.progress import progress
 from regard.cli.recording_argument import answered, opened
 from regard.recording.recording import Recording
+from regard.text import spans
 from regard.text.tokens import Token
 from regard.view.terminal.share_grid import share_lines
 

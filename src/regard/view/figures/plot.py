@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.analysis.head_classes import Trial, classify
 from regard.analysis.head_kinds import KINDS, Head
-from regard.analysis.segment_shares import Shares
+from regard.analysis.span_shares import Shares
 from regard.errors import kind_text, shape_text
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.layers import Layer

@@ -114,7 +114,9 @@ def _drawn(seen: Recording) -> dict[str, Any]:
             return text | {"text/html": framed(page.read_text(encoding="ascii"), title)}
     if find_spec("anywidget") is None:
         return text | {"text/html": f"<p>{_WITHOUT_ANYWIDGET}</p><pre>{escape(repr(seen))}</pre>"}
-    return import_module("regard.view.notebook.widget").view(seen, title) | text
+    from regard.view.notebook import widget  # needs anywidget, which is optional
+
+    return widget.view(seen, title) | text
 
 
 def _is_small(seen: Recording) -> bool:

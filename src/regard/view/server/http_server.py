@@ -32,12 +32,12 @@ from regard.recording.recording import Recording
 from regard.text.escaping import visible
 from regard.view.export.page_template import filled_template, json_block
 from regard.view.server.access_guard import Guard
-from regard.view.server.request_parsing import Asked
 from regard.view.server.request_queue import Answer, Busy, Desk
 from regard.view.tiles.manifest import live_layers, manifest
 from regard.view.tiles.packing import memory
 from regard.view.tiles.page_answers import Answers, Gone
 from regard.view.tiles.page_questions import QUESTIONS, WRONG, Question, Told
+from regard.view.tiles.request_parsing import Asked
 
 __all__ = ["application", "serve"]
 

@@ -5,7 +5,7 @@ from typing import cast
 
 from rich.cells import cell_len
 
-from regard.analysis.segment_shares import Shares
+from regard.analysis.span_shares import Shares
 from regard.errors import count_text
 from regard.text.escaping import visible
 from regard.view.terminal.terminal_lines import fitted

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.analysis.head_classes import survey_of
 from regard.analysis.head_kinds import Head
-from regard.analysis.segment_shares import checked_parts, segment_shares
+from regard.analysis.span_shares import checked_parts, segment_shares
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.recording import Recording
 from regard.reductions.sums import Pool

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.view.server.request_parsing import Asked
 from regard.view.tiles.manifest import told
 from regard.view.tiles.page_answers import Answers, Which
 from regard.view.tiles.pyramid import Place
 from regard.view.tiles.query_steps import KeysAsked
+from regard.view.tiles.request_parsing import Asked
 
 __all__ = ["QUESTIONS", "WRONG", "Question", "Told", "Wanted"]
 

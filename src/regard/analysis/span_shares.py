@@ -385,7 +385,7 @@ def checked_parts(
         ValueError: there is none, or one is empty, reaches beyond the text or overlaps another.
 
     Example:
-        >>> from regard.analysis.segment_shares import checked_parts
+        >>> from regard.analysis.span_shares import checked_parts
         >>> checked_parts("parts", {"all": [0, 5]}, "kv_len", 5)
         {'all': (0, 5)}
     """

@@ -25,7 +25,7 @@ class Asked:
         ValueError: another name.
 
     Example:
-        >>> from regard.view.server.request_parsing import Asked
+        >>> from regard.view.tiles.request_parsing import Asked
         >>> asked = Asked({"layer": "3", "hidden": "1"}, ("layer", "head", "hidden"))
         >>> asked.whole("layer"), asked.flag("hidden")
         (3, True)
