@@ -148,8 +148,8 @@ def steps(
     Example:
         >>> import torch, regard
         >>> A = regard.AttentionMatrix.from_scores(torch.tensor([[1.0, 2.0]]))
-        >>> regard.steps(A).table["weight"]
-        (0.2689414322376251, 0.7310585975646973, 1.0)
+        >>> torch.tensor(regard.steps(A).table["weight"])  # the last is the sum of the others
+        tensor([0.2689, 0.7311, 1.0000])
     """
     check_attention_matrix("A", A)
     source, mask = _one_head("steps()", A.source, A.mask)
