@@ -35,9 +35,17 @@ for profile in ("default", "ci"):
         suppress_health_check=[HealthCheck.too_slow],
     )
 settings.load_profile("ci" if "CI" in os.environ else "default")
+# What `make test` draws of each law; everything else draws 100.
+settings.register_profile("quick", settings(), max_examples=30)
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # the workers share the cores already
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw fewer examples in `make test`, as it leaves out the tests marked full."""
+    if config.getoption("markexpr") == "not full":
+        settings.load_profile("quick")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -271,8 +271,8 @@ def allowed_error(
         unit: what an error of a score is multiplied with in the answer: its size when left out.
         roundings: how many roundings of the answer; SUM_ROUNDINGS for sums.
     """
-    size = _largest(exact)
-    twice = 2 * _largest(finite(plain).double() - finite(exact))
+    size = largest(exact)
+    twice = 2 * largest(finite(plain).double() - finite(exact))
     accumulated = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
     of_scores = 2 * accumulated * (1 + scores) * (size if unit is None else unit)
     return twice + roundings * torch.finfo(dtype).eps * size + of_scores
@@ -288,9 +288,9 @@ def assert_close(actual: Tensor, exact: Tensor, within: float) -> None:
     same = _special(actual) == _special(exact)
     assert bool(same.all()), f"infinite or NaN where it should not be, or finite: {actual}, {exact}"
     error = (finite(actual).double() - finite(exact).double()).abs()
-    largest = _largest(error)
-    assert largest <= within, (
-        f"error {largest:.3g} is more than {within:.3g}, at flat position {int(error.argmax())}: "
+    worst = largest(error)
+    assert worst <= within, (
+        f"error {worst:.3g} is more than {within:.3g}, at flat position {int(error.argmax())}: "
         f"{actual.flatten()[error.argmax()].item()!r} instead of "
         f"{exact.flatten()[error.argmax()].item()!r}"
     )
@@ -306,7 +306,8 @@ def _special(tensor: Tensor) -> Tensor:
     return tensor.isposinf() + 2 * tensor.isneginf() + 3 * tensor.isnan()
 
 
-def _largest(tensor: Tensor) -> float:
+def largest(tensor: Tensor) -> float:
+    """The size of the largest finite number; 0 without any."""
     return float(finite(tensor.detach()).abs().max()) if tensor.numel() else 0.0
 
 

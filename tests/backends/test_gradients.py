@@ -1,6 +1,5 @@
 """Gradients: every question under every mask and kind of scores, and what reductions read."""
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -10,7 +9,7 @@ from torch import Tensor
 
 import oracle
 import regard
-from cases import MASKS, QUESTIONS, Case, Inputs
+from cases import MASKS, QUESTIONS, Case, Inputs, full_but, in_turn
 from regard.backends import sweep as blocks
 from regard.reductions.reduction import RowStatistic
 
@@ -28,7 +27,6 @@ KINDS = {
 }  # fmt: skip
 # The key of a largest weight jumps where two change places; the weights of three rarely do.
 ASKED = [name for name in QUESTIONS if not name.startswith(("top-1", "max"))]
-masks = pytest.mark.parametrize("mask", MASKS)
 
 
 @pytest.fixture
@@ -89,12 +87,9 @@ def numbers(answer: Tensor | regard.Top) -> Tensor:
 
 
 @pytest.mark.usefixtures("small_blocks")
-@masks
-@pytest.mark.parametrize(
-    ("kind", "backend"), [*((kind, "blocks") for kind in KINDS), ("all", "dense")]
-)
+@in_turn(mask=list(MASKS), kind=list(KINDS), backend=["blocks", "dense"])
 def test_every_question_has_the_derivative_of_finite_differences(
-    kind: str, backend: str, mask: str
+    mask: str, kind: str, backend: str
 ) -> None:
     case = replace(KINDS[kind], mask=mask)
     inputs = case.inputs
@@ -116,7 +111,10 @@ def far(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(
     ("kind", "mask"),
-    [*zip(itertools.cycle(KINDS), MASKS, strict=False), *(("all", mask) for mask in MASKS)],
+    [
+        *zip(KINDS, MASKS, strict=False),
+        *(pytest.param("all", mask, marks=pytest.mark.full) for mask in MASKS),
+    ],
 )
 def test_every_divergence_has_the_derivative_of_finite_differences(kind: str, mask: str) -> None:
     case = replace(KINDS[kind], mask=mask)
@@ -134,7 +132,10 @@ def test_every_divergence_has_the_derivative_of_finite_differences(kind: str, ma
 
 
 @pytest.mark.usefixtures("small_blocks")
-@masks
+@pytest.mark.parametrize(
+    "mask",
+    full_but(dict(zip(MASKS, MASKS, strict=True)), "none", "causal-and-padding", "mask-mod"),
+)
 def test_products_have_the_derivative_of_finite_differences(mask: str) -> None:
     case = Case("square", "rollout", (2, 2, 4, 2), (2, 1, 4, 2), mask=mask, dtype=torch.float64)
 
@@ -149,9 +150,8 @@ def test_products_have_the_derivative_of_finite_differences(mask: str) -> None:
 
 
 @pytest.mark.usefixtures("small_blocks")
-@masks
-@pytest.mark.parametrize("kind", ["scores", "weights"])
-def test_given_numbers_have_the_derivative_of_finite_differences(kind: str, mask: str) -> None:
+@in_turn(mask=list(MASKS), kind=["scores", "weights"])
+def test_given_numbers_have_the_derivative_of_finite_differences(mask: str, kind: str) -> None:
     case = Case("given", "scores or weights", (2, 2, 3, 2), (2, 2, 4, 2), dtype=torch.float64)
     shape = case.inputs.shape
     scores = torch.randn(shape, generator=torch.Generator().manual_seed(1)).double()
@@ -181,6 +181,11 @@ class OfBlock(RowStatistic):
         return (regard.Contribution(block.box.at_rows, self.of(block)),)
 
 
+def largest(block: regard.Block) -> Tensor:
+    """The largest score of each row, a number also in rows without keys."""
+    return block.maximum.clamp(min=-9).squeeze(-1)
+
+
 def known(block: regard.Block) -> Tensor:
     """The scores with 0 for masked keys."""
     return torch.where(block.allowed, block.scores, 0.0)
@@ -191,20 +196,23 @@ READ: dict[str, Callable[[regard.Block], Tensor]] = {
     "weights": lambda b: b.weights.square().sum(-1),
     "weights-and-scores": lambda b: (b.weights * known(b)).sum(-1),
     "logsumexp": lambda b: b.logsumexp,
-    "above-and-maximum": lambda b: b.above + b.maximum.squeeze(-1),
-    "expected-and-maximum": lambda b: b.expected + b.maximum.clamp(min=-9).squeeze(-1) * b.mass,
-    "below-and-above": lambda b: (b.weights * (b.below - b.above[..., None])).sum(-1),
-    "mass": lambda b: b.mass.square(),
+    "normalizer-and-maximum": lambda b: b.log_normalizer + b.maximum.squeeze(-1),
+    "mean-and-maximum": lambda b: b.mean_shifted + largest(b) * b.row_sum,
+    "shifted-and-normalizer": lambda b: (b.weights * (b.shifted - b.log_normalizer[..., None])).sum(
+        -1
+    ),
+    "row-sum": lambda b: b.row_sum.square(),
     "everything": lambda b: (
-        (b.weights * b.below).sum(-1) - b.expected + b.weights[..., 0] * b.logsumexp.exp() - b.mass
+        (b.weights * b.shifted).sum(-1)
+        - b.mean_shifted
+        + b.weights[..., 0] * b.logsumexp.exp()
+        - b.row_sum
     ),
 }
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("mask", ["none", "causal", "keep-pairs"])
-@pytest.mark.parametrize("kind", ["plain", "sinks", "all"])
-@pytest.mark.parametrize("read", READ.values(), ids=READ)
+@in_turn(read=READ, kind=["plain", "sinks", "all"], mask=["none", "causal", "keep-pairs"])
 def test_what_a_reduction_reads_of_a_block_has_its_derivative(
     read: Callable[[regard.Block], Tensor], kind: str, mask: str
 ) -> None:

@@ -11,6 +11,7 @@ pytest.importorskip("triton", reason="the kernels need triton: pip install 'rega
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered")
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 def test_every_kernel_is_right_in_bfloat16(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:

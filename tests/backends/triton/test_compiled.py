@@ -136,7 +136,7 @@ def compiled(name: str, architecture: int) -> tuple[Report, ...]:
         only_compiled(architecture) as reports,
     ):
         capability = divmod(architecture, 10)
-        patch.setattr("regard.backends.triton.triton_backend.lacking", lambda _: None)
+        patch.setattr("regard.backends.triton.triton_backend.unavailable_reason", lambda _: None)
         patch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
         query, key = (
             torch.empty(2, num_heads, LENGTH, case.head_dim, dtype=case.dtype, device="meta")

@@ -95,6 +95,7 @@ def parts(answer: Tensor | regard.Top) -> tuple[Tensor, ...]:
     return (answer,) if isinstance(answer, Tensor) else tuple(answer)
 
 
+@pytest.mark.full
 @asked
 @pytest.mark.parametrize("matrix", MATRICES.values(), ids=MATRICES)
 def test_a_score_of_any_size_gives_what_float64_gives(

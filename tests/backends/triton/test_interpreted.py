@@ -227,6 +227,12 @@ def assert_equal(kernel: Kernel, x: Operands) -> None:
 
 
 @kernels
+def test_a_kernel_of_grouped_heads_equals_its_twin(kernel: Kernel, device: torch.device) -> None:
+    assert_equal(kernel, given(matrix(device, "causal-and-padding", "grouped", steps="softcap")))
+
+
+@pytest.mark.full
+@kernels
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("mask", MASKS)
 def test_a_kernel_equals_its_twin(
@@ -235,6 +241,7 @@ def test_a_kernel_equals_its_twin(
     assert_equal(kernel, given(matrix(device, mask, heads)))
 
 
+@pytest.mark.full
 @kernels
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_a_kernel_takes_half_precision(
@@ -243,6 +250,7 @@ def test_a_kernel_takes_half_precision(
     assert_equal(kernel, given(matrix(device, "causal", "grouped", dtype, 24)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("of_operand", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_an_operand_is_of_any_dtype(
@@ -260,6 +268,7 @@ def test_an_operand_is_of_any_dtype(
     )
 
 
+@pytest.mark.full
 @kernels
 @pytest.mark.parametrize("steps", STEPS)
 def test_a_kernel_takes_every_step_of_a_score(
@@ -268,6 +277,7 @@ def test_a_kernel_takes_every_step_of_a_score(
     assert_equal(kernel, given(matrix(device, "causal", steps=steps)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kernel", GRIDS.values(), ids=GRIDS)
 def test_the_mass_of_spans_of_every_size(kernel: Kernel, device: torch.device) -> None:
     assert_equal(kernel, given(matrix(device, "causal")))
@@ -291,6 +301,7 @@ def test_a_span_fills_more_than_a_quarter_of_its_slots(block: int) -> None:
 SPANS_OF_FORTY = regard.Segments([(0, 40), (1, 40), (20, 40)], [(0, 7), (0, 40)])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("asked", [regard.Pool(2, 2), SPANS_OF_FORTY], ids=["pool", "segments"])
 def test_a_query_of_nan_is_felt_in_its_own_spans_alone(
     asked: regard.Reduction, device: torch.device
@@ -303,6 +314,7 @@ def test_a_query_of_nan_is_felt_in_its_own_spans_alone(
     torch.testing.assert_close(found, exact, equal_nan=True)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "asked",
     [regard.Sum(-2), regard.Segments([(0, 17)], [(0, 10), (10, 20)]), regard.Pool(1, 2)],
@@ -328,12 +340,14 @@ def test_an_infinite_key_is_not_felt_by_places_without_a_query(device: torch.dev
     torch.testing.assert_close(found, exact)
 
 
+@pytest.mark.full
 @kernels
 @pytest.mark.parametrize("head_dim", [1, 16, 17, 64])
 def test_a_kernel_takes_every_head_dim(kernel: Kernel, head_dim: int, device: torch.device) -> None:
     assert_equal(kernel, given(matrix(device, head_dim=head_dim)))
 
 
+@pytest.mark.full
 @kernels
 def test_two_runs_give_the_same_bits(kernel: Kernel, device: torch.device) -> None:
     x = given(matrix(device, "window", "grouped"))
@@ -341,6 +355,7 @@ def test_two_runs_give_the_same_bits(kernel: Kernel, device: torch.device) -> No
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.full
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("heads", HEADS)

@@ -29,7 +29,7 @@ def asked_for(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
     # Of another device than those that other tests compile for: what is there is not asked for.
     monkeypatch.setattr(compiling._Compiler, "get_current_device", lambda _: 0)
     monkeypatch.setattr(triton.knobs.runtime, "jit_cache_hook", ask)
-    monkeypatch.setattr("regard.backends.triton.triton_backend.lacking", lambda _: None)
+    monkeypatch.setattr("regard.backends.triton.triton_backend.unavailable_reason", lambda _: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     with compiling.only_compiled(90):
         yield keys
