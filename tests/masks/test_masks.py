@@ -1,5 +1,6 @@
 """Masks: what they allow, what they say of rows, how they combine and print."""
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -16,7 +17,6 @@ CPU = torch.device("cpu")
 SHAPES = [(5, 5), (1, 7), (7, 1), (3, 8), (8, 3), (2, 1, 4, 6), (3, 2, 6, 4)]
 KINDS = [name for name in MASKS if name != "none"]
 kinds = pytest.mark.parametrize("kind", KINDS)
-shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
 
 def bound(kind: str, shape: tuple[int, ...]) -> tuple[regard.Mask, Tensor]:
@@ -33,45 +33,28 @@ def whole(shape: tuple[int, ...]) -> Box:
 
 
 @kinds
-@shapes
-def test_a_mask_allows_what_the_oracle_allows(kind: str, shape: tuple[int, ...]) -> None:
-    mask, right = bound(kind, shape)
-    block = mask.block(whole(shape), torch.Size(shape), CPU)
-    assert torch.equal(block.expand(shape), right)
+def test_a_mask_allows_what_the_oracle_allows(kind: str, subtests: pytest.Subtests) -> None:
+    for shape in SHAPES:
+        with subtests.test(str(shape)):
+            mask, right = bound(kind, shape)
+            block = mask.block(whole(shape), torch.Size(shape), CPU)
+            assert torch.equal(block.expand(shape), right)
 
 
 @kinds
-@shapes
-@pytest.mark.parametrize(("first", "last"), [(0, 1), (1, 3), (2, 3)])
-def test_no_allowed_key_lies_outside_the_columns_a_mask_names(
-    kind: str, shape: tuple[int, ...], first: int, last: int
-) -> None:
-    mask, right = bound(kind, shape)
-    rows = slice(min(first, shape[-2] - 1), min(last, shape[-2]))
-    columns = mask.key_bounds(whole(shape).leading, rows, torch.Size(shape)).any
-    outside = right[..., rows, :].clone()
-    outside[..., columns] = False
-    assert not bool(outside.any())
-
-
-@kinds
-@shapes
-@pytest.mark.parametrize(("first", "last"), [(0, 1), (1, 3), (2, 3)])
-def test_every_row_may_attend_to_the_columns_that_a_mask_says_are_free(
-    kind: str, shape: tuple[int, ...], first: int, last: int
-) -> None:
-    mask, right = bound(kind, shape)
-    rows = slice(min(first, shape[-2] - 1), min(last, shape[-2]))
-    columns = mask.key_bounds(whole(shape).leading, rows, torch.Size(shape)).all
-    assert bool(right[..., rows, columns].all())
-
-
-@kinds
-@shapes
-def test_the_columns_a_mask_names_lie_in_the_matrix(kind: str, shape: tuple[int, ...]) -> None:
-    mask, _ = bound(kind, shape)
-    for columns in mask.key_bounds(whole(shape).leading, slice(0, 1), torch.Size(shape)):
-        assert 0 <= columns.start <= columns.stop <= shape[-1]
+def test_what_a_mask_says_of_some_rows_is_true(kind: str, subtests: pytest.Subtests) -> None:
+    for shape in SHAPES:
+        mask, right = bound(kind, shape)
+        with subtests.test(str(shape)):
+            for first, last in itertools.combinations(range(shape[-2] + 1), 2):
+                rows = slice(first, last)
+                some, every = mask.key_bounds(whole(shape).leading, rows, torch.Size(shape))
+                assert 0 <= some.start <= some.stop <= shape[-1], rows
+                assert 0 <= every.start <= every.stop <= shape[-1], rows
+                assert bool(right[..., rows, every].all()), rows
+                outside = right[..., rows, :].clone()
+                outside[..., some] = False
+                assert not bool(outside.any()), rows
 
 
 @pytest.mark.parametrize(
@@ -191,15 +174,16 @@ def test_a_bool_tensor_is_a_keep_mask() -> None:
     assert kept.mask is mask
 
 
-@pytest.mark.parametrize("first", KINDS)
-@pytest.mark.parametrize("second", ["causal", "window-both", "padding", "bool-keys"])
-def test_both_masks_must_allow(first: str, second: str) -> None:
+@kinds
+def test_both_masks_must_allow(kind: str, subtests: pytest.Subtests) -> None:
     shape = (2, 2, 6, 6)
-    one, allowed_by_one = bound(first, shape)
-    two, allowed_by_two = bound(second, shape)
-    matrix = regard.AttentionMatrix.from_scores(torch.zeros(shape), mask=one & two)
-    right = oracle.softmax(torch.zeros(shape), allowed_by_one & allowed_by_two)
-    torch.testing.assert_close(matrix.to_dense(), right.weights)  # one division: default
+    one, allowed_by_one = bound(kind, shape)
+    for other in ("causal", "window-both", "padding", "bool-keys"):
+        with subtests.test(other):
+            two, allowed_by_two = bound(other, shape)
+            matrix = regard.AttentionMatrix.from_scores(torch.zeros(shape), mask=one & two)
+            right = oracle.softmax(torch.zeros(shape), allowed_by_one & allowed_by_two)
+            torch.testing.assert_close(matrix.to_dense(), right.weights)  # one division: default
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -70,7 +70,6 @@ def test_a_block_of_a_mask_is_that_part_of_it(
     assert torch.equal(mask.block(box, right.shape, CPU).expand(part.shape), part)
 
 
-@settings(max_examples=300)
 @given(drawn=bound_masks(), data=st.data())
 def test_what_a_mask_says_of_rows_is_true(
     drawn: tuple[regard.Mask, Tensor], data: st.DataObject

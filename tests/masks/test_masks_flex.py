@@ -17,7 +17,7 @@ from torch.nn.attention.flex_attention import (
 
 import oracle
 import regard
-from cases import MASKS
+from cases import MASKS, in_turn
 from regard.backends import sweep as blocks
 from regard.masks import as_mask
 
@@ -172,8 +172,7 @@ def test_rows_of_no_blocks_attend_to_nothing() -> None:
 # For FlexAttention
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", [3, 4, 128])
+@in_turn(kind=KINDS, size=[3, 4, 128])
 def test_a_block_mask_of_a_mask_is_what_flex_attention_makes_of_the_dense_one(
     kind: str, size: int
 ) -> None:
@@ -275,6 +274,7 @@ def test_flex_attention_with_the_block_mask_is_the_product_with_the_matrix(
     )
 
 
+@pytest.mark.full
 def test_a_block_mask_of_a_long_mask_is_made_in_little_memory() -> None:
     """2^17 tokens: the dense mask would be 16 GiB."""
     mask = regard.SlidingWindow(100, 0).to_block_mask(2**17, 2**17, block_size=1024)

@@ -223,7 +223,7 @@ def joined(draw: st.DrawFn) -> tuple[Tensor, torch.Size]:
     return mask, shape
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(joined())
 def test_masks_of_models_are_found_exactly(given_mask: tuple[Tensor, torch.Size]) -> None:
     mask, shape = given_mask
