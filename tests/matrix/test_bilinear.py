@@ -7,7 +7,7 @@ from torch import Tensor
 
 import oracle
 import regard
-from cases import MASKED, SCORES, SHAPES, Case, Inputs, parametrised
+from cases import MASKED, SCORES, SHAPES, Case, Inputs, by_name, in_turn, parametrised
 from regard.backends import sweep as blocks
 
 
@@ -32,24 +32,24 @@ def weight_shapes(shape: torch.Size) -> dict[str, tuple[int, ...]]:
     }
 
 
-@pytest.mark.parametrize("kind", ["full", "keys", "queries", "heads", "one-number"])
 @parametrised([*SHAPES, *MASKED, *SCORES])
-def test_bilinear_equals_its_definition(case: Case, kind: str) -> None:
-    weight = normal(*weight_shapes(case.inputs.shape)[kind])
+def test_bilinear_equals_its_definition(case: Case, subtests: pytest.Subtests) -> None:
     doubled = Inputs(*map(oracle.double, case.inputs)).of_scores
-    exact = dense_bilinear(case.dense(*doubled), weight.double())
-    plain = dense_bilinear(case.dense(*case.inputs.of_scores), weight)
-    found = regard.weighted_sum(case.matrix(*case.inputs.of_scores), weight)
-    unit = float(weight.abs().max())
-    within = oracle.allowed_error(
-        exact,
-        plain,
-        dtype=torch.float32,
-        scores=case.largest_score,
-        unit=unit,
-        roundings=oracle.SUM_ROUNDINGS,
-    )
-    oracle.assert_close(found, exact, within)
+    matrix = case.matrix(*case.inputs.of_scores)
+    in_double, plain = case.dense(*doubled), case.dense(*case.inputs.of_scores)
+    for kind, shape in weight_shapes(case.inputs.shape).items():
+        with subtests.test(kind):
+            weight = normal(*shape)
+            exact = dense_bilinear(in_double, weight.double())
+            within = oracle.allowed_error(
+                exact,
+                dense_bilinear(plain, weight),
+                dtype=torch.float32,
+                scores=case.largest_score,
+                unit=float(weight.abs().max()),
+                roundings=oracle.SUM_ROUNDINGS,
+            )
+            oracle.assert_close(regard.weighted_sum(matrix, weight), exact, within)
 
 
 def slope(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
@@ -66,8 +66,7 @@ def dense_slope(shape: torch.Size) -> Tensor:
     )
 
 
-@pytest.mark.parametrize("rows", [1, 5], ids=["one-row", "five-rows"])
-@parametrised(SHAPES)
+@in_turn(case=by_name(SHAPES), rows={"one-row": 1, "five-rows": 5})
 def test_bilinear_with_a_callable_equals_its_definition(
     case: Case, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

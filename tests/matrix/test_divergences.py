@@ -14,7 +14,7 @@ from torch import Tensor
 
 import oracle
 import regard
-from cases import MASKS
+from cases import MASKS, full_but, in_turn
 from regard.backends import sweep as blocks
 
 SHAPE = torch.Size((2, 6, 7, 11))
@@ -173,62 +173,66 @@ def double_pair(pair: Pair) -> Pair:
     return replace(pair, a=wide[0], b=wide[1])
 
 
-def assert_exact(pair: Pair, name: str) -> None:
-    of_regard, definition = DIVERGENCES[name]
+def assert_exact(pair: Pair, subtests: pytest.Subtests) -> None:
     inputs = [tensor for side in pair.inputs for tensor in side]
     dtype = torch.promote_types(
         torch.promote_types(pair.a.dtype, pair.b.dtype),
         torch.float32,  # statistics have at least that
     )
-    exact = pair.of(definition, dense=True)(*map(oracle.double, inputs))
-    plain = pair.of(definition, dense=True)(*(tensor.to(dtype) for tensor in inputs))
-    found = pair.of(of_regard, dense=False)(*inputs)
-    assert found.dtype == dtype
-    # An error of a score is one of its logarithm, and a relative one of its weight.
-    unit = 1 + float(oracle.finite(exact).abs().max())
-    within = oracle.allowed_error(exact, plain, dtype=dtype, scores=pair.largest_score, unit=unit)
-    oracle.assert_close(found, exact, within)
+    for name, (of_regard, definition) in DIVERGENCES.items():
+        with subtests.test(name):
+            exact = pair.of(definition, dense=True)(*map(oracle.double, inputs))
+            plain = pair.of(definition, dense=True)(*(tensor.to(dtype) for tensor in inputs))
+            found = pair.of(of_regard, dense=False)(*inputs)
+            assert found.dtype == dtype
+            # An error of a score is one of its logarithm, and a relative one of its weight.
+            unit = 1 + oracle.largest(exact)
+            within = oracle.allowed_error(
+                exact, plain, dtype=dtype, scores=pair.largest_score, unit=unit
+            )
+            oracle.assert_close(found, exact, within)
 
 
-@divergences
 @pairs
-def test_a_divergence_equals_its_definition(pair: Pair, name: str) -> None:
-    assert_exact(pair, name)
+def test_a_divergence_equals_its_definition(pair: Pair, subtests: pytest.Subtests) -> None:
+    assert_exact(pair, subtests)
 
 
-@divergences
-@pytest.mark.parametrize(
-    "size",
-    [
-        pytest.param((1, 1, 1), id="one-row"),
-        pytest.param((1, 3, 3), id="uneven-rows"),
-        pytest.param((4 * 7 * 11, 1, 7), id="four-heads"),
-        pytest.param((3 * 7 * 11, 1, 7), id="three-heads"),
-    ],
-)
-@pairs
+SIZES = {
+    "one-row": (1, 1, 1),
+    "uneven-rows": (1, 3, 3),
+    "four-heads": (4 * 7 * 11, 1, 7),
+    "three-heads": (3 * 7 * 11, 1, 7),
+}
+
+
+@in_turn(pair={pair.name: pair for pair in PAIRS}, size=SIZES)
 def test_a_divergence_from_small_blocks_equals_its_definition(
-    pair: Pair, name: str, size: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+    pair: Pair,
+    size: tuple[int, int, int],
+    subtests: pytest.Subtests,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for constant, value in zip(("BLOCK_SIZE", "MIN_ROWS", "MAX_ROWS"), size, strict=True):
         monkeypatch.setattr(blocks, constant, value)
-    assert_exact(pair, name)
+    assert_exact(pair, subtests)
 
 
-@divergences
 @pairs
 def test_the_gradients_to_both_matrices_equal_those_of_the_definition(
-    pair: Pair, name: str, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blocks, "BLOCK_SIZE", 4 * 7 * 11)
     pair = double_pair(pair)
-    of_regard, definition = DIVERGENCES[name]
     inputs = [tensor for side in pair.inputs for tensor in side]
-    found = oracle.gradients(pair.of(of_regard, dense=False), inputs)
-    right = oracle.gradients(pair.of(definition, dense=True), inputs)
-    for actual, exact in zip(found, right, strict=True):
-        size = 1 + float(exact.abs().max())
-        oracle.assert_close(actual, exact, 1e-13 * (1 + pair.largest_score) * size)  # roundings
+    for name, (of_regard, definition) in DIVERGENCES.items():
+        with subtests.test(name):
+            found = oracle.gradients(pair.of(of_regard, dense=False), inputs)
+            right = oracle.gradients(pair.of(definition, dense=True), inputs)
+            for actual, exact in zip(found, right, strict=True):
+                size = 1 + float(exact.abs().max())
+                roundings = 1e-13 * (1 + pair.largest_score) * size
+                oracle.assert_close(actual, exact, roundings)
 
 
 SMALL = torch.Size((2, 2, 3))
@@ -240,8 +244,7 @@ CHECKED = [
 ]
 
 
-@divergences
-@pytest.mark.parametrize("pair", [pytest.param(pair, id=pair.name) for pair in CHECKED])
+@in_turn(pair={pair.name: pair for pair in CHECKED}, name=list(DIVERGENCES))
 def test_a_gradient_equals_finite_differences(pair: Pair, name: str) -> None:
     sides = [replace(s, shape=SMALL, dtype=torch.float64) for s in (pair.a, pair.b)]
     pair = replace(pair, a=sides[0], b=sides[1])
@@ -411,7 +414,7 @@ def test_cross_entropy_is_kl_and_entropy(
 # Memory.
 
 
-@divergences
+@pytest.mark.parametrize("name", full_but({name: name for name in DIVERGENCES}, "kl"))
 def test_neither_matrix_is_ever_made(name: str) -> None:
     query, key, _ = inputs(gradients=True)
 
@@ -422,6 +425,7 @@ def test_neither_matrix_is_ever_made(name: str) -> None:
     assert largest(work) < MOST
 
 
+@pytest.mark.full
 def test_kl_of_8192_tokens_takes_a_small_part_of_the_matrix() -> None:
     query = torch.randn(1, 8192, 2, requires_grad=True)
     a, b = regard.attend(query, query, mask=regard.Causal()), regard.attend(query, query)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import oracle
 import regard
-from cases import MASKS
+from cases import MASKS, in_turn
 from regard.backends import sweep as blocks
 
 TIGHT = 1e-6  # a few roundings of float32 numbers below 1, through three layers
@@ -83,8 +83,7 @@ def test_an_answer_equals_that_of_the_dense_rollout(ask: Callable) -> None:
     oracle.assert_close(ask(R), ask(EXACT), 10 * TIGHT)
 
 
-@pytest.mark.parametrize("rows", [1, 3], ids=["one-row", "uneven-rows"])
-@pytest.mark.parametrize("ask", QUESTIONS.values(), ids=QUESTIONS)
+@in_turn(ask=QUESTIONS, rows={"one-row": 1, "uneven-rows": 3})
 def test_an_answer_from_small_blocks_equals_that_of_the_dense_rollout(
     ask: Callable, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,8 +136,9 @@ def test_bfloat16_is_rounded_once_and_not_in_every_layer() -> None:
     oracle.assert_close(found, exact(layers), torch.finfo(torch.bfloat16).eps * 0.5 + 8 * TIGHT)
 
 
-@pytest.mark.parametrize("ask", ["product", "transposed-product", "row", "column"])
-@pytest.mark.parametrize("mask", ["none", "causal", "keep-pairs"])
+@in_turn(
+    ask=["product", "transposed-product", "row", "column"], mask=["none", "causal", "keep-pairs"]
+)
 def test_gradients_reach_every_layer_and_the_operand(ask: str, mask: str) -> None:
     made = torch.Generator().manual_seed(0)
     shapes = [(2, 3, 2), (1, 3, 2), (3, 2)]  # two heads, one key head; the operand
@@ -159,6 +159,7 @@ def test_gradients_reach_every_layer_and_the_operand(ask: str, mask: str) -> Non
     assert torch.autograd.gradcheck(answer, [leaf.requires_grad_() for leaf in leaves])
 
 
+@pytest.mark.full
 def test_a_rollout_of_long_texts_never_makes_a_matrix() -> None:
     tokens = 4096
     query = torch.randn(2, tokens, 4, requires_grad=True)

@@ -1,7 +1,7 @@
 """Numbers at their limits, and every mask with every kind of scores, dtype and backend."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,7 +10,7 @@ from torch import Tensor
 
 import oracle
 import regard
-from cases import MASKS, QUESTIONS, Case, Inputs
+from cases import MASKS, QUESTIONS, Case, Inputs, in_turn
 from regard.backends import sweep as blocks
 
 SHAPE = {"query": (2, 4, 7, 4), "key": (2, 2, 11, 4), "value_dim": 3}
@@ -29,15 +29,10 @@ KINDS = {
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def pairs() -> Iterator[object]:
-    """Each mask with each kind; and each of both with each dtype and backend, in turn."""
-    for i, mask in enumerate(MASKS):
-        for j, (kind, case) in enumerate(KINDS.items()):
-            dtype = DTYPES[(i + j) % len(DTYPES)]
-            backend = "dense" if (i + j // 4) % 3 == 0 else "blocks"
-            name = str(dtype).removeprefix("torch.")
-            chosen = replace(case, name=kind, mask=mask, dtype=dtype)
-            yield pytest.param(chosen, backend, id=f"{mask}-{kind}-{name}-{backend}")
+def dtype_and_backend(kind: str, mask: str) -> tuple[torch.dtype, str]:
+    """A dtype and a backend for each pair, so that each mask and each kind meets all of them."""
+    i, j = list(MASKS).index(mask), list(KINDS).index(kind)
+    return DTYPES[(i + j) % len(DTYPES)], "dense" if (i + j // 4) % 3 == 0 else "blocks"
 
 
 @pytest.fixture
@@ -57,24 +52,27 @@ def statistic(dtype: torch.dtype) -> torch.dtype:
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize(("case", "backend"), list(pairs()))
-def test_every_answer_equals_the_oracle(case: Case, backend: str) -> None:
+@in_turn(mask=list(MASKS), kind=list(KINDS))
+def test_every_answer_equals_the_oracle(mask: str, kind: str, subtests: pytest.Subtests) -> None:
+    dtype, backend = dtype_and_backend(kind, mask)
+    case = replace(KINDS[kind], mask=mask, dtype=dtype)
     inputs = case.inputs
     doubled = Inputs(*map(oracle.double, inputs))
     dense = case.dense(*doubled.of_scores)
     asked = [question.ask(inputs) for question in QUESTIONS.values()]
     answers = case.matrix(*inputs.of_scores).reduce(*asked, backend=backend)
-    for question, answer in zip(QUESTIONS.values(), answers, strict=True):
-        exact = question.exact(dense, doubled)
-        dtype = case.dtype if question.kind == "product" else statistic(case.dtype)
-        as_plain = Inputs(*(None if x is None else x.to(dtype) for x in inputs))
-        plain = question.exact(case.dense(*as_plain.of_scores), as_plain)
-        within = question.allowed_error(
-            numbers(exact), numbers(plain), dtype=dtype, scores=case.largest_score
-        )
-        oracle.assert_close(numbers(answer), numbers(exact), within)
-        if isinstance(exact, oracle.Top):
-            assert torch.equal(answer.indices == -1, exact.indices == -1)
+    for (name, question), answer in zip(QUESTIONS.items(), answers, strict=True):
+        with subtests.test(name):
+            exact = question.exact(dense, doubled)
+            as_answered = dtype if question.kind == "product" else statistic(dtype)
+            as_plain = Inputs(*(None if x is None else x.to(as_answered) for x in inputs))
+            plain = question.exact(case.dense(*as_plain.of_scores), as_plain)
+            within = question.allowed_error(
+                numbers(exact), numbers(plain), dtype=as_answered, scores=case.largest_score
+            )
+            oracle.assert_close(numbers(answer), numbers(exact), within)
+            if isinstance(exact, oracle.Top):
+                assert torch.equal(answer.indices == -1, exact.indices == -1)
 
 
 # Large scores.
@@ -165,20 +163,22 @@ def test_inputs_whose_products_are_denormal_give_even_weights(size: float) -> No
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("name", QUESTIONS)
-def test_whole_blocks_may_be_masked_in_the_middle(name: str) -> None:
+def test_whole_blocks_may_be_masked_in_the_middle(subtests: pytest.Subtests) -> None:
     case = Case("holes", "blocks without keys", (2, 2, 23, 3), (2, 1, 19, 3))
     inputs, doubled = case.inputs, Inputs(*map(oracle.double, case.inputs))
     allowed = torch.ones(23, 19, dtype=torch.bool)
     allowed[6:15], allowed[:, 7:12] = False, False
     A = regard.attend(inputs.query, inputs.key, mask=allowed)
     dense = oracle.attend(doubled.query, doubled.key, allowed=allowed)
-    found, exact = A.reduce(QUESTIONS[name].ask(inputs)), QUESTIONS[name].exact(dense, doubled)
-    plain = QUESTIONS[name].exact(oracle.attend(inputs.query, inputs.key, allowed=allowed), inputs)
-    within = QUESTIONS[name].allowed_error(
-        numbers(exact), numbers(plain), dtype=torch.float32, scores=case.largest_score
-    )
-    oracle.assert_close(numbers(found), numbers(exact), within)
+    in_float32 = oracle.attend(inputs.query, inputs.key, allowed=allowed)
+    for name, question in QUESTIONS.items():
+        with subtests.test(name):
+            found, exact = A.reduce(question.ask(inputs)), question.exact(dense, doubled)
+            plain = question.exact(in_float32, inputs)
+            within = question.allowed_error(
+                numbers(exact), numbers(plain), dtype=torch.float32, scores=case.largest_score
+            )
+            oracle.assert_close(numbers(found), numbers(exact), within)
 
 
 EMPTY: dict[str, tuple[Callable[[regard.AttentionMatrix], Tensor], tuple[int, ...]]] = {
@@ -224,7 +224,9 @@ def answers(length: int) -> list[Tensor]:
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    "threads", [3, *(pytest.param(count, marks=pytest.mark.full) for count in (1, 2, 5))]
+)
 def test_any_number_of_threads_gives_the_same_bits_twice(threads: int) -> None:
     before = torch.get_num_threads()
     expected = answers(29)
