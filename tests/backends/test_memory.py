@@ -49,9 +49,10 @@ def one_after_another(
     items: Iterable[Any],
     worker: Callable[[], Callable[[Any], Any]],
     take: Callable[[Any], None],
-    device: torch.device,
+    *,
+    threaded: bool,
 ) -> None:
-    """``in_turns`` without threads: a dispatch mode sees only the thread it was entered on."""
+    """``map_in_order`` without threads: a dispatch mode sees only the thread it was entered on."""
     answer = worker()
     for item in items:
         take(answer(item))
@@ -59,7 +60,7 @@ def one_after_another(
 
 def largest(work: Callable[[], object]) -> int:
     with pytest.MonkeyPatch.context() as patch, LargestTensor() as mode:
-        patch.setattr(blocks, "in_turns", one_after_another)
+        patch.setattr(blocks, "map_in_order", one_after_another)
         work()
     return mode.elements
 
@@ -258,6 +259,8 @@ def test_the_check_itself_fails_on_what_makes_the_matrix(whole: Callable) -> Non
 
 class Wasteful(regard.Reduction):
     """A reduction that makes a matrix in each block, on whatever thread."""
+
+    thread_safe = True
 
     def start(
         self, shape: torch.Size, dtype: torch.dtype, device: torch.device

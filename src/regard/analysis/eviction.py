@@ -125,6 +125,8 @@ class _Observers(Reduction):
     of them alike; so does a weight of 0 that was given.
     """
 
+    thread_safe = True
+
     def start(
         self, shape: torch.Size, dtype: torch.dtype, device: torch.device
     ) -> tuple[Tensor, ...]:
@@ -168,6 +170,8 @@ class _FromLast(Reduction):
     Attributes:
         window: how many queries.
     """
+
+    thread_safe = True
 
     window: int
 

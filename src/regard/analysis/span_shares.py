@@ -311,6 +311,8 @@ class _WithoutSinks(Reduction):
         sinks: the positions of the keys to leave out, at least one.
     """
 
+    thread_safe = True
+
     query_parts: tuple[tuple[int, int], ...]
     key_parts: tuple[tuple[int, int], ...]
     sinks: tuple[int, ...]

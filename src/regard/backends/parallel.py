@@ -1,104 +1,113 @@
-"""Blocks on several threads at once, their answers added one at a time and in order.
+"""A map over several threads that hands out its answers in the order of the items.
 
-One thread for each block, with each operation on that thread alone, instead of all threads for each
-small operation: between the operations nobody waits for anybody, so a second program on the machine
-costs its share and not a multiple of it. In order, so that sums round the same way every time.
+Each thread works on an item of its own and keeps every operation to itself. PyTorch would share
+out each small operation among all threads instead, and each would wait for the slowest after each
+operation, which costs a multiple of the time as soon as another program runs.
 
-These threads take numbers below about 1e-38 for 0, which a thread of the user's would not: weights
-of that size, in sharp attention most of them, would cost twice the time of others.
+``torch.set_num_threads`` would limit a thread, but also every thread that starts later. The numbers
+of OpenMP and MKL belong to one thread, so those are set.
 """
 
-import threading
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, TypeVar
+import ctypes
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+from typing import TypeAlias, TypeVar
 
 import torch
 
-__all__ = ["in_turns"]
+__all__ = ["map_in_order", "one_thread"]
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+Setter: TypeAlias = Callable[[int], int]
 
 
-def in_turns(
+def map_in_order(
     items: Iterable[Item],
     worker: Callable[[], Callable[[Item], Answer]],
     take: Callable[[Answer], None],
-    device: torch.device,
+    *,
+    threaded: bool,
 ) -> None:
-    """Hand each item's answer to `take`, in the order of the items.
+    """Call `take` with the answer to each item, in the order of the items.
 
     Args:
         items: what to work on.
-        worker: called once on each thread; gives the function that answers one item.
-        take: called for one answer at a time. An answer may live in memory that the next item of
-            the same worker uses again.
-        device: where the tensors are; other devices than the CPU have their own queue.
+        worker: makes a function that answers one item; it is called once for each thread.
+        take: called on the calling thread. An answer may live in memory that its worker uses
+            again for a later item.
+        threaded: whether several threads may work at once. Pass False for tensors on another device
+            than the CPU, which has a queue of its own.
     """
     waiting = list(items)
-    if device.type != "cpu" or len(waiting) <= 1:
+    if not threaded or len(waiting) <= 1 or _number_setters()[0] is _ignore:
         answer = worker()
         for item in waiting:
             take(answer(item))
         return
-    turns = _Turns(waiting, worker, take)
     threads = min(torch.get_num_threads(), len(waiting))
-    with ThreadPoolExecutor(threads, "regard") as pool:
-        running = [pool.submit(turns.work) for _ in range(threads)]
-        try:
-            for each in running:
-                each.result()
-        finally:  # an interrupt too lets the threads end
-            turns.stop()
+    workers = [worker() for _ in range(threads)]
+    inference = torch.is_inference_mode_enabled()  # belongs to a thread
+
+    def work(place: int) -> Answer:
+        with torch.inference_mode(inference):
+            return workers[place % threads](waiting[place])
+
+    with one_thread(), ThreadPoolExecutor(threads, "regard", _start_thread) as pool:
+        running: deque[Future[Answer]] = deque()
+        for place in range(len(waiting)):
+            if len(running) == threads:  # the worker of this item has an answer to be taken
+                take(running.popleft().result())
+            running.append(pool.submit(work, place))
+        for future in running:
+            take(future.result())
 
 
-class _Turns(Generic[Item, Answer]):
-    def __init__(
-        self,
-        items: list[Item],
-        worker: Callable[[], Callable[[Item], Answer]],
-        take: Callable[[Answer], None],
-    ) -> None:
-        self._items = enumerate(items)
-        self._worker = worker
-        self._take = take
-        self._turn = threading.Condition()
-        self._done = 0
-        self._stopped = False
-        # These belong to a thread, not to the process.
-        self._inference = torch.is_inference_mode_enabled()
-        self._threads = torch.get_num_threads()
+@contextmanager
+def one_thread() -> Generator[None]:
+    """Keep the operations of the calling thread on that thread; other threads are not affected."""
+    restore = _limit_thread()
+    try:
+        yield
+    finally:
+        restore()
 
-    def stop(self) -> None:
-        with self._turn:
-            self._stopped = True
-            self._turn.notify_all()
 
-    def work(self) -> None:
-        torch.set_num_threads(1)
-        torch.set_flush_denormal(True)
-        try:
-            with torch.inference_mode(self._inference):
-                answer = self._worker()
-                while (next_item := self._next()) is not None:
-                    place, item = next_item
-                    self._hand_over(place, answer(item))
-        except BaseException:
-            self.stop()
-            raise
-        finally:
-            # For this thread it no longer matters; threads that start later take this number.
-            torch.set_num_threads(self._threads)
+def _start_thread() -> None:
+    _limit_thread()
+    # Weights below about 1e-38, most of them in sharp attention, would take twice the time.
+    torch.set_flush_denormal(True)
 
-    def _next(self) -> "tuple[int, Item] | None":
-        with self._turn:
-            return None if self._stopped else next(self._items, None)
 
-    def _hand_over(self, place: int, answer: Answer) -> None:
-        with self._turn:
-            self._turn.wait_for(lambda: self._stopped or self._done == place)
-            if not self._stopped:
-                self._take(answer)
-                self._done += 1
-                self._turn.notify_all()
+def _limit_thread() -> Callable[[], None]:
+    """Set the numbers of the calling thread to 1, and return a function that sets them back."""
+    set_openmp, set_mkl = _number_setters()
+    threads = torch.get_num_threads()  # first: PyTorch sets both numbers when a thread first asks
+    before = set_mkl(1)
+    set_openmp(1)
+
+    def restore() -> None:
+        set_openmp(threads)
+        set_mkl(before)
+
+    return restore
+
+
+@cache
+def _number_setters() -> tuple[Setter, Setter]:
+    """Return what sets the number of threads of the calling thread in OpenMP and in MKL.
+
+    On Linux and macOS a lookup in a library also searches the libraries that it needs, so this
+    finds the OpenMP that PyTorch runs on. What is not found is replaced by ``_ignore``.
+    """
+    library = ctypes.CDLL(torch._C.__file__)  # pyright: ignore[reportPrivateUsage]
+    names = ("omp_set_num_threads", "MKL_Set_Num_Threads_Local")
+    openmp, mkl = (getattr(library, name, _ignore) for name in names)
+    return openmp, mkl
+
+
+def _ignore(number: int) -> int:
+    return number

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.backends.autograd_limits import first_only, only_backward
 from regard.backends.backend import Backend
-from regard.backends.parallel import in_turns
+from regard.backends.parallel import map_in_order
 from regard.backends.plan import Plan, counted
 from regard.masks import Mask
 from regard.reductions.block import Block
@@ -55,7 +55,8 @@ class Sweep(Backend):
         rows = max((size[-2] for size in sizes), default=0)
         one = max((prod(size) for size in sizes), default=0)
         one *= accumulation_dtype(source.dtype).itemsize
-        held = answers + min(torch.get_num_threads(), len(boxes)) * BLOCKS_HELD * one
+        threads = min(torch.get_num_threads(), len(boxes)) if sweep.threaded else 1
+        held = answers + threads * BLOCKS_HELD * one
         blocks = "1 block" if len(boxes) == 1 else f"{len(boxes)} blocks"
         how = f"one sweep over {blocks} of at most {rows} rows"
         return Plan(how, *counted(boxes, source, reductions), held)
@@ -164,6 +165,12 @@ class _Sweep:
         unique = {id(tensor): tensor for tensor in (*self.source.tensors, *extra)}
         return tuple(unique.values())
 
+    @property
+    def threaded(self) -> bool:
+        """True if several blocks may be computed at once, each on a thread of its own."""
+        safe = all(reduction.thread_safe for reduction in self.reductions)
+        return safe and self.source.device.type == "cpu"
+
     @cached_property
     def boxes(self) -> list[Box]:
         ranges = [reduction.rows(self.source.shape[-2]) for reduction in self.reductions]
@@ -203,7 +210,7 @@ class _Sweep:
                     for total, part in zip(sums, parts, strict=True):
                         total[part.at].add_(part.value)
 
-        in_turns(self.boxes, worker, take, self.source.device)
+        map_in_order(self.boxes, worker, take, threaded=self.threaded)
 
     def pull_back(self, gradients: list[tuple[Tensor | None, ...]]) -> dict[int, Tensor]:
         """Return the gradients of the inputs by index, from those of the buffers."""
@@ -237,7 +244,7 @@ class _Sweep:
                         totals[place] = _zeros(self.tensors[place].shape, gradient, dtype)
                     broadcast_index(totals[place], index).add_(gradient)
 
-        in_turns(self.boxes, worker, take, self.source.device)
+        map_in_order(self.boxes, worker, take, threaded=self.threaded)
         return totals
 
 

@@ -123,6 +123,8 @@ def js(A: AttentionMatrix, B: AttentionMatrix) -> Tensor:
 class _BetweenTwo(Reduction):
     """One number for each row of two matrices of the same shape."""
 
+    thread_safe = True
+
     other: AttentionMatrix
 
     def __post_init__(self) -> None:

@@ -197,6 +197,8 @@ class _MeanOfHeads(Reduction):
         transposed: which of the two.
     """
 
+    thread_safe = True
+
     operand: Tensor
     transposed: bool
 

@@ -83,6 +83,8 @@ class WeightedSum(Reduction):
         tensor([0.5000, 0.5000])
     """
 
+    thread_safe = True
+
     weight: Tensor | WeightOf
 
     @property

@@ -48,6 +48,8 @@ class Output(Reduction):
         tensor([[2.]])
     """
 
+    thread_safe = True
+
     value: Tensor
 
     def __post_init__(self) -> None:
@@ -87,6 +89,8 @@ class TransposedOutput(Reduction):
     Args:
         operand: (..., num_heads, q_len, value_dim) or (q_len,); leading axes broadcast.
     """
+
+    thread_safe = True
 
     operand: Tensor
 
@@ -145,6 +149,8 @@ class Window(Reduction):
         at_rows: the queries, in rising order.
         at_columns: the keys, in rising order.
     """
+
+    thread_safe = True
 
     at_rows: range
     at_columns: range

@@ -7,7 +7,7 @@ recomputed for gradients, and blocks can come in any order.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +39,14 @@ class Contribution(NamedTuple):
 class Reduction(ABC):
     """A question to an attention matrix; write one by subclassing it with three methods.
 
+    ``update`` runs on the calling thread, one block after another. On a CPU it can run on several
+    threads at once, which is faster: set ``thread_safe = True`` in the class. ``update`` must then
+    change nothing but its own variables. Those threads keep each operation to themselves and take
+    numbers below about 1e-38 as 0.
+
+    Attributes:
+        thread_safe: True if ``update`` may run on several threads at once, False unless given.
+
     Example:
         >>> import torch, regard
         >>> class SelfWeight(regard.Reduction):
@@ -55,6 +63,8 @@ class Reduction(ABC):
         >>> regard.attend(x, x).reduce(SelfWeight())
         tensor([0.2500, 0.2500, 0.2500, 0.2500])
     """
+
+    thread_safe: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         """Refuse to subclass a final class."""
@@ -116,6 +126,8 @@ def check_reductions(call: str, reductions: Sequence[object]) -> None:
 
 class RowStatistic(Reduction):
     """One number for each query: blocks concatenate."""
+
+    thread_safe = True
 
     def start(
         self, shape: torch.Size, dtype: torch.dtype, device: torch.device

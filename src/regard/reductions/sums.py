@@ -37,6 +37,8 @@ class Sum(Reduction):
         tensor([1.5000, 0.5000])
     """
 
+    thread_safe = True
+
     dim: int
 
     def __post_init__(self) -> None:
@@ -83,6 +85,8 @@ class Pool(Reduction):
         >>> regard.attend(x, x).reduce(regard.Pool(1, 2))
         tensor([[0.2500, 0.2500]])
     """
+
+    thread_safe = True
 
     rows_wanted: int
     columns_wanted: int
@@ -167,6 +171,8 @@ class Segments(Reduction):
         tensor([[0.2500, 0.7500],
                 [0.2500, 0.7500]])
     """
+
+    thread_safe = True
 
     query_spans: Mapping[str, tuple[int, int]] | Sequence[tuple[int, int]] = field(compare=False)
     key_spans: Mapping[str, tuple[int, int]] | Sequence[tuple[int, int]] | None = field(
@@ -264,6 +270,8 @@ class Diagonal(Reduction):
         >>> regard.attend(x, x, mask=regard.Causal()).reduce(regard.Diagonal(-1))
         tensor([0.5000, 0.3333])
     """
+
+    thread_safe = True
 
     offset: int = 0
 

@@ -60,6 +60,8 @@ class TopK(Reduction):
         tensor([[1, 2]])
     """
 
+    thread_safe = True
+
     k: int
 
     def __post_init__(self) -> None:
@@ -212,6 +214,8 @@ class Max(Reduction):
         >>> A.reduce(regard.Max()).indices
         tensor([2])
     """
+
+    thread_safe = True
 
     def start(
         self, shape: torch.Size, dtype: torch.dtype, device: torch.device

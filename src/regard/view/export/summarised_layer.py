@@ -61,6 +61,8 @@ class BlockMeans(Reduction):
                 [0.3333, 0.3333]])
     """
 
+    thread_safe = True
+
     size: int
 
     def start(

@@ -12,8 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
-import torch
-
 __all__ = ["Answer", "Busy", "Desk", "Work"]
 
 _MOST_WAITING = 2000
@@ -78,9 +76,7 @@ class Desk:
     """
 
     def __init__(self, threads: int, room: int) -> None:
-        # A new thread takes the last number that any thread was given, which may be a worker's 1.
-        each = torch.get_num_threads()
-        self._pool = ThreadPoolExecutor(threads, "regard-desk", torch.set_num_threads, (each,))
+        self._pool = ThreadPoolExecutor(threads, "regard-desk")
         self._free = threads
         self._room = room
         self._held = 0

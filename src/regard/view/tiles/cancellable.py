@@ -20,7 +20,7 @@ class Watched(Reduction):
     """Another reduction, with the same answer, that is interrupted between blocks of rows.
 
     Attributes:
-        asked: the other one.
+        asked: the other one, which is safe on several threads.
         pause: called before each block; what it raises ends the pass.
 
     Example:
@@ -30,6 +30,8 @@ class Watched(Reduction):
         >>> even.reduce(Watched(regard.Pool(1, 1), lambda: None))
         tensor([[0.5000]])
     """
+
+    thread_safe = True
 
     asked: Reduction
     pause: Callable[[], None]

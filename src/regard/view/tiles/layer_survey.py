@@ -56,6 +56,8 @@ class Tally:
 class _Counted(Reduction):
     """Asks nothing; counts the rows that pass by."""
 
+    thread_safe = True
+
     tally: Tally
 
     def start(

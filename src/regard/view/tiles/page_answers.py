@@ -134,7 +134,6 @@ class Answers:
         self._unfinished: OrderedDict[Which, Pyramid] = OrderedDict()
         self._changed = threading.Condition()
         self._working: threading.Thread | None = None
-        self._threads = torch.get_num_threads()
         self._failures: dict[Which, Exception] = {}
         self._in_front = 0
         self._closed = False
@@ -420,7 +419,6 @@ class Answers:
                 self._changed.wait(_LOOK_AGAIN)
 
     def _work(self) -> None:
-        torch.set_num_threads(self._threads)  # a new thread may have taken a worker's number, 1
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._unfinished)

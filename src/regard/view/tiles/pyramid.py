@@ -6,8 +6,7 @@ and key as soon as the normalizers of its rows are known. Until then it is answe
 """
 
 import threading
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import TypeVar, cast
@@ -15,7 +14,7 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor
 
-from regard.backends.parallel import in_turns
+from regard.backends.parallel import map_in_order, one_thread
 from regard.masks.key_bounds import length, overlap
 from regard.scores.scratch import Scratch
 from regard.view.tiles.strips import (
@@ -245,7 +244,7 @@ class Pyramid:
             if self.is_small:
                 self.finish(pause)
             if rows.stop <= self._rows_done:
-                with _one_thread():
+                with one_thread():
                     return Tile(self._added_up(place, rows, columns), True)
         elif self._unknown_scores(rows) <= AT_ONCE:
             return Tile(self._computed(place, rows, columns, pause), True)
@@ -344,7 +343,7 @@ class Pyramid:
         cell = 1 << place.level
         strips = self._strips(rows, columns)
         by_query = self._window(strips, columns, cell, place.by_row, pause)
-        with _one_thread():
+        with one_thread():
             return _added(by_query, cell, 0) / _counts(rows, columns, cell)
 
     def _sample(self, place: Place, rows: slice, columns: slice, pause: Pause) -> Tile:
@@ -426,7 +425,7 @@ class Pyramid:
             return cells.div_(_or_one(known.highest)) if by_row else cells
 
         _each(strips, work, found.append, self.head.source.device)
-        with _one_thread():
+        with one_thread():
             return torch.cat(found).float()
 
     def _cell_count(self) -> int:
@@ -461,22 +460,11 @@ def _each(
         return lambda item: work(item, scratch)
 
     if len(items) > 1:
-        in_turns(items, worker, take, device)
+        map_in_order(items, worker, take, threaded=device.type == "cpu")
         return
-    with _one_thread():
+    with one_thread():
         for item in items:
             take(worker()(item))
-
-
-@contextmanager
-def _one_thread() -> Generator[None]:
-    """Several threads on small operations wait for each other on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _starts(part: slice, cell: int) -> range:

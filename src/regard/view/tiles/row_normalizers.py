@@ -38,6 +38,8 @@ class RowNormalizers(Reduction):
         tensor([[3.0000, 0.5514, 2.0000, 0.6931]])
     """
 
+    thread_safe = True
+
     aside: tuple[int, ...]
 
     def start(

@@ -1,0 +1,202 @@
+"""Blocks on several threads: the same numbers, the errors of a thread, nothing left behind."""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard
+from regard.backends import parallel
+from regard.backends import sweep as blocks
+from regard.backends.parallel import map_in_order
+
+
+@pytest.fixture(params=[2, 3], ids=lambda count: f"{count} threads")
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "BLOCK_SIZE", 64)
+    monkeypatch.setattr(blocks, "MIN_ROWS", 2)
+    monkeypatch.setattr(blocks, "MAX_ROWS", 4)
+
+
+def answers(query: Tensor, key: Tensor) -> list[Tensor]:
+    A = regard.attend(query, key, mask=regard.Causal())
+    reductions = (regard.Entropy(), regard.Sum(-2), regard.Pool(5, 5), regard.Diagonal(-1))
+    found = [*A.reduce(*reductions), *A.reduce(regard.TopK(3), backend="blocks")]
+    loss = sum(answer.square().sum() for answer in found[:4])
+    return [*found, *torch.autograd.grad(loss, (query, key))]
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_several_threads_give_the_numbers_of_one_bit_for_bit() -> None:
+    torch.manual_seed(0)
+    query, key = (torch.randn(2, 3, 37, 4, requires_grad=True) for _ in range(2))
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    expected = answers(query, key)
+    torch.set_num_threads(3)
+    found = answers(query, key)
+    torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.usefixtures("small_blocks", "threads")
+def test_inference_mode_reaches_the_threads() -> None:
+    x = torch.randn(37, 4)
+    with torch.inference_mode():
+        entropy = regard.attend(x, x).entropy()
+    torch.testing.assert_close(entropy, regard.attend(x, x).entropy())
+
+
+def test_answers_come_in_the_order_of_the_items(threads: int) -> None:
+    taken: list[int] = []
+    map_in_order(range(100), lambda: lambda item: item * item, taken.append, threaded=True)
+    assert taken == [item * item for item in range(100)]
+
+
+def test_no_worker_goes_on_before_its_answer_is_taken(threads: int) -> None:
+    def worker() -> Callable[[int], list[int]]:
+        memory = [0]
+
+        def answer(item: int) -> list[int]:
+            memory[0] = item
+            return memory
+
+        return answer
+
+    taken: list[int] = []
+    map_in_order(range(100), worker, lambda memory: taken.append(memory[0]), threaded=True)
+    assert taken == list(range(100))
+
+
+def test_an_error_in_a_thread_is_raised_and_ends_the_others(threads: int) -> None:
+    def answer(item: int) -> int:
+        if item == 7:
+            raise ZeroDivisionError("item 7")
+        return item
+
+    taken: list[int] = []
+    with pytest.raises(ZeroDivisionError, match="item 7"):
+        map_in_order(range(10**6), lambda: answer, taken.append, threaded=True)
+    assert taken == list(range(7))
+
+
+def test_an_error_while_taking_is_raised(threads: int) -> None:
+    def take(item: int) -> None:
+        raise ZeroDivisionError(f"item {item}")
+
+    with pytest.raises(ZeroDivisionError, match="item 0"):
+        map_in_order(range(10**6), lambda: lambda item: item, take, threaded=True)
+
+
+def test_nothing_is_left_behind(threads: int) -> None:
+    map_in_order(range(10), lambda: lambda item: item, lambda _: None, threaded=True)
+    assert torch.get_num_threads() == threads
+    assert surroundings() == Surroundings(threads, flushes=False)
+    assert not [each for each in threading.enumerate() if each.name.startswith("regard")]
+
+
+class Surroundings(NamedTuple):
+    """What PyTorch has set for a thread."""
+
+    threads: int
+    flushes: bool
+
+    @classmethod
+    def here(cls) -> "Surroundings":
+        smallest = torch.tensor([1e-40])
+        return cls(torch.get_num_threads(), flushes=(smallest * 1.0).item() == 0)
+
+
+def surroundings() -> Surroundings:
+    """What PyTorch has set for a new thread."""
+    seen: list[Surroundings] = []
+    later = threading.Thread(target=lambda: seen.append(Surroundings.here()))
+    later.start()
+    later.join()
+    return seen[0]
+
+
+class Called(regard.Reduction):
+    """Calls a function for each block."""
+
+    def __init__(self, function: Callable[[regard.Block], None]) -> None:
+        self.function = function
+
+    def start(
+        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        return ()
+
+    def update(self, block: regard.Block) -> tuple[regard.Contribution, ...]:
+        self.function(block)
+        return ()
+
+    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> None:
+        return None
+
+
+class CalledOnThreads(Called):
+    thread_safe = True
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_thread_that_starts_during_a_sweep_is_like_any_other(threads: int) -> None:
+    swept, started = threading.Event(), threading.Event()
+    seen: list[Surroundings] = []
+
+    def user() -> None:
+        swept.wait(60)
+        seen.extend((Surroundings.here(), surroundings()))
+        started.set()
+
+    def update(_: regard.Block) -> None:
+        assert Surroundings.here() == Surroundings(1, flushes=True)
+        swept.set()
+        started.wait(60)
+
+    other = threading.Thread(target=user)
+    other.start()
+    x = torch.zeros(37, 4)
+    regard.attend(x, x).reduce(CalledOnThreads(update))
+    other.join()
+    assert seen == [Surroundings(threads, flushes=False)] * 2
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_the_updates_of_a_users_reduction_run_one_by_one_on_the_calling_thread(
+    threads: int,
+) -> None:
+    seen: list[tuple[int, threading.Thread, Surroundings]] = []
+
+    def update(block: regard.Block) -> None:
+        seen.append((block.box.rows.start, threading.current_thread(), Surroundings.here()))
+
+    x = torch.zeros(37, 4)
+    regard.attend(x, x).reduce(Called(update), regard.Entropy())
+    rows = [row for row, _, _ in seen]
+    assert len(rows) > threads
+    assert rows == sorted(rows)
+    assert {thread for _, thread, _ in seen} == {threading.current_thread()}
+    assert {here for _, _, here in seen} == {Surroundings(threads, flushes=False)}
+
+
+@pytest.mark.usefixtures("small_blocks", "threads")
+def test_without_the_numbers_of_a_thread_blocks_come_one_after_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    query, key = (torch.randn(2, 3, 37, 4, requires_grad=True) for _ in range(2))
+    expected = answers(query, key)
+    ignore = parallel._ignore
+    monkeypatch.setattr(parallel, "_number_setters", lambda: (ignore, ignore))
+    torch.testing.assert_close(answers(query, key), expected)
