@@ -4,6 +4,7 @@ Tensors of the meta device have no numbers: whoever looks at one raises already.
 copies from the CPU that are waited for.
 """
 
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -86,3 +87,10 @@ def refused_by_cuda() -> Iterator[None]:
             yield
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+def as_on_a_device(patch: pytest.MonkeyPatch) -> None:
+    """Let no module of regard read a tensor, as if reading made it wait for a device."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("regard.") and hasattr(module, "reads_without_sync"):
+            patch.setattr(module, "reads_without_sync", lambda _: False)

@@ -12,6 +12,7 @@ import regard
 from regard.analysis.head_classes import Trial, classify, head_table
 from regard.analysis.head_kinds import KINDS, Head, stand_out
 from regard.analysis.head_survey import Survey
+from regard.recording.layers import Queries
 from regard.reductions.row_statistics import NormalizedEntropy
 
 N = 7
@@ -240,7 +241,7 @@ def test_what_a_window_hides_of_some_queries_is_no_padding(mask: Any) -> None:
     last = regard.masks.RowSlice(regard.masks.as_mask(mask), N - 2, N)
     seen = regard.Recording({})
     part = regard.attend(query[:, -2:], key, mask=last)
-    seen.add("a", part, queries=regard.layers.Queries(start=N - 2, ran=N))
+    seen.add("a", part, queries=Queries(start=N - 2, ran=N))
     assert [head.scores["first-token sink"] for head in heads_of(seen)] == [0]
 
 
@@ -249,7 +250,7 @@ def test_padding_is_known_where_only_some_queries_were_kept() -> None:
     query, key = matrix.source.query[..., -6:, :], matrix.source.key
     seen = regard.Recording({})
     mask = regard.masks.RowSlice(regard.Causal(), LENGTH - 6, LENGTH) & regard.Keep(REAL)
-    rows = regard.layers.Queries(start=LENGTH - 6, ran=LENGTH)
+    rows = Queries(start=LENGTH - 6, ran=LENGTH)
     seen.add("a", regard.attend(query, key, mask=mask), queries=rows)
     first = alone[0, :, WORDS - 3 :, 0].mean(-1)
     scores = [head.scores["first-token sink"] for head in heads_of(seen)]
@@ -268,7 +269,7 @@ def test_padding_where_the_kept_queries_stand_is_known_from_what_they_see(
     matrix, _ = padded(**PADDED[dense])
     query, key = matrix.source.query[..., start:stop, :], matrix.source.key
     given = {name: each[start:stop] for name, each in PADDED[dense].items()}
-    seen, rows = regard.Recording({}), regard.layers.Queries(start=start, ran=LENGTH)
+    seen, rows = regard.Recording({}), Queries(start=start, ran=LENGTH)
     seen.add("a", regard.attend(query, key, **given), queries=rows)
     assert seen.layers[0].texts == (text,)
 

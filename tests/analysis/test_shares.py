@@ -461,7 +461,7 @@ APART = "\n    Ask for them apart, regard.segment_shares(seen.part(names))."
     [
         pytest.param(
             regard.Recording({}),
-            "this recording has no layers yet; segments() needs at least one.\n"
+            "this recording has no layers yet; segment_shares() needs at least one.\n"
             "    Run the model inside the block of regard.observe first.",
             id="no layers",
         ),
@@ -482,7 +482,7 @@ APART = "\n    Ask for them apart, regard.segment_shares(seen.part(names))."
             regard.Recording(
                 {"a": regard.attend(torch.zeros(3, 1, 9, 2), torch.zeros(3, 1, 9, 2))}
             ),
-            "layer 'a' has shape (3, 1, 9, 9); segments() looks at one text, a batch of 1.\n"
+            "layer 'a' has shape (3, 1, 9, 9); segment_shares() looks at one text, a batch of 1.\n"
             "    Take one of them, seen.entry(0).",
             id="several texts",
         ),

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import regard
 from models import Heads, ImportedByName, Stack, noise
+from regard.capture.recorder import Recorder
 
 
 def x() -> Tensor:
@@ -183,7 +184,7 @@ def test_a_fault_of_our_own_stops_no_model(monkeypatch: pytest.MonkeyPatch) -> N
     def fault(*_: object) -> None:
         raise KeyError("a fault")
 
-    monkeypatch.setattr(regard.capture.recorder.Keeper, "take", fault)
+    monkeypatch.setattr(Recorder, "take", fault)
     model, output = ImportedByName(), None
     message = "the attention of 'ImportedByName' cannot be kept: KeyError: 'a fault'"
     with (

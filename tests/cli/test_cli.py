@@ -379,7 +379,7 @@ def test_a_mistake_of_ours_is_not_hidden(run: Run, monkeypatch: pytest.MonkeyPat
 @pytest.mark.full
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_a_missing_extra_is_said_with_the_command_to_install_it(missing: str) -> None:
-    code = f"import sys; sys.modules[{missing!r}] = None; import regard.cli"
+    code = f"import sys; sys.modules[{missing!r}] = None; import regard.cli.app"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (

@@ -158,7 +158,7 @@ def to_bertviz(seen: Recording, *, limit: int | None = DENSE_LIMIT) -> dict[str,
         ['attention', 'tokens']
     """
     layers = seen.layers
-    num_heads, q_len, kv_len = shape_of_all("to_bertviz()", layers)
+    num_heads, q_len, kv_len = shape_of_all("exports.to_bertviz", layers)
     queries, keys = _texts("to_bertviz()", seen)
     dtype = layers[0].whole().dtype
     _check_size("to_bertviz()", (len(layers), num_heads, q_len, kv_len), dtype, limit)
@@ -225,7 +225,7 @@ def to_attnview(
 
 def _one_layer(call: str, seen: Recording, name: str | int, limit: int | None) -> dict[str, Any]:
     layer = layer_at(seen.layers, name)
-    shape_of_all(call, [layer])
+    shape_of_all(call.removesuffix("()"), [layer])
     queries, keys = _texts(call, seen)
     attention = _dense(layer, call, limit)[0]
     return {"attention": attention, "query_tokens": queries, "key_tokens": keys}

@@ -198,7 +198,7 @@ def segment_shares(
     layers = seen.layers
     query_tokens, key_tokens = seen.query_tokens, seen.key_tokens
     check_progress(progress)
-    *_, kv_len = shape_of_all("segment_shares()", layers)
+    *_, kv_len = shape_of_all("segment_shares", layers)
     key_parts = checked_parts("parts", parts, "kv_len", kv_len)
     if queries is None:
         _check_one_text(layers, query_tokens, key_tokens)
@@ -269,7 +269,7 @@ def _asking(
 ) -> dict[str, tuple[int, int]]:
     """Those parts of the text, or of them so much, that lie among the queries that were kept."""
     first = layers[0]
-    _, q_len, kv_len = shape_of_all("segment_shares()", layers)
+    _, q_len, kv_len = shape_of_all("segment_shares", layers)
     kept = first.positions
     if any(not layer.reads_itself or layer.positions != kept for layer in layers):
         raise ValueError(
@@ -324,7 +324,7 @@ class _WithoutSinks(Reduction):
         self, shape: torch.Size, dtype: torch.dtype, device: torch.device
     ) -> tuple[Tensor, ...]:
         size = (*shape[:-2], len(self.query_parts) + 1, len(self.key_parts) + 1)
-        check_memory("segments()", size, dtype, remedy="Ask for fewer parts.")
+        check_memory("segment_shares()", size, dtype, remedy="Ask for fewer parts.")
         return (
             torch.zeros(size, dtype=dtype, device=device),
             torch.zeros(size[:-1], dtype=dtype, device=device),

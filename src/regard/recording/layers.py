@@ -437,8 +437,12 @@ def reduce_all(
     return answers
 
 
-def shape_of_all(call: str, layers: Sequence[Layer]) -> tuple[int, int, int]:
-    """num_heads, q_len and kv_len, which all layers must share for a question about all of them.
+def shape_of_all(function: str, layers: Sequence[Layer]) -> tuple[int, int, int]:
+    """Return num_heads, q_len and kv_len, which all layers must share.
+
+    Args:
+        function: the name of the function that needs them, as ``regard.`` has it.
+        layers: the layers.
 
     Raises:
         ValueError: there are no layers, they differ, or they hold several texts.
@@ -447,9 +451,10 @@ def shape_of_all(call: str, layers: Sequence[Layer]) -> tuple[int, int, int]:
         >>> import torch, regard
         >>> from regard.recording.layers import shape_of_all
         >>> x = torch.zeros(1, 2, 5, 4)
-        >>> shape_of_all("segments()", regard.Recording({"attn": regard.attend(x, x)}).layers)
+        >>> shape_of_all("segment_shares", regard.Recording({"attn": regard.attend(x, x)}).layers)
         (2, 5, 5)
     """
+    call = f"{function.rpartition('.')[2]}()"
     if not layers:
         raise ValueError(
             f"this recording has no layers yet; {call} needs at least one.\n"
@@ -467,7 +472,7 @@ def shape_of_all(call: str, layers: Sequence[Layer]) -> tuple[int, int, int]:
             raise ValueError(
                 f"layer {layer.name!r} has shape {shape_text(layer.shape)} and {first.name!r} has "
                 f"{shape_text(first.shape)}; num_heads, q_len and kv_len must be equal.\n"
-                f"    Ask for them apart, seen.part(names).{call}."
+                f"    Ask for them apart, regard.{function}(seen.part(names))."
             )
     return first.shape[-3] if len(first.shape) > 2 else 1, first.shape[-2], first.shape[-1]
 
