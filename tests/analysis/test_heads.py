@@ -447,7 +447,8 @@ def test_a_layer_without_query_and_key_or_answers_is_refused() -> None:
     assert str(refusal.value) == (
         "layer 'layer' has not all the answers that kinds of heads follow from, and its query and "
         "key were not kept.\n"
-        "    Observe the model again with keep=regard.heads.Survey(special).reductions, or with "
+        "    Observe the model again with "
+        "keep=regard.analysis.head_survey.Survey(special).reductions, or with "
         'keep="qk".'
     )
 

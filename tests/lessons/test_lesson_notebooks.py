@@ -7,6 +7,7 @@ import nbformat
 import pytest
 from nbformat import NotebookNode
 
+from documents import agree
 from regard.lessons.lesson_notebooks import write_notebooks
 from regard.lessons.lesson_pages import Lesson, all_lessons
 
@@ -69,10 +70,11 @@ def test_running_a_notebook_shows_what_the_lesson_says(lesson: Lesson, run: Outp
             expected.append("")
         elif piece.kind == "output":
             expected[-1] = piece.text
-    said = [text for text in expected if text]
-    assert [
-        shown(out) for out, text in zip(run[lesson.number], expected, strict=True) if text
-    ] == said
+    said = "".join(expected)
+    assert agree(
+        said,
+        "".join(shown(out) for out, text in zip(run[lesson.number], expected, strict=True) if text),
+    )
 
 
 @pytest.mark.full

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 import torch
-from test_docs import blocks, run_python
 from transformers import AutoModelForCausalLM
 
 import regard
+from documents import blocks, run_python
 from needles import prompt
 from regard.cli.app import main
 from regard.models.pretrained import Pretrained

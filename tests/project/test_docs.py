@@ -7,97 +7,23 @@ one prints, word for word. A block that cannot run says why in the line before i
     <!-- not executed: the model in it is 16 GB -->
 """
 
-import io
 import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
+from documents import ALIASES, Block, agree, blocks, run_python
+
 ROOT = Path(__file__).parents[2]
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 LESSONS = sorted((ROOT / "docs" / "lessons").glob("*.md"))
 DOCUMENTS = [ROOT / "README.md", CONTRIBUTING, *sorted((ROOT / "docs").rglob("*.md"))]
-
-FENCE = re.compile(r"^(?P<indent> *)(?P<fence>```+|~~~+) *(?P<language>[^\s`]*)")
-MARK = re.compile(r"<!-- *not executed(?P<rest>.*?)-->")
-# Other names of the two languages would escape execution unseen.
-ALIASES = {"py": "python", "python3": "python", "pycon": "python", "shell-session": "console"}
-
-
-@dataclass(frozen=True)
-class Block:
-    """A fenced block of a document.
-
-    Attributes:
-        language: as its fence names it.
-        code: its lines.
-        line: the document's line on which they begin.
-        follows: whether only empty lines lie between it and the block before it.
-        executed: whether no mark keeps it from running.
-    """
-
-    language: str
-    code: str
-    line: int
-    follows: bool = False
-    executed: bool = True
-
-
-def blocks(text: str) -> Iterator[Block]:
-    """The fenced blocks of a Markdown text, in order; a wrong mark or language is a ValueError."""
-    lines = text.splitlines()
-    number = 0
-    before: str | None = ""  # the last line of text; None after a block
-    while number < len(lines):
-        opening = FENCE.match(lines[number])
-        number += 1
-        if opening is None:
-            before = lines[number - 1].strip() or before
-            continue
-        start = number
-        closing = re.compile(rf"^ *{opening['fence'][0]}{{{len(opening['fence'])},}} *$")
-        while number < len(lines) and not closing.match(lines[number]):
-            number += 1
-        if number == len(lines):
-            raise ValueError(f"line {start}: the block never ends")
-        indent = len(opening["indent"])
-        code = "".join(line[min(indent, leading(line)) :] + "\n" for line in lines[start:number])
-        executed = is_executed(before or "", start)
-        yield Block(language(opening, start), code, start + 1, before is None, executed)
-        number += 1
-        before = None
-
-
-def leading(line: str) -> int:
-    return len(line) - len(line.lstrip(" "))
-
-
-def language(opening: re.Match[str], line: int) -> str:
-    name = opening["language"].lower()
-    if name in ALIASES:
-        raise ValueError(f"line {line}: write {ALIASES[name]}, not {name}, so that the block runs")
-    return name
-
-
-def is_executed(before: str, line: int) -> bool:
-    """Whether the line above a block lets it run; a mark without a reason is no mark."""
-    mark = MARK.search(before)
-    if mark is None:
-        return True
-    reason = mark["rest"].removeprefix(":").strip()
-    if not mark["rest"].startswith(":") or len(reason.split()) < 2:
-        raise ValueError(
-            f"line {line}: 'not executed' needs a reason: <!-- not executed: reason -->"
-        )
-    return False
 
 
 def commands(block: Block) -> Iterator[tuple[int, str]]:
@@ -118,7 +44,7 @@ def run_document(text: str, name: str, folder: Path) -> None:
     printed: str | None = None
     for block in blocks(text):
         is_output = block.language == "text" and block.follows and printed is not None
-        if is_output and block.code != printed:
+        if is_output and not agree(block.code, printed or ""):
             raise AssertionError(f"{name}:{block.line}: what is printed is\n{printed}")
         printed = None
         if not block.executed:
@@ -128,14 +54,6 @@ def run_document(text: str, name: str, folder: Path) -> None:
         elif block.language == "console":
             for line, command in commands(block):
                 run_command(command, f"{name}:{line}", folder)
-
-
-def run_python(block: Block, name: str, namespace: dict[str, object]) -> str:
-    """Run a Python block; what it prints."""
-    with redirect_stdout(io.StringIO()) as printed:
-        # Empty lines in front: a traceback shows the document's own line numbers.
-        exec(compile("\n" * (block.line - 1) + block.code, name, "exec"), namespace)
-    return printed.getvalue()
 
 
 def run_command(command: str, where: str, folder: Path) -> None:
@@ -184,21 +102,26 @@ def test_every_file_that_contributing_names_is_there() -> None:
 
 
 def unmapped(text: str, package: Path) -> list[str]:
-    """The modules and folders of a package that no backticks of a text name."""
-    modules = [path.name for path in package.glob("[!_]*.py")]
+    """The folders of a package that no backticks of a text name."""
     folders = [f"{path.parent.name}/" for path in package.glob("*/__init__.py")]
-    return sorted(name for name in modules + folders if f"`{name}`" not in text)
+    return sorted(name for name in folders if f"`{name}`" not in text)
 
 
-def test_every_module_is_on_the_map_of_contributing() -> None:
+def test_every_folder_is_on_the_map_of_contributing() -> None:
     assert unmapped(CONTRIBUTING.read_text(), ROOT / "src" / "regard") == []
 
 
-def test_a_module_that_is_not_on_the_map_is_seen(tmp_path: Path) -> None:
-    (tmp_path / "kinds").mkdir()
-    for name in ("here.py", "gone.py", "__init__.py", "kinds/__init__.py"):
-        (tmp_path / name).touch()
-    assert unmapped("`here.py`", tmp_path) == ["gone.py", "kinds/"]
+def test_a_folder_that_is_not_on_the_map_is_seen(tmp_path: Path) -> None:
+    for name in ("here", "gone"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
+    assert unmapped("`here/`", tmp_path) == ["gone/"]
+
+
+def test_ci_runs_the_full_tests_of_every_folder() -> None:
+    areas = re.findall(r"tests/\w+", (ROOT / ".ci" / "run").read_text())
+    folders = {path.parent for path in (ROOT / "tests").glob("*/test_*.py")}
+    assert sorted(areas) == sorted(path.relative_to(ROOT).as_posix() for path in folders)
 
 
 def anchors(text: str) -> set[str]:
@@ -234,7 +157,7 @@ def test_a_broken_link_is_seen(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_there_is_seen() -> None:
     text = (
-        "See `Makefile`, `tests/test_docs.py`, `scores.py`, `gone.py`, `tests/gone/`, `A[..., 3]`."
+        "See `Makefile`, `tests/cases.py`, `masks/mask.py`, `gone.py`, `tests/gone/`, `A[..., 3]`."
     )
     assert missing_paths(text) == ["gone.py", "tests/gone/"]
 
@@ -264,6 +187,21 @@ def test_other_words_than_those_that_are_printed_fail_at_their_line(folder: Path
     text = fenced("print(1 + 1)") + "\n" + fenced("3", "text")
     with pytest.raises(AssertionError, match=r"doc\.md:6: what is printed is\n2"):
         run_document(text, "doc.md", folder)
+
+
+@pytest.mark.parametrize(
+    ("printed", "same"),
+    [
+        pytest.param("a -1.2346 2\n", True, id="a last digit that differs by 1"),
+        pytest.param("a -1.2347 2\n", False, id="a last digit that differs by 2"),
+        pytest.param("a -1.2345 3\n", False, id="another whole number"),
+        pytest.param("b -1.2345 2\n", False, id="another word"),
+        pytest.param("a -1.23450 2\n", False, id="another count of digits"),
+        pytest.param("a -1.2345 2 0.5\n", False, id="one number more"),
+    ],
+)
+def test_machines_may_differ_in_the_last_digit_of_a_fraction(printed: str, same: bool) -> None:
+    assert agree("a -1.2345 2\n", printed) is same
 
 
 def test_a_text_after_other_text_is_no_output(folder: Path) -> None:

@@ -194,8 +194,9 @@ def _answers(layer: Layer, survey: Survey) -> tuple[Any, ...]:
             raise RegardError(
                 f"layer {layer.name!r} has not all the answers that kinds of heads follow from, "
                 "and its query and key were not kept.\n"
-                "    Observe the model again with keep=regard.heads.Survey(special).reductions, or "
-                'with keep="qk".'
+                "    Observe the model again with "
+                "keep=regard.analysis.head_survey.Survey(special).reductions, or with "
+                'keep="qk".'
             )
     return layer.reduce(*survey.reductions)
 
