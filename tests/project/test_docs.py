@@ -103,7 +103,8 @@ def test_every_file_that_contributing_names_is_there() -> None:
 
 def unmapped(text: str, package: Path) -> list[str]:
     """The folders of a package that no backticks of a text name."""
-    folders = [f"{path.parent.name}/" for path in package.glob("*/__init__.py")]
+    inits = package.glob("*/**/__init__.py")
+    folders = [f"{path.parent.relative_to(package).as_posix()}/" for path in inits]
     return sorted(name for name in folders if f"`{name}`" not in text)
 
 
@@ -112,10 +113,10 @@ def test_every_folder_is_on_the_map_of_contributing() -> None:
 
 
 def test_a_folder_that_is_not_on_the_map_is_seen(tmp_path: Path) -> None:
-    for name in ("here", "gone"):
+    for name in ("here", "here/gone"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").touch()
-    assert unmapped("`here/`", tmp_path) == ["gone/"]
+    assert unmapped("`here/`, `gone/`", tmp_path) == ["here/gone/"]
 
 
 def test_ci_runs_the_full_tests_of_every_folder() -> None:
