@@ -71,7 +71,12 @@ def others(rows: Sequence[Row]) -> str:
 def adding(rows: Sequence[Row]) -> str:
     """A line for each question of a pass that has them all."""
     return markdown(
-        ["extra cost of adding this statistic, in forwards (one thread)", "tokens", "measured", "floor"],
+        [
+            "extra cost of adding this statistic, in forwards (one thread)",
+            "tokens",
+            "measured",
+            "floor",
+        ],
         [
             [
                 row["case"].removesuffix(" adds"),

@@ -97,7 +97,7 @@ class Form:
         below = self.calls[len(above) :]
         parts = [in_calls(product, [call]) for call in above]
         parts += [self.fold.attend(product), *(in_calls(product, [call]) for call in below)]
-        # The kernel stores the heads of a row together; joined along rows, parts are copied in order.
+        # The kernel stores the heads of a row together: joined along rows, parts keep their order.
         return torch.cat([part.movedim(-2, 0) for part in parts]).movedim(0, -2)
 
     def boxes(self, shape: torch.Size) -> Iterator[Box]:
