@@ -1,5 +1,7 @@
 """Opening a recording as a page in Chromium, or asking its engine, for the page's tests."""
 
+import base64
+import csv
 import json
 import re
 import shutil
@@ -7,14 +9,17 @@ import socket
 import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import torch
 import uvicorn
 from playwright.sync_api import Browser, Page, sync_playwright
+from torch import Tensor
 
 import regard
 from regard.view.export.page_file import write_page
@@ -199,3 +204,87 @@ def address(page: Page, until: Callable[[dict[str, str]], bool]) -> dict[str, st
             break
         page.wait_for_timeout(100)
     return said
+
+
+class Blocks(HTMLParser):
+    """The text of every script element, by id, and the policy."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.scripts: dict[str, str] = {}
+        self.style = ""
+        self.policy = ""
+        self.inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        if found.get("http-equiv") == "Content-Security-Policy":
+            self.policy = found["content"] or ""
+        self.inside = (found.get("id") or "") if tag == "script" else tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self.inside == "style":
+            self.style += data
+        elif self.inside:
+            self.scripts[self.inside] = self.scripts.get(self.inside, "") + data
+
+
+def blocks_of(recording: regard.Recording, folder: Path, **options: Any) -> Blocks:
+    return Blocks(write_page(recording, folder / "page.html", **options).read_text())
+
+
+def layers_of(blocks: Blocks) -> list[dict[str, Any]]:
+    return json.loads(blocks.scripts["recording"])["layers"]
+
+
+def numbers_of(blocks: Blocks) -> dict[str, str]:
+    return {name[8:]: text for name, text in blocks.scripts.items() if name[:8] == "layer-0-"}
+
+
+def unpacked(text: str, dtype: torch.dtype) -> torch.Tensor:
+    planes = torch.frombuffer(bytearray(zlib.decompress(base64.b64decode(text))), dtype=torch.uint8)
+    width = dtype.itemsize
+    return planes.reshape(width, -1).T.contiguous().view(dtype).flatten()
+
+
+def pooled(weights: Tensor, level: int) -> Tensor:
+    """The mean of each block of 2^level x 2^level weights, aligned to 0."""
+    size = 2**level
+    rows, columns = (range(0, length, size) for length in weights.shape)
+    cells = [[weights[i : i + size, j : j + size].double().mean() for j in columns] for i in rows]
+    return torch.tensor(cells).double()
+
+
+def tile_of(answer: dict[str, Any]) -> Tensor:
+    return torch.tensor(answer["values"]).reshape(answer["height"], answer["width"]).double()
+
+
+def place(level: int, row: int = 0, column: int = 0) -> dict[str, Any]:
+    return {"kind": "tile", "place": {"level": level, "row": row, "column": column}}
+
+
+def number(text: str) -> float:
+    """A number as the page writes it, read again."""
+    plain = text.replace("\u202f", "").replace("−", "-").replace(",", "")
+    mantissa, _, power = plain.partition("×10⁻")
+    exponent = int(power.translate(str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹", "0123456789")) or 0)
+    share = 100 if mantissa.endswith("%") else 1
+    return float(mantissa.rstrip("% ")) * 10**-exponent / share
+
+
+def saved(page: Page, kind: str, folder: Path) -> Path:
+    page.click("#save summary")
+    with page.expect_download() as download:
+        page.click(f"[data-save={kind}]")
+    path = folder / download.value.suggested_filename
+    download.value.save_as(path)
+    return path
+
+
+def table(page: Page, folder: Path) -> list[list[str]]:
+    with saved(page, "csv", folder).open(encoding="utf-8-sig", newline="") as file:
+        return list(csv.reader(file))

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from test_storage_damage import changed
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import regard
+from recording_files import changed
 from regard.reductions.block import Block
 
 NAME = "model.layers.0.self_attn"

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from test_generation import DECODERS, GREEDY, built, inputs, layer_of
 from torch import Tensor, nn
 from transformers import GPTNeoConfig, GPTNeoForCausalLM, LogitsProcessor, LogitsProcessorList
 
 import regard
+from decoders import DECODERS, GREEDY, built, inputs, layer_of
 from models import VOCABULARY, ids, noise
 
 LOOKUP = {"prompt_lookup_num_tokens": 3} | GREEDY

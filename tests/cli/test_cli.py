@@ -18,6 +18,7 @@ import pytest
 
 import regard
 import tiny_models
+from commands import REGARD, Run, left_behind
 from regard.analysis import head_kinds as kinds
 from regard.cli import app as cli
 from regard.cli import output_files as files
@@ -32,44 +33,10 @@ from regard.view.terminal import summary
 from regard.view.terminal import terminal_view as terminal
 
 SENTENCE = "Life is short, eat dessert first"
-REGARD = Path(sys.executable).with_name("regard")
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("models") / "bert"
-    return str(tiny_models.save(folder, tiny_models.bert()))
-
-
-@pytest.fixture(autouse=True)
-def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Every test writes into an empty folder, with nobody at the keyboard."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
-    return tmp_path
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Run the command in this process: exit code, standard output, standard error."""
-
-    def run_command(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as end:
-            cli.main(arguments)
-        return int(end.value.code or 0), *capfd.readouterr()
-
-    return run_command
-
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 def piped(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
-
-
-def left_behind(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 # The main job

@@ -17,12 +17,10 @@ import pytest
 import torch
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp
-from test_cli import REGARD, Run, run, working_folder
 
 import regard
+from commands import REGARD, Run
 from regard.view.server import http_server as server
-
-__all__ = ["run", "working_folder"]  # fixtures
 
 
 def saved(folder: Path, tokens: int = 9) -> Path:

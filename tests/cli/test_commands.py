@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from test_cli import Run, bert, left_behind, run, working_folder
 
 import regard
 import tiny_models
+from commands import Run, left_behind
 from regard.models.pretrained import Pretrained
 from regard.view.terminal.share_grid import share_lines
-
-__all__ = ["bert", "run", "working_folder"]  # fixtures
 
 TEXT = "Anna has a red boat. Ben has a blue house. Who has a boat? Anna"
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_check_sandbox import MODULE, RIGHT, WRONG, folder, trouble
 
+from checked_files import MODULE, RIGHT, WRONG, trouble
 from regard.diagnosis.sandbox.sandbox_process import Limits, check_apart
 
-__all__ = ["folder"]  # a fixture
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def notebook(name: str, *cells: str) -> str:

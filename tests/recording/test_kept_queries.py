@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from test_storage_damage import changed
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import regard
 from models import LLAMA, MODELS, ids
+from recording_files import changed
 from regard.analysis.head_classes import Trial, classify
 from regard.recording.layers import Queries
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from hypothesis import given
 from safetensors import safe_open
-from test_recognition import masks
 from torch import Tensor
 
 import regard
 from cases import CASES, Case, parametrised
+from drawn_masks import masks
 from regard.recording.file_reader import Stored, read
 from regard.recording.file_writer import Writer, write
 from regard.recording.layers import Answers, Layer

@@ -3,7 +3,6 @@
 import json
 import re
 import struct
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import regard
+from recording_files import Change, changed
 from regard.recording.file_reader import read
 from regard.recording.file_writer import write
 from regard.recording.layers import Layer
-
-Change = Callable[[dict[str, Any]], object]
 
 
 def seen(*, tokens: bool = True) -> regard.Recording:
@@ -60,23 +58,6 @@ def saved(path: Path, recording: regard.Recording | None = None) -> Path:
 def path(tmp_path: Path) -> Path:
     """A good file."""
     return saved(tmp_path / "run.safetensors")
-
-
-def nothing(about: dict[str, Any]) -> None:
-    """Changes nothing."""
-
-
-def changed(path: Path, change: Change = nothing, text: str | None = None) -> Path:
-    """The file with its JSON changed, or with this text for it; all lengths are right again."""
-    data = path.read_bytes()
-    (length,) = struct.unpack("<Q", data[:8])
-    header = json.loads(data[8 : 8 + length])
-    about = json.loads(header["__metadata__"]["regard"])
-    change(about)
-    header["__metadata__"]["regard"] = json.dumps(about) if text is None else text
-    packed = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(packed)) + packed + data[8 + length :])
-    return path
 
 
 def everything_in(path: Path) -> list[Layer]:

@@ -7,7 +7,6 @@ import os
 import re
 import zlib
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 import torch
 
 import regard
+from pages import Blocks, blocks_of, layers_of, numbers_of, unpacked
 from regard.view.export import page_file
 from regard.view.export import page_template as template
 from regard.view.export.page_file import write_page
@@ -28,33 +28,6 @@ HOSTILE = [
     " {{code}}",
     " \u2028\ud800",
 ]
-
-
-class Blocks(HTMLParser):
-    """The text of every script element, by id, and the policy."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.scripts: dict[str, str] = {}
-        self.style = ""
-        self.policy = ""
-        self.inside = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = dict(attrs)
-        if found.get("http-equiv") == "Content-Security-Policy":
-            self.policy = found["content"] or ""
-        self.inside = (found.get("id") or "") if tag == "script" else tag
-
-    def handle_endtag(self, tag: str) -> None:
-        self.inside = ""
-
-    def handle_data(self, data: str) -> None:
-        if self.inside == "style":
-            self.style += data
-        elif self.inside:
-            self.scripts[self.inside] = self.scripts.get(self.inside, "") + data
 
 
 def recorded(
@@ -73,24 +46,6 @@ def recorded(
         key = torch.randn(1, kv_heads, tokens, dim)
         matrices[f"layer.{layer}"] = regard.attend(query, key, **options)
     return regard.Recording(matrices, model="a model")
-
-
-def blocks_of(recording: regard.Recording, folder: Path, **options: Any) -> Blocks:
-    return Blocks(write_page(recording, folder / "page.html", **options).read_text())
-
-
-def layers_of(blocks: Blocks) -> list[dict[str, Any]]:
-    return json.loads(blocks.scripts["recording"])["layers"]
-
-
-def numbers_of(blocks: Blocks) -> dict[str, str]:
-    return {name[8:]: text for name, text in blocks.scripts.items() if name[:8] == "layer-0-"}
-
-
-def unpacked(text: str, dtype: torch.dtype) -> torch.Tensor:
-    planes = torch.frombuffer(bytearray(zlib.decompress(base64.b64decode(text))), dtype=torch.uint8)
-    width = dtype.itemsize
-    return planes.reshape(width, -1).T.contiguous().view(dtype).flatten()
 
 
 def test_query_and_key_are_in_the_file_bit_for_bit(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from test_file import Blocks, blocks_of, layers_of, numbers_of, unpacked
 from torch import Tensor
 
 import regard
+from pages import Blocks, blocks_of, layers_of, numbers_of, unpacked
 from regard.view.export import complete_layer as whole
 from regard.view.export.page_file import write_page
 from regard.view.export.summarised_layer import (

@@ -5,11 +5,21 @@ from typing import Any
 
 import pytest
 import torch
-from test_page_map import place, pooled, tile_of
 from torch import Tensor
 
 import regard
-from pages import Open, answers_of, first_layer, go, ready, sentence, three_digits
+from pages import (
+    Open,
+    answers_of,
+    first_layer,
+    go,
+    place,
+    pooled,
+    ready,
+    sentence,
+    three_digits,
+    tile_of,
+)
 from regard.view.export import page_file
 from regard.view.export.page_file import write_page
 

@@ -10,7 +10,19 @@ from playwright.sync_api import Page
 from torch import Tensor
 
 import regard
-from pages import Open, address, answers_of, level_at, ready, recorded, sentence, three_digits
+from pages import (
+    Open,
+    address,
+    answers_of,
+    level_at,
+    place,
+    pooled,
+    ready,
+    recorded,
+    sentence,
+    three_digits,
+    tile_of,
+)
 from regard.view.export.page_file import write_page
 
 # Tiles are the library's means
@@ -21,22 +33,6 @@ def asked(
 ) -> list[dict[str, Any]]:
     """What the engine of a written page answers about its first layer."""
     return answers_of(write_page(recording, folder / "page.html"), questions, **options)
-
-
-def pooled(weights: Tensor, level: int) -> Tensor:
-    """The mean of each block of 2^level x 2^level weights, aligned to 0."""
-    size = 2**level
-    rows, columns = (range(0, length, size) for length in weights.shape)
-    cells = [[weights[i : i + size, j : j + size].double().mean() for j in columns] for i in rows]
-    return torch.tensor(cells).double()
-
-
-def tile_of(answer: dict[str, Any]) -> Tensor:
-    return torch.tensor(answer["values"]).reshape(answer["height"], answer["width"]).double()
-
-
-def place(level: int, row: int = 0, column: int = 0) -> dict[str, Any]:
-    return {"kind": "tile", "place": {"level": level, "row": row, "column": column}}
 
 
 MATRICES = {

@@ -1,6 +1,5 @@
 """What the page shows can be taken along: a picture as PNG and SVG, its numbers as CSV."""
 
-import csv
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,22 +11,13 @@ from playwright.sync_api import Browser, Download, Page, Route
 
 import pages
 import regard
-from pages import WORDS, Open, ready, recorded
+from pages import WORDS, Open, ready, recorded, saved, table
 from regard.view.export.page_file import write_page
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]
 
 SVG = "{http://www.w3.org/2000/svg}"
 NAMES = ["CLS", *WORDS[:8]]
-
-
-def saved(page: Page, kind: str, folder: Path) -> Path:
-    page.click("#save summary")
-    with page.expect_download() as download:
-        page.click(f"[data-save={kind}]")
-    path = folder / download.value.suggested_filename
-    download.value.save_as(path)
-    return path
 
 
 def test_the_map_is_saved_as_a_png_twice_as_sharp(show: Open, tmp_path: Path) -> None:
@@ -199,11 +189,6 @@ def test_a_picture_shows_nothing_to_press_and_the_page_is_as_before(
     assert "sentences" not in said(page, tmp_path)
     assert page.is_visible("#view-segments .tools")
     assert page.locator("#view-segments").bounding_box() == before
-
-
-def table(page: Page, folder: Path) -> list[list[str]]:
-    with saved(page, "csv", folder).open(encoding="utf-8-sig", newline="") as file:
-        return list(csv.reader(file))
 
 
 def numbers(rows: list[list[str]]) -> torch.Tensor:

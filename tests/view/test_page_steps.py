@@ -9,7 +9,7 @@ import torch
 from playwright.sync_api import Page
 
 import regard
-from pages import Open, address, go, recorded, sentence, three_digits
+from pages import Open, address, go, number, recorded, sentence, three_digits
 from regard.view.export import page_file as file
 from regard.view.export.page_file import write_page
 
@@ -22,15 +22,6 @@ SHOWN = 0.0051
 def opened(page: Page) -> Page:
     page.wait_for_selector("#view-steps table[data-ready]")
     return page
-
-
-def number(text: str) -> float:
-    """A number as the page writes it, read again."""
-    plain = text.replace("\u202f", "").replace("−", "-").replace(",", "")
-    mantissa, _, power = plain.partition("×10⁻")
-    exponent = int(power.translate(str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹", "0123456789")) or 0)
-    share = 100 if mantissa.endswith("%") else 1
-    return float(mantissa.rstrip("% ")) * 10**-exponent / share
 
 
 def column(page: Page, name: str) -> list[str]:

@@ -6,12 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 from playwright.sync_api import Page
-from test_page_save import table
-from test_page_steps import number
 from torch import Tensor
 
 import regard
-from pages import Open, recorded
+from pages import Open, number, recorded, table
 from regard.view.export import page_file as file
 from regard.view.export.page_file import write_page
 from regard.view.tiles.page_answers import Answers, Which

@@ -1,0 +1,37 @@
+"""A model to run, an empty working folder, and the command in this process."""
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+import tiny_models
+from commands import Run
+from regard.cli import app as cli
+
+
+@pytest.fixture(scope="session")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("models") / "bert"
+    return str(tiny_models.save(folder, tiny_models.bert()))
+
+
+@pytest.fixture(autouse=True)
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test writes into an empty folder, with nobody at the keyboard."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    return tmp_path
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Run:
+    """Run the command in this process: exit code, standard output, standard error."""
+
+    def run_command(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            cli.main(arguments)
+        return int(end.value.code or 0), *capfd.readouterr()
+
+    return run_command
