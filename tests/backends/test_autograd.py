@@ -205,41 +205,6 @@ def test_tensors_made_in_inference_mode_give_the_same_answers_outside() -> None:
     assert torch.equal(several(*inner), within)
 
 
-AUTOCAST = {"device_type": "cpu", "dtype": torch.bfloat16}
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_autocast_changes_no_answer(dtype: torch.dtype) -> None:
-    query, key, value = (x.detach().to(dtype) for x in made())
-
-    def answers() -> list[Tensor]:
-        A = regard.attend(query, key, mask=regard.SlidingWindow(2, 0))
-        R = regard.rollout([A, A])
-        statistics = A.reduce(regard.Entropy(), regard.Sum(-2), regard.Pool(2, 2))
-        parts = (A @ value, A.T @ value, A[..., 1:3, :2], A.scores[..., 1:3, :2], R @ value[0])
-        return [*statistics, regard.kl(A, regard.attend(key, query)), *parts]
-
-    expected = answers()
-    with torch.autocast(**AUTOCAST):
-        found = answers()
-    assert [answer.dtype for answer in expected] == 4 * [torch.float32] + 5 * [dtype]
-    pairs = zip(found, expected, strict=True)
-    assert all(one.dtype == other.dtype and torch.equal(one, other) for one, other in pairs)
-
-
-@pytest.mark.parametrize("whole", [True, False], ids=["backward-within", "backward-outside"])
-def test_autocast_changes_no_gradient(whole: bool) -> None:
-    leaves = [x.detach().float().requires_grad_() for x in made()]
-    expected = torch.autograd.grad(several(*leaves), leaves)
-    with torch.autocast(**AUTOCAST):
-        total = several(*leaves)
-        if whole:
-            found = torch.autograd.grad(total, leaves)
-    if not whole:
-        found = torch.autograd.grad(total, leaves)
-    assert all(map(torch.equal, found, expected))
-
-
 # Rows that are no numbers.
 
 

@@ -1,7 +1,6 @@
 """Calls of PyTorch's fused attention, each on one box of the matrix."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from regard.backends.autograd_limits import first_only, only_backward
 from regard.masks import Mask
+from regard.scores.autocast import without_autocast
 from regard.scores.box import Box, Index, broadcast_index
 from regard.scores.grouped_heads import kv_leading
 from regard.scores.query_key import QueryKeyScores
@@ -177,9 +177,7 @@ def fused_attention(
     """
     leading, value_dim = parts.query.shape[:-1], parts.value.shape[-1]
     query, key, value = map(_four_axes, widened(parts))
-    device = query.device.type
-    autocast = torch.is_autocast_enabled(device)
-    with torch.autocast(device, enabled=False) if autocast else nullcontext():
+    with without_autocast(query.device):
         output = F.scaled_dot_product_attention(
             query,
             key,

@@ -22,6 +22,7 @@ from regard.backends.plan import Plan, counted
 from regard.masks import Mask
 from regard.reductions.block import Block
 from regard.reductions.reduction import Contribution, Reduction
+from regard.scores.autocast import without_autocast
 from regard.scores.box import Box, Index, broadcast_index, cut_whole
 from regard.scores.score_source import Scores, accumulation_dtype
 from regard.scores.scratch import Scratch
@@ -198,7 +199,7 @@ class _Sweep:
             scratch = self.scratch()
 
             def answer(box: Box) -> list[tuple[Contribution, ...]]:
-                with torch.no_grad(), torch.autocast(self.source.device.type, enabled=False):
+                with torch.no_grad(), without_autocast(self.source.device):
                     block = Block(self.source, self.mask, box, cut_whole, scratch)
                     return [reduction.update(block) for reduction in self.reductions]
 
@@ -222,7 +223,7 @@ class _Sweep:
 
             def answer(box: Box) -> list[tuple[int, Index, Tensor]]:
                 leaves = _Leaves(self.tensors)
-                with torch.enable_grad(), torch.autocast(self.source.device.type, enabled=False):
+                with torch.enable_grad(), without_autocast(self.source.device):
                     block = Block(self.source, self.mask, box, leaves.cut, scratch)
                     values: list[Tensor] = []
                     arriving: list[Tensor] = []

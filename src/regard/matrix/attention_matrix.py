@@ -36,6 +36,7 @@ from regard.reductions.reduction import Reduction, check_reductions
 from regard.reductions.row_statistics import Entropy, LogSumExp
 from regard.reductions.sums import Diagonal, Pool, Segments, Sum
 from regard.reductions.top_k import Max, Top, TopK
+from regard.scores.autocast import as_autocast
 from regard.scores.box import Index, broadcast_index
 from regard.scores.given_scores import GivenScores
 from regard.scores.position_bias import Bias
@@ -60,6 +61,10 @@ def attend(
 
     Nothing is computed yet. The scores are computed in this order: scale · query·key, plus bias,
     score_mod, softcap, mask.
+
+    Inside ``torch.autocast`` query, key and a bias tensor are cast to its dtype, as
+    ``scaled_dot_product_attention`` does; float64 is not. Statistics still have float32. Products
+    inside it, ``A @ value``, take a value of another dtype and return autocast's.
 
     Args:
         query: (..., num_heads, q_len, head_dim), or (q_len, head_dim) for one head. float16,
@@ -101,7 +106,8 @@ def attend(
     Source:
         Vaswani et al. 2017, "Attention Is All You Need", equation 1.
     """
-    query, key = check_query_key(query, key)
+    query, key = check_query_key(as_autocast(query), as_autocast(key))
+    bias = as_autocast(bias)
     # torch.broadcast_shapes would import sympy; the sizes are equal or 1 here.
     sizes = zip(query.shape[:-3], key.shape[:-3], strict=True)
     batch = [of_key if of_query == 1 else of_query for of_query, of_key in sizes]

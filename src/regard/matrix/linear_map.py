@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import DENSE_LIMIT, shape_text, with_article
+from regard.scores.autocast import as_autocast, autocast_dtype
 
 __all__ = ["LinearMap", "ProductWatcher", "TransposedMatrix", "times_batches", "watched_products"]
 
@@ -66,6 +67,16 @@ class LinearMap(ABC):
     def shape(self) -> torch.Size:
         """(..., rows, columns)."""
 
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """The dtype of products, except under autocast."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """The device of products."""
+
     @abstractmethod
     def to_dense(self, *, limit: int | None = DENSE_LIMIT) -> Tensor:
         """The whole of it as a tensor, by name only.
@@ -101,8 +112,11 @@ class LinearMap(ABC):
         return self.T
 
     def __matmul__(self, value: Tensor) -> Tensor:
-        """self @ value, an ordinary tensor; leading axes broadcast as in ``torch.matmul``."""
-        return _watched(self, value, lambda: self._times(value))
+        """Return self @ value, an ordinary tensor; leading axes broadcast as in ``torch.matmul``.
+
+        Under autocast the value may be of another dtype, and the product has autocast's dtype.
+        """
+        return self._cast(value, lambda value: _watched(self, value, lambda: self._times(value)))
 
     @classmethod
     def __torch_function__(
@@ -116,7 +130,7 @@ class LinearMap(ABC):
         if func in (torch.matmul, Tensor.matmul) and len(args) == 2 and not kwargs:
             left, right = args
             if isinstance(left, LinearMap):
-                return _watched(left, right, lambda: left._times(right))
+                return left @ right
             if isinstance(right, LinearMap):
                 if torch.compiler.is_compiling():  # Dynamo hands over A @ x as x @ A too
                     outside: Any = torch.compiler.disable(right._times_from_left, reason=_EAGER)
@@ -136,7 +150,19 @@ class LinearMap(ABC):
                 f"{rows} rows of A, {shape_text(self.shape)}.\n"
                 "    For a product from the right use A @ x."
             )
-        return self._transposed_times(x) if x.ndim == 1 else self._transposed_times(x.mT).mT
+        if x.ndim == 1:
+            return self._cast(x, self._transposed_times)
+        return self._cast(x.mT, self._transposed_times).mT
+
+    def _cast(self, operand: Tensor, times: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return times(operand) with the dtypes of ``torch.matmul`` under autocast.
+
+        The matrix stays as it was made, so that its products agree with its other answers.
+        """
+        dtype = autocast_dtype(self.dtype, self.device)
+        if dtype is None:
+            return times(operand)
+        return times(as_autocast(operand, self.dtype)).to(dtype)
 
 
 class TransposedMatrix(LinearMap):
@@ -161,6 +187,14 @@ class TransposedMatrix(LinearMap):
     def shape(self) -> torch.Size:
         *leading, rows, columns = self.of.shape
         return torch.Size((*leading, columns, rows))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.of.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.of.device
 
     def to_dense(self, *, limit: int | None = DENSE_LIMIT) -> Tensor:
         return self.of.to_dense(limit=limit).mT

@@ -44,6 +44,7 @@ from regard.reductions.reduction import Reduction
 from regard.reductions.row_statistics import Entropy, LogSumExp, NormalizedEntropy
 from regard.reductions.sums import Diagonal, Pool, Segments, Sum
 from regard.reductions.top_k import Max, Top, TopK, fitting, padded
+from regard.scores.autocast import without_autocast
 from regard.scores.box import Box
 from regard.scores.given_scores import GivenScores
 from regard.scores.position_bias import ALiBi, Bias, T5Bias
@@ -330,13 +331,14 @@ def _scores_of(plain: Plain, take: Take) -> Scores:
     query, key = check_query_key(take(plain["query"]), take(plain["key"]))
     _check_dtype("query", query)
     bias, sink = plain["bias"], plain["sink_bias"]
-    source = attend(
-        query,
-        key,
-        scale=check_scale(float(plain["scale"]), query.shape[-1]),
-        bias=None if bias is None else take(bias),
-        softcap=check_softcap(plain["softcap"]),
-    ).source
+    with without_autocast(query.device):
+        source = attend(
+            query,
+            key,
+            scale=check_scale(float(plain["scale"]), query.shape[-1]),
+            bias=None if bias is None else take(bias),
+            softcap=check_softcap(plain["softcap"]),
+        ).source
     if sink is not None:
         sink = take(sink)
         if not sink.is_floating_point() or not fits(sink, (*source.shape[:-2], 1, 1)):

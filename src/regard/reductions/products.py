@@ -12,6 +12,7 @@ from regard.errors import check_floating, check_operand
 from regard.masks import Mask
 from regard.reductions.block import Block
 from regard.reductions.reduction import Contribution, Reduction
+from regard.scores.autocast import without_autocast
 from regard.scores.box import Box, cut_whole
 from regard.scores.grouped_heads import grouped_matmul, kv_leading
 from regard.scores.score_source import Scores
@@ -205,7 +206,7 @@ def scores_at(source: Scores, mask: Mask | None, at_rows: range, at_columns: ran
 
     def part(rows: range) -> Tensor:
         box = Box(leading, slice(rows[0], rows[-1] + 1), columns)
-        with torch.autocast(source.device.type, enabled=False):
+        with without_autocast(source.device):
             scores = source.block(box, cut_whole)
         if mask is not None:
             allowed = mask.block(box, shape, source.device)

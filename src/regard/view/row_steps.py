@@ -21,6 +21,7 @@ from regard.errors import (
 )
 from regard.masks import Mask
 from regard.matrix.attention_matrix import AttentionMatrix, ScoreMatrix, check_attention_matrix
+from regard.scores.autocast import without_autocast
 from regard.scores.box import Box, cut_whole
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
@@ -269,7 +270,7 @@ def _row(source: Scores, mask: Mask | None, place: int) -> _Row:
     box = Box((), slice(place, place + 1), slice(0, source.shape[-1]))
 
     def scores(of: Scores) -> Tensor:
-        with torch.autocast(source.device.type, enabled=False):
+        with without_autocast(source.device):
             return of.block(box, cut_whole)[0]
 
     columns = {name: scores(part) for name, part in parts_of(source)}

@@ -24,6 +24,7 @@ from regard.reductions.reduction import Reduction
 from regard.reductions.row_statistics import Entropy, LogSumExp
 from regard.reductions.sums import Pool, Segments, Sum
 from regard.reductions.top_k import Max, Top, TopK
+from regard.scores.autocast import without_autocast
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
 
@@ -213,7 +214,7 @@ def _answers(
     for reduction in reductions:
         if not isinstance(reduction, Output):
             _buffers(reduction, source)
-    with torch.no_grad(), torch.autocast(source.device.type, enabled=False):
+    with torch.no_grad(), without_autocast(source.device):
         asked = _Asked(source, mask, Launch(operands(source, mask)), tuple(reductions))
         return tuple(asked.answer(reduction) for reduction in reductions)
 
