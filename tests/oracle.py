@@ -2,6 +2,10 @@
 
 Imports nothing of regard, so that no mistake is shared. Every function is differentiable by
 autograd where the mathematics is.
+
+NaN and infinity follow one rule. A key is masked where its score is -inf: it has weight 0, and a
+product leaves it out whatever its value is. A row of masked keys is empty: weights 0, logsumexp
+-inf. A row with a score of NaN or +inf at another key is undefined: its weights are NaN there.
 """
 
 import math
@@ -21,6 +25,18 @@ class Dense(NamedTuple):
     scores: Tensor
     weights: Tensor
     sink: Tensor | None = None
+
+    @property
+    def masked(self) -> Tensor:
+        return self.scores == -torch.inf
+
+    @property
+    def undefined(self) -> Tensor:
+        """Rows without a softmax, (..., q_len): a score, or the sink of a row with keys, is one."""
+        bad = self.scores.isnan() | (self.scores == torch.inf)
+        if self.sink is not None:
+            bad = bad | ((self.sink.isnan() | (self.sink == torch.inf)) & ~self.masked)
+        return bad.any(-1)
 
 
 class Top(NamedTuple):
@@ -66,16 +82,17 @@ def attend(
 
 
 def softmax(scores: Tensor, allowed: Tensor | None = None, sink: Tensor | None = None) -> Dense:
-    """The softmax over the keys; a row with nothing to attend to has weights 0."""
+    """The softmax over the keys; a masked key has weight 0, also in a row without others."""
     if allowed is not None:
         scores = torch.where(allowed, scores, -torch.inf)
-    empty = (scores == -torch.inf).all(-1, keepdim=True)
+    masked = scores == -torch.inf
+    empty = masked.all(-1, keepdim=True)
     logits = torch.where(empty, 0.0, scores)
     if sink is not None:
         logits = torch.cat([logits, sink.to(scores.dtype).expand(*scores.shape[:-1], 1)], -1)
     powers = torch.exp(logits - logits.detach().amax(-1, keepdim=True))
     weights = (powers / powers.sum(-1, keepdim=True))[..., : scores.shape[-1]]
-    return Dense(scores, torch.where(empty, 0.0, weights), sink)
+    return Dense(scores, torch.where(masked, 0.0, weights), sink)
 
 
 def double(tensor: Tensor | None) -> Tensor | None:
@@ -164,7 +181,7 @@ def t5_bias(
 
 
 def logsumexp(dense: Dense) -> Tensor:
-    empty = (dense.scores == -torch.inf).all(-1)
+    empty = dense.masked.all(-1)
     of_keys = torch.where(empty[..., None], 0.0, dense.scores).logsumexp(-1)
     if dense.sink is not None:
         of_keys = torch.logaddexp(of_keys, dense.sink[..., 0].to(of_keys.dtype))
@@ -183,11 +200,15 @@ def entropy_from_scores(dense: Dense) -> Tensor:
 
 
 def topk(dense: Dense, k: int) -> Top:
-    """Falling weights; among equal scores the lowest index first; index -1 for a masked key."""
+    """Falling weights; among equal scores the lowest index first; index -1 for a masked key.
+
+    An undefined row has no order: its values are NaN and its indices -1.
+    """
     indices = dense.scores.detach().sort(dim=-1, descending=True, stable=True).indices[..., :k]
     values = dense.weights.gather(-1, indices)
-    masked = dense.scores.detach().gather(-1, indices) == -torch.inf
-    return Top(values, indices.masked_fill(masked, -1))
+    undefined = dense.undefined[..., None]
+    without_key = dense.masked.gather(-1, indices) | undefined
+    return Top(torch.where(undefined, torch.nan, values), indices.masked_fill(without_key, -1))
 
 
 def maximum(dense: Dense) -> Top:
@@ -226,19 +247,22 @@ def diagonal(dense: Dense, offset: int) -> Tensor:
 
 def product(dense: Dense, value: Tensor) -> Tensor:
     """weights @ value."""
-    return _times(dense.weights, value)
+    return _times(dense.weights, value, dense.masked)
 
 
 def transposed_product(dense: Dense, operand: Tensor) -> Tensor:
     """weights transposed @ operand."""
-    return _times(dense.weights.mT, operand)
+    return _times(dense.weights.mT, operand, dense.masked.mT)
 
 
-def _times(weights: Tensor, operand: Tensor) -> Tensor:
+def _times(weights: Tensor, operand: Tensor, masked: Tensor) -> Tensor:
     if operand.ndim == 1:
+        return _times(weights, operand[:, None], masked)[..., 0]
+    operand = repeated(operand, weights.shape[-3] if weights.ndim > 2 else 1)
+    if bool(operand.isfinite().all()):
         return weights @ operand
-    num_heads = weights.shape[-3] if weights.ndim > 2 else 1
-    return weights @ repeated(operand, num_heads)
+    terms = weights[..., None] * operand[..., None, :, :]  # (..., rows, columns, width)
+    return torch.where(masked[..., None], 0.0, terms).sum(-2)
 
 
 # The budget.

@@ -46,11 +46,55 @@ BY_HAND = {
 }
 
 
+# A row with +inf, one with NaN, one whose NaN is masked, and an empty one; the last key is masked.
+INF, NAN = math.inf, math.nan
+SPECIAL = oracle.softmax(
+    torch.tensor(
+        [[0.0, INF, -INF], [NAN, 0.0, -INF], [0.0, 0.0, NAN], [-INF, -INF, INF]],
+        dtype=torch.float64,
+    ),
+    torch.tensor([True, True, False]),
+)
+BAD_VALUE = torch.tensor([[1.0, INF], [2.0, 1.0], [NAN, NAN]], dtype=torch.float64)
+BY_HAND |= {
+    "special-weights": (SPECIAL.weights, [[NAN, NAN, 0], [NAN, NAN, 0], [0.5, 0.5, 0], [0, 0, 0]]),
+    "special-logsumexp": (oracle.logsumexp(SPECIAL), [INF, NAN, math.log(2), -INF]),
+    "special-entropy": (oracle.entropy(SPECIAL), [NAN, NAN, math.log(2), 0]),
+    "special-topk-values": (
+        oracle.topk(SPECIAL, 2).values,
+        [[NAN, NAN], [NAN, NAN], [0.5, 0.5], [0, 0]],
+    ),
+    "special-topk-indices": (
+        oracle.topk(SPECIAL, 2).indices,
+        [[-1, -1], [-1, -1], [0, 1], [-1, -1]],
+    ),
+    "special-max-indices": (oracle.maximum(SPECIAL).indices, [-1, -1, 0, -1]),
+    "special-sum-queries": (SPECIAL.weights.sum(-2), [NAN, NAN, 0]),
+    "special-pool": (oracle.pool(SPECIAL, 2, 3), [[NAN, NAN, 0], [0.25, 0.25, 0]]),
+    "special-product": (
+        oracle.product(SPECIAL, BAD_VALUE),
+        [[NAN, NAN], [NAN, NAN], [1.5, INF], [0, 0]],
+    ),
+    "special-transposed": (
+        oracle.transposed_product(SPECIAL, torch.tensor([0.0, 0, 1, NAN], dtype=torch.float64)),
+        [NAN, NAN, 0],
+    ),
+    "special-transposed-of-ordinary-rows": (
+        oracle.transposed_product(DENSE, torch.tensor([NAN, 1.0, 1], dtype=torch.float64)),
+        [NAN, NAN, THIRD],
+    ),
+    "special-sink": (
+        oracle.softmax(SCORES, ALLOWED, torch.tensor([[NAN]])).weights,
+        [[NAN, NAN, 0], [NAN, NAN, NAN], [0, 0, 0]],
+    ),
+}
+
+
 @pytest.mark.parametrize("name", BY_HAND)
 def test_the_oracle_gives_what_a_hand_calculation_gives(name: str) -> None:
     found, expected = BY_HAND[name]
     by_hand = torch.tensor(expected, dtype=torch.float64)
-    torch.testing.assert_close(found.double(), by_hand, atol=TINY, rtol=TINY)
+    torch.testing.assert_close(found.double(), by_hand, atol=TINY, rtol=TINY, equal_nan=True)
 
 
 def test_the_oracle_imports_nothing_of_ours() -> None:
