@@ -136,6 +136,10 @@ KINDS: dict[str, Callable[[], regard.AttentionMatrix]] = {
     "sinks": lambda: attended(70, 70, sink_bias=torch.tensor([2.0])),
     "scores": lambda: regard.AttentionMatrix.from_scores(torch.randn(1, 58, 62).tril()),
     "weights": lambda: regard.AttentionMatrix.from_weights(torch.eye(70)[None]),
+    "close at 40,000": lambda: regard.AttentionMatrix.from_scores(
+        40_000 + torch.arange(58 * 62).reshape(1, 58, 62) % 17.0
+    ),
+    "equal at -1e9": lambda: regard.AttentionMatrix.from_scores(torch.full((1, 58, 62), -1e9)),
     "bfloat16": lambda: attended(70, 70, dtype=torch.bfloat16),
     "float64": lambda: attended(70, 70, dtype=torch.float64),
 }

@@ -17,6 +17,7 @@ from torch import Tensor
 import models
 import regard
 from pages import Open, answers_of, first_layer, go, sentence
+from regard.view.export import page_file
 from regard.view.export.page_file import write_page
 from regard.view.server.http_server import application
 
@@ -148,6 +149,39 @@ def assert_steps(steps: dict[str, Any], exact: Tensor) -> None:
         torch.testing.assert_close((shifted - steps["log_normalizer"]).exp(), exact, **EXACT)
 
 
+def rough(magnitude: float) -> regard.AttentionMatrix:
+    """Scores that float32 rounds by much more than 1e-6."""
+    generator = torch.Generator().manual_seed(0)
+    query, key = torch.randn(2, 1, 70, 64, generator=generator) * magnitude**0.5
+    return regard.attend(query, key, mask=regard.Causal())
+
+
+@pytest.mark.parametrize("magnitude", [30.0, 1e5, 1e36])
+def test_rows_of_the_server_sum_to_1_however_rough_their_scores(magnitude: float) -> None:
+    with served(rough(magnitude)) as get:
+        rows = [floats(get("row", query=query).content[: 4 * 70]) for query in range(70)]
+        part = {"by": "weight", "start": 0, "count": 1}
+        totals = [get("steps", query=query, **part).json()["total"] for query in range(70)]
+        columns = torch.stack([floats(get("column", key=key).content) for key in range(70)], -1)
+    assert [float(row.sum()) for row in rows] == pytest.approx([1] * 70, abs=1e-6)
+    assert totals == pytest.approx([1] * 70, abs=1e-6)
+    assert bool(((columns >= 0) & (columns <= 1 + 1e-6)).all())
+
+
+@pytest.mark.skipif(
+    not torch.backends.mkl.is_available(),
+    reason="whether products of other shapes round alike depends on the BLAS",
+)
+@pytest.mark.parametrize("magnitude", [30.0, 1e5, 1e36])
+def test_rough_scores_are_the_same_in_rows_columns_and_tiles(magnitude: float) -> None:
+    with served(rough(magnitude)) as get:
+        rows = [floats(get("row", query=query).content[: 4 * 70]) for query in range(70)]
+        columns = [floats(get("column", key=key).content) for key in range(70)]
+        tile = floats(get("tile", level=0, row=0, column=0, by_row=0).content).view(70, 70)
+    torch.testing.assert_close(torch.stack(columns, -1), torch.stack(rows), **EXACT)
+    torch.testing.assert_close(tile, torch.stack(rows), **EXACT)
+
+
 # The library
 
 
@@ -171,12 +205,44 @@ def test_rows_columns_and_tiles_of_the_file_are_one_matrix(
     name: str, hidden: bool, tmp_path: Path
 ) -> None:
     matrix = MATRICES[name]()
-    scores = scores_of(matrix)
+    page = write_page(regard.Recording({"layer": matrix}), tmp_path / "page.html")
+    assert_one_matrix(page, scores_of(matrix), hidden)
+
+
+@pytest.mark.parametrize("name", ["integers to 200", "1e30"])
+@pytest.mark.parametrize("stored", ["float24", "float16"])
+def test_of_numbers_that_fewer_bits_hold_the_file_is_as_exact(
+    name: str, stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_file, "FULL_PRECISION", 0)
+    if stored == "float16":
+        monkeypatch.setattr(page_file, "NEARLY_FULL_PRECISION", 0)
+    matrix = MATRICES[name]()
+    page = write_page(regard.Recording({"layer": matrix}), tmp_path / "page.html")
+    layer, _ = first_layer(page)
+    assert (layer["dtype"], layer["deviation"]) == (stored, 0)
+    assert_one_matrix(page, scores_of(matrix), False)
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["with sinks", "without"])
+def test_a_file_of_32_bits_has_the_weights_of_query_and_key_in_double_precision(
+    hidden: bool, tmp_path: Path
+) -> None:
+    """A score of 100 in float32 is 4e-6 off, and so would be each weight."""
+    query, key = torch.randn(2, 1, 11, 8, generator=torch.Generator().manual_seed(0)) * 6
+    matrix = regard.attend(query, key, scale=0.5)
+    page = write_page(regard.Recording({"layer": matrix}), tmp_path / "page.html")
+    scores = 0.5 * query[0].double() @ key[0].double().mT
+    assert 100 < float(scores.abs().max()) < 256
+    assert_one_matrix(page, scores, hidden)
+
+
+def assert_one_matrix(page: Path, scores: Tensor, hidden: bool) -> None:
+    """Rows, columns, tiles and steps of a written page are the softmax of these scores."""
     if hidden:
         scores = scores.index_fill(-1, torch.tensor([0]), -torch.inf)
     exact = softmax(scores).nan_to_num(0.0)
     q_len, kv_len = exact.shape
-    page = write_page(regard.Recording({"layer": matrix}), tmp_path / "page.html")
     place = {"level": 0, "row": 0, "column": 0}
     part = {"by": "position", "start": 0, "count": kv_len}
     # Columns and tiles first: a row that is asked for must not be what makes them right.
@@ -190,11 +256,35 @@ def test_rows_columns_and_tiles_of_the_file_are_one_matrix(
     torch.testing.assert_close(torch.stack(columns, -1), exact, **EXACT)
     torch.testing.assert_close(tiles[0].view(q_len, kv_len), exact, **EXACT)
     over_highest = (exact / exact.amax(-1, keepdim=True)).nan_to_num(0.0)
+    # The highest weight is known to float32's rounding of the largest score, which is below 256.
     torch.testing.assert_close(tiles[1].view(q_len, kv_len), over_highest, rtol=1e-5, atol=1e-9)
     torch.testing.assert_close(torch.stack(rows), exact, **EXACT)
     if not hidden:
         for answer, row in zip(found[-q_len:], exact, strict=True):
             assert_steps(answer["steps"], row)
+
+
+def test_a_layer_too_large_for_its_file_has_the_strongest_keys_of_large_scores(
+    tmp_path: Path,
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    key = 1e4 - torch.randint(0, 10, (1, 600, 1), generator=generator)
+    # Other numbers beside those that count make query and key too large for the file.
+    unseen = torch.randn(1, 600, 127, generator=generator)
+    query = torch.cat([torch.full((1, 600, 1), 4.0), torch.zeros(1, 600, 127)], -1)
+    matrix = regard.attend(query, torch.cat([key, unseen], -1), scale=1.0)
+    exact = softmax(scores_of(matrix))
+    page = write_page(regard.Recording({"layer": matrix}), tmp_path / "page.html", limit=180_000)
+    layer, _ = first_layer(page)
+    assert (layer["kind"], layer["strongest"]) == ("pyramid", 8)
+    row, column = answers_of(page, [{"kind": "row", "at": 5}, {"kind": "column", "at": 7}])
+    values = torch.tensor(row["values"]).double()
+    held = values > 0
+    assert int(held.sum()) == 8
+    torch.testing.assert_close(values[held], exact[5].topk(8).values, **EXACT)
+    assert row["rest"]["share"] == pytest.approx(1 - 8 * float(exact.max()), abs=1e-6)
+    block = exact[6:8, 6:8].mean()  # of 2 x 2 tokens, in a byte
+    assert column["values"][7] == pytest.approx(float(block), rel=0.05)
 
 
 def test_some_of_these_pages_hold_query_and_key_and_some_weights(tmp_path: Path) -> None:

@@ -174,11 +174,9 @@ class Answers:
             Gone: the answer is not wanted any more.
         """
         pyramid = self._pyramid(which)
-        q_len, kv_len = pyramid.head.shape
-        place = checked("query", query, q_len)
+        place = checked("query", query, pyramid.head.shape[0])
         with self._first(wanted) as pause:
-            values = pyramid.weights(slice(place, place + 1), slice(0, kv_len), pause)
-            return RowOfWeights(values[0], pyramid.allowed(place))
+            return RowOfWeights(pyramid.row(place, pause), pyramid.allowed(place))
 
     def column(self, which: Which, key: int, *, wanted: Callable[[], bool] = is_wanted) -> Tensor:
         """What every query gives to one key, (q_len,). Of a long head it waits for the pass.
@@ -189,12 +187,11 @@ class Answers:
             wanted: as in ``row``, which raises the same.
         """
         pyramid = self._pyramid(which)
-        q_len, kv_len = pyramid.head.shape
-        place = checked("key", key, kv_len)
+        place = checked("key", key, pyramid.head.shape[1])
         if not pyramid.is_small:
             self._finished(which, pyramid, wanted)
         with self._first(wanted) as pause:
-            return pyramid.weights(slice(0, q_len), slice(place, place + 1), pause)[:, 0]
+            return pyramid.column(place, pause)
 
     def tile(self, which: Which, place: Place, *, wanted: Callable[[], bool] = is_wanted) -> Tile:
         """A part of the head as a picture, at once: from a sample where exact numbers take longer.

@@ -216,10 +216,17 @@ class Pyramid:
         while not self.is_done:
             self.advance(pause)
 
-    def weights(self, rows: slice, columns: slice, pause: Pause) -> Tensor:
-        """The weights at some queries and keys, (queries, keys)."""
+    def row(self, query: int, pause: Pause) -> Tensor:
+        """Return the weights of one query, (kv_len,)."""
+        row, kv_len = Neighbours(self.head, slice(query, query + 1)), self.head.shape[1]
+        with one_thread():
+            return sums(row, 1, Scratch(kv_len), pause).each_key(kv_len)[0].float()
+
+    def column(self, key: int, pause: Pause) -> Tensor:
+        """Return the weights that all queries give to one key, (q_len,)."""
+        rows, columns = slice(0, self.head.shape[0]), slice(key, key + 1)
         self._learn(rows, pause)
-        return self._window(self._strips(rows, columns), columns, 1, False, pause)
+        return self._window(self._strips(rows, columns), columns, 1, False, pause)[:, 0]
 
     def allowed(self, query: int) -> Tensor:
         """To which keys a query may attend, (kv_len,); to none that is set aside."""

@@ -13,7 +13,7 @@ from regard.scores.given_scores import GivenScores
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.scratch import Scratch
 from regard.view.row_steps import parts_of
-from regard.view.tiles.strips import HeadScores, Neighbours, sums, window
+from regard.view.tiles.strips import HeadScores, Neighbours, sums
 
 __all__ = ["KeyStep", "KeysAsked", "QuerySteps", "query_steps"]
 
@@ -139,8 +139,8 @@ def query_steps(
     """
     source, keys = head.source, slice(0, head.shape[1])
     scratch, row = Scratch(keys.stop), Neighbours(head, slice(query, query + 1))
-    normalizers = sums(row, None, scratch, _never).normalizers
-    weight = window(row, keys, 1, normalizers, scratch, _never)[0]
+    found = sums(row, 1, scratch, _never)
+    normalizers, weight = found.normalizers, found.each_key(keys.stop)[0]
     score = row.scores(keys, scratch)[0].clone()
     allowed = score != -torch.inf
     chosen = _chosen(weight, part)
