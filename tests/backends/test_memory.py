@@ -65,6 +65,7 @@ def largest(work: Callable[[], object]) -> int:
     return mode.elements
 
 
+UNTIL = [(0, i + 1) for i in range(LENGTH)]  # they overlap as much as spans can
 REDUCTIONS: dict[str, Callable[[Tensor], regard.Reduction]] = {
     "logsumexp": lambda _: regard.LogSumExp(),
     "entropy": lambda _: regard.Entropy(),
@@ -74,6 +75,8 @@ REDUCTIONS: dict[str, Callable[[Tensor], regard.Reduction]] = {
     "sum-queries": lambda _: regard.Sum(-2),
     "pool": lambda _: regard.Pool(128, 128),
     "segments": lambda _: regard.Segments([(0, 1000), (1000, LENGTH)]),
+    "segments-until": lambda _: regard.Segments([(5, LENGTH), (0, 9)], UNTIL),
+    "until-segments": lambda _: regard.Segments(UNTIL, [(5, LENGTH), (0, 9)]),
     "diagonal": lambda _: regard.Diagonal(-1),
     "window": lambda _: Window(range(0, LENGTH, 500), range(0, LENGTH, 500)),
     "output": regard.Output,

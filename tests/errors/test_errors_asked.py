@@ -327,7 +327,7 @@ def test_a_wrong_call_says_what_came_and_what_to_do(
     [
         pytest.param(
             regard.Pool(10**5, 10**5),
-            "Pool would make (100000, 100000) float32 = 37.3 GiB; the limit is 4.0 GiB.\n"
+            "Pool would make (100000, 100000) float64 = 74.5 GiB; the limit is 4.0 GiB.\n"
             "    Ask for fewer cells, A.pool(512, 512).",
             id="pool",
         ),
@@ -339,7 +339,7 @@ def test_a_wrong_call_says_what_came_and_what_to_do(
         ),
         pytest.param(
             regard.Segments([(i, i + 1) for i in range(50_000)]),
-            "Segments would make (50000, 50000) float32 = 9.3 GiB; the limit is 4.0 GiB.\n"
+            "Segments would make (50000, 50000) float64 = 18.6 GiB; the limit is 4.0 GiB.\n"
             "    Ask for fewer spans.",
             id="segments",
         ),

@@ -21,7 +21,7 @@ from regard.backends.parallel import map_in_order
 from regard.backends.plan import Plan, counted
 from regard.masks import Mask
 from regard.reductions.block import Block
-from regard.reductions.reduction import Contribution, Reduction
+from regard.reductions.reduction import Contribution, Reduction, rounded
 from regard.scores.autocast import without_autocast
 from regard.scores.box import Box, Index, broadcast_index, cut_whole
 from regard.scores.score_source import Scores, accumulation_dtype
@@ -78,7 +78,8 @@ def _swept(source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -
     filled = iter(cast(tuple[Tensor, ...], _Recompute.apply(sweep, buffers, *sweep.tensors)))
     buffers = [tuple(next(filled) for _ in sums) for sums in buffers]
     pairs = zip(reductions, buffers, strict=True)
-    return tuple(reduction.finish(sums, source.shape) for reduction, sums in pairs)
+    dtype = accumulation_dtype(source.dtype)
+    return tuple(reduction.finish(rounded(sums, dtype), source.shape) for reduction, sums in pairs)
 
 
 def boxes(
@@ -233,7 +234,7 @@ class _Sweep:
                         for part, grad in zip(reduction.update(block), grads, strict=True):
                             if grad is not None and part.value.requires_grad:
                                 values.append(part.value)
-                                arriving.append(grad[part.at])
+                                arriving.append(grad[part.at].to(part.value.dtype))
                     return leaves.gradients(block, values, arriving)
 
             return answer

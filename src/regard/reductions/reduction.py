@@ -16,7 +16,14 @@ from regard.errors import check_bases
 from regard.reductions.block import Block
 from regard.scores.box import Index
 
-__all__ = ["Contribution", "Reduction", "RowStatistic", "check_reductions"]
+__all__ = [
+    "Contribution",
+    "Reduction",
+    "RowStatistic",
+    "check_reductions",
+    "rounded",
+    "sum_dtype",
+]
 
 
 class Contribution(NamedTuple):
@@ -77,6 +84,9 @@ class Reduction(ABC):
     ) -> tuple[Tensor, ...]:
         """Check the question against the matrix and give one buffer of zeros for each sum.
 
+        A buffer for sums over many rows may be float64: it is rounded to ``dtype`` before
+        ``finish``.
+
         Args:
             shape: of the matrix, (..., num_heads, q_len, kv_len).
             dtype: in which statistics accumulate, float32 or float64.
@@ -107,6 +117,16 @@ class Reduction(ABC):
     def rows(self, q_len: int) -> range:
         """The rows that the answer depends on."""
         return range(q_len)
+
+
+def sum_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return the dtype for sums of many numbers: float64 where the device has it, else dtype."""
+    return dtype if device.type == "mps" else torch.float64
+
+
+def rounded(buffers: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Return the filled buffers with the sums among them in the dtype of statistics."""
+    return tuple(total.to(dtype) if total.is_floating_point() else total for total in buffers)
 
 
 def check_reductions(call: str, reductions: Sequence[object]) -> None:

@@ -1,7 +1,10 @@
 """Sums of weights: over rows and columns, grid cells, text segments, and diagonals."""
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, cast, final
 
@@ -10,7 +13,7 @@ from torch import Tensor
 
 from regard.errors import check_count, check_memory, check_spans, check_whole
 from regard.reductions.block import Block
-from regard.reductions.reduction import Contribution, Reduction
+from regard.reductions.reduction import Contribution, Reduction, sum_dtype
 from regard.scores.box import int_tensor
 
 __all__ = ["Diagonal", "Pool", "Segments", "Sum"]
@@ -21,14 +24,15 @@ __all__ = ["Diagonal", "Pool", "Segments", "Sum"]
 class Sum(Reduction):
     """The sum of the weights over the keys (dim=-1) or over the queries (dim=-2).
 
-    Over the queries it is the attention that each key receives, (..., num_heads, kv_len). Over the
-    keys it is 1, less beside a sink, 0 for a query with no key, (..., num_heads, q_len).
+    The sum over the queries is the attention that each key receives, (..., num_heads, kv_len).
+    The sum over the keys, (..., num_heads, q_len), is 1; with a sink_bias it is less, and 0 for a
+    query without keys.
 
     Args:
         dim: -1 or -2.
 
     Raises:
-        ValueError: another axis.
+        ValueError: dim is another axis.
 
     Example:
         >>> import torch, regard
@@ -51,8 +55,10 @@ class Sum(Reduction):
     def start(
         self, shape: torch.Size, dtype: torch.dtype, device: torch.device
     ) -> tuple[Tensor, ...]:
-        length = shape[-2] if self.dim == -1 else shape[-1]
-        return (torch.zeros((*shape[:-2], length), dtype=dtype, device=device),)
+        if self.dim == -1:
+            return (torch.zeros(shape[:-1], dtype=dtype, device=device),)
+        size = (*shape[:-2], shape[-1])
+        return (torch.zeros(size, dtype=sum_dtype(dtype, device), device=device),)
 
     def update(self, block: Block) -> tuple[Contribution, ...]:
         if self.dim == -1:
@@ -66,18 +72,18 @@ class Sum(Reduction):
 @final
 @dataclass(frozen=True)
 class Pool(Reduction):
-    """The matrix as a picture: the mean weight in each cell of a rows x columns grid.
+    """The mean weight in each cell of a grid of rows x columns: the matrix as a picture.
 
     The answer has shape (..., num_heads, min(rows, q_len), min(columns, kv_len)). Cell i of an axis
     of n cells holds positions ``floor(i * length / n)`` up to ``floor((i + 1) * length / n)``.
 
     Args:
-        rows: at most how many cells along the queries.
-        columns: at most how many cells along the keys.
+        rows: the largest number of cells along the queries.
+        columns: the largest number of cells along the keys.
 
     Raises:
-        TypeError: not whole numbers.
-        ValueError: below 1.
+        TypeError: rows or columns is not a whole number.
+        ValueError: rows or columns is below 1.
 
     Example:
         >>> import torch, regard
@@ -104,6 +110,7 @@ class Pool(Reduction):
         self, shape: torch.Size, dtype: torch.dtype, device: torch.device
     ) -> tuple[Tensor, ...]:
         size = (*shape[:-2], *self._cells(shape))
+        dtype = sum_dtype(dtype, device)
         check_memory("Pool", size, dtype, remedy="Ask for fewer cells, A.pool(512, 512).")
         return (torch.zeros(size, dtype=dtype, device=device),)
 
@@ -116,10 +123,8 @@ class Pool(Reduction):
         if len(widths) == 1:
             pooled = by_row.view(*by_row.shape[:-1], len(columns), widths.pop()).sum(-1)
         else:
-            at = torch.arange(block.box.columns.start, block.box.columns.stop, device=by_row.device)
-            cell = ((at + 1) * column_cells - 1) // block.shape[-1] - start
-            pooled = by_row.new_zeros((*by_row.shape[:-1], len(columns)))
-            pooled = pooled.index_add(-1, cell, by_row)
+            spans = torch.tensor([(part.start, part.stop) for part in columns], device="cpu")
+            pooled = _span_sums(by_row, spans)
         cells = slice(first, first + len(rows)), slice(start, start + len(columns))
         return (Contribution((*block.box.leading, *cells), pooled),)
 
@@ -132,7 +137,7 @@ class Pool(Reduction):
 
 
 def _cells_met(part: slice, length: int, cells: int) -> tuple[int, list[slice]]:
-    """The first cell that a part of an axis meets, and where in the part each cell lies."""
+    """Return the first cell that overlaps a part of an axis, and the place of each cell in it."""
     first = ((part.start + 1) * cells - 1) // length
     last = (part.stop * cells - 1) // length
     inner = [cell * length // cells - part.start for cell in range(first + 1, last + 1)]
@@ -148,21 +153,21 @@ def _cell_lengths(length: int, cells: int, like: Tensor) -> Tensor:
 @final
 @dataclass(frozen=True)
 class Segments(Reduction):
-    """How much each span of queries attends to each span of keys.
+    """The attention that each span of queries pays to each span of keys.
 
-    Entry [i, j] is the weight that a query of span i gives to span j as a whole, in the mean over
-    the queries of span i. Where the key spans cover every key once, the rows sum to 1. The answer
+    Entry [i, j] sums the weights of the keys of span j, and takes the mean over the queries of
+    span i. The rows sum to 1 if the key spans cover every key once. Spans may overlap. The answer
     has shape (..., num_heads, query spans, key spans).
 
-    Two are equal that ask for the same spans under the same names, in the same order.
+    Two Segments are equal if they have the same spans with the same names in the same order.
 
     Args:
-        query_spans: (start, stop) pairs, or a mapping from names to them.
-        key_spans: the same for the keys; the query spans when left out.
+        query_spans: (start, stop) pairs, or a mapping from names to pairs.
+        key_spans: the same for the keys; the default is the query spans.
 
     Raises:
-        TypeError: not pairs of whole numbers.
-        ValueError: no spans, an empty span, or one that reaches beyond the text.
+        TypeError: the spans are not pairs of whole numbers.
+        ValueError: there are no spans, or a span is empty or reaches beyond the text.
 
     Example:
         >>> import torch, regard
@@ -188,44 +193,58 @@ class Segments(Reduction):
         spans = check_spans("query_spans", self.query_spans, "q_len", q_len)
         return range(min(start for start, _ in spans), max(stop for _, stop in spans))
 
-    def _spans(self, shape: torch.Size) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        keys = self.query_spans if self.key_spans is None else self.key_spans
-        return (
-            check_spans("query_spans", self.query_spans, "q_len", shape[-2]),
-            check_spans("key_spans", keys, "kv_len", shape[-1]),
-        )
-
     def start(
         self, shape: torch.Size, dtype: torch.dtype, device: torch.device
     ) -> tuple[Tensor, ...]:
-        queries, keys = self._spans(shape)
-        size = (*shape[:-2], len(queries), len(keys))
+        check_spans("query_spans", self.query_spans, "q_len", shape[-2])
+        keys = self.query_spans if self.key_spans is None else self.key_spans
+        check_spans("key_spans", keys, "kv_len", shape[-1])
+        size = (*shape[:-2], len(self.query_pieces), len(self.key_edges))
+        dtype = sum_dtype(dtype, device)
         check_memory("Segments", size, dtype, remedy="Ask for fewer spans.")
         return (torch.zeros(size, dtype=dtype, device=device),)
 
     def update(self, block: Block) -> tuple[Contribution, ...]:
-        queries, keys = self._spans(block.shape)
         rows, columns = block.box.rows, block.box.columns
-        met = [place for place, span in enumerate(queries) if _meets(span, rows)]
-        if not met:
-            return (
-                Contribution(
-                    (*block.box.leading, slice(0, 0)), block.log2_shifted.new_zeros(0, len(keys))
-                ),
-            )
-        by_query = block.sum_rows([_within(queries[place], rows) for place in met])
-        mass = by_query @ _member(columns, keys, by_query).mT
-        total = mass.new_zeros((*mass.shape[:-2], len(queries), len(keys)))
-        at = int_tensor(met, mass.device)
-        return (Contribution(block.box.leading, total.index_copy(-2, at, mass)),)
+        first = bisect_right(self.query_pieces, rows.start, key=_stop)
+        last = bisect_left(self.query_pieces, rows.stop, key=_start)
+        at = (*block.box.leading, slice(first, max(first, last)))
+        if first >= last:
+            return (Contribution(at, block.log2_shifted.new_zeros(0, len(self.key_edges))),)
+        by_piece = block.sum_rows([_within(piece, rows) for piece in self.query_pieces[first:last]])
+        return (Contribution(at, _span_sums(by_piece, self.key_edges - columns.start)),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
-        lengths = [stop - start for start, stop in self._spans(shape)[0]]
-        return buffers[0] / int_tensor(lengths, buffers[0].device)[:, None]
+        (by_piece,) = buffers
+        spans = _pairs(self._asked[0])
+        firsts = [bisect_left(self.query_pieces, start, key=_start) for start, _ in spans]
+        ends = [bisect_right(self.query_pieces, stop, key=_stop) for _, stop in spans]
+        pieces_of_spans = torch.tensor((firsts, ends), device="cpu").mT
+        by_span = _span_sums(by_piece.mT, pieces_of_spans).mT.to(by_piece.dtype)
+        lengths = int_tensor([stop - start for start, stop in spans], by_piece.device)
+        return by_span / lengths[:, None]
+
+    @cached_property
+    def key_edges(self) -> Tensor:
+        """The start and stop of each key span, (key spans, 2), on the CPU."""
+        return torch.tensor(_pairs(self._asked[1]), device="cpu")
+
+    @cached_property
+    def query_pieces(self) -> list[tuple[int, int]]:
+        """Disjoint spans in rising order; each query span is a run of them."""
+        spans = _pairs(self._asked[0])
+        opened, closed = Counter(start for start, _ in spans), Counter(stop for _, stop in spans)
+        pieces: list[tuple[int, int]] = []
+        depth = 0
+        for start, stop in pairwise(sorted(opened.keys() | closed.keys())):
+            depth += opened[start] - closed[start]
+            if depth:
+                pieces.append((start, stop))
+        return pieces
 
 
 def _as_tuples(spans: object) -> Any:
-    """Spans with their names, in their order, as a dict does not compare; no spans as they are."""
+    """Return spans as tuples with their names, so that order counts; others unchanged."""
     if isinstance(spans, Mapping):
         named = cast("Mapping[object, object]", spans)
         return tuple((name, _as_tuples(span)) for name, span in named.items())
@@ -234,26 +253,56 @@ def _as_tuples(spans: object) -> Any:
     return spans
 
 
-def _meets(span: tuple[int, int], part: slice) -> bool:
-    return span[0] < part.stop and part.start < span[1]
+def _pairs(spans: Iterable[Any]) -> list[tuple[int, int]]:
+    """Return the (start, stop) pairs in the result of ``_as_tuples``, without names."""
+    pairs = (span[1] if isinstance(span[1], tuple) else span for span in spans)
+    return [(int(start), int(stop)) for start, stop in pairs]
+
+
+def _start(span: tuple[int, int]) -> int:
+    return span[0]
+
+
+def _stop(span: tuple[int, int]) -> int:
+    return span[1]
 
 
 def _within(span: tuple[int, int], part: slice) -> slice:
-    """Where in the part the span lies."""
+    """Return the slice of the part that lies in the span."""
     return slice(max(span[0], part.start) - part.start, min(span[1], part.stop) - part.start)
 
 
-def _member(part: slice, spans: list[tuple[int, int]], like: Tensor) -> Tensor:
-    """1 where a position of the part lies in a span, (spans, part)."""
-    positions = torch.arange(part.start, part.stop, device=like.device)
-    edges = int_tensor(spans, like.device)
-    return ((positions >= edges[:, :1]) & (positions < edges[:, 1:])).to(like.dtype)
+def _span_sums(numbers: Tensor, spans: Tensor) -> Tensor:
+    """Return the sum over each span of the last axis, (..., spans), in ``sum_dtype``.
+
+    Each level adds the pairs of neighbours of the level before, so its numbers are sums of 1, 2, 4,
+    8, ... neighbours. A span consists of at most two of them from each level. Memory is linear, and
+    spans may overlap. There is no subtraction, so small numbers beside large ones stay exact.
+
+    Args:
+        numbers: (..., length).
+        spans: (start, stop) pairs, (spans, 2), int64, on the CPU; clipped to 0 and length.
+    """
+    # The gradient of an index adds up in a fixed order on a GPU, but on a CPU in float64 only.
+    numbers = numbers.to(sum_dtype(numbers.dtype, numbers.device))
+    start, stop = spans.clamp(0, numbers.shape[-1]).unbind(-1)
+    total = numbers.new_zeros((*numbers.shape[:-1], len(spans)))
+    while bool((left := start < stop).any()):
+        for taken, place in ((left & (start % 2 == 1), start), (left & (stop % 2 == 1), stop - 1)):
+            if bool(taken.any()):
+                at = place.where(taken, 0).to(numbers.device, non_blocking=True)
+                chosen = taken.to(numbers.device, non_blocking=True)
+                total = total + torch.where(chosen, numbers[..., at], 0.0)
+        start, stop = (start + 1) // 2, stop // 2
+        even = numbers.shape[-1] // 2 * 2
+        numbers = numbers[..., 0:even:2] + numbers[..., 1:even:2]
+    return total
 
 
 @final
 @dataclass(frozen=True)
 class Diagonal(Reduction):
-    """The weights A[i, i + offset], as ``torch.diagonal`` has them.
+    """The weights A[i, i + offset], as in ``torch.diagonal``.
 
     Offset -1 is the attention to the previous token, 0 to itself. The answer has shape
     (..., num_heads, n), where n is the length of that diagonal.
@@ -262,7 +311,7 @@ class Diagonal(Reduction):
         offset: kv_idx - q_idx.
 
     Raises:
-        TypeError: offset is no whole number.
+        TypeError: the offset is not a whole number.
 
     Example:
         >>> import torch, regard

@@ -17,7 +17,7 @@ from regard.backends.plan import Plan, counted
 from regard.backends.sdpa import Sdpa
 from regard.backends.sweep import boxes
 from regard.backends.triton.operands import operands, refused
-from regard.errors import check_operand, check_spans, dtype_text
+from regard.errors import check_operand, dtype_text
 from regard.masks import Mask
 from regard.reductions.products import Output, TransposedOutput
 from regard.reductions.reduction import Reduction
@@ -37,8 +37,6 @@ MAX_K = 64
 MAX_HEAD_DIM = 256
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LEAST_CAPABILITY = (8, 0)
-# Spans of queries that overlap are read again, and their sums held.
-MAX_OVERLAP = 4
 LEAST_HEIGHT = 32  # of a tile that spans are cut for, in queries: a plan counts the most pieces
 ANSWERED = (LogSumExp, Entropy, Sum, Max, TopK, Pool, Segments, TransposedOutput)
 # What Triton says, in no error of its own, of a machine without a compiler, a driver or a folder.
@@ -145,10 +143,6 @@ def _of_reductions(
     for reduction in reductions:
         if isinstance(reduction, TopK) and reduction.k > MAX_K:
             return f"the Triton kernel for TopK takes a k up to {MAX_K}, and it is {reduction.k}"
-        if isinstance(reduction, Segments):
-            spans = check_spans("query_spans", reduction.query_spans, "q_len", source.shape[-2])
-            if sum(stop - start for start, stop in spans) > MAX_OVERLAP * source.shape[-2]:
-                return f"the query_spans of Segments overlap more than {MAX_OVERLAP}-fold"
         if isinstance(reduction, TransposedOutput) and (lack := _of_operand(reduction.operand)):
             return lack
     tensors = [*source.tensors, *(tensor for r in reductions for tensor in r.tensors)]
@@ -309,9 +303,7 @@ def _four_axes(operand: Tensor, shape: torch.Size) -> Tensor:
 def _spans(reduction: Pool | Segments, shape: torch.Size) -> tuple[Tensor, Tensor]:
     """The spans of queries and those of keys, (start, stop) each."""
     if isinstance(reduction, Segments):
-        keys = reduction.query_spans if reduction.key_spans is None else reduction.key_spans
-        down = check_spans("query_spans", reduction.query_spans, "q_len", shape[-2])
-        return torch.tensor(down), torch.tensor(check_spans("key_spans", keys, "kv_len", shape[-1]))
+        return torch.tensor(reduction.query_pieces, device="cpu"), reduction.key_edges
     (cells,) = reduction.start(shape, torch.float32, _META)  # never filled
     edges = [
         torch.arange(n + 1) * shape[axis] // n

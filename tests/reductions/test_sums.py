@@ -1,0 +1,117 @@
+"""Sums over many rows, and over many spans: how exact they are, and what they hold."""
+
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import oracle
+import regard
+from regard.backends import sweep as blocks
+
+FLOAT32 = torch.finfo(torch.float32).eps
+
+# Many rows.
+
+ASKED: dict[str, Callable[[int, int], regard.Reduction]] = {
+    "sum": lambda *_: regard.Sum(-2),
+    "pool": lambda *_: regard.Pool(1, 1),
+    "uneven-pool": lambda *_: regard.Pool(1, 2),
+    "segments": lambda q_len, kv_len: regard.Segments([(0, q_len)], [(0, kv_len), (0, 2)]),
+}
+SUMS: dict[str, Callable[[oracle.Dense], Tensor]] = {
+    "sum": lambda dense: dense.weights.sum(-2),
+    "pool": lambda dense: oracle.pool(dense, 1, 1),
+    "uneven-pool": lambda dense: oracle.pool(dense, 1, 2),
+    "segments": lambda dense: oracle.segments(
+        dense, [(0, dense.weights.shape[0])], [(0, dense.weights.shape[1]), (0, 2)]
+    ),
+}
+
+
+@cache
+def inputs(q_len: int, kv_len: int, even: bool) -> tuple[Tensor, Tensor]:
+    """Query and key whose weights are all alike, or all different."""
+    generator = torch.Generator().manual_seed(q_len)
+    size = 0 if even else 1
+    query, key = (size * torch.rand(n, 2, generator=generator) for n in (q_len, kv_len))
+    return query, key
+
+
+@pytest.mark.parametrize("rows_of_a_block", [None, 29], ids=["usual-blocks", "small-blocks"])
+@pytest.mark.parametrize("even", [True, False], ids=["even", "uneven"])
+@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("size", [(8192, 97), (30_011, 3)], ids=str)
+def test_a_sum_over_many_rows_does_not_drift(
+    size: tuple[int, int],
+    name: str,
+    even: bool,
+    rows_of_a_block: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if rows_of_a_block is not None:
+        monkeypatch.setattr(blocks, "BLOCK_SIZE", rows_of_a_block * size[1])
+        monkeypatch.setattr(blocks, "MIN_ROWS", 2)
+    query, key = inputs(*size, even)
+    found = regard.attend(query, key).reduce(ASKED[name](*size))
+    assert found.dtype == torch.float32
+    exact = SUMS[name](oracle.attend(query.double(), key.double()))
+    plain = SUMS[name](oracle.attend(query, key))
+    twice = 2 * float((plain - exact).abs().max())
+    # Beside the rounding of the answer, a rounding of each weight.
+    oracle.assert_close(found, exact, twice + 2 * FLOAT32 * float(exact.max()))
+
+
+# Many spans.
+
+
+def spans_in(length: int) -> st.SearchStrategy[list[tuple[int, int]]]:
+    """Spans in any order that may overlap, repeat, and leave tokens out."""
+    edges = st.lists(st.integers(0, length), min_size=2, max_size=2, unique=True)
+    return st.lists(edges.map(lambda pair: (min(pair), max(pair))), min_size=1, max_size=9)
+
+
+@given(st.data())
+def test_any_spans_have_the_sums_of_the_dense_matrix(data: st.DataObject) -> None:
+    q_len, kv_len = (data.draw(st.integers(1, 37), label=name) for name in ("q_len", "kv_len"))
+    queries, keys = data.draw(spans_in(q_len)), data.draw(spans_in(kv_len))
+    generator = torch.Generator().manual_seed(q_len)
+    size = {"generator": generator, "dtype": torch.float64}
+    query, key = torch.randn(2, q_len, 3, **size), torch.randn(2, kv_len, 3, **size)
+    leaves = query.requires_grad_(), key.requires_grad_()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "BLOCK_SIZE", 5 * kv_len)
+        patch.setattr(blocks, "MIN_ROWS", 2)
+        found = regard.attend(query, key).segments(queries, keys)
+        exact = oracle.segments(oracle.attend(query, key), queries, keys)
+        oracle.assert_close(found, exact, 1e-14)
+        arriving = torch.randn(found.shape, **size)
+        pairs = [torch.autograd.grad(each, leaves, arriving) for each in (found, exact)]
+    for actual, right in zip(*pairs, strict=True):
+        torch.testing.assert_close(actual, right, rtol=1e-10, atol=1e-12)
+
+
+def test_a_span_of_tiny_weights_keeps_its_digits_beside_large_ones() -> None:
+    scores = torch.zeros(40, 40)
+    scores[:, 7:29] = -60.0
+    spans = [(0, 7), (7, 29), (29, 40), (5, 29)]
+    found = regard.AttentionMatrix.from_scores(scores).segments([(0, 40)], spans)
+    exact = oracle.segments(oracle.softmax(scores.double()), [(0, 40)], spans)
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=0)
+
+
+def test_100_000_spans_over_100_000_keys_take_little_memory() -> None:
+    length = 100_000
+    query, key = torch.zeros(40, 2), torch.zeros(length, 2)
+    tokens = [(i, i + 1) for i in range(length)]
+    by_token = regard.attend(query, key).segments([(0, 20), (10, 40)], tokens)
+    torch.testing.assert_close(by_token, torch.full((2, length), 1 / length))
+    until = [(0, i + 1) for i in range(length)]  # they overlap as much as spans can
+    until_token = regard.attend(query, key).segments([(0, 40)], until)
+    torch.testing.assert_close(until_token[0], torch.arange(1, length + 1) / length)
+    of_tokens = regard.attend(key, query).segments(tokens, [(0, 40), (0, 10)])
+    torch.testing.assert_close(of_tokens, torch.tensor([1.0, 0.25]).expand(length, 2))
