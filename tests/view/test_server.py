@@ -4,6 +4,7 @@ import doctest
 import json
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 
 import pytest
@@ -371,6 +372,9 @@ def test_a_recording_that_has_changed_is_not_answered_for() -> None:
 
 @pytest.mark.parametrize("module", [asked, desk, guard, server], ids=lambda module: module.__name__)
 def test_the_examples_give_what_they_say(module: ModuleType) -> None:
-    failed, tried = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
+    # On a thread of its own: a browser of another test may keep an event loop running on this one.
+    with ThreadPoolExecutor(1) as pool:
+        examples = pool.submit(doctest.testmod, module, optionflags=doctest.ELLIPSIS)
+    failed, tried = examples.result()
     assert failed == 0
     assert tried > 0
