@@ -72,7 +72,8 @@ def columns_kernel(
         earliest = tl.min(tl.where(of_key < 0, FAR, of_key), 0)
         start = tl.maximum(start, earliest - limits.shift)
         stop = tl.minimum(stop, tl.max(its_stop, 0) - limits.shift)
-    total = tl.zeros((BLOCK_N,), tl.float32)
+    # float32 would drift: a long text has a thousand tiles of queries.
+    total = tl.zeros((BLOCK_N,), tl.float64)
     if products is not None:
         WIDE: tl.constexpr = max(16, triton.next_power_of_2(WIDTH))
         product = tl.zeros((BLOCK_N, WIDE), tl.float32)

@@ -114,7 +114,8 @@ def pooled_kernel(
     row_exists = piece_of_row < row_count
     row = tl.load(rows + 4 * piece_of_row + 2, mask=row_exists, other=0)
     into = sums + (at * height + row.to(tl.int64)[:, None]) * width
-    total = tl.zeros((PER_ROWS, PER_COLUMNS), tl.float32)
+    # Only a span that fills whole tiles has several pieces. float32 would drift over a thousand.
+    total = tl.zeros((PER_ROWS, PER_COLUMNS), tl.float64 if PER_COLUMNS == 1 else tl.float32)
     met, end = _tiles_met(columns, column_count, start, stop, PER_COLUMNS)
     for across in range(met, end):
         kv_idx, there = _slots(columns, column_count, across, BLOCK_N, COLUMN_SLOT)
