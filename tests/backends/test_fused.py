@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from test_compliance import assert_answer, assert_gradients
-from test_memory import largest
 from torch import Tensor
 
 import oracle
 import regard
 from cases import CASES, MASKED, SHAPES, Case, full_but, in_turn, parametrised
+from compliance import assert_answer, assert_gradients
+from largest_tensor import largest
 from regard.backends import sdpa_tiling as forms
 from regard.backends.choose import BACKENDS
 from regard.masks import Causal, Documents, Keep, Mask, Padding, PrefixLM, SlidingWindow

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from test_memory import LENGTH, MOST, inputs, largest
 from torch import Tensor
 
 import oracle
 import regard
 from cases import MASKED, SCORES, SHAPES, Case, Inputs, by_name, in_turn, parametrised
+from largest_tensor import LENGTH, MOST, inputs, largest
 from regard.backends import sweep as blocks
 
 

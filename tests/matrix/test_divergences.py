@@ -9,12 +9,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_memory import MOST, inputs, largest
 from torch import Tensor
 
 import oracle
 import regard
 from cases import MASKS, full_but, in_turn
+from largest_tensor import MOST, inputs, largest
 from regard.backends import sweep as blocks
 
 SHAPE = torch.Size((2, 6, 7, 11))

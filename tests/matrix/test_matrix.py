@@ -8,6 +8,7 @@ from torch import Tensor
 
 import oracle
 import regard
+from matrix_parts import LEADING
 from regard.matrix.attention_matrix import ScoreMatrix
 from regard.matrix.linear_map import TransposedMatrix
 from regard.scores.score_source import Scores
@@ -44,20 +45,6 @@ class CountingScores(Scores):
 
 # Parts.
 
-LEADING = {
-    "batch": lambda m: m[1],
-    "batch-and-head": lambda m: m[1, 4],
-    "negative": lambda m: m[-1, -2],
-    "slice-of-heads": lambda m: m[:, 3:6],
-    "cut-group": lambda m: m[:, 1:5],
-    "step-over-heads": lambda m: m[:, ::2],
-    "head-of-all": lambda m: m[:, 2],
-    "batch-kept": lambda m: m[1:2, 0:3],
-    "ellipsis": lambda m: m[0, ...],
-    "twice": lambda m: m[0][3],
-    "whole": lambda m: m[...],
-    "full-slices": lambda m: m[:, :, :, :],
-}
 INNER = {
     "row": lambda m: m[0, 1, 3],
     "last-row": lambda m: m[0, 1, -1],

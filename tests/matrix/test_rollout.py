@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_memory import largest
 from torch import Tensor
 
 import oracle
 import regard
 from cases import MASKS, in_turn
+from largest_tensor import largest
 from regard.backends import sweep as blocks
 
 TIGHT = 1e-6  # a few roundings of float32 numbers below 1, through three layers

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.attention.flex_attention as flex
-from test_matrix import LEADING
 from torch import Tensor
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as gemma2
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as gpt_oss
@@ -16,6 +15,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 import oracle
 import regard
+from matrix_parts import LEADING
 from regard.backends import sweep as blocks
 
 QUERY = torch.randn(2, 6, 7, 4, generator=torch.Generator().manual_seed(0))
