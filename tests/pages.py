@@ -253,10 +253,8 @@ def unpacked(text: str, dtype: torch.dtype) -> torch.Tensor:
 
 def pooled(weights: Tensor, level: int) -> Tensor:
     """The mean of each block of 2^level x 2^level weights, aligned to 0."""
-    size = 2**level
-    rows, columns = (range(0, length, size) for length in weights.shape)
-    cells = [[weights[i : i + size, j : j + size].double().mean() for j in columns] for i in rows]
-    return torch.tensor(cells).double()
+    pool = torch.nn.AvgPool2d(2**level, ceil_mode=True, count_include_pad=False)
+    return pool(weights.double()[None])[0]
 
 
 def tile_of(answer: dict[str, Any]) -> Tensor:

@@ -109,11 +109,13 @@ def test_flex_attention_is_compiled_and_measured() -> None:
     assert "1 of 1 cases measured" in done.stdout
 
 
+@pytest.mark.full
 def test_the_import_is_measured(results: Results) -> None:
     written, _ = results("start", "--case", "import regard")
     assert [row["unit"] for row in written["results"]] == ["s"]
 
 
+@pytest.mark.full
 def test_a_case_is_measured_in_a_process_of_its_own(benchmarks: Any) -> None:
     (job,) = benchmarks.registry.jobs("memory", "fused forward", length=64)
     measured = benchmarks.run.in_own_process(job)
@@ -303,6 +305,7 @@ def test_a_ratio_is_that_of_the_medians(benchmarks: Any, monkeypatch: pytest.Mon
     assert measured.repetitions == 3
 
 
+@pytest.mark.full
 def test_memory_that_is_given_back_is_still_seen(benchmarks: Any) -> None:
     def work() -> None:
         torch.ones(2**24).sum()  # 64 MiB

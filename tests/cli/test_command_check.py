@@ -50,6 +50,7 @@ def test_a_mistake_is_named_with_its_line_and_exit_code_1(run: Run) -> None:
     assert "mine.py, line 3:" in out
 
 
+@pytest.mark.full
 def test_what_is_right_has_exit_code_0(run: Run) -> None:
     Path("mine.py").write_text(RIGHT)
     code, out, _ = run("mine.py")
@@ -57,6 +58,7 @@ def test_what_is_right_has_exit_code_0(run: Run) -> None:
     assert out.splitlines()[-1].startswith("attention is right")
 
 
+@pytest.mark.full
 def test_json_is_all_of_standard_output(run: Run) -> None:
     Path("mine.py").write_text(WRONG)
     code, out, _ = run("mine.py:attention", "--json")
@@ -65,6 +67,7 @@ def test_json_is_all_of_standard_output(run: Run) -> None:
     assert told["reports"][0]["findings"][0]["name"] == "softmax-wrong-axis"
 
 
+@pytest.mark.full
 def test_other_options_go_to_the_class(run: Run) -> None:
     Path("mine.py").write_text(CLASS)
     code, out, _ = run("mine.py:Attention", "--embed-dim", "16", "--num-heads=4")
@@ -72,6 +75,7 @@ def test_other_options_go_to_the_class(run: Run) -> None:
     assert "4 heads" in out
 
 
+@pytest.mark.full
 def test_a_class_without_its_arguments_says_how_to_give_them(run: Run) -> None:
     Path("mine.py").write_text(CLASS)
     code, out, err = run("mine.py:Attention")
@@ -79,6 +83,7 @@ def test_a_class_without_its_arguments_says_how_to_give_them(run: Run) -> None:
     assert err.startswith("regard: Attention has no value for embed_dim, num_heads;")
 
 
+@pytest.mark.full
 def test_a_number_that_was_left_out_is_asked_for(run: Run) -> None:
     Path("mine.py").write_text(CLASS)
     code, out, err = run("mine.py:Attention", "--embed-dim", "--num-heads", "4")
@@ -89,6 +94,7 @@ def test_a_number_that_was_left_out_is_asked_for(run: Run) -> None:
     )
 
 
+@pytest.mark.full
 def test_arguments_that_no_name_tells_are_one_clear_error(run: Run) -> None:
     Path("mine.py").write_text("def attention(a, b, c, d, e, f):\n    return a.softmax(-1)\n")
     code, out, err = run("mine.py:attention")
@@ -116,6 +122,7 @@ def test_a_file_that_is_not_there_is_one_clear_error(run: Run) -> None:
     assert err.startswith("regard: nope.py does not exist;")
 
 
+@pytest.mark.full
 def test_code_that_never_ends_is_ended(run: Run) -> None:
     Path("mine.py").write_text("while True:\n    pass\n")
     code, _, err = run("mine.py", "--seconds", "1")

@@ -1,7 +1,5 @@
 """``check`` on attention code as people write it: each mistake by its name, no false alarm."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -15,34 +13,15 @@ RIGHT = cases("right")
 BEYOND = cases("beyond")
 
 
-_REPORTS: dict[Path, Report] = {}
-
-
 def _checked(case: Case) -> Report:
-    """The report on a file, which several tests look at."""
-    if case.path not in _REPORTS:
-        torch.manual_seed(0)  # weights of a module that is handed over built
-        call = case.call()
-        _REPORTS[case.path] = check(*call.args, **call.kwargs)
-    return _REPORTS[case.path]
+    torch.manual_seed(0)  # weights of a module that is handed over built
+    call = case.call()
+    return check(*call.args, **call.kwargs)
 
 
 def _is_there(finding: Finding, case: Case) -> bool:
     lines = case.expected[finding.name]
     return 1 in lines or (finding.file == str(case.path) and finding.line in lines)
-
-
-@pytest.mark.parametrize("case", FAULTY, ids=lambda case: case.name)
-def test_each_mistake_is_named_with_its_line_and_no_other(case: Case) -> None:
-    report = _checked(case)
-    faults = {name for name in case.expected if fault(name).severity == "fault"}
-    assert {finding.name for finding in report.faults} == faults, str(report)
-    told = {finding.name: finding for finding in report.findings}
-    assert case.expected.keys() <= told.keys(), str(report)
-    wrong = {name: told[name].line for name in case.expected if not _is_there(told[name], case)}
-    assert wrong == {}, f"expected {case.expected}\n{report}"
-    assert report.ok == (not faults)
-    assert report.missing == ""
 
 
 # No matrix shows these, by the reason.
@@ -59,8 +38,26 @@ WITHOUT_PROOF = {
 
 
 @pytest.mark.parametrize("case", FAULTY, ids=lambda case: case.name)
-def test_each_mistake_is_proved_by_two_small_matrices_that_differ(case: Case) -> None:
+def test_each_mistake_is_named_and_proved(case: Case, subtests: pytest.Subtests) -> None:
     report = _checked(case)
+    with subtests.test("it has this name and this line, and there is no other"):
+        assert_named(report, case)
+    with subtests.test("two small matrices that differ prove it"):
+        assert_proved(report, case)
+
+
+def assert_named(report: Report, case: Case) -> None:
+    faults = {name for name in case.expected if fault(name).severity == "fault"}
+    assert {finding.name for finding in report.faults} == faults, str(report)
+    told = {finding.name: finding for finding in report.findings}
+    assert case.expected.keys() <= told.keys(), str(report)
+    wrong = {name: told[name].line for name in case.expected if not _is_there(told[name], case)}
+    assert wrong == {}, f"expected {case.expected}\n{report}"
+    assert report.ok == (not faults)
+    assert report.missing == ""
+
+
+def assert_proved(report: Report, case: Case) -> None:
     shown = [(f.did, f.attention) for f in report.faults]
     told = [did is not None and attention is not None for did, attention in shown]
     assert all(told) == (case.name not in WITHOUT_PROOF), str(report)
@@ -87,16 +84,16 @@ def test_what_is_another_kind_of_attention_or_none_is_neither_right_nor_wrong(ca
 # The corpus itself
 
 
-@pytest.mark.parametrize("case", FAULTY, ids=lambda case: case.name)
-def test_each_faulty_file_says_which_entry_of_the_catalogue_is_where(case: Case) -> None:
-    assert case.expected
-    assert all(fault(name).name == name for name in case.expected)
+def test_each_faulty_file_says_which_entry_of_the_catalogue_is_where() -> None:
+    assert [case.name for case in FAULTY if not case.expected] == []
+    assert all(fault(name).name == name for case in FAULTY for name in case.expected)
 
 
-@pytest.mark.parametrize("number", range(1, 29))
-def test_each_mistake_is_written_in_three_ways_or_more(number: int) -> None:
-    name = next(entry.name for entry in FAULTS if entry.number == number)
-    assert sum(name in case.expected for case in FAULTY) >= 3
+def test_each_mistake_is_written_in_three_ways_or_more() -> None:
+    names = {entry.number: entry.name for entry in FAULTS if entry.number in range(1, 29)}
+    ways = {name: sum(name in case.expected for case in FAULTY) for name in names.values()}
+    assert len(ways) == 28
+    assert {name: count for name, count in ways.items() if count < 3} == {}
 
 
 def test_right_files_expect_nothing() -> None:

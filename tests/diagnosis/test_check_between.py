@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import regard
+from cases import full_but, in_turn
 from regard.diagnosis.report import Report
 
 Change = Callable[[Tensor], Tensor]
@@ -57,8 +58,7 @@ FUNCTIONS: dict[str, Change] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", FUNCTIONS)
+@in_turn(name=list(FUNCTIONS), form=list(FORMS))
 def test_a_function_of_queries_and_keys_is_no_verdict_and_is_named(name: str, form: str) -> None:
     change = FUNCTIONS[name]
     report = checked(lambda q, k, v: standard(change(q), change(k), v), form)
@@ -79,7 +79,7 @@ def turned(x: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", full_but({form: form for form in FORMS}, "module"))
 def test_positions_that_turn_queries_alone_are_no_verdict(form: str) -> None:
     report = checked(lambda q, k, v: standard(turned(q), k, v), form)
     assert report.verdict == "cannot tell"
@@ -101,7 +101,7 @@ def paired_otherwise(x: Tensor) -> Tensor:
     return x * angles.cos() + torch.cat([-second, first], -1) * angles.sin()
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", full_but({form: form for form in FORMS}, "module"))
 @pytest.mark.parametrize("turns", [(turned, turned_back), (paired_otherwise, paired_otherwise)])
 def test_positions_that_turn_both_unevenly_are_no_verdict(
     turns: tuple[Change, Change], form: str
@@ -130,8 +130,7 @@ NORMS: dict[str, Change] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", NORMS)
+@in_turn(name=list(NORMS), form=list(FORMS))
 def test_normed_queries_and_keys_are_right_with_a_note(name: str, form: str) -> None:
     norm = NORMS[name]
     report = checked(lambda q, k, v: standard(norm(q), norm(k), v), form)
@@ -186,8 +185,7 @@ LIMITS: dict[str, Change] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", LIMITS)
+@in_turn(name=list(LIMITS), form=list(FORMS))
 def test_what_would_change_other_scores_is_noted(name: str, form: str) -> None:
     change = LIMITS[name]
 
@@ -232,8 +230,7 @@ NARROW: dict[str, Core] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", NARROW)
+@in_turn(name=list(NARROW), form=list(FORMS))
 def test_what_computes_in_few_bits_inside_is_judged_in_float32(name: str, form: str) -> None:
     report = checked(NARROW[name], form)
     assert (report.ok, names(report)) == (True, set()), str(report)
@@ -327,8 +324,7 @@ BY_HAND = [
 ]
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("core", BY_HAND)
+@in_turn(core={core.__name__: core for core in BY_HAND}, form=list(FORMS))
 def test_a_softmax_by_hand_is_right_in_whatever_order(core: Core, form: str) -> None:
     report = checked(core, form)
     assert (report.ok, names(report)) == (True, set()), str(report)
@@ -340,7 +336,7 @@ def test_a_missing_scale_is_told_where_the_sum_divides_last(form: str) -> None:
     assert names(report) == {"no-scale"}
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", full_but({form: form for form in FORMS}, "module"))
 def test_an_exp_that_nothing_is_divided_by_is_no_verdict_and_is_named(form: str) -> None:
     def positive(x: Tensor) -> Tensor:
         return (x - x.square().sum(-1, keepdim=True) / 2).exp()

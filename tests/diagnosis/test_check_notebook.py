@@ -28,12 +28,14 @@ def test_all_attentions_of_a_notebook_are_checked() -> None:
     assert [report["ok"] for report in reports] == [True, False]  # also where both have one name
 
 
+@pytest.mark.full
 def test_a_finding_in_a_notebook_is_in_its_cell() -> None:
     reports = check_apart(notebook("lesson.ipynb", "import torch", WRONG)).reports
     finding = reports[0]["findings"][0]
     assert (finding["file"], finding["line"]) == ("lesson.ipynb, cell 2", 4)
 
 
+@pytest.mark.full
 def test_a_cell_that_raises_does_not_stop_the_others() -> None:
     checked = check_apart(notebook("lesson.ipynb", "Linear1 = nn.Linear()", RIGHT))
     assert [report["ok"] for report in checked.reports] == [True]
@@ -43,6 +45,7 @@ def test_a_cell_that_raises_does_not_stop_the_others() -> None:
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("broken_first", [True, False], ids=["before-it", "after-it"])
 def test_a_cell_that_does_not_compile_hides_no_class(broken_first: bool) -> None:
     cells = ["x = = 3", MODULE + "\nlayer = SelfAttention(16, 4)"]
@@ -54,6 +57,7 @@ def test_a_cell_that_does_not_compile_hides_no_class(broken_first: bool) -> None
     )
 
 
+@pytest.mark.full
 def test_a_cell_with_a_null_byte_hides_no_class() -> None:
     checked = check_apart(notebook("lesson.ipynb", "x = 1\ny = '\0'", RIGHT))
     assert [report["name"] for report in checked.reports] == ["attention"]
@@ -63,6 +67,7 @@ def test_a_cell_with_a_null_byte_hides_no_class() -> None:
     )
 
 
+@pytest.mark.full
 def test_a_notebook_whose_class_forgets_a_name() -> None:
     """As the first of the five does: ``h`` is never defined."""
     target = notebook(
@@ -101,6 +106,7 @@ queries = v @ torch.tensor([[1, 0, 1], [1, 0, 0], [0, 0, 1], [0, 1, 1]])
 """
 
 
+@pytest.mark.full
 def test_cells_that_weigh_the_columns_of_the_states() -> None:
     """As the second of the five notebooks does."""
     target = notebook(
@@ -117,6 +123,7 @@ def test_cells_that_weigh_the_columns_of_the_states() -> None:
     assert finding["attention"][0] == pytest.approx([0.20258, 0.49198, 1.20583], rel=1e-4)
 
 
+@pytest.mark.full
 def test_cells_that_weigh_the_rows_of_the_states() -> None:
     target = notebook(
         "lesson.ipynb",
@@ -127,6 +134,7 @@ def test_cells_that_weigh_the_rows_of_the_states() -> None:
     assert [report["verdict"] for report in check_apart(target).reports] == ["right"]
 
 
+@pytest.mark.full
 def test_cells_that_forget_to_transpose_the_keys() -> None:
     """As the last cell of the second of the five notebooks does."""
     target = notebook("lesson.ipynb", PROJECTED, "queries @ keys")
@@ -138,6 +146,7 @@ def test_cells_that_forget_to_transpose_the_keys() -> None:
     assert finding["attention"] == [[2, 4, 4], [4, 16, 12], [4, 12, 10]]
 
 
+@pytest.mark.full
 def test_cells_that_transpose_the_keys() -> None:
     target = notebook(
         "lesson.ipynb",
@@ -148,6 +157,7 @@ def test_cells_that_transpose_the_keys() -> None:
     assert [report["verdict"] for report in check_apart(target).reports] == ["right"]
 
 
+@pytest.mark.full
 def test_a_notebook_without_attention() -> None:
     assert trouble(notebook("lesson.ipynb", "x = 1")) == (
         "lesson.ipynb holds no attention; check looks at classes, functions and cells with a "
@@ -155,6 +165,7 @@ def test_a_notebook_without_attention() -> None:
     )
 
 
+@pytest.mark.full
 def test_a_cell_without_end_hides_nothing_that_others_define() -> None:
     target = notebook("lesson.ipynb", RIGHT, "import time\ntime.sleep(600)", WRONG)
     checked = check_apart(target, limits=Limits(seconds=24.0))
@@ -167,6 +178,7 @@ def test_a_cell_without_end_hides_nothing_that_others_define() -> None:
     )
 
 
+@pytest.mark.full
 def test_a_cell_that_catches_everything_and_never_ends() -> None:
     waiting = (
         "while True:\n    try:\n        while True:\n            pass\n    except BaseException:\n"

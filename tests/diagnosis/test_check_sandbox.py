@@ -19,24 +19,28 @@ pytestmark = pytest.mark.usefixtures("folder")
 # What comes back
 
 
+@pytest.mark.full
 def test_a_right_function_of_a_file() -> None:
     checked = check_apart(f"{write('mine.py', RIGHT)}:attention")
     assert [report["ok"] for report in checked.reports] == [True]
     assert checked.exit_code == 0
 
 
+@pytest.mark.full
 def test_a_wrong_function_of_a_file() -> None:
     checked = check_apart(f"{write('mine.py', WRONG)}:attention")
     assert [finding["name"] for finding in checked.reports[0]["findings"]] == ["softmax-wrong-axis"]
     assert checked.exit_code == 1
 
 
+@pytest.mark.full
 def test_a_class_is_built_with_words_of_a_command_line() -> None:
     target = f"{write('mine.py', MODULE)}:SelfAttention"
     checked = check_apart(target, {"embed_dim": "16", "num_heads": "4"})
     assert checked.exit_code == 0
 
 
+@pytest.mark.full
 def test_a_file_with_one_attention_needs_no_name() -> None:
     assert check_apart(write("mine.py", RIGHT)).exit_code == 0
 
@@ -50,6 +54,7 @@ def test_each_attention_of_a_file_is_checked_where_none_is_named() -> None:
     assert (checked.troubles, checked.exit_code) == ((), 1)
 
 
+@pytest.mark.full
 def test_what_cannot_be_built_is_said_and_the_others_are_checked() -> None:
     checked = check_apart(write("mine.py", f"{MODULE}\n{RIGHT}"))
     assert [report["name"] for report in checked.reports] == ["attention"]
@@ -58,6 +63,7 @@ def test_what_cannot_be_built_is_said_and_the_others_are_checked() -> None:
     assert checked.exit_code == 2
 
 
+@pytest.mark.full
 def test_what_is_still_missing_is_said_with_what_was_given() -> None:
     target = write("mine.py", MODULE)
     assert trouble(target, embed_dim=16).endswith(
@@ -65,6 +71,7 @@ def test_what_is_still_missing_is_said_with_what_was_given() -> None:
     )
 
 
+@pytest.mark.full
 def test_an_option_that_none_of_several_takes_is_refused() -> None:
     target = write("mine.py", f"{MODULE}\n{RIGHT}")
     checked = check_apart(target, {"n_heads": 4})
@@ -72,6 +79,7 @@ def test_an_option_that_none_of_several_takes_is_refused() -> None:
     assert len(checked.troubles) == 2
 
 
+@pytest.mark.full
 def test_a_file_of_a_package_imports_its_neighbours() -> None:
     write("package/__init__.py", "")
     write("package/layers/__init__.py", "")
@@ -80,6 +88,7 @@ def test_a_file_of_a_package_imports_its_neighbours() -> None:
     assert check_apart(target).exit_code == 0
 
 
+@pytest.mark.full
 def test_a_module_made_in_the_file_is_checked_as_it_is() -> None:
     target = write("mine.py", f"{MODULE}\nlayer = SelfAttention(16, 4)\n")
     assert check_apart(f"{target}:layer").exit_code == 0
@@ -97,6 +106,7 @@ def test_a_module_made_in_the_file_is_checked_as_it_is() -> None:
             {},
             "SelfAttention has no value for embed_dim, num_heads; check builds a class before all "
             "else.\n    Give them: regard check mine.py:SelfAttention --embed-dim 16 --num-heads 4",
+            marks=pytest.mark.full,
             id="a-class-that-needs-arguments",
         ),
         pytest.param(
@@ -105,6 +115,7 @@ def test_a_module_made_in_the_file_is_checked_as_it_is() -> None:
             {},
             "SelfAttention has no value for config; check builds a class before all else.\n"
             "    Build one in the file, layer = SelfAttention(...), and check that: mine.py:layer",
+            marks=pytest.mark.full,
             id="a-class-that-needs-an-object",
         ),
         pytest.param(
@@ -121,6 +132,7 @@ def test_a_module_made_in_the_file_is_checked_as_it_is() -> None:
             {},
             "mine.py has no nope; check takes a name that the file has.\n    With a softmax it has "
             "attention; without one f0, f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11 and 2 more.",
+            marks=pytest.mark.full,
             id="a-name-that-is-not-there",
         ),
         pytest.param(
@@ -129,6 +141,7 @@ def test_a_module_made_in_the_file_is_checked_as_it_is() -> None:
             {},
             "torch is of type module; check takes a module, a function or a class.\n"
             "    In mine.py: attention.",
+            marks=pytest.mark.full,
             id="nothing-that-can-be-called",
         ),
         pytest.param(
@@ -137,6 +150,7 @@ def test_a_module_made_in_the_file_is_checked_as_it_is() -> None:
             {},
             "mine.py holds no class or function with a softmax; check takes attention.\n"
             "    Say what to check: regard check mine.py:NAME",
+            marks=pytest.mark.full,
             id="a-file-with-none",
         ),
     ],
@@ -148,6 +162,7 @@ def test_what_cannot_be_chosen_or_built(
     assert trouble(target, **options) == message
 
 
+@pytest.mark.full
 def test_an_option_that_the_class_does_not_take() -> None:
     target = f"{write('mine.py', MODULE)}:SelfAttention"
     assert trouble(target, embed_dim=16, n_heads=4).startswith(
@@ -177,12 +192,14 @@ def test_an_option_that_the_class_does_not_take() -> None:
             "broken.ipynb",
             "broken.ipynb is no notebook (JSONDecodeError); an .ipynb is JSON with cells.\n"
             "    Open it in Jupyter and save it again.",
+            marks=pytest.mark.full,
             id="no-json",
         ),
         pytest.param(
             "list.ipynb",
             "list.ipynb is no notebook (AttributeError); an .ipynb is JSON with cells.\n"
             "    Open it in Jupyter and save it again.",
+            marks=pytest.mark.full,
             id="no-cells",
         ),
     ],
@@ -208,35 +225,41 @@ LINES = [
         "def f(q):\n    return (q",
         "mine.py does not compile, line 2: '(' was never closed; it must be Python.\n"
         "    2 | return (q",
+        marks=pytest.mark.full,
         id="no-python",
     ),
     pytest.param(
         "import torch\nx = '\0'",
         "mine.py does not compile, line 2: there is a null byte; it must be Python.\n"
         "    2 | x = '\0'",
+        marks=pytest.mark.full,
         id="a-null-byte",
     ),
     pytest.param(
         "import einoops",
         "mine.py imports einoops on line 1, which is not installed here; check runs what it "
         "imports.\n    1 | import einoops",
+        marks=pytest.mark.full,
         id="a-module-that-is-not-installed",
     ),
     pytest.param(
         "import sys\nsys.exit(3)",
         "mine.py ends Python on line 2; check needs it to go on.\n    2 | sys.exit(3)",
+        marks=pytest.mark.full,
         id="sys.exit",
     ),
     pytest.param(
         "import os\nos._exit(3)",
         "mine.py ended Python with exit code 3; it must run to its end.\n"
         "    Take the call that exits out of it.",
+        marks=pytest.mark.full,
         id="os._exit",
     ),
     pytest.param(
         "def attention(q, k, v):\n    return softmax(q @ k.mT, -1) @ v",
         "mine.py raises NameError on line 2: name 'softmax' is not defined; it must run before it "
         "can be checked.\n    2 | return softmax(q @ k.mT, -1) @ v",
+        marks=pytest.mark.full,
         id="an-error-in-a-call",
     ),
     pytest.param(
@@ -244,13 +267,17 @@ LINES = [
         "mine.py needs CUDA on line 4, and there is none here; check runs on the CPU.\n"
         "    4 | return q.softmax(-1).cuda() @ v\n"
         '    Write device = "cuda" if torch.cuda.is_available() else "cpu".',
-        marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        marks=[
+            pytest.mark.full,
+            pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        ],
         id="cuda-only",
     ),
     pytest.param(
         "import torch\nx = torch.empty(10**13)",
         "mine.py runs out of memory on line 2; check needs small sizes only.\n"
         "    2 | x = torch.empty(10**13)",
+        marks=pytest.mark.full,
         id="a-tensor-too-large",
     ),
     pytest.param(
@@ -274,18 +301,21 @@ NO_OUTPUTS = [
         "def attention(q, k, v):\n    q.softmax(-1)",
         "attention gave no tensor for (batch, tokens, dim); one output must have the same batch "
         "and tokens.",
+        marks=pytest.mark.full,
         id="nothing-returned",
     ),
     pytest.param(
         "def attention(q, k, v):\n    return q.softmax(-1).tolist()",
         "attention gave no tensor for (batch, tokens, dim); one output must have the same batch "
         "and tokens.",
+        marks=pytest.mark.full,
         id="a-list",
     ),
     pytest.param(
         "def attention(q, k, v):\n    return q.softmax(-1).sum()",
         "attention gave () for (batch, tokens, dim); one output must have the same batch and "
         "tokens.",
+        marks=pytest.mark.full,
         id="a-number",
     ),
     pytest.param(
@@ -293,6 +323,7 @@ NO_OUTPUTS = [
         "mine.py raises ValueError on line 2: not enough values to unpack (expected 5, got 3); it "
         "must run on one of the inputs that check tries.\n"
         "    2 | batch, frames, height, width, channels = x.shape",
+        marks=pytest.mark.full,
         id="shapes-that-fit-no-reading",
     ),
     pytest.param(
@@ -301,6 +332,7 @@ NO_OUTPUTS = [
         "mine.py takes the numbers of tokens on line 6; check takes attention from embeddings on.\n"
         "    6 | return table(x).softmax(-1)\n"
         "    Name the attention inside of it.",
+        marks=pytest.mark.full,
         id="numbers-of-tokens",
     ),
 ]
@@ -310,6 +342,7 @@ WITHOUT_END = [
         "import time\nwhile True:\n    time.sleep(1)",
         "mine.py is still running after 1 s, on line 3; it must come to an end.\n"
         '    What trains or waits belongs under if __name__ == "__main__":',
+        marks=pytest.mark.full,
         id="waits-at-the-import",
     ),
     pytest.param(
@@ -323,6 +356,7 @@ WITHOUT_END = [
         "while True:\n    print('x' * 10000)",
         "mine.py is still running after 1 s, on line 2; it must come to an end.\n"
         '    What trains or waits belongs under if __name__ == "__main__":',
+        marks=pytest.mark.full,
         id="prints-without-end",
     ),
 ]
@@ -335,11 +369,13 @@ def test_code_that_fails(source: str, message: str) -> None:
     assert trouble(target) == message
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("source", "message"), NO_OUTPUTS)
 def test_code_whose_inputs_or_outputs_fit_no_reading(source: str, message: str) -> None:
     assert trouble(write("mine.py", source)) == message
 
 
+@pytest.mark.full
 def test_an_error_in_a_file_that_theirs_imports() -> None:
     write("layers/softmax.py", "def soft(x):\n    return x.sofmax(-1)")
     source = "from layers.softmax import soft\n\ndef attention(q, k, v):\n    return soft(q @ k.mT)"
@@ -364,6 +400,7 @@ def _is_alive(status: Path) -> bool:
         return False
 
 
+@pytest.mark.full
 def test_a_process_that_theirs_starts_ends_with_it(folder: Path) -> None:
     source = f"""
     import subprocess

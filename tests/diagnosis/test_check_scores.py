@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import regard
+from cases import full_but, in_turn
 
 Change = Callable[[Tensor], Tensor]
 
@@ -96,8 +97,7 @@ EXPLAINED = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", FUNCTIONS)
+@in_turn(name=list(FUNCTIONS), form=list(FORMS))
 def test_a_function_of_the_scores_is_no_verdict_and_is_named(name: str, form: str) -> None:
     report = regard.check(FORMS[form](FUNCTIONS[name]))
     assert (report.verdict, report.findings) == ("cannot tell", ())
@@ -107,7 +107,7 @@ def test_a_function_of_the_scores_is_no_verdict_and_is_named(name: str, form: st
     assert report.missing.endswith(NEEDED)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", full_but({form: form for form in FORMS}, "module"))
 def test_scores_below_zero_are_no_verdict(form: str) -> None:
     report = regard.check(FORMS[form](torch.neg))
     assert report.verdict == "cannot tell"
@@ -123,8 +123,7 @@ def test_what_is_added_and_changes_with_the_input_is_no_verdict() -> None:
     )
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", EXPLAINED)
+@in_turn(name=list(EXPLAINED), form=list(FORMS))
 def test_a_cap_a_bias_and_a_mask_of_places_are_right(name: str, form: str) -> None:
     report = regard.check(FORMS[form](EXPLAINED[name]))
     assert report.ok, str(report)

@@ -38,7 +38,7 @@ def commands(block: Block) -> Iterator[tuple[int, str]]:
         yield number, command
 
 
-def run_document(text: str, name: str, folder: Path) -> None:
+def run_document(text: str, name: str, folder: Path, *, commands_too: bool = True) -> None:
     """Run every block of a document that is to run; the first failure is raised."""
     namespace: dict[str, object] = {"__name__": "__main__"}
     printed: str | None = None
@@ -51,7 +51,7 @@ def run_document(text: str, name: str, folder: Path) -> None:
             continue
         if block.language == "python":
             printed = run_python(block, name, namespace)
-        elif block.language == "console":
+        elif block.language == "console" and commands_too:
             for line, command in commands(block):
                 run_command(command, f"{name}:{line}", folder)
 
@@ -81,12 +81,27 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield tmp_path
 
 
-@pytest.mark.full
+def has_command(path: Path) -> bool:
+    """Return True if a document has a command to run."""
+    consoles = (block for block in blocks(path.read_text()) if block.language == "console")
+    return any(list(commands(block)) for block in consoles if block.executed)
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_every_block_of_the_documents_runs(path: Path, folder: Path) -> None:
+def test_every_python_block_of_the_documents_runs(path: Path, folder: Path) -> None:
     if path in LESSONS:
         # Lines inside the package are its own; a lesson's are the learner's, and check names them.
         path = Path(shutil.copy(path, folder))
+    run_document(path.read_text(), str(path), folder, commands_too=False)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "path",
+    [path for path in DOCUMENTS if has_command(path)],
+    ids=lambda path: path.relative_to(ROOT).as_posix(),
+)
+def test_every_block_of_the_documents_runs(path: Path, folder: Path) -> None:
     run_document(path.read_text(), str(path), folder)
 
 

@@ -10,6 +10,7 @@ from playwright.sync_api import Page
 from torch import Tensor
 
 import regard
+from cases import in_turn
 from pages import (
     Open,
     address,
@@ -72,8 +73,7 @@ def far(kind: str) -> tuple[regard.AttentionMatrix, Tensor]:
     return matrix, matrix.to_dense().double()[0]
 
 
-@pytest.mark.parametrize("hidden", [False, True], ids=["all keys", "without sinks"])
-@pytest.mark.parametrize("kind", ["bias", "lowest bias", "3e4", "1e5", "-1e5"])
+@in_turn(kind=["bias", "lowest bias", "3e4", "1e5", "-1e5"], hidden=[False, True])
 def test_a_cell_has_one_weight_however_far_its_scores_are_from_0(
     kind: str, hidden: bool, tmp_path: Path
 ) -> None:
@@ -198,22 +198,24 @@ def test_a_row_of_two_halves_is_two_halves_to_the_last_digit(tmp_path: Path) -> 
     assert one["steps"]["log_normalizer"] == pytest.approx(math.log(2), abs=1e-15)
 
 
-@pytest.mark.parametrize("hidden", [False, True], ids=["with sinks", "without"])
-@pytest.mark.parametrize("by_row", [False, True], ids=["shares", "by row"])
 @pytest.mark.parametrize("options", [pytest.param(v, id=k) for k, v in MATRICES.items()])
 def test_a_cell_is_one_product_whatever_else_the_row_holds(
-    options: dict[str, Any], by_row: bool, hidden: bool, tmp_path: Path
+    options: dict[str, Any], tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     recording = recorded(**options)
-    question = place(0) | {"head": 1, "hidden": hidden, "byRow": by_row}
-    (answer,) = asked(recording, [question], tmp_path)
-    weights = recording[0][0, 1].to_dense().clone().double()
-    if hidden:
-        weights[:, 0] = 0
-        weights = (weights / weights.sum(-1, keepdim=True)).nan_to_num(0.0)
-    if by_row:
-        weights = (weights / weights.amax(-1, keepdim=True)).nan_to_num(0.0)
-    torch.testing.assert_close(tile_of(answer), weights, atol=1e-6, rtol=1e-5)
+    ways = [
+        {"hidden": hidden, "byRow": by_row} for hidden in (False, True) for by_row in (False, True)
+    ]
+    answers = asked(recording, [place(0) | {"head": 1} | way for way in ways], tmp_path)
+    for way, answer in zip(ways, answers, strict=True):
+        weights = recording[0][0, 1].to_dense().clone().double()
+        if way["hidden"]:
+            weights[:, 0] = 0
+            weights = (weights / weights.sum(-1, keepdim=True)).nan_to_num(0.0)
+        if way["byRow"]:
+            weights = (weights / weights.amax(-1, keepdim=True)).nan_to_num(0.0)
+        with subtests.test(**way):
+            torch.testing.assert_close(tile_of(answer), weights, atol=1e-6, rtol=1e-5)
 
 
 # Moving over them

@@ -385,7 +385,7 @@ _HANDLER = Tracer.__torch_dispatch__.__code__
 _PACKAGES = tuple(sysconfig.get_paths()[name] for name in ("purelib", "platlib"))
 _COMPILER = str(Path(_folder(torch), "_dynamo", "eval_frame.py"))
 _STANDARD = sysconfig.get_paths()["stdlib"]
-_ENGINE = (_folder(torch), str(Path(__file__).parent))
+_ENGINE = (_folder(torch), str(Path(__file__).parents[1]))  # PyTorch and regard
 _LIBRARIES = tuple(f"{place}/transformers" for place in _PACKAGES)
 _GENERATION = tuple(f"{place}/generation/" for place in _LIBRARIES)
 
