@@ -16,6 +16,7 @@ import regard
 from cases import MASKS, full_but, in_turn
 from largest_tensor import MOST, inputs, largest
 from regard.backends import sweep as blocks
+from regard.matrix.comparisons import CrossEntropy, JensenShannon, KullbackLeibler
 
 SHAPE = torch.Size((2, 6, 7, 11))
 LOG_2 = math.log(2)
@@ -502,3 +503,18 @@ def test_a_question_between_matrices_of_two_dtypes_has_an_answer(reduction: Any)
         A.reduce(reduction(B.to(torch.float64))),
     ):
         oracle.assert_close(answer, exact, 1e-6)  # a few roundings of float32 below 2
+
+
+@pytest.mark.parametrize(
+    ("reduction", "definition"),
+    [(KullbackLeibler, dense_kl), (CrossEntropy, dense_cross_entropy), (JensenShannon, dense_js)],
+)
+def test_the_dense_backend_computes_both_matrices_in_float64(
+    reduction: type[regard.Reduction], definition: Callable[[oracle.Dense, oracle.Dense], Tensor]
+) -> None:
+    tensors = [torch.randn(2, 7, 5) for _ in range(4)]
+    a, b = regard.attend(*tensors[:2]), regard.attend(*tensors[2:])
+    found = a.reduce(reduction(b), backend="dense")  # type: ignore[call-arg]
+    doubled = [tensor.double() for tensor in tensors]
+    exact = definition(oracle.attend(*doubled[:2]), oracle.attend(*doubled[2:]))
+    oracle.assert_close(found, exact, 1e-13)

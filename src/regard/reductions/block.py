@@ -175,6 +175,8 @@ class Block:
             mask: the mask of the other matrix.
             columns: all keys that these rows of the other matrix may attend to.
         """
+        if self._scratch is None:  # the dense backend computes both matrices in float64
+            source = source.map(lambda tensor: tensor.to(self._dtype))
         scratch = None if self._scratch is None else self._scratch.another
         for _ in self._beside:
             scratch = None if scratch is None else scratch.another
