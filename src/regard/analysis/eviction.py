@@ -112,7 +112,7 @@ def _causal_observers(layer: Layer) -> Tensor:
             "which queries can see a key is not known.\n"
             '    Observe the model again with keep="qk".'
         )
-    rows, keys = layer.positions, torch.arange(layer.shape[-1])
+    rows, keys = layer.positions, torch.arange(layer.shape[-1], device="cpu")
     return (rows.stop - keys.clamp(min=rows.start)).clamp(min=0)
 
 

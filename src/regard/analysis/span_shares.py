@@ -364,7 +364,7 @@ class _WithoutSinks(Reduction):
 
 def _membership(parts: Sequence[tuple[int, int]], positions: slice, device: torch.device) -> Tensor:
     """For each position the place of the part that it lies in; how many there are, for none."""
-    member = torch.full((positions.stop - positions.start,), len(parts))
+    member = torch.full((positions.stop - positions.start,), len(parts), device="cpu")
     for place, (start, stop) in enumerate(parts):
         member[max(0, start - positions.start) : max(0, stop - positions.start)] = place
     return member.to(device)

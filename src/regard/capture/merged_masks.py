@@ -125,13 +125,15 @@ def _spans_of(piece: Piece, shape: torch.Size) -> _Spans | None:
 def _spans(mask: Mask | None, shape: torch.Size) -> _Spans | None:
     """What the rows of a bound mask see; None where that is no span for each row."""
     q_len, kv_len = shape[-2:]
-    everything = _Spans(torch.zeros(q_len).long(), torch.full((q_len,), kv_len), None)
+    everything = _Spans(
+        torch.zeros(q_len, device="cpu").long(), torch.full((q_len,), kv_len, device="cpu"), None
+    )
     match mask:
         case None:
             return everything
         case Band():
             low, high = mask.limits(shape)
-            q_idx = torch.arange(q_len)
+            q_idx = torch.arange(q_len, device="cpu")
             first = everything.first if low is None else (q_idx + low).clamp(0, kv_len)
             return _Spans(first, torch.maximum((q_idx + high + 1).clamp(0, kv_len), first), None)
         case Keep(allowed) if allowed.shape[-2] == 1:
@@ -225,7 +227,7 @@ def _broadcast(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
 
 
 def _moved(ends: Tensor | None, piece: Piece) -> Tensor:
-    return torch.zeros(piece.rows).long() if ends is None else ends + piece.base
+    return torch.zeros(piece.rows, device="cpu").long() if ends is None else ends + piece.base
 
 
 def _rows_of_all(masks: Sequence[Mask], rows: range, q_len: int) -> Mask | None:
@@ -239,7 +241,7 @@ def _bands(first: Tensor, shape: torch.Size, rows: range) -> Iterator[list[Band]
     """What the rows may be, the simplest first."""
     yield []
     yield [Causal()]
-    at = torch.arange(rows.start, rows.stop) + shape[-1] - shape[-2]
+    at = torch.arange(rows.start, rows.stop, device="cpu") + shape[-1] - shape[-2]
     left = int((at - first).max())
     if left >= 0:
         yield [SlidingWindow(left, 0)]
@@ -276,7 +278,9 @@ def _dense(
     for place, (piece, fits) in enumerate(zip(pieces, fitting, strict=True)):
         if not fits:
             size = torch.Size((*shape[:-2], piece.rows, piece.kv_len))
-            allowed = torch.ones(1) if piece.mask is None else _allowed(piece.mask, size)
+            allowed = (
+                torch.ones(1, device="cpu") if piece.mask is None else _allowed(piece.mask, size)
+            )
             blocks[place] = reordered(allowed.bool(), piece.order).to(device)
     leading = _broadcast([columns.shape[:-2], *(block.shape[:-2] for block in blocks.values())])
     dense = (_within(first.to(device), last.to(device), shape[-1]) & columns).expand(

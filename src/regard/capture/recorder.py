@@ -33,6 +33,10 @@ from regard.tracing.tracer import Operation
 __all__ = ["Recorder"]
 
 _APART = "the calls of {} cannot be put together"
+_ON_META = (
+    "it ran on the meta device, whose tensors have no numbers.\n"
+    "    Run the model on another device."
+)
 _REFUSED = "the attention of {} cannot be kept"
 
 
@@ -112,6 +116,8 @@ class Recorder:
             cause: the exception behind it, a fault.
         """
         place = self._places.setdefault(name, len(self._places))
+        if "meta tensor" in reason:  # in PyTorch's words
+            reason = _ON_META
         if cause is not None or self._wanted.has_layer(name, place):
             self.problems.add(_REFUSED, name, reason, cause)
         self._refused.add(name)
@@ -138,6 +144,9 @@ class Recorder:
             if isinstance(matrix.source, QueryKeyScores):
                 with torch.no_grad():
                     self._pass_by(name, matrix.source, matrix.mask)
+            return None
+        if matrix.device.type == "meta":
+            self.refuse(name, _ON_META)
             return None
         # Outside inference mode, so that what is kept can meet autograd later.
         with torch.inference_mode(False), torch.no_grad():

@@ -71,7 +71,7 @@ class Shelf:
         """A tensor whose memory is a file; the system writes it out when memory is short."""
         count = prod(shape)
         if not count:
-            return torch.empty(tuple(shape), dtype=dtype)
+            return torch.empty(tuple(shape), dtype=dtype, device="cpu")
         size = count * dtype.itemsize
         with TemporaryFile(dir=self._folder) as file:
             # All of it is written first: a map of a file that the disk has no room for would end

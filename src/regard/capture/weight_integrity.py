@@ -188,7 +188,7 @@ def _factor(operation: Operation, *, dropped: bool) -> Tensor | None:
     if operation.func not in (*MULTIPLICATIONS, *QUOTIENTS):
         return None
     by: Any = operation.args[1]
-    factor = by if isinstance(by, Tensor) else torch.tensor(float(by))
+    factor = by if isinstance(by, Tensor) else torch.tensor(float(by), device="cpu")
     return factor if operation.func in MULTIPLICATIONS else factor.reciprocal()
 
 

@@ -312,7 +312,7 @@ def _token_places(
     for sample in range(batch):
         for token in range(tokens):
             other = x.clone()
-            other[sample, token] += torch.linspace(0.5, 1.5, x.shape[-1])
+            other[sample, token] += torch.linspace(0.5, 1.5, x.shape[-1], device="cpu")
             run = traced(subject, {**inputs, "x": other}, extra=extra, edits=edits, wanted=wanted)
             for place in wanted:
                 now, before = run.events[place].output, base[place]

@@ -2,9 +2,11 @@
 
 import inspect
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from regard.diagnosis.catalogue import fault
@@ -67,7 +69,16 @@ def check(thing: object, *args: Any, causal: bool | None = None, **options: Any)
     Source:
         The catalogue of mistakes is ours, from public issues: ``report.findings[0].fault.sources``.
     """
-    given = as_given(thing, args, _with_intention(thing, options, causal))
+    # The samples are on the CPU, so the code under check creates its tensors there, too.
+    elsewhere = torch.get_default_device().type != "cpu"
+    with torch.device("cpu") if elsewhere else nullcontext():
+        return _report(thing, args, _with_intention(thing, options, causal), causal)
+
+
+def _report(
+    thing: object, args: tuple[Any, ...], options: dict[str, Any], causal: bool | None
+) -> Report:
+    given = as_given(thing, args, options)
     _no_masks(given)
     if given.kind == "scores":
         return scores_report(given, causal)

@@ -52,7 +52,7 @@ def moved_samples(subject: Subject) -> Tensor:
     """Which of the first two samples moves which: 1 where the one across moves the one down."""
     inputs = subject.inputs()
     before = subject.run(inputs).output
-    moved = torch.zeros(2, 2)
+    moved = torch.zeros(2, 2, device="cpu")
     for sample in range(2):
         changed = {role: tensor.clone() for role, tensor in inputs.items()}
         for tensor in changed.values():
@@ -101,7 +101,7 @@ def looks_ahead(subject: Subject) -> bool:
 def ignores_order(subject: Subject) -> bool:
     """Whether tokens in another order give the same outputs in that order."""
     x = subject.inputs()["x"]
-    order = torch.arange(x.shape[1]).roll(2)
+    order = torch.arange(x.shape[1], device="cpu").roll(2)
     straight, turned = subject.run({"x": x}).output, subject.run({"x": x[:, order]}).output
     return same_numbers(turned, straight[:, order].double(), 1e-4)
 

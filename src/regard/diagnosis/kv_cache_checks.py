@@ -98,7 +98,7 @@ def _reach(subject: Subject, cache: _Cache) -> Tensor:
     inputs = {role: tensor[:, :_NEW] for role, tensor in subject.inputs().items()}
     past = cache.keys.shape[1]
     before = subject.run(inputs, cache.arguments()).output
-    moved = torch.zeros(_NEW, past)
+    moved = torch.zeros(_NEW, past, device="cpu")
     for token in range(past):
         after = subject.run(inputs, cache.arguments(token)).output
         for new in range(_NEW):
@@ -121,7 +121,7 @@ def _forms(reading: Reading) -> Iterator[_Cache]:
     generator = torch.Generator().manual_seed(3)
     columns = (heads * width, material.tensors["v"].shape[-1])
     shapes = [(subject.layout.batch, past, each) for each in columns]
-    keys, values = (torch.randn(shape, generator=generator) for shape in shapes)
+    keys, values = (torch.randn(shape, generator=generator, device="cpu") for shape in shapes)
     orders: list[Order] = [subject.layout.order]
     if subject.given.kind == "embeddings":
         orders = ["bhtd", "btd", "bthd"]

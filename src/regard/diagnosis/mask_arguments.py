@@ -61,7 +61,7 @@ class Form:
                 shaped = keep[:, None]
         if self.kind == "added":
             lowest = torch.finfo(torch.float32).min
-            return torch.zeros(shaped.shape).masked_fill(~shaped, lowest)
+            return torch.zeros(shaped.shape, device="cpu").masked_fill(~shaped, lowest)
         shaped = shaped if self.keeps else ~shaped
         return shaped.long() if self.kind == "long" else shaped.clone()
 
@@ -110,18 +110,18 @@ def pattern(form: Form, layout: Layout, *, at_start: bool = False) -> Tensor:
     """
     batch, tokens = layout.batch, layout.tokens
     if form.is_of_keys:
-        lengths = tokens - 1 - batch + torch.arange(batch)
-        keep = torch.arange(tokens) < lengths[:, None]
+        lengths = tokens - 1 - batch + torch.arange(batch, device="cpu")
+        keep = torch.arange(tokens, device="cpu") < lengths[:, None]
         keep = keep.flip(-1) if at_start else keep
         return keep[:, None].expand(batch, tokens, tokens)
     generator = torch.Generator().manual_seed(5)
     samples = 1 if form.axes == "pairs" else batch
-    keep = torch.rand(samples, tokens, tokens, generator=generator) < 0.6
-    keep |= torch.eye(tokens, dtype=torch.bool)
+    keep = torch.rand(samples, tokens, tokens, generator=generator, device="cpu") < 0.6
+    keep |= torch.eye(tokens, dtype=torch.bool, device="cpu")
     return keep.expand(batch, tokens, tokens)
 
 
 def all_kept(form: Form, layout: Layout) -> Any:
     """The argument that forbids nothing."""
     shape = (layout.batch, layout.tokens, layout.tokens)
-    return form.encode(torch.ones(shape, dtype=torch.bool))
+    return form.encode(torch.ones(shape, dtype=torch.bool, device="cpu"))

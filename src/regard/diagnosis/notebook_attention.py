@@ -45,7 +45,7 @@ _MOST_KEPT = 1_000
 
 _aten = torch.ops.aten
 _REGARD = str(Path(__file__).parents[1])
-_NOTHING = Outcome(torch.empty(0), ())
+_NOTHING = Outcome(torch.empty(0, device="cpu"), ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,8 @@ def _columns(subject: Subject, stages: Stages, seed: int) -> _Columns:
         return dict(subject.inputs(seed))
     generator = torch.Generator().manual_seed(seed)
     return {
-        p.event.place: torch.randn(p.columns.shape, generator=generator) for p in stages.projections
+        p.event.place: torch.randn(p.columns.shape, generator=generator, device="cpu")
+        for p in stages.projections
     }
 
 

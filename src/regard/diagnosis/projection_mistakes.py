@@ -86,7 +86,7 @@ def idle_parts(subject: Subject, stages: Stages, material: Material) -> list[str
 def _raised(places: Tensor) -> Edit:
     def edit(output: Tensor, _: tuple[Any, ...]) -> Tensor:
         flat = output.flatten()
-        flat[places] += torch.linspace(1, 2, len(places))
+        flat[places] += torch.linspace(1, 2, len(places), device="cpu")
         return flat.reshape(output.shape)
 
     return edit

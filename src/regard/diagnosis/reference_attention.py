@@ -253,7 +253,7 @@ def _masked_by(scores: Tensor, keep: Tensor, how: str) -> Tensor:
         case "first_sample":
             allowed = keep[:1, None]
         case "repeated":  # batch and heads in one axis, the wrong one inside
-            order = torch.arange(batch * heads) % batch
+            order = torch.arange(batch * heads, device="cpu") % batch
             allowed = keep[order].reshape(batch, heads, *keep.shape[1:])
         case "over_heads":
             allowed = keep[None] if batch == heads else keep[:, None]
@@ -274,7 +274,7 @@ def shape_of_mask(which: str, scores: Tensor) -> Tensor:
 
 @cache
 def _shape_of_mask(which: str, queries: int, keys: int) -> Tensor:
-    ones = torch.ones(queries, keys, dtype=torch.bool)
+    ones = torch.ones(queries, keys, dtype=torch.bool, device="cpu")
     match which:
         case "without_self":  # the first row keeps itself, or has nothing
             return ones.tril(-1)

@@ -128,7 +128,7 @@ def _cap(stages: Stages, count: int) -> Event | None:
 def _product_of_slopes(steps: list[Tensor]) -> Tensor | None:
     """By what the first becomes the last, for each head."""
     pairs = list(zip(steps[::2], steps[1::2], strict=True))
-    product = torch.ones(steps[0].shape[1], dtype=torch.float64)
+    product = torch.ones(steps[0].shape[1], dtype=torch.float64, device="cpu")
     for before, after in pairs:
         slopes = _slopes(before, after, is_last=after is steps[-1])
         if slopes is None:

@@ -207,7 +207,7 @@ def _understood(subject: Subject, causal: bool | None) -> Reading | None:
     inputs = subject.inputs()
     stages = found_stages(subject, inputs, edits=without_dropout(subject))
     layout = subject.layout
-    units = torch.eye(layout.tokens, dtype=torch.float64)
+    units = torch.eye(layout.tokens, dtype=torch.float64, device="cpu")
     units = units.repeat(layout.batch, 1, layout.num_heads)
     scores, value = inputs["scores"].double(), inputs.get("value", units).double()
     fills, lowered = seen_fills(stages)

@@ -173,8 +173,8 @@ def _positions(given: Given, layout: Layout) -> dict[str, Any]:
     width = getattr(given.model, "head_dim", None)
     if given.argument_named("position_embeddings") is None or not isinstance(width, int):
         return {}
-    slopes = 10000.0 ** (-torch.arange(0, width, 2) / width)
-    angles = torch.arange(layout.tokens)[:, None] * torch.cat([slopes, slopes])
+    slopes = 10000.0 ** (-torch.arange(0, width, 2, device="cpu") / width)
+    angles = torch.arange(layout.tokens, device="cpu")[:, None] * torch.cat([slopes, slopes])
     return {"position_embeddings": (angles.cos()[None], angles.sin()[None])}
 
 
@@ -254,7 +254,7 @@ def _across_batch(
         detail = "Another first sample in the batch gives another output for the second one."
         if other.order == "tbd" and not better.names:
             detail += " On (tokens, batch, dim) it would be right."
-        proof = moved_samples(subject), torch.eye(2), _SAMPLES
+        proof = moved_samples(subject), torch.eye(2, device="cpu"), _SAMPLES
         return better, [Told("attends-across-batch", stages, None, detail=detail, proof=proof)]
     return reading, []
 
@@ -289,7 +289,7 @@ def _more(reading: Reading, causal: bool | None) -> list[Told]:
         proof = weights_without_nan(stages, subject.layout.batch)
         found.append(Told("nan-rows", stages, None, proof=proof))
     if not reading.names and mixes_samples(subject):
-        proof = moved_samples(subject), torch.eye(2), _SAMPLES
+        proof = moved_samples(subject), torch.eye(2, device="cpu"), _SAMPLES
         event = first_mixed(subject)
         found.append(Told("attends-across-batch", stages, None, event, detail=_MOVES, proof=proof))
     reach = cache_reach(reading)
@@ -315,11 +315,11 @@ def _of_shared_projections(reading: Reading) -> list[Told]:
     subject, stages, name = reading.subject, reading.stages, "heads-share-projection"
     if (shared := shared_by_heads(subject, stages)) is not None:
         parts = min(4, subject.layout.dim // shared.weight.shape[-2])
-        proof = torch.eye(parts), torch.ones(parts, parts), _PARTS
+        proof = torch.eye(parts, device="cpu"), torch.ones(parts, parts, device="cpu"), _PARTS
         return [Told(name, stages, None, shared.event, proof=proof)]
     if stages.projections and heads_are_tied(reading.material):
         heads = min(4, reading.material.num_heads)
-        proof = torch.ones(heads, heads), torch.eye(heads), _ALIKE
+        proof = torch.ones(heads, heads, device="cpu"), torch.eye(heads, device="cpu"), _ALIKE
         event = stages.projections[0].event
         return [Told(name, stages, None, event, detail=_TIED, proof=proof)]
     return []

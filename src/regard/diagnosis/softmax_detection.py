@@ -238,7 +238,7 @@ def _fused_scores(event: Event) -> Tensor:
     flags = [argument for argument in event.args[3:] if isinstance(argument, bool)]
     causal = event.kwargs.get("is_causal", bool(flags and flags[0]))
     if causal:
-        keep = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        keep = torch.ones(scores.shape[-2:], dtype=torch.bool, device="cpu").tril()
         scores = scores.masked_fill(~keep, -torch.inf)
     masks = [a for a in event.args[3:] if isinstance(a, Tensor)]
     mask = event.kwargs.get("attn_mask", masks[0] if masks else None)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from regard.diagnosis.float32_rerun import FEW_BITS, Lifted
 from regard.diagnosis.signature import Argument, arguments_of, axis_of_heads
 from regard.diagnosis.tensor_layout import Layout, Order
+from regard.errors import check_numbers
 
 __all__ = ["Given", "Kind", "Outcome", "Subject", "as_given", "layouts", "quiet"]
 
@@ -149,7 +150,7 @@ class Subject:
 
         def tensor(tokens: int, width: int) -> Tensor:
             shape = (layout.batch, tokens, width)
-            return torch.randn(shape, generator=generator).to(self.given.dtype)
+            return torch.randn(shape, generator=generator, device="cpu").to(self.given.dtype)
 
         if self.given.kind == "scores":
             found = {"scores": tensor(layout.tokens, layout.num_heads * layout.tokens)}
@@ -297,6 +298,9 @@ def as_given(thing: object, args: tuple[Any, ...], options: Mapping[str, Any]) -
             f"thing is {type(thing).__name__}; it must be a module, a function or a class.\n"
             "    Give the attention itself: regard.check(SelfAttention, 16, 4)."
         )
+    if isinstance(thing, nn.Module):
+        for parameter in thing.parameters():
+            check_numbers(name, parameter.device)
     half = None
     if isinstance(thing, nn.Module):
         if any(p.dtype in FEW_BITS for p in thing.parameters()):

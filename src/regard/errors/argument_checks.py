@@ -24,6 +24,7 @@ __all__ = [
     "check_count",
     "check_index_bounds",
     "check_memory",
+    "check_numbers",
     "check_operand",
     "check_path",
     "check_product",
@@ -140,6 +141,19 @@ def check_operand(
         f"{name} has shape {shape_text(operand.shape)}; {wrong}.\n"
         f"    It must broadcast to ({', '.join(map(str, shape))}, value_dim){grouped}."
     )
+
+
+def check_numbers(call: str, device: torch.device) -> None:
+    """Raise an error if a call would read tensors of the meta device, which have no numbers.
+
+    Raises:
+        ValueError: the device is the meta device.
+    """
+    if device.type == "meta":
+        raise ValueError(
+            f"{call} has tensors on the meta device; it needs their numbers, and there they have "
+            "none.\n    Create them on another device."
+        )
 
 
 def _leading_fit(leading: Sequence[int], full: Sequence[int]) -> bool:

@@ -105,9 +105,14 @@ def repeated_tokens(
             "are.\n    Random tokens are drawn once each."
         )
     generator = torch.Generator().manual_seed(seed)
-    known = torch.tensor(vocabulary)
-    drawn = [known[torch.randperm(len(known), generator=generator)[:length]] for _ in range(texts)]
-    before = torch.tensor(_start(model) if start is None else list(start), dtype=torch.long)
+    known = torch.tensor(vocabulary, device="cpu")
+    drawn = [
+        known[torch.randperm(len(known), generator=generator, device="cpu")[:length]]
+        for _ in range(texts)
+    ]
+    before = torch.tensor(
+        _start(model) if start is None else list(start), dtype=torch.long, device="cpu"
+    )
     ids = torch.stack([torch.cat((before, text, text)) for text in drawn])
     keys = {INDUCTION.name: len(before) + 1, DUPLICATE.name: len(before)}
     return Trial(_weights(model, ids, len(before) + length, keys, length))
@@ -173,7 +178,7 @@ def needle(
         for depth in depths:
             text = _hidden(ids_of, parts, depth, length - len(before))
             query, key = len(before) + text.query, len(before) + text.key
-            ids = torch.tensor([[*before, *text.ids]])
+            ids = torch.tensor([[*before, *text.ids]], device="cpu")
             runs.append(_weights(model, ids, query, {RETRIEVAL.name: key}, text.answer_len))
     return Trial(_mean(runs))
 

@@ -203,7 +203,7 @@ class Writer:
             if self._holds(known, here):
                 return known
         if self._end % _ALIGNED:  # the format knows no gaps
-            filler = torch.zeros(-self._end % _ALIGNED, dtype=torch.uint8)
+            filler = torch.zeros(-self._end % _ALIGNED, dtype=torch.uint8, device="cpu")
             self._append(f"filler.{len(self._entries)}", filler)
         self._append(name, here)
         alike.append(name)

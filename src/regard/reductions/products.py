@@ -132,7 +132,7 @@ def _part(block: Block, operand: Tensor, positions: slice) -> Tensor:
     if part.shape[-3] == 1 or (heads.start % group == 0 and len(heads) % group == 0):
         return part
     # The block holds a part of a group: every head takes its own head of the operand.
-    own = torch.tensor([head // group - heads.start // group for head in heads])
+    own = torch.tensor([head // group - heads.start // group for head in heads], device="cpu")
     return part.index_select(-3, own.to(part.device))
 
 

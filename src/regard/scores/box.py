@@ -54,4 +54,4 @@ def cut_whole(tensor: Tensor, index: Index) -> Tensor:
 
 def int_tensor(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
     """Return Python integers as a tensor on a device, without a synchronisation."""
-    return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu").to(device, non_blocking=True)

@@ -135,7 +135,7 @@ class ALiBi(Bias):
         if isinstance(slopes, Tensor):
             tensor = check_floating("slopes", slopes, "(num_heads,)")
         else:
-            tensor = torch.tensor(_slopes(check_count("slopes", slopes)))
+            tensor = torch.tensor(_slopes(check_count("slopes", slopes)), device="cpu")
         object.__setattr__(self, "slopes", tensor)
 
     def bind(self, shape: torch.Size, device: torch.device) -> Bias:

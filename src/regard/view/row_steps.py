@@ -14,6 +14,7 @@ from regard.errors import (
     check_count,
     check_floating,
     check_index_bounds,
+    check_numbers,
     check_operand,
     check_whole,
     kind_text,
@@ -153,6 +154,7 @@ def steps(
         tensor([0.2689, 0.7311, 1.0000])
     """
     check_attention_matrix("A", A)
+    check_numbers("steps()", A.device)
     source, mask = _one_head("steps()", A.source, A.mask)
     q_len, kv_len = source.shape
     place = check_index_bounds(check_whole("query", query), q_len, 0)
@@ -210,6 +212,7 @@ def table(
         )
     q_len, kv_len = matrix.shape[-2:]
     numbers = matrix.to_dense().detach().reshape(q_len, kv_len)
+    check_numbers(what, numbers.device)
     if key_tokens is None and q_len == kv_len:
         key_tokens = tokens
     rows = _names("tokens", tokens, "q_len", q_len) or [str(i) for i in range(q_len)]
@@ -332,12 +335,12 @@ def _columns(
         columns["score"] = [*_plain(score), *none]
     else:
         columns["score"] = [*score, float(row.sink), *none[1:]]
-    sink = torch.zeros(()) if row.sink is None else row.weight(row.sink)
+    sink = torch.zeros((), device="cpu") if row.sink is None else row.weight(row.sink)
     columns["weight"] = _with_ends(weight, shown, sink, ends)
     width = 0 if terms is None else min(terms.shape[1], _WIDEST_VALUE)
     for i in range(width):
         numbers = cast(Tensor, terms)[:, i]
-        columns[f"× value {i}"] = _with_ends(numbers, shown, torch.zeros(()), ends)
+        columns[f"× value {i}"] = _with_ends(numbers, shown, torch.zeros((), device="cpu"), ends)
     return columns
 
 

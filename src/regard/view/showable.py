@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from regard.errors import kind_text
+from regard.errors import check_numbers, kind_text
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.loading import load
 from regard.recording.recording import Recording
@@ -45,6 +45,7 @@ def as_recording(
     if isinstance(x, Tensor):
         x = AttentionMatrix.from_weights(x)
     if isinstance(x, AttentionMatrix):
+        check_numbers("x", x.device)
         return Recording({"attention": x}, query_tokens=tokens, key_tokens=key_tokens)
     if not isinstance(x, Recording):
         raise TypeError(

@@ -289,15 +289,15 @@ def pieces_of(spans: Tensor, block: int) -> _Pieces:
     lengths = spans[:, 1] - spans[:, 0]
     counts = -(-lengths // block)
     first = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
-    span = torch.arange(len(spans)).repeat_interleave(counts)
-    number = torch.arange(len(span))
+    span = torch.arange(len(spans), device="cpu").repeat_interleave(counts)
+    number = torch.arange(len(span), device="cpu")
     place = number - first[span]
     starts = place * lengths[span] // counts[span]
     stops = (place + 1) * lengths[span] // counts[span]
     table = torch.stack((spans[span, 0] + starts, stops - starts, number, span, place == 0), -1)
     # Of a span, all pieces are in slots of one width.
     slots = [*(width for width in NARROW if width < block), block]
-    slot = torch.searchsorted(torch.tensor(slots), -(-lengths[span] // counts[span]))
+    slot = torch.searchsorted(torch.tensor(slots, device="cpu"), -(-lengths[span] // counts[span]))
     ends = [int((slot <= place).sum()) for place in range(len(slots))]
     groups = [
         _Group(width, begin, end)

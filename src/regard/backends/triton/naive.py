@@ -39,8 +39,11 @@ class Rows(NamedTuple):
 
 def allowed(limits: Limits, shape: torch.Size) -> Tensor:
     """Which keys a query may attend to, pair by pair, on the CPU, of the shape of the matrix."""
-    q_idx, kv_idx = torch.arange(shape[-2])[:, None], torch.arange(shape[-1])
-    found = torch.ones(shape, dtype=torch.bool)
+    q_idx, kv_idx = (
+        torch.arange(shape[-2], device="cpu")[:, None],
+        torch.arange(shape[-1], device="cpu"),
+    )
+    found = torch.ones(shape, dtype=torch.bool, device="cpu")
     if limits.low is not None:
         found &= kv_idx - q_idx >= limits.low
     if limits.high is not None:
@@ -70,7 +73,10 @@ def scores(given: Operands, dtype: torch.dtype = torch.float64) -> Tensor:
 def _dense(plane: Plane, shape: torch.Size) -> Tensor:
     if not plane.diagonal:
         return plane.numbers
-    q_idx, kv_idx = torch.arange(shape[-2])[:, None], torch.arange(shape[-1])
+    q_idx, kv_idx = (
+        torch.arange(shape[-2], device="cpu")[:, None],
+        torch.arange(shape[-1], device="cpu"),
+    )
     return plane.numbers[..., shape[-2] - 1 - q_idx + kv_idx]
 
 

@@ -306,7 +306,7 @@ def _spans(reduction: Pool | Segments, shape: torch.Size) -> tuple[Tensor, Tenso
         return torch.tensor(reduction.query_pieces, device="cpu"), reduction.key_edges
     (cells,) = reduction.start(shape, torch.float32, _META)  # never filled
     edges = [
-        torch.arange(n + 1) * shape[axis] // n
+        torch.arange(n + 1, device="cpu") * shape[axis] // n
         for axis, n in zip((-2, -1), cells.shape[-2:], strict=True)
     ]
     down, across = (torch.stack((edge[:-1], edge[1:]), -1) for edge in edges)

@@ -83,7 +83,9 @@ class BlockMeans(Reduction):
         return (Contribution((*block.box.leading, rows, columns), blocks),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
-        down, across = (torch.tensor(_met(slice(0, n), self.size)[1]) for n in shape[-2:])
+        down, across = (
+            torch.tensor(_met(slice(0, n), self.size)[1], device="cpu") for n in shape[-2:]
+        )
         return buffers[0] / (down[:, None] * across).to(buffers[0])
 
 
@@ -274,7 +276,7 @@ def _spans(matrix: AttentionMatrix) -> Tensor | None:
     spans = intervals(matrix)
     if isinstance(spans, str):
         return None
-    everything = torch.tensor([0, matrix.shape[-1]], dtype=torch.int32)
+    everything = torch.tensor([0, matrix.shape[-1]], dtype=torch.int32, device="cpu")
     return everything.expand(1, matrix.shape[-2], 2) if spans is None else spans
 
 

@@ -309,7 +309,7 @@ def _cell(length: int) -> str:
 def _small_maps(layers: Sequence[Layer], grid: _Grid) -> Picture:
     """One image of all of them; what the recording does not have is empty."""
     side = _SMALL_MAP
-    whole = torch.zeros(len(grid.layers) * side, len(grid.heads) * side)
+    whole = torch.zeros(len(grid.layers) * side, len(grid.heads) * side, device="cpu")
     for row, (layer, columns) in enumerate(zip(layers, grid.rows, strict=True)):
         means = _of_each_head(cast(Tensor, layer.reduce(Pool(side, side))), layer, 2).float()
         # A text shorter than the map has larger cells.
@@ -330,7 +330,7 @@ def _scores(found: Sequence[Head], score: str, grid: _Grid) -> Picture:
             f"score is {score!r}; of these heads {names} were measured.\n"
             "    Pass a trial, regard.trials.repeated_tokens(model), for kinds that need one."
         )
-    cells = torch.zeros(len(grid.layers), len(grid.heads))
+    cells = torch.zeros(len(grid.layers), len(grid.heads), device="cpu")
     for head in found:
         value = head.score if score == "kind" else head.scores.get(score, 0.0)
         cells[grid.place(head)] = value

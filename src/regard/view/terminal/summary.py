@@ -212,7 +212,7 @@ def _mean_rows(matrices: Sequence[AttentionMatrix]) -> Iterator[Tensor]:
     step = max(1, _WEIGHTS_AT_ONCE // (kv_len * max(_num_heads(m) for m in matrices)))
     for start in range(0, q_len, step):
         window = Window(range(start, min(start + step, q_len)), range(kv_len))
-        total = torch.zeros(len(window.at_rows), kv_len)
+        total = torch.zeros(len(window.at_rows), kv_len, device="cpu")
         for matrix in matrices:
             weights: Tensor = matrix.reduce(window)
             total += weights.reshape(-1, *total.shape).sum(0).cpu()
@@ -221,11 +221,11 @@ def _mean_rows(matrices: Sequence[AttentionMatrix]) -> Iterator[Tensor]:
 
 def _rows(weights: Tensor, first: int, sinks: Sequence[int], top: int) -> list[Row]:
     """The rows of a block that begins at token ``first``."""
-    is_text = torch.ones(weights.shape[-1], dtype=torch.bool)
+    is_text = torch.ones(weights.shape[-1], dtype=torch.bool, device="cpu")
     is_text[list(sinks)] = False
     on_text = weights * is_text
     left = on_text.sum(-1)
-    queries = torch.arange(len(weights))
+    queries = torch.arange(len(weights), device="cpu")
     others = on_text.clone()
     others[queries, queries + first] = 0
     strongest = cast("list[float]", others.amax(-1).tolist())

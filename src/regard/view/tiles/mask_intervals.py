@@ -58,7 +58,9 @@ def _row_spans(mask: Mask, matrix: AttentionMatrix, rows: slice) -> Tensor | Non
         inner = slice(some.start, some.start)
     parts = (slice(some.start, inner.start), slice(inner.stop, some.stop))
     allowed = torch.cat([_allowed(mask, matrix, rows, part) for part in parts], -1)
-    keys = torch.cat([torch.arange(part.start, part.stop) for part in parts]).to(matrix.device)
+    keys = torch.cat([torch.arange(part.start, part.stop, device="cpu") for part in parts]).to(
+        matrix.device
+    )
     count = allowed.sum(-1)
     first = keys[allowed.argmax(-1)]
     last = keys[allowed.shape[-1] - 1 - allowed.flip(-1).argmax(-1)]

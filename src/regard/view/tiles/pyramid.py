@@ -171,7 +171,7 @@ class Pyramid:
         self._scores = _scores_in(head, slice(0, head.shape[0]))
         self._scores_done = 0
         self._rows_done = 0
-        self._known = torch.zeros(head.shape[0], dtype=torch.bool)
+        self._known = torch.zeros(head.shape[0], dtype=torch.bool, device="cpu")
         zeros = torch.zeros(2, head.shape[0], dtype=head.dtype, device=head.source.device)
         self._normalizers = Normalizers(*zeros)
         self._cells: Tensor | None = None  # (2, rows, columns): as they are, and by row
@@ -246,7 +246,7 @@ class Pyramid:
         rows, columns = place.rows(q_len), place.columns(kv_len)
         if not length(overlap(columns, self.head.columns(rows))):
             cells = (len(_starts(part, 1 << place.level)) for part in (rows, columns))
-            return Tile(torch.zeros(*cells), True)
+            return Tile(torch.zeros(*cells, device="cpu"), True)
         if place.level >= self.base:
             if self.is_small:
                 self.finish(pause)
@@ -278,7 +278,7 @@ class Pyramid:
         self._add_rows(drawn, [ends for _, ends in down], pause)
         shares = torch.stack([drawn[:, cells].sum(-1) for cells, _ in across], -1)
         self._add_columns(shares, queries, [ends for _, ends in across], pause)
-        sizes = torch.tensor([self._count(slice(*part)) for part in queries])
+        sizes = torch.tensor([self._count(slice(*part)) for part in queries], device="cpu")
         return (shares / sizes[:, None].to(shares)).float()
 
     def _add_rows(self, drawn: Tensor, ends: Sequence[list[slice]], pause: Pause) -> None:
@@ -501,7 +501,7 @@ def _counts(rows: slice, columns: slice, cell: int, tall: int | None = None) -> 
     """How many weights each cell is the sum of."""
     sizes = ((rows, tall or cell), (columns, cell))
     down, across = (
-        torch.tensor([min(size, part.stop - at) for at in _starts(part, size)])
+        torch.tensor([min(size, part.stop - at) for at in _starts(part, size)], device="cpu")
         for part, size in sizes
     )
     return (down[:, None] * across).float()
