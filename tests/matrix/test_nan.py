@@ -1,4 +1,4 @@
-"""NaN and infinity: they stay in the rows that saw them, and nothing hangs."""
+"""NaN, infinity and rows without keys give what ``docs/numerics.md`` says, by every backend."""
 
 import math
 from collections.abc import Callable
@@ -9,118 +9,88 @@ from torch import Tensor
 
 import regard
 from cases import QUESTIONS, Inputs
+from regard.backends import sweep as blocks
+from special_numbers import ASKED, MASKS, REDUCTIONS, differing
 
-# 21 keys: PyTorch's CPU kernels treat the keys after the last whole vector in their own way.
-LENGTHS = (4, 21)
-BAD_QUERY, BAD_KEY = 1, 2
-BY_ROW = ("logsumexp", "entropy", "top-1", "top-3", "top-all", "max", "sum-keys", "output")
-MASKS: dict[str, tuple[regard.Mask | None, Callable[[int], Tensor]]] = {
-    "no-mask": (None, lambda n: torch.ones(n, dtype=torch.bool)),
-    "causal": (regard.Causal(), lambda n: torch.arange(n) >= BAD_KEY),
-    "window": (
-        regard.SlidingWindow(1, 0),
-        lambda n: (torch.arange(n) >= BAD_KEY) & (torch.arange(n) <= BAD_KEY + 1),
-    ),
-    "padding": (regard.Padding(BAD_KEY), lambda n: torch.zeros(n, dtype=torch.bool)),
-}
-kinds = pytest.mark.parametrize("bad", [math.nan, math.inf], ids=["nan", "inf"])
-lengths = pytest.mark.parametrize("length", LENGTHS)
-by_row = pytest.mark.parametrize("name", BY_ROW)
-by_mask = pytest.mark.parametrize("mask", MASKS)
+full = pytest.mark.full
+every_mask = pytest.mark.parametrize("mask", MASKS)
+few_masks = pytest.mark.parametrize(
+    "mask", [name if name == "keep" else pytest.param(name, marks=full) for name in MASKS]
+)
 
 
-def inputs(length: int) -> Inputs:
-    generator = torch.Generator().manual_seed(length)
-    query, key, value, operand = (torch.randn(2, length, 4, generator=generator) for _ in range(4))
-    return Inputs(query, key, None, value, operand)
+# The table of docs/numerics.md: questions x masks x kinds of bad numbers, by each backend.
 
 
-def spoilt(tensor: Tensor, row: int, bad: float) -> Tensor:
-    """The tensor with one bad token in its first head."""
-    changed = tensor.clone()
-    changed[0, row] = bad
-    return changed
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of eight rows of one head."""
+    for name, value in {"BLOCK_SIZE": 1, "MIN_ROWS": 8, "MAX_ROWS": 8}.items():
+        monkeypatch.setattr(blocks, name, value)
 
 
-def answer(x: Inputs, mask: regard.Mask | None, name: str) -> Tensor:
-    matrix = regard.attend(x.query, x.key, mask=mask)
-    # The product as people write it, so that the fastest backend is the one that is tested.
-    found = matrix @ x.value if name == "output" else matrix.reduce(QUESTIONS[name].ask(x))
-    return found if isinstance(found, Tensor) else found.values
+@every_mask
+def test_the_default_backend_follows_the_table(mask: str) -> None:
+    assert differing(ASKED, mask, None) == []
 
 
-def rows_with_nan(found: Tensor) -> Tensor:
-    """Which rows of which head hold NaN, (heads, rows)."""
-    return found.isnan().reshape(*found.shape[:2], -1).any(-1)
+@few_masks
+def test_a_sink_changes_nothing_in_the_table(mask: str) -> None:
+    names = [name for name in ASKED if "js" not in name]  # its definition knows no sinks
+    assert differing(names, mask, None, sinks=True) == []
 
 
-@by_row
-@by_mask
-@lengths
-def test_nan_in_a_query_gives_nan_in_its_own_row_only(name: str, mask: str, length: int) -> None:
-    x = inputs(length)
-    x = x._replace(query=spoilt(x.query, BAD_QUERY, math.nan))
-    expected = torch.zeros(2, length, dtype=torch.bool)
-    expected[0, BAD_QUERY] = True
-    assert torch.equal(rows_with_nan(answer(x, MASKS[mask][0], name)), expected)
+@few_masks
+def test_finite_scores_follow_the_table(mask: str) -> None:
+    assert differing(ASKED, mask, None, spoilt=False) == []
 
 
-@by_row
-@by_mask
-@lengths
-def test_nan_in_a_key_gives_nan_in_the_rows_that_may_attend_to_it_only(
-    name: str, mask: str, length: int
-) -> None:
-    x = inputs(length)
-    x = x._replace(key=spoilt(x.key, BAD_KEY, math.nan))
-    expected = torch.zeros(2, length, dtype=torch.bool)
-    expected[0] = MASKS[mask][1](length)
-    assert torch.equal(rows_with_nan(answer(x, MASKS[mask][0], name)), expected)
+@every_mask
+def test_the_fused_backend_follows_the_table(mask: str) -> None:
+    assert differing(["output"], mask, "fused", spoilt=False) == []
 
 
-@by_row
-@by_mask
-@lengths
-@kinds
-def test_the_other_rows_keep_their_answers(name: str, mask: str, length: int, bad: float) -> None:
-    x = inputs(length)
-    whole = answer(x, MASKS[mask][0], name)
-    found = answer(x._replace(query=spoilt(x.query, BAD_QUERY, bad)), MASKS[mask][0], name)
-    others = torch.ones(2, length, dtype=torch.bool)
-    others[0, BAD_QUERY] = False
-    # Another backend may answer, in another order of the sums: some float32 roundings.
-    torch.testing.assert_close(found[others], whole[others], atol=2e-6, rtol=2e-6)
+@few_masks
+def test_the_dense_backend_follows_the_table(mask: str) -> None:
+    assert differing(REDUCTIONS, mask, "dense") == []
 
 
-@by_row
-@lengths
+@few_masks
+def test_blocks_of_few_rows_follow_the_table(mask: str, small_blocks: None) -> None:
+    assert differing(REDUCTIONS, mask, "blocks") == []
+
+
+# What the table leaves open.
+
+
+def test_a_row_with_infinity_has_no_largest_weight() -> None:
+    A = regard.AttentionMatrix.from_scores(torch.tensor([[0.0, math.inf], [0.0, 1.0]]))
+    found = A.max()
+    assert found.values[0].isnan()
+    assert found.indices.tolist() == [-1, 1]
+    assert A.topk(2).values[0].isnan().all()
+    assert A.topk(2).indices[0].tolist() == [-1, -1]
+
+
+def test_logsumexp_of_infinity_is_that_of_pytorch() -> None:
+    scores = torch.tensor([[0.0, math.inf], [math.nan, math.inf], [0.0, 1.0]])
+    found = regard.AttentionMatrix.from_scores(scores).logsumexp()
+    torch.testing.assert_close(found, scores.logsumexp(-1), equal_nan=True)
+
+
+@pytest.mark.parametrize("length", [4, 21])  # kernels treat the keys after a whole vector apart
+@pytest.mark.parametrize("name", QUESTIONS)
 def test_infinity_in_a_masked_key_changes_nothing(name: str, length: int) -> None:
     x = inputs(length)
-    mask = MASKS["padding"][0]
-    found = answer(x._replace(key=spoilt(x.key, BAD_KEY, math.inf)), mask, name)
+    spoilt = x.key.clone()
+    spoilt[0, 2] = math.inf
+    mask = regard.Padding(2)
+    found, right = (
+        regard.attend(x.query, key, mask=mask).reduce(QUESTIONS[name].ask(x))
+        for key in (spoilt, x.key)
+    )
     # Another backend may answer, in another order of the sums: some float32 roundings.
-    torch.testing.assert_close(found, answer(x, mask, name), atol=2e-6, rtol=2e-6)
-
-
-@pytest.mark.parametrize("name", ["pool-3x4", "segments", "sum-queries"])
-def test_nan_in_one_head_leaves_the_other_heads_alone(name: str) -> None:
-    x = inputs(21)
-    x = x._replace(query=spoilt(x.query, BAD_QUERY, math.nan))
-    assert answer(x, None, name).isnan().flatten(1).any(-1).tolist() == [True, False]
-
-
-@lengths
-def test_the_keys_of_a_row_of_nan_are_keys_of_the_matrix(length: int) -> None:
-    x = inputs(length)
-    matrix = regard.attend(spoilt(x.query, BAD_QUERY, math.nan), x.key)
-    indices = matrix.topk(2).indices[0, BAD_QUERY]
-    assert bool(((indices >= 0) & (indices < length)).all())
-
-
-def test_scores_of_nan_are_nan() -> None:
-    x = inputs(4)
-    scores = regard.attend(spoilt(x.query, BAD_QUERY, math.nan), x.key).scores[0, BAD_QUERY]
-    assert bool(scores.isnan().all())
+    torch.testing.assert_close(found, right, atol=2e-6, rtol=2e-6)
 
 
 def test_weights_of_nan_stay_in_their_row() -> None:
@@ -129,18 +99,53 @@ def test_weights_of_nan_stay_in_their_row() -> None:
     torch.testing.assert_close(entropy, torch.tensor([math.nan, math.log(2)]), equal_nan=True)
 
 
-def test_a_score_of_infinity_gives_nan_in_its_row_as_a_softmax_does() -> None:
-    scores = torch.tensor([[math.inf, 0.0], [0.0, 0.0]])
-    found = regard.AttentionMatrix.from_scores(scores).to_dense()
-    assert torch.equal(found.isnan(), scores.softmax(-1).isnan())
-
-
 def test_gradients_of_rows_without_nan_are_numbers() -> None:
     x = inputs(21)
-    query = spoilt(x.query, BAD_QUERY, math.nan).requires_grad_()
+    query = x.query.clone()
+    query[0, 1] = math.nan
+    query.requires_grad_()
     entropy = regard.attend(query, x.key).entropy()
-    (gradient,) = torch.autograd.grad(entropy[:, BAD_QUERY + 1 :].sum(), query)
-    assert bool(gradient[:, BAD_QUERY + 1 :].isfinite().all())
+    (gradient,) = torch.autograd.grad(entropy[:, 2:].sum(), query)
+    assert bool(gradient[:, 2:].isfinite().all())
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf], ids=str)
+def test_a_value_that_is_masked_leaves_gradients_alone(bad: float) -> None:
+    x = inputs(21)
+    query, key, value = (tensor.clone() for tensor in (x.query, x.key, x.value))
+    value[:, 9] = bad
+    leaves = [tensor.requires_grad_() for tensor in (query, key, value)]
+    output = regard.attend(query, key, mask=regard.Causal()) @ value
+    found = torch.autograd.grad(output[:, :9].sum(), leaves)
+    right = torch.autograd.grad(
+        (regard.attend(query[:, :9], key[:, :9], mask=regard.Causal()) @ value[:, :9]).sum(), leaves
+    )
+    for mine, exact in zip(found, right, strict=True):
+        torch.testing.assert_close(mine, exact)
+
+
+def test_steps_follow_the_table() -> None:
+    scores = torch.tensor([[0.0, math.inf, -math.inf], [math.nan, 1.0, -math.inf]])
+    value = torch.tensor([1.0, 2.0, math.nan])
+    for A in (
+        regard.AttentionMatrix.from_scores(scores),
+        regard.AttentionMatrix.from_scores(scores, mask=torch.tensor([True, True, False])),
+    ):
+        for query in (0, 1):
+            weights = regard.steps(A, query, value=value).table["weight"]
+            torch.testing.assert_close(
+                torch.tensor(weights[:3]), A[query], rtol=0, atol=0, equal_nan=True
+            )
+    A = regard.AttentionMatrix.from_scores(torch.tensor([[0.0, 0.0, -math.inf]]))
+    output = regard.steps(A, 0, value=value).output
+    assert output is not None
+    assert output.tolist() == [1.5]
+
+
+def inputs(length: int) -> Inputs:
+    generator = torch.Generator().manual_seed(length)
+    query, key, value, operand = (torch.randn(2, length, 4, generator=generator) for _ in range(4))
+    return Inputs(query, key, None, value, operand)
 
 
 # Rows with nothing to attend to.
@@ -176,7 +181,7 @@ def test_a_row_with_nothing_to_attend_to_has_one_convention(
 def test_gradients_of_rows_with_nothing_to_attend_to_are_0(name: str) -> None:
     x = inputs(4)
     query = x.query.clone().requires_grad_()
-    found = answer(x._replace(query=query), regard.Padding(0), name)
+    found = regard.attend(query, x.key, mask=regard.Padding(0)).reduce(QUESTIONS[name].ask(x))
     torch.where(found.isfinite(), found, 0).sum().backward()
     assert query.grad is not None
     assert torch.equal(query.grad, torch.zeros_like(query))

@@ -11,6 +11,7 @@ from regard.backends.backend import Backend
 from regard.backends.plan import Plan, counted
 from regard.backends.sdpa_calls import Product, in_one_call
 from regard.backends.sdpa_tiling import form_of
+from regard.backends.sweep import Sweep
 from regard.masks import Mask
 from regard.reductions.products import Output
 from regard.reductions.reduction import Reduction
@@ -24,7 +25,8 @@ __all__ = ["Sdpa"]
 class Sdpa(Backend):
     """``scaled_dot_product_attention`` on the parts of the matrix that a mask leaves.
 
-    Its kernels form the matrix, or are not exact, in some cases; ``refusal`` names them.
+    Its kernels form the matrix, or are not exact, in some cases; ``refusal`` names them. Where the
+    answer is not finite, the sweep computes it again: NaN in a value passes the masks of a kernel.
     """
 
     def refusal(
@@ -53,6 +55,8 @@ class Sdpa(Backend):
         product = _product(source, mask, reductions)
         # To plan what nothing is masked in would take longer than to attend to a few tokens.
         output = in_one_call(product) if mask is None else form_of(product).attend(product)
+        if _may_leak(product) and not isfinite(_sum(output)):
+            return Sweep().reduce(source, mask, reductions)
         (value,) = reductions[0].tensors
         return (output.squeeze(-1) if value.ndim == 1 else output,)
 
@@ -69,6 +73,20 @@ def _product(source: Scores, mask: Mask | None, reductions: Sequence[Reduction])
     if value.shape[:-2] != leading:
         value = value.expand(*leading, *value.shape[-2:])
     return Product(source, mask, value)
+
+
+def _may_leak(product: Product) -> bool:
+    """Return True if NaN in the value may reach rows that mask its key, and looking costs little.
+
+    A kernel multiplies a masked value by a weight of 0, and 0 times NaN is NaN.
+    """
+    masks = product.mask is not None or product.source.bias is not None
+    return masks and _looks(product.source)
+
+
+def _looks(source: QueryKeyScores) -> bool:
+    """Return True if reading a number stops neither the device nor the graph of torch.compile."""
+    return source.query.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _of_scores(source: QueryKeyScores) -> str | None:
@@ -104,7 +122,7 @@ def _of_numbers(source: QueryKeyScores) -> str | None:
     and under torch.compile the question is not asked: the answer would stop the device, or the
     graph.
     """
-    if source.query.device.type != "cpu" or torch.compiler.is_compiling():
+    if not _looks(source):
         return None
     total = _sum(source.query) + _sum(source.key)
     if source.bias is not None:

@@ -269,7 +269,8 @@ def _inf_where_hidden(numbers: Tensor, block: Block, other: Block) -> Tensor:
     # A cheap pass for three, where it need not be waited for.
     if reads_without_sync(below) and bool(below.amin() > lowest_score(below.dtype)):
         return numbers
-    return numbers.masked_fill((block.allowed & ~other.allowed[..., inside]).any(-1), torch.inf)
+    hidden = (block.allowed & ~other.allowed[..., inside]).any(-1)
+    return numbers.masked_fill(hidden & ~numbers.isnan(), torch.inf)
 
 
 def _within(numbers: Tensor, low: Tensor, high: Tensor | None = None) -> Tensor:

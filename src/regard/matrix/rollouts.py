@@ -19,6 +19,7 @@ from regard.matrix.attention_matrix import AttentionMatrix
 from regard.matrix.indexing import ParsedIndex, parse_index
 from regard.matrix.linear_map import LinearMap, times_batches
 from regard.reductions.block import Block
+from regard.reductions.products import masked_product
 from regard.reductions.reduction import Contribution, Reduction
 from regard.scores.score_source import accumulation_dtype
 
@@ -220,7 +221,12 @@ class _MeanOfHeads(Reduction):
         if self.transposed:
             weights, rows, columns = weights.mT, columns, rows
         operand = block.part(self.operand, (*batch, columns))
-        return (Contribution((*batch, rows), weights @ operand),)
+
+        def allowed() -> Tensor:
+            by_any_head = block.allowed.any(-3) if block.box.leading else block.allowed
+            return by_any_head.mT if self.transposed else by_any_head
+
+        return (Contribution((*batch, rows), masked_product(weights, operand, allowed)),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         return buffers[0] / (shape[-3] if len(shape) > 2 else 1)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isfinite
 from typing import cast, final
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from regard.errors import check_broadcast, check_floating
 from regard.matrix.attention_matrix import AttentionMatrix, check_attention_matrix
-from regard.reductions.block import Block
+from regard.reductions.block import Block, reads_without_sync
 from regard.reductions.reduction import Contribution, Reduction
 from regard.scores.flex_callable import FlexCallable, Kind
 
@@ -102,7 +103,12 @@ class WeightedSum(Reduction):
         return (torch.zeros(shape[:-1], dtype=dtype, device=device),)
 
     def update(self, block: Block) -> tuple[Contribution, ...]:
-        sums = cast(Tensor, torch.linalg.vecdot(block.weights, self._numbers(block)))
+        numbers = self._numbers(block)
+        sums = cast(Tensor, torch.linalg.vecdot(block.weights, numbers))
+        if reads_without_sync(sums) and not isfinite(sums.detach().sum().item()):
+            # A weight of 0 times NaN is NaN: numbers at masked keys must not count.
+            numbers = torch.where(block.allowed, numbers, 0)
+            sums = cast(Tensor, torch.linalg.vecdot(block.weights, numbers))
         return (Contribution(block.box.at_rows, sums),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
-from math import log
+from math import isfinite, log
 from typing import cast
 
 import torch
@@ -77,6 +77,9 @@ class Block:
     block is final. Columns outside the block have weight 0. The tensors are float32, or float64
     for float64 inputs. They are valid while ``update`` runs, and must not be changed.
 
+    A row with a score of NaN or +inf is NaN at every key that it may attend to; masked keys have
+    weight 0 there, too. On devices with a queue they may be NaN.
+
     Attributes:
         shape: the shape of the whole matrix, (..., num_heads, q_len, kv_len).
         box: the position of the block in the matrix.
@@ -127,9 +130,9 @@ class Block:
         self._source_scores = source.block(box, cut, None if self._staged else scratch)
         scores = self._masked(mask)
         self.maximum = scores.detach().amax(-1, keepdim=True)
-        empty = self.maximum == -torch.inf
-        known_full = reads_without_sync(empty) and not bool(empty.any())
-        self._empty = None if known_full else empty
+        self._empty, self._undefined = self._special_rows()
+        if self._undefined is not None:
+            scores = self._with_nan(scores, self._undefined)
         self._reference, bits = self._shift(scores)
         self.log2_shifted = self._leaf(bits)
 
@@ -147,11 +150,43 @@ class Block:
                 scores[..., columns].masked_fill_(hidden, -torch.inf)
         return scores
 
+    def _special_rows(self) -> tuple[Tensor | None, Tensor | None]:
+        """Return which rows have no keys and which are undefined, (..., rows, 1); None: no row.
+
+        A row is undefined where a score or the sink is NaN or +inf. Nobody looks for such rows on
+        a device that would have to be waited for.
+        """
+        if not reads_without_sync(self.maximum):
+            return self.maximum == -torch.inf, None
+        total = self.maximum.sum()
+        if self._source_sink is not None:
+            total = total + self._source_sink.detach().sum()
+        if isfinite(total.item()):
+            return None, None
+        empty = self.maximum == -torch.inf
+        undefined = ~(empty | (self._largest_logit < torch.inf))
+        found = [rows if bool(rows.any()) else None for rows in (empty, undefined)]
+        return found[0], found[1]
+
+    @property
+    def _largest_logit(self) -> Tensor:
+        """The maximum of each row, or its sink where that is larger, (..., rows, 1)."""
+        if self._source_sink is None:
+            return self.maximum
+        return torch.maximum(self.maximum, self._source_sink.detach())
+
+    def _with_nan(self, scores: Tensor, rows: Tensor) -> Tensor:
+        """The scores with NaN at every key that these rows may attend to."""
+        seen = rows & (scores.detach() != -torch.inf)
+        if self._scratch is None:
+            return scores.masked_fill(seen, torch.nan)
+        return scores.masked_fill_(seen, torch.nan)
+
     def _shift(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Return the reference of each row, (..., rows, 1), and the shifted scores in bits."""
         reference = self.maximum
-        if self._empty is not None:
-            reference = reference.masked_fill(self._empty, 0)
+        for special in (self._empty, self._undefined):
+            reference = reference if special is None else reference.masked_fill(special, 0)
         least = _HIDDEN * lowest_score(self._dtype)
         if self._scratch is None:
             return reference, ((scores - reference) / _LN2).clamp(min=least)
@@ -204,12 +239,20 @@ class Block:
         """exp(scores - logsumexp), (..., rows, columns); 0 in rows without keys."""
         if self._scratch is not None:
             return self._leaf(self._exponentials.mul_(self._factors))
-        weights = (self.shifted - self.log_normalizer[..., None]).exp()
+        weights = (self.shifted - self._log_divisors).exp()
         return weights if self._empty is None else weights.masked_fill(self._empty, 0)
+
+    def weights_at(self, rows: slice, columns: slice) -> Tensor:
+        """Return the weights of a part of the block without computing the other weights."""
+        shifted = self.log2_shifted[..., rows, columns] * _LN2
+        return (shifted - self._log_divisors[..., rows, :]).exp()
 
     @cached_property
     def log_normalizer(self) -> Tensor:
-        """logsumexp - maximum of each row, (..., rows), in nats; 0 in rows without keys."""
+        """logsumexp - maximum of each row, (..., rows), in nats.
+
+        0 in rows without keys; NaN in rows with a score of NaN or +inf.
+        """
         if self._scratch is None:
             above = torch.logsumexp(self.shifted, -1, keepdim=True)
         else:
@@ -222,12 +265,24 @@ class Block:
         return self._leaf(above.squeeze(-1))
 
     @property
+    def _log_divisors(self) -> Tensor:
+        """What is taken off ``shifted`` for log-weights, (..., rows, 1).
+
+        0 in undefined rows: there ``shifted`` is NaN already, and only where a key is not masked.
+        """
+        divisors = self.log_normalizer[..., None]
+        return divisors if self._undefined is None else divisors.masked_fill(self._undefined, 0)
+
+    @property
     def logsumexp(self) -> Tensor:
         """The logsumexp of each row of scores, (..., rows), in nats; -inf without keys."""
         reference = self._reference
         if self._empty is not None:
             reference = reference.masked_fill(self._empty, -torch.inf)
-        return reference.squeeze(-1) + self.log_normalizer
+        logsumexp = reference.squeeze(-1) + self.log_normalizer
+        if self._undefined is None:
+            return logsumexp
+        return torch.where(self._undefined, self._largest_logit, logsumexp[..., None]).squeeze(-1)
 
     @cached_property
     def mean_shifted(self) -> Tensor:
@@ -252,7 +307,10 @@ class Block:
         """The sum of the weights of each row, (..., rows): 1; less with a sink, 0 without keys."""
         if self._source_sink is not None:
             return self.weights.sum(-1)
-        return (self.maximum > -torch.inf).to(self._dtype).squeeze(-1)
+        row_sum = (self.maximum > -torch.inf).to(self._dtype)
+        if self._undefined is not None:
+            row_sum = row_sum.masked_fill(self._undefined, torch.nan)
+        return row_sum.squeeze(-1)
 
     @cached_property
     def column_sum(self) -> Tensor:
@@ -295,7 +353,7 @@ class Block:
     @cached_property
     def _factors(self) -> Tensor:
         """The factor from exponentials to weights, (..., rows, 1); 0 in rows without keys."""
-        factors = self.log_normalizer.detach()[..., None].neg().exp_()
+        factors = self._log_divisors.detach().neg().exp_()
         return factors if self._empty is None else factors.masked_fill_(self._empty, 0)
 
     @cached_property

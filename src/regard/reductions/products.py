@@ -1,7 +1,8 @@
 """Products with the matrix, and windows of it, as reductions."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from math import log, prod
+from math import isfinite, prod
 from typing import Any, cast, final
 
 import torch
@@ -10,14 +11,14 @@ from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVa
 
 from regard.errors import check_floating, check_operand
 from regard.masks import Mask
-from regard.reductions.block import Block
+from regard.reductions.block import Block, reads_without_sync
 from regard.reductions.reduction import Contribution, Reduction
 from regard.scores.autocast import without_autocast
 from regard.scores.box import Box, cut_whole
 from regard.scores.grouped_heads import grouped_matmul, kv_leading
 from regard.scores.score_source import Scores
 
-__all__ = ["Output", "TransposedOutput", "Window", "scores_at"]
+__all__ = ["Output", "TransposedOutput", "Window", "masked_product", "scores_at"]
 
 _SCORES_AT_ONCE = 2**21
 _FEW = 4  # a window with fewer than one column in four takes its weights from the scores
@@ -35,8 +36,8 @@ class Output(Reduction):
 
     Args:
         value: (..., num_kv_heads, kv_len, value_dim), or (kv_len,) for one number per key. Leading
-            axes broadcast; its heads may be grouped. A NaN in it may reach every row, masked or
-            not, as in any product of two tensors.
+            axes broadcast; its heads may be grouped. NaN or infinity in it reaches the rows that
+            may attend to its key, and no others; docs/numerics.md has the exceptions.
 
     Raises:
         TypeError: the value is not a floating tensor.
@@ -76,7 +77,8 @@ class Output(Reduction):
 
     def update(self, block: Block) -> tuple[Contribution, ...]:
         value = _part(block, self.value, block.box.columns)
-        return (Contribution(block.box.at_rows, grouped_matmul(block.weights, value)),)
+        output = masked_product(block.weights, value, lambda: block.allowed)
+        return (Contribution(block.box.at_rows, output),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         return _as_operand(buffers[0], self.value)
@@ -108,10 +110,42 @@ class TransposedOutput(Reduction):
 
     def update(self, block: Block) -> tuple[Contribution, ...]:
         operand = _part(block, self.operand, block.box.rows)
-        return (Contribution(block.box.at_columns, grouped_matmul(block.weights.mT, operand)),)
+        output = masked_product(block.weights.mT, operand, lambda: block.allowed.mT)
+        return (Contribution(block.box.at_columns, output),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         return _as_operand(buffers[0], self.operand)
+
+
+def masked_product(weights: Tensor, operand: Tensor, allowed: Callable[[], Tensor]) -> Tensor:
+    """Return weights @ operand, where NaN and infinity of the operand pass no mask.
+
+    A weight of 0 times NaN is NaN, so a plain product gives NaN in rows that mask the key. Devices
+    with a queue give the plain product: to look for NaN would stop them.
+
+    Args:
+        weights: (..., num_heads, rows, columns); 0 where a key is masked.
+        operand: (..., num_kv_heads, columns, width).
+        allowed: returns True where a key may be attended to, with the shape of the weights.
+
+    Example:
+        >>> import torch
+        >>> from regard.reductions.products import masked_product
+        >>> weights, operand = torch.eye(2), torch.tensor([[1.0], [torch.nan]])
+        >>> masked_product(weights, operand, lambda: weights > 0)
+        tensor([[1.],
+                [nan]])
+    """
+    product = grouped_matmul(weights, operand)
+    fewer = min(operand, product, key=Tensor.numel).detach()
+    if not reads_without_sync(fewer) or isfinite(fewer.sum().item()):
+        return product
+    above, below, nan = operand == torch.inf, operand == -torch.inf, operand.isnan()
+    product = grouped_matmul(weights, operand.masked_fill(above | below | nan, 0))
+    kinds = torch.cat((above, below, nan), -1).to(weights.dtype)
+    above, below, nan = (grouped_matmul(allowed().to(weights.dtype), kinds) > 0).chunk(3, -1)
+    special = torch.zeros_like(product).masked_fill(above, torch.inf).masked_fill(below, -torch.inf)
+    return product + special.masked_fill(nan | (above & below), torch.nan)
 
 
 def _width(operand: Tensor) -> int:
@@ -170,8 +204,7 @@ class Window(Reduction):
         columns, in_block_columns = _meet(self.at_columns, block.box.columns)
         if len(self.at_columns) < block.shape[-1] // _FEW:
             # The other columns of the block need no exponential of their own.
-            shifted = block.log2_shifted[..., in_block_rows, in_block_columns] * log(2)
-            values = (shifted - block.log_normalizer[..., in_block_rows, None]).exp()
+            values = block.weights_at(in_block_rows, in_block_columns)
         else:
             values = block.weights[..., in_block_rows, in_block_columns]
         return (Contribution((*block.box.leading, rows, columns), values),)

@@ -24,7 +24,8 @@ class Top(NamedTuple):
 
     Attributes:
         values: weights, in falling order.
-        indices: int64 positions of the keys; -1 (with weight 0) where a row may attend to fewer.
+        indices: int64 positions of the keys; -1 where a row may attend to fewer (with weight 0), or
+            has a score of NaN or +inf (with weight NaN).
 
     Example:
         >>> import torch, regard
@@ -44,7 +45,8 @@ class TopK(Reduction):
 
     The answer is a ``Top`` of values and int64 indices, each (..., num_heads, q_len, k). Where a
     query may attend to fewer than k keys, the rest have weight 0 and index -1; so it is in a
-    recording, too, where a layer has fewer than k.
+    recording, too, where a layer has fewer than k. A row with a score of NaN or +inf has the value
+    NaN and the index -1 everywhere.
 
     Args:
         k: how many keys, from 1 to kv_len of a matrix.
@@ -85,12 +87,15 @@ class TopK(Reduction):
         indices = _largest(block.log2_shifted.detach(), min(self.k, block.log2_shifted.shape[-1]))
         bits = block.log2_shifted.gather(-1, indices)
         masked = bits.detach() <= lowest_score(bits.dtype)
-        values = (bits * log(2) - block.log_normalizer[..., None]).exp().masked_fill(masked, 0)
-        indices = (indices + block.box.columns.start).masked_fill(masked, -1)
+        log_normalizer = block.log_normalizer[..., None]
+        undefined = log_normalizer.detach().isnan()
+        values = (bits * log(2) - log_normalizer).exp().masked_fill(masked, 0)
+        indices = (indices + block.box.columns.start).masked_fill(masked | undefined, -1)
         missing = self.k - indices.shape[-1]
         if missing:
             values = torch.nn.functional.pad(values, (0, missing))
             indices = torch.nn.functional.pad(indices, (0, missing), value=-1)
+        values = values.masked_fill(undefined, torch.nan)
         return Contribution(block.box.at_rows, values), Contribution(block.box.at_rows, indices)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Top:
@@ -206,7 +211,8 @@ class Max(Reduction):
     """The largest weight of each query and its key; ties go to the lowest index.
 
     The answer is a ``Top`` of values and int64 indices, each (..., num_heads, q_len); weight 0 and
-    index -1 for a query with no key to attend to.
+    index -1 for a query with no key to attend to, weight NaN and index -1 for a row with a score of
+    NaN or +inf.
 
     Example:
         >>> import torch, regard

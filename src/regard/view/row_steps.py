@@ -115,7 +115,8 @@ class _Row:
     def weight(self, score: Tensor) -> Tensor:
         """Return the weights of some scores of the row, or of its sink."""
         # Large scores would round the log_normalizer away in their sum, the logsumexp.
-        return ((score - self._reference) - self.log_normalizer).exp()
+        weights = ((score - self._reference) - self.log_normalizer).exp()
+        return weights.masked_fill(score == -torch.inf, 0)  # also in a row of NaN
 
     @property
     def _reference(self) -> Tensor:
@@ -165,7 +166,10 @@ def steps(
     weight = row.weight(row.score)
     strongest = weight.sort(descending=True, stable=True).indices[:most]
     shown = strongest.sort().values
-    terms = None if value is None else weight[:, None] * value.to(weight.dtype)
+    terms = None
+    if value is not None:
+        masked = row.score[:, None] == -torch.inf  # where a weight of 0 times NaN would be NaN
+        terms = (weight[:, None] * value.to(weight.dtype)).masked_fill(masked, 0)
     columns = _columns(row, weight, terms, shown, names)
     output = None if terms is None else terms.sum(0)
     title = _title(source, place, names if q_len == kv_len else None, len(shown))

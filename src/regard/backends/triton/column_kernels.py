@@ -97,8 +97,8 @@ def columns_kernel(
             x = tl.where(seen & here[None, :], x, float("-inf"))
         top, above = norms_of(norms, row + q_idx, here)
         weights = weights_of(x, top[None, :], above[None, :], steps)
-        if edge:
-            # In a row of NaN not even a score of -inf makes 0.
+        # In a row of NaN not even a score of -inf makes 0.
+        if edge | (bias.pointer is not None):
             weights = tl.where(x == float("-inf"), 0.0, weights)
         if sums is not None:
             total += tl.sum(weights, 1)

@@ -137,8 +137,8 @@ def pooled_kernel(
             )  # fmt: skip
             x = tl.where(seen & here[:, None] & there[None, :], x, float("-inf"))
         weights = weights_of(x, top[:, None], above[:, None], steps)
-        if edge:
-            # In a row of NaN not even a score of -inf makes 0.
+        # In a row of NaN not even a score of -inf makes 0.
+        if edge | (bias.pointer is not None):
             weights = tl.where(x == float("-inf"), 0.0, weights)
         by_slot = tl.sum(tl.reshape(weights, (BLOCK_M, PER_COLUMNS, COLUMN_SLOT)), 2)
         mass = tl.sum(tl.reshape(by_slot, (PER_ROWS, ROW_SLOT, PER_COLUMNS)), 1)

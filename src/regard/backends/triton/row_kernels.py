@@ -139,7 +139,8 @@ def rows_kernel(
         if answers.tiles is not None:
             maxima, best_tiles = listed(best, first // BLOCK_N, maxima, best_tiles)
         higher = tl.maximum(top, best)
-        from_here = tl.where(higher == float("-inf"), 0.0, higher)
+        # An infinite score stays infinite, and so do the sum and the logsumexp.
+        from_here = tl.where(tl.abs(higher) == float("inf"), 0.0, higher)
         # Times a sum of 0 they make 0, also where they were -inf.
         fall = tl.maximum((top - from_here) * steps.to_bits, LEAST)
         # Scaled first, a fused multiply-add would take a rounded product from an exact one.
@@ -155,7 +156,7 @@ def rows_kernel(
     reference = tl.where(empty, 0.0, top * (steps.to_bits * LN2))
     above = tl.log2(tl.where(empty, 1.0, total))
     lse = reference + above * LN2
-    share = tl.where(empty, 0.0, tl.where(total == total, 1.0, total))  # NaN in a row of NaN
+    share = tl.where(empty, 0.0, 1.0)
     if sink is not None:
         logit = tl.load(sink + batch * shape.num_heads + head)
         bits = (logit - reference) * LOG2E
@@ -167,6 +168,9 @@ def rows_kernel(
         lse = tl.maximum(reference, logit) + both * LN2
         share = tl.where(empty, 0.0, tl.exp2(above - rise - both))
         above = tl.where(empty, 0.0, rise + both)
+    # A score of NaN or inf makes every weight of its row NaN.
+    above = tl.where(empty | (lse < float("inf")), above, float("nan"))
+    share = tl.where(above == above, share, above)
     at = (batch * shape.num_heads + head).to(tl.int64) * shape.q_len + q_idx
     tl.store(answers.lse + at, tl.where(empty, float("-inf"), lse), mask=here)
     tl.store(answers.norms.top + at, top, mask=here)
@@ -178,8 +182,8 @@ def rows_kernel(
     if answers.mass is not None:
         tl.store(answers.mass + at, share, mask=here)
     if answers.value is not None:
-        none = empty | (top == float("inf"))
-        tl.store(answers.value + at, tl.where(none, 0.0, tl.exp2(-above)), mask=here)
+        none = empty | (above != above)
+        tl.store(answers.value + at, tl.where(empty, 0.0, tl.exp2(-above)), mask=here)
         tl.store(answers.index + at, tl.where(none, -1, index).to(tl.int64), mask=here)
     if answers.tiles is not None:
         into = answers.tiles + at[:, None] * K + tl.arange(0, K)[None, :]

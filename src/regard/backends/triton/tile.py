@@ -96,7 +96,7 @@ class Norms(NamedTuple):
 
     Attributes:
         top: the largest score; -inf in a row without keys.
-        above: how many bits the logsumexp lies above it.
+        above: how many bits the logsumexp lies above it; NaN where a score is NaN or inf.
     """
 
     top: Any

@@ -115,10 +115,9 @@ def top_kernel(
         ranks += ((score > best_scores) | before).to(tl.int32)
     top, above = norms_of(norms, at, here)
     weights = weights_of(best_scores, top[:, None], above[:, None], steps)
-    infinite = tl.max(best_scores, 1) == float("inf")
-    found = (best_keys >= 0) & (infinite == 0)[:, None]
+    found = (best_keys >= 0) & (above == above)[:, None]
     into = at[:, None] * k + ranks
     stored = here[:, None] & (ranks < k)
-    nothing = tl.where((above == above) | infinite, 0.0, above)[:, None]  # NaN in a row of NaN
+    nothing = tl.where(above == above, 0.0, above)[:, None]  # NaN in a row with NaN or inf
     tl.store(values + into, tl.where(found, weights, nothing), mask=stored)
     tl.store(indices + into, tl.where(found, best_keys, -1).to(tl.int64), mask=stored)

@@ -8,6 +8,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
+from regard.reductions.products import masked_product
 from regard.scores.box import Box, cut_whole
 from regard.scores.given_scores import GivenScores
 from regard.scores.query_key import QueryKeyScores
@@ -171,8 +172,13 @@ def query_steps(
         allowed=int(allowed.sum()),
         total=float(weight.sum()),
         rows=tuple(KeyStep(*each) for each in by_key),
-        output=None if value is None else _vectors(weight[None] @ value.to(weight.dtype))[0],
+        output=None if value is None else _output(weight, value, allowed),
     )
+
+
+def _output(weight: Tensor, value: Tensor, allowed: Tensor) -> Vector | None:
+    product = masked_product(weight[None], value.to(weight.dtype), lambda: allowed[None])
+    return _vectors(product)[0]
 
 
 def _chosen(weight: Tensor, part: KeysAsked) -> Tensor:
