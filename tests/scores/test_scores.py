@@ -9,15 +9,13 @@ import pytest
 import torch
 import torch.nn.attention.flex_attention as flex
 from torch import Tensor
-from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as gemma2
-from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as gpt_oss
-from transformers.models.t5.modeling_t5 import T5Attention
 
 import oracle
 import regard
 from matrix_parts import LEADING
 from regard.backends import sweep as blocks
 
+# Tests import transformers themselves: it takes four seconds.
 QUERY = torch.randn(2, 6, 7, 4, generator=torch.Generator().manual_seed(0))
 KEY, VALUE = torch.randn(2, 2, 2, 11, 4, generator=torch.Generator().manual_seed(1)).unbind()
 TABLE = torch.randn(32, 6, generator=torch.Generator().manual_seed(2))
@@ -84,6 +82,8 @@ def test_the_distances_of_low_precision_slopes_are_exact() -> None:
 def test_t5_positions_equal_those_of_transformers(
     q_len: int, kv_len: int, bidirectional: bool
 ) -> None:
+    from transformers.models.t5.modeling_t5 import T5Attention
+
     query_at, key_at = oracle.positions(q_len, kv_len)
     bucket = T5Attention._relative_position_bucket(key_at - query_at, bidirectional)
     bias = regard.T5Bias(TABLE, bidirectional=bidirectional)
@@ -101,6 +101,8 @@ def test_a_position_bias_says_what_it_is() -> None:
 
 @pytest.mark.parametrize("softcap", [0.5, 50.0])
 def test_softcap_equals_gemma_2(softcap: float) -> None:
+    from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as gemma2
+
     module = SimpleNamespace(num_key_value_groups=3, training=False)
     hidden = torch.zeros(7, 11).masked_fill(~oracle.causal(7, 11), -torch.inf)
     output, weights = gemma2(module, QUERY, KEY, VALUE, hidden, scaling=0.3, softcap=softcap)
@@ -110,6 +112,8 @@ def test_softcap_equals_gemma_2(softcap: float) -> None:
 
 
 def test_sinks_equal_gpt_oss() -> None:
+    from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as gpt_oss
+
     module = SimpleNamespace(num_key_value_groups=3, training=False, sinks=LOGITS)
     hidden = torch.zeros(7, 11).masked_fill(~oracle.window(7, 11, 3, 0), -torch.inf)
     output, weights = gpt_oss(module, QUERY, KEY, VALUE, hidden, scaling=0.3)
