@@ -1,20 +1,26 @@
-"""What answers that are computed twice for their gradients cannot do, said in our words."""
+"""Clear errors for the transforms of autograd that recomputed answers do not support."""
 
-from typing import Any, cast
+from collections.abc import Iterable
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
 
-__all__ = ["first_only", "only_backward"]
+__all__ = ["first_only", "only_backward", "refuse_vmap"]
 
 
 def first_only(gradient: Tensor, inputs: tuple[Tensor, ...]) -> Tensor:
-    """A gradient whose own gradient, with respect to the inputs, is an error and not 0."""
+    """Return the gradient such that differentiating it again is an error instead of 0.
+
+    Args:
+        gradient: the gradient of a loss.
+        inputs: the tensors that the gradient was computed from.
+    """
     return cast(Tensor, _Once.apply(gradient, *inputs))
 
 
-def only_backward(*_: Any) -> Any:
-    """What stands for vmap and jvp.
+def only_backward(*_: Any) -> NoReturn:
+    """Raise the error for vmap, jvp and other transforms; it takes any arguments.
 
     Raises:
         RuntimeError: always.
@@ -23,6 +29,20 @@ def only_backward(*_: Any) -> Any:
         "an answer of regard is under torch.func or forward-mode AD; it has a backward pass only.\n"
         "    Use torch.autograd.grad; instead of vmap give query and key a batch axis."
     )
+
+
+def refuse_vmap(tensors: Iterable[Tensor]) -> None:
+    """Raise an error if ``torch.vmap`` maps over one of the tensors, so that it has no numbers.
+
+    Raises:
+        RuntimeError: it does.
+    """
+    functorch = cast(Any, torch)._C._functorch
+    for tensor in tensors:
+        while functorch.is_functorch_wrapped_tensor(tensor):
+            if functorch.is_batchedtensor(tensor):
+                only_backward()
+            tensor = functorch.get_unwrapped(tensor)  # of torch.func.grad inside vmap
 
 
 class _Once(torch.autograd.Function):

@@ -5,6 +5,7 @@ from typing import Any, final
 
 import torch
 
+from regard.backends.autograd_limits import refuse_vmap
 from regard.backends.backend import Backend
 from regard.backends.plan import Plan, counted
 from regard.errors import DENSE_LIMIT, check_memory
@@ -39,6 +40,7 @@ class Dense(Backend):
         Raises:
             MemoryError: the matrix would be larger than 4 GiB.
         """
+        refuse_vmap([*source.tensors, *(t for reduction in reductions for t in reduction.tensors)])
         shape = source.shape
         check_memory("backend='dense'", shape, torch.float64, DENSE_LIMIT)
         source = source.map(lambda tensor: tensor.double())

@@ -7,6 +7,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from regard.backends.autograd_limits import refuse_vmap
 from regard.backends.backend import Backend
 from regard.backends.plan import Plan, counted
 from regard.backends.sdpa_calls import Product, in_one_call
@@ -124,6 +125,7 @@ def _of_numbers(source: QueryKeyScores) -> str | None:
     """
     if not _looks(source):
         return None
+    refuse_vmap(source.tensors)
     total = _sum(source.query) + _sum(source.key)
     if source.bias is not None:
         total += 0 * source.bias.amax().clamp(min=0).item()  # -inf masks; NaN and inf do not

@@ -178,15 +178,20 @@ def fused_attention(
     leading, value_dim = parts.query.shape[:-1], parts.value.shape[-1]
     query, key, value = map(_four_axes, widened(parts))
     with without_autocast(query.device):
-        output = F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=None if extra is None else _mask_axes(extra, leading),
-            is_causal=causal,
-            scale=scale,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
+        try:
+            output = F.scaled_dot_product_attention(
+                query,
+                key,
+                value,
+                attn_mask=None if extra is None else _mask_axes(extra, leading),
+                is_causal=causal,
+                scale=scale,
+                enable_gqa=query.shape[1] != key.shape[1],
+            )
+        except NotImplementedError as error:
+            if "forward AD" in str(error):
+                only_backward()
+            raise
     output = output.reshape(*leading, output.shape[-1])
     return output if output.shape[-1] == value_dim else output[..., :value_dim]
 
