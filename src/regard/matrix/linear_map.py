@@ -130,7 +130,7 @@ class LinearMap(ABC):
         if func in (torch.matmul, Tensor.matmul) and len(args) == 2 and not kwargs:
             left, right = args
             if isinstance(left, LinearMap):
-                return left @ right
+                return left.__matmul__(right)  # Dynamo hands `left @ right` to this method
             if isinstance(right, LinearMap):
                 if torch.compiler.is_compiling():  # Dynamo hands over A @ x as x @ A too
                     outside: Any = torch.compiler.disable(right._times_from_left, reason=_EAGER)

@@ -287,12 +287,12 @@ def _span_sums(numbers: Tensor, spans: Tensor) -> Tensor:
     numbers = numbers.to(sum_dtype(numbers.dtype, numbers.device))
     start, stop = spans.clamp(0, numbers.shape[-1]).unbind(-1)
     total = numbers.new_zeros((*numbers.shape[:-1], len(spans)))
-    while bool((left := start < stop).any()):
+    while numbers.shape[-1]:
+        left = start < stop
         for taken, place in ((left & (start % 2 == 1), start), (left & (stop % 2 == 1), stop - 1)):
-            if bool(taken.any()):
-                at = place.where(taken, 0).to(numbers.device, non_blocking=True)
-                chosen = taken.to(numbers.device, non_blocking=True)
-                total = total + torch.where(chosen, numbers[..., at], 0.0)
+            at = place.where(taken, 0).to(numbers.device, non_blocking=True)
+            chosen = taken.to(numbers.device, non_blocking=True)
+            total = total + torch.where(chosen, numbers[..., at], 0.0)
         start, stop = (start + 1) // 2, stop // 2
         even = numbers.shape[-1] // 2 * 2
         numbers = numbers[..., 0:even:2] + numbers[..., 1:even:2]
