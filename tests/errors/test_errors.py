@@ -56,7 +56,8 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         attending(3, 2, key=(0, 2)),
         ValueError,
         "key has shape (0, 2); every axis of (..., num_heads, tokens, head_dim) must be at least "
-        "1.\n    Leave out empty sequences before attending.",
+        "1.\n    Leave out empty sequences; PyTorch's attention gives an empty tensor, or zeros "
+        "without keys.",
     ),
     "two-dtypes": (
         lambda: regard.attend(SMALL, SMALL.half()),

@@ -140,14 +140,14 @@ ERRORS: list[tuple[str, Callable[[], object], type[Exception], str]] = [
         lambda: LearnedPositions(8, 10)(torch.ones(5, 8), offset=6),
         ValueError,
         "x has tokens at positions 6 to 10; this layer has positions 0 to 9.\n"
-        "    Make it with a larger max_len, or use Sinusoidal or Rotary: they have no end.",
+        "    Use a larger max_len, or SinusoidalPositions or RotaryPositions.",
     ),
     (
         "a learned position before the first",
         lambda: LearnedPositions(8, 10)(torch.ones(5, 8), offset=-2),
         ValueError,
         "x has tokens at positions -2 to 2; this layer has positions 0 to 9.\n"
-        "    Make it with a larger max_len, or use Sinusoidal or Rotary: they have no end.",
+        "    Use a larger max_len, or SinusoidalPositions or RotaryPositions.",
     ),
     (
         "half a position",

@@ -1,7 +1,7 @@
-"""The exceptions of regard, and every check of shapes and kinds with its message.
+"""Exceptions, argument checks and message formatting.
 
-Each message has one form: ``<argument> has <what came>; <what must hold>.`` and, on the next
-line, what to do. A check runs before any work.
+Each message has one form: ``<argument> has <value>; <what must hold>.`` The next line says what to
+do. Arguments are checked before any work.
 """
 
 from regard.errors.argument_checks import (
@@ -10,17 +10,20 @@ from regard.errors.argument_checks import (
     check_count,
     check_index_bounds,
     check_memory,
+    check_number,
     check_numbers,
     check_operand,
     check_path,
     check_product,
     check_progress,
+    check_same_device,
+    check_same_dtype,
     check_spans,
     check_whole,
     is_whole,
 )
+from regard.errors.exceptions import RegardError
 from regard.errors.formatting import (
-    RegardError,
     bytes_text,
     count_text,
     dtype_text,
@@ -41,6 +44,7 @@ from regard.errors.input_checks import (
     check_softcap,
     check_tensor,
     check_weights,
+    check_width,
 )
 
 __all__ = [
@@ -55,12 +59,15 @@ __all__ = [
     "check_index_bounds",
     "check_memory",
     "check_nothing_added",
+    "check_number",
     "check_numbers",
     "check_operand",
     "check_path",
     "check_product",
     "check_progress",
     "check_query_key",
+    "check_same_device",
+    "check_same_dtype",
     "check_scale",
     "check_scores",
     "check_sink_bias",
@@ -69,6 +76,7 @@ __all__ = [
     "check_tensor",
     "check_weights",
     "check_whole",
+    "check_width",
     "count_text",
     "dtype_text",
     "is_whole",

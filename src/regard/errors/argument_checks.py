@@ -1,4 +1,4 @@
-"""Checks of what a matrix is asked: operands, indices, numbers, spans, and how much it may take."""
+"""Checks of the arguments of questions to a matrix: operands, indices, counts, spans, memory."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -10,13 +10,7 @@ from typing import Any, SupportsIndex, cast
 import torch
 from torch import Tensor
 
-from regard.errors.formatting import (
-    bytes_text,
-    dtype_text,
-    kind_text,
-    shape_text,
-    with_article,
-)
+from regard.errors.formatting import bytes_text, dtype_text, kind_text, shape_text, with_article
 
 __all__ = [
     "DENSE_LIMIT",
@@ -24,11 +18,14 @@ __all__ = [
     "check_count",
     "check_index_bounds",
     "check_memory",
+    "check_number",
     "check_numbers",
     "check_operand",
     "check_path",
     "check_product",
     "check_progress",
+    "check_same_device",
+    "check_same_dtype",
     "check_spans",
     "check_whole",
     "is_whole",
@@ -70,11 +67,11 @@ def check_bases(made: type, root: str) -> None:
 
 
 def check_path(path: object) -> Path:
-    """That something is the path of a file, which may not be there yet.
+    """Return the path of a file that may not exist yet.
 
     Raises:
-        TypeError: no path.
-        ValueError: an empty one, or one that no file can have.
+        TypeError: it is not a path.
+        ValueError: it is empty, or contains a null character.
 
     Example:
         >>> check_path("run.safetensors").name
@@ -95,37 +92,73 @@ def check_path(path: object) -> Path:
 
 
 def check_product(name: str, operand: object, dtype: torch.dtype) -> Tensor:
-    """That a matrix of this dtype can be multiplied with the operand, as two tensors could.
+    """Return the operand of a product with a matrix of this dtype.
 
     Raises:
-        TypeError: no tensor, or of another dtype.
+        TypeError: it is not a tensor, or of another dtype.
     """
     if not isinstance(operand, Tensor):
         raise TypeError(
             f"{name} is {kind_text(operand)}; an attention matrix multiplies tensors.\n"
             f"    Use torch.as_tensor({name}); for a second matrix B use A @ (B @ x)."
         )
-    if operand.dtype != dtype:
-        raise TypeError(
-            f"{name} is {dtype_text(operand.dtype)} and the matrix is {dtype_text(dtype)}; "
-            f"both must have one dtype.\n    Use {name}.to({dtype})."
-        )
+    check_same_dtype(name, operand.dtype, "the matrix", dtype, f"{name}.to({dtype})")
     return operand
+
+
+def check_same_dtype(
+    name: str, dtype: torch.dtype, other: str, expected: torch.dtype, remedy: str
+) -> None:
+    """Raise an error unless two arguments have one dtype.
+
+    Args:
+        name: the argument at fault.
+        dtype: its dtype.
+        other: the argument that it must agree with.
+        expected: the dtype of that one.
+        remedy: the code that converts the argument.
+
+    Raises:
+        TypeError: the dtypes differ.
+    """
+    if dtype != expected:
+        raise TypeError(
+            f"{name} is {dtype_text(dtype)} and {other} is {dtype_text(expected)}; "
+            f"both must have one dtype.\n    Use {remedy}."
+        )
+
+
+def check_same_device(
+    name: str, device: torch.device, other: str, expected: torch.device, remedy: str
+) -> None:
+    """Raise an error unless two arguments are on one device; arguments as ``check_same_dtype``.
+
+    Raises:
+        ValueError: the devices differ.
+    """
+    if device != expected:
+        raise ValueError(
+            f"{name} is on {device} and {other} is on {expected}; "
+            f"both must be on one device.\n    Use {remedy}."
+        )
 
 
 def check_operand(
     name: str, operand: Tensor, length_name: str, shape: Sequence[int], device: torch.device
 ) -> None:
-    """That the operand of a product fits a matrix; shape is (*leading axes, tokens) of its side.
+    """Raise an error unless the operand of a product has a shape and device that fit the matrix.
+
+    Args:
+        name: the argument.
+        operand: (..., tokens, value_dim) or (tokens,).
+        length_name: "q_len" or "kv_len".
+        shape: (*leading axes, tokens) of the matrix, with the tokens that the operand must have.
+        device: the device of the matrix.
 
     Raises:
-        ValueError: a length, a number of heads or a device that does not fit.
+        ValueError: the tokens, the leading axes or the device do not fit.
     """
-    if operand.device != device:
-        raise ValueError(
-            f"{name} is on {operand.device} and the matrix is on {device}; "
-            f"both must be on one device.\n    Use {name}.to(A.device)."
-        )
+    check_same_device(name, operand.device, "the matrix", device, f"{name}.to(A.device)")
     *full, length = shape
     *leading, tokens = operand.shape[:-1] or operand.shape or (None,)
     if 0 in operand.shape:
@@ -157,7 +190,7 @@ def check_numbers(call: str, device: torch.device) -> None:
 
 
 def _leading_fit(leading: Sequence[int], full: Sequence[int]) -> bool:
-    """Whether leading axes broadcast to those of the matrix, the last of them perhaps grouped."""
+    """Return True if leading axes broadcast to those of the matrix; heads may be grouped."""
     pairs = enumerate(zip(leading[::-1], full[::-1], strict=False))
     return len(leading) <= len(full) and all(
         got in (1, of_matrix) or (axis == 0 and of_matrix % got == 0)
@@ -178,11 +211,18 @@ def check_memory(
     limit: int | None = DENSE_LIMIT,
     remedy: str = _SMALLER,
 ) -> None:
-    """That a dense tensor stays within the limit in bytes; None is no limit.
+    """Raise an error if a dense tensor would exceed a limit.
+
+    Args:
+        what: the call that would create it.
+        shape: its shape.
+        dtype: its dtype.
+        limit: the maximum number of bytes; None for no limit.
+        remedy: what to do instead.
 
     Raises:
-        TypeError: the limit is no whole number.
-        MemoryError: it would not; the message says how large it would be.
+        TypeError: the limit is not a whole number.
+        MemoryError: the tensor would exceed it; the message states its size.
     """
     if limit is not None and not is_whole(limit):
         raise TypeError(
@@ -203,7 +243,7 @@ def _gib(size: int) -> str:
 
 
 def check_index_bounds(index: int, length: int, axis: int) -> int:
-    """The index counted from the start.
+    """Return an index as counted from the start of the axis.
 
     Raises:
         IndexError: it lies outside the axis.
@@ -217,7 +257,7 @@ def check_index_bounds(index: int, length: int, axis: int) -> int:
 
 
 def is_whole(value: object) -> bool:
-    """Whether value is a whole number, NumPy's too; True and False are none."""
+    """Return True if value is an int or one of NumPy's; bools do not count."""
     try:
         index(cast(SupportsIndex, value))
     except TypeError:
@@ -226,10 +266,10 @@ def is_whole(value: object) -> bool:
 
 
 def check_whole(name: str, value: object) -> int:
-    """That value is a whole number.
+    """Return value as an int.
 
     Raises:
-        TypeError: it is not.
+        TypeError: it is not a whole number.
     """
     if is_whole(value):
         return index(cast(SupportsIndex, value))
@@ -240,10 +280,10 @@ def check_whole(name: str, value: object) -> int:
 
 
 def check_count(name: str, value: object) -> int:
-    """That value is a whole number, at least 1.
+    """Return value as an int of at least 1.
 
     Raises:
-        TypeError: it is no whole number.
+        TypeError: it is not a whole number.
         ValueError: it is below 1.
     """
     count = check_whole(name, value)
@@ -254,11 +294,32 @@ def check_count(name: str, value: object) -> int:
     return count
 
 
-def check_progress(progress: object, numbers: str = "two numbers, what is done and all") -> None:
-    """That what is told of progress can be called, with these numbers.
+def check_number(name: str, value: object, remedy: str, wanted: str = "a number") -> float:
+    """Return value as a float.
+
+    Args:
+        name: the argument.
+        value: its value.
+        remedy: a sentence that says what to pass.
+        wanted: what the argument must be.
 
     Raises:
-        TypeError: it cannot.
+        TypeError: it is neither an int nor a float.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} is {kind_text(value)}; it must be {wanted}.\n    {remedy}")
+    return float(value)
+
+
+def check_progress(progress: object, numbers: str = "two numbers, what is done and all") -> None:
+    """Raise an error unless ``progress`` is a function or None.
+
+    Args:
+        progress: the argument.
+        numbers: the numbers that the function is called with.
+
+    Raises:
+        TypeError: it cannot be called.
     """
     if progress is not None and not callable(progress):
         raise TypeError(
@@ -268,11 +329,17 @@ def check_progress(progress: object, numbers: str = "two numbers, what is done a
 
 
 def check_spans(name: str, spans: object, length_name: str, length: int) -> list[tuple[int, int]]:
-    """That spans are (start, stop) pairs inside the text, none of them empty.
+    """Return spans as (start, stop) pairs; of a mapping, its values.
+
+    Args:
+        name: the argument.
+        spans: pairs inside the text, none of them empty.
+        length_name: "q_len" or "kv_len".
+        length: the length of the text in tokens.
 
     Raises:
-        TypeError: not pairs of whole numbers.
-        ValueError: no spans, an empty span, or one beyond the text.
+        TypeError: they are not pairs of whole numbers.
+        ValueError: there are none, or one is empty or reaches beyond the text.
     """
     remedy = f"    Give (start, stop) pairs with 0 <= start < stop <= {length_name} = {length}."
     if isinstance(spans, Mapping):

@@ -1,10 +1,11 @@
-"""Checks of what a matrix is made of: query and key, scores, weights, biases."""
+"""Checks of the tensors and numbers that define a matrix: query, key, scores, weights, bias."""
 
 from math import inf, isfinite
 
 import torch
 from torch import Tensor
 
+from regard.errors.argument_checks import check_number, check_same_device, check_same_dtype
 from regard.errors.formatting import dtype_text, kind_text, shape_text
 
 __all__ = [
@@ -19,16 +20,22 @@ __all__ = [
     "check_softcap",
     "check_tensor",
     "check_weights",
+    "check_width",
 ]
 
 _LAYOUT = "(..., num_heads, tokens, head_dim)"
 
 
 def check_floating(name: str, value: object, axes: str) -> Tensor:
-    """That value is a floating tensor.
+    """Return value if it is a floating tensor.
+
+    Args:
+        name: the argument.
+        value: its value.
+        axes: the axes that it must have, for the message.
 
     Raises:
-        TypeError: value is no tensor, or not of a floating dtype.
+        TypeError: it is not a tensor, or not of a floating dtype.
     """
     if not isinstance(value, Tensor):
         raise TypeError(
@@ -44,11 +51,11 @@ def check_floating(name: str, value: object, axes: str) -> Tensor:
 
 
 def check_tensor(name: str, value: object, axes: str) -> Tensor:
-    """That value is a floating tensor with at least two axes, none of them empty.
+    """Return value if it is a floating tensor with at least two axes, none of them empty.
 
     Raises:
-        TypeError: value is no tensor, or not of a floating dtype.
-        ValueError: value has fewer than two axes, or an axis of length 0.
+        TypeError: it is not a tensor, or not of a floating dtype.
+        ValueError: it has fewer than two axes, or an axis of length 0.
     """
     value = check_floating(name, value, axes)
     if value.ndim < 2:
@@ -61,30 +68,49 @@ def check_tensor(name: str, value: object, axes: str) -> Tensor:
         raise ValueError(
             f"{name} has shape {shape_text(value.shape)}; "
             f"every axis of {axes} must be at least 1.\n"
-            "    Leave out empty sequences before attending."
+            "    Leave out empty sequences; PyTorch's attention gives an empty tensor, or zeros "
+            "without keys."
         )
     return value
 
 
-def check_query_key(query: object, key: object) -> tuple[Tensor, Tensor]:
-    """That a query and a key belong together: kinds, dtype, device, axes, heads.
+def check_width(name: str, x: object, width_name: str, width: int) -> Tensor:
+    """Return x if it is a floating tensor (..., tokens, width).
+
+    Args:
+        name: the argument.
+        x: its value.
+        width_name: the name of the last axis.
+        width: the length of the last axis.
 
     Raises:
-        TypeError: not tensors, not floating, or of two dtypes.
-        ValueError: shapes or devices that do not fit.
+        TypeError: it is not a tensor, or not of a floating dtype.
+        ValueError: it has fewer than two axes, an empty axis or another width.
+    """
+    axes = f"(..., tokens, {width_name})"
+    x = check_tensor(name, x, axes)
+    if x.shape[-1] == width:
+        return x
+    remedy = f"{name} {shape_text(x.shape)} was read as {axes}."
+    if x.shape[-2] == width:
+        remedy = f"{name} {shape_text(x.shape)} looks transposed; pass {name}.mT."
+    raise ValueError(
+        f"{name} has {width_name} {x.shape[-1]}; this layer was made for {width_name} {width}.\n"
+        f"    {remedy}"
+    )
+
+
+def check_query_key(query: object, key: object) -> tuple[Tensor, Tensor]:
+    """Return query and key if they fit each other.
+
+    Raises:
+        TypeError: one is not a floating tensor, or the dtypes differ.
+        ValueError: the shapes do not fit, or the devices differ.
     """
     query = check_tensor("query", query, _LAYOUT)
     key = check_tensor("key", key, _LAYOUT)
-    if query.dtype != key.dtype:
-        raise TypeError(
-            f"key is {dtype_text(key.dtype)} and query is {dtype_text(query.dtype)}; "
-            "both must have one dtype.\n    Use key.to(query.dtype)."
-        )
-    if query.device != key.device:
-        raise ValueError(
-            f"key is on {key.device} and query is on {query.device}; "
-            "both must be on one device.\n    Use key.to(query.device)."
-        )
+    check_same_dtype("key", key.dtype, "query", query.dtype, "key.to(query.dtype)")
+    check_same_device("key", key.device, "query", query.device, "key.to(query.device)")
     if query.ndim != key.ndim:
         raise ValueError(
             f"key has {key.ndim} axes and query has {query.ndim}; both must have the same axes.\n"
@@ -104,7 +130,7 @@ def check_query_key(query: object, key: object) -> tuple[Tensor, Tensor]:
 
 
 def _both(query: Tensor, key: Tensor) -> str:
-    """The shapes, for an error: while torch.compile traces, reading one would fix it."""
+    """Return both shapes as text. Only errors call it: torch.compile specialises on them."""
     return f"query {shape_text(query.shape)} and key {shape_text(key.shape)}"
 
 
@@ -136,37 +162,36 @@ def _check_leading(query: Tensor, key: Tensor) -> None:
 
 
 def check_scale(scale: object, head_dim: int) -> float:
-    """The factor on query·key: 1/sqrt(head_dim) when None is given.
+    """Return the factor on query·key; 1/sqrt(head_dim) if it is None.
 
     Raises:
-        TypeError: scale is no number.
-        ValueError: scale is not finite.
+        TypeError: it is not a number.
+        ValueError: it is not finite.
     """
     if scale is None:
         return head_dim**-0.5
-    if isinstance(scale, bool) or not isinstance(scale, int | float):
-        raise TypeError(
-            f"scale is {kind_text(scale)}; it must be a number.\n"
-            "    Leave it out for 1/sqrt(head_dim); pass 1.0 for no scaling."
-        )
-    if not isfinite(scale):
+    remedy = "Leave it out for 1/sqrt(head_dim); pass 1.0 for no scaling."
+    number = check_number("scale", scale, remedy)
+    if not isfinite(number):
         raise ValueError(
             f"scale is {scale}; it must be finite.\n    Leave it out for 1/sqrt(head_dim)."
         )
-    return float(scale)
+    return number
 
 
 def check_broadcast(name: str, tensor: Tensor, shape: torch.Size, device: torch.device) -> Tensor:
-    """The tensor with the axes of shape, each equal or 1, on the device.
+    """Return a tensor with as many axes as shape, each equal to that of shape or 1.
+
+    Args:
+        name: the argument.
+        tensor: its value.
+        shape: (..., num_heads, q_len, kv_len).
+        device: the device of the matrix.
 
     Raises:
-        ValueError: it does not broadcast, or is on another device.
+        ValueError: it does not broadcast to shape, or is on another device.
     """
-    if tensor.device != device:
-        raise ValueError(
-            f"{name} is on {tensor.device} and the query is on {device}; "
-            f"both must be on one device.\n    Use {name}.to(query.device)."
-        )
+    check_same_device(name, tensor.device, "the query", device, f"{name}.to(query.device)")
     axes = shape_text(shape)
     aligned = (1,) * (len(shape) - tensor.ndim) + tuple(tensor.shape)
     if len(aligned) == len(shape) and all(
@@ -186,10 +211,10 @@ def check_broadcast(name: str, tensor: Tensor, shape: torch.Size, device: torch.
 
 
 def check_bias(bias: object, shape: torch.Size, query: Tensor) -> Tensor | None:
-    """That bias, numbers added to the scores, is a floating tensor that broadcasts.
+    """Return the numbers to add to the scores, with all axes of the matrix; None for None.
 
     Raises:
-        TypeError: bias is no floating tensor.
+        TypeError: it is not a floating tensor.
         ValueError: it does not broadcast to the matrix, or is on another device.
     """
     if bias is None:
@@ -210,32 +235,26 @@ def check_bias(bias: object, shape: torch.Size, query: Tensor) -> Tensor | None:
 
 
 def check_softcap(softcap: object) -> float | None:
-    """That softcap, the bound of the scores, is a positive number.
+    """Return the bound of the scores; None for None.
 
     Raises:
-        TypeError: softcap is no number.
+        TypeError: it is not a number.
         ValueError: it is 0, negative or not finite.
     """
     if softcap is None:
         return None
-    if isinstance(softcap, bool) or not isinstance(softcap, int | float):
-        raise TypeError(
-            f"softcap is {kind_text(softcap)}; it must be a number.\n"
-            "    Leave it out for scores without a bound; Gemma 2 has softcap=50.0."
-        )
-    if not 0 < softcap < inf:
-        raise ValueError(
-            f"softcap is {softcap}; it must be positive and finite.\n"
-            "    Leave it out for scores without a bound; Gemma 2 has softcap=50.0."
-        )
-    return float(softcap)
+    remedy = "Leave it out for scores without a bound; Gemma 2 has softcap=50.0."
+    number = check_number("softcap", softcap, remedy)
+    if not 0 < number < inf:
+        raise ValueError(f"softcap is {softcap}; it must be positive and finite.\n    {remedy}")
+    return number
 
 
 def check_sink_bias(sink_bias: object, shape: torch.Size, query: Tensor) -> Tensor | None:
-    """That sink_bias is one logit for each head, or one for all; with the axes of the matrix.
+    """Return the logit of each head, with all axes of the matrix; None for None.
 
     Raises:
-        TypeError: sink_bias is no floating tensor.
+        TypeError: it is not a floating tensor.
         ValueError: it has another shape, or is on another device.
     """
     if sink_bias is None:
@@ -253,15 +272,18 @@ def check_sink_bias(sink_bias: object, shape: torch.Size, query: Tensor) -> Tens
 
 
 def check_scores(scores: object) -> Tensor:
-    """That given scores are a floating tensor of shape (..., q_len, kv_len)."""
+    """Return given scores, a floating tensor (..., q_len, kv_len)."""
     return check_tensor("scores", scores, "(..., num_heads, q_len, kv_len)")
 
 
 def check_weights(weights: object) -> Tensor:
-    """That given weights are a softmax: nothing below 0, every row sums to 1 or is all 0.
+    """Return given weights: at least 0, and each row sums to 1 or is all 0.
+
+    Weights on the meta device are not checked, for they have no numbers.
 
     Raises:
-        ValueError: a row does neither; the first such row and its sum are named.
+        TypeError: they are not a floating tensor.
+        ValueError: a row breaks the rule; the message names the first one and its sum.
     """
     tensor = check_tensor("weights", weights, "(..., num_heads, q_len, kv_len)")
     if tensor.is_meta:
@@ -286,7 +308,9 @@ def check_weights(weights: object) -> Tensor:
 
 
 def check_nothing_added(mask: object, bias: object) -> None:
-    """That weights, which are a softmax already, come without what goes in before it.
+    """Raise an error if given weights come with a mask or a bias.
+
+    Weights are the result of a softmax, and a mask or a bias goes into one.
 
     Raises:
         TypeError: there is a mask or a bias.

@@ -13,7 +13,7 @@ from typing import cast, final
 import torch
 from torch import Tensor
 
-from regard.errors import shape_text
+from regard.errors import check_same_device, shape_text
 from regard.matrix.attention_matrix import AttentionMatrix, check_attention_matrix
 from regard.reductions.block import Block, lowest_score, reads_without_sync
 from regard.reductions.reduction import Contribution, Reduction
@@ -303,8 +303,4 @@ def _check_pair(shape: torch.Size, device: torch.device, B: AttentionMatrix) -> 
             "shape, (..., num_heads, q_len, kv_len).\n"
             "    Take the same part of both, such as A[:, :4]."
         )
-    if B.device != device:
-        raise ValueError(
-            f"B is on {B.device} and A is on {device}; both must be on one device.\n"
-            f"    Use B.to({str(device)!r})."
-        )
+    check_same_device("B", B.device, "A", device, f"B.to({str(device)!r})")

@@ -1,7 +1,6 @@
-"""What multiplies tensors from either side without being formed: matrices and their transposes.
+"""Lazy matrices that multiply tensors: the abstract class and the transposed matrix.
 
-Written so that ``A @ x``, ``x @ A``, ``A.T @ x`` and ``torch.matmul`` mean what they mean for a
-tensor of that shape.
+``A @ x``, ``x @ A``, ``A.T @ x`` and ``torch.matmul`` behave as for a tensor of the same shape.
 """
 
 from abc import ABC, abstractmethod
@@ -23,15 +22,15 @@ _EAGER = "within a graph write torch.matmul(A, x) for A @ x"
 
 
 ProductWatcher: TypeAlias = "Callable[[LinearMap, Tensor, Callable[[], Tensor]], Tensor]"
-"""Is given a matrix, a value, and what multiplies the two; runs and returns that."""
+"""Called with a matrix, a value and a function that multiplies them; returns the product."""
 
-# No mode of PyTorch sees a matrix that is not formed. A context, so that each thread has its own.
+# No mode of PyTorch observes a lazy matrix. A context variable belongs to one thread.
 _WATCHERS: ContextVar[tuple[ProductWatcher, ...]] = ContextVar("watchers", default=())
 
 
 @contextmanager
 def watched_products(watcher: ProductWatcher) -> Generator[None, None, None]:
-    """Have each ``A @ x`` of this thread run by a watcher while the block runs.
+    """Have a watcher run each ``A @ x`` of this thread inside the with block.
 
     Example:
         >>> import torch, regard
@@ -60,7 +59,7 @@ def _watched(matrix: "LinearMap", value: Tensor, multiply: Callable[[], Tensor])
 
 
 class LinearMap(ABC):
-    """A matrix that is known by its products; nothing of its size is kept."""
+    """A lazy matrix, defined by its products with tensors."""
 
     @property
     @abstractmethod
@@ -79,22 +78,22 @@ class LinearMap(ABC):
 
     @abstractmethod
     def to_dense(self, *, limit: int | None = DENSE_LIMIT) -> Tensor:
-        """The whole of it as a tensor, by name only.
+        """Return the whole matrix as a tensor.
 
         Args:
-            limit: the most bytes it may take, 4 GiB unless given; None is no limit.
+            limit: the maximum number of bytes, 4 GiB by default; None for no limit.
 
         Raises:
-            MemoryError: it would take more; the message says how much.
+            MemoryError: the tensor would exceed the limit; the message states its size.
         """
 
     @abstractmethod
     def _times(self, value: Tensor) -> Tensor:
-        """self @ value."""
+        """Return self @ value."""
 
     @abstractmethod
     def _transposed_times(self, operand: Tensor) -> Tensor:
-        """self.T @ operand."""
+        """Return self.T @ operand."""
 
     @property
     def ndim(self) -> int:
@@ -108,7 +107,7 @@ class LinearMap(ABC):
 
     @property
     def mT(self) -> "LinearMap":
-        """The same as ``T``: what a tensor with leading axes calls it."""
+        """The same as ``T``, the name of a tensor with leading axes."""
         return self.T
 
     def __matmul__(self, value: Tensor) -> Tensor:
@@ -126,13 +125,13 @@ class LinearMap(ABC):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """torch.matmul(A, value) and x @ A; no other function takes a matrix that is not formed."""
+        """Run torch.matmul(A, value) and x @ A; refuse every other function of PyTorch."""
         if func in (torch.matmul, Tensor.matmul) and len(args) == 2 and not kwargs:
             left, right = args
             if isinstance(left, LinearMap):
                 return left.__matmul__(right)  # Dynamo hands `left @ right` to this method
             if isinstance(right, LinearMap):
-                if torch.compiler.is_compiling():  # Dynamo hands over A @ x as x @ A too
+                if torch.compiler.is_compiling():  # Dynamo passes A @ x as x @ A, too
                     outside: Any = torch.compiler.disable(right._times_from_left, reason=_EAGER)
                     return outside(left)
                 return right._times_from_left(left)
@@ -166,10 +165,10 @@ class LinearMap(ABC):
 
 
 class TransposedMatrix(LinearMap):
-    """A matrix seen from its columns: ``A.T``, for an attention matrix the view of its keys.
+    """The transpose of a lazy matrix, ``A.T``.
 
     Attributes:
-        of: the matrix whose transpose it is.
+        of: the matrix itself.
 
     Example:
         >>> import torch, regard
@@ -206,23 +205,22 @@ class TransposedMatrix(LinearMap):
         return self.of._times(operand)
 
     def __repr__(self) -> str:
-        """What it is, without computing it."""
+        """Return a description; nothing is computed."""
         return f"TransposedMatrix(of {self.of!r})"
 
 
 def times_batches(
     operand: Tensor, side: tuple[int, ...], times: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """times(operand), also where the operand has more batches than the matrix.
+    """Return the product with an operand that may have more batch axes than the matrix.
 
-    The weights are the same for all of them, so they are computed once: the batches stand side by
-    side in the width of one operand.
+    All batches are multiplied by the same weights. They are concatenated along the width of one
+    operand, so that the weights are computed once.
 
     Args:
         operand: (..., tokens, dim) or (tokens,).
-        side: the leading axes of the matrix, and its tokens on the side of the operand.
-        times: the product with an operand that has no axis longer than the matrix has it, and that
-            refuses one that does not fit.
+        side: (*leading axes, tokens) of the matrix, with the tokens that the operand must have.
+        times: the product with an operand that broadcasts to the matrix; it refuses all others.
     """
     if operand.shape[:-1] == side:
         return times(operand)

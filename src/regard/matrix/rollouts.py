@@ -10,6 +10,7 @@ from torch import Tensor
 from regard.errors import (
     DENSE_LIMIT,
     check_memory,
+    check_number,
     check_product,
     dtype_text,
     kind_text,
@@ -282,14 +283,8 @@ def _check_layer(place: int, layer: object, first: AttentionMatrix, remedy: str)
 
 
 def _checked_residual(residual: object) -> float:
-    if isinstance(residual, bool) or not isinstance(residual, int | float):
-        raise TypeError(
-            f"residual is {kind_text(residual)}; it must be a number from 0 to 1.\n"
-            "    It is the share of a token that passes by the attention; 0.5 is usual."
-        )
-    if not 0 <= residual <= 1:
-        raise ValueError(
-            f"residual is {residual}; it must be a number from 0 to 1.\n"
-            "    It is the share of a token that passes by the attention; 0.5 is usual."
-        )
-    return float(residual)
+    remedy = "It is the share of a token that passes by the attention; 0.5 is usual."
+    number = check_number("residual", residual, remedy, "a number from 0 to 1")
+    if not 0 <= number <= 1:
+        raise ValueError(f"residual is {residual}; it must be a number from 0 to 1.\n    {remedy}")
+    return number

@@ -1,4 +1,4 @@
-"""Layers whose attention one can look at; `forward` is a fused kernel all the same."""
+"""Attention layers: `forward` runs a fused kernel, and `weights` gives its attention matrix."""
 
 from regard.nn.attention import CrossAttention, SelfAttention
 from regard.nn.positions import LearnedPositions, RotaryPositions, SinusoidalPositions

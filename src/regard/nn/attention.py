@@ -4,17 +4,16 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from regard.errors import check_count
+from regard.errors import check_count, check_width, kind_text, shape_text
 from regard.masks import Mask, as_mask
 from regard.matrix.attention_matrix import AttentionMatrix, attend
-from regard.nn.layer_checks import check_heads, check_input, check_memory_input
 from regard.nn.positions import RotaryPositions
 
 __all__ = ["CrossAttention", "SelfAttention"]
 
 
 class _Attention(nn.Module):
-    """Projections to query, key and value heads, and back: what both layers are made of."""
+    """The projections that both layers have: to query, key and value heads, and back."""
 
     def __init__(
         self,
@@ -30,7 +29,7 @@ class _Attention(nn.Module):
         mask: Mask | Tensor | None,
     ) -> None:
         super().__init__()
-        num_kv_heads, head_dim, value_dim = check_heads(
+        num_kv_heads, head_dim, value_dim = _checked_heads(
             embed_dim, num_heads, num_kv_heads, head_dim, value_dim
         )
         self.embed_dim = embed_dim
@@ -39,7 +38,7 @@ class _Attention(nn.Module):
         self.head_dim = head_dim
         self.value_dim = value_dim
         self.mask = None if mask is None else as_mask(mask)
-        # The order decides which random numbers each gets; code written by hand has this one.
+        # The order decides which random numbers each gets; handwritten layers have this order.
         self.query = nn.Linear(embed_dim, num_heads * head_dim, bias=bias)
         self.key = nn.Linear(memory_dim, num_kv_heads * head_dim, bias=bias)
         self.value = nn.Linear(memory_dim, num_kv_heads * value_dim, bias=bias)
@@ -54,9 +53,9 @@ class _Attention(nn.Module):
         mask: Mask | Tensor | None,
         positions: RotaryPositions | None,
     ) -> AttentionMatrix:
-        """The matrix of queries from x and keys from memory, (..., num_heads, q_len, kv_len)."""
+        """Return the matrix of queries from x and keys from memory."""
         if x.ndim == 2:
-            # A batch of one: in the masks, too, the first axis is the batch, never the heads.
+            # With a batch of one, the first axis of a mask is the batch here, too.
             batch_of_one = self._matrix(x[None], memory[None], mask, positions)
             return cast(AttentionMatrix, batch_of_one[0])
         query = _split_heads(self.query(x), self.num_heads)
@@ -69,13 +68,13 @@ class _Attention(nn.Module):
         return attend(query, key, mask=mask)
 
     def _output(self, weights: AttentionMatrix, memory: Tensor) -> Tensor:
-        """weights @ value, the heads joined, (..., q_len, embed_dim or num_heads · value_dim)."""
+        """Return weights @ value with the heads joined, after the output projection if any."""
         value = _split_heads(self.value(memory), self.num_kv_heads)
         output = (weights @ value).transpose(-3, -2).flatten(-2)
         return output if self.output_projection is None else self.output_projection(output)
 
     def extra_repr(self) -> str:
-        """The arguments that the projections below do not show."""
+        """Return the arguments that the printed projections do not show."""
         facts = [f"num_heads={self.num_heads}", f"head_dim={self.head_dim}"]
         if self.num_kv_heads != self.num_heads:
             facts.append(f"num_kv_heads={self.num_kv_heads}")
@@ -87,47 +86,45 @@ class _Attention(nn.Module):
 
 
 def _split_heads(x: Tensor, heads: int) -> Tensor:
-    """(..., tokens, heads · dim) as (..., heads, tokens, dim)."""
+    """Split (..., tokens, heads · dim) into (..., heads, tokens, dim)."""
     return x.reshape(*x.shape[:-1], heads, -1).transpose(-3, -2)
 
 
 class SelfAttention(_Attention):
-    """Every token of a sequence attends to every token of it that the mask allows.
+    """Self-attention: every token attends to the tokens of its sequence that the mask allows.
 
-    ``forward`` is a fused kernel and never forms the matrix; ``weights`` gives the matrix of what
-    forward did, to be asked anything, without forming it either.
+    ``forward`` runs a fused kernel, and ``weights`` returns the lazy attention matrix of the same
+    call. Neither forms the matrix.
 
-    One class has the usual forms by its arguments:
+    The arguments give the usual variants:
 
-    - ``SelfAttention(512, 8)``: 8 heads, each 512/8 wide;
+    - ``SelfAttention(512, 8)``: 8 heads of width 512/8;
     - ``SelfAttention(512, 8, num_kv_heads=2)``: grouped-query heads (multi-query with 1);
     - ``SelfAttention(512, 8, head_dim=512)``: *wide* heads, each as wide as the embedding;
-    - ``SelfAttention(512, bias=False, output_projection=False)``: one head, and nothing but
-      softmax(QKᵀ/√d)V.
+    - ``SelfAttention(512, bias=False, output_projection=False)``: one head, softmax(QKᵀ/√d)V alone.
 
     Args:
         embed_dim: width of the input.
-        num_heads: how many heads attend side by side.
-        num_kv_heads: how many key and value heads they share; num_heads when left out, which it
-            must divide.
-        head_dim: width of a query and of a key; embed_dim / num_heads when left out. The scores
-            are scaled by 1/sqrt(head_dim).
-        value_dim: width of a value, of each head; head_dim when left out.
-        bias: whether the projections, that of the output included, add a bias.
-        output_projection: whether a last linear layer joins the heads to embed_dim; without it
-            the output is the heads side by side, num_heads · value_dim wide.
-        mask: what holds in every call: one of ``regard.masks``, or a bool tensor (True = may
-            attend) that broadcasts to (batch, num_heads, tokens, tokens).
-        positions: a ``RotaryPositions(head_dim)`` that turns query and key. (``Sinusoidal`` and
-            ``Learned`` go before the layer: they are added to x.)
+        num_heads: number of query heads.
+        num_kv_heads: number of key and value heads, a divisor of num_heads; num_heads by default.
+        head_dim: width of a query and a key of one head; embed_dim / num_heads by default. The
+            scores are scaled by 1/sqrt(head_dim).
+        value_dim: width of a value of one head; head_dim by default.
+        bias: True if the projections, the output projection included, add a bias.
+        output_projection: True if a last linear layer maps the heads to embed_dim. Otherwise the
+            output is the concatenated heads, num_heads · value_dim wide.
+        mask: the mask of every call: one of ``regard.masks``, or a bool tensor (True = may attend)
+            that broadcasts to (batch, num_heads, tokens, tokens).
+        positions: a ``RotaryPositions(head_dim)`` that rotates query and key.
+            ``SinusoidalPositions`` and ``LearnedPositions`` are added to x before the layer.
 
     Attributes:
-        query, key, value: the projections, ``nn.Linear``, made in this order.
+        query, key, value: the projections, ``nn.Linear``, initialised in this order.
         output_projection: the last projection, or None.
 
     Raises:
-        TypeError: a size that is no whole number, a mask or positions of the wrong kind.
-        ValueError: sizes that do not divide, or rotary positions of another width.
+        TypeError: a size is not a whole number, or a mask or positions have the wrong type.
+        ValueError: sizes do not divide, or rotary positions have another width.
 
     Example:
         >>> import torch, regard
@@ -174,47 +171,47 @@ class SelfAttention(_Attention):
         self.positions = _check_positions(positions, self.head_dim)
 
     def forward(self, x: Tensor, *, mask: Mask | Tensor | None = None) -> Tensor:
-        """What each token takes from the tokens it attends to.
+        """Return the attention output of every token.
 
         Args:
-            x: (tokens, embed_dim) or (batch, tokens, embed_dim), of the parameters' dtype.
-            mask: for this call, as the layer's own; where there are both, both must allow.
+            x: (tokens, embed_dim) or (batch, tokens, embed_dim), in the dtype of the parameters.
+            mask: a mask for this call; a key is visible if this mask and the layer's allow it.
 
         Returns:
-            (..., tokens, embed_dim), or (..., tokens, num_heads · value_dim) without output
-            projection; a token with nothing to attend to takes zeros (before the projection).
+            (..., tokens, embed_dim), or (..., tokens, num_heads · value_dim) without an output
+            projection. A token without keys gets zeros (before the projection).
 
         Raises:
-            TypeError: x is no floating tensor, or the mask of the wrong kind.
+            TypeError: x is not a floating tensor, or the mask has the wrong type.
             ValueError: x has another width, or the mask does not fit.
         """
         return self._output(self.weights(x, mask=mask), x)
 
     def weights(self, x: Tensor, *, mask: Mask | Tensor | None = None) -> AttentionMatrix:
-        """The attention matrix of what forward does with the same arguments.
+        """Return the lazy attention matrix of ``forward`` with the same arguments.
 
         Args:
             x: as in forward.
             mask: as in forward.
 
         Returns:
-            (num_heads, tokens, tokens) or (batch, num_heads, tokens, tokens); not formed.
+            (num_heads, tokens, tokens) or (batch, num_heads, tokens, tokens).
 
         Raises:
             TypeError: as in forward.
             ValueError: as in forward.
         """
-        x = check_input("x", x, "embed_dim", self.embed_dim)
+        x = check_width("x", x, "embed_dim", self.embed_dim)
         return self._matrix(x, x, mask, self.positions)
 
 
 class CrossAttention(_Attention):
-    """Every token of one sequence attends to the tokens of another, the memory.
+    """Cross-attention: every token of x attends to the tokens of another sequence, the memory.
 
     Args:
-        embed_dim: width of x, which asks.
-        num_heads: how many heads attend side by side.
-        memory_dim: width of the memory, which is asked; embed_dim when left out.
+        embed_dim: width of x, the source of the queries.
+        num_heads: number of query heads.
+        memory_dim: width of the memory, the source of keys and values; embed_dim by default.
         num_kv_heads: as in ``SelfAttention``.
         head_dim: as in ``SelfAttention``.
         value_dim: as in ``SelfAttention``.
@@ -224,12 +221,12 @@ class CrossAttention(_Attention):
             tokens), and ``regard.Padding`` counts the tokens of the memory.
 
     Attributes:
-        query, key, value: the projections, ``nn.Linear``, made in this order.
+        query, key, value: the projections, ``nn.Linear``, initialised in this order.
         output_projection: the last projection, or None.
 
     Raises:
-        TypeError: a size that is no whole number, or a mask of the wrong kind.
-        ValueError: sizes that do not divide.
+        TypeError: a size is not a whole number, or the mask has the wrong type.
+        ValueError: sizes do not divide.
 
     Example:
         >>> import torch
@@ -271,27 +268,27 @@ class CrossAttention(_Attention):
         self.memory_dim = memory_dim
 
     def forward(self, x: Tensor, memory: Tensor, *, mask: Mask | Tensor | None = None) -> Tensor:
-        """What each token of x takes from the memory.
+        """Return the attention output of every token of x.
 
         Args:
-            x: (tokens, embed_dim) or (batch, tokens, embed_dim), of the parameters' dtype.
+            x: (tokens, embed_dim) or (batch, tokens, embed_dim), in the dtype of the parameters.
             memory: (memory tokens, memory_dim) or (batch, memory tokens, memory_dim).
-            mask: for this call, as the layer's own; where there are both, both must allow.
+            mask: a mask for this call; a key is visible if this mask and the layer's allow it.
 
         Returns:
-            (..., tokens, embed_dim), or (..., tokens, num_heads · value_dim) without output
+            (..., tokens, embed_dim), or (..., tokens, num_heads · value_dim) without an output
             projection.
 
         Raises:
-            TypeError: an input that is no floating tensor, or a mask of the wrong kind.
-            ValueError: an input of another width, batches that differ, or a mask that does not fit.
+            TypeError: an input is not a floating tensor, or the mask has the wrong type.
+            ValueError: an input has another width, the batches differ, or the mask does not fit.
         """
         return self._output(self.weights(x, memory, mask=mask), memory)
 
     def weights(
         self, x: Tensor, memory: Tensor, *, mask: Mask | Tensor | None = None
     ) -> AttentionMatrix:
-        """The attention matrix of what forward does with the same arguments.
+        """Return the lazy attention matrix of ``forward`` with the same arguments.
 
         Args:
             x: as in forward.
@@ -299,15 +296,14 @@ class CrossAttention(_Attention):
             mask: as in forward.
 
         Returns:
-            (num_heads, tokens, memory tokens) or (batch, num_heads, tokens, memory tokens); not
-            formed.
+            (num_heads, tokens, memory tokens) or (batch, num_heads, tokens, memory tokens).
 
         Raises:
             TypeError: as in forward.
             ValueError: as in forward.
         """
-        x = check_input("x", x, "embed_dim", self.embed_dim)
-        memory = check_memory_input(x, memory, self.memory_dim)
+        x = check_width("x", x, "embed_dim", self.embed_dim)
+        memory = _checked_memory(x, memory, self.memory_dim)
         return self._matrix(x, memory, mask, None)
 
 
@@ -315,9 +311,10 @@ def _check_positions(positions: object, head_dim: int) -> RotaryPositions | None
     if positions is None:
         return None
     if not isinstance(positions, RotaryPositions):
-        came = f"class {positions.__name__}" if isinstance(positions, type) else None
+        is_class = isinstance(positions, type)
+        came = f"the class {positions.__name__}" if is_class else kind_text(positions)
         raise TypeError(
-            f"positions is a {came or type(positions).__name__}; it must be a RotaryPositions.\n"
+            f"positions is {came}; it must be a RotaryPositions.\n"
             f"    Use RotaryPositions({head_dim}). Other positions are added to x before the layer."
         )
     if positions.head_dim != head_dim:
@@ -326,3 +323,50 @@ def _check_positions(positions: object, head_dim: int) -> RotaryPositions | None
             f"they must be equal.\n    Use RotaryPositions({head_dim})."
         )
     return positions
+
+
+def _checked_heads(
+    embed_dim: int,
+    num_heads: int,
+    num_kv_heads: int | None,
+    head_dim: int | None,
+    value_dim: int | None,
+) -> tuple[int, int, int]:
+    """Return num_kv_heads, head_dim and value_dim, with defaults for None."""
+    check_count("embed_dim", embed_dim)
+    check_count("num_heads", num_heads)
+    num_kv_heads = check_count("num_kv_heads", num_heads if num_kv_heads is None else num_kv_heads)
+    if num_heads % num_kv_heads:
+        raise ValueError(
+            f"num_kv_heads is {num_kv_heads} and num_heads is {num_heads}; num_heads must be a "
+            "multiple of num_kv_heads (grouped-query attention).\n"
+            f"    Use num_kv_heads={_divisor_below(num_heads, num_kv_heads)}."
+        )
+    if head_dim is None and embed_dim % num_heads:
+        raise ValueError(
+            f"num_heads is {num_heads} and embed_dim is {embed_dim}; embed_dim must be a multiple "
+            "of num_heads when head_dim is left out.\n"
+            f"    Use num_heads={_divisor_below(embed_dim, num_heads)}, or pass head_dim: with it, "
+            "heads of any width do."
+        )
+    head_dim = check_count("head_dim", embed_dim // num_heads if head_dim is None else head_dim)
+    value_dim = check_count("value_dim", head_dim if value_dim is None else value_dim)
+    return num_kv_heads, head_dim, value_dim
+
+
+def _divisor_below(number: int, limit: int) -> int:
+    """Return the largest divisor of number that is at most limit."""
+    return next(n for n in range(min(number, limit), 0, -1) if number % n == 0)
+
+
+def _checked_memory(x: Tensor, memory: object, memory_dim: int) -> Tensor:
+    """Return the memory, (..., tokens, memory_dim), if it has the batch axes of x."""
+    memory = check_width("memory", memory, "memory_dim", memory_dim)
+    if memory.shape[:-2] == x.shape[:-2]:
+        return memory
+    wanted = (*x.shape[:-2], *memory.shape[-2:])
+    raise ValueError(
+        f"memory has shape {shape_text(memory.shape)} and x has {shape_text(x.shape)}; "
+        "their batch axes must be equal.\n"
+        f"    For one memory for the whole batch use memory.expand{shape_text(wanted)}."
+    )

@@ -1,31 +1,30 @@
-"""Where a token stands: positions added to the embeddings, or turned into query and key.
+"""Positional encodings: added to the embeddings, or applied to query and key.
 
-Sines and cosines are computed when they are needed, in float64 and for any length: no table to
-outgrow, nothing in the state_dict, nothing that half precision could round.
+Sines and cosines are computed on the fly in float64. So there is no maximum length, nothing in the
+state_dict, and no rounding to half precision.
 """
 
 import torch
 from torch import Tensor, nn
 
-from regard.errors import check_count, check_whole
-from regard.nn.layer_checks import check_input
+from regard.errors import check_count, check_whole, check_width
 from regard.scores.score_source import accumulation_dtype
 
 __all__ = ["LearnedPositions", "RotaryPositions", "SinusoidalPositions"]
 
 
 class SinusoidalPositions(nn.Module):
-    """x plus sines and cosines of the position, at wavelengths from 2π to base · 2π.
+    """Sinusoidal positions: adds sines and cosines of wavelengths from 2π to base · 2π to x.
 
-    Number 2i of position p is sin(p / base^(2i/embed_dim)), number 2i + 1 the cosine of the same.
-    There is nothing to learn and no longest length.
+    Component 2i of position p is sin(p / base^(2i/embed_dim)), and component 2i + 1 is the cosine
+    of the same angle. There are no parameters and no maximum length.
 
     Args:
-        embed_dim: width of the embeddings; where it is odd, the last cosine is left out.
-        base: how slowly the slowest sine turns.
+        embed_dim: width of the embeddings. If it is odd, the last cosine is left out.
+        base: the longest wavelength divided by 2π.
 
     Raises:
-        TypeError: embed_dim is no whole number.
+        TypeError: embed_dim is not a whole number.
         ValueError: embed_dim is below 1.
 
     Example:
@@ -46,39 +45,40 @@ class SinusoidalPositions(nn.Module):
         self.base = base
 
     def forward(self, x: Tensor, *, offset: int = 0) -> Tensor:
-        """x with its positions, of the same shape and dtype.
+        """Return x with positions added, of the same shape and dtype.
 
         Args:
             x: (..., tokens, embed_dim).
             offset: the position of the first token.
 
         Raises:
-            TypeError: x is no floating tensor, or offset no whole number.
+            TypeError: x is not a floating tensor, or offset is not a whole number.
             ValueError: x has another width.
         """
-        check_input("x", x, "embed_dim", self.embed_dim)
+        check_width("x", x, "embed_dim", self.embed_dim)
         angles = _angles(x.shape[-2], offset, self.embed_dim, self.base, x.device)
         waves = torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)  # sin, cos, sin, ...
         return x + waves[:, : self.embed_dim].to(x.dtype)
 
     def extra_repr(self) -> str:
-        """Its arguments."""
+        """Return the arguments of the layer."""
         return f"{self.embed_dim}, base={self.base:g}"
 
 
 class LearnedPositions(nn.Module):
-    """x plus one learned vector for each position.
+    """Learned positions: adds one learned vector per position to x.
 
     Args:
         embed_dim: width of the embeddings.
-        max_len: how many positions there are.
+        max_len: number of positions.
 
     Attributes:
-        weight: the vectors, (max_len, embed_dim); normal with deviation 0.02 at the start.
+        weight: the vectors, (max_len, embed_dim), initialised from a normal distribution with
+            standard deviation 0.02.
 
     Raises:
-        TypeError: a size that is no whole number.
-        ValueError: a size below 1.
+        TypeError: a size is not a whole number.
+        ValueError: a size is below 1.
 
     Example:
         >>> import torch
@@ -89,7 +89,7 @@ class LearnedPositions(nn.Module):
 
     Source:
         Gehring et al. 2017, "Convolutional Sequence to Sequence Learning", section 3.1; the
-        deviation is GPT-2's.
+        standard deviation is GPT-2's.
     """
 
     def __init__(self, embed_dim: int, max_len: int) -> None:
@@ -99,45 +99,45 @@ class LearnedPositions(nn.Module):
         self.weight = nn.Parameter(torch.randn(max_len, embed_dim) * 0.02)
 
     def forward(self, x: Tensor, *, offset: int = 0) -> Tensor:
-        """x with its positions, of the same shape and dtype.
+        """Return x with positions added, of the same shape and dtype.
 
         Args:
             x: (..., tokens, embed_dim).
             offset: the position of the first token.
 
         Raises:
-            TypeError: x is no floating tensor, or offset no whole number.
-            ValueError: x has another width, or reaches beyond the last position.
+            TypeError: x is not a floating tensor, or offset is not a whole number.
+            ValueError: x has another width, or tokens beyond the last position.
         """
-        check_input("x", x, "embed_dim", self.embed_dim)
+        check_width("x", x, "embed_dim", self.embed_dim)
         stop = check_whole("offset", offset) + x.shape[-2]
         if offset < 0 or stop > self.max_len:
             raise ValueError(
                 f"x has tokens at positions {offset} to {stop - 1}; this layer has positions 0 to "
                 f"{self.max_len - 1}.\n"
-                "    Make it with a larger max_len, or use Sinusoidal or Rotary: they have no end."
+                "    Use a larger max_len, or SinusoidalPositions or RotaryPositions."
             )
         return x + self.weight[offset:stop].to(x.dtype)
 
     def extra_repr(self) -> str:
-        """Its arguments."""
+        """Return the arguments of the layer."""
         return f"{self.embed_dim}, max_len={self.max_len}"
 
 
 class RotaryPositions(nn.Module):
-    """Turns query and key by angles that grow with the position: scores see distances only.
+    """Rotary positions: rotates query and key so that scores depend on relative positions.
 
-    The numbers (2i, 2i + 1) of a head are a point in the plane, turned by p / base^(2i/head_dim)
-    at position p. A query at m and a key at n then meet at an angle of m - n. Neighbouring numbers
-    form a pair, as in the paper; Hugging Face's Llama pairs i with i + head_dim/2, which is the
-    same up to the order of the numbers in a head.
+    Components (2i, 2i + 1) of a head form a point in the plane, which is rotated by the angle
+    p / base^(2i/head_dim) at position p. The angle between a query at m and a key at n then grows
+    with m - n. Pairs are neighbouring components, as in the paper. Hugging Face's Llama pairs i
+    with i + head_dim/2 instead, which is the same up to the order of the components.
 
     Args:
         head_dim: width of a head; even.
-        base: how slowly the slowest pair turns.
+        base: the longest wavelength divided by 2π.
 
     Raises:
-        TypeError: head_dim is no whole number.
+        TypeError: head_dim is not a whole number.
         ValueError: head_dim is odd or below 1.
 
     Example:
@@ -164,17 +164,17 @@ class RotaryPositions(nn.Module):
         self.base = base
 
     def forward(self, x: Tensor, *, offset: int = 0) -> Tensor:
-        """Query or key, turned; of the same shape and dtype.
+        """Return query or key, rotated, of the same shape and dtype.
 
         Args:
             x: (..., tokens, head_dim).
             offset: the position of the first token.
 
         Raises:
-            TypeError: x is no floating tensor, or offset no whole number.
+            TypeError: x is not a floating tensor, or offset is not a whole number.
             ValueError: x has another width.
         """
-        check_input("x", x, "head_dim", self.head_dim)
+        check_width("x", x, "head_dim", self.head_dim)
         dtype = accumulation_dtype(x.dtype)
         angles = _angles(x.shape[-2], offset, self.head_dim, self.base, x.device)
         cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)  # (tokens, head_dim / 2)
@@ -183,14 +183,14 @@ class RotaryPositions(nn.Module):
         return turned.flatten(-2).to(x.dtype)
 
     def extra_repr(self) -> str:
-        """Its arguments."""
+        """Return the arguments of the layer."""
         return f"{self.head_dim}, base={self.base:g}"
 
 
 def _angles(tokens: int, offset: int, dim: int, base: float, device: torch.device) -> Tensor:
-    """position / base^(2i/dim), (tokens, dim / 2 rounded up)."""
+    """Return position / base^(2i/dim), (tokens, dim / 2 rounded up)."""
     check_whole("offset", offset)
-    # At position 100,000 a float32 angle is off by 0.004 radians. Apple's GPUs have nothing wider.
+    # At position 100,000 a float32 angle is off by 0.004 radians. Apple's GPUs lack float64.
     dtype = torch.float32 if device.type == "mps" else torch.float64
     position = torch.arange(offset, offset + tokens, dtype=dtype, device=device)
     exponent = torch.arange(0, dim, 2, dtype=dtype, device=device) / dim

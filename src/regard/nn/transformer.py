@@ -1,4 +1,4 @@
-"""One block of a transformer: self-attention and an MLP, each beside a residual."""
+"""A transformer block: self-attention and an MLP, each with a residual connection."""
 
 from torch import Tensor, nn
 
@@ -12,24 +12,24 @@ __all__ = ["TransformerBlock"]
 
 
 class TransformerBlock(nn.Module):
-    """x + attention(norm(x)), and then x + mlp(norm(x)): the pre-norm block of GPT-2 and after.
+    """The pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x)).
 
     The norms are ``nn.LayerNorm``; the MLP is linear, GELU, linear.
 
     Args:
         embed_dim: width of input and output.
-        num_heads: how many heads attend side by side; must divide embed_dim.
+        num_heads: number of query heads; a divisor of embed_dim.
         num_kv_heads: as in ``SelfAttention``.
-        mlp_dim: width inside the MLP; 4 · embed_dim when left out.
-        mask: as in ``SelfAttention``; ``regard.Causal()`` makes it a decoder's block.
+        mlp_dim: width inside the MLP; 4 · embed_dim by default.
+        mask: as in ``SelfAttention``; ``regard.Causal()`` for a decoder block.
         positions: as in ``SelfAttention``.
 
     Attributes:
-        attention_norm, attention, mlp_norm, mlp: its parts, in the order of the data.
+        attention_norm, attention, mlp_norm, mlp: the parts, in the order in which they run.
 
     Raises:
-        TypeError: a size that is no whole number, a mask or positions of the wrong kind.
-        ValueError: sizes that do not divide.
+        TypeError: a size is not a whole number, or a mask or positions have the wrong type.
+        ValueError: sizes do not divide.
 
     Example:
         >>> import torch, regard
@@ -67,28 +67,28 @@ class TransformerBlock(nn.Module):
         )
 
     def forward(self, x: Tensor, *, mask: Mask | Tensor | None = None) -> Tensor:
-        """x after attention and MLP, of the same shape.
+        """Return x after attention and MLP, of the same shape.
 
         Args:
-            x: (tokens, embed_dim) or (batch, tokens, embed_dim), of the parameters' dtype.
-            mask: for this call, as the block's own; where there are both, both must allow.
+            x: (tokens, embed_dim) or (batch, tokens, embed_dim), in the dtype of the parameters.
+            mask: a mask for this call; a key is visible if this mask and the block's allow it.
 
         Raises:
-            TypeError: x is no floating tensor, or the mask of the wrong kind.
+            TypeError: x is not a floating tensor, or the mask has the wrong type.
             ValueError: x has another width, or the mask does not fit.
         """
         x = x + self.attention(self.attention_norm(x), mask=mask)
         return x + self.mlp(self.mlp_norm(x))
 
     def weights(self, x: Tensor, *, mask: Mask | Tensor | None = None) -> AttentionMatrix:
-        """The attention matrix of what forward does with the same arguments.
+        """Return the lazy attention matrix of ``forward`` with the same arguments.
 
         Args:
             x: as in forward.
             mask: as in forward.
 
         Returns:
-            (num_heads, tokens, tokens) or (batch, num_heads, tokens, tokens); not formed.
+            (num_heads, tokens, tokens) or (batch, num_heads, tokens, tokens).
 
         Raises:
             TypeError: as in forward.

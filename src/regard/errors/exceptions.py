@@ -1,0 +1,15 @@
+"""The exceptions of regard."""
+
+__all__ = ["RegardError"]
+
+
+class RegardError(Exception):
+    """A failure that is not a wrong argument: a model without attention, a damaged recording.
+
+    Wrong arguments raise ValueError, TypeError, IndexError or MemoryError.
+
+    Example:
+        >>> import regard
+        >>> issubclass(regard.RegardError, Exception)
+        True
+    """
