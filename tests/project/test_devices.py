@@ -45,4 +45,4 @@ def test_every_tensor_names_its_device() -> None:
         str(path.relative_to(SOURCE)): len(list(without_device(path.read_text())))
         for path in SOURCE.rglob("*.py")
     }
-    assert {path: count for path, count in found.items() if count} == OF_THE_USER
+    assert {path for path, count in found.items() if count > OF_THE_USER.get(path, 0)} == set()
