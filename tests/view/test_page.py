@@ -64,8 +64,9 @@ def test_the_sentence_reads_the_cell(show: Open) -> None:
     recording = recorded(mask=regard.Causal())
     page = show(recording)
     go(page, 1, 1, 6, 5)
-    weight = three_digits(float(recording[1][0, 1, 6, 5]))
-    rank = 1 + int((recording[1][0, 1, 6] > recording[1][0, 1, 6, 5]).sum())
+    row = recording[1][0, 1, 6]
+    weight = three_digits(float(row[5]))
+    rank = 1 + int((row > row[5]).sum())
     assert sentence(page) == (
         f"“dessert” gives {weight} of its attention to “eat” (rank {rank} of 7), layer 1 head 1."
     )

@@ -14,7 +14,7 @@ import torch
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Browser
 
 import regard
 from regard.analysis.head_classes import Trial
@@ -75,13 +75,12 @@ def drawn(ax: Axes, kind: str = "svg") -> bytes:
 
 @pytest.mark.browser
 @pytest.mark.full
-def test_the_scale_is_the_pages_own(chromium: str, tmp_path: Path) -> None:
+def test_the_scale_is_the_pages_own(browser: Browser) -> None:
     source = COLOURS.read_text().replace("export function", "function")
     script = f"{source}; [ramp('light', '#ffffff').css, ramp('dark', '#000000').css]"
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        light, dark = browser.new_page().evaluate(script)
-        browser.close()
+    page = browser.new_page()
+    light, dark = page.evaluate(script)
+    page.close()
     for css, ground in ((light, "white"), (dark, "black")):
         ax = axes_of(None, 2, 2)
         ax.set_facecolor(ground)
