@@ -37,7 +37,7 @@ def adds(name: str) -> Case:
 
     def asked(inputs_value: Tensor, matrix: regard.AttentionMatrix, count: int) -> Work:
         reductions = [PARTS[part][0](inputs_value) for part in names[:count]]
-        return lambda: matrix.reduce(*reductions, backend="blocks") if reductions else None
+        return lambda: matrix.reduce(*reductions, backend="sweep") if reductions else None
 
     def measure(effort: Effort) -> Measured:
         with one_thread():

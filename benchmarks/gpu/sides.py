@@ -181,10 +181,10 @@ SIDES = (
         lengths=COMPILED_AT,
         first_s=60.0,
     ),
-    Side("blocks: row statistics", answers(rows, "blocks"), longest=BLOCKS_UP_TO),
+    Side("sweep: row statistics", answers(rows, "sweep"), longest=BLOCKS_UP_TO),
     Side(
-        "blocks: output and five statistics",
-        everything("blocks"),
+        "sweep: output and five statistics",
+        everything("sweep"),
         products=3,
         longest=BLOCKS_UP_TO,
     ),

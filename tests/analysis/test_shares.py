@@ -104,7 +104,7 @@ def test_scores_of_every_kind_are_taken_as_they_are(options: dict[str, Any]) -> 
     torch.testing.assert_close(answer.weights, expected(seen, PARTS, PARTS, (0,)))
 
 
-@pytest.mark.parametrize("backend", ["dense", "blocks"])
+@pytest.mark.parametrize("backend", ["dense", "sweep"])
 @pytest.mark.parametrize("mask", [regard.Causal(), regard.SlidingWindow(300, 0)], ids=repr)
 def test_a_text_of_several_blocks_is_added_up(mask: regard.Mask, backend: str) -> None:
     length = 3000

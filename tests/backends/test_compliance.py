@@ -42,7 +42,7 @@ def make_blocks_small(size: tuple[int, int, int], patch: pytest.MonkeyPatch) -> 
 def taken_by_fused_kernels(case: Case) -> list[str]:
     """The questions that the fused backend answers on this matrix."""
     matrix = case.matrix(*case.inputs.of_scores)
-    refusal = BACKENDS["fused"].refusal
+    refusal = BACKENDS["sdpa"].refusal
     return [
         name
         for name, question in QUESTIONS.items()
@@ -53,7 +53,7 @@ def taken_by_fused_kernels(case: Case) -> list[str]:
 FUSED = {case.name: names for case in CASES if (names := taken_by_fused_kernels(case))}
 
 
-@pytest.mark.parametrize("backend", ["blocks", "dense"])
+@pytest.mark.parametrize("backend", ["sweep", "dense"])
 @parametrised(CASES)
 def test_all_answers_of_one_pass_equal_the_oracle(
     case: Case, backend: str, subtests: pytest.Subtests
@@ -69,7 +69,7 @@ def test_all_answers_from_small_blocks_equal_the_oracle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     make_blocks_small(size, monkeypatch)
-    assert_answers(case, ASKED, "blocks", subtests)
+    assert_answers(case, ASKED, "sweep", subtests)
 
 
 # Reductions that share a block share what it computes, so each is asked alone as well.
@@ -89,7 +89,7 @@ def test_an_answer_alone_equals_the_oracle(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("backend", ["blocks", "dense"])
+@pytest.mark.parametrize("backend", ["sweep", "dense"])
 @parametrised(CASES)
 def test_an_answer_alone_to_any_case_equals_the_oracle(
     case: Case, backend: str, subtests: pytest.Subtests
@@ -103,7 +103,7 @@ def test_an_answer_of_the_fused_backend_equals_the_oracle(
     case: Case, subtests: pytest.Subtests
 ) -> None:
     for name in FUSED[case.name]:
-        assert_answers(case, [name], "fused", subtests)
+        assert_answers(case, [name], "sdpa", subtests)
 
 
 def test_the_fused_backend_takes_the_output_of_the_usual_cases() -> None:
@@ -116,7 +116,7 @@ def test_the_fused_backend_takes_the_output_of_the_usual_cases() -> None:
 
 @parametrised([*SHAPES, *MASKED, *SCORES])
 def test_gradients_of_all_answers_equal_those_of_the_oracle(case: Case) -> None:
-    assert_gradients(case, DIFFERENTIABLE, "blocks")
+    assert_gradients(case, DIFFERENTIABLE, "sweep")
 
 
 FEW_BLOCKS = {name: BLOCKS[name] for name in ("uneven-rows", "two-heads")}
@@ -127,13 +127,13 @@ def test_gradients_of_all_answers_from_small_blocks_equal_those_of_the_oracle(
     case: Case, size: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_blocks_small(size, monkeypatch)
-    assert_gradients(case, DIFFERENTIABLE, "blocks")
+    assert_gradients(case, DIFFERENTIABLE, "sweep")
 
 
 def assert_gradients_alone(case: Case, subtests: pytest.Subtests) -> None:
     for name in DIFFERENTIABLE:
         with subtests.test(name):
-            assert_gradients(case, [name], "blocks")
+            assert_gradients(case, [name], "sweep")
 
 
 @parametrised([case for case in CHOSEN if case.dtype == torch.float32 and case not in MANY])
@@ -166,7 +166,7 @@ def test_a_gradient_of_one_answer_from_small_blocks_equals_that_of_the_oracle(
 
 @parametrised([case for case in CASES if "output" in FUSED.get(case.name, ()) and not case.bias])
 def test_a_gradient_of_the_fused_output_equals_that_of_the_oracle(case: Case) -> None:
-    assert_gradients(case, ["output"], "fused")
+    assert_gradients(case, ["output"], "sdpa")
 
 
 SMALL = [
@@ -188,7 +188,7 @@ def test_gradients_of_all_answers_equal_finite_differences(
     case: Case, size: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_blocks_small(size, monkeypatch)
-    function, inputs = with_gradients(case, of_regard(case, DIFFERENTIABLE, "blocks"))
+    function, inputs = with_gradients(case, of_regard(case, DIFFERENTIABLE, "sweep"))
     leaves = [tensor.clone().requires_grad_() for tensor in inputs]
     # Infinite answers of empty rows have no differences; gradcheck's own tolerances otherwise.
     # The fast mode compares along one random direction instead of along each axis.
@@ -202,6 +202,6 @@ def test_a_gradient_of_one_answer_equals_finite_differences(
     case: Case, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_blocks_small(BLOCKS["one-row"], monkeypatch)
-    function, inputs = with_gradients(case, of_regard(case, [name], "blocks"))
+    function, inputs = with_gradients(case, of_regard(case, [name], "sweep"))
     leaves = [tensor.clone().requires_grad_() for tensor in inputs]
     assert torch.autograd.gradcheck(lambda *x: oracle.finite(function(*x)), leaves)

@@ -87,7 +87,7 @@ def numbers(answer: Tensor | regard.Top) -> Tensor:
 
 
 @pytest.mark.usefixtures("small_blocks")
-@in_turn(mask=list(MASKS), kind=list(KINDS), backend=["blocks", "dense"])
+@in_turn(mask=list(MASKS), kind=list(KINDS), backend=["sweep", "dense"])
 def test_every_question_has_the_derivative_of_finite_differences(
     mask: str, kind: str, backend: str
 ) -> None:

@@ -32,7 +32,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def answers(query: Tensor, key: Tensor) -> list[Tensor]:
     A = regard.attend(query, key, mask=regard.Causal())
     reductions = (regard.Entropy(), regard.Sum(-2), regard.Pool(5, 5), regard.Diagonal(-1))
-    found = [*A.reduce(*reductions), *A.reduce(regard.TopK(3), backend="blocks")]
+    found = [*A.reduce(*reductions), *A.reduce(regard.TopK(3), backend="sweep")]
     loss = sum(answer.square().sum() for answer in found[:4])
     return [*found, *torch.autograd.grad(loss, (query, key))]
 

@@ -98,7 +98,7 @@ def test_the_dense_way_has_the_same_answers(causal: bool, gpu: Any) -> None:
     (given,) = gpu.size.inputs(asked, "cpu", sets=1)
     given = type(given)(*(tensor.float() for tensor in given))
     output, *statistics = gpu.sides.dense(given, asked)()
-    ours = gpu.sides.everything("blocks")(given, asked)()
+    ours = gpu.sides.everything("sweep")(given, asked)()
     torch.testing.assert_close(ours[0], output)
     for one, other in zip(ours[1], statistics, strict=True):
         if isinstance(one, torch.Tensor):

@@ -19,7 +19,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
 def checked(gpu: Any, *, causal: bool = True) -> list[Any]:
     asked = size(gpu, 61, causal=causal, head_dim=16)
     questions = gpu.correctness.TIMED | gpu.correctness.ALONE
-    return list(gpu.correctness.checked(asked, questions, "cpu", "blocks"))
+    return list(gpu.correctness.checked(asked, questions, "cpu", "sweep"))
 
 
 def test_right_answers_are_found_right(gpu: Any) -> None:
@@ -66,7 +66,7 @@ def test_long_texts_are_compared_with_flash_attention_and_with_rows_of_mass_1(
     causal: bool, gpu: Any
 ) -> None:
     asked = size(gpu, 61, causal=causal, head_dim=16)
-    found = list(gpu.correctness.at_length(asked, "cpu", "blocks"))
+    found = list(gpu.correctness.at_length(asked, "cpu", "sweep"))
     assert [(each.name, each.right) for each in found] == [
         ("logsumexp", True),
         ("logsumexp, column sums", True),
@@ -82,7 +82,7 @@ def test_a_wrong_answer_to_a_long_text_is_noticed(
         return regard.attend(given.query, given.key, mask=regard.Causal(), sink_bias=sinks)
 
     monkeypatch.setattr(gpu.correctness, "matrix", with_a_sink)
-    found = gpu.correctness.at_length(size(gpu, 61, head_dim=16), "cpu", "blocks")
+    found = gpu.correctness.at_length(size(gpu, 61, head_dim=16), "cpu", "sweep")
     assert [each.right for each in found] == [False, False]
 
 

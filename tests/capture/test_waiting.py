@@ -173,7 +173,7 @@ def test_the_watch_of_a_gpu_ends_when_it_could_not_begin(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("backend", [None, "blocks"])
+@pytest.mark.parametrize("backend", [None, "sweep"])
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("asked", ASKED)
 def test_a_gpu_is_not_waited_for_and_answers_as_the_cpu_does(

@@ -154,7 +154,7 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "backend": (
         lambda: A.reduce(regard.Max(), backend="fast"),
         ValueError,
-        "backend is 'fast'; it must be one of 'fused', 'triton', 'blocks', 'dense'.\n"
+        "backend is 'fast'; it must be one of 'sdpa', 'triton', 'sweep', 'dense'.\n"
         "    Leave it out to have the fastest chosen.",
     ),
     "k-beyond-the-keys": (

@@ -14,30 +14,30 @@ WORDS: dict[str, tuple[regard.AttentionMatrix, tuple[regard.Reduction, ...], str
     "product": (
         regard.attend(X, X),
         (),
-        "fused: one fused call.\n    34.4 GFLOP (1.00 of one forward), 8 MiB held, 272 MiB read.",
+        "sdpa: one fused call.\n    34.4 GFLOP (1.00 of one forward), 8 MiB held, 272 MiB read.",
     ),
     "causal-product": (
         regard.attend(X, X, mask=regard.Causal()),
         (),
-        "fused: one fused causal call.\n"
+        "sdpa: one fused causal call.\n"
         "    18.3 GFLOP (0.53 of one forward), 8 MiB held, 152 MiB read.",
     ),
     "window-product": (
         regard.attend(X, X, mask=regard.SlidingWindow(255, 0)),
         (),
-        "fused: one fused call for 120 blocks of 32 rows x 288 keys along the band.\n"
+        "sdpa: one fused call for 120 blocks of 32 rows x 288 keys along the band.\n"
         "    2.4 GFLOP (0.07 of one forward), 16.3 MiB held, 152 MiB read.",
     ),
     "refused-reduction": (
         regard.attend(SMALL, SMALL),
         (regard.Entropy(), regard.TopK(2)),
-        "blocks: one sweep over 1 block of at most 3 rows; no fused kernel gives Entropy, TopK.\n"
+        "sweep: one sweep over 1 block of at most 3 rows; no fused kernel gives Entropy, TopK.\n"
         "    36 FLOP (0.50 of one forward), 192 bytes held, 48 bytes read.",
     ),
     "refused-scores": (
         regard.AttentionMatrix.from_scores(SMALL),
         (),
-        "blocks: one sweep over 1 block of at most 3 rows; "
+        "sweep: one sweep over 1 block of at most 3 rows; "
         "fused kernels start from query and key, not from scores.\n"
         "    12 FLOP, 84 bytes held, 44 bytes read.",
     ),
@@ -62,7 +62,7 @@ def test_the_way_the_reasons_and_the_costs_are_said_in_words(
 )
 def test_a_sweep_costs_what_the_mask_leaves_of_it(mask: regard.Mask | None, share: float) -> None:
     found = regard.explain(regard.attend(X, X, mask=mask), regard.LogSumExp())
-    assert found.backend == "blocks"
+    assert found.backend == "sweep"
     assert found.forward_flops == FULL
     assert share <= found.flops / FULL <= share + 0.04
 

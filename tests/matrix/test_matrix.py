@@ -397,7 +397,7 @@ def expected_distance(dense: Tensor) -> Tensor:
     return (torch.arange(dense.shape[-2]) - mean) * (dense.sum(-1) > 0)
 
 
-@pytest.mark.parametrize("backend", ["blocks", "dense", None], ids=str)
+@pytest.mark.parametrize("backend", ["sweep", "dense", None], ids=str)
 def test_a_users_own_reduction_works_on_every_backend(backend: str | None) -> None:
     found = A.reduce(MeanDistance(), backend=backend)
     torch.testing.assert_close(found.float(), expected_distance(DENSE), **TIGHT)
@@ -411,7 +411,7 @@ def test_a_users_own_reduction_is_differentiable() -> None:
     )
 
 
-@pytest.mark.parametrize("backend", ["fused", "blocks"])
+@pytest.mark.parametrize("backend", ["sdpa", "sweep"])
 def test_autocast_changes_no_answer(backend: str) -> None:
     query, key, value = (torch.randn(1, 2, 7, 4) for _ in range(3))
     A = regard.attend(query, key)

@@ -47,7 +47,7 @@ def test_finite_scores_follow_the_table(mask: str) -> None:
 
 @every_mask
 def test_the_fused_backend_follows_the_table(mask: str) -> None:
-    assert differing(["output"], mask, "fused", spoilt=False) == []
+    assert differing(["output"], mask, "sdpa", spoilt=False) == []
 
 
 @few_masks
@@ -57,7 +57,7 @@ def test_the_dense_backend_follows_the_table(mask: str) -> None:
 
 @few_masks
 def test_blocks_of_few_rows_follow_the_table(mask: str, small_blocks: None) -> None:
-    assert differing(REDUCTIONS, mask, "blocks") == []
+    assert differing(REDUCTIONS, mask, "sweep") == []
 
 
 # What the table leaves open.

@@ -32,7 +32,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 def dtype_and_backend(kind: str, mask: str) -> tuple[torch.dtype, str]:
     """A dtype and a backend for each pair, so that each mask and each kind meets all of them."""
     i, j = list(MASKS).index(mask), list(KINDS).index(kind)
-    return DTYPES[(i + j) % len(DTYPES)], "dense" if (i + j // 4) % 3 == 0 else "blocks"
+    return DTYPES[(i + j) % len(DTYPES)], "dense" if (i + j // 4) % 3 == 0 else "sweep"
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_every_answer_equals_the_oracle(mask: str, kind: str, subtests: pytest.S
 FLOAT32 = torch.finfo(torch.float32).eps
 
 
-def given(scores: Tensor, backend: str = "blocks") -> list[Tensor]:
+def given(scores: Tensor, backend: str = "sweep") -> list[Tensor]:
     A = regard.AttentionMatrix.from_scores(scores)
     asked = (regard.LogSumExp(), regard.Entropy(), regard.Pool(99, 99), regard.TopK(3))
     *statistics, top = A.reduce(*asked, backend=backend)
@@ -116,7 +116,7 @@ def test_large_scores_have_finite_gradients(size: float) -> None:
     torch.testing.assert_close(gradient, torch.tensor([[0.75, 0.0, 0.0, 0.25]]))
 
 
-@pytest.mark.parametrize("backend", [None, "blocks", "dense"], ids=str)
+@pytest.mark.parametrize("backend", [None, "sweep", "dense"], ids=str)
 def test_scores_that_overflow_float16_are_numbers(backend: str | None) -> None:
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(2, 9, 8, generator=generator).half() for _ in range(3))
@@ -156,7 +156,7 @@ def test_inputs_whose_products_are_denormal_give_even_weights(size: float) -> No
     exact = oracle.product(dense, value.double())
     # Each of the 37 products is flushed to 0 below the smallest number; some roundings above it.
     within = 37 * torch.finfo(torch.float32).tiny + 8 * FLOAT32 * size
-    oracle.assert_close(A.reduce(regard.Output(value), backend="blocks"), exact, within)
+    oracle.assert_close(A.reduce(regard.Output(value), backend="sweep"), exact, within)
 
 
 # Blocks that hold nothing, and axes without entries.

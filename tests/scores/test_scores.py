@@ -268,7 +268,7 @@ def test_no_gradient_flows_through_a_detached_matrix() -> None:
 def test_the_fused_backend_says_that_it_has_no_such_call(options: dict[str, Any]) -> None:
     A = regard.attend(QUERY, KEY, **options)
     with pytest.raises(ValueError, match="no fused kernel has softcap, score_mod"):
-        A.reduce(regard.Output(VALUE), backend="fused")
+        A.reduce(regard.Output(VALUE), backend="sdpa")
 
 
 @options

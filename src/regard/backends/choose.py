@@ -15,9 +15,9 @@ from regard.scores.score_source import Scores
 __all__ = ["Choice", "choice", "choose"]
 
 BACKENDS: dict[str, Backend] = {
-    "fused": Sdpa(),
+    "sdpa": Sdpa(),
     "triton": Triton(),
-    "blocks": Sweep(),
+    "sweep": Sweep(),
     "dense": Dense(),
 }
 
@@ -53,8 +53,8 @@ def choose(
     if name is None:
         found = choice(source, mask, reductions)
         if found.name == "triton":
-            return Triton(instead=BACKENDS["blocks"])
-        if found.name == "blocks" and (lack := _lack(source, found)) is not None:
+            return Triton(instead=BACKENDS["sweep"])
+        if found.name == "sweep" and (lack := _lack(source, found)) is not None:
             warn_once(lack)
         return BACKENDS[found.name]
     if name not in BACKENDS:

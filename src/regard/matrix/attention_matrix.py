@@ -240,7 +240,7 @@ class AttentionMatrix(LinearMap):
 
         Args:
             reductions: for example ``regard.TopK(8)``, ``regard.Entropy()``, or your own.
-            backend: "fused", "triton", "blocks" or "dense" (float64, forms the matrix); by default
+            backend: "sdpa", "triton", "sweep" or "dense" (float64, forms the matrix); by default
                 the fastest that is exact.
 
         Returns:

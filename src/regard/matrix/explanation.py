@@ -22,7 +22,7 @@ class Explanation:
     again.
 
     Attributes:
-        backend: "fused", "triton" or "blocks".
+        backend: "sdpa", "triton" or "sweep".
         how: what it does.
         refusals: why the backends before it in the table do not answer.
         flops: floating-point operations of the matrix products.
@@ -36,7 +36,7 @@ class Explanation:
         >>> A = regard.attend(x, x, mask=regard.SlidingWindow(255, 0))
         >>> found = regard.explain(A)
         >>> found.backend, round(found.flops / found.forward_flops, 2)
-        ('fused', 0.02)
+        ('sdpa', 0.02)
     """
 
     backend: str
@@ -78,7 +78,7 @@ def explain(matrix: AttentionMatrix, *reductions: Reduction) -> Explanation:
         >>> import torch, regard
         >>> x = torch.zeros(8, 4096, 64)
         >>> print(regard.explain(regard.attend(x, x, mask=regard.Causal())))
-        fused: one fused causal call.
+        sdpa: one fused causal call.
             18.3 GFLOP (0.53 of one forward), 8 MiB held, 152 MiB read.
     """
     if not isinstance(matrix, AttentionMatrix):

@@ -120,7 +120,7 @@ def test_a_plan_counts_the_passes_and_what_a_mask_leaves() -> None:
     A = regard.attend(x, x, mask=regard.SlidingWindow(63, 0))
     asked = (regard.Entropy(), regard.Sum(-2), regard.Pool(8, 8), regard.Output(x))
     plan = BACKENDS["triton"].plan(A.source, A.mask, asked)
-    fused = BACKENDS["fused"].plan(A.source, A.mask, asked[3:])
+    fused = BACKENDS["sdpa"].plan(A.source, A.mask, asked[3:])
     assert plan.how == f"Triton kernels for the rows, the columns, the cells, {fused.how}"
     assert plan.flops < 0.1 * 4 * 4 * 8192**2 * 64
     pieces = 8192 // 32  # of cells, whose sums are added by a second kernel
@@ -162,7 +162,7 @@ def test_a_window_wider_than_the_matrix_hides_what_it_says(far: int, interpreted
     query, key = torch.randn(20, 4), torch.randn(40, 4)
     for mask in (regard.SlidingWindow(far, 0), regard.SlidingWindow(far, far)):
         A = regard.attend(query, key, mask=mask)
-        found, exact = (A.reduce(*asked, backend=name) for name in ("triton", "blocks"))
+        found, exact = (A.reduce(*asked, backend=name) for name in ("triton", "sweep"))
         torch.testing.assert_close(found, exact)
 
 
@@ -170,7 +170,7 @@ def test_a_sink_of_any_size_leaves_what_the_sweep_leaves(interpreted: None) -> N
     sinks = torch.tensor([torch.inf, -torch.inf, torch.nan, 100.0])
     A = regard.attend(torch.randn(4, 3, 4), torch.randn(4, 5, 4), sink_bias=sinks)
     asked = (regard.LogSumExp(), regard.Entropy(), regard.Sum(-1), regard.Max(), regard.Sum(-2))
-    found, exact = (A.reduce(*asked, backend=name) for name in ("triton", "blocks"))
+    found, exact = (A.reduce(*asked, backend=name) for name in ("triton", "sweep"))
     torch.testing.assert_close(found, exact, equal_nan=True)
 
 
@@ -346,7 +346,7 @@ LACKING: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
 def warning_of(reason: str) -> str:
     return (
         f"the Triton kernels do not answer: {reason}; the sweep over blocks does, in more time.\n"
-        "    Ask with backend='blocks' to choose it."
+        "    Ask with backend='sweep' to choose it."
     )
 
 

@@ -309,7 +309,7 @@ def test_a_query_of_nan_is_felt_in_its_own_spans_alone(
     query = torch.randn(40, 4)
     query[0, 0] = torch.nan
     A = regard.attend(query.to(device), torch.randn(40, 4).to(device))
-    found, exact = (A.reduce(asked, backend=name) for name in ("triton", "blocks"))
+    found, exact = (A.reduce(asked, backend=name) for name in ("triton", "sweep"))
     assert found[0].isnan().all()
     torch.testing.assert_close(found, exact, equal_nan=True)
 
@@ -328,7 +328,7 @@ def test_a_hidden_key_that_is_no_number_is_not_felt_by_places_without_a_query(
     key[19] = number
     query = torch.rand(18, 4).to(device)
     A = regard.attend(query, key.to(device), mask=regard.Causal(align="top-left"))
-    found, exact = (A.reduce(asked, backend=name) for name in ("triton", "blocks"))
+    found, exact = (A.reduce(asked, backend=name) for name in ("triton", "sweep"))
     assert found.isfinite().all()
     torch.testing.assert_close(found, exact)
 
@@ -336,7 +336,7 @@ def test_a_hidden_key_that_is_no_number_is_not_felt_by_places_without_a_query(
 def test_an_infinite_key_is_not_felt_by_places_without_a_query(device: torch.device) -> None:
     key = torch.randn(10, 1).index_fill(0, torch.tensor(4), torch.inf)
     A = regard.attend(torch.rand(2, 1).to(device) + 0.5, key.to(device), softcap=5.0)
-    found, exact = (A.reduce(regard.Sum(-2), backend=name) for name in ("triton", "blocks"))
+    found, exact = (A.reduce(regard.Sum(-2), backend=name) for name in ("triton", "sweep"))
     torch.testing.assert_close(found, exact)
 
 

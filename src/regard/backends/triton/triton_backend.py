@@ -345,7 +345,7 @@ def warn_once(reason: str) -> None:
     """Warn that another backend answers, the first time for each reason."""
     warnings.warn(
         f"the Triton kernels do not answer: {reason}; the sweep over blocks does, in more time.\n"
-        "    Ask with backend='blocks' to choose it.",
+        "    Ask with backend='sweep' to choose it.",
         RuntimeWarning,
         stacklevel=5,
     )

@@ -28,7 +28,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 def takes(case: Case) -> bool:
     matrix = case.matrix(*case.inputs.of_scores)
     asked = [regard.Output(case.inputs.value)]
-    return BACKENDS["fused"].refusal(matrix.source, matrix.mask, asked) is None
+    return BACKENDS["sdpa"].refusal(matrix.source, matrix.mask, asked) is None
 
 
 TAKEN = [case for case in CASES if takes(case)]
@@ -37,15 +37,15 @@ TAKEN = [case for case in CASES if takes(case)]
 @parametrised(TAKEN)
 def test_the_output_in_small_tiles_equals_the_oracle(case: Case, tiny: None) -> None:
     inputs = case.inputs
-    output = case.matrix(*inputs.of_scores).reduce(regard.Output(inputs.value), backend="fused")
-    assert_answer(output, case, "output", "fused")
+    output = case.matrix(*inputs.of_scores).reduce(regard.Output(inputs.value), backend="sdpa")
+    assert_answer(output, case, "output", "sdpa")
 
 
 @parametrised([case for case in (*SHAPES, *MASKED) if takes(case)])
 def test_the_gradient_of_the_output_in_small_tiles_equals_that_of_the_oracle(
     case: Case, tiny: None
 ) -> None:
-    assert_gradients(case, ["output"], "fused")
+    assert_gradients(case, ["output"], "sdpa")
 
 
 def test_of_plain_scores_the_fused_backend_leaves_only_value_heads_that_differ() -> None:
@@ -162,7 +162,7 @@ def inputs(dtype: torch.dtype = torch.float32) -> list[Tensor]:
 def by_fused_calls(mask: Mask | None) -> Callable[..., Tensor]:
     def output(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         matrix = regard.attend(query, key, mask=mask)
-        return matrix.reduce(regard.Output(value), backend="fused")
+        return matrix.reduce(regard.Output(value), backend="sdpa")
 
     return output
 
@@ -180,7 +180,7 @@ def by_the_definition(mask: Mask | None) -> Callable[..., Tensor]:
 def test_the_form_is_the_one_that_fits_the_mask(mask: Mask | None, how: str) -> None:
     query, key, _ = inputs()
     first, _ = str(regard.explain(regard.attend(query, key, mask=mask))).split("\n")
-    assert first.startswith("fused: ")
+    assert first.startswith("sdpa: ")
     assert how in first + "."
 
 
@@ -276,7 +276,7 @@ def test_a_batch_too_large_for_one_mask_is_cut(
 def test_a_bias_and_a_mask_go_together_in_tiles(tiny: None) -> None:
     query, key, value, bias = normal(7, 3), normal(9, 3), normal(9, 2), normal(7, 9)
     matrix = regard.attend(query, key, mask=Causal(), bias=bias)
-    found = matrix.reduce(regard.Output(value), backend="fused")
+    found = matrix.reduce(regard.Output(value), backend="sdpa")
     dense = oracle.attend(query, key, allowed=oracle.causal(7, 9), bias=bias)
     torch.testing.assert_close(found, oracle.product(dense, value))
 
@@ -285,7 +285,7 @@ def test_a_bias_and_a_mask_go_together_in_tiles(tiny: None) -> None:
 def test_a_scale_of_0_or_below_works_under_causal(scale: float) -> None:
     query, key, value = normal(7, 3), normal(7, 3), normal(7, 2)
     matrix = regard.attend(query, key, mask=Causal(), scale=scale)
-    found = matrix.reduce(regard.Output(value), backend="fused")
+    found = matrix.reduce(regard.Output(value), backend="sdpa")
     dense = oracle.attend(query, key, allowed=oracle.causal(7, 7), scale=scale)
     torch.testing.assert_close(found, oracle.product(dense, value))
 
@@ -295,7 +295,7 @@ def test_a_value_that_broadcasts_is_not_repeated(layout: tuple[int, ...], tiny: 
     query, key = normal(2, 4, 13, 3), normal(2, 2, 13, 3)
     value = torch.randn(layout, dtype=torch.float64)
     matrix = regard.attend(query, key, mask=SlidingWindow(2, 0))
-    found = matrix.reduce(regard.Output(value), backend="fused")
+    found = matrix.reduce(regard.Output(value), backend="sdpa")
     dense = oracle.attend(query, key, allowed=oracle.window(13, 13, 2, 0))
     torch.testing.assert_close(found, oracle.product(dense, value))
 
@@ -356,9 +356,9 @@ def test_what_no_fused_call_can_answer_is_refused_with_the_reason(
     matrix: regard.AttentionMatrix, reductions: tuple[regard.Reduction, ...], why: str
 ) -> None:
     with pytest.raises(ValueError, match="backend") as caught:
-        matrix.reduce(*reductions, backend="fused")
+        matrix.reduce(*reductions, backend="sdpa")
     assert str(caught.value) == (
-        f"backend is 'fused'; {why}.\n    Leave it out to have the fastest chosen."
+        f"backend is 'sdpa'; {why}.\n    Leave it out to have the fastest chosen."
     )
 
 
