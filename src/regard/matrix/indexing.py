@@ -1,4 +1,4 @@
-"""Parse what stands between the brackets of `A[...]`."""
+"""Parsing of the index in ``A[...]``."""
 
 from operator import index as whole_number
 from typing import Any, NamedTuple, cast
@@ -16,11 +16,11 @@ class ParsedIndex(NamedTuple):
     """The parsed index of a part of a matrix.
 
     Attributes:
-        leading: one integer or slice for every leading axis.
-        rows: which queries.
-        columns: which keys.
-        whole: whether rows and columns were left out, or written ``:``. Only then is a part of an
-            attention matrix one itself; a range that happens to hold every row is a range.
+        leading: one integer or slice for each leading axis.
+        rows: the queries.
+        columns: the keys.
+        whole: True if rows and columns were omitted or written ``:``. Only then is the part of an
+            attention matrix an attention matrix; ``0:n`` always gives a tensor.
     """
 
     leading: Index
@@ -30,17 +30,16 @@ class ParsedIndex(NamedTuple):
 
 
 def parse_index(key: Any, shape: torch.Size) -> ParsedIndex:
-    """What ``A[key]`` asks for: the leading axes, the rows, the columns.
+    """Parse ``A[key]`` into leading axes, rows and columns.
 
     Args:
-        key: what stands between the brackets: integers (NumPy's and tensors' too), slices and one
-            ``...``.
+        key: integers (also NumPy's and tensors), slices and at most one ``...``.
         shape: the shape of the matrix, (..., q_len, kv_len).
 
     Raises:
-        TypeError: an index of another kind.
-        IndexError: too many indices, or one out of range.
-        ValueError: a slice with a negative step, or an empty one of a leading axis.
+        TypeError: if an index is neither an integer, a slice nor ``...``.
+        IndexError: if there are too many indices, or one is out of range.
+        ValueError: if a slice has a negative step, or a slice of a leading axis is empty.
     """
     items = list(cast(tuple[Any, ...], key)) if isinstance(key, tuple) else [key]
     items = [item if item is ... else _as_index(item) for item in items]

@@ -110,9 +110,9 @@ class Rollout(LinearMap):
         return self.layers[0].device
 
     def __getitem__(self, key: Any) -> Any:
-        """A part: a Rollout where all rows and columns are kept, else a tensor.
+        """Return a Rollout if all rows and columns are kept, otherwise a tensor.
 
-        Rows cost one transposed product of as many columns, columns a product; a window is
+        n rows cost a transposed product with n columns, and n columns cost a product. A window is
         computed from its shorter side.
         """
         asked = parse_index(key, self.shape)

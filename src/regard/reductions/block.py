@@ -176,7 +176,7 @@ class Block:
         return torch.maximum(self.maximum, self._source_sink.detach())
 
     def _with_nan(self, scores: Tensor, rows: Tensor) -> Tensor:
-        """The scores with NaN at every key that these rows may attend to."""
+        """Return the scores with NaN at each visible key of these rows."""
         seen = rows & (scores.detach() != -torch.inf)
         if self._scratch is None:
             return scores.masked_fill(seen, torch.nan)
@@ -266,7 +266,7 @@ class Block:
 
     @property
     def _log_divisors(self) -> Tensor:
-        """What is taken off ``shifted`` for log-weights, (..., rows, 1).
+        """The number that turns ``shifted`` into log-weights when subtracted, (..., rows, 1).
 
         0 in undefined rows: there ``shifted`` is NaN already, and only where a key is not masked.
         """

@@ -1,4 +1,4 @@
-"""What can be asked of an attention matrix, one block of complete rows at a time.
+"""The base class of reductions: questions that blocks of complete rows can answer.
 
 A reduction starts with buffers of zeros, says for each block what to add to them and where, and
 finishes the sums into an answer. ``update`` depends on its block alone, so a block can be
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class Contribution(NamedTuple):
-    """What a block adds to a buffer: ``buffer[at] += value``.
+    """The contribution of one block to a buffer: ``buffer[at] += value``.
 
     Attributes:
         at: integers and slices for the first axes of the buffer; ``block.box`` has the usual ones.
@@ -82,40 +82,40 @@ class Reduction(ABC):
     def start(
         self, shape: torch.Size, dtype: torch.dtype, device: torch.device
     ) -> tuple[Tensor, ...]:
-        """Check the question against the matrix and give one buffer of zeros for each sum.
+        """Check the arguments against the matrix and return one buffer of zeros for each sum.
 
         A buffer for sums over many rows may be float64: it is rounded to ``dtype`` before
         ``finish``.
 
         Args:
-            shape: of the matrix, (..., num_heads, q_len, kv_len).
-            dtype: in which statistics accumulate, float32 or float64.
-            device: where the matrix is.
+            shape: the shape of the matrix, (..., num_heads, q_len, kv_len).
+            dtype: the dtype of accumulated statistics, float32 or float64.
+            device: the device of the matrix.
         """
 
     @abstractmethod
     def update(self, block: Block) -> tuple[Contribution, ...]:
-        """What one block adds to each buffer. Must depend on nothing but the block."""
+        """Return what one block adds to each buffer; it must depend on the block alone."""
 
     @abstractmethod
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Any:
-        """The answer, from the filled buffers."""
+        """Return the answer, from the filled buffers."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Tensors beside the matrix that gradients flow to; read them with ``block.part``."""
+        """The further tensors that gradients flow to; read them with ``block.part``."""
         return ()
 
     @property
     def group(self) -> int:
-        """How many neighbouring heads a block must hold whole, or a part of.
+        """Group size: a block holds whole groups of heads or lies inside one.
 
-        More than 1 for a question about a second matrix whose heads share keys.
+        It is more than 1 if a second matrix has heads that share keys.
         """
         return 1
 
     def rows(self, q_len: int) -> range:
-        """The rows that the answer depends on."""
+        """Return the rows that the answer depends on."""
         return range(q_len)
 
 
@@ -130,10 +130,10 @@ def rounded(buffers: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]
 
 
 def check_reductions(call: str, reductions: Sequence[object]) -> None:
-    """That each argument of a call is an instance of a reduction.
+    """Check that each argument of a call is an instance of a reduction.
 
     Raises:
-        TypeError: one is not; a class is named as it is written.
+        TypeError: an argument is something else, for example a reduction's class.
     """
     for reduction in reductions:
         if not isinstance(reduction, Reduction):
@@ -145,7 +145,7 @@ def check_reductions(call: str, reductions: Sequence[object]) -> None:
 
 
 class RowStatistic(Reduction):
-    """One number for each query: blocks concatenate."""
+    """A reduction with one number for each query; the blocks concatenate."""
 
     thread_safe = True
 

@@ -58,7 +58,7 @@ class Entropy(RowStatistic):
 @final
 @dataclass(frozen=True)
 class NormalizedEntropy(RowStatistic):
-    """How evenly each query spreads its attention, from 0 (one key) to 1 (all keys alike).
+    """The entropy of each query divided by its maximum: 0 is one key, 1 is all keys alike.
 
     The entropy of its weights as a share of log(n), n the number of keys that it may attend to; 0
     where n is 1 or 0, and 1 where it is more, as it can be beside a sink. The answer has shape

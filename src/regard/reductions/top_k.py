@@ -103,7 +103,7 @@ class TopK(Reduction):
 
 
 def fitting(reduction: Reduction, kv_len: int) -> Reduction:
-    """What a matrix of so few keys can be asked of a reduction; ``padded`` makes up for the rest.
+    """Return the reduction, a TopK with at most ``kv_len`` keys; ``padded`` adds the rest again.
 
     Example:
         >>> import regard
@@ -115,11 +115,11 @@ def fitting(reduction: Reduction, kv_len: int) -> Reduction:
 
 
 def padded(reduction: Reduction, answer: Any) -> Any:
-    """The answer to a TopK of more keys than there are: the rest has weight 0 and index -1.
+    """Pad the answer of a TopK with more than ``kv_len`` keys with weight 0 and index -1.
 
     Args:
-        reduction: that was asked.
-        answer: to what was ``fitting``.
+        reduction: the reduction requested.
+        answer: the answer to ``fitting(reduction, kv_len)``.
 
     Example:
         >>> import torch, regard
@@ -135,11 +135,11 @@ def padded(reduction: Reduction, answer: Any) -> Any:
 
 
 def _largest(scores: Tensor, k: int) -> Tensor:
-    """Positions of the k largest scores of each row, falling; ties to the lowest index."""
+    """Return the positions of the k largest scores of each row; ties to the lowest index."""
     if not reads_without_sync(scores):
         return _largest_unseen(scores, k)
-    # torch.topk gives scores that tie in any order, and any of those that tie for the last place:
-    # one more than k shows both. Masked keys need no order.
+    # torch.topk orders equal scores arbitrarily, and may pick any of those equal to the k-th.
+    # One more than k shows both cases. Masked keys need no order.
     depths, indices = _topk(scores, min(k + 1, scores.shape[-1]))
     shown = depths[..., 1:].view(scores.dtype) < -lowest_score(scores.dtype)
     ties = (depths[..., 1:] == depths[..., :-1]) & shown
@@ -152,26 +152,26 @@ def _largest(scores: Tensor, k: int) -> Tensor:
 
 
 def _largest_unseen(scores: Tensor, k: int) -> Tensor:
-    """The same without a look at any number: a device with a queue of its own is not waited for.
+    """Return the same positions without reading a number, so without synchronising the device.
 
-    A score and its place in one whole number have no ties, and so no order to choose.
+    An integer made of a score and its position has no ties.
     """
     if scores.dtype != torch.float32:
         return scores.sort(dim=-1, descending=True, stable=True).indices[..., :k]
     bits = (scores + 0.0).view(torch.int32)  # -0.0 + 0.0 is 0.0, its equal
     rising = torch.where(bits < 0, bits ^ _ALL_BUT_SIGN, bits)
-    rising = torch.where(scores.isnan(), _ALL_BUT_SIGN, rising)  # as torch.topk has it: above all
+    rising = torch.where(scores.isnan(), _ALL_BUT_SIGN, rising)  # torch.topk sorts NaN first
     last = scores.shape[-1] - 1
     from_the_end = torch.arange(last, -1, -1, device=scores.device)
     return last - (((rising.long() << 32) | from_the_end).topk(k, -1).values & 0xFFFFFFFF)
 
 
 def _topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The depths below 0 and the positions of the k largest scores of each row, falling.
+    """Return the depths and positions of the k largest scores of each row, largest first.
 
-    As torch.topk, in less time: the k largest lie in the k groups with the largest maxima. Group g
-    holds the columns g, g + n, g + 2n, ... of n groups, so that the maxima are one pass over whole
-    rows; their own k largest are found in the same way.
+    This is faster than torch.topk: the k largest scores lie in the k groups with the largest
+    maxima. Group g of n holds the columns g, g + n, g + 2n, ..., so that one pass over whole rows
+    finds the maxima. The k largest maxima are found in the same way.
     """
     columns = scores.shape[-1]
     size = _GROUP if columns <= _LONG else _LONG_GROUP
@@ -189,15 +189,15 @@ def _topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
         rest = torch.arange(even, columns, device=scores.device)
         inside = torch.cat((inside, rest.expand(*inside.shape[:-1], -1)), -1)
     depths = _depths(scores.gather(-1, inside))
-    # At least k lie as high as the k-th maximum. Most of the others get the order in which they
-    # stand, which a processor foresees: torch.topk then takes half the time.
+    # At least k scores are as large as the k-th maximum. Most of the others are visited in
+    # increasing order, so the branches predict well and torch.topk takes half the time.
     behind = torch.arange(1, inside.shape[-1] + 1, dtype=depths.dtype, device=scores.device)
     depths, places = torch.minimum(depths, highest[..., -1:] + behind).topk(k, -1, largest=False)
     return depths, inside.gather(-1, places)
 
 
 def _depths(scores: Tensor) -> Tensor:
-    """How far scores lie below 0, as whole numbers, which torch.topk compares a third faster.
+    """Map scores to integers in reverse order, which torch.topk compares a third faster.
 
     Floats from 0 up are in the order of their bits; a score above 0, by rounding, ties with 0.
     """

@@ -1,1 +1,1 @@
-"""Where attention scores come from: query and key, given numbers, position biases."""
+"""Sources of attention scores: query and key, given scores, position biases."""

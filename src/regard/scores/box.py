@@ -22,17 +22,17 @@ class Box(NamedTuple):
 
     @property
     def at_rows(self) -> tuple[slice, ...]:
-        """Where the rows of the box lie in a tensor of shape (..., q_len)."""
+        """The index of the rows of the box in a tensor of shape (..., q_len)."""
         return (*self.leading, self.rows)
 
     @property
     def at_columns(self) -> tuple[slice, ...]:
-        """Where the columns of the box lie in a tensor of shape (..., kv_len)."""
+        """The index of the columns of the box in a tensor of shape (..., kv_len)."""
         return (*self.leading, self.columns)
 
     @property
     def at_both(self) -> tuple[slice, ...]:
-        """Where the box lies in a tensor of shape (..., q_len, kv_len)."""
+        """The index of the box in a tensor of shape (..., q_len, kv_len)."""
         return (*self.leading, self.rows, self.columns)
 
 

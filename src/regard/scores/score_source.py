@@ -50,16 +50,16 @@ class Scores(ABC):
 
     @abstractmethod
     def block(self, box: Box, cut: Cut, scratch: Scratch | None = None) -> Tensor:
-        """The scores of one box, in the accumulation dtype: a new tensor, or in the scratch.
+        """Return the scores of one box, in the accumulation dtype.
 
-        What lies in the scratch has no gradients; it is ``scores`` there.
+        With a scratch, the scores are written to its ``scores`` memory and have no gradients.
         """
 
     @abstractmethod
     def sink(self, box: Box, cut: Cut) -> Tensor | None:
-        """A logit that stands in the denominator of the softmax beside the keys' scores.
+        """Return the logits that are added to the softmax denominator only, or None.
 
-        Of shape (..., rows, 1) of the box, in the accumulation dtype; None: there is none.
+        The shape is (..., rows, 1), the dtype the accumulation dtype.
         """
 
     @abstractmethod

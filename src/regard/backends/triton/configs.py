@@ -1,8 +1,8 @@
-"""How large the tiles of each kernel are: a table by head_dim, dtype and architecture.
+"""Tile sizes of each kernel, by head_dim, dtype and architecture.
 
-Chosen by what the compiler says for Ampere and Hopper, on no GPU so far: a tile fits, and at most a
-few registers spill. Where that leaves a choice, tiles are 128 queries high, so that a key read from
-L2 serves as many.
+They follow the compiler's reports for Ampere and Hopper, and were not tuned on a GPU: a tile fits,
+and at most a few registers spill. Where several sizes fit, tiles have 128 queries, so that a key
+read from L2 is used 128 times.
 """
 
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ Kernel = Literal["rows", "columns", "products", "pooled", "top"]
 
 @dataclass(frozen=True)
 class Config:
-    """The tile of a kernel and how it is run.
+    """The tile size and launch options of a kernel.
 
     Attributes:
         block_m: queries of a tile.
         block_n: keys of a tile.
-        num_warps: of a program.
-        num_stages: how many tiles are on their way at once.
+        num_warps: warps of a program.
+        num_stages: tiles that are loaded ahead.
     """
 
     block_m: int
@@ -44,7 +44,7 @@ def config(
     k: int = 0,
     crowded: bool = False,
 ) -> Config:
-    """The config of a kernel.
+    """Return the config of a kernel.
 
     Args:
         kernel: which one; "rows" and "top" have tiles of the same width for one question.
@@ -52,8 +52,7 @@ def config(
         dtype: of query and key; float32 where the operand of "products" is.
         capability: of the GPU.
         k: of the top-k that the row statistics and the top-k kernel keep in registers.
-        crowded: whether more than query and key is read for each score, or its steps take many
-            registers: a bias, a bool mask, a softcap.
+        crowded: True if a bias, a bool mask or a softcap needs more reads or registers per score.
     """
     hopper = capability[0] in (9, 10)  # 12, the consumers', has less than half the shared memory
     if kernel == "products" and dtype == torch.float32:

@@ -1,4 +1,4 @@
-"""From tensors to a grid of programs and the arguments of a kernel."""
+"""Kernel launches: the grid of programs and the kernel arguments for a set of operands."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,22 +21,23 @@ from regard.backends.triton.operands import Operands, Plane
 
 __all__ = ["Launch", "RowStatistics", "interpreted", "pieces_of"]
 
-# The widths of slots beside that of a whole tile. More of them would leave less of a slot empty,
-# and each pair, of rows and of columns, is a launch and a kernel to compile.
+# Slot widths besides a whole tile. More widths would waste less of each slot, but each pair of a
+# row width and a column width is one launch and one kernel to compile.
 NARROW = (2, 8, 32)
 
 
 class RowStatistics(NamedTuple):
-    """What was asked of the rows, each (batch, num_heads, q_len); None: not asked.
+    """The requested row statistics, each (batch, num_heads, q_len); None if not requested.
 
     Attributes:
         logsumexp: in nats, float32.
-        norms: what makes weights of the scores; the other passes need them.
+        norms: the row maximum and log of the sum, which the other passes need.
         entropy: in nats, float32.
         mass: the sum of the weights, float32.
         value: the largest weight, float32.
         best: its key, int64.
-        tiles: int32, the best tiles, (batch, num_heads, q_len, slots): what ``Launch.top`` needs.
+        tiles: int32, (batch, num_heads, q_len, slots): the tiles with the largest scores, an input
+            of ``Launch.top``.
     """
 
     logsumexp: Tensor
@@ -61,16 +62,16 @@ class _Pieces(NamedTuple):
 
 
 def interpreted() -> bool:
-    """Whether Triton interprets the kernels, on the CPU and slowly: TRITON_INTERPRET=1."""
+    """Return True if Triton interprets the kernels on the CPU (TRITON_INTERPRET=1)."""
     return not isinstance(rows.rows_kernel, triton.JITFunction)
 
 
 @dataclass(frozen=True, eq=False)
 class Launch:
-    """The kernels on one matrix.
+    """Launches of the kernels for one matrix.
 
     Attributes:
-        given: what they compute with.
+        given: the operands of the kernels.
     """
 
     given: Operands
@@ -78,7 +79,14 @@ class Launch:
     def rows(
         self, *, entropy: bool = False, mass: bool = False, largest: bool = False, k: int = 0
     ) -> RowStatistics:
-        """The logsumexp of each row and what else is asked; k: of a top-k that follows."""
+        """Compute the logsumexp of each row, and the statistics requested.
+
+        Args:
+            entropy: also compute the entropy of each row.
+            mass: also compute the sum of the weights of each row.
+            largest: also compute the largest weight and its key.
+            k: if not 0, also list the tiles that a following ``top`` with this k needs.
+        """
         size = self.given.shape[:-1]
         slots = _power_of_2(k) if k else 0
         found = RowStatistics(
@@ -97,27 +105,27 @@ class Launch:
         return found
 
     def top(self, norms: tile.Norms, tiles: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The k largest weights of each row and their keys, (batch, num_heads, q_len, k)."""
+        """Return the k largest weights of each row and their keys, (batch, num_heads, q_len, k)."""
         size = (*self.given.shape[:-1], k)
         values, indices = self._empty(size), self._empty(size, torch.int64)
-        # The tiles that are listed are those of the first pass.
+        # The listed tiles have the width of the first pass.
         chosen = replace(self._config("top", k), block_n=self._config("rows", k).block_n)
         extra = (norms, tiles, values, indices, k)
         self._run(top.top_kernel, self._row_tiles(chosen), extra, chosen, K=tiles.shape[-1])
         return values, indices
 
     def column_sums(self, norms: tile.Norms) -> Tensor:
-        """What each key receives, (batch, num_heads, kv_len)."""
+        """Return the sum of the weights of each key, (batch, num_heads, kv_len)."""
         sums = self._empty((*self.given.shape[:2], self.given.shape[-1]))
         self._columns(norms, sums, None, None)
         return sums
 
     def transposed_product(self, norms: tile.Norms, operand: Tensor) -> Tensor:
-        """weights transposed @ operand, float32, (batch, num_heads, kv_len, width).
+        """Return weights.mT @ operand, float32, (batch, num_heads, kv_len, width).
 
         Args:
-            norms: of the rows.
-            operand: (batch, heads, q_len, width), the heads in groups; its last stride is 1.
+            norms: the norms of the rows.
+            operand: (batch, heads, q_len, width); heads may be grouped; the last stride is 1.
         """
         size = (*self.given.shape[:2], self.given.shape[-1], operand.shape[-1])
         products = self._empty(size)
@@ -125,12 +133,12 @@ class Launch:
         return products
 
     def spans(self, norms: tile.Norms, of_rows: Tensor, of_columns: Tensor) -> Tensor:
-        """The mass of spans on spans, (batch, num_heads, row spans, column spans).
+        """Return the sums of weights, (batch, num_heads, row spans, column spans).
 
         Args:
-            norms: of the rows.
-            of_rows: (start, stop) of spans of queries, int64, (spans, 2), on the CPU.
-            of_columns: the same for the keys.
+            norms: the norms of the rows.
+            of_rows: (start, stop) of each span of queries, int64, (spans, 2), on the CPU.
+            of_columns: (start, stop) of each span of keys, likewise.
         """
         chosen = self._config("pooled")
         down, across = pieces_of(of_rows, chosen.block_m), pieces_of(of_columns, chosen.block_n)
@@ -150,7 +158,7 @@ class Launch:
         return sums if count == height else self._joined(sums, down.first)
 
     def _joined(self, sums: Tensor, first: Tensor) -> Tensor:
-        """The pieces of each span of queries added."""
+        """Add the pieces of each span of queries."""
         batch, num_heads, count, width = sums.shape
         height = len(first) - 1
         answers = self._empty((batch, num_heads, height, width))
@@ -180,7 +188,7 @@ class Launch:
 
     @cached_property
     def _arguments(self) -> tuple[Any, ...]:
-        """What every kernel starts with."""
+        """The leading arguments of every kernel."""
         given, limits = self.given, self.given.limits
         _, num_heads, q_len, kv_len = given.shape
         usual = given.bias is None and given.softcap is None
@@ -234,7 +242,7 @@ class Launch:
                 *extra,
                 GROUP=self.given.group,
                 HEAD_DIM=query.shape[-1],
-                UPCAST=interpreted(),  # its products of bfloat16 are of the bits as integers
+                UPCAST=interpreted(),  # the interpreter multiplies the bits of bfloat16 as integers
                 BLOCK_M=chosen.block_m,
                 BLOCK_N=chosen.block_n,
                 **sizes,
@@ -246,15 +254,19 @@ class Launch:
         return torch.empty(size, dtype=dtype, device=self.given.query.device)
 
     def _pieces(self, pieces: _Pieces, into: int) -> Tensor:
-        """All pieces, (pieces, 4); into: the column of the table that says where their mass goes.
+        """Return (start, length, target, opens) of each piece on the device, (pieces, 4).
 
-        16 bytes for each, so that every group of them lies where Triton calls it aligned.
+        Each piece takes 16 bytes, so that every group of pieces starts at an aligned address.
+
+        Args:
+            pieces: the pieces of all spans.
+            into: the column of the table that holds the index of the sum.
         """
         return pieces.table[:, [0, 1, into, 4]].to(self.given.query.device, non_blocking=True)
 
 
 def _strides(tensor: Tensor | None) -> tuple[int, int]:
-    """Of the batch and the heads."""
+    """Return the strides of the batch and the heads."""
     return (0, 0) if tensor is None else (tensor.stride(0), tensor.stride(1))
 
 
@@ -280,11 +292,11 @@ def _power_of_2(least: int) -> int:
 
 
 def pieces_of(spans: Tensor, block: int) -> _Pieces:
-    """Spans cut into pieces of at most a block, nearly equal in each span.
+    """Cut each span into pieces of nearly equal length, each at most a block long.
 
     Args:
         spans: (start, stop), int64, (spans, 2).
-        block: the most tokens of a piece.
+        block: the largest number of tokens in a piece.
     """
     lengths = spans[:, 1] - spans[:, 0]
     counts = -(-lengths // block)
@@ -295,7 +307,7 @@ def pieces_of(spans: Tensor, block: int) -> _Pieces:
     starts = place * lengths[span] // counts[span]
     stops = (place + 1) * lengths[span] // counts[span]
     table = torch.stack((spans[span, 0] + starts, stops - starts, number, span, place == 0), -1)
-    # Of a span, all pieces are in slots of one width.
+    # All pieces of a span use slots of one width.
     slots = [*(width for width in NARROW if width < block), block]
     slot = torch.searchsorted(torch.tensor(slots, device="cpu"), -(-lengths[span] // counts[span]))
     ends = [int((slot <= place).sum()) for place in range(len(slots))]

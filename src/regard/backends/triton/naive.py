@@ -1,7 +1,7 @@
-"""The readable twin of every kernel: plain PyTorch on the dense matrix, in any dtype.
+"""The results of every kernel in plain PyTorch on the dense matrix, in any dtype.
 
-In float64 it is the oracle that a kernel is compared with, from the same operands; it shares
-nothing with a kernel but their meaning.
+In float64 they are the reference that kernels are compared with. They share only the operands with
+the kernels, no code.
 """
 
 from typing import NamedTuple
@@ -28,7 +28,7 @@ Spans = list[tuple[int, int]]
 
 
 class Rows(NamedTuple):
-    """What there is to know of each row, each (batch, num_heads, q_len)."""
+    """Statistics of each row, each (batch, num_heads, q_len)."""
 
     logsumexp: Tensor
     entropy: Tensor
@@ -38,7 +38,7 @@ class Rows(NamedTuple):
 
 
 def allowed(limits: Limits, shape: torch.Size) -> Tensor:
-    """Which keys a query may attend to, pair by pair, on the CPU, of the shape of the matrix."""
+    """Return True where a query may attend to a key, in the shape of the matrix, on the CPU."""
     q_idx, kv_idx = (
         torch.arange(shape[-2], device="cpu")[:, None],
         torch.arange(shape[-1], device="cpu"),
@@ -81,7 +81,7 @@ def _dense(plane: Plane, shape: torch.Size) -> Tensor:
 
 
 def weights(given: Operands, dtype: torch.dtype = torch.float64) -> Tensor:
-    """The softmax of the scores beside the sink; 0 in a row without keys."""
+    """Return the softmax of the scores and the sink; 0 in a row without keys."""
     found = scores(given, dtype)
     return torch.where(found == -torch.inf, 0, (found - _logsumexp(given, found)[..., None]).exp())
 
@@ -95,7 +95,7 @@ def _logsumexp(given: Operands, found: Tensor) -> Tensor:
 
 
 def rows(given: Operands, dtype: torch.dtype = torch.float64) -> Rows:
-    """The twin of ``rows_kernel``; ties of the largest weight go to the lowest index."""
+    """Compute what ``rows_kernel`` does; ties of the largest weight go to the lowest index."""
     found, of_all = scores(given, dtype), weights(given, dtype)
     value, index = of_all.max(-1)
     first = (found == found.amax(-1, keepdim=True)).int().argmax(-1)
@@ -107,14 +107,14 @@ def rows(given: Operands, dtype: torch.dtype = torch.float64) -> Rows:
 
 
 def column_sums(given: Operands, dtype: torch.dtype = torch.float64) -> Tensor:
-    """The twin of ``columns_kernel``: (batch, num_heads, kv_len)."""
+    """Compute what ``columns_kernel`` does: (batch, num_heads, kv_len)."""
     return weights(given, dtype).sum(-2)
 
 
 def transposed_product(
     given: Operands, operand: Tensor, dtype: torch.dtype = torch.float64
 ) -> Tensor:
-    """The twin of ``columns_kernel`` with an operand: (batch, num_heads, kv_len, width)."""
+    """Compute ``columns_kernel`` with an operand: (batch, num_heads, kv_len, width)."""
     group = given.shape[1] // operand.shape[1]
     return weights(given, dtype).mT @ operand.to(dtype).repeat_interleave(group, 1)
 
@@ -122,14 +122,14 @@ def transposed_product(
 def spans(
     given: Operands, of_rows: Spans, of_columns: Spans, dtype: torch.dtype = torch.float64
 ) -> Tensor:
-    """The twin of ``pooled_kernel``: (batch, num_heads, row spans, column spans)."""
+    """Compute what ``pooled_kernel`` does: (batch, num_heads, row spans, column spans)."""
     found = weights(given, dtype)
     by_row = torch.stack([found[..., start:stop, :].sum(-2) for start, stop in of_rows], -2)
     return torch.stack([by_row[..., start:stop].sum(-1) for start, stop in of_columns], -1)
 
 
 def top(given: Operands, k: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-    """The twin of ``top_kernel``: falling weights, and their keys; -1 where a row has fewer."""
+    """Compute what ``top_kernel`` does: falling weights, and their keys; -1 for missing keys."""
     found = scores(given, dtype)
     in_order = found.sort(dim=-1, descending=True, stable=True)
     masked = in_order.values[..., :k] == -torch.inf

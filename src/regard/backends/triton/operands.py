@@ -1,4 +1,4 @@
-"""What the kernels compute with, from the scores and the mask of a matrix; and what they refuse."""
+"""Operands of the kernels, from the scores and the mask of a matrix, and what is refused."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,17 +14,17 @@ from regard.scores.score_source import Scores
 __all__ = ["Limits", "Operands", "Plane", "operands", "refused"]
 
 AXES = 4  # batch, num_heads, tokens, head_dim
-# Below it, products are as large as float32 goes before they are scaled, or the scale is as small.
+# With a smaller scale, the unscaled products could overflow float32, or the scale underflow.
 LEAST_SCALE = 2.0**-60
 
 
 class Plane(NamedTuple):
-    """Numbers of the shape of the matrix.
+    """Numbers for each element of the matrix.
 
     Attributes:
-        numbers: (batch, num_heads, q_len, kv_len); where they follow the diagonals
-            (batch, num_heads, q_len + kv_len), and [q_len - 1 - q_idx + kv_idx] is the one.
-        diagonal: whether they do.
+        numbers: (batch, num_heads, q_len, kv_len). If they are constant along diagonals,
+            (batch, num_heads, q_len + kv_len), indexed by q_len - 1 - q_idx + kv_idx.
+        diagonal: True if the numbers are constant along diagonals.
     """
 
     numbers: Tensor
@@ -33,7 +33,7 @@ class Plane(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Limits:
-    """A mask as the kernels know it: all that is not None must allow.
+    """The mask of the kernels: a key is visible if every limit that is not None allows it.
 
     Attributes:
         low: the lowest kv_idx - q_idx.
@@ -83,12 +83,12 @@ class Operands:
 
     @property
     def group(self) -> int:
-        """How many query heads share a key head."""
+        """The number of query heads that share a key head."""
         return self.query.shape[1] // self.key.shape[1]
 
 
 class _Leaf(NamedTuple):
-    """A mask without parts, as the rows of a taller matrix have it."""
+    """A mask that is no combination, and the rows it is applied to, within a taller matrix."""
 
     mask: Mask
     start: int
@@ -96,7 +96,7 @@ class _Leaf(NamedTuple):
 
 
 def _leaves(mask: Mask | None, start: int, q_len: int) -> Iterator[_Leaf]:
-    """The masks that must all allow."""
+    """Yield the masks that must all allow a key."""
     match mask:
         case None:
             return
@@ -110,7 +110,7 @@ def _leaves(mask: Mask | None, start: int, q_len: int) -> Iterator[_Leaf]:
 
 
 def refused(source: Scores, mask: Mask | None) -> str | None:
-    """Why no kernel has these scores and this mask, as a clause; None: there is one."""
+    """Return why no kernel can compute these scores and this mask, as a clause, or None."""
     if not isinstance(source, QueryKeyScores):
         return "Triton kernels start from query and key, not from scores"
     if source.score_mod is not None:
@@ -139,7 +139,7 @@ def _differs_by_head(mask: Mask) -> bool:
 
 
 def operands(source: QueryKeyScores, mask: Mask | None) -> Operands:
-    """What the kernels need of scores and a mask that they do not refuse."""
+    """Return the operands for scores and a mask that ``refused`` accepts."""
     query, key, scale = _four(source.query), _four(source.key), source.scale
     if scale < 0:
         query, scale = -query, -scale
@@ -179,7 +179,7 @@ def _bias(source: QueryKeyScores, shape: torch.Size) -> Plane | None:
 
 
 def _reached(limit: int, shape: torch.Size) -> int:
-    """A limit of kv_idx - q_idx; beyond the matrix none says more, and kernels add in int32."""
+    """Clamp a limit of kv_idx - q_idx to the matrix, because kernels add in int32."""
     return min(max(limit, -shape[-2]), shape[-1])
 
 

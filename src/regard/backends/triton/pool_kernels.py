@@ -37,7 +37,7 @@ __all__ = ["joined_kernel", "pooled_kernel"]
 
 @triton.jit
 def _slots(pieces, count, tile, BLOCK: tl.constexpr, SLOT: tl.constexpr):
-    """The token that each place of a tile stands for, and whether it stands for one."""
+    """Return the token at each position of a tile, and True where there is one."""
     place = tl.arange(0, BLOCK)
     piece = tile * (BLOCK // SLOT) + place // SLOT
     exists = piece < count
@@ -47,7 +47,7 @@ def _slots(pieces, count, tile, BLOCK: tl.constexpr, SLOT: tl.constexpr):
 
 @triton.jit
 def _tiles_met(pieces, count, start, stop, PER_TILE: tl.constexpr):
-    """From the first to one past the last tile with a piece that meets these tokens."""
+    """Return the first, and one past the last, tile with a piece that overlaps these tokens."""
     first, last = start * 0 + FAR, start * 0 - 1
     for at in range(0, count, 256):
         piece = at + tl.arange(0, 256)
@@ -85,7 +85,7 @@ def pooled_kernel(
     ROW_SLOT: tl.constexpr,
     COLUMN_SLOT: tl.constexpr,
 ):
-    """One tile of pieces of rows; sums is (batch, num_heads, height, width) of 0.
+    """Sum one tile of pieces of rows into ``sums``, zeros of (batch, num_heads, height, width).
 
     rows and columns are int32, (pieces, 4): the first token, how many there are, at most a slot,
     the row or the column of the sums, and 1 where a piece is the first of its span. The pieces of
@@ -154,7 +154,7 @@ def pooled_kernel(
 
 @triton.jit(do_not_specialize=["pieces", "spans", "width"])
 def joined_kernel(sums, first, answers, pieces, spans, width, BLOCK: tl.constexpr):
-    """One span of queries of one head: the rows of its pieces added in order, in float64.
+    """Add the pieces of one span of queries of one head, in order and in float64.
 
     sums is (batch, num_heads, pieces, width), answers (batch, num_heads, spans, width); the pieces
     of span i are first[i] to first[i + 1].

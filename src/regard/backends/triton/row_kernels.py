@@ -44,11 +44,11 @@ LEAST, MOST = tl.constexpr(-200.0), tl.constexpr(1e9)
 
 
 class RowAnswers(NamedTuple):
-    """Where the answers go; None: not asked.
+    """The output tensors; None if not requested.
 
     Attributes:
         lse: natural logsumexp, float32, (batch, num_heads, q_len).
-        norms: what makes weights of scores; of the same shape.
+        norms: the row maximum and the log of the sum, of the same shape.
         entropy: in nats, of the same shape.
         mass: the sum of the weights.
         value: the largest weight.
@@ -68,7 +68,7 @@ class RowAnswers(NamedTuple):
 
 @triton.jit
 def listed(best, place, values, places):
-    """A list of each row's best, after one more: it takes the place of the last of the least."""
+    """Insert a candidate into each row's list, in place of the last of its smallest values."""
     least = tl.min(values, 1)
     last = tl.max(tl.where(values == least[:, None], places, -FAR), 1)
     slot = (best > least)[:, None] & (places == last[:, None])

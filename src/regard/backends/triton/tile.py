@@ -1,17 +1,17 @@
-"""The template of every kernel: one tile of scores, from query and key to mask, in registers.
+"""Device functions that compute one tile of scores in registers; every kernel uses them.
 
-A kernel keeps the tokens of one side, reads those of the other side tile after tile, and folds each
-tile of scores into what it was asked. A tile of m queries x n keys takes
+A kernel keeps the tokens of one side, reads the other side tile by tile, and accumulates its
+statistics from each tile of scores. A tile of m queries x n keys takes
 
     2 m n d FLOPs on the tensor cores    for q kᵀ, with d = head_dim
-    m n exps                             where weights are asked (16 a clock and multiprocessor)
-    (m or n) d numbers                   read from L2; the other side stays
+    m n exps                             if weights are needed (16 per clock and multiprocessor)
+    (m or n) d numbers                   read from L2; the other side stays in registers
 
-which on Hopper is half of a forward's matrix products (4096 FLOPs a clock) and all of its exps: the
-floor is 0.5 of a forward for d = 128, 1 for d = 64, the exps.
+On Hopper this is half of a forward's matrix products (4096 FLOPs per clock) and all of its exps.
+The floor is therefore 0.5 forwards for d = 128, and 1 for d = 64, where the exps dominate.
 
-Scores stay raw, in float32: ``score · to_bits`` is the score in bits, so that one fused
-multiply-add and one exp2 make a weight of it. Offsets into tensors are int64; inside a tile they
+Scores are kept in float32 as they are: ``score · to_bits`` is the score in bits, so that one fused
+multiply-add and one exp2 turn it into a weight. Offsets into tensors are int64; inside a tile they
 are int32.
 """
 
@@ -73,7 +73,7 @@ class Plane(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Of the matrix."""
+    """The shape of the matrix."""
 
     q_len: int
     kv_len: int
@@ -81,7 +81,7 @@ class Shape(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """From query · key to the score: softcap(scale · query · key + bias); None: no such step."""
+    """The steps from query · key to softcap(scale · query · key + bias); None skips a step."""
 
     scale: float
     softcap: float | None
@@ -89,14 +89,14 @@ class Steps(NamedTuple):
 
 
 class Norms(NamedTuple):
-    """What makes weights of the scores of each row, float32, (batch, num_heads, q_len).
+    """The numbers that turn the scores of a row into weights, float32, (batch, num_heads, q_len).
 
-    Their sum is the logsumexp, and more than it: beside a largest score of -1e9, a float32 has no
-    room for the log of a sum.
+    Their sum is the logsumexp. They are kept apart because a float32 sum would lose ``above`` next
+    to a largest score of -1e9.
 
     Attributes:
         top: the largest score; -inf in a row without keys.
-        above: how many bits the logsumexp lies above it; NaN where a score is NaN or inf.
+        above: logsumexp minus top, in bits; NaN where a score is NaN or inf.
     """
 
     top: Any
@@ -104,7 +104,7 @@ class Norms(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """Which keys a query may attend to, as far as it is a matter of places; None: no such limit.
+    """The limits on the keys that a query may attend to, by position; None if there is no limit.
 
     Attributes:
         low: the lowest kv_idx - q_idx.
@@ -129,7 +129,7 @@ class Limits(NamedTuple):
 
 @triton.jit
 def tile_of(tokens, batch, head, start, count, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr):
-    """Tokens start to start + BLOCK of one head, (BLOCK, BLOCK_D); 0 from `count` on."""
+    """Load BLOCK tokens of one head from ``start`` on, (BLOCK, BLOCK_D); 0 from ``count`` on."""
     BLOCK_D: tl.constexpr = max(16, triton.next_power_of_2(HEAD_DIM))
     base = batch.to(tl.int64) * tokens.batch + head.to(tl.int64) * tokens.head
     base += tl.cast(start, tl.int64) * tokens.token
@@ -144,10 +144,10 @@ def tile_of(tokens, batch, head, start, count, HEAD_DIM: tl.constexpr, BLOCK: tl
 
 @triton.jit
 def packed_rows(shape, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
-    """The tile of a program that owns rows of all heads of a key head; the last rows first.
+    """Assign a tile of rows, of all query heads of one key head, to this program; last rows first.
 
-    Returns the number of the tile, the batch and the key head, and of each of its rows the query,
-    the head, and whether there is such a query.
+    Returns the tile number, the batch, the key head, and for each row its query, its head, and True
+    if the query exists.
     """
     kv_heads = shape.num_heads // GROUP
     tiles = tl.cdiv(shape.q_len * GROUP, BLOCK_M)
@@ -160,7 +160,7 @@ def packed_rows(shape, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
 
 @triton.jit
 def rows_of(tokens, batch, head, token, here, HEAD_DIM: tl.constexpr):
-    """One token for each entry of `token` and `head`, (entries, BLOCK_D); 0 where none is."""
+    """Load one token for each entry of ``token`` and ``head``, (entries, BLOCK_D), or 0."""
     BLOCK_D: tl.constexpr = max(16, triton.next_power_of_2(HEAD_DIM))
     d = tl.arange(0, BLOCK_D)
     rows = head.to(tl.int64) * tokens.head + token.to(tl.int64) * tokens.token
@@ -173,7 +173,7 @@ def rows_of(tokens, batch, head, token, here, HEAD_DIM: tl.constexpr):
 
 @triton.jit
 def _of_plane(plane, batch, head, q_idx, kv_idx, shape, other):
-    """The part of a plane at these queries and keys, whose shapes broadcast to that of the tile."""
+    """Load the numbers of a plane at queries and keys whose shapes broadcast to the tile."""
     of_row = head.to(tl.int64) * plane.head + q_idx.to(tl.int64) * plane.row
     pointers = plane.pointer + batch.to(tl.int64) * plane.batch + of_row
     here = (q_idx < shape.q_len) & (kv_idx < shape.kv_len)
@@ -182,7 +182,7 @@ def _of_plane(plane, batch, head, q_idx, kv_idx, shape, other):
 
 @triton.jit
 def _tanh(x):
-    """To a few roundings, also of numbers near 0."""
+    """Compute tanh to within a few roundings, also near 0."""
     size = tl.abs(x)
     far = 1.0 - 2.0 / (tl.exp2(size * (2 * LOG2E)) + 1.0)
     square = x * x
@@ -194,7 +194,7 @@ def _tanh(x):
 
 @triton.jit
 def scores(left, right, q_idx, kv_idx, batch, head, shape, steps, bias, UPCAST: tl.constexpr):
-    """left @ right, biased and capped, not yet masked; times ``to_bits`` it is in bits."""
+    """Compute left @ right with bias and softcap, unmasked; times ``to_bits`` it is in bits."""
     if UPCAST:
         left, right = left.to(tl.float32), right.to(tl.float32)
     x = tl.dot(left, right, input_precision="ieee")
@@ -205,10 +205,10 @@ def scores(left, right, q_idx, kv_idx, batch, head, shape, steps, bias, UPCAST: 
 def product_by_parts(
     query, key, batch, head, kv_head, q_idx, kv_idx, shape, HEAD_DIM: tl.constexpr
 ):
-    """query @ key.T of float32, a few dimensions at a time, from memory.
+    """Compute query @ key.T in float32, reading a few dimensions at a time.
 
-    float32 has no matrix unit: a thread multiplies numbers in its registers, which do not hold
-    both operands whole beside a long epilogue.
+    Tensor cores do not multiply float32 exactly, so threads multiply in registers, and these cannot
+    hold both whole operands next to a long epilogue.
     """
     x = tl.zeros((q_idx.shape[0], kv_idx.shape[0]), tl.float32)
     for start in range(0, HEAD_DIM, 16):
@@ -226,7 +226,7 @@ def product_by_parts(
 
 @triton.jit
 def stepped(x, q_idx, kv_idx, batch, head, shape, steps, bias):
-    """The scores of query · key, biased and capped; times ``to_bits`` they are in bits."""
+    """Apply scale, bias and softcap to query · key; times ``to_bits`` the scores are in bits."""
     if bias.pointer is not None or steps.softcap is not None:
         x = x * steps.scale
         if bias.pointer is not None:
@@ -238,7 +238,7 @@ def stepped(x, q_idx, kv_idx, batch, head, shape, steps, bias):
 
 @triton.jit
 def allowed(q_idx, kv_idx, of_query, of_key, kv_end, batch, head, shape, limits, keep):
-    """Where a key may be attended to; of_query and of_key are the documents."""
+    """Return True where a query may attend to a key; of_query and of_key are their documents."""
     found = kv_idx < kv_end
     if limits.low is not None:
         found = found & (kv_idx - q_idx >= limits.low)
@@ -253,7 +253,7 @@ def allowed(q_idx, kv_idx, of_query, of_key, kv_end, batch, head, shape, limits,
 
 @triton.jit
 def document(limits, batch, head, position, here):
-    """The document at some positions, its first key, and one past its last; -1 and 0 for none."""
+    """Return the first key and one past the last key of the documents at positions, or -1, 0."""
     here = here & (position >= 0)
     at = batch.to(tl.int64) * limits.document_batch + head.to(tl.int64) * limits.document_head
     first = tl.load(limits.first + at + position, mask=here, other=-1)
@@ -262,7 +262,7 @@ def document(limits, batch, head, position, here):
 
 @triton.jit
 def kv_end_of(limits, batch, head, shape):
-    """One past the last key that is no padding."""
+    """Return one past the last key that is not padding."""
     end = shape.kv_len + 0 * batch
     if limits.lengths is not None:
         at = batch.to(tl.int64) * limits.lengths_batch + head.to(tl.int64) * limits.lengths_head
@@ -272,9 +272,9 @@ def kv_end_of(limits, batch, head, shape):
 
 @triton.jit
 def keys_seen(q_first, q_last, kv_end, limits, keep):
-    """The keys that some, and those that all, of neighbouring queries may attend to.
+    """Return the range of keys visible to any, and to all, of a range of queries.
 
-    Documents narrow the first of them by themselves.
+    The callers narrow the first range by documents.
     """
     some_start, some_stop = 0 * q_first, kv_end
     every_start, every_stop = 0 * q_first, kv_end
@@ -291,7 +291,7 @@ def keys_seen(q_first, q_last, kv_end, limits, keep):
 
 @triton.jit
 def queries_seen(kv_first, kv_last, kv_end, shape, limits, keep):
-    """The queries of which some, and those of which all, may attend to neighbouring keys."""
+    """Return the range of queries that see any, and that see all, of a range of keys."""
     some_start, some_stop = 0 * kv_first, shape.q_len + 0 * kv_first
     every_start, every_stop = some_start, some_stop
     if limits.low is not None:
@@ -309,7 +309,7 @@ def queries_seen(kv_first, kv_last, kv_end, shape, limits, keep):
 
 @triton.jit
 def norms_of(norms, at, here):
-    """The norms of some rows; a row without keys has a largest score of inf, and weights of 0."""
+    """Load the norms of rows; a row without keys gets a maximum of inf, so weights of 0."""
     top = tl.load(norms.top + at, mask=here, other=float("inf"))
     above = tl.load(norms.above + at, mask=here, other=0.0)
     return tl.where(top == float("-inf"), float("inf"), top), above
@@ -317,8 +317,8 @@ def norms_of(norms, at, here):
 
 @triton.jit
 def weights_of(x, top, above, steps):
-    """The weights of scores, given the norms of their rows.
+    """Compute weights from scores and the norms of their rows.
 
-    The largest score is taken off first: scaled first, both would be rounded, however near.
+    The maximum is subtracted before scaling: scaling first would round both numbers.
     """
     return tl.exp2((x - top) * steps.to_bits - above)
