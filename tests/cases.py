@@ -434,7 +434,6 @@ QUESTIONS: dict[str, Question] = {
     "top-all": Question(
         lambda x: regard.TopK(x.shape[-1]), lambda d, x: oracle.topk(d, x.shape[-1])
     ),
-    "max": Question(lambda _: regard.Max(), lambda d, _: oracle.maximum(d)),
     "sum-keys": Question(lambda _: regard.Sum(-1), lambda d, _: d.weights.sum(-1), kind="sum"),
     "sum-queries": Question(lambda _: regard.Sum(-2), lambda d, _: d.weights.sum(-2), kind="sum"),
     "pool-3x4": Question(

@@ -211,11 +211,6 @@ def topk(dense: Dense, k: int) -> Top:
     return Top(torch.where(undefined, torch.nan, values), indices.masked_fill(without_key, -1))
 
 
-def maximum(dense: Dense) -> Top:
-    values, indices = topk(dense, 1)
-    return Top(values[..., 0], indices[..., 0])
-
-
 def pool(dense: Dense, rows: int, columns: int) -> Tensor:
     """The mean weight in each cell, cell by cell."""
     weights = dense.weights

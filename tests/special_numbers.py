@@ -13,6 +13,8 @@ from torch import Tensor, inf, nan
 
 import oracle
 import regard
+from regard.matrix.comparisons import CrossEntropy, JensenShannon, KullbackLeibler
+from regard.matrix.weighted_sums import WeightedSum
 from regard.reductions.products import TransposedOutput, Window
 
 LENGTH, WIDTH, HEADS, KV_HEADS = 37, 5, 2, 1  # more than one tile of the Triton kernels
@@ -278,7 +280,11 @@ ASKED: dict[str, OfReduction | OfMatrix] = {
     "entropy": OfReduction(lambda _: regard.Entropy(), lambda d, *_: oracle.entropy(d)),
     "topk": OfReduction(lambda _: regard.TopK(3), lambda d, *_: oracle.topk(d, 3)),
     "topk-all": OfReduction(lambda _: regard.TopK(LENGTH), lambda d, *_: oracle.topk(d, LENGTH)),
-    "max": OfReduction(lambda _: regard.Max(), lambda d, *_: oracle.maximum(d)),
+    "topk-1": OfReduction(lambda _: regard.TopK(1), lambda d, *_: oracle.topk(d, 1)),
+    "max": OfMatrix(
+        lambda _, A: A.max(),
+        lambda d, *_: oracle.Top(*(part[..., 0] for part in oracle.topk(d, 1))),
+    ),
     "sum-keys": OfReduction(lambda _: regard.Sum(-1), lambda d, *_: d.weights.sum(-1)),
     "sum-queries": OfReduction(lambda _: regard.Sum(-2), lambda d, *_: d.weights.sum(-2)),
     "pool": OfReduction(lambda _: regard.Pool(5, 8), lambda d, *_: oracle.pool(d, 5, 8)),
@@ -298,14 +304,14 @@ ASKED: dict[str, OfReduction | OfMatrix] = {
         lambda d, x, _: oracle.transposed_product(d, x.operand.double()),
     ),
     "weighted-sum": OfReduction(
-        lambda x: regard.WeightedSum(x.numbers),
+        lambda x: WeightedSum(x.numbers),
         lambda d, x, _: torch.where(d.masked, 0.0, d.weights * x.numbers).sum(-1),
     ),
-    "kl": OfReduction(lambda x: regard.KullbackLeibler(x.plain), lambda d, _, p: kl(d, p)),
+    "kl": OfReduction(lambda x: KullbackLeibler(x.plain), lambda d, _, p: kl(d, p)),
     "cross-entropy": OfReduction(
-        lambda x: regard.CrossEntropy(x.plain), lambda d, _, p: cross_entropy(d, p)
+        lambda x: CrossEntropy(x.plain), lambda d, _, p: cross_entropy(d, p)
     ),
-    "js": OfReduction(lambda x: regard.JensenShannon(x.plain), lambda d, _, p: js(d, p)),
+    "js": OfReduction(lambda x: JensenShannon(x.plain), lambda d, _, p: js(d, p)),
     "kl-from": OfMatrix(lambda x, A: regard.kl(x.plain, A), lambda d, _, p: kl(p, d)),
     "js-from": OfMatrix(lambda x, A: regard.js(x.plain, A), lambda d, _, p: js(p, d)),
     "row": OfMatrix(lambda _, A: A[..., BAD, :], lambda d, *_: d.weights[..., BAD, :]),

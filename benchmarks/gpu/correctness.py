@@ -42,7 +42,7 @@ TIMED: dict[str, Questions] = {side.name: side.asked for side in SIDES if side.a
 # What people ask by itself and nobody times; the last so that its answer is not rounded.
 ALONE: dict[str, Questions] = {
     "entropy": lambda _: (regard.Entropy(),),
-    "max": lambda _: (regard.Max(),),
+    "top-1": lambda _: (regard.TopK(1),),
     "transposed product, float32": lambda given: (TransposedOutput(given.query.float()),),
 }
 

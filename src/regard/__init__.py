@@ -20,16 +20,13 @@ from regard.masks import (
 )
 from regard.matrix.attention_matrix import AttentionMatrix, attend
 from regard.matrix.comparisons import (
-    CrossEntropy,
-    JensenShannon,
-    KullbackLeibler,
     cross_entropy,
     js,
     kl,
 )
 from regard.matrix.explanation import Explanation, explain
 from regard.matrix.rollouts import Rollout, rollout
-from regard.matrix.weighted_sums import WeightedSum, weighted_sum
+from regard.matrix.weighted_sums import weighted_sum
 from regard.models import trials
 from regard.recording.loading import load
 from regard.recording.recording import Recording
@@ -38,7 +35,7 @@ from regard.reductions.products import Output
 from regard.reductions.reduction import Contribution, Reduction
 from regard.reductions.row_statistics import Entropy, LogSumExp
 from regard.reductions.sums import Diagonal, Pool, Segments, Sum
-from regard.reductions.top_k import Max, Top, TopK
+from regard.reductions.top_k import Top, TopK
 from regard.scores.position_bias import ALiBi, Bias, T5Bias
 from regard.text import spans
 from regard.text.tables import Table
@@ -55,19 +52,15 @@ __all__ = [
     "Block",
     "Causal",
     "Contribution",
-    "CrossEntropy",
     "Diagonal",
     "Documents",
     "Drop",
     "Entropy",
     "Explanation",
-    "JensenShannon",
     "Keep",
-    "KullbackLeibler",
     "LogSumExp",
     "Mask",
     "MaskMod",
-    "Max",
     "Output",
     "Padding",
     "Pool",
@@ -86,7 +79,6 @@ __all__ = [
     "Token",
     "Top",
     "TopK",
-    "WeightedSum",
     "attend",
     "check",
     "cross_entropy",

@@ -17,7 +17,6 @@ REDUCTIONS: dict[str, Callable[[Tensor], regard.Reduction]] = {
     "logsumexp": lambda _: regard.LogSumExp(),
     "entropy": lambda _: regard.Entropy(),
     "topk": lambda _: regard.TopK(8),
-    "max": lambda _: regard.Max(),
     "sum-keys": lambda _: regard.Sum(-1),
     "sum-queries": lambda _: regard.Sum(-2),
     "pool": lambda _: regard.Pool(128, 128),

@@ -305,8 +305,8 @@ PLAIN = regard.attend(SOME, SOME)
 REFUSED: dict[str, tuple[regard.AttentionMatrix, tuple[regard.Reduction, ...], str]] = {
     "other-questions": (
         PLAIN,
-        (regard.Entropy(), regard.Output(SOME), regard.Max()),
-        "no fused kernel gives Entropy, Max",
+        (regard.Entropy(), regard.Output(SOME), regard.TopK(1)),
+        "no fused kernel gives Entropy, TopK",
     ),
     "two-outputs": (
         PLAIN,

@@ -92,13 +92,13 @@ def test_a_kernel_that_fails_is_wrong_and_the_rest_is_checked(
     def broken(_: Any) -> Any:
         raise RuntimeError("no kernel\nand more")
 
-    monkeypatch.setitem(gpu.correctness.ALONE, "max", broken)
+    monkeypatch.setitem(gpu.correctness.ALONE, "top-1", broken)
     found = checked(gpu)
     (failed,) = [each for each in found if not each.right]
     assert failed[2:] == (None, False, "failed: RuntimeError: no kernel")
     assert found[-1].name == "transposed product, float32"
     assert gpu.report.checked_line(failed).endswith(
-        "max                            WRONG  failed: RuntimeError: no kernel"
+        "top-1                          WRONG  failed: RuntimeError: no kernel"
     )
 
 
@@ -119,7 +119,7 @@ def test_a_wrong_answer_is_noticed(wrong: float, gpu: Any, monkeypatch: pytest.M
         return compared(found * wrong, exact) if isinstance(found, torch.Tensor) else (0.0, True)
 
     monkeypatch.setattr(gpu.correctness, "_compared", spoilt)
-    assert [each.name for each in checked(gpu) if each.right] == ["topk(8)", "max"]
+    assert [each.name for each in checked(gpu) if each.right] == ["topk(8)", "top-1"]
 
 
 def test_another_key_is_noticed(gpu: Any) -> None:

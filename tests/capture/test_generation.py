@@ -373,7 +373,7 @@ def test_chosen_queries_are_those_of_prompt_and_answer_together() -> None:
 def test_answers_of_rows_are_joined_and_sums_over_rows_are_added() -> None:
     model, given = built("mistral, a window of 3"), inputs("llama", 3) | GREEDY
     whole, _ = observed(model, given)
-    asked = [regard.TopK(3), regard.Entropy(), regard.Max(), regard.Sum(-1), regard.Sum(-2)]
+    asked = [regard.TopK(3), regard.Entropy(), regard.TopK(1), regard.Sum(-1), regard.Sum(-2)]
     with regard.observe(model, keep=asked) as seen:
         model.generate(**given)
     for name, matrix in whole.items():
@@ -411,5 +411,5 @@ def test_answers_that_cannot_be_joined_are_those_of_each_step() -> None:
     layers = [name, "model.layers.1.self_attn"]
     assert list(seen.entropy()) == layers
     assert list(seen.pool(2, 2)) == [each for each in seen if each not in layers]
-    with pytest.raises(regard.RegardError, match=f"layer '{name}' has no answer to Max"):
-        seen.reduce(regard.Max())
+    with pytest.raises(regard.RegardError, match=f"layer '{name}' has no answer to TopK"):
+        seen.reduce(regard.TopK(1))

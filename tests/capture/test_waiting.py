@@ -49,7 +49,7 @@ ASKED = {
     "sum of columns": regard.Sum(-2),
     "pool": regard.Pool(3, 4),
     "topk": regard.TopK(3),
-    "max": regard.Max(),
+    "top 1": regard.TopK(1),
     "segments": regard.Segments([(0, 2), (5, 11)], [(0, 7), (7, 11)]),
     "diagonal": regard.Diagonal(-1),
 }

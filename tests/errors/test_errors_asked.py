@@ -152,7 +152,7 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         + REMEDY_OF_REDUCE,
     ),
     "backend": (
-        lambda: A.reduce(regard.Max(), backend="fast"),
+        lambda: A.reduce(regard.TopK(1), backend="fast"),
         ValueError,
         "backend is 'fast'; it must be one of 'sdpa', 'triton', 'sweep', 'dense'.\n"
         "    Leave it out to have the fastest chosen.",

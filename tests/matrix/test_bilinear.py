@@ -9,6 +9,7 @@ import regard
 from cases import MASKED, SCORES, SHAPES, Case, Inputs, by_name, in_turn, parametrised
 from largest_tensor import LENGTH, MOST, inputs, largest
 from regard.backends import sweep as blocks
+from regard.matrix.weighted_sums import WeightedSum
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -96,7 +97,7 @@ def test_a_row_without_keys_has_a_bilinear_form_of_0() -> None:
 
 def test_bilinear_shares_its_pass_with_others() -> None:
     weight = normal(4, 7)
-    form, entropy = A.reduce(regard.WeightedSum(weight), regard.Entropy())
+    form, entropy = A.reduce(WeightedSum(weight), regard.Entropy())
     assert torch.equal(form, regard.weighted_sum(A, weight))
     torch.testing.assert_close(entropy, A.entropy())
 

@@ -334,10 +334,10 @@ def test_both_divergences_and_the_entropy_in_one_pass_are_those_of_each() -> Non
     pair = PAIRS[5]
     a, b = (side.matrix(*each) for side, each in zip((pair.a, pair.b), pair.inputs, strict=True))
     divergence, crossed, entropy, apart = a.reduce(
-        regard.KullbackLeibler(b),
-        regard.CrossEntropy(b),
+        KullbackLeibler(b),
+        CrossEntropy(b),
         regard.Entropy(),
-        regard.JensenShannon(b),
+        JensenShannon(b),
     )
     torch.testing.assert_close(divergence, regard.kl(a, b))
     torch.testing.assert_close(crossed, regard.cross_entropy(a, b))
@@ -350,7 +350,7 @@ def test_gradients_of_several_divergences_in_one_pass_add_up() -> None:
 
     def all_of(query: Tensor, key: Tensor) -> Tensor:
         a, b = regard.attend(query, key), regard.attend(key, key, mask=regard.Causal())
-        answers = a.reduce(regard.JensenShannon(b), regard.Entropy(), regard.JensenShannon(a))
+        answers = a.reduce(JensenShannon(b), regard.Entropy(), JensenShannon(a))
         return torch.stack(answers)
 
     leaves = [tensor.requires_grad_() for tensor in (query, key)]
@@ -485,15 +485,13 @@ def test_a_wrong_pair_says_what_came_and_what_to_do(
     assert str(caught.value) == text
 
 
-@pytest.mark.parametrize(
-    "reduction", [regard.KullbackLeibler, regard.CrossEntropy, regard.JensenShannon]
-)
+@pytest.mark.parametrize("reduction", [KullbackLeibler, CrossEntropy, JensenShannon])
 def test_a_reduction_takes_only_a_matrix(reduction: type) -> None:
     with pytest.raises(TypeError, match=r"^B is None; it must be an AttentionMatrix"):
         reduction(None)
 
 
-@pytest.mark.parametrize("reduction", [regard.KullbackLeibler, regard.CrossEntropy])
+@pytest.mark.parametrize("reduction", [KullbackLeibler, CrossEntropy])
 def test_a_question_between_matrices_of_two_dtypes_has_an_answer(reduction: Any) -> None:
     A, B = (regard.attend(torch.eye(3), scale * torch.eye(3)) for scale in (1.0, 2.0))
     exact = A.to(torch.float64).reduce(reduction(B.to(torch.float64)))

@@ -134,6 +134,13 @@ def test_gradients_flow_through_a_part() -> None:
     assert torch.equal(reached, expected)
 
 
+def test_the_largest_weight_has_one_number_for_each_row() -> None:
+    top, largest = A.topk(1), A.max()
+    assert largest.values.shape == largest.indices.shape == A.shape[:-1]
+    assert torch.equal(largest.values, top.values[..., 0])
+    assert torch.equal(largest.indices, top.indices[..., 0])
+
+
 # Products.
 
 

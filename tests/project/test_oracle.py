@@ -26,7 +26,6 @@ BY_HAND = {
     ),
     "topk-values": (oracle.topk(DENSE, 2).values, [[1 - P, P], [THIRD, THIRD], [0, 0]]),
     "topk-indices": (oracle.topk(DENSE, 3).indices, [[1, 0, -1], [0, 1, 2], [-1, -1, -1]]),
-    "max-indices": (oracle.maximum(DENSE).indices, [1, 0, -1]),
     "pool": (oracle.pool(DENSE, 2, 2), [[P, (1 - P) / 2], [THIRD / 2, THIRD / 2]]),
     "segments": (oracle.segments(DENSE, [(0, 2)], [(1, 3)]), [[(1 - P + 2 * THIRD) / 2]]),
     "diagonal": (oracle.diagonal(DENSE, -1), [THIRD, 0]),
@@ -68,7 +67,6 @@ BY_HAND |= {
         oracle.topk(SPECIAL, 2).indices,
         [[-1, -1], [-1, -1], [0, 1], [-1, -1]],
     ),
-    "special-max-indices": (oracle.maximum(SPECIAL).indices, [-1, -1, 0, -1]),
     "special-sum-queries": (SPECIAL.weights.sum(-2), [NAN, NAN, 0]),
     "special-pool": (oracle.pool(SPECIAL, 2, 3), [[NAN, NAN, 0], [0.25, 0.25, 0]]),
     "special-product": (

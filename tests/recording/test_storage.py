@@ -2,6 +2,7 @@
 
 import json
 import resource
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +185,7 @@ def test_more_tokens_than_the_gap_at_the_beginning_holds_move_the_data(tmp_path:
 REDUCTIONS = [
     regard.Entropy(),
     regard.LogSumExp(),
-    regard.Max(),
+    regard.TopK(1),
     regard.TopK(2),
     regard.Sum(-1),
     regard.Sum(-2),
@@ -213,6 +214,29 @@ def test_answers_that_were_kept_come_back(
     assert type(loaded) is type(answer)
     both = zip(loaded, answer, strict=True) if isinstance(answer, tuple) else [(loaded, answer)]
     assert all(torch.equal(first, second) for first, second in both)
+
+
+def test_an_answer_to_max_in_an_older_file_is_that_to_top_1(tmp_path: Path) -> None:
+    matrix, path = small(), tmp_path / "older.safetensors"
+    seen = regard.Recording({})
+    seen.add("a", None, answers=[(regard.TopK(1), matrix.topk(1))], shape=matrix.shape)
+    seen.save(path)
+    # Older versions had a reduction Max, whose answer has no last axis.
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    about = json.loads(header["__metadata__"]["regard"])
+    (answer,) = about["layers"][0]["answers"]
+    answer["reduction"] = {"kind": "Max"}
+    for name in answer["answer"].values():
+        del header[name]["shape"][-1]
+    header["__metadata__"]["regard"] = json.dumps(about)
+    packed = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(packed)) + packed + data[8 + length :])
+
+    found, expected = regard.load(path).topk(1)["a"], matrix.topk(1)
+    assert torch.equal(found.values, expected.values)
+    assert torch.equal(found.indices, expected.indices)
 
 
 def test_what_is_loaded_may_meet_gradients(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import regard
+from regard.matrix.weighted_sums import WeightedSum
 from regard.recording.file_reader import Stored, read
 from regard.recording.file_writer import Writer, write
 from regard.recording.layers import Answers, Layer
@@ -308,7 +309,7 @@ def test_what_is_code_is_refused_before_anything_is_written(
 
 def test_an_answer_to_somebodys_own_question_is_refused(tmp_path: Path) -> None:
     seen = regard.Recording({})
-    question = regard.WeightedSum(torch.ones(3, 3))
+    question = WeightedSum(torch.ones(3, 3))
     answers = [(question, small().reduce(question))]
     seen.add("a", None, answers=answers, shape=small().shape)
     with pytest.raises(regard.RegardError, match=r"^layer 'a' cannot be saved: it has the answer "):

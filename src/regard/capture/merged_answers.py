@@ -11,7 +11,7 @@ from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.layers import asked_of
 from regard.reductions.reduction import Reduction, RowStatistic
 from regard.reductions.sums import Sum
-from regard.reductions.top_k import Max, Top, TopK
+from regard.reductions.top_k import Top, TopK
 
 __all__ = ["AskedOfCalls", "ask", "joins"]
 
@@ -44,7 +44,7 @@ def joins(reduction: Reduction) -> bool:
         >>> joins(regard.TopK(8)), joins(regard.Sum(-2)), joins(regard.Pool(64, 64))
         (True, True, False)
     """
-    return isinstance(reduction, RowStatistic | TopK | Max | Sum)
+    return isinstance(reduction, RowStatistic | TopK | Sum)
 
 
 class AskedOfCalls:

@@ -35,7 +35,7 @@ from regard.reductions.products import (
 from regard.reductions.reduction import Reduction, check_reductions
 from regard.reductions.row_statistics import Entropy, LogSumExp
 from regard.reductions.sums import Diagonal, Pool, Segments, Sum
-from regard.reductions.top_k import Max, Top, TopK
+from regard.reductions.top_k import Top, TopK
 from regard.scores.autocast import as_autocast
 from regard.scores.box import Index, broadcast_index
 from regard.scores.given_scores import GivenScores
@@ -280,8 +280,12 @@ class AttentionMatrix(LinearMap):
         return cast(Top, self.reduce(TopK(k)))
 
     def max(self) -> Top:
-        """Find the largest weight of each row and its key; see ``TopK``."""
-        return cast(Top, self.reduce(Max()))
+        """Find the largest weight of each row and its key, both (..., num_heads, q_len).
+
+        A row without keys has weight 0 and index -1; see ``TopK``.
+        """
+        top = self.topk(1)
+        return Top(top.values.squeeze(-1), top.indices.squeeze(-1))
 
     def sum(self, dim: int) -> Tensor:
         """Sum the weights over the keys (dim=-1) or over the queries (dim=-2); see ``Sum``."""

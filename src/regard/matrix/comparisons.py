@@ -1,8 +1,8 @@
-"""How far two attention matrices are apart, row by row: the losses of distillation.
+"""Divergences between the rows of two attention matrices, the losses of distillation.
 
-Each is one sweep over both matrices, and neither is formed. Everything is computed from scores and
-their logsumexp, not from the logarithms of weights: where a weight underflows to 0 its logarithm is
-still a number, as in the mathematics.
+Each takes one sweep over both matrices and forms neither. They are computed from scores and
+logsumexps, not from the logarithms of weights: the logarithm of a weight that underflows to 0 is
+still finite.
 """
 
 from abc import abstractmethod
@@ -22,27 +22,27 @@ from regard.scores.score_source import accumulation_dtype
 __all__ = ["CrossEntropy", "JensenShannon", "KullbackLeibler", "cross_entropy", "js", "kl"]
 
 _LOG_2 = log(2)
-# So many numbers at once stay in the cache, where a dozen passes over them cost little.
+# This many numbers stay in the cache, where a dozen passes over them cost little.
 _NUMBERS_AT_ONCE = 2**16
 
 
 def kl(A: AttentionMatrix, B: AttentionMatrix) -> Tensor:
-    """The Kullback-Leibler divergence of each row of A from that of B, in nats.
+    """Compute the Kullback-Leibler divergence of each row of A from that of B, in nats.
 
-    ``sum over j of A[i, j] (log A[i, j] - log B[i, j])``: 0 where the rows are equal, else above.
-    A key to which A gives no weight adds 0; one that A may attend to and B may not makes it inf,
-    however small its weight. A row of A without keys has 0. Beside a sink, the sum goes over the
-    keys alone and can be below 0.
+    It is ``sum over j of A[i, j] (log A[i, j] - log B[i, j])``, which is 0 for equal rows. A key
+    without weight in A adds 0. A key that A may attend to and B may not makes the row inf, however
+    small its weight. A row of A without keys has 0. With a sink_bias the sum covers the keys alone,
+    and can be below 0.
 
     Args:
         A: (..., num_heads, q_len, kv_len); in distillation the teacher, ``teacher.detach()``.
         B: of the same shape; head_dim, masks, dtypes and kinds of scores may differ.
 
     Returns:
-        (..., num_heads, q_len), float32, or float64 where one of them is; differentiable in both.
+        (..., num_heads, q_len), float32, or float64 if A or B is; differentiable in both.
 
     Raises:
-        TypeError: A or B is no AttentionMatrix.
+        TypeError: A or B is not an AttentionMatrix.
         ValueError: their shapes or devices differ.
 
     Example:
@@ -60,20 +60,20 @@ def kl(A: AttentionMatrix, B: AttentionMatrix) -> Tensor:
 
 
 def cross_entropy(A: AttentionMatrix, B: AttentionMatrix) -> Tensor:
-    """The cross-entropy of each row of B under that of A, in nats.
+    """Compute the cross-entropy of each row of B relative to that of A, in nats.
 
-    ``-sum over j of A[i, j] log B[i, j]``, which is the entropy of A plus ``kl(A, B)``: as a loss
-    for B it has the same gradient. The conventions are those of ``kl``.
+    It is ``-sum over j of A[i, j] log B[i, j]``, the entropy of A plus ``kl(A, B)``. As a loss for
+    B it has the gradient of ``kl``. The conventions are those of ``kl``.
 
     Args:
         A: (..., num_heads, q_len, kv_len); in distillation the teacher, ``teacher.detach()``.
         B: of the same shape; head_dim, masks, dtypes and kinds of scores may differ.
 
     Returns:
-        (..., num_heads, q_len), float32, or float64 where one of them is; differentiable in both.
+        (..., num_heads, q_len), float32, or float64 if A or B is; differentiable in both.
 
     Raises:
-        TypeError: A or B is no AttentionMatrix.
+        TypeError: A or B is not an AttentionMatrix.
         ValueError: their shapes or devices differ.
 
     Example:
@@ -88,21 +88,21 @@ def cross_entropy(A: AttentionMatrix, B: AttentionMatrix) -> Tensor:
 
 
 def js(A: AttentionMatrix, B: AttentionMatrix) -> Tensor:
-    """The Jensen-Shannon divergence of each row of A and B, in nats, from 0 to log 2.
+    """Compute the Jensen-Shannon divergence of each row of A and B, in nats, from 0 to log 2.
 
-    The mean of the Kullback-Leibler divergences of both rows from their mean. It is symmetric, and
-    finite also where masks differ: log 2 where the rows share no key, half of it where one of them
-    has none.
+    It is the mean of the Kullback-Leibler divergences of both rows from their mean. It is
+    symmetric, and finite where masks differ: log 2 if the rows share no key, half of that if one
+    row has no keys.
 
     Args:
         A: (..., num_heads, q_len, kv_len).
         B: of the same shape; head_dim, masks, dtypes and kinds of scores may differ.
 
     Returns:
-        (..., num_heads, q_len), float32, or float64 where one of them is; differentiable in both.
+        (..., num_heads, q_len), float32, or float64 if A or B is; differentiable in both.
 
     Raises:
-        TypeError: A or B is no AttentionMatrix.
+        TypeError: A or B is not an AttentionMatrix.
         ValueError: their shapes or devices differ.
 
     Example:
@@ -132,9 +132,9 @@ class _BetweenTwo(Reduction):
 
     @abstractmethod
     def between(self, block: Block, other: Block) -> Tensor:
-        """The number of each row, (..., rows), from these rows of both.
+        """Return the number of each row, (..., rows), from these rows of both matrices.
 
-        The columns of the other block hold those of the block, and all that its rows attend to.
+        The columns of the other block include those of the block, and all keys of its own rows.
         """
 
     @property
@@ -168,17 +168,10 @@ class _BetweenTwo(Reduction):
 @final
 @dataclass(frozen=True, eq=False)
 class KullbackLeibler(_BetweenTwo):
-    """The question that ``regard.kl`` asks, for one pass together with others.
+    """The reduction behind ``regard.kl``.
 
     Args:
-        other: B, the matrix that the asked one is compared with.
-
-    Example:
-        >>> import torch, regard
-        >>> x, y = torch.eye(2), torch.zeros(2, 2)
-        >>> A, B = regard.attend(x, x), regard.attend(y, y)
-        >>> A.reduce(regard.KullbackLeibler(B), regard.Entropy())
-        (tensor([0.0588, 0.0588]), tensor([0.6343, 0.6343]))
+        other: B, the second matrix.
     """
 
     def between(self, block: Block, other: Block) -> Tensor:
@@ -191,16 +184,10 @@ class KullbackLeibler(_BetweenTwo):
 @final
 @dataclass(frozen=True, eq=False)
 class CrossEntropy(_BetweenTwo):
-    """The question that ``regard.cross_entropy`` asks, for one pass together with others.
+    """The reduction behind ``regard.cross_entropy``.
 
     Args:
-        other: B, the matrix that the asked one is compared with.
-
-    Example:
-        >>> import torch, regard
-        >>> x, y = torch.eye(2), torch.zeros(2, 2)
-        >>> regard.attend(x, x).reduce(regard.CrossEntropy(regard.attend(y, y)))
-        tensor([0.6931, 0.6931])
+        other: B, the second matrix.
     """
 
     def between(self, block: Block, other: Block) -> Tensor:
@@ -210,19 +197,14 @@ class CrossEntropy(_BetweenTwo):
 @final
 @dataclass(frozen=True, eq=False)
 class JensenShannon(_BetweenTwo):
-    """The question that ``regard.js`` asks, for one pass together with others.
+    """The reduction behind ``regard.js``.
 
-    With weights p and q of a key, m the larger one, and r = exp(-x) the smaller by the larger, the
-    key adds ``m ((1 + r) (log 2 - log(1 + r)) - x r) / 2``, where nothing overflows or cancels.
+    Let p and q be the weights of a key, m the larger one, and r = exp(-x) the ratio of the smaller
+    to the larger. The key adds ``m ((1 + r) (log 2 - log(1 + r)) - x r) / 2``. No part of it
+    overflows or cancels.
 
     Args:
-        other: B, the matrix that the asked one is compared with.
-
-    Example:
-        >>> import torch, regard
-        >>> x, y = torch.eye(2), torch.zeros(2, 2)
-        >>> regard.attend(x, x).reduce(regard.JensenShannon(regard.attend(y, y)))
-        tensor([0.0149, 0.0149])
+        other: B, the second matrix.
     """
 
     def between(self, block: Block, other: Block) -> Tensor:
@@ -255,7 +237,7 @@ def _twice_js(p: Tensor, q: Tensor, p_below: Tensor, q_below: Tensor, shift: Ten
 
 
 def _crossed(block: Block, other: Block) -> Tensor:
-    """The cross-entropy of each row, (..., rows), where no key is hidden from the other alone."""
+    """Return the cross-entropy of each row, (..., rows), if the other block hides no key of it."""
     inside, _ = _columns_in(block, other)
     below = other.shifted[..., inside].to(block.weights.dtype)
     expected = cast(Tensor, torch.linalg.vecdot(block.weights, below))
@@ -263,10 +245,10 @@ def _crossed(block: Block, other: Block) -> Tensor:
 
 
 def _inf_where_hidden(numbers: Tensor, block: Block, other: Block) -> Tensor:
-    """The numbers of each row, inf where a key of the block is hidden from the other."""
+    """Return the numbers, with inf for rows with a key that the other block hides."""
     inside, _ = _columns_in(block, other)
     below = other.shifted.detach()
-    # A cheap pass for three, where it need not be waited for.
+    # One cheap pass saves three, where reading its result stops no device.
     if reads_without_sync(below) and bool(below.amin() > lowest_score(below.dtype)):
         return numbers
     hidden = (block.allowed & ~other.allowed[..., inside]).any(-1)
@@ -274,19 +256,19 @@ def _inf_where_hidden(numbers: Tensor, block: Block, other: Block) -> Tensor:
 
 
 def _within(numbers: Tensor, low: Tensor, high: Tensor | None = None) -> Tensor:
-    """The numbers within bounds that only rounding leads out of: the slope stays as it is."""
+    """Clamp numbers that rounding alone moves out of bounds, with an unchanged gradient."""
     return numbers + (numbers.clamp(low, high) - numbers).detach()
 
 
 def _columns_in(block: Block, other: Block) -> tuple[slice, tuple[slice, slice]]:
-    """Where the columns of the block lie in the other block, and what is left and right of them."""
+    """Return the columns of the block in the other block, and those left and right of them."""
     start = block.box.columns.start - other.box.columns.start
     stop = block.box.columns.stop - other.box.columns.start
     return slice(start, stop), (slice(0, start), slice(stop, None))
 
 
 def _checked(A: object, B: object) -> tuple[AttentionMatrix, AttentionMatrix]:
-    """Both matrices, in one accumulation dtype."""
+    """Return both matrices in one accumulation dtype."""
     asked, other = check_attention_matrix("A", A), check_attention_matrix("B", B)
     _check_pair(asked.shape, asked.device, other)
     wide = accumulation_dtype(torch.promote_types(asked.dtype, other.dtype))
@@ -296,7 +278,7 @@ def _checked(A: object, B: object) -> tuple[AttentionMatrix, AttentionMatrix]:
 
 
 def _check_pair(shape: torch.Size, device: torch.device, B: AttentionMatrix) -> None:
-    """That B can be compared with a matrix of this shape on this device."""
+    """Raise a ValueError if B has another shape or device than A."""
     if B.shape != shape:
         raise ValueError(
             f"B has shape {shape_text(B.shape)} and A has {shape_text(shape)}; both must have one "

@@ -17,7 +17,7 @@ from regard.scores.flex_callable import FlexCallable, Kind
 __all__ = ["WeightedSum", "weighted_sum"]
 
 WeightOf = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""weight(b, h, q_idx, kv_idx) -> number, in the manner of FlexAttention's callables."""
+"""weight(b, h, q_idx, kv_idx) -> number, like the callables of FlexAttention."""
 
 _KIND = Kind(
     "weight",
@@ -29,28 +29,28 @@ _KIND = Kind(
 
 
 def weighted_sum(A: AttentionMatrix, weight: Tensor | WeightOf) -> Tensor:
-    """The sum of each row of A times the numbers of ``weight``: sum over j of A[i, j] weight[i, j].
+    """Compute the weighted sum of each row: sum over j of A[i, j] * weight[i, j].
 
-    A penalty for attention that goes where it should not, or a reward where it should. With a
-    callable nothing of size q_len x kv_len exists. For a weight of low rank, ``u @ v.T``, take
-    ``((A @ v) * u).sum(-1)``.
+    As a loss it penalises attention to the wrong keys. A callable needs no tensor of size
+    q_len x kv_len. For a weight of low rank, ``u @ v.T``, use ``((A @ v) * u).sum(-1)``.
 
     Args:
         A: (..., num_heads, q_len, kv_len).
-        weight: a floating tensor that broadcasts to the shape of A; or a callable
-            weight(b, h, q_idx, kv_idx), written for one number: every argument is a scalar tensor,
-            which ``torch.vmap`` runs over blocks. b counts through all batch axes.
+        weight: a floating tensor that broadcasts to the shape of A, or a callable
+            weight(b, h, q_idx, kv_idx) for one number. Its arguments are scalar tensors, and
+            ``torch.vmap`` runs it over blocks. b counts through all batch axes.
 
     Returns:
-        (..., num_heads, q_len), float32, or float64 for such a matrix; differentiable in A and in a
-        weight that is a tensor. A row without keys has 0.
+        (..., num_heads, q_len), float32, or float64 for a float64 matrix. It is differentiable in A
+        and in a weight tensor. A row without keys has 0.
 
     Raises:
-        TypeError: weight is neither, or of no floating dtype.
-        ValueError: it does not broadcast to A, or the callable fails.
+        TypeError: weight is not callable, and not a floating tensor.
+        ValueError: weight does not broadcast to A, or the callable fails.
 
     Example:
-        Guided attention: speech and text run in step, so weight far from the diagonal is a loss.
+        Guided attention: speech and text advance together, so attention far from the diagonal is a
+        loss.
 
         >>> import torch, regard
         >>> x = torch.zeros(3, 1)
@@ -71,17 +71,10 @@ def weighted_sum(A: AttentionMatrix, weight: Tensor | WeightOf) -> Tensor:
 @final
 @dataclass(frozen=True, eq=False)
 class WeightedSum(Reduction):
-    """The question that ``regard.weighted_sum`` asks, for one pass together with others.
+    """The reduction behind ``regard.weighted_sum``.
 
     Args:
-        weight: a tensor that broadcasts to the matrix, or a callable.
-
-    Example:
-        >>> import torch, regard
-        >>> x = torch.zeros(2, 1)
-        >>> A = regard.attend(x, x)
-        >>> A.reduce(regard.WeightedSum(torch.tensor([0.0, 1.0])), regard.Max())[0]
-        tensor([0.5000, 0.5000])
+        weight: a floating tensor that broadcasts to the matrix, or a callable.
     """
 
     thread_safe = True
@@ -115,7 +108,7 @@ class WeightedSum(Reduction):
         return buffers[0]
 
     def _numbers(self, block: Block) -> Tensor:
-        """The numbers of a block, broadcastable to it."""
+        """Return the numbers of a block, broadcastable to it."""
         if isinstance(self.weight, Tensor):
             box = block.box.at_both
             return block.part(self.weight, box[len(box) - self.weight.ndim :])

@@ -43,7 +43,7 @@ from regard.recording.layers import Answers
 from regard.reductions.reduction import Reduction
 from regard.reductions.row_statistics import Entropy, LogSumExp, NormalizedEntropy
 from regard.reductions.sums import Diagonal, Pool, Segments, Sum
-from regard.reductions.top_k import Max, Top, TopK, fitting, padded
+from regard.reductions.top_k import Top, TopK, fitting, padded
 from regard.scores.autocast import without_autocast
 from regard.scores.box import Box
 from regard.scores.given_scores import GivenScores
@@ -85,13 +85,14 @@ _REDUCTIONS: dict[str, tuple[type[Reduction], tuple[str, ...]]] = {
     "Diagonal": (Diagonal, ("offset",)),
     "Entropy": (Entropy, ()),
     "LogSumExp": (LogSumExp, ()),
-    "Max": (Max, ()),
     "Pool": (Pool, ("rows_wanted", "columns_wanted")),
     "Spread": (NormalizedEntropy, ()),
     "Sum": (Sum, ("dim",)),
     "TopK": (TopK, ("k",)),
 }
 
+# The reduction of older files whose answer is that of TopK(1) without its last axis.
+_OLD_MAX = "Max"
 _REDUCTION_KINDS = {kind: name for name, (kind, _) in _REDUCTIONS.items()}
 # The names of the file format, where they differ from those of the classes.
 _MASK_KINDS: dict[type[Mask], str] = {And: "Both", Or: "Either", RowSlice: "Rows"}
@@ -405,7 +406,7 @@ def answers_of(plain: Any, shape: torch.Size, take: Take) -> Answers:
         LookupError, TypeError, ValueError, RuntimeError, MemoryError: they say none.
     """
     return Answers(
-        (reduction, _answer_of(each["answer"], reduction, shape, take))
+        (reduction, _answer_of(each["answer"], reduction, shape, _take_of(each["reduction"], take)))
         for each in plain
         for reduction in (_reduction_of(each["reduction"]),)
     )
@@ -431,6 +432,8 @@ def _reduction_of(plain: Plain) -> Reduction:
     if kind == "Segments":
         keys = plain["key_spans"]
         return Segments(_spans_of(plain["query_spans"]), None if keys is None else _spans_of(keys))
+    if kind == _OLD_MAX:
+        return TopK(1)
     known, fields = _REDUCTIONS[kind]
     return known(*(_number(plain[field]) for field in fields))
 
@@ -445,6 +448,11 @@ def _spans_of(plain: Plain) -> Any:
 def _span_of(plain: Any) -> tuple[int, int]:
     start, stop = plain
     return _number(start), _number(stop)
+
+
+def _take_of(plain: Plain, take: Take) -> Take:
+    """Return what takes the tensors of an answer, with the axis that older files leave out."""
+    return (lambda name: take(name)[..., None]) if _kind(plain) == _OLD_MAX else take
 
 
 def _answer_of(plain: Plain, reduction: Reduction, shape: torch.Size, take: Take) -> Any:

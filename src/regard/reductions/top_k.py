@@ -1,4 +1,4 @@
-"""The largest weights of each row and the keys they belong to: TopK and Max."""
+"""The largest weights of each row and the keys they belong to."""
 
 from dataclasses import dataclass
 from math import log
@@ -11,7 +11,7 @@ from regard.errors import check_count, check_memory
 from regard.reductions.block import Block, lowest_score, reads_without_sync
 from regard.reductions.reduction import Contribution, Reduction
 
-__all__ = ["Max", "Top", "TopK", "fitting", "padded"]
+__all__ = ["Top", "TopK", "fitting", "padded"]
 
 _ALL_BUT_SIGN = 2**31 - 1
 # How many columns make a group, measured for k from 1 to 64: usually, in longer rows, at least.
@@ -108,8 +108,8 @@ def fitting(reduction: Reduction, kv_len: int) -> Reduction:
     Example:
         >>> import regard
         >>> from regard.reductions.top_k import fitting
-        >>> fitting(regard.TopK(8), 5), fitting(regard.Max(), 5)
-        (TopK(k=5), Max())
+        >>> fitting(regard.TopK(8), 5), fitting(regard.Entropy(), 5)
+        (TopK(k=5), Entropy())
     """
     return TopK(min(reduction.k, kv_len)) if isinstance(reduction, TopK) else reduction
 
@@ -203,33 +203,3 @@ def _depths(scores: Tensor) -> Tensor:
     """
     whole = torch.int64 if scores.dtype == torch.float64 else torch.int32
     return scores.clamp(max=0).abs_().view(whole)
-
-
-@final
-@dataclass(frozen=True)
-class Max(Reduction):
-    """The largest weight of each query and its key; ties go to the lowest index.
-
-    The answer is a ``Top`` of values and int64 indices, each (..., num_heads, q_len); weight 0 and
-    index -1 for a query with no key to attend to, weight NaN and index -1 for a row with a score of
-    NaN or +inf.
-
-    Example:
-        >>> import torch, regard
-        >>> A = regard.AttentionMatrix.from_scores(torch.tensor([[0.0, 0.0, 1.0]]))
-        >>> A.reduce(regard.Max()).indices
-        tensor([2])
-    """
-
-    thread_safe = True
-
-    def start(
-        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
-    ) -> tuple[Tensor, ...]:
-        return TopK(1).start(shape, dtype, device)
-
-    def update(self, block: Block) -> tuple[Contribution, ...]:
-        return TopK(1).update(block)
-
-    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Top:
-        return Top(buffers[0].squeeze(-1), buffers[1].squeeze(-1))

@@ -35,7 +35,7 @@ ASKED = (
     "transposed-output",
     "logsumexp",
     "entropy",
-    "max",
+    "top-1",
     "top-3",
     "sum-keys",
     "sum-queries",
@@ -144,9 +144,8 @@ def test_a_smaller_k_beside_a_larger_one(interpreted: None) -> None:
 
 def test_ties_go_to_the_lowest_index_across_tiles(interpreted: None) -> None:
     A = regard.attend(torch.zeros(3, 4), torch.zeros(100, 4))
-    top, largest = A.reduce(regard.TopK(5), regard.Max(), backend="triton")
-    assert top.indices.tolist() == [[0, 1, 2, 3, 4]] * 3
-    assert largest.indices.tolist() == [0, 0, 0]
+    assert A.reduce(regard.TopK(5), backend="triton").indices.tolist() == [[0, 1, 2, 3, 4]] * 3
+    assert A.reduce(regard.TopK(1), backend="triton").indices.tolist() == [[0], [0], [0]]
 
 
 def test_what_ties_gives_way_from_the_end(interpreted: None) -> None:
@@ -169,7 +168,7 @@ def test_a_window_wider_than_the_matrix_hides_what_it_says(far: int, interpreted
 def test_a_sink_of_any_size_leaves_what_the_sweep_leaves(interpreted: None) -> None:
     sinks = torch.tensor([torch.inf, -torch.inf, torch.nan, 100.0])
     A = regard.attend(torch.randn(4, 3, 4), torch.randn(4, 5, 4), sink_bias=sinks)
-    asked = (regard.LogSumExp(), regard.Entropy(), regard.Sum(-1), regard.Max(), regard.Sum(-2))
+    asked = (regard.LogSumExp(), regard.Entropy(), regard.Sum(-1), regard.TopK(1), regard.Sum(-2))
     found, exact = (A.reduce(*asked, backend=name) for name in ("triton", "sweep"))
     torch.testing.assert_close(found, exact, equal_nan=True)
 
@@ -178,10 +177,11 @@ def test_nan_reaches_its_own_row_alone(interpreted: None) -> None:
     query = torch.randn(20, 4)
     query[3, 0] = torch.nan
     A = regard.attend(query, torch.randn(40, 4))
-    asked = (regard.LogSumExp(), regard.Entropy(), regard.Sum(-1), regard.Max(), regard.TopK(3))
-    lse, entropy, mass, largest, top = A.reduce(*asked, backend="triton")
+    asked = (regard.LogSumExp(), regard.Entropy(), regard.Sum(-1), regard.TopK(3))
+    lse, entropy, mass, top = A.reduce(*asked, backend="triton")
+    largest = A.reduce(regard.TopK(1), backend="triton")
     row = torch.arange(20) == 3
-    for answer in (lse, entropy, mass, largest.values, top.values[:, 0]):
+    for answer in (lse, entropy, mass, largest.values[:, 0], top.values[:, 0]):
         assert torch.equal(answer.isnan(), row)
 
 

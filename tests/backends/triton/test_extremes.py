@@ -19,7 +19,7 @@ ASKED: dict[str, regard.Reduction] = {
     "logsumexp": regard.LogSumExp(),
     "entropy": regard.Entropy(),
     "mass": regard.Sum(-1),
-    "max": regard.Max(),
+    "top-1": regard.TopK(1),
     "top": regard.TopK(3),
     "columns": regard.Sum(-2),
     "pool": regard.Pool(2, 3),

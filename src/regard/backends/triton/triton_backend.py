@@ -23,7 +23,7 @@ from regard.reductions.products import Output, TransposedOutput
 from regard.reductions.reduction import Reduction
 from regard.reductions.row_statistics import Entropy, LogSumExp
 from regard.reductions.sums import Pool, Segments, Sum
-from regard.reductions.top_k import Max, Top, TopK
+from regard.reductions.top_k import Top, TopK
 from regard.scores.autocast import without_autocast
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
@@ -38,7 +38,7 @@ MAX_HEAD_DIM = 256
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LEAST_CAPABILITY = (8, 0)
 LEAST_HEIGHT = 32  # of a tile that spans are cut for, in queries: a plan counts the most pieces
-ANSWERED = (LogSumExp, Entropy, Sum, Max, TopK, Pool, Segments, TransposedOutput)
+ANSWERED = (LogSumExp, Entropy, Sum, TopK, Pool, Segments, TransposedOutput)
 # What Triton says, in no error of its own, of a machine without a compiler, a driver or a folder.
 MACHINES = ("C compiler", "active drivers", "libcuda", "cache dir")
 _FUSED = Sdpa()
@@ -168,7 +168,7 @@ def _passes(reductions: Sequence[Reduction]) -> list[str]:
     passes += ["a transposed product" for r in reductions if isinstance(r, TransposedOutput)]
     passes += ["the cells" for r in reductions if isinstance(r, Pool)]
     passes += ["the segments" for r in reductions if isinstance(r, Segments)]
-    if any(isinstance(r, TopK) for r in reductions):
+    if any(isinstance(r, TopK) and r.k > 1 for r in reductions):
         passes.append("the largest weights")
     return passes
 
@@ -243,16 +243,24 @@ class _Asked:
         return self.launch.rows(
             entropy=Entropy() in asked,
             mass=Sum(-1) in asked,
-            largest=Max() in asked,
-            k=max((r.k for r in asked if isinstance(r, TopK)), default=0),
+            largest=self.largest_k == 1,
+            k=self.largest_k if self.largest_k > 1 else 0,
         )
 
     @cached_property
+    def largest_k(self) -> int:
+        """The largest k of the TopK reductions; 0 if there are none."""
+        return max((r.k for r in self.reductions if isinstance(r, TopK)), default=0)
+
+    @cached_property
     def largest(self) -> tuple[Tensor, Tensor]:
-        """As many as the largest k that is asked."""
+        """The largest weights and their keys, (batch, num_heads, q_len, largest_k)."""
+        if self.largest_k == 1:  # the pass over the rows finds one
+            assert self.rows.value is not None
+            assert self.rows.best is not None
+            return self.rows.value[..., None], self.rows.best[..., None]
         assert self.rows.tiles is not None
-        k = max(r.k for r in self.reductions if isinstance(r, TopK))
-        return self.launch.top(self.rows.norms, self.rows.tiles, k)
+        return self.launch.top(self.rows.norms, self.rows.tiles, self.largest_k)
 
     @cached_property
     def column_sums(self) -> Tensor:
@@ -270,8 +278,6 @@ class _Asked:
                 return self._shaped(self.rows.mass)
             case Sum():
                 return self._shaped(self.column_sums)
-            case Max():
-                return Top(self._shaped(self.rows.value), self._shaped(self.rows.best))
             case TopK(k):
                 return Top(*(self._shaped(each[..., :k]) for each in self.largest))
             case TransposedOutput(operand):
