@@ -68,6 +68,13 @@ def test_one_head_broadcasts_against_several() -> None:
     oracle.assert_close(matrix @ value, right, 10 * TIGHT)
 
 
+def test_heads_of_a_value_may_be_grouped_where_those_of_the_key_are_not() -> None:
+    matrix = regard.attend(normal(6, 512, 4), normal(6, 512, 4, seed=1))  # 4 heads in each block
+    value, weights = normal(2, 512, 3, seed=2), matrix.to(torch.float64).to_dense()
+    oracle.assert_close(matrix @ value, times(weights, value.double()), 10 * TIGHT)
+    oracle.assert_close(matrix.T @ value, times(weights.mT, value.double()), 10 * TIGHT)
+
+
 VECTORS: dict[str, Callable] = {
     "value": lambda m, x, _: m @ x,
     "transposed": lambda m, _, y: m.mT @ y,
