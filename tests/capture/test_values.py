@@ -96,7 +96,14 @@ def side_by_side(output: Tensor) -> Tensor:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, within flex_attention
-@pytest.mark.parametrize(("build", "given", "suffix"), MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize(
+    ("build", "given", "suffix"),
+    [
+        # flex_attention is compiled, which takes half a minute.
+        pytest.param(*model, id=name, marks=[pytest.mark.full] if "flex" in name else [])
+        for name, model in MODELS.items()
+    ],
+)
 @torch.no_grad()
 def test_weights_times_values_are_the_output_of_the_models_own_attention(
     build: Callable[[], nn.Module], given: Callable[[], dict[str, Tensor]], suffix: str
