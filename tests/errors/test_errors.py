@@ -74,7 +74,7 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "numbers-of-axes": (
         attending(2, 3, 4, key=(3, 4)),
         ValueError,
-        "key has 2 axes and query has 3; both must have the same axes.\n"
+        "key has 2 axes and query has 3; the numbers must be equal.\n"
         f"    query (2, 3, 4) and key (3, 4) {READ_AS}",
     ),
     "head-dims": (

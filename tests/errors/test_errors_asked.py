@@ -221,17 +221,17 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "span-beyond-the-text": (
         lambda: A.segments([(0, 8)]),
         ValueError,
-        f"query_spans has (0, 8); each span must hold at least one token of the text.\n{SPANS}",
+        f"query_spans has (0, 8); each span must be non-empty and inside the text.\n{SPANS}",
     ),
     "empty-span": (
         lambda: A.segments({"title": (3, 3)}),
         ValueError,
-        f"query_spans has (3, 3); each span must hold at least one token of the text.\n{SPANS}",
+        f"query_spans has (3, 3); each span must be non-empty and inside the text.\n{SPANS}",
     ),
     "span-beyond-the-keys": (
         lambda: A.segments([(0, 7)]),
         ValueError,
-        "key_spans has (0, 7); each span must hold at least one token of the text.\n"
+        "key_spans has (0, 7); each span must be non-empty and inside the text.\n"
         "    Give (start, stop) pairs with 0 <= start < stop <= kv_len = 5.",
     ),
     "index-of-another-kind": (
@@ -296,13 +296,13 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         lambda: torch.softmax(A, -1),
         TypeError,
         "torch.softmax does not take an AttentionMatrix; only torch.matmul does.\n"
-        "    Use one of its methods, a part of it, or to_dense().",
+        "    Use a method of the matrix, a part such as A[0, 3, :10], or to_dense().",
     ),
     "a-transpose-in-another-function": (
         lambda: torch.add(A.T, 1),
         TypeError,
         "torch.add does not take a TransposedMatrix; only torch.matmul does.\n"
-        "    Use one of its methods, a part of it, or to_dense().",
+        "    Use a method of the matrix, a part such as A[0, 3, :10], or to_dense().",
     ),
     "matrix-on-the-right": (
         lambda: SMALL @ A,

@@ -125,7 +125,7 @@ ERRORS: dict[str, tuple[object, type[Exception], str]] = {
         [1.0],
         TypeError,
         "weight is a list; it must be a callable, weight(b, h, q_idx, kv_idx).\n"
-        "    For numbers that you have pass a tensor that broadcasts to the matrix.",
+        "    If you have the numbers, pass a tensor that broadcasts to the matrix.",
     ),
     "integers": (
         torch.zeros(7, dtype=torch.int64),
@@ -143,13 +143,13 @@ ERRORS: dict[str, tuple[object, type[Exception], str]] = {
         TypeError,
         "weight takes (score, b, h, q_idx, kv_idx); it must take 4 scalar tensors, "
         "weight(b, h, q_idx, kv_idx).\n"
-        "    For numbers that you have pass a tensor that broadcasts to the matrix.",
+        "    If you have the numbers, pass a tensor that broadcasts to the matrix.",
     ),
     "a-mask-mod": (
         mask_mod,
         TypeError,
         "weight returns bool; it must return one floating number.\n"
-        "    For numbers that you have pass a tensor that broadcasts to the matrix.",
+        "    If you have the numbers, pass a tensor that broadcasts to the matrix.",
     ),
 }
 

@@ -464,7 +464,7 @@ A = regard.attend(X, X)
             X,
             TypeError,
             "B is a Tensor; it must be an AttentionMatrix.\n"
-            "    For weights that you have use AttentionMatrix.from_weights(weights).",
+            "    If you have the weights, use AttentionMatrix.from_weights(weights).",
             id="b-is-a-tensor",
         ),
         pytest.param(
@@ -472,7 +472,7 @@ A = regard.attend(X, X)
             A,
             TypeError,
             "A is a list; it must be an AttentionMatrix.\n"
-            "    For weights that you have use AttentionMatrix.from_weights(weights).",
+            "    If you have the weights, use AttentionMatrix.from_weights(weights).",
             id="a-is-a-list",
         ),
     ],

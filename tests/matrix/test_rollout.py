@@ -334,7 +334,7 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         lambda: torch.softmax(R, -1),
         TypeError,
         "torch.softmax does not take a Rollout; only torch.matmul does.\n"
-        "    Use one of its methods, a part of it, or to_dense().",
+        "    Use a method of the matrix, a part such as A[0, 3, :10], or to_dense().",
     ),
     "too-large": (
         lambda: R.to_dense(limit=100),

@@ -22,7 +22,7 @@ ERRORS: list[tuple[str, Callable[[], object], type[Exception], str]] = [
         ValueError,
         "num_heads is 4 and embed_dim is 10; embed_dim must be a multiple of num_heads when "
         "head_dim is left out.\n"
-        "    Use num_heads=2, or pass head_dim: with it, heads of any width do.",
+        "    Use num_heads=2, or pass head_dim, which may have any value.",
     ),
     (
         "more heads than numbers",
@@ -30,7 +30,7 @@ ERRORS: list[tuple[str, Callable[[], object], type[Exception], str]] = [
         ValueError,
         "num_heads is 3 and embed_dim is 2; embed_dim must be a multiple of num_heads when "
         "head_dim is left out.\n"
-        "    Use num_heads=2, or pass head_dim: with it, heads of any width do.",
+        "    Use num_heads=2, or pass head_dim, which may have any value.",
     ),
     (
         "groups of unequal size",
@@ -119,7 +119,7 @@ ERRORS: list[tuple[str, Callable[[], object], type[Exception], str]] = [
         lambda: SelfAttention(8, 2, positions=SinusoidalPositions(8)),
         TypeError,
         "positions is a SinusoidalPositions; it must be a RotaryPositions.\n"
-        "    Use RotaryPositions(4). Other positions are added to x before the layer.",
+        "    Use RotaryPositions(4). Apply other positions to x before the layer.",
     ),
     (
         "rotary positions of another width",

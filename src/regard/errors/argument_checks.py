@@ -115,7 +115,7 @@ def check_same_dtype(
         name: the argument at fault.
         dtype: its dtype.
         other: the argument that it must agree with.
-        expected: the dtype of that one.
+        expected: the dtype of ``other``.
         remedy: the code that converts the argument.
 
     Raises:
@@ -152,7 +152,8 @@ def check_operand(
         name: the argument.
         operand: (..., tokens, value_dim) or (tokens,).
         length_name: "q_len" or "kv_len".
-        shape: (*leading axes, tokens) of the matrix, with the tokens that the operand must have.
+        shape: (*leading axes of the matrix, tokens), where tokens is the length that the operand
+            must have, q_len or kv_len.
         device: the device of the matrix.
 
     Raises:
@@ -222,7 +223,7 @@ def check_memory(
 
     Raises:
         TypeError: the limit is not a whole number.
-        MemoryError: the tensor would exceed it; the message states its size.
+        MemoryError: the tensor would exceed the limit; the message states the size of the tensor.
     """
     if limit is not None and not is_whole(limit):
         raise TypeError(
@@ -311,7 +312,7 @@ def check_number(name: str, value: object, remedy: str, wanted: str = "a number"
     return float(value)
 
 
-def check_progress(progress: object, numbers: str = "two numbers, what is done and all") -> None:
+def check_progress(progress: object, numbers: str = "two numbers, done and total") -> None:
     """Raise an error unless ``progress`` is a function or None.
 
     Args:
@@ -329,11 +330,12 @@ def check_progress(progress: object, numbers: str = "two numbers, what is done a
 
 
 def check_spans(name: str, spans: object, length_name: str, length: int) -> list[tuple[int, int]]:
-    """Return spans as (start, stop) pairs; of a mapping, its values.
+    """Return spans as a list of (start, stop) pairs.
 
     Args:
         name: the argument.
-        spans: pairs inside the text, none of them empty.
+        spans: a sequence of pairs with 0 <= start < stop <= length, or a mapping whose values are
+            such pairs.
         length_name: "q_len" or "kv_len".
         length: the length of the text in tokens.
 
@@ -357,7 +359,7 @@ def check_spans(name: str, spans: object, length_name: str, length: int) -> list
         start, stop = int(edges[0]), int(edges[1])
         if not 0 <= start < stop <= length:
             raise ValueError(
-                f"{name} has {(start, stop)}; each span must hold at least one token of the text.\n"
+                f"{name} has {(start, stop)}; each span must be non-empty and inside the text.\n"
                 f"{remedy}"
             )
         checked.append((start, stop))

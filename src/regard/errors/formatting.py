@@ -48,10 +48,10 @@ def bytes_text(count: int) -> str:
 
 
 def readable(count: float, step: int, units: tuple[str, ...]) -> str:
-    """Return a count with three digits in the largest unit below it.
+    """Return a count as text with three digits, in the smallest unit that keeps it below 1000.
 
     Args:
-        count: a number of the first unit.
+        count: the number, in the first unit.
         step: how many of one unit make one of the next.
         units: names, from the smallest to the largest.
     """

@@ -113,7 +113,7 @@ def check_query_key(query: object, key: object) -> tuple[Tensor, Tensor]:
     check_same_device("key", key.device, "query", query.device, "key.to(query.device)")
     if query.ndim != key.ndim:
         raise ValueError(
-            f"key has {key.ndim} axes and query has {query.ndim}; both must have the same axes.\n"
+            f"key has {key.ndim} axes and query has {query.ndim}; the numbers must be equal.\n"
             f"    {_both(query, key)} were read as {_LAYOUT}."
         )
     if query.shape[-1] != key.shape[-1]:
@@ -130,7 +130,7 @@ def check_query_key(query: object, key: object) -> tuple[Tensor, Tensor]:
 
 
 def _both(query: Tensor, key: Tensor) -> str:
-    """Return both shapes as text. Only errors call it: torch.compile specialises on them."""
+    """Return both shapes as text, for errors only: torch.compile specialises on shapes it reads."""
     return f"query {shape_text(query.shape)} and key {shape_text(key.shape)}"
 
 
@@ -162,7 +162,7 @@ def _check_leading(query: Tensor, key: Tensor) -> None:
 
 
 def check_scale(scale: object, head_dim: int) -> float:
-    """Return the factor on query·key; 1/sqrt(head_dim) if it is None.
+    """Return the factor on query·key: ``scale``, or 1/sqrt(head_dim) if ``scale`` is None.
 
     Raises:
         TypeError: it is not a number.
@@ -283,7 +283,8 @@ def check_weights(weights: object) -> Tensor:
 
     Raises:
         TypeError: they are not a floating tensor.
-        ValueError: a row breaks the rule; the message names the first one and its sum.
+        ValueError: a row breaks the rule; the message names the first such row, and its sum or its
+            negative weight.
     """
     tensor = check_tensor("weights", weights, "(..., num_heads, q_len, kv_len)")
     if tensor.is_meta:
@@ -318,6 +319,6 @@ def check_nothing_added(mask: object, bias: object) -> None:
     if mask is not None or bias is not None:
         name, remedy = ("bias", " + bias)") if mask is None else ("mask", ", mask=mask)")
         raise TypeError(
-            f"from_weights() has a {name}; weights are after the softmax and take none.\n"
+            f"from_weights() has a {name}; weights come after the softmax and take no {name}.\n"
             f"    For a second softmax use from_scores(weights.log(){remedy}."
         )

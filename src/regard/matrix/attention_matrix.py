@@ -80,7 +80,7 @@ def attend(
             ``regard.T5Bias``.
         score_mod: a callable of FlexAttention, score_mod(score, b, h, q_idx, kv_idx) -> score,
             written for one score: every argument is a scalar tensor, and ``torch.vmap`` applies it
-            to blocks. b numbers all batch entries. Gradients flow to the score, not to other
+            to blocks. b counts through all batch axes. Gradients flow to the score, not to other
             tensors that the callable uses; such a tensor must not require a gradient.
         softcap: replaces each score by softcap · tanh(score / softcap), as Gemma 2 does.
         sink_bias: (num_heads,), or one number for all heads: an additional logit in the
@@ -90,7 +90,7 @@ def attend(
         The matrix, (..., num_heads, q_len, kv_len): a query attends *to* keys, rows are queries.
 
     Raises:
-        TypeError: an argument of the wrong kind or dtype.
+        TypeError: an argument has the wrong type or dtype.
         ValueError: shapes or devices do not match.
 
     Example:
@@ -165,7 +165,7 @@ class AttentionMatrix(LinearMap):
 
         Raises:
             TypeError: scores are not a floating tensor.
-            ValueError: fewer than two axes, or an empty one.
+            ValueError: scores have fewer than two axes, or an axis of length 0.
 
         Example:
             >>> import torch, regard
@@ -191,7 +191,8 @@ class AttentionMatrix(LinearMap):
 
         Raises:
             TypeError: weights are not a floating tensor, or a mask or bias was given.
-            ValueError: a row has another sum; the error names the first one.
+            ValueError: a weight is negative, or a row sums to neither 1 nor 0; the message names
+                the first such row.
 
         Example:
             >>> import torch, regard
@@ -322,7 +323,7 @@ class AttentionMatrix(LinearMap):
         return self._window(whole)
 
     def to(self, *args: Any, **kwargs: Any) -> "AttentionMatrix":
-        """Return the matrix of the inputs on another device or of another dtype, as ``Tensor.to``.
+        """Return the matrix with its inputs converted by ``Tensor.to``, to a device or a dtype.
 
         Raises:
             TypeError: the dtype is not floating.
@@ -435,7 +436,7 @@ def check_attention_matrix(name: str, matrix: object) -> AttentionMatrix:
     if not isinstance(matrix, AttentionMatrix):
         raise TypeError(
             f"{name} is {kind_text(matrix)}; it must be an AttentionMatrix.\n"
-            "    For weights that you have use AttentionMatrix.from_weights(weights)."
+            "    If you have the weights, use AttentionMatrix.from_weights(weights)."
         )
     return matrix
 

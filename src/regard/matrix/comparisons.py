@@ -134,7 +134,8 @@ class _BetweenTwo(Reduction):
     def between(self, block: Block, other: Block) -> Tensor:
         """Return the number of each row, (..., rows), from these rows of both matrices.
 
-        The columns of the other block include those of the block, and all keys of its own rows.
+        The columns of ``other`` include those of ``block``, and all keys that the rows of ``other``
+        may attend to.
         """
 
     @property
@@ -176,7 +177,7 @@ class KullbackLeibler(_BetweenTwo):
 
     def between(self, block: Block, other: Block) -> Tensor:
         own = block.mean_shifted - block.log_normalizer * block.row_sum
-        # Weights that sum to less than 1, beside a sink, can be below 0 in truth.
+        # With a sink the weights sum to less than 1, and the true divergence can be negative.
         least = torch.where(block.row_sum == 1, 0.0, -torch.inf)
         return _inf_where_hidden(_within(own + _crossed(block, other), least), block, other)
 
@@ -237,7 +238,7 @@ def _twice_js(p: Tensor, q: Tensor, p_below: Tensor, q_below: Tensor, shift: Ten
 
 
 def _crossed(block: Block, other: Block) -> Tensor:
-    """Return the cross-entropy of each row, (..., rows), if the other block hides no key of it."""
+    """Return the cross-entropy of each row, (..., rows), as if ``other`` masked no key of it."""
     inside, _ = _columns_in(block, other)
     below = other.shifted[..., inside].to(block.weights.dtype)
     expected = cast(Tensor, torch.linalg.vecdot(block.weights, below))
@@ -248,7 +249,7 @@ def _inf_where_hidden(numbers: Tensor, block: Block, other: Block) -> Tensor:
     """Return the numbers, with inf for rows with a key that the other block hides."""
     inside, _ = _columns_in(block, other)
     below = other.shifted.detach()
-    # One cheap pass saves three, where reading its result stops no device.
+    # On the CPU one cheap pass replaces three if ``other`` masks no key.
     if reads_without_sync(below) and bool(below.amin() > lowest_score(below.dtype)):
         return numbers
     hidden = (block.allowed & ~other.allowed[..., inside]).any(-1)
@@ -261,7 +262,7 @@ def _within(numbers: Tensor, low: Tensor, high: Tensor | None = None) -> Tensor:
 
 
 def _columns_in(block: Block, other: Block) -> tuple[slice, tuple[slice, slice]]:
-    """Return the columns of the block in the other block, and those left and right of them."""
+    """Return slices of the columns of ``other``: those of ``block``, and those on either side."""
     start = block.box.columns.start - other.box.columns.start
     stop = block.box.columns.stop - other.box.columns.start
     return slice(start, stop), (slice(0, start), slice(stop, None))

@@ -33,7 +33,8 @@ def parse_index(key: Any, shape: torch.Size) -> ParsedIndex:
     """Parse ``A[key]`` into leading axes, rows and columns.
 
     Args:
-        key: integers (also NumPy's and tensors), slices and at most one ``...``.
+        key: integers (Python, NumPy, or integer tensors without axes), slices, and at most one
+            ``...``.
         shape: the shape of the matrix, (..., q_len, kv_len).
 
     Raises:

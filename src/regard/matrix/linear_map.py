@@ -24,7 +24,8 @@ _EAGER = "within a graph write torch.matmul(A, x) for A @ x"
 ProductWatcher: TypeAlias = "Callable[[LinearMap, Tensor, Callable[[], Tensor]], Tensor]"
 """Called with a matrix, a value and a function that multiplies them; returns the product."""
 
-# No mode of PyTorch observes a lazy matrix. A context variable belongs to one thread.
+# A TorchFunctionMode or TorchDispatchMode does not see ``A @ x``, so products are watched here. A
+# context variable is local to one thread.
 _WATCHERS: ContextVar[tuple[ProductWatcher, ...]] = ContextVar("watchers", default=())
 
 
@@ -107,7 +108,7 @@ class LinearMap(ABC):
 
     @property
     def mT(self) -> "LinearMap":
-        """The same as ``T``, the name of a tensor with leading axes."""
+        """The same as ``T``, under the name that tensors with leading axes use."""
         return self.T
 
     def __matmul__(self, value: Tensor) -> Tensor:
@@ -131,14 +132,15 @@ class LinearMap(ABC):
             if isinstance(left, LinearMap):
                 return left.__matmul__(right)  # Dynamo hands `left @ right` to this method
             if isinstance(right, LinearMap):
-                if torch.compiler.is_compiling():  # Dynamo passes A @ x as x @ A, too
+                # Dynamo may also swap the operands of A @ x. A graph break avoids both cases.
+                if torch.compiler.is_compiling():
                     outside: Any = torch.compiler.disable(right._times_from_left, reason=_EAGER)
                     return outside(left)
                 return right._times_from_left(left)
         raise TypeError(
             f"torch.{func.__name__} does not take {with_article(cls.__name__)}; "
             "only torch.matmul does.\n"
-            "    Use one of its methods, a part of it, or to_dense()."
+            "    Use a method of the matrix, a part such as A[0, 3, :10], or to_dense()."
         )
 
     def _times_from_left(self, x: Tensor) -> Tensor:
@@ -156,7 +158,7 @@ class LinearMap(ABC):
     def _cast(self, operand: Tensor, times: Callable[[Tensor], Tensor]) -> Tensor:
         """Return times(operand) with the dtypes of ``torch.matmul`` under autocast.
 
-        The matrix stays as it was made, so that its products agree with its other answers.
+        The matrix itself is not cast, so its products agree with its rows and statistics.
         """
         dtype = autocast_dtype(self.dtype, self.device)
         if dtype is None:
@@ -219,8 +221,10 @@ def times_batches(
 
     Args:
         operand: (..., tokens, dim) or (tokens,).
-        side: (*leading axes, tokens) of the matrix, with the tokens that the operand must have.
-        times: the product with an operand that broadcasts to the matrix; it refuses all others.
+        side: (*leading axes of the matrix, tokens), where tokens is the length that the operand
+            must have: kv_len for A @ x, q_len for A.T @ x.
+        times: computes the product with an operand that broadcasts to the matrix, and raises an
+            error for any other operand.
     """
     if operand.shape[:-1] == side:
         return times(operand)

@@ -42,7 +42,7 @@ def rollout(
 
     Args:
         layers: the attention matrices, the lowest layer first, each (..., num_heads, tokens,
-            tokens); the number of heads may differ. Of a mapping, such as a recording, the
+            tokens); the number of heads may differ. A mapping, such as a recording, stands for its
             values.
         residual: the weight of the residual connection, from 0 to 1.
 
@@ -156,7 +156,7 @@ class Rollout(LinearMap):
             )
 
     def _through(self, x: Tensor, *, transposed: bool) -> Tensor:
-        """Multiply x by all layers upwards, or by their transposes downwards."""
+        """Multiply x by all layers, the lowest first, or by their transposes, the highest first."""
         operand = x.to(accumulation_dtype(self.dtype))
         if x.ndim == 1:
             operand = operand[:, None]
@@ -192,11 +192,11 @@ class Rollout(LinearMap):
 class _MeanOfHeads(Reduction):
     """The mean over the heads of weights @ operand, or of the transposed weights @ operand.
 
-    The answer has shape (..., tokens, dim): no number of it is kept for each head.
+    The answer has shape (..., tokens, dim). The products of single heads are not stored.
 
     Attributes:
-        operand: (..., tokens, dim), with all batch axes of the matrix, each full or 1.
-        transposed: which of the two.
+        operand: (..., tokens, dim), with all batch axes of the matrix, each of full length or 1.
+        transposed: True for the transposed weights.
     """
 
     thread_safe = True

@@ -24,7 +24,7 @@ _KIND = Kind(
     ("b", "h", "q_idx", "kv_idx"),
     "one floating number",
     takes_score=False,
-    otherwise="For numbers that you have pass a tensor that broadcasts to the matrix.",
+    otherwise="If you have the numbers, pass a tensor that broadcasts to the matrix.",
 )
 
 
@@ -108,7 +108,7 @@ class WeightedSum(Reduction):
         return buffers[0]
 
     def _numbers(self, block: Block) -> Tensor:
-        """Return the numbers of a block, broadcastable to it."""
+        """Return the values of ``weight`` for a block, broadcastable to its weights."""
         if isinstance(self.weight, Tensor):
             box = block.box.at_both
             return block.part(self.weight, box[len(box) - self.weight.ndim :])

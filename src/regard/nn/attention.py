@@ -38,7 +38,8 @@ class _Attention(nn.Module):
         self.head_dim = head_dim
         self.value_dim = value_dim
         self.mask = None if mask is None else as_mask(mask)
-        # The order decides which random numbers each gets; handwritten layers have this order.
+        # Handwritten layers usually create the projections in this order, so that a random seed
+        # gives both the same initial weights.
         self.query = nn.Linear(embed_dim, num_heads * head_dim, bias=bias)
         self.key = nn.Linear(memory_dim, num_kv_heads * head_dim, bias=bias)
         self.value = nn.Linear(memory_dim, num_kv_heads * value_dim, bias=bias)
@@ -116,7 +117,7 @@ class SelfAttention(_Attention):
         mask: the mask of every call: one of ``regard.masks``, or a bool tensor (True = may attend)
             that broadcasts to (batch, num_heads, tokens, tokens).
         positions: a ``RotaryPositions(head_dim)`` that rotates query and key.
-            ``SinusoidalPositions`` and ``LearnedPositions`` are added to x before the layer.
+            Apply ``SinusoidalPositions`` or ``LearnedPositions`` to x before the layer instead.
 
     Attributes:
         query, key, value: the projections, ``nn.Linear``, initialised in this order.
@@ -124,7 +125,8 @@ class SelfAttention(_Attention):
 
     Raises:
         TypeError: a size is not a whole number, or a mask or positions have the wrong type.
-        ValueError: sizes do not divide, or rotary positions have another width.
+        ValueError: a size is below 1, or one that must be a multiple of another is not, or rotary
+            positions have another head_dim.
 
     Example:
         >>> import torch, regard
@@ -226,7 +228,7 @@ class CrossAttention(_Attention):
 
     Raises:
         TypeError: a size is not a whole number, or the mask has the wrong type.
-        ValueError: sizes do not divide.
+        ValueError: a size is below 1, or one that must be a multiple of another is not.
 
     Example:
         >>> import torch
@@ -315,7 +317,7 @@ def _check_positions(positions: object, head_dim: int) -> RotaryPositions | None
         came = f"the class {positions.__name__}" if is_class else kind_text(positions)
         raise TypeError(
             f"positions is {came}; it must be a RotaryPositions.\n"
-            f"    Use RotaryPositions({head_dim}). Other positions are added to x before the layer."
+            f"    Use RotaryPositions({head_dim}). Apply other positions to x before the layer."
         )
     if positions.head_dim != head_dim:
         raise ValueError(
@@ -346,8 +348,8 @@ def _checked_heads(
         raise ValueError(
             f"num_heads is {num_heads} and embed_dim is {embed_dim}; embed_dim must be a multiple "
             "of num_heads when head_dim is left out.\n"
-            f"    Use num_heads={_divisor_below(embed_dim, num_heads)}, or pass head_dim: with it, "
-            "heads of any width do."
+            f"    Use num_heads={_divisor_below(embed_dim, num_heads)}, or pass head_dim, which "
+            "may have any value."
         )
     head_dim = check_count("head_dim", embed_dim // num_heads if head_dim is None else head_dim)
     value_dim = check_count("value_dim", head_dim if value_dim is None else value_dim)

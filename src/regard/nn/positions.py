@@ -14,14 +14,14 @@ __all__ = ["LearnedPositions", "RotaryPositions", "SinusoidalPositions"]
 
 
 class SinusoidalPositions(nn.Module):
-    """Sinusoidal positions: adds sines and cosines of wavelengths from 2π to base · 2π to x.
+    """Sinusoidal positions: adds sines and cosines to x, with wavelengths from 2π up to base · 2π.
 
     Component 2i of position p is sin(p / base^(2i/embed_dim)), and component 2i + 1 is the cosine
     of the same angle. There are no parameters and no maximum length.
 
     Args:
         embed_dim: width of the embeddings. If it is odd, the last cosine is left out.
-        base: the longest wavelength divided by 2π.
+        base: an upper bound of the wavelengths, divided by 2π.
 
     Raises:
         TypeError: embed_dim is not a whole number.
@@ -134,7 +134,7 @@ class RotaryPositions(nn.Module):
 
     Args:
         head_dim: width of a head; even.
-        base: the longest wavelength divided by 2π.
+        base: an upper bound of the wavelengths, divided by 2π.
 
     Raises:
         TypeError: head_dim is not a whole number.

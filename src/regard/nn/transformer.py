@@ -29,7 +29,8 @@ class TransformerBlock(nn.Module):
 
     Raises:
         TypeError: a size is not a whole number, or a mask or positions have the wrong type.
-        ValueError: sizes do not divide.
+        ValueError: a size is below 1, embed_dim is not a multiple of num_heads, or num_heads is not
+            a multiple of num_kv_heads.
 
     Example:
         >>> import torch, regard

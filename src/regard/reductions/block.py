@@ -23,10 +23,11 @@ _ROWS_IN_PRODUCT = 32
 
 
 def lowest_score(dtype: torch.dtype) -> float:
-    """Return the finite number that replaces a score of -inf, about -1.8e19 in float32.
+    """Return the bound at or below which a shifted score means a masked key.
 
-    Its product with a weight of 0 is 0, not NaN. The lowest finite number would overflow in a
-    product with a gradient.
+    It is about -1.8e19 in float32. Masked keys have twice this number instead of -inf, because
+    -inf times a weight of 0 is NaN. The lowest finite number would overflow in a product with a
+    gradient.
     """
     return -(torch.finfo(dtype).max ** 0.5)
 
@@ -37,7 +38,7 @@ def reads_without_sync(tensor: Tensor) -> bool:
 
 
 def partial_boxes(mask: Mask, box: Box, shape: torch.Size) -> Iterator[Box]:
-    """Yield the parts of a box in which the mask may hide keys; it allows all others."""
+    """Yield the parts of a box that may contain masked keys; all other keys are allowed."""
     start, stop = box.columns.start, box.columns.stop
     every = mask.key_bounds(box.leading, box.rows, shape).all
     left, right = max(start, every.start), min(stop, every.stop)
@@ -77,17 +78,17 @@ class Block:
     block is final. Columns outside the block have weight 0. The tensors are float32, or float64
     for float64 inputs. They are valid while ``update`` runs, and must not be changed.
 
-    A row with a score of NaN or +inf is NaN at every key that it may attend to; masked keys have
-    weight 0 there, too. On devices with a queue they may be NaN.
+    If a row has a score of NaN or +inf, its weights are NaN at all keys that it may attend to, and
+    0 at masked keys. On devices other than the CPU the masked keys may be NaN, too.
 
     Attributes:
         shape: the shape of the whole matrix, (..., num_heads, q_len, kv_len).
         box: the position of the block in the matrix.
         maximum: the largest score of each row, (..., rows, 1); -inf for a row without keys.
             Gradients treat it as a constant, so an answer must not depend on it.
-        log2_shifted: (scores - maximum) / log(2), (..., rows, columns): PyTorch's exp2 takes a
-            third of the time of its exp. At most 0 up to rounding; below ``lowest_score(dtype)``
-            where a key is masked or its score is further below than that.
+        log2_shifted: (scores - maximum) / log(2), (..., rows, columns), because torch.exp2 is three
+            times as fast as torch.exp. It is at most 0, apart from rounding. A key counts as masked
+            where it is at most ``lowest_score(dtype)``.
 
     Example:
         >>> import torch, regard
@@ -151,10 +152,11 @@ class Block:
         return scores
 
     def _special_rows(self) -> tuple[Tensor | None, Tensor | None]:
-        """Return which rows have no keys and which are undefined, (..., rows, 1); None: no row.
+        """Return two bool tensors, (..., rows, 1): rows without keys, and undefined rows.
 
-        A row is undefined where a score or the sink is NaN or +inf. Nobody looks for such rows on
-        a device that would have to be waited for.
+        A row is undefined if a visible score or the sink is NaN or +inf. On the CPU a tensor is
+        None if it would be all False. On other devices the second one is always None, because a
+        search for undefined rows would synchronise the device.
         """
         if not reads_without_sync(self.maximum):
             return self.maximum == -torch.inf, None
@@ -190,7 +192,7 @@ class Block:
         least = _HIDDEN * lowest_score(self._dtype)
         if self._scratch is None:
             return reference, ((scores - reference) / _LN2).clamp(min=least)
-        # The difference first: it is exact where scores are large and close together.
+        # Subtract before scaling: the difference of large scores that are close is exact.
         return reference, scores.sub_(reference).mul_(1 / _LN2).clamp_(min=least)
 
     def part(self, tensor: Tensor, index: Index) -> Tensor:
@@ -206,7 +208,7 @@ class Block:
         """Return the same rows of another matrix of the same shape.
 
         Args:
-            source: the scores of the other matrix; its tensors are among those of the reduction.
+            source: the scores of the other matrix. ``Reduction.tensors`` must include its tensors.
             mask: the mask of the other matrix.
             columns: all keys that these rows of the other matrix may attend to.
         """
@@ -375,8 +377,9 @@ class Block:
 
         With weights w, gradients g and e the row's ``mean_shifted``, the gradient of score j is
         ``g_bits_j / log(2)`` plus
-        ``w_j (g_weights_j - sum(w g_weights) + g_e (1 + below_j - e) + g_above)``:
-        the derivative of the softmax, with the maximum as a constant.
+        ``w_j (g_weights_j - sum(w g_weights) + g_e (1 + shifted_j - e) + g_log_normalizer)``.
+        Here g_bits is the gradient of ``log2_shifted``. This is the derivative of the softmax, with
+        the maximum as a constant.
 
         Args:
             gradients: returns the gradient of a leaf, or None if nothing depends on it.

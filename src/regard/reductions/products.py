@@ -118,15 +118,15 @@ class TransposedOutput(Reduction):
 
 
 def masked_product(weights: Tensor, operand: Tensor, allowed: Callable[[], Tensor]) -> Tensor:
-    """Return weights @ operand, where NaN and infinity of the operand pass no mask.
+    """Return weights @ operand, where NaN and infinity do not reach rows that mask their key.
 
     A weight of 0 times NaN is NaN, so a plain product gives NaN in rows that mask the key. Devices
-    with a queue give the plain product: to look for NaN would stop them.
+    other than the CPU return the plain product, because a check for NaN would synchronise them.
 
     Args:
         weights: (..., num_heads, rows, columns); 0 where a key is masked.
         operand: (..., num_kv_heads, columns, width).
-        allowed: returns True where a key may be attended to, with the shape of the weights.
+        allowed: returns a bool tensor of the shape of the weights, True where a key is not masked.
 
     Example:
         >>> import torch
@@ -247,7 +247,7 @@ def scores_at(source: Scores, mask: Mask | None, at_rows: range, at_columns: ran
         return scores[..., :: rows.step, :: at_columns.step].to(source.dtype)
 
     def recomputed(rows: range) -> Tensor:
-        # Autograd would keep what the step skips; it computes the few rows again instead.
+        # Autograd would store the skipped rows, too, so the backward pass recomputes the part.
         return cast(Any, checkpoint)(part, rows, use_reentrant=False, preserve_rng_state=False)
 
     wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in source.tensors)

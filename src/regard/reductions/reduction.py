@@ -1,7 +1,7 @@
-"""The base class of reductions: questions that blocks of complete rows can answer.
+"""The base class of reductions: computations over a matrix, one block of complete rows at a time.
 
-A reduction starts with buffers of zeros, says for each block what to add to them and where, and
-finishes the sums into an answer. ``update`` depends on its block alone, so a block can be
+A reduction starts with buffers of zeros, returns for each block what to add to them and where, and
+computes the answer from the sums. ``update`` depends on its block alone, so a block can be
 recomputed for gradients, and blocks can come in any order.
 """
 
@@ -30,7 +30,8 @@ class Contribution(NamedTuple):
     """The contribution of one block to a buffer: ``buffer[at] += value``.
 
     Attributes:
-        at: integers and slices for the first axes of the buffer; ``block.box`` has the usual ones.
+        at: integers and slices for the first axes of the buffer, usually ``block.box.at_rows`` or
+            ``block.box.at_columns``.
         value: what to add there.
 
     Example:
@@ -48,8 +49,8 @@ class Reduction(ABC):
 
     ``update`` runs on the calling thread, one block after another. On a CPU it can run on several
     threads at once, which is faster: set ``thread_safe = True`` in the class. ``update`` must then
-    change nothing but its own variables. Those threads keep each operation to themselves and take
-    numbers below about 1e-38 as 0.
+    change only local variables. Each of these threads runs its PyTorch operations
+    single-threaded and treats numbers below about 1e-38 as 0.
 
     Attributes:
         thread_safe: True if ``update`` may run on several threads at once, False unless given.
@@ -110,7 +111,8 @@ class Reduction(ABC):
     def group(self) -> int:
         """Group size: a block holds whole groups of heads or lies inside one.
 
-        It is more than 1 if a second matrix has heads that share keys.
+        Only a reduction that also reads a second matrix, such as ``KullbackLeibler``, has a group
+        size above 1: that of the second matrix's grouped-query heads.
         """
         return 1
 

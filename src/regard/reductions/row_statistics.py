@@ -13,7 +13,7 @@ __all__ = ["MASKED_SCORE", "Entropy", "LogSumExp", "NormalizedEntropy"]
 
 # Some models mask by adding a low number, which may be the lowest of their dtype or only -10,000.
 MASKED_SCORE = -5_000.0
-"""A score so low is that of a key that is masked."""
+"""A bias this low, or a score this far below the maximum of its row, counts as masked."""
 
 
 @final
@@ -39,9 +39,9 @@ class Entropy(RowStatistic):
     """The entropy of each query's weights, -sum(w log w), in nats (Shannon 1948).
 
     From 0 (all attention on one key) to log(kv_len) (spread evenly); 0 for a query with no key.
-    Beside a sink the sum goes over the keys alone. The answer has shape (..., num_heads, q_len).
-    Computed as (L - m) sum(w) - sum(w (s - m)) with the scores s, their logsumexp L and their
-    maximum m, which cancels least.
+    With a sink_bias the sum covers the keys alone. The answer has shape (..., num_heads, q_len).
+    The formula is (L - m) sum(w) - sum(w (s - m)) with the scores s, their logsumexp L and their
+    maximum m. Of the equivalent formulas it loses the least precision to cancellation.
 
     Example:
         >>> import torch, regard
@@ -51,7 +51,8 @@ class Entropy(RowStatistic):
 
     def update(self, block: Block) -> tuple[Contribution, ...]:
         entropy = block.log_normalizer * block.row_sum - block.mean_shifted
-        below_0 = entropy.detach().clamp(max=0)  # which only rounding is; the slope stays as it is
+        # Only rounding makes an entropy negative. Detached, so that the gradient does not change.
+        below_0 = entropy.detach().clamp(max=0)
         return (Contribution(block.box.at_rows, entropy - below_0),)
 
 
@@ -60,9 +61,9 @@ class Entropy(RowStatistic):
 class NormalizedEntropy(RowStatistic):
     """The entropy of each query divided by its maximum: 0 is one key, 1 is all keys alike.
 
-    The entropy of its weights as a share of log(n), n the number of keys that it may attend to; 0
-    where n is 1 or 0, and 1 where it is more, as it can be beside a sink. The answer has shape
-    (..., num_heads, q_len). Ours.
+    The entropy is divided by log(n), where n is the number of keys that the query may attend to. It
+    is 0 if n is 0 or 1. With a sink_bias the quotient can exceed 1; it is then set to 1. The answer
+    has shape (..., num_heads, q_len). This statistic is specific to regard.
 
     Example:
         >>> import torch, regard
@@ -75,6 +76,6 @@ class NormalizedEntropy(RowStatistic):
     def update(self, block: Block) -> tuple[Contribution, ...]:
         entropy = block.log_normalizer * block.row_sum - block.mean_shifted
         keys = (block.log2_shifted > MASKED_SCORE / log(2)).sum(-1, dtype=torch.int32)
-        # Of one key log(n) is 0, and beside a sink the entropy is not; a product keeps NaN.
+        # log(1) is 0, but with a sink the entropy of one key is not. Multiplying by 0 keeps NaN.
         spread = (entropy / keys.clamp(min=2).log()).clamp(0, 1) * (keys > 1)
         return (Contribution(block.box.at_rows, spread),)

@@ -75,7 +75,8 @@ class Pool(Reduction):
     """The mean weight in each cell of a grid of rows x columns: the matrix as a picture.
 
     The answer has shape (..., num_heads, min(rows, q_len), min(columns, kv_len)). Cell i of an axis
-    of n cells holds positions ``floor(i * length / n)`` up to ``floor((i + 1) * length / n)``.
+    of n cells has the positions from ``floor(i * length / n)`` up to, but not including,
+    ``floor((i + 1) * length / n)``.
 
     Args:
         rows: the largest number of cells along the queries.
@@ -137,7 +138,7 @@ class Pool(Reduction):
 
 
 def _cells_met(part: slice, length: int, cells: int) -> tuple[int, list[slice]]:
-    """Return the first cell that overlaps a part of an axis, and the place of each cell in it."""
+    """Return the first cell that overlaps ``part``, and the slice of ``part`` in each such cell."""
     first = ((part.start + 1) * cells - 1) // length
     last = (part.stop * cells - 1) // length
     inner = [cell * length // cells - part.start for cell in range(first + 1, last + 1)]
@@ -277,7 +278,7 @@ def _span_sums(numbers: Tensor, spans: Tensor) -> Tensor:
 
     Each level adds the pairs of neighbours of the level before, so its numbers are sums of 1, 2, 4,
     8, ... neighbours. A span consists of at most two of them from each level. Memory is linear, and
-    spans may overlap. There is no subtraction, so small numbers beside large ones stay exact.
+    spans may overlap. Differences of cumulative sums would lose small numbers next to large ones.
 
     Args:
         numbers: (..., length).

@@ -14,7 +14,7 @@ from regard.reductions.reduction import Contribution, Reduction
 __all__ = ["Top", "TopK", "fitting", "padded"]
 
 _ALL_BUT_SIGN = 2**31 - 1
-# How many columns make a group, measured for k from 1 to 64: usually, in longer rows, at least.
+# Columns per group: by default, in rows longer than _LONG, at the minimum. Tuned for k of 1 to 64.
 _GROUP, _LONG_GROUP, _LEAST_GROUP = 8, 16, 4
 _LONG = 4096
 
@@ -44,8 +44,8 @@ class TopK(Reduction):
     """The k largest weights of each query and their keys; ties go to the lowest index.
 
     The answer is a ``Top`` of values and int64 indices, each (..., num_heads, q_len, k). Where a
-    query may attend to fewer than k keys, the rest have weight 0 and index -1; so it is in a
-    recording, too, where a layer has fewer than k. A row with a score of NaN or +inf has the value
+    query may attend to fewer than k keys, the rest have weight 0 and index -1. The same holds in a
+    recording for a layer with fewer than k keys. A row with a score of NaN or +inf has the value
     NaN and the index -1 everywhere.
 
     Args:
@@ -139,7 +139,7 @@ def _largest(scores: Tensor, k: int) -> Tensor:
     if not reads_without_sync(scores):
         return _largest_unseen(scores, k)
     # torch.topk orders equal scores arbitrarily, and may pick any of those equal to the k-th.
-    # One more than k shows both cases. Masked keys need no order.
+    # The k + 1 largest reveal both cases. Ties among masked keys do not matter.
     depths, indices = _topk(scores, min(k + 1, scores.shape[-1]))
     shown = depths[..., 1:].view(scores.dtype) < -lowest_score(scores.dtype)
     ties = (depths[..., 1:] == depths[..., :-1]) & shown
@@ -152,7 +152,7 @@ def _largest(scores: Tensor, k: int) -> Tensor:
 
 
 def _largest_unseen(scores: Tensor, k: int) -> Tensor:
-    """Return the same positions without reading a number, so without synchronising the device.
+    """Return the positions of the k largest scores without synchronising the device.
 
     An integer made of a score and its position has no ties.
     """
@@ -189,8 +189,8 @@ def _topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
         rest = torch.arange(even, columns, device=scores.device)
         inside = torch.cat((inside, rest.expand(*inside.shape[:-1], -1)), -1)
     depths = _depths(scores.gather(-1, inside))
-    # At least k scores are as large as the k-th maximum. Most of the others are visited in
-    # increasing order, so the branches predict well and torch.topk takes half the time.
+    # At least k scores are as large as the k-th maximum, so the other depths need not be exact.
+    # Increasing numbers replace most of them: branches predict well, which halves the time of topk.
     behind = torch.arange(1, inside.shape[-1] + 1, dtype=depths.dtype, device=scores.device)
     depths, places = torch.minimum(depths, highest[..., -1:] + behind).topk(k, -1, largest=False)
     return depths, inside.gather(-1, places)
@@ -199,7 +199,7 @@ def _topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def _depths(scores: Tensor) -> Tensor:
     """Map scores to integers in reverse order, which torch.topk compares a third faster.
 
-    Floats from 0 up are in the order of their bits; a score above 0, by rounding, ties with 0.
+    Floats of at least 0 sort like their bit patterns. A score that rounding puts above 0 becomes 0.
     """
     whole = torch.int64 if scores.dtype == torch.float64 else torch.int32
     return scores.clamp(max=0).abs_().view(whole)

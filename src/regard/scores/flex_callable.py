@@ -24,12 +24,12 @@ class Kind(NamedTuple):
     """The arguments and the result of a kind of callable.
 
     Attributes:
-        name: what FlexAttention calls it.
+        name: the name of the callable in messages, such as "score_mod".
         arguments: the names of its arguments, all of them scalar tensors.
-        returns: what it returns.
-        takes_score: whether it takes a score before the four indices.
-        otherwise: what to do with a callable that is not of this kind.
-        gives_bool: whether it answers True or False, else a number.
+        returns: the description of its result in messages.
+        takes_score: True if it takes a score before the four indices.
+        otherwise: the sentence in messages that says where other callables go.
+        gives_bool: True if it returns a bool, False if it returns a number.
     """
 
     name: str
@@ -68,9 +68,10 @@ class FlexCallable:
 
     Attributes:
         function: takes scalar tensors: a score, if it is a score_mod, then b, h, q_idx, kv_idx.
-        batch: b of every matrix; all axes, those of heads, rows and columns 1. Where there are
-            several batch axes, b counts through all of them.
-        head: h of every matrix; all axes, full for heads only.
+        batch: the index b of each batch entry, with all axes of the matrix; the axes of heads, rows
+            and columns have length 1. Several batch axes are numbered as if they were flattened.
+        head: the index h of each head, with all axes of the matrix; all but the head axis have
+            length 1.
     """
 
     function: Callable[..., Tensor]
@@ -86,18 +87,19 @@ class FlexCallable:
         device: torch.device,
         dtype: torch.dtype = torch.float32,
     ) -> "FlexCallable":
-        """Fit a callable to a matrix of this shape, after a trial at its corners.
+        """Check a callable with a trial call at the corners of the matrix, and fit it to the shape.
 
         Args:
-            function: what somebody passed.
-            kind: what it must be, such as SCORE_MOD or MASK_MOD.
-            shape: of the matrix, (..., num_heads, q_len, kv_len).
-            device: where the matrix is.
-            dtype: of the scores that a score_mod will see.
+            function: the argument to check.
+            kind: the required kind of callable, such as SCORE_MOD or MASK_MOD.
+            shape: the shape of the matrix, (..., num_heads, q_len, kv_len).
+            device: the device of the matrix.
+            dtype: the dtype of the scores passed to a score_mod.
 
         Raises:
-            TypeError: not callable, or one with other arguments or another kind of answer.
-            ValueError: it fails, or answers with more than one number.
+            TypeError: the function is not callable, has other arguments, or returns another dtype.
+            ValueError: the trial call fails, does not return a scalar tensor, or uses a tensor that
+                requires a gradient.
         """
         _check_arguments(function, kind)
         flex = cls.untried(cast(Callable[..., Tensor], function), shape, device)

@@ -39,11 +39,14 @@ class QueryKeyScores(Scores):
         query: (..., num_heads, q_len, head_dim).
         key: (..., num_kv_heads, kv_len, head_dim); the batch axes equal the query's.
         scale: multiplies query·key.
-        bias: numbers added to the scaled scores; every axis of the matrix, each full or 1.
-        position_bias: numbers added that depend on the distance alone.
-        score_mod: changes each score, given where it stands.
+        bias: numbers added to the scaled scores, with all axes of the matrix, each of full length
+            or 1.
+        position_bias: numbers added to the scaled scores that depend only on the head and the
+            distance, kv_idx - q_idx.
+        score_mod: changes each score, given its indices b, h, q_idx and kv_idx.
         softcap: scores stay between -softcap and softcap.
-        sink_bias: a logit in the denominator; every axis of the matrix, rows and columns 1.
+        sink_bias: a logit in the denominator, with all axes of the matrix; the axes of rows and
+            columns have length 1.
     """
 
     query: Tensor

@@ -50,6 +50,6 @@ def _fresh(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError:  # no memory; torch's error says how much it was
         return torch.empty(count, dtype=dtype, device=device)
-    with suppress(OSError):  # a kernel without them
+    with suppress(OSError):  # the operating system may not support huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype, count=count)
