@@ -1,16 +1,19 @@
-"""What every backend is."""
+"""The abstract base of the backends."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from regard.backends.plan import Plan
 from regard.errors import check_bases
 from regard.masks import Mask
 from regard.reductions.reduction import Reduction
 from regard.scores.score_source import Scores
 
-__all__ = ["Backend"]
+__all__ = ["Backend", "Unavailable"]
+
+
+class Unavailable(str):
+    """A refusal that names what the machine or the dtype lacks, whatever the question is."""
 
 
 class Backend(ABC):
@@ -25,17 +28,22 @@ class Backend(ABC):
     def refusal(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
     ) -> str | None:
-        """Why this backend does not answer all of them, as a clause; None: it does.
+        """Return why this backend does not answer all reductions, as a clause; None if it does.
 
-        It answers what it can answer exactly and in O(length) memory.
+        A backend answers what it can compute exactly and in O(length) memory.
         """
 
     @abstractmethod
-    def plan(self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> Plan:
-        """What ``reduce`` would do with a question that is not refused."""
+    def describe(
+        self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
+    ) -> tuple[str, int]:
+        """Return how ``reduce`` would compute this, in a phrase, and the bytes that it needs.
+
+        The bytes are an estimate of the memory beside the inputs, with the answers.
+        """
 
     @abstractmethod
     def reduce(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
     ) -> tuple[Any, ...]:
-        """One answer for each reduction."""
+        """Return one answer for each reduction."""

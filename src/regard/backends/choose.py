@@ -1,13 +1,13 @@
-"""Which backend answers: the first in this table that does not refuse the question."""
+"""The choice of a backend: the first one in the table that does not refuse."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from regard.backends.backend import Backend
+from regard.backends.backend import Backend, Unavailable
 from regard.backends.dense import Dense
 from regard.backends.sdpa import Sdpa
 from regard.backends.sweep import Sweep
-from regard.backends.triton.triton_backend import Triton, unavailable_reason, warn_once
+from regard.backends.triton.triton_backend import Triton, warn_once
 from regard.masks import Mask
 from regard.reductions.reduction import Reduction
 from regard.scores.score_source import Scores
@@ -23,39 +23,42 @@ BACKENDS: dict[str, Backend] = {
 
 
 class Choice(NamedTuple):
-    """The name of the backend that answers, and why those before it in the table do not."""
+    """The name of a backend, and why those before it in the table were not chosen."""
 
     name: str
-    refusals: tuple[str, ...]
+    refusals: dict[str, str]
 
 
 def choice(source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> Choice:
-    """Which backend answers where nobody asks for one."""
-    refusals: list[str] = []
+    """Return the first backend in the table that takes all reductions.
+
+    A matrix on another device than a GPU does not ask Triton.
+    """
+    refusals: dict[str, str] = {}
     for name, backend in BACKENDS.items():
         if name == "triton" and source.device.type != "cuda":
-            continue  # nobody expects it there
+            continue
         refusal = backend.refusal(source, mask, reductions)
         if refusal is None:
-            return Choice(name, tuple(refusals))
-        refusals.append(refusal)
+            return Choice(name, refusals)
+        refusals[name] = refusal
     raise AssertionError("the sweep over blocks refuses nothing")
 
 
 def choose(
     source: Scores, mask: Mask | None, reductions: Sequence[Reduction], name: str | None
 ) -> Backend:
-    """The backend asked for by name, or the first that takes all the reductions.
+    """Return the backend of this name, or the first one that takes all reductions.
 
     Raises:
-        ValueError: there is none of that name, or it cannot answer this.
+        ValueError: no backend has this name, or it refuses.
     """
     if name is None:
         found = choice(source, mask, reductions)
         if found.name == "triton":
             return Triton(instead=BACKENDS["sweep"])
-        if found.name == "sweep" and (lack := _lack(source, found)) is not None:
-            warn_once(lack)
+        if isinstance(reason := found.refusals.get("triton"), Unavailable):
+            warn_once(reason)
         return BACKENDS[found.name]
     if name not in BACKENDS:
         raise ValueError(
@@ -68,11 +71,3 @@ def choose(
             f"backend is {name!r}; {refusal}.\n    Leave it out to have the fastest chosen."
         )
     return BACKENDS[name]
-
-
-def _lack(source: Scores, found: Choice) -> str | None:
-    """What a GPU lacks for kernels that would answer otherwise; None: that is not the reason."""
-    if source.device.type != "cuda":
-        return None
-    lack = unavailable_reason(source)
-    return lack if lack in found.refusals else None

@@ -7,7 +7,6 @@ import torch
 
 from regard.backends.autograd_limits import refuse_vmap
 from regard.backends.backend import Backend
-from regard.backends.plan import Plan, counted
 from regard.errors import DENSE_LIMIT, check_memory
 from regard.masks import Mask
 from regard.reductions.block import Block
@@ -27,10 +26,11 @@ class Dense(Backend):
     ) -> str | None:
         return "the dense matrix costs the square of the length"
 
-    def plan(self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> Plan:
-        double = source.map(lambda tensor: tensor.double())
-        held = 2 * source.shape.numel() * torch.float64.itemsize
-        return Plan("the whole matrix", *counted([_whole(source.shape)], double, reductions), held)
+    def describe(
+        self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
+    ) -> tuple[str, int]:
+        # Its scores and its weights.
+        return "the whole matrix in float64", 2 * source.shape.numel() * torch.float64.itemsize
 
     def reduce(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from regard.backends.autograd_limits import refuse_vmap
 from regard.backends.backend import Backend
-from regard.backends.plan import Plan, counted
 from regard.backends.sdpa_calls import Product, in_one_call
 from regard.backends.sdpa_tiling import form_of
 from regard.backends.sweep import Sweep
@@ -42,13 +41,14 @@ class Sdpa(Backend):
             return "fused kernels start from query and key, not from scores"
         return _of_scores(source) or _of_value(source, reductions[0]) or _of_numbers(source)
 
-    def plan(self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> Plan:
+    def describe(
+        self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
+    ) -> tuple[str, int]:
         product = _product(source, mask, reductions)
         form = form_of(product)
         answer = product.shape[:-1].numel() * product.value.shape[-1] * source.dtype.itemsize
-        joined = 1 if form.fold is None else 2  # the parts, and what they are joined to
-        held = joined * answer + form.mask_bytes(product)
-        return Plan(form.how, *counted(form.boxes(source.shape), source, reductions), held)
+        parts = 0 if form.fold is None else answer  # before they are joined
+        return form.how, answer + parts + form.mask_bytes(product)
 
     def reduce(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]

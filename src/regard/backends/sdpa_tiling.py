@@ -100,25 +100,12 @@ class Form:
         # The kernel stores the heads of a row together: joined along rows, parts keep their order.
         return torch.cat([part.movedim(-2, 0) for part in parts]).movedim(0, -2)
 
-    def boxes(self, shape: torch.Size) -> Iterator[Box]:
-        """Yield the multiplied boxes, with as many rows as the kernel takes at once."""
-        for box, hides in self.calls:
-            for row in range(box.rows.start, box.rows.stop, MAX_TILE):
-                rows = slice(row, min(row + MAX_TILE, box.rows.stop))
-                seen = rows.stop - box.rows.start if hides == "future" else box.columns.stop
-                columns = slice(box.columns.start, min(seen, box.columns.stop))
-                yield Box(box.leading, rows, columns)
-        if self.fold is not None:
-            leading = tuple(slice(0, n) for n in shape[:-2])
-            yield from (self.fold.box(place, leading) for place in range(self.fold.count))
-
     def mask_bytes(self, product: Product) -> int:
         """Return the bytes of the largest mask of a call: its bools and their numbers."""
         calls = [call for call in self.calls if call.hides == "some"]
         if not calls:
             return 0
-        largest = max(calls, key=lambda call: call.box.rows.stop * call.box.columns.stop)
-        mask = product.extra(largest)
+        mask = product.extra(max(calls, key=lambda call: call.box.numel))
         return 0 if mask is None else mask.numel() * (1 + product.value.itemsize)
 
 

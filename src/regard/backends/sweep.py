@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from math import prod
 from typing import Any, cast, final
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 from regard.backends.autograd_limits import first_only, only_backward
 from regard.backends.backend import Backend
 from regard.backends.parallel import map_in_order
-from regard.backends.plan import Plan, counted
+from regard.errors import count_text
 from regard.masks import Mask
 from regard.reductions.block import Block
 from regard.reductions.reduction import Contribution, Reduction, rounded
@@ -34,8 +33,8 @@ __all__ = ["Sweep", "boxes"]
 BLOCK_SIZE = 2**20
 MIN_ROWS, MAX_ROWS = 32, 128
 LONG = 4096  # keys
-# Tensors of the size of a block: its scores, its weights, and a temporary of the reduction.
-BLOCKS_HELD = 3
+# Tensors of the size of a block: scores, weights, a bias or a mask, a temporary of the reduction.
+BLOCKS_HELD = 4
 _NO_GRAPH = "regard sweeps over blocks beside the graph"
 
 
@@ -48,19 +47,17 @@ class Sweep(Backend):
     ) -> str | None:
         return None
 
-    def plan(self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> Plan:
+    def describe(
+        self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
+    ) -> tuple[str, int]:
         sweep = _Sweep(source, mask, tuple(reductions))
         answers = sum(total.nbytes for sums in sweep.start() for total in sums)
         boxes = sweep.boxes
-        sizes = [[part.stop - part.start for part in box.at_both] for box in boxes]
-        rows = max((size[-2] for size in sizes), default=0)
-        one = max((prod(size) for size in sizes), default=0)
-        one *= accumulation_dtype(source.dtype).itemsize
+        rows = max((box.rows.stop - box.rows.start for box in boxes), default=0)
+        block = sweep.block_size * accumulation_dtype(source.dtype).itemsize
         threads = min(torch.get_num_threads(), len(boxes)) if sweep.threaded else 1
-        held = answers + threads * BLOCKS_HELD * one
-        blocks = "1 block" if len(boxes) == 1 else f"{len(boxes)} blocks"
-        how = f"one sweep over {blocks} of at most {rows} rows"
-        return Plan(how, *counted(boxes, source, reductions), held)
+        how = f"one sweep over {count_text(len(boxes), 'block')} of at most {rows} rows"
+        return how, answers + threads * BLOCKS_HELD * block
 
     def reduce(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
@@ -184,9 +181,10 @@ class _Sweep:
         groups = {self.source.group, *(reduction.group for reduction in self.reductions)}
         return list(boxes(self.source.shape, self.mask, tuple(groups), rows))
 
-    def scratch(self) -> Scratch:
-        sizes = (prod(part.stop - part.start for part in box.at_both) for box in self.boxes)
-        return Scratch(max(sizes, default=0))
+    @cached_property
+    def block_size(self) -> int:
+        """The number of scores in the largest block."""
+        return max((box.numel for box in self.boxes), default=0)
 
     def start(self) -> list[tuple[Tensor, ...]]:
         shape, device = self.source.shape, self.source.device
@@ -197,7 +195,7 @@ class _Sweep:
         """Accumulate the contributions of all blocks."""
 
         def worker() -> Callable[[Box], list[tuple[Contribution, ...]]]:
-            scratch = self.scratch()
+            scratch = Scratch(self.block_size)
 
             def answer(box: Box) -> list[tuple[Contribution, ...]]:
                 with torch.no_grad(), without_autocast(self.source.device):
@@ -220,7 +218,7 @@ class _Sweep:
         totals: dict[int, Tensor] = {}
 
         def worker() -> Callable[[Box], list[tuple[int, Index, Tensor]]]:
-            scratch = self.scratch()
+            scratch = Scratch(self.block_size)
 
             def answer(box: Box) -> list[tuple[int, Index, Tensor]]:
                 leaves = _Leaves(self.tensors)

@@ -28,7 +28,6 @@ from regard.errors.formatting import (
     count_text,
     dtype_text,
     kind_text,
-    readable,
     shape_text,
     with_article,
 )
@@ -81,7 +80,6 @@ __all__ = [
     "dtype_text",
     "is_whole",
     "kind_text",
-    "readable",
     "shape_text",
     "with_article",
 ]

@@ -9,7 +9,6 @@ __all__ = [
     "count_text",
     "dtype_text",
     "kind_text",
-    "readable",
     "shape_text",
     "with_article",
 ]
@@ -43,19 +42,9 @@ def with_article(name: str) -> str:
 
 
 def bytes_text(count: int) -> str:
-    """Return a number of bytes as text: ``8.62 KiB``."""
-    return readable(count, 1024, ("bytes", "KiB", "MiB", "GiB", "TiB"))
-
-
-def readable(count: float, step: int, units: tuple[str, ...]) -> str:
-    """Return a count as text with three digits, in the smallest unit that keeps it below 1000.
-
-    Args:
-        count: the number, in the first unit.
-        step: how many of one unit make one of the next.
-        units: names, from the smallest to the largest.
-    """
-    place = 0
-    while count >= 999.5 and place + 1 < len(units):
-        count, place = count / step, place + 1
-    return f"{count:.3g} {units[place]}"
+    """Return a number of bytes with three digits: ``8.62 KiB``."""
+    size, units = float(count), ["TiB", "GiB", "MiB", "KiB", "bytes"]
+    while size >= 999.5 and len(units) > 1:
+        size /= 1024
+        units.pop()
+    return f"{size:.3g} {units[-1]}"

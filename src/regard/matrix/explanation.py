@@ -1,11 +1,11 @@
-"""Which way an answer would be computed, why that one, and what it would cost, in words."""
+"""Explanations of how a question would be computed, in words."""
 
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from regard.backends.choose import BACKENDS, choice
-from regard.errors import bytes_text, kind_text, readable
+from regard.errors import bytes_text, kind_text
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.reductions.products import Output
 from regard.reductions.reduction import Reduction, check_reductions
@@ -16,70 +16,57 @@ __all__ = ["Explanation", "explain"]
 
 @dataclass(frozen=True)
 class Explanation:
-    """How a question would be answered, and what that costs; ``str`` says it in words.
+    """The backend that would answer, the reason for the choice, and the memory it needs.
 
-    Costs are those of the answer itself. Its gradient takes about two and a half times as much
-    again.
+    ``str`` gives one line for the backend, and one for each backend that refuses.
 
     Attributes:
         backend: "sdpa", "triton" or "sweep".
-        how: what it does.
-        refusals: why the backends before it in the table do not answer.
-        flops: floating-point operations of the matrix products.
-        forward_flops: those of one dense attention forward; 0 for scores that are given.
-        held: the bytes held at once beside the inputs, the answers included.
-        read: the bytes of the inputs that are read, again for every block of rows.
+        how: how the backend computes the answer, in a phrase.
+        refusals: for each backend before it in the table, why it does not answer.
+        memory: an estimate of the bytes needed beside the inputs, with the answers. A backward pass
+            needs about twice as much again.
 
     Example:
         >>> import torch, regard
         >>> x = torch.zeros(16384, 64)
-        >>> A = regard.attend(x, x, mask=regard.SlidingWindow(255, 0))
-        >>> found = regard.explain(A)
-        >>> found.backend, round(found.flops / found.forward_flops, 2)
-        ('sdpa', 0.02)
+        >>> found = regard.explain(regard.attend(x, x, mask=regard.Causal()), regard.Entropy())
+        >>> found.backend, found.refusals
+        ('sweep', {'sdpa': 'no fused kernel gives Entropy'})
     """
 
     backend: str
     how: str
-    refusals: tuple[str, ...]
-    flops: int
-    forward_flops: int
-    held: int
-    read: int
+    refusals: dict[str, str]
+    memory: int
 
     def __str__(self) -> str:
-        """Two lines: the way and why, the costs."""
-        share = ""
-        if self.forward_flops:
-            share = f" ({self.flops / self.forward_flops:.2f} of one forward)"
-        work = readable(self.flops, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"))
-        return (
-            f"{self.backend}: {'; '.join((self.how, *self.refusals))}.\n"
-            f"    {work}{share}, {bytes_text(self.held)} held, {bytes_text(self.read)} read."
-        )
+        """Return the backend and its memory, then the backends that refuse."""
+        lines = [f"{self.backend}: {self.how}; {bytes_text(self.memory)} of memory."]
+        lines += [f"    Not {name}: {reason}." for name, reason in self.refusals.items()]
+        return "\n".join(lines)
 
 
 def explain(matrix: AttentionMatrix, *reductions: Reduction) -> Explanation:
-    """Which backend would answer, why that one, and what it would cost; nothing is computed.
+    """Return which backend would answer, why, and the memory it needs, without computing anything.
 
     Args:
         matrix: the attention matrix.
-        reductions: what would be asked in one ``reduce``; without any, ``A @ value`` with a value
-            as wide as the key (for given scores, of one column).
+        reductions: the arguments of one ``reduce``. Without any, ``A @ value`` with a value as wide
+            as the key (for given scores, of one column).
 
     Returns:
-        The backend, the reasons and the costs; print it to read them.
+        An explanation; print it to read it.
 
     Raises:
-        TypeError: matrix is no attention matrix, or an argument is no reduction.
-        ValueError: a reduction that does not fit the matrix.
+        TypeError: matrix is not an AttentionMatrix, or an argument is not a reduction.
+        ValueError: a reduction does not fit the matrix.
 
     Example:
         >>> import torch, regard
         >>> x = torch.zeros(8, 4096, 64)
         >>> print(regard.explain(regard.attend(x, x, mask=regard.Causal())))
-        sdpa: one fused causal call.
-            18.3 GFLOP (0.53 of one forward), 8 MiB held, 152 MiB read.
+        sdpa: one fused causal call; 8 MiB of memory.
     """
     if not isinstance(matrix, AttentionMatrix):
         raise TypeError(
@@ -87,13 +74,10 @@ def explain(matrix: AttentionMatrix, *reductions: Reduction) -> Explanation:
             "    Make one with regard.attend(query, key)."
         )
     check_reductions("explain()", reductions)
-    source, mask = matrix.source, matrix.mask
     asked = reductions or (Output(_any_value(matrix)),)
-    name, refusals = choice(source, mask, asked)
-    plan = BACKENDS[name].plan(source, mask, asked)
-    head_dim = source.query.shape[-1] if isinstance(source, QueryKeyScores) else 0
-    forward = 4 * source.shape.numel() * head_dim
-    return Explanation(name, plan.how, refusals, plan.flops, forward, plan.held, plan.read)
+    name, refusals = choice(matrix.source, matrix.mask, asked)
+    how, memory = BACKENDS[name].describe(matrix.source, matrix.mask, asked)
+    return Explanation(name, how, refusals, memory)
 
 
 def _any_value(matrix: AttentionMatrix) -> Tensor:

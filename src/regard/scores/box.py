@@ -1,6 +1,7 @@
 """Boxes of rows and columns, and the parts of tensors that they need."""
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -34,6 +35,11 @@ class Box(NamedTuple):
     def at_both(self) -> tuple[slice, ...]:
         """The index of the box in a tensor of shape (..., q_len, kv_len)."""
         return (*self.leading, self.rows, self.columns)
+
+    @property
+    def numel(self) -> int:
+        """The number of entries of the matrix in the box."""
+        return prod(part.stop - part.start for part in self.at_both)
 
 
 def broadcast_index(tensor: Tensor, index: Index) -> Tensor:

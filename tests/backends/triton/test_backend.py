@@ -115,24 +115,23 @@ def test_the_output_beside_statistics_comes_from_the_fused_kernels(interpreted: 
     torch.testing.assert_close(entropy, A.entropy())
 
 
-def test_a_plan_counts_the_passes_and_what_a_mask_leaves() -> None:
+def test_the_memory_counts_the_pieces_of_cells_and_the_output() -> None:
     x = torch.zeros(4, 8192, 64)
     A = regard.attend(x, x, mask=regard.SlidingWindow(63, 0))
     asked = (regard.Entropy(), regard.Sum(-2), regard.Pool(8, 8), regard.Output(x))
-    plan = BACKENDS["triton"].plan(A.source, A.mask, asked)
-    fused = BACKENDS["sdpa"].plan(A.source, A.mask, asked[3:])
-    assert plan.how == f"Triton kernels for the rows, the columns, the cells, {fused.how}"
-    assert plan.flops < 0.1 * 4 * 4 * 8192**2 * 64
+    _, memory = BACKENDS["triton"].describe(A.source, A.mask, asked)
+    _, of_output = BACKENDS["sdpa"].describe(A.source, A.mask, asked[3:])
     pieces = 8192 // 32  # of cells, whose sums are added by a second kernel
-    assert plan.held == fused.held + 4 * 4 * (4 * 8192 + 2 * (8192 + 8 * 8) + pieces * 8)
+    assert memory == of_output + 4 * 4 * (4 * 8192 + 2 * (8192 + 8 * 8) + pieces * 8)
 
 
-def test_a_plan_counts_the_tiles_that_a_top_k_lists() -> None:
+def test_the_memory_counts_the_tiles_that_a_top_k_lists() -> None:
     x = torch.zeros(4, 128, 64)
     A = regard.attend(x, x)
-    plan = BACKENDS["triton"].plan(A.source, A.mask, [regard.TopK(2), regard.TopK(5)])
+    asked = [regard.TopK(2), regard.TopK(5)]
+    _, memory = BACKENDS["triton"].describe(A.source, A.mask, asked)
     answers = (2 + 5) * (4 + 8)  # a weight and its key each
-    assert plan.held == 4 * 128 * (3 * 4 + answers + 8 * 4)
+    assert memory == 4 * 128 * (3 * 4 + answers + 8 * 4)
 
 
 def test_a_smaller_k_beside_a_larger_one(interpreted: None) -> None:
@@ -301,7 +300,7 @@ def test_a_matrix_on_the_cpu_is_refused_by_name() -> None:
 
 
 def test_a_matrix_on_the_cpu_is_answered_without_a_word() -> None:
-    assert regard.explain(A, STATISTIC).refusals == ("no fused kernel gives Entropy",)
+    assert regard.explain(A, STATISTIC).refusals == {"sdpa": "no fused kernel gives Entropy"}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert A.entropy().shape == (5,)
@@ -354,7 +353,7 @@ def test_a_matrix_on_a_gpu_is_given_to_the_kernels(on_cuda: None) -> None:
     assert isinstance(chosen(A, STATISTIC), backend.Triton)
     found = regard.explain(A, STATISTIC, regard.Sum(-2), regard.TopK(3))
     assert found.backend == "triton"
-    assert found.how == "Triton kernels for the rows, the columns, the largest weights"
+    assert found.how == "Triton kernels that keep tiles of scores in registers"
 
 
 @pytest.mark.parametrize(("lack", "reason"), LACKING.values(), ids=LACKING)

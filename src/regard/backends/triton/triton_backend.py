@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 
 from regard.backends.autograd_limits import only_backward
-from regard.backends.backend import Backend
-from regard.backends.plan import Plan, counted
+from regard.backends.backend import Backend, Unavailable
 from regard.backends.sdpa import Sdpa
-from regard.backends.sweep import boxes
 from regard.backends.triton.operands import operands, refused
 from regard.errors import check_operand, dtype_text
 from regard.masks import Mask
@@ -37,7 +35,7 @@ MAX_K = 64
 MAX_HEAD_DIM = 256
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LEAST_CAPABILITY = (8, 0)
-LEAST_HEIGHT = 32  # of a tile that spans are cut for, in queries: a plan counts the most pieces
+LEAST_HEIGHT = 32  # of a tile that spans are cut for, in queries: it makes the most pieces
 ANSWERED = (LogSumExp, Entropy, Sum, TopK, Pool, Segments, TransposedOutput)
 # What Triton says, in no error of its own, of a machine without a compiler, a driver or a folder.
 MACHINES = ("C compiler", "active drivers", "libcuda", "cache dir")
@@ -71,22 +69,17 @@ class Triton(Backend):
             or unavailable_reason(source)
         )
 
-    def plan(self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> Plan:
-        passes = _passes(reductions)
-        outputs = [r for r in reductions if type(r) is Output]
-        parts = boxes(source.shape, mask, (source.group,), range(source.shape[-2]))
-        flops, read = counted(parts, source, ())
-        flops, read = flops * len(passes), read * len(passes)
-        held = 3 * source.shape[:-1].numel() * torch.float32.itemsize  # the logsumexp and norms
-        held += _between(reductions, source.shape)
+    def describe(
+        self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
+    ) -> tuple[str, int]:
+        memory = 3 * source.shape[:-1].numel() * torch.float32.itemsize  # logsumexp and norms
+        memory += _between(reductions, source.shape)
         for reduction in reductions:
-            if reduction not in outputs:
-                held += sum(buffer.nbytes for buffer in _buffers(reduction, source))
-        for output in outputs:
-            fused = _FUSED.plan(source, mask, [output])
-            passes.append(fused.how)
-            flops, read, held = flops + fused.flops, read + fused.read, held + fused.held
-        return Plan(f"Triton kernels for {', '.join(passes)}", flops, read, held)
+            if type(reduction) is Output:
+                memory += _FUSED.describe(source, mask, [reduction])[1]
+            else:
+                memory += sum(buffer.nbytes for buffer in _buffers(reduction, source))
+        return "Triton kernels that keep tiles of scores in registers", memory
 
     def reduce(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
@@ -158,19 +151,6 @@ def _of_operand(operand: Tensor) -> str | None:
     if operand.ndim > 1 and operand.shape[-1] > MAX_HEAD_DIM:
         return f"Triton kernels multiply a width up to {MAX_HEAD_DIM}, not {operand.shape[-1]}"
     return None
-
-
-def _passes(reductions: Sequence[Reduction]) -> list[str]:
-    """The kernels that these questions take, in words."""
-    passes = ["the rows"]
-    if any(r == Sum(-2) for r in reductions):
-        passes.append("the columns")
-    passes += ["a transposed product" for r in reductions if isinstance(r, TransposedOutput)]
-    passes += ["the cells" for r in reductions if isinstance(r, Pool)]
-    passes += ["the segments" for r in reductions if isinstance(r, Segments)]
-    if any(isinstance(r, TopK) and r.k > 1 for r in reductions):
-        passes.append("the largest weights")
-    return passes
 
 
 def _between(reductions: Sequence[Reduction], shape: torch.Size) -> int:
@@ -319,30 +299,31 @@ def _spans(reduction: Pool | Segments, shape: torch.Size) -> tuple[Tensor, Tenso
     return down, across
 
 
-def unavailable_reason(source: Scores) -> str | None:
-    """What is missing for these tensors to be given to a kernel, as a clause; None: nothing."""
+def unavailable_reason(source: Scores) -> Unavailable | None:
+    """Return why no kernel can read these tensors on this machine, as a clause, or None."""
     device = source.device
     found = find_spec("triton")
-    if found is None or found.origin is None:  # a folder of that name is no package
-        return "triton is not installed"
+    if found is None or found.origin is None:  # a folder of that name is not a package
+        return Unavailable("triton is not installed")
     if device.type != "cuda":
         from regard.backends.triton.launch import interpreted  # takes half a second
 
         if not (device.type == "cpu" and interpreted()):
-            return f"Triton kernels run on NVIDIA GPUs, and the matrix is on {device}"
+            text = f"Triton kernels run on NVIDIA GPUs, and the matrix is on {device}"
+            return Unavailable(text)
     elif torch.version.hip is not None:
-        return "Triton kernels are written for NVIDIA GPUs, and this is one of AMD"
+        return Unavailable("Triton kernels are written for NVIDIA GPUs, and this is one of AMD")
     elif (capability := torch.cuda.get_device_capability(device)) < LEAST_CAPABILITY:
         least = ".".join(map(str, LEAST_CAPABILITY))
         has = ".".join(map(str, capability))
-        return f"Triton kernels need compute capability {least}, and the GPU has {has}"
+        return Unavailable(f"Triton kernels need compute capability {least}, and the GPU has {has}")
     if not isinstance(source, QueryKeyScores):
         return None
     if source.dtype not in DTYPES or source.key.dtype != source.dtype:
-        return f"no Triton kernel takes {dtype_text(source.dtype)}"
-    if source.query.shape[-1] > MAX_HEAD_DIM:
-        head_dim = source.query.shape[-1]
-        return f"Triton kernels take a head_dim up to {MAX_HEAD_DIM}, and it is {head_dim}"
+        return Unavailable(f"no Triton kernel takes {dtype_text(source.dtype)}")
+    if (head_dim := source.query.shape[-1]) > MAX_HEAD_DIM:
+        text = f"Triton kernels take a head_dim up to {MAX_HEAD_DIM}, and it is {head_dim}"
+        return Unavailable(text)
     return None
 
 
