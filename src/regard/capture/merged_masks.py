@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.capture.generation import Order
 from regard.masks import And, Causal, Keep, Mask, Not, Or, RowSlice, SlidingWindow
 from regard.masks.bands import Band
-from regard.masks.flex_masks import BlockSparse, MaskMod
+from regard.masks.flex import BlockSparse, MaskMod
 from regard.masks.row_slice import row_slice_of
 from regard.scores.box import Box
 

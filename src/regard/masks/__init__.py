@@ -2,18 +2,12 @@
 
 from regard.masks.bands import Causal, SlidingWindow
 from regard.masks.documents import Documents
-from regard.masks.flex_masks import BlockSparse, MaskMod
+from regard.masks.flex import BlockSparse, MaskMod
 from regard.masks.key_bounds import KeyBounds
 from regard.masks.lengths import Padding, PrefixLM
-from regard.masks.mask import (
-    And,
-    Mask,
-    Not,
-    Or,
-    as_mask,
-)
+from regard.masks.mask import And, Mask, Not, Or, as_mask
 from regard.masks.row_slice import RowSlice
-from regard.masks.tensor_masks import Drop, Keep
+from regard.masks.tensors import Drop, Keep
 
 __all__ = [
     "And",

@@ -1,71 +1,60 @@
 """Masks that allow a band along the diagonal: Causal and SlidingWindow."""
 
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, final
 
 import torch
 from torch import Tensor
 
 from regard.errors import check_whole
 from regard.masks.key_bounds import KeyBounds
-from regard.masks.mask import Mask, PointMask
-from regard.scores.box import Box
+from regard.masks.mask import Mask, Points
 
 __all__ = ["Band", "Causal", "SlidingWindow"]
 
 
 @dataclass(frozen=True, repr=False)
 class Band(Mask):
-    """Keys from ``query + low`` to ``query + high``, after the shift that aligns the ends."""
+    """A mask that allows the keys from ``q_idx + low`` to ``q_idx + high``."""
 
     @abstractmethod
     def limits(self, shape: torch.Size) -> tuple[int | None, int]:
-        """The lowest and the highest allowed kv_idx - q_idx; None is no limit."""
+        """Return low and high, the limits of kv_idx - q_idx; None is no limit."""
 
     def bind(self, shape: torch.Size, device: torch.device) -> Mask:
         return self
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> Mask:
-        return self
+    def allows(self, points: Points) -> Tensor:
+        low, high = self.limits(points.shape)
+        q_idx, kv_idx = points.q_idx, points.kv_idx
+        below = kv_idx <= q_idx + high
+        return below if low is None else below & (kv_idx >= q_idx + low)
 
     def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
         low, high = self.limits(shape)
         first, last = rows.start, rows.stop - 1
 
-        def within(low_of: int, high_of: int) -> slice:
+        def keys(low_of: int, high_of: int) -> slice:
             start = 0 if low is None else min(max(low_of + low, 0), shape[-1])
             stop = min(max(high_of + high + 1, 0), shape[-1])
             return slice(start, max(start, stop))
 
-        return KeyBounds(within(first, last), within(last, first))
-
-    def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
-        q_idx = torch.arange(box.rows.start, box.rows.stop, device=device)[:, None]
-        kv_idx = torch.arange(box.columns.start, box.columns.stop, device=device)
-        return self._within(q_idx, kv_idx, shape)
-
-    def mask_mod(self, shape: torch.Size) -> PointMask:
-        return lambda _b, _h, q_idx, kv_idx: self._within(q_idx, kv_idx, shape)
-
-    def _within(self, q_idx: Tensor, kv_idx: Tensor, shape: torch.Size) -> Tensor:
-        low, high = self.limits(shape)
-        below = kv_idx <= q_idx + high
-        return below if low is None else below & (kv_idx >= q_idx + low)
+        return KeyBounds(keys(first, last), keys(last, first))
 
 
+@final
 @dataclass(frozen=True, repr=False)
 class Causal(Band):
-    """A query attends to itself and what came before, never to what comes after.
+    """A mask that lets a query attend to its own key and the keys before it.
 
     Args:
-        align: where q_len and kv_len differ, ``"bottom-right"`` lines up the last query with the
-            last key (the KV-cache meaning); ``"top-left"`` lines up the first ones, which is what
-            ``is_causal=True`` means in PyTorch.
+        align: if q_len and kv_len differ, ``"bottom-right"`` aligns the last query with the last
+            key, as with a KV cache; ``"top-left"`` aligns the first query with the first key, as
+            ``is_causal=True`` does in PyTorch.
 
     Raises:
-        ValueError: another alignment.
+        ValueError: align is something else.
 
     Example:
         >>> import torch, regard
@@ -92,20 +81,21 @@ class Causal(Band):
         return "Causal()" if self.align == "bottom-right" else f"Causal(align={self.align!r})"
 
 
+@final
 @dataclass(frozen=True, repr=False)
 class SlidingWindow(Band):
-    """A query attends to the ``left`` keys before it, its own, and the ``right`` keys after it.
+    """A mask that allows ``left`` keys before a query, its own key, and ``right`` keys after it.
 
     The field has three meanings of "window"; here it is ``left + 1 + right`` keys, the query's
     own included. Mistral's ``sliding_window=w`` is ``SlidingWindow(w - 1, 0)``.
 
     Args:
-        left: how many keys before the query's own.
-        right: how many keys after it.
+        left: the number of keys before the query's own.
+        right: the number of keys after it.
 
     Raises:
-        TypeError: not whole numbers.
-        ValueError: a negative number.
+        TypeError: left or right is not a whole number.
+        ValueError: left or right is negative.
 
     Example:
         >>> import torch, regard

@@ -1,6 +1,6 @@
 """A mask as the BlockMask of FlexAttention, block by block."""
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -16,22 +16,37 @@ if TYPE_CHECKING:
 __all__ = ["EMPTY", "FULL", "PARTIAL", "block_mask_of"]
 
 EMPTY, PARTIAL, FULL = 0, 1, 2
-"""What a block of a BlockMask is: nobody attends, ask the mask_mod, everybody may attend."""
+"""The kinds of blocks: no query attends, the mask_mod decides, every query may attend."""
 
-_AT_ONCE = 2**22
+_MAX_NUMBERS = 2**22  # of the mask, evaluated at once
 
 
 def block_mask_of(
     mask: "Mask", shape: torch.Size, device: torch.device, block_size: int
 ) -> "BlockMask":
-    """The BlockMask of a bound mask; shape is (batch, num_heads, q_len, kv_len)."""
+    """Return the BlockMask of a mask bound to (batch, num_heads, q_len, kv_len)."""
     from torch.nn.attention.flex_attention import BlockMask  # few need it
 
     q_len, kv_len = shape[-2:]
-    starts = range(0, q_len, block_size)
-    tiles = [slice(start, min(start + block_size, q_len)) for start in starts]
-    rows = [_row_of_blocks(mask, tile, shape, device, block_size) for tile in tiles]
-    grid = torch.stack(cast(list[Tensor], torch.broadcast_tensors(*rows)), -2)
+    leading = (slice(0, shape[0]), slice(0, shape[1]))
+    corner = mask.block(Box(leading, slice(0, 1), slice(0, 1)), shape, device)
+    distinct = (1, 1, *corner.shape[:-2])[-2:]  # batch or 1, num_heads or 1
+    blocks = (-(-q_len // block_size), -(-kv_len // block_size))
+    grid = torch.full((*distinct, *blocks), EMPTY, device=device)
+    step = max(1, _MAX_NUMBERS // (shape[0] * shape[1] * block_size**2))
+    for row in range(blocks[0]):
+        rows = slice(row * block_size, min((row + 1) * block_size, q_len))
+        some, every = mask.key_bounds(leading, rows, shape)
+        first, last = some.start // block_size, -(-some.stop // block_size)
+        full = slice(-(-every.start // block_size), every.stop // block_size)
+        if full.start >= full.stop or rows.stop - rows.start < block_size:
+            full = slice(last, last)  # a block that the edge of the matrix cuts is never full
+        grid[..., row, full] = FULL
+        for start, stop in ((first, full.start), (full.stop, last)):
+            for at in range(start, stop, step):
+                end = min(at + step, stop)
+                box = Box(leading, rows, slice(at * block_size, min(end * block_size, kv_len)))
+                grid[..., row, at:end] = _kinds(mask.block(box, shape, device), box, block_size)
     return BlockMask.from_kv_blocks(
         *_listed(grid == PARTIAL),
         *_listed(grid == FULL),
@@ -41,45 +56,16 @@ def block_mask_of(
     )
 
 
-def _row_of_blocks(
-    mask: "Mask", rows: slice, shape: torch.Size, device: torch.device, block_size: int
-) -> Tensor:
-    """What each block of these rows is, (batch or 1, num_heads or 1, blocks)."""
-    leading, kv_len = (slice(0, shape[0]), slice(0, shape[1])), shape[-1]
-    columns = mask.key_bounds(leading, rows, shape)
-    first, last = columns.any.start // block_size, -(-columns.any.stop // block_size)
-    full = slice(-(-columns.all.start // block_size), columns.all.stop // block_size)
-    if full.start >= full.stop or rows.stop - rows.start < block_size:
-        full = slice(last, last)  # a block that the edge of the matrix cuts is never full
-    step = max(1, _AT_ONCE // (shape[0] * shape[1] * block_size**2))
-    parts = [torch.full((1, 1, first), EMPTY, device=device)]
-    for start, stop in ((first, full.start), (full.stop, last)):
-        for block in range(start, stop, step):
-            end = min((block + step) * block_size, stop * block_size, kv_len)
-            box = Box(leading, rows, slice(block * block_size, end))
-            parts.append(_kinds(mask.block(box, shape, device), box, block_size))
-        if start == first:
-            parts.append(torch.full((1, 1, full.stop - full.start), FULL, device=device))
-    parts.append(
-        torch.full((1, 1, -(-kv_len // block_size) - max(first, last)), EMPTY, device=device)
-    )
-    batch, num_heads = (max(part.shape[axis] for part in parts) for axis in (0, 1))
-    return torch.cat([part.expand(batch, num_heads, -1) for part in parts], -1)
-
-
 def _kinds(allowed: Tensor, box: Box, block_size: int) -> Tensor:
-    """What each block of a box is, from what the mask allows there."""
+    """Return the kind of each block of a row of blocks, (..., blocks), from its part of a mask."""
     height, width = box.rows.stop - box.rows.start, box.columns.stop - box.columns.start
-    leading = cast(torch.Size, torch.broadcast_shapes(allowed.shape[:-2], (1, 1)))
-    allowed = allowed.expand(*leading, height, width)
+    allowed = allowed.expand(*allowed.shape[:-2], height, width)
     padded = F.pad(allowed, (0, -width % block_size, 0, block_size - height))
-    blocks = padded.reshape(
-        *leading, block_size, -1, block_size
-    )  # (batch, num_heads, rows, blocks, columns)
+    blocks = padded.reshape(*padded.shape[:-1], -1, block_size)  # (..., rows, blocks, columns)
     return blocks.any(-1).any(-2).long() + blocks.all(-1).all(-2)
 
 
 def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """For each row of blocks how many are chosen, and all blocks with the chosen ones first."""
+    """Return how many blocks of each row are chosen, and all blocks with the chosen ones first."""
     indices = chosen.byte().sort(dim=-1, descending=True, stable=True).indices
     return chosen.sum(-1, dtype=torch.int32), indices.int()

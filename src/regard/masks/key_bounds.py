@@ -1,12 +1,14 @@
-"""Columns: what a mask knows of some rows, and the arithmetic of such parts of the keys."""
+"""The keys that some rows can attend to, and the arithmetic of such ranges of keys."""
 
 from typing import NamedTuple
 
-__all__ = ["KeyBounds", "around", "hull", "length", "overlap"]
+__all__ = ["NO_KEYS", "KeyBounds", "around", "hull", "length", "overlap"]
+
+NO_KEYS = slice(0, 0)
 
 
 class KeyBounds(NamedTuple):
-    """What a mask knows of some rows without looking at every key, so that work is skipped.
+    """What a mask knows of some rows without a look at every key, so that work is skipped.
 
     Attributes:
         any: outside these keys none of the rows attends to anything; may be empty.
@@ -23,19 +25,19 @@ class KeyBounds(NamedTuple):
     all: slice
 
 
-def length(part: slice) -> int:
-    """How many keys a part holds."""
-    return part.stop - part.start
+def length(keys: slice) -> int:
+    """Return the number of keys in a range."""
+    return keys.stop - keys.start
 
 
 def overlap(first: slice, second: slice) -> slice:
-    """What lies in both parts."""
+    """Return the keys that lie in both ranges."""
     start, stop = max(first.start, second.start), min(first.stop, second.stop)
     return slice(start, max(start, stop))
 
 
 def hull(first: slice, second: slice) -> slice:
-    """From the first to the last of two parts, of which each may be empty."""
+    """Return the smallest range around two ranges, each of which may be empty."""
     if not length(first):
         return second
     if not length(second):
@@ -43,8 +45,8 @@ def hull(first: slice, second: slice) -> slice:
     return slice(min(first.start, second.start), max(first.stop, second.stop))
 
 
-def around(part: slice, total: int) -> tuple[slice, slice]:
-    """What lies before a part, and what lies after it; before an empty part lies everything."""
-    if not length(part):
-        return slice(0, total), slice(0, 0)
-    return slice(0, part.start), slice(part.stop, total)
+def around(keys: slice, total: int) -> tuple[slice, slice]:
+    """Return the keys before a range and those after it; all keys lie before an empty range."""
+    if not length(keys):
+        return slice(0, total), NO_KEYS
+    return slice(0, keys.start), slice(keys.stop, total)

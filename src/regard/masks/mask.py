@@ -1,14 +1,14 @@
-"""What a mask is, and how masks combine. True always means *may attend*.
+"""Masks and how they combine. True always means *may attend*.
 
-A mask is a small immutable value; ``bind`` fits it to the shape of a matrix and checks it there.
-Rows and columns are aligned at the bottom right when ``q_len != kv_len``: the last query sits at
-the last key, as with a KV cache.
+A mask is a small immutable value. ``bind`` checks it against the shape of a matrix and fits its
+tensors to that shape. Rows and columns are aligned at the bottom right if ``q_len != kv_len``: the
+last query sits at the last key, as with a KV cache.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self, TypeAlias, cast
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias, cast, final
 
 import torch
 from torch import Tensor
@@ -24,9 +24,9 @@ from regard.errors import (
     with_article,
 )
 from regard.masks.block_mask import block_mask_of
-from regard.masks.drawing import drawing
 from regard.masks.key_bounds import KeyBounds, around, hull, length, overlap
 from regard.scores.box import Box
+from regard.scores.flex_callable import FlexCallable
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -38,22 +38,84 @@ __all__ = [
     "Not",
     "Or",
     "PointMask",
+    "Points",
     "as_mask",
+    "converter",
+    "fits",
     "no_mask",
     "pick",
+    "without_repeats",
 ]
 
 PointMask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """FlexAttention's mask_mod: b, h, q_idx and kv_idx, each a scalar tensor; True = may attend."""
 
 MaskLike: TypeAlias = "Mask | Tensor | PointMask | BlockMask"
-"""What may be given as a mask."""
+"""Everything that can be passed as a mask."""
 
-_AT_ONCE = 2**22
+_MAX_NUMBERS = 2**22  # of a dense mask, written at once
+_DRAWN_ROWS, _DRAWN_COLUMNS = 32, 64
 
 
+class Points(NamedTuple):
+    """The pairs of a query and a key at which a mask is evaluated: a box of a matrix, or one pair.
+
+    Attributes:
+        places: the place on every axis of the matrix: slices of a box, scalar tensors of one pair.
+        shape: of the matrix, (..., num_heads, q_len, kv_len).
+        device: of the indices.
+    """
+
+    places: tuple[slice | Tensor, ...]
+    shape: torch.Size
+    device: torch.device
+
+    @property
+    def q_idx(self) -> Tensor:
+        """The indices of the queries, (rows, 1), or a scalar tensor for one pair."""
+        q_idx = self._indices(-2)
+        return q_idx[:, None] if q_idx.ndim else q_idx
+
+    @property
+    def kv_idx(self) -> Tensor:
+        """The indices of the keys, (columns,), or a scalar tensor for one pair."""
+        return self._indices(-1)
+
+    @property
+    def position(self) -> Tensor:
+        """The index of the key at which each query sits: the last query sits at the last key."""
+        return self.q_idx + (self.shape[-1] - self.shape[-2])
+
+    def read(self, tensor: Tensor) -> Tensor:
+        """Return the values of a tensor that has the axes of the matrix, each full or 1."""
+        return pick(tensor, *self.places)
+
+    def call(self, function: FlexCallable) -> Tensor:
+        """Return the values of a mask_mod, with an axis of 1 where they repeat."""
+        *leading, rows, columns = self.places
+        if isinstance(rows, slice):
+            box = Box(*cast("tuple[tuple[slice, ...], slice, slice]", (leading, rows, columns)))
+            return without_repeats(function(box))
+        b, h = self.read(function.batch), self.read(function.head)
+        return function.function(b, h, rows, columns)
+
+    def moved(self, rows: int, q_len: int) -> "Points":
+        """Return the same pairs in a matrix of q_len queries, where they lie some rows further."""
+        *leading, at, columns = self.places
+        at = slice(at.start + rows, at.stop + rows) if isinstance(at, slice) else at + rows
+        shape = torch.Size((*self.shape[:-2], q_len, self.shape[-1]))
+        return Points((*leading, at, columns), shape, self.device)
+
+    def _indices(self, axis: int) -> Tensor:
+        at = self.places[axis]
+        return at if isinstance(at, Tensor) else torch.arange(at.start, at.stop, device=self.device)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Mask(ABC):
     """Which keys a query may attend to; combine masks with ``&``, ``|`` and ``~``.
+
+    A subclass is a frozen dataclass; its tensors, and the masks that it is made of, are fields.
 
     Attributes:
         shape: of the matrix whose mask it is, as in ``A.mask``; None for a mask by itself.
@@ -73,20 +135,30 @@ class Mask(ABC):
         ■ ■ ■ ■
     """
 
-    shape: torch.Size | None = None
-    device: torch.device | None = None
+    shape: torch.Size | None = field(default=None, init=False, compare=False)
+    device: torch.device | None = field(default=None, init=False, compare=False)
 
     @abstractmethod
     def bind(self, shape: torch.Size, device: torch.device) -> "Mask":
-        """The mask fitted to a matrix of this shape; its tensors get all axes, full or 1."""
+        """Return the mask fitted to a matrix of this shape, (..., num_heads, q_len, kv_len).
+
+        The tensors of a bound mask have the axes of the matrix, each full or 1; binding them once
+        more changes nothing.
+
+        Raises:
+            ValueError: the mask does not fit the shape.
+        """
 
     @abstractmethod
-    def map(self, function: Callable[[Tensor], Tensor]) -> "Mask":
-        """The same mask with the function applied to every tensor of a bound mask."""
+    def allows(self, points: Points) -> Tensor:
+        """Return True where the query may attend to the key, broadcastable to the points.
+
+        The mask is bound to the matrix of the points.
+        """
 
     @abstractmethod
     def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
-        """Which keys these rows of these heads can attend to, as narrow as is quickly known.
+        """Return which keys some rows of a bound mask can attend to, without a look at every key.
 
         Args:
             leading: a slice with a start and a stop for each leading axis of the matrix.
@@ -94,51 +166,59 @@ class Mask(ABC):
             shape: the shape of the matrix, (..., num_heads, q_len, kv_len).
         """
 
-    @abstractmethod
-    def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
-        """True where a key may be attended to, broadcastable to the box."""
-
-    @abstractmethod
-    def mask_mod(self, shape: torch.Size) -> PointMask:
-        """A bound mask of shape (batch, num_heads, q_len, kv_len) as FlexAttention's mask_mod."""
-
     @property
     @abstractmethod
     def text(self) -> str:
-        """How one writes the mask."""
+        """The mask as Python code."""
+
+    def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
+        """Return True where a bound mask allows a key of the box, broadcastable to the box."""
+        return self.allows(Points(box.at_both, shape, device))
+
+    def mask_mod(self, shape: torch.Size) -> PointMask:
+        """Return FlexAttention's mask_mod of a mask bound to (batch, num_heads, q_len, kv_len)."""
+
+        def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+            return self.allows(Points((b, h, q_idx, kv_idx), shape, q_idx.device))
+
+        return mask_mod
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """Return the mask with the function applied to each of its tensors."""
+
+        def changed(value: object) -> object:
+            if isinstance(value, Mask | FlexCallable):
+                return value.map(function)
+            return function(value) if isinstance(value, Tensor) else value
+
+        names = [each.name for each in fields(self) if each.init]
+        return self._copy({name: changed(getattr(self, name)) for name in names})
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What a bound mask is made of; not what a callable reads."""
+        """The tensors of a bound mask, without those that a callable reads."""
         found: list[Tensor] = []
-
-        def note(tensor: Tensor) -> Tensor:
-            found.append(tensor)
-            return tensor
-
-        self.map(note)
+        self.map(lambda tensor: found.append(tensor) or tensor)
         return found
 
     def of_matrix(self, shape: torch.Size, device: torch.device) -> Self:
-        """A bound mask that knows the matrix whose mask it is."""
-        mask = object.__new__(type(self))  # copy.copy takes five times as long
-        vars(mask).update(vars(self), shape=shape, device=device)
-        return mask
+        """Return the bound mask with the shape and the device of its matrix."""
+        return self._copy({**vars(self), "shape": shape, "device": device})
 
     def to_dense(
         self, *shape: int, device: torch.device | str = "cpu", limit: int | None = DENSE_LIMIT
     ) -> Tensor:
-        """The whole mask as a bool tensor, True = may attend: by name only.
+        """Return the whole mask as a bool tensor, True = may attend.
 
         Args:
             shape: (..., num_heads, q_len, kv_len) or (q_len, kv_len). The mask of a matrix,
                 ``A.mask``, has its shape and device already.
-            device: for a mask by itself.
-            limit: the most bytes it may take, 4 GiB unless given; None is no limit.
+            device: of the result, for a mask by itself.
+            limit: the most bytes that the result may take, 4 GiB by default; None is no limit.
 
         Raises:
-            ValueError: no shape, or one that the mask does not fit.
-            MemoryError: it would take more than the limit.
+            ValueError: the shape is missing, or the mask does not fit it.
+            MemoryError: the result would take more than the limit.
 
         Example:
             >>> import regard
@@ -151,7 +231,7 @@ class Mask(ABC):
         check_memory("to_dense()", size, torch.bool, limit, remedy)
         dense = torch.empty(size, dtype=torch.bool, device=place)
         leading = tuple(slice(0, n) for n in size[:-2])
-        height = max(1, _AT_ONCE * size[-2] // dense.numel())
+        height = max(1, _MAX_NUMBERS * size[-2] // dense.numel())
         for start in range(0, size[-2], height):
             rows = slice(start, min(start + height, size[-2]))
             dense[..., rows, :] = mask.block(Box(leading, rows, slice(0, size[-1])), size, place)
@@ -160,20 +240,22 @@ class Mask(ABC):
     def to_block_mask(
         self, *shape: int, block_size: int = 128, device: torch.device | str = "cpu"
     ) -> "BlockMask":
-        """The mask for ``flex_attention(query, key, value, block_mask=...)``, never formed.
+        """Return the mask for ``flex_attention(query, key, value, block_mask=...)``.
+
+        The dense mask is never formed.
 
         Args:
             shape: (batch, num_heads, q_len, kv_len); leading axes of 1 may be left out. The mask
                 of a matrix, ``A.mask``, has its shape and device already.
-            block_size: of the blocks that FlexAttention skips or computes.
-            device: for a mask by itself.
+            block_size: rows and columns of the blocks that FlexAttention skips or computes.
+            device: of the result, for a mask by itself.
 
         Returns:
-            A BlockMask; its batch or num_heads is 1 where the mask is the same for all.
+            A BlockMask; its batch or num_heads is 1 if the mask is the same for all.
 
         Raises:
-            TypeError: block_size is no whole number.
-            ValueError: no shape, more than four axes, or a shape that the mask does not fit.
+            TypeError: block_size is not a whole number.
+            ValueError: the shape is missing, has more than four axes, or the mask does not fit it.
 
         Example:
             >>> import regard
@@ -193,7 +275,7 @@ class Mask(ABC):
         return block_mask_of(mask, torch.Size((*(1,) * missing, *size)), place, block_size)
 
     def __bool__(self) -> bool:
-        """``a and b`` would quietly be b.
+        """Refuse ``a and b``, which Python would evaluate to b.
 
         Raises:
             TypeError: always.
@@ -204,35 +286,54 @@ class Mask(ABC):
         )
 
     def __and__(self, other: object) -> "Mask":
-        """Both masks must allow."""
+        """Return the mask that allows what both allow."""
         return And(self, as_mask(other))
 
     def __rand__(self, other: object) -> "Mask":
-        """Both masks must allow."""
+        """Return the mask that allows what both allow."""
         return And(as_mask(other), self)
 
     def __or__(self, other: object) -> "Mask":
-        """One of the masks must allow."""
+        """Return the mask that allows what at least one of them allows."""
         return Or(self, as_mask(other))
 
     def __ror__(self, other: object) -> "Mask":
-        """One of the masks must allow."""
+        """Return the mask that allows what at least one of them allows."""
         return Or(as_mask(other), self)
 
     def __invert__(self) -> "Mask":
-        """The mask must not allow."""
+        """Return the mask that allows what this one does not."""
         return self.mask if isinstance(self, Not) else Not(self)
 
     def __repr__(self) -> str:
-        """How one writes the mask; the mask of a small matrix is drawn, too."""
-        if self.shape is None or self.device is None:
+        """Return the mask as code, with a drawing if it is the mask of a small matrix.
+
+        Only the first matrix of several is drawn.
+        """
+        if self.shape is None or self.device is None or self.device.type == "meta":
             return self.text
-        return "\n".join((self.text, *drawing(self, self.shape, self.device)))
+        *leading, q_len, kv_len = self.shape
+        if q_len > _DRAWN_ROWS or kv_len > _DRAWN_COLUMNS:
+            return self.text
+        box = Box(tuple(slice(0, 1) for _ in leading), slice(0, q_len), slice(0, kv_len))
+        allowed = self.block(box, self.shape, self.device)
+        allowed = allowed.expand(*(1 for _ in leading), q_len, kv_len).flatten(0, -2)
+        rows = cast(list[list[bool]], allowed.tolist())
+        first = f" of [{', '.join('0' for _ in leading)}]" if self.shape[:-2].numel() > 1 else ""
+        title = f"{q_len} x {kv_len}{first}: queries down, keys across, ■ may attend"
+        drawn = (" ".join("■" if may else "□" for may in row) for row in rows)
+        return "\n".join((self.text, title, *drawn))
+
+    def _copy(self, values: dict[str, object]) -> Self:
+        """Return a mask of the same class with these attributes."""
+        mask = object.__new__(type(self))  # copy.copy takes five times as long
+        vars(mask).update(values)
+        return mask
 
     def _fitted(
         self, what: str, shape: tuple[int, ...], device: torch.device | str
     ) -> tuple["Mask", torch.Size, torch.device]:
-        """The bound mask, the shape and the device of its matrix."""
+        """Return the bound mask, and the shape and the device of its matrix."""
         if not shape and self.shape is not None and self.device is not None:
             return self, self.shape, self.device
         if len(shape) < 2 or min(check_whole("shape", n) for n in shape) < 1:
@@ -246,7 +347,7 @@ class Mask(ABC):
 
 
 def as_mask(mask: object) -> Mask:
-    """The mask itself; or a mask made of a bool tensor, a mask_mod or a BlockMask.
+    """Return the mask itself, or the mask of a bool tensor, a mask_mod or a BlockMask.
 
     Raises:
         TypeError: anything else.
@@ -258,31 +359,32 @@ def as_mask(mask: object) -> Mask:
     """
     if isinstance(mask, Mask):
         return mask
-    if isinstance(mask, Tensor) and mask.dtype == torch.bool:
-        from regard.masks.tensor_masks import Keep  # a mask, too
-
-        return Keep(mask)
     if isinstance(mask, type) and issubclass(mask, Mask):
         raise TypeError(
             f"mask is the class {mask.__name__}; it must be an instance.\n"
             f"    Use {mask.__name__}(...)."
         )
-    if not isinstance(mask, Tensor):
-        from regard.masks.flex_masks import flex_mask  # its classes are masks
-
-        if (flex := flex_mask(cast(object, mask))) is not None:
-            return flex
+    for convert in _CONVERTERS:
+        if (converted := convert(cast(object, mask))) is not None:
+            return converted
     raise no_mask(cast(object, mask))
 
 
-def pick(tensor: Tensor, *index: Tensor) -> Tensor:
-    """tensor[index] of scalar tensors, where an axis of length 1 stands for every index."""
-    axes = zip(index, tensor.shape, strict=True)
-    return tensor[tuple(torch.zeros_like(at) if length == 1 else at for at, length in axes)]
+_Converter = Callable[[object], Mask | None]
+_CONVERTERS: list[_Converter] = []
+
+
+def converter(function: _Converter) -> _Converter:
+    """Register a function for ``as_mask`` that makes a mask of one kind of value, or returns None.
+
+    The modules of such masks import this one, which cannot import them.
+    """
+    _CONVERTERS.append(function)
+    return function
 
 
 def no_mask(mask: object) -> TypeError:
-    """What is said of something that is no mask."""
+    """Return the TypeError for an invalid mask."""
     came = kind_text(mask)
     if isinstance(mask, Tensor):
         came = with_article(f"{dtype_text(mask.dtype)} tensor")
@@ -294,9 +396,30 @@ def no_mask(mask: object) -> TypeError:
     )
 
 
+def pick(tensor: Tensor, *index: slice | Tensor) -> Tensor:
+    """Return tensor[index], where an axis of length 1 broadcasts to any index."""
+    chosen: list[slice | Tensor] = []
+    for at, size in zip(index, tensor.shape, strict=True):
+        first = slice(None) if isinstance(at, slice) else torch.zeros_like(at)
+        chosen.append(first if size == 1 else at)
+    return tensor[tuple(chosen)]
+
+
+def fits(tensor: Tensor, axes: Sequence[int]) -> bool:
+    """Return True if the tensor has these axes, each full or 1."""
+    same = tensor.ndim == len(axes)
+    return same and all(n in (1, full) for n, full in zip(tensor.shape, axes, strict=True))
+
+
+def without_repeats(tensor: Tensor) -> Tensor:
+    """Return the tensor with an axis of 1 in place of each axis that was expanded."""
+    return tensor[tuple(slice(None) if stride else slice(0, 1) for stride in tensor.stride())]
+
+
+@final
 @dataclass(frozen=True, eq=False, repr=False)
 class And(Mask):
-    """Two masks that must both allow: what ``first & second`` gives.
+    """Two masks that must both allow: the result of ``first & second``.
 
     Example:
         >>> import regard
@@ -310,20 +433,13 @@ class And(Mask):
     def bind(self, shape: torch.Size, device: torch.device) -> Mask:
         return And(self.first.bind(shape, device), self.second.bind(shape, device))
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> Mask:
-        return And(self.first.map(function), self.second.map(function))
+    def allows(self, points: Points) -> Tensor:
+        return self.first.allows(points) & self.second.allows(points)
 
     def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
         first = self.first.key_bounds(leading, rows, shape)
         second = self.second.key_bounds(leading, rows, shape)
         return KeyBounds(overlap(first.any, second.any), overlap(first.all, second.all))
-
-    def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
-        return self.first.block(box, shape, device) & self.second.block(box, shape, device)
-
-    def mask_mod(self, shape: torch.Size) -> PointMask:
-        first, second = self.first.mask_mod(shape), self.second.mask_mod(shape)
-        return lambda b, h, q_idx, kv_idx: first(b, h, q_idx, kv_idx) & second(b, h, q_idx, kv_idx)
 
     @property
     def text(self) -> str:
@@ -331,9 +447,10 @@ class And(Mask):
         return " & ".join(f"({p.text})" if isinstance(p, Or) else p.text for p in parts)
 
 
+@final
 @dataclass(frozen=True, eq=False, repr=False)
 class Or(Mask):
-    """Two masks of which one must allow: what ``first | second`` gives.
+    """Two masks of which one must allow: the result of ``first | second``.
 
     Example:
         >>> import regard
@@ -347,8 +464,8 @@ class Or(Mask):
     def bind(self, shape: torch.Size, device: torch.device) -> Mask:
         return Or(self.first.bind(shape, device), self.second.bind(shape, device))
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> Mask:
-        return Or(self.first.map(function), self.second.map(function))
+    def allows(self, points: Points) -> Tensor:
+        return self.first.allows(points) | self.second.allows(points)
 
     def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
         first = self.first.key_bounds(leading, rows, shape)
@@ -358,21 +475,15 @@ class Or(Mask):
         every = hull(first.all, second.all) if touch else longer
         return KeyBounds(hull(first.any, second.any), every)
 
-    def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
-        return self.first.block(box, shape, device) | self.second.block(box, shape, device)
-
-    def mask_mod(self, shape: torch.Size) -> PointMask:
-        first, second = self.first.mask_mod(shape), self.second.mask_mod(shape)
-        return lambda b, h, q_idx, kv_idx: first(b, h, q_idx, kv_idx) | second(b, h, q_idx, kv_idx)
-
     @property
     def text(self) -> str:
         return f"{self.first.text} | {self.second.text}"
 
 
+@final
 @dataclass(frozen=True, eq=False, repr=False)
 class Not(Mask):
-    """What a mask does not allow: what ``~mask`` gives.
+    """A mask that allows what another does not: the result of ``~mask``.
 
     Example:
         >>> import regard
@@ -385,22 +496,13 @@ class Not(Mask):
     def bind(self, shape: torch.Size, device: torch.device) -> Mask:
         return Not(self.mask.bind(shape, device))
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> Mask:
-        return Not(self.mask.map(function))
+    def allows(self, points: Points) -> Tensor:
+        return ~self.mask.allows(points)
 
     def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
         inner = self.mask.key_bounds(leading, rows, shape)
-        before, after = around(inner.any, shape[-1])
-        every = max(before, after, key=length)
-        before, after = around(inner.all, shape[-1])
-        return KeyBounds(hull(before, after), every)
-
-    def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
-        return ~self.mask.block(box, shape, device)
-
-    def mask_mod(self, shape: torch.Size) -> PointMask:
-        inner = self.mask.mask_mod(shape)
-        return lambda b, h, q_idx, kv_idx: ~inner(b, h, q_idx, kv_idx)
+        every = max(around(inner.any, shape[-1]), key=length)
+        return KeyBounds(hull(*around(inner.all, shape[-1])), every)
 
     @property
     def text(self) -> str:

@@ -1,46 +1,51 @@
-"""Which mask a dense one is: what models pass as bool tensors, or as numbers of 0 and -inf.
+"""Recognition of dense masks, which models pass as bool tensors or as numbers of 0 and -inf.
 
-The tensor is read once, in blocks: for each row the first allowed key, one past the last, and how
-many there are; for each key whether anybody attends to it. A mask of a known kind that allows all
-of that, and as many keys in each row, is the same mask: nothing dense is made to compare with.
+The tensor is read once, in blocks of rows. For each row the first allowed key, one past the last,
+and their number are noted; for each key, whether any query attends to it. A mask of a known kind
+that allows all of that, and as many keys in each row, is the same mask. No second dense mask is
+formed for the comparison.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.functional import pad
 
 from regard.errors import check_bias, check_broadcast
 from regard.masks import Causal, Documents, Keep, Mask, Padding, PrefixLM, SlidingWindow
+from regard.masks.mask import without_repeats
 
 __all__ = ["FAR", "recognised", "split"]
 
 FAR = -32768.0
 """A score lowered by this much has weight 0 in every dtype, unless scores exceed 16,000."""
 
-_AT_ONCE = 2**20
-_SHORT = 2**16  # numbers; the masks of single queries, and of all of a short text
+_Parts: TypeAlias = tuple[Mask | None, Tensor | None]
+"""A mask and a bias, each None where there is none."""
+
+_MAX_NUMBERS = 2**20  # read at once
+_SHORT = 2**16  # numbers of the masks of single queries, and of all masks of a short text
 _WORD = 8  # bytes of an int64, in which bools are read
 
 
 def recognised(mask: Tensor, shape: torch.Size) -> Mask | None:
-    """The mask that a bool tensor is, exactly; None where everything is allowed.
+    """Return the mask that a bool tensor is, exactly; None if everything is allowed.
 
-    Causal, SlidingWindow, Padding, PrefixLM, Documents and what ``&`` makes of them are found,
-    whichever of them it takes; anything else is a Keep of the tensor itself, without the axes
-    along which it repeats.
+    Causal, SlidingWindow, Padding, PrefixLM, Documents and what ``&`` makes of them are found.
+    Anything else is a Keep of the tensor itself, without the axes along which it repeats.
 
     Args:
         mask: bool, True = may attend, broadcastable to the shape.
         shape: of the matrix, (..., num_heads, q_len, kv_len).
 
     Returns:
-        A mask fitted to the shape. Keep holds a view of the tensor.
+        A mask bound to the shape. Keep holds a view of the tensor.
 
     Raises:
         ValueError: the tensor does not broadcast to the shape.
@@ -53,24 +58,24 @@ def recognised(mask: Tensor, shape: torch.Size) -> Mask | None:
         Causal() & Keep((2, 1, 1, 4))
     """
     mask = check_broadcast("mask", mask.detach(), shape, mask.device)
-    return _MEMORY.answer(mask, shape, _recognise)[0]
+    return _remembered(mask, shape, _recognise)[0]
 
 
-def split(attn_mask: Tensor, shape: torch.Size) -> tuple[Mask | None, Tensor | None]:
-    """An additive mask as a mask and a bias that together do exactly what it does.
+def split(attn_mask: Tensor, shape: torch.Size) -> _Parts:
+    """Return a mask and a bias that together do exactly what an additive mask does.
 
-    Where it is 0 or very negative (-inf, the least number of a dtype), it is a mask. A row that is
-    very negative everywhere, by the same finite number, masks nothing: the softmax takes no notice
-    of what it is given alike. Such rows are allowed again, and a bias of one number a row, which
-    rounds their scores as the model's did, goes with them. Other numbers are a bias, beside a mask
-    where that is of a known kind, so that its work is skipped.
+    A number that is 0 or very negative (-inf, or the least number of a dtype) belongs to a mask. A
+    row with the same very negative finite number everywhere masks nothing, because the softmax
+    ignores a number that is added to all scores. Such rows are allowed again, and get a bias of
+    one number for each row, which rounds their scores as the model's did. Other numbers are a
+    bias, with a mask if that is of a known kind, so that its work is skipped.
 
     Args:
         attn_mask: numbers added to the scores, broadcastable to the shape.
         shape: of the matrix, (..., num_heads, q_len, kv_len).
 
     Returns:
-        The mask, fitted to the shape, and the bias; None where there is none.
+        The mask, bound to the shape, and the bias; None where there is none.
 
     Raises:
         TypeError: not a floating tensor.
@@ -83,76 +88,88 @@ def split(attn_mask: Tensor, shape: torch.Size) -> tuple[Mask | None, Tensor | N
         (Causal(), None)
     """
     numbers = cast(Tensor, check_bias(attn_mask.detach(), shape, attn_mask))
-    return _MEMORY.answer(numbers, shape, _divide)
+    return _remembered(numbers, shape, _divide)
 
 
-def _recognise(mask: Tensor, shape: torch.Size) -> "_Answer":
-    dense = _distinct(mask)
+_Answer: TypeAlias = Callable[[Tensor], _Parts]
+"""Takes a tensor that was read, and returns its mask and bias. It holds no tensor of a model."""
+
+_MEMORY: deque[tuple[Any, tuple[object, ...], _Answer]] = deque(maxlen=8)
+
+
+def _remembered(
+    tensor: Tensor, shape: torch.Size, read: Callable[[Tensor, torch.Size], _Answer]
+) -> _Parts:
+    """Return the answer for a tensor, which is read once while it stays as it is.
+
+    Layers share masks. A short tensor is compared by its numbers, which takes far less time than
+    reading it; a long one by its storage, which the memory does not keep alive.
+    """
+    with torch.inference_mode(False):  # autograd may use the answer later
+        dense = without_repeats(tensor)
+        short = dense.numel() <= _SHORT
+        state = (shape, tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        key: Any = dense
+        if not short:
+            if tensor.is_inference():  # PyTorch does not count its changes
+                return read(tensor, shape)(tensor)
+            key = StorageWeakRef(tensor.untyped_storage())
+            state += (tensor.storage_offset(), tensor._version)
+        for kept, its_state, answer in list(_MEMORY):
+            if its_state == state and (torch.equal(kept, key) if short else kept == key):
+                return answer(tensor)
+        answer = read(tensor, shape)
+        _MEMORY.append((key.clone() if short else key, state, answer))
+        return answer(tensor)
+
+
+def _recognise(mask: Tensor, shape: torch.Size) -> _Answer:
+    dense = without_repeats(mask)
     known = _known(_Facts.of(dense.shape, lambda rows: dense[..., rows, :]), shape)
     if known is None:
         part = _unrepeated(dense)
-        return _Answer(lambda mask: (Keep(_distinct(mask)[part]), None))
-    joined = _joined(known, shape, mask.device)
-    return _Answer(lambda _: (joined, None))
+        return lambda mask: (Keep(without_repeats(mask)[part]), None)
+    joined = _all_of(known)
+    bound = None if joined is None else joined.bind(shape, mask.device)
+    return lambda _: (bound, None)
 
 
-def _divide(numbers: Tensor, shape: torch.Size) -> "_Answer":
-    dense = _distinct(numbers)
-    read = _Additive(dense)
-    facts = _Facts.of(dense.shape, read.allowed)
-    least, most = torch.cat(read.least, -1), torch.cat(read.most, -1)
-    dead = facts.count == 0
+def _divide(numbers: Tensor, shape: torch.Size) -> _Answer:
+    dense = without_repeats(numbers)
+    facts = _Facts.of(dense.shape, lambda rows: dense[..., rows, :] > FAR)
+    least, most, dead = dense.amin(-1), dense.amax(-1), facts.count == 0
+    zeros = dense.numel() - int(dense.count_nonzero())
+    plain = zeros == int(facts.count.sum())  # every number is 0 or very negative
     known = _known(facts, shape)
-    if bool((most.isnan() | (dead & (least != most))).any()) or not (known or read.plain):
-        return _Answer(lambda numbers: (None, numbers))
-    mask = _joined(known or [], shape, numbers.device)
-    if known is None:
-        allowed = torch.cat([read.allowed(rows) for rows in _tiles(dense.shape)], -2)
-        mask = Keep(allowed[_unrepeated(allowed)])
+    if bool((most.isnan() | (dead & (least != most))).any()) or (known is None and not plain):
+        return lambda numbers: (None, numbers)
     alike = (dead & (most > -torch.inf))[..., None]
-    rows = None
-    if mask is not None and bool(alike.any()):
-        mask = (mask | Keep(alike)).bind(shape, numbers.device)
-        rows = most[..., None].where(alike, 0)
-    # A Keep is as long as the matrix: remembered, it would outlive the tensor it was made of.
-    lasting, plain = known is not None, read.plain
-    return _Answer(lambda numbers: (mask, rows if plain else numbers), lasting)
+    some_alike = bool(alike.any())
+    rows = most[..., None].where(alike, 0) if some_alike else None
 
+    def mask_of(masks: list[Mask]) -> Mask | None:
+        mask = _all_of(masks)
+        if mask is None:
+            return None
+        return (mask | Keep(alike) if some_alike else mask).bind(shape, alike.device)
 
-class _Additive:
-    """What the numbers of an additive mask are, noted while its allowed keys are read.
-
-    Attributes:
-        plain: whether every number so far is 0 or very negative.
-        least: the least number of each row, in the parts that were read.
-        most: the greatest; NaN where the row has one.
-    """
-
-    def __init__(self, numbers: Tensor) -> None:
-        self._numbers = numbers
-        self.plain = True
-        self.least: list[Tensor] = []
-        self.most: list[Tensor] = []
-
-    def allowed(self, rows: slice) -> Tensor:
-        """Which keys these rows may attend to."""
-        tile = self._numbers[..., rows, :]
-        self.least.append(tile.amin(-1))
-        self.most.append(tile.amax(-1))
-        allowed = tile > FAR
-        self.plain = self.plain and torch.equal(allowed, tile == 0)
-        return allowed
+    if known is None:  # the memory keeps no mask that is as long as the matrix
+        part = _unrepeated(dense)
+        return lambda numbers: (mask_of([Keep(without_repeats(numbers)[part] > FAR)]), rows)
+    mask = mask_of(known)
+    bias = None if mask is None else rows
+    return lambda numbers: (mask, bias if plain else numbers)
 
 
 @dataclass(frozen=True, eq=False)
 class _Facts:
-    """What is known of the rows and keys of a dense mask, (..., q_len, kv_len).
+    """Summary of the rows and keys of a dense mask, (..., q_len, kv_len).
 
     Attributes:
-        first: the first allowed key of each row, (..., q_len); kv_len where there is none.
-        stop: one past the last; 0 where there is none.
-        count: how many there are.
-        keys: whether anybody attends to a key, (..., kv_len).
+        first: the first allowed key of each row, (..., q_len); kv_len if there is none.
+        stop: one past the last allowed key; 0 if there is none.
+        count: the number of allowed keys.
+        keys: True for a key to which some query attends, (..., kv_len).
     """
 
     first: Tensor
@@ -162,7 +179,7 @@ class _Facts:
 
     @classmethod
     def of(cls, shape: torch.Size, allowed: Callable[[slice], Tensor]) -> "_Facts":
-        """The facts of a mask that is read in blocks of rows."""
+        """Return the facts of a mask that is read in blocks of rows."""
         parts = [cls._of_words(_words(allowed(rows)), shape[-1]) for rows in _tiles(shape)]
         first, stop, count = (
             torch.cat([getattr(part, name) for part in parts], -1)
@@ -189,19 +206,19 @@ class _Facts:
         return cls(first, stop, total, keys[..., :kv_len].bool())
 
     def differ(self, low: Tensor, high: Tensor, keys: Tensor | None) -> Tensor:
-        """Where a row is not exactly the keys from low to high, those of ``keys`` alone."""
+        """Return True for each row that is not the keys from low to high, of those in ``keys``."""
         kv_len = self.keys.shape[-1]
         low = low.clamp(0, kv_len).expand(self.count.shape)
         high = high.clamp(0, kv_len).expand(self.count.shape).maximum(low)
         count = high - low
         if keys is not None:
-            before = torch.nn.functional.pad(keys.cumsum(-1), (1, 0))
+            before = pad(keys.cumsum(-1), (1, 0))
             count = before.gather(-1, high) - before.gather(-1, low)
         return (self.first < low) | (self.stop > high) | (self.count != count)
 
 
 def _known(facts: _Facts, shape: torch.Size) -> list[Mask] | None:
-    """The masks that must all allow; none of them: everything is allowed. None: no known kind."""
+    """Return masks that must all allow, or None if the mask is of no known kind."""
     q_len, kv_len = shape[-2:]
     some = facts.count > 0
     if facts.keys.shape[-1] < kv_len:  # one number stands for all keys of a row
@@ -221,11 +238,11 @@ def _known(facts: _Facts, shape: torch.Size) -> list[Mask] | None:
 
 
 _Kinds = Iterator[tuple[list[Mask], Tensor, Tensor]]
-"""Masks that a dense one may be, and the keys that each row has in them: from low to high."""
+"""Masks that a dense one may be, and the keys of each row in them: from low to high."""
 
 
 def _along(facts: _Facts, shift: int) -> _Kinds:
-    """Bands along the diagonal, and prefixes."""
+    """Yield bands along the diagonal, and prefixes."""
     q_len, kv_len = facts.count.shape[-1], facts.keys.shape[-1]
     place = torch.arange(q_len, device=facts.count.device)
     position, zero = place + shift, torch.zeros_like(place)
@@ -240,7 +257,7 @@ def _along(facts: _Facts, shift: int) -> _Kinds:
 
 
 def _packed(facts: _Facts, shift: int) -> _Kinds:
-    """Documents; a query before the first key would belong to none."""
+    """Yield documents, unless a query lies before the first key and belongs to none."""
     if shift < 0:
         return
     position = torch.arange(facts.count.shape[-1], device=facts.count.device) + shift
@@ -254,54 +271,53 @@ def _packed(facts: _Facts, shift: int) -> _Kinds:
 
 
 def _reach(facts: _Facts, position: Tensor) -> tuple[int, int]:
-    """How far any query attends, back and ahead."""
+    """Return how far any query attends, back and ahead."""
     back, ahead = position - facts.first, facts.stop - 1 - position
     some = facts.count > 0
     return int(back.where(some, 0).max().clamp(min=0)), int(ahead.where(some, 0).max().clamp(min=0))
 
 
 def _documents(facts: _Facts, shift: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The smallest documents that nobody looks out of: ids, and low and high of each row."""
+    """Return the ids of the smallest documents that hold every row, and their low and high."""
     kv_len = facts.keys.shape[-1]
-    first = torch.nn.functional.pad(facts.first, (shift, 0), value=kv_len)  # (..., kv_len)
-    stop = torch.nn.functional.pad(facts.stop, (shift, 0))
+    first = pad(facts.first, (shift, 0), value=kv_len)  # (..., kv_len)
+    stop = pad(facts.stop, (shift, 0))
     place = torch.arange(kv_len, device=first.device)
     later = first.flip(-1).cummin(-1).values.flip(-1)  # of the rows here and after
-    before = torch.nn.functional.pad(stop.cummax(-1).values, (1, -1))  # of the rows before
+    before = pad(stop.cummax(-1).values, (1, -1))  # of the rows before
     starts = (later >= place) & (before <= place)
     starts[..., 0] = True
     ids = starts.cumsum(-1) - 1
     low = place.where(starts, 0).cummax(-1).values
-    ends = torch.nn.functional.pad(place.where(starts, kv_len), (0, 1), value=kv_len)[..., 1:]
+    ends = pad(place.where(starts, kv_len), (0, 1), value=kv_len)[..., 1:]
     high = ends.flip(-1).cummin(-1).values.flip(-1)
     return ids, low[..., shift:], high[..., shift:]
 
 
 def _of_keys(keys: Tensor) -> Mask:
-    """The mask of keys that are allowed to all queries, (..., kv_len)."""
+    """Return the mask of keys that are allowed to all queries, (..., kv_len)."""
     lengths = keys.sum(-1, keepdim=True)
     prefix = bool((keys == (torch.arange(keys.shape[-1], device=keys.device) < lengths)).all())
     return Padding(_narrowed(lengths[..., None])) if prefix else Keep(_narrowed(keys[..., None, :]))
 
 
-def _joined(masks: list[Mask], shape: torch.Size, device: torch.device) -> Mask | None:
-    if not masks:
-        return None
-    joined = masks[0]
-    for mask in masks[1:]:
-        joined &= mask
-    return joined.bind(shape, device)
+def _all_of(masks: list[Mask]) -> Mask | None:
+    """Return the mask that allows what all of them allow, or None if there are none."""
+    joined = None
+    for mask in masks:
+        joined = mask if joined is None else joined & mask
+    return joined
 
 
 def _tiles(shape: torch.Size) -> list[slice]:
-    """Blocks of rows."""
-    height = max(1, _AT_ONCE * shape[-2] // shape.numel())
+    """Return blocks of rows."""
+    height = max(1, _MAX_NUMBERS * shape[-2] // shape.numel())
     starts = range(0, shape[-2], height)
     return [slice(start, min(start + height, shape[-2])) for start in starts]
 
 
 def _words(allowed: Tensor) -> Tensor:
-    """Bools of shape (..., n) as int64, eight in one, (..., n / 8) rounded up; a view if it can."""
+    """Return bools, (..., n), as int64, eight in one; (..., n / 8 rounded up), a view if it can."""
     *leading, length = allowed.shape
     whole = length % _WORD == 0 and allowed.storage_offset() % _WORD == 0
     if not (whole and allowed.is_contiguous()):
@@ -311,13 +327,8 @@ def _words(allowed: Tensor) -> Tensor:
     return allowed.view(torch.int64)
 
 
-def _distinct(tensor: Tensor) -> Tensor:
-    """The tensor with an axis of 1 in place of one that was expanded."""
-    return tensor[tuple(slice(None) if stride else slice(0, 1) for stride in tensor.stride())]
-
-
 def _unrepeated(tensor: Tensor) -> tuple[slice, ...]:
-    """Where the tensor lies without the leading axes along which it repeats."""
+    """Return the index of a tensor that omits the leading axes along which the tensor repeats."""
     index = [slice(None)] * tensor.ndim
     for axis in range(tensor.ndim - 2):
         part = tensor[tuple(index)]
@@ -328,60 +339,5 @@ def _unrepeated(tensor: Tensor) -> tuple[slice, ...]:
 
 
 def _narrowed(tensor: Tensor) -> Tensor:
-    """A copy without the leading axes along which the tensor repeats."""
+    """Return a copy without the leading axes along which the tensor repeats."""
     return tensor[_unrepeated(tensor)].clone(memory_format=torch.contiguous_format)
-
-
-@dataclass(frozen=True, eq=False)
-class _Answer:
-    """What a tensor was found to be.
-
-    Attributes:
-        of: the answer, given the tensor: what is remembered holds no tensor of the model.
-        lasting: whether it may be remembered.
-    """
-
-    of: Callable[[Tensor], tuple[Mask | None, Tensor | None]]
-    lasting: bool = True
-
-
-class _Memory:
-    """The last few tensors and what they were: layers share masks. It keeps no long one alive."""
-
-    def __init__(self) -> None:
-        self._entries: deque[tuple[StorageWeakRef, tuple[object, ...], _Answer]] = deque(maxlen=4)
-        self._short: deque[tuple[Tensor, tuple[object, ...], _Answer]] = deque(maxlen=4)
-
-    def answer(
-        self, tensor: Tensor, shape: torch.Size, find: Callable[[Tensor, torch.Size], _Answer]
-    ) -> tuple[Mask | None, Tensor | None]:
-        """What the tensor is, found once while it stays as it is."""
-        with torch.inference_mode(False):  # what is kept can meet autograd later
-            distinct = _distinct(tensor)
-            if distinct.numel() <= _SHORT:
-                return self._of_short(distinct, shape, lambda: find(tensor, shape)).of(tensor)
-            if tensor.is_inference():  # PyTorch does not count its changes
-                return find(tensor, shape).of(tensor)
-            storage = StorageWeakRef(tensor.untyped_storage())
-            layout = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
-            state = (shape, *layout, tensor._version)
-            for kept, its_state, answer in list(self._entries):
-                if kept == storage and its_state == state:
-                    return answer.of(tensor)
-            answer = find(tensor, shape)
-            if answer.lasting:
-                self._entries.append((storage, state, answer))
-            return answer.of(tensor)
-
-    def _of_short(self, tensor: Tensor, shape: torch.Size, find: Callable[[], _Answer]) -> _Answer:
-        """By what it holds: to compare takes far less than to find."""
-        kind = (shape, tensor.shape, tensor.dtype, tensor.device)
-        for kept, its_kind, answer in list(self._short):
-            if its_kind == kind and torch.equal(kept, tensor):
-                return answer
-        answer = find()
-        self._short.append((tensor.clone(), kind, answer))
-        return answer
-
-
-_MEMORY = _Memory()

@@ -1,7 +1,7 @@
-"""The mask of some rows of a larger matrix: Rows."""
+"""The mask of some rows of a larger matrix: RowSlice."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import final
 
 import torch
 from torch import Tensor
@@ -11,27 +11,27 @@ from regard.masks.bands import Causal, SlidingWindow
 from regard.masks.documents import Documents
 from regard.masks.key_bounds import KeyBounds
 from regard.masks.lengths import Padding, PrefixLM
-from regard.masks.mask import And, Mask, Not, Or, PointMask
-from regard.masks.tensor_masks import Keep
-from regard.scores.box import Box
+from regard.masks.mask import And, Mask, Not, Or, Points
+from regard.masks.tensors import Keep
 
 __all__ = ["RowSlice", "row_slice_of"]
 
 
+@final
 @dataclass(frozen=True, eq=False, repr=False)
 class RowSlice(Mask):
-    """Some rows of a mask: that of the queries from ``start`` on, in a matrix of ``q_len`` queries.
+    """Some rows of a mask: the queries from ``start`` on, in a matrix of ``q_len`` queries.
 
-    A mask is aligned with the last query or counts from the first one; where a matrix holds only
-    some of the queries that a model had, Rows keeps them at their places.
+    A mask is aligned with the last query or counts from the first one. If a matrix holds only some
+    of the queries that a model had, RowSlice keeps them at their places.
 
     Args:
         mask: of the whole matrix.
-        start: the first query that is left.
-        q_len: how many queries the whole matrix has.
+        start: the first query of the part.
+        q_len: the number of queries of the whole matrix.
 
     Raises:
-        TypeError: start or q_len are no whole numbers.
+        TypeError: start or q_len is not a whole number.
         ValueError: start is negative, or q_len below 1; at ``attend``, more rows than there are.
 
     Example:
@@ -62,38 +62,28 @@ class RowSlice(Mask):
             )
         return RowSlice(self.mask.bind(self._whole(shape), device), self.start, self.q_len)
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> Mask:
-        return RowSlice(self.mask.map(function), self.start, self.q_len)
+    def allows(self, points: Points) -> Tensor:
+        return self.mask.allows(points.moved(self.start, self.q_len))
 
     def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
-        return self.mask.key_bounds(leading, self._moved(rows), self._whole(shape))
-
-    def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
-        moved = box._replace(rows=self._moved(box.rows))
-        return self.mask.block(moved, self._whole(shape), device)
-
-    def mask_mod(self, shape: torch.Size) -> PointMask:
-        of_whole, start = self.mask.mask_mod(self._whole(shape)), self.start
-        return lambda b, h, q_idx, kv_idx: of_whole(b, h, q_idx + start, kv_idx)
+        rows = slice(rows.start + self.start, rows.stop + self.start)
+        return self.mask.key_bounds(leading, rows, self._whole(shape))
 
     @property
     def text(self) -> str:
         return f"RowSlice({self.mask.text}, {self.start}, {self.q_len})"
-
-    def _moved(self, rows: slice) -> slice:
-        return slice(rows.start + self.start, rows.stop + self.start)
 
     def _whole(self, shape: torch.Size) -> torch.Size:
         return torch.Size((*shape[:-2], self.q_len, shape[-1]))
 
 
 def row_slice_of(mask: Mask, rows: range, q_len: int) -> Mask:
-    """The mask of some queries of a matrix, in its own words where they still hold.
+    """Return the mask of some queries of a matrix, as a mask of the same class if possible.
 
     Args:
         mask: bound to the whole matrix.
-        rows: which queries, neighbours.
-        q_len: how many the whole matrix has.
+        rows: neighbouring queries.
+        q_len: the number of queries of the whole matrix.
 
     Example:
         >>> import regard

@@ -36,7 +36,7 @@ from regard.masks import (
     RowSlice,
     SlidingWindow,
 )
-from regard.masks.lengths import fits
+from regard.masks.mask import fits
 from regard.masks.recognise import recognised
 from regard.matrix.attention_matrix import AttentionMatrix, attend
 from regard.recording.layers import Answers

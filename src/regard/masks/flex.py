@@ -1,0 +1,222 @@
+"""Masks of FlexAttention: its mask_mod callables and its BlockMask."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING, Self, cast, final
+
+import torch
+from torch import Tensor
+
+from regard.errors import shape_text
+from regard.masks.block_mask import EMPTY, FULL, PARTIAL
+from regard.masks.key_bounds import NO_KEYS, KeyBounds, length
+from regard.masks.mask import Mask, PointMask, Points, converter, fits, pick
+from regard.scores.box import broadcast_index
+from regard.scores.flex_callable import MASK_MOD, FlexCallable
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+__all__ = ["BlockSparse", "MaskMod"]
+
+
+@final
+@dataclass(frozen=True, eq=False, repr=False)
+class MaskMod(Mask):
+    """A mask_mod of FlexAttention: ``function(b, h, q_idx, kv_idx)`` returns True = may attend.
+
+    A function passed as ``mask=`` becomes one. Write MaskMod to combine a function with other
+    masks by ``&``, ``|`` and ``~``. As in FlexAttention, the four arguments are scalar tensors with
+    plain indices: q_idx counts from the first query, and nothing is aligned at the end if q_len and
+    kv_len differ. b is the index in the batch, counted through several batch axes; h is the head.
+    Both are 0 for axes that the matrix lacks. A part of a matrix keeps the b and h of the whole.
+
+    The columns that a function allows are unknown, so it is evaluated for every key. To save work,
+    combine it with a mask that knows its columns, as in the example, or pass a BlockMask.
+
+    Args:
+        function: four scalar tensors to a scalar bool tensor, True = may attend. It runs under
+            ``torch.vmap``: no ``if`` on tensors. Tensors that it uses stay on their device.
+
+    Raises:
+        TypeError: function takes other arguments or returns numbers; ``attend`` calls it to check.
+        ValueError: function fails, or returns more than one bool.
+
+    Example:
+        >>> import torch, regard
+        >>> document = torch.tensor([0, 0, 1, 1])
+        >>> def same_document(b, h, q_idx, kv_idx):
+        ...     return document[q_idx] == document[kv_idx]
+        >>> x = torch.zeros(4, 1)
+        >>> A = regard.attend(x, x, mask=regard.MaskMod(same_document) & regard.Causal())
+        >>> A.to_dense()
+        tensor([[1.0000, 0.0000, 0.0000, 0.0000],
+                [0.5000, 0.5000, 0.0000, 0.0000],
+                [0.0000, 0.0000, 1.0000, 0.0000],
+                [0.0000, 0.0000, 0.5000, 0.5000]])
+    """
+
+    function: PointMask | FlexCallable
+
+    def bind(self, shape: torch.Size, device: torch.device) -> Mask:
+        return MaskMod(_fitted(self.function, shape, device))
+
+    def allows(self, points: Points) -> Tensor:
+        return points.call(cast(FlexCallable, self.function))
+
+    def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
+        return KeyBounds(slice(0, shape[-1]), NO_KEYS)
+
+    @property
+    def text(self) -> str:
+        return f"MaskMod({_name(self.function)})"
+
+
+@final
+@dataclass(frozen=True, eq=False, repr=False)
+class BlockSparse(Mask):
+    """A BlockMask of FlexAttention.
+
+    As in FlexAttention's kernels, no query attends to a block that is not listed, every query of a
+    full block attends to all its keys, and the mask_mod decides in the other blocks.
+
+    Attributes:
+        function: the mask_mod.
+        grid: EMPTY, PARTIAL or FULL for each block, (batch, num_heads, row blocks, column blocks);
+            of a bound mask with the leading axes of its matrix, each full or 1.
+        lengths: q_len and kv_len.
+        block_size: rows and columns of a block.
+
+    Example:
+        >>> import torch, regard
+        >>> x = torch.zeros(3, 1)
+        >>> block_mask = regard.Causal().to_block_mask(3, 3)
+        >>> regard.attend(x, x, mask=block_mask).to_dense()
+        tensor([[1.0000, 0.0000, 0.0000],
+                [0.5000, 0.5000, 0.0000],
+                [0.3333, 0.3333, 0.3333]])
+    """
+
+    function: PointMask | FlexCallable
+    grid: Tensor
+    lengths: tuple[int, int]
+    block_size: tuple[int, int]
+
+    @classmethod
+    def of(cls, block_mask: "BlockMask") -> Self:
+        """Return the mask of a BlockMask."""
+        (q_len, kv_len), (height, width) = block_mask.seq_lengths, block_mask.BLOCK_SIZE
+        size = (-(-q_len // height), -(-kv_len // width))
+        grid = PARTIAL * _listed(block_mask.kv_num_blocks, block_mask.kv_indices, size)
+        if block_mask.full_kv_num_blocks is not None and block_mask.full_kv_indices is not None:
+            full = _listed(block_mask.full_kv_num_blocks, block_mask.full_kv_indices, size)
+            grid = torch.where(full.bool(), FULL, grid)
+        four_axes = grid[(None,) * (4 - grid.ndim)]
+        block_size = (min(height, q_len), min(width, kv_len))
+        return cls(block_mask.mask_mod, four_axes, (q_len, kv_len), block_size)
+
+    def bind(self, shape: torch.Size, device: torch.device) -> Mask:
+        if self.lengths != shape[-2:]:
+            raise ValueError(
+                f"mask is a BlockMask of q_len {self.lengths[0]} and kv_len {self.lengths[1]}; "
+                f"those of the matrix are {shape[-2]} and {shape[-1]}.\n"
+                "    Make another with create_block_mask, or pass its mask_mod as mask=."
+            )
+        blocks = self.grid.shape[-2:]
+        grid = self.grid.to(device)
+        if not fits(grid, (*shape[:-2], *blocks)):
+            batch, num_heads = grid.shape[:-2] if grid.ndim == 4 else (0, 0)
+            of_matrix = (prod(shape[:-3]), prod(shape[-3:-2]))
+            if batch not in (1, of_matrix[0]) or num_heads not in (1, of_matrix[1]):
+                raise ValueError(
+                    f"mask is a BlockMask of shape {self._shape_text}; it must broadcast to "
+                    f"(batch, num_heads, q_len, kv_len), {shape_text((*of_matrix, *shape[-2:]))}.\n"
+                    "    Its batch and num_heads may be 1."
+                )
+            batch_axes = shape[:-3] if batch > 1 else (1,) * len(shape[:-3])
+            heads = (num_heads,) if len(shape) > 2 else ()
+            grid = grid.reshape(*batch_axes, *heads, *blocks)
+        function = _fitted(self.function, shape, device)
+        return BlockSparse(function, grid, self.lengths, self.block_size)
+
+    def allows(self, points: Points) -> Tensor:
+        (height, width), (*leading, rows, _) = self.block_size, points.places
+        row_block, column_block = points.q_idx // height, points.kv_idx // width
+        if isinstance(rows, slice):  # columns first: several times as fast as both at once
+            top = rows.start // height
+            tall = slice(top, -(-rows.stop // height))
+            part = pick(self.grid, *leading, tall, slice(None)).index_select(-1, column_block)
+            kind = part.index_select(-2, row_block[:, 0] - top)
+        else:
+            kind = pick(self.grid, *leading, row_block, column_block)
+        return kind + points.call(cast(FlexCallable, self.function)) >= FULL  # PARTIAL + True
+
+    def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
+        (height, width), kv_len = self.block_size, shape[-1]
+        row_blocks = slice(rows.start // height, -(-rows.stop // height))
+        kinds = broadcast_index(self._on_cpu, leading)[..., row_blocks, :].flatten(0, -2)
+        listed = _runs(kinds.amax(0) != EMPTY)
+        full = max(_runs(kinds.amin(0) == FULL), key=length, default=NO_KEYS)
+        some = slice(listed[0].start, listed[-1].stop) if listed else NO_KEYS
+        return KeyBounds(
+            *(slice(x.start * width, min(x.stop * width, kv_len)) for x in (some, full))
+        )
+
+    @cached_property
+    def _on_cpu(self) -> Tensor:
+        """The grid on the CPU, copied once and not for every block."""
+        return self.grid.cpu()
+
+    @property
+    def text(self) -> str:
+        return f"BlockMask({_name(self.function)}, {self._shape_text})"
+
+    @property
+    def _shape_text(self) -> str:
+        return shape_text((*self.grid.shape[:-2], *self.lengths))
+
+
+@converter
+def _of_flex_attention(mask: object) -> Mask | None:
+    from torch.nn.attention.flex_attention import BlockMask  # few need it
+
+    if isinstance(mask, BlockMask):
+        return BlockSparse.of(mask)
+    return MaskMod(cast(PointMask, mask)) if callable(mask) else None
+
+
+def _fitted(
+    function: PointMask | FlexCallable, shape: torch.Size, device: torch.device
+) -> FlexCallable:
+    """Return a mask_mod fitted to a matrix, or raise if it was fitted to one of another shape."""
+    if not isinstance(function, FlexCallable):
+        return FlexCallable.fitted(function, MASK_MOD, shape, device)
+    for numbers in (function.batch, function.head):
+        if not fits(numbers, (*shape[:-2], 1, 1)):
+            raise ValueError(
+                f"mask has the {function} of another matrix; it does not fit one of shape "
+                f"{shape_text(shape)}.\n    Pass the mask_mod itself."
+            )
+    return function
+
+
+def _name(function: PointMask | FlexCallable) -> str:
+    function = function.function if isinstance(function, FlexCallable) else function
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _listed(counts: Tensor, indices: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return 1 for each listed block in a grid of this size, (..., row blocks, column blocks)."""
+    counts, indices = counts[..., : size[0]], indices[..., : size[0], :].long()
+    places = torch.arange(indices.shape[-1], device=indices.device)
+    real = (places < counts[..., None]) & (indices < size[1])
+    grid = torch.zeros(*indices.shape[:-1], size[1] + 1, dtype=torch.uint8, device=indices.device)
+    return grid.scatter(-1, torch.where(real, indices, size[1]), 1)[..., :-1]
+
+
+def _runs(flags: Tensor) -> list[slice]:
+    """Return the runs of True in a vector of bools."""
+    padded = torch.nn.functional.pad(flags, (1, 1))
+    edges = cast(list[int], (padded[1:] != padded[:-1]).nonzero().flatten().tolist())
+    return [slice(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True)]

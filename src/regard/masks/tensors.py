@@ -1,0 +1,89 @@
+"""Masks that are bool tensors: Keep, where True means *may attend*, and Drop, its opposite."""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from regard.errors import check_broadcast, shape_text
+from regard.masks.key_bounds import NO_KEYS, KeyBounds
+from regard.masks.mask import Mask, Points, converter, no_mask
+
+__all__ = ["Drop", "Keep"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _BoolTensor(Mask):
+    """A mask that is a bool tensor; no key is ruled out without a look."""
+
+    mask: Tensor
+
+    def __post_init__(self) -> None:
+        mask: object = self.mask
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+            raise no_mask(mask)
+
+    @final
+    def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
+        return KeyBounds(slice(0, shape[-1]), NO_KEYS)
+
+    @final
+    @property
+    def text(self) -> str:
+        return f"{type(self).__name__}({shape_text(self.mask.shape)})"
+
+
+@final
+class Keep(_BoolTensor):
+    """A bool tensor in which True means *may attend*, as in ``scaled_dot_product_attention``.
+
+    Args:
+        mask: bool, broadcastable to (..., num_heads, q_len, kv_len). For padding of shape
+            (batch, kv_len) pass ``mask[:, None, None, :]``; without it, if batch = q_len, the
+            mask is read as (q_len, kv_len).
+
+    Raises:
+        TypeError: mask is not a bool tensor.
+
+    Example:
+        >>> import torch, regard
+        >>> x = torch.zeros(3, 1)
+        >>> regard.attend(x, x, mask=regard.Keep(torch.tensor([True, False, True])))[0]
+        tensor([0.5000, 0.0000, 0.5000])
+    """
+
+    def bind(self, shape: torch.Size, device: torch.device) -> Mask:
+        return Keep(check_broadcast("mask", self.mask, shape, device))
+
+    def allows(self, points: Points) -> Tensor:
+        return points.read(self.mask)
+
+
+@final
+class Drop(_BoolTensor):
+    """A bool tensor in which True means *may not attend*, as in ``nn.MultiheadAttention``.
+
+    Args:
+        mask: bool, broadcastable to (..., num_heads, q_len, kv_len).
+
+    Raises:
+        TypeError: mask is not a bool tensor.
+
+    Example:
+        >>> import torch, regard
+        >>> x = torch.zeros(3, 1)
+        >>> regard.attend(x, x, mask=regard.Drop(torch.tensor([False, True, False])))[0]
+        tensor([0.5000, 0.0000, 0.5000])
+    """
+
+    def bind(self, shape: torch.Size, device: torch.device) -> Mask:
+        return Keep(~self.mask).bind(shape, device)
+
+    def allows(self, points: Points) -> Tensor:
+        return ~points.read(self.mask)
+
+
+@converter
+def _of_tensor(mask: object) -> Mask | None:
+    return Keep(mask) if isinstance(mask, Tensor) else None
