@@ -2,14 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import oracle
 import regard
 from cases import MASKS, QUESTIONS, Case, Inputs, full_but, in_turn
+from largest_tensor import one_after_another
 from regard.backends import sweep as blocks
 from regard.matrix.weighted_sums import WeightedSum
 from regard.reductions.reduction import RowStatistic
@@ -271,3 +274,82 @@ def test_a_gradient_of_one_tensor_alone_is_its_gradient_among_all(wanted: str) -
     expected = gradients(leaves, leaves)[at]
     assert bool((expected != 0).any())
     torch.testing.assert_close(found, expected)
+
+
+# Sums in one order: on a GPU these operations add several numbers to one place in any order.
+
+UNORDERED = {"index_add", "scatter_add", "scatter_reduce", "put"}
+
+
+class Operations(TorchDispatchMode):
+    """Records the names of all operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        self.names.add(str(func).split(".")[1])
+        return func(*args, **(kwargs or {}))
+
+
+def random(*shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(len(shape))
+    return torch.randn(shape, dtype=torch.float64, generator=generator, requires_grad=True)
+
+
+def t5(table: Tensor) -> Tensor:
+    x = torch.ones(2, 40, 1, dtype=torch.float64)
+    return regard.attend(x, x, bias=regard.T5Bias(table, max_distance=20)).entropy()
+
+
+def heads_of_two_groups(key: Tensor) -> Tensor:
+    query = random(6, 5, 4).detach()
+    return regard.attend(query, key)[2:5].logsumexp()
+
+
+def every_other_head(key: Tensor) -> Tensor:
+    query = random(6, 5, 4).detach()
+    return regard.attend(query, key)[::2].logsumexp()
+
+
+def values_of_parts_of_groups(value: Tensor) -> Tensor:
+    A = regard.attend(random(6, 5, 4).detach(), random(6, 7, 4).detach())
+    return A.reduce(regard.Output(value), backend="sweep")
+
+
+def uneven_cells(key: Tensor) -> Tensor:
+    return regard.attend(random(2, 5, 4).detach(), key).pool(3, 4)
+
+
+def uneven_spans(key: Tensor) -> Tensor:
+    return regard.attend(random(2, 7, 4).detach(), key).segments([(0, 3), (2, 7)])
+
+
+IN_ORDER: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
+    "t5": (t5, (8, 2)),
+    "heads-of-two-groups": (heads_of_two_groups, (2, 7, 4)),
+    "every-other-head": (every_other_head, (2, 7, 4)),
+    "values-of-parts-of-groups": (values_of_parts_of_groups, (2, 7, 3)),
+    "uneven-cells": (uneven_cells, (2, 7, 4)),
+    "uneven-spans": (uneven_spans, (2, 7, 4)),
+}
+
+
+@pytest.mark.parametrize(("answer", "shape"), IN_ORDER.values(), ids=IN_ORDER)
+def test_a_gradient_is_right_and_adds_in_one_order(
+    answer: Callable[[Tensor], Tensor], shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "map_in_order", one_after_another)
+    monkeypatch.setattr(blocks, "BLOCK_SIZE", 4 * 5 * 7)  # 4 of 6 heads
+    given = random(*shape)
+    with Operations() as mode:
+        torch.autograd.grad(answer(given).square().sum(), given)
+    assert not {name.strip("_") for name in mode.names} & UNORDERED
+    assert torch.autograd.gradcheck(answer, given)

@@ -15,7 +15,7 @@ from regard.reductions.block import Block, reads_without_sync
 from regard.reductions.reduction import Contribution, Reduction
 from regard.scores.autocast import without_autocast
 from regard.scores.box import Box, cut_whole
-from regard.scores.grouped_heads import grouped_matmul, kv_leading
+from regard.scores.grouped_heads import grouped_matmul, kv_leading, repeat_heads
 from regard.scores.score_source import Scores
 
 __all__ = ["Output", "TransposedOutput", "Window", "masked_product", "scores_at"]
@@ -166,8 +166,7 @@ def _part(block: Block, operand: Tensor, positions: slice) -> Tensor:
     if part.shape[-3] == 1 or (heads.start % group == 0 and len(heads) % group == 0):
         return part
     # The block holds a part of a group: every head takes its own head of the operand.
-    own = torch.tensor([head // group - heads.start // group for head in heads], device="cpu")
-    return part.index_select(-3, own.to(part.device))
+    return repeat_heads(part, [head // group - heads.start // group for head in heads])
 
 
 def _as_operand(total: Tensor, operand: Tensor) -> Tensor:

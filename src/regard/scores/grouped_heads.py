@@ -4,6 +4,7 @@ Query head h uses key head ``h // group`` with ``group = num_heads // num_kv_hea
 values are never repeated in memory.
 """
 
+from collections.abc import Sequence
 from math import gcd
 from typing import cast
 
@@ -12,7 +13,14 @@ from torch import Tensor
 
 from regard.scores.box import Index
 
-__all__ = ["group_size", "grouped_matmul", "kv_leading", "select_kv", "without_repeats"]
+__all__ = [
+    "group_size",
+    "grouped_matmul",
+    "kv_leading",
+    "repeat_heads",
+    "select_kv",
+    "without_repeats",
+]
 
 
 def group_size(leading: torch.Size, kv_tensor: Tensor) -> int:
@@ -56,8 +64,17 @@ def select_kv(tensor: Tensor, index: Index, num_heads: int) -> Tensor:
         return tensor[(*batch, heads)]
     if chosen.step == 1 and chosen.start % group == 0 and len(chosen) % group == 0:
         return tensor[(*batch, slice(chosen.start // group, chosen.stop // group))]
-    kv_heads = torch.tensor([head // group for head in chosen], device=tensor.device)
-    return tensor[tuple(batch)].index_select(-3, kv_heads)
+    return repeat_heads(tensor[tuple(batch)], [head // group for head in chosen])
+
+
+def repeat_heads(tensor: Tensor, heads: Sequence[int]) -> Tensor:
+    """Return these heads of (..., num_heads, tokens, dim); a head may occur several times.
+
+    The gradient adds the copies of a head in a fixed order. That of ``index_select`` does not on a
+    GPU.
+    """
+    each = tensor.unbind(-3)
+    return torch.stack([each[head] for head in heads], -3)
 
 
 def without_repeats(key: Tensor) -> Tensor:

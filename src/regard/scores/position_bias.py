@@ -11,6 +11,7 @@ from math import log
 from typing import final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from regard.errors import check_bases, check_count, check_floating, shape_text
@@ -232,7 +233,10 @@ class T5Bias(Bias):
         return T5Bias(function(self.table), self.bidirectional, self.max_distance)
 
     def along(self, distance: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
-        return part(self.table).index_select(-1, self._bucket(distance))
+        table = part(self.table)  # (..., num_heads, 1, num_buckets)
+        # On a GPU the gradient of an embedding adds in a fixed order, unlike index_select's.
+        numbers = F.embedding(self._bucket(distance), table.flatten(0, -2).mT)
+        return numbers.mT.reshape(*table.shape[:-1], -1).contiguous()
 
     def _check_buckets(self, num_buckets: int) -> None:
         least = 4 if self.bidirectional else 2
