@@ -3,9 +3,8 @@
 from regard.masks.bands import Causal, SlidingWindow
 from regard.masks.documents import Documents
 from regard.masks.flex import BlockSparse, MaskMod
-from regard.masks.key_bounds import KeyBounds
 from regard.masks.lengths import Padding, PrefixLM
-from regard.masks.mask import And, Mask, Not, Or, as_mask
+from regard.masks.mask import And, KeyBounds, Mask, Not, Or, as_mask
 from regard.masks.row_slice import RowSlice
 from regard.masks.tensors import Drop, Keep
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import check_whole
-from regard.masks.key_bounds import KeyBounds
-from regard.masks.mask import Mask, Points
+from regard.masks.mask import KeyBounds, Mask, Points
 
 __all__ = ["Band", "Causal", "SlidingWindow"]
 

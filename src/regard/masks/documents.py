@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from regard.errors import shape_text
-from regard.masks.key_bounds import NO_KEYS, KeyBounds, length
 from regard.masks.lengths import whole_numbers
-from regard.masks.mask import Mask, Points, fits, pick
+from regard.masks.mask import NO_KEYS, KeyBounds, Mask, Points, fits, length, pick
 from regard.scores.box import broadcast_index
 
 __all__ = ["Documents"]

@@ -9,9 +9,20 @@ import torch
 from torch import Tensor
 
 from regard.errors import shape_text
-from regard.masks.block_mask import EMPTY, FULL, PARTIAL
-from regard.masks.key_bounds import NO_KEYS, KeyBounds, length
-from regard.masks.mask import Mask, PointMask, Points, converter, fits, pick
+from regard.masks.mask import (
+    EMPTY,
+    FULL,
+    NO_KEYS,
+    PARTIAL,
+    KeyBounds,
+    Mask,
+    PointMask,
+    Points,
+    converter,
+    fits,
+    length,
+    pick,
+)
 from regard.scores.box import broadcast_index
 from regard.scores.flex_callable import MASK_MOD, FlexCallable
 

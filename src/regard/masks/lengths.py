@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import dtype_text, kind_text, shape_text
-from regard.masks.key_bounds import KeyBounds
-from regard.masks.mask import Mask, Points, fits
+from regard.masks.mask import KeyBounds, Mask, Points, fits
 from regard.scores.box import broadcast_index
 
 __all__ = ["Padding", "PrefixLM", "whole_numbers"]

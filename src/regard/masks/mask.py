@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias, cast, final
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from regard.errors import (
     DENSE_LIMIT,
@@ -23,8 +24,6 @@ from regard.errors import (
     shape_text,
     with_article,
 )
-from regard.masks.block_mask import block_mask_of
-from regard.masks.key_bounds import KeyBounds, around, hull, length, overlap
 from regard.scores.box import Box
 from regard.scores.flex_callable import FlexCallable
 
@@ -32,7 +31,12 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 __all__ = [
+    "EMPTY",
+    "FULL",
+    "NO_KEYS",
+    "PARTIAL",
     "And",
+    "KeyBounds",
     "Mask",
     "MaskLike",
     "Not",
@@ -42,7 +46,9 @@ __all__ = [
     "as_mask",
     "converter",
     "fits",
+    "length",
     "no_mask",
+    "overlap",
     "pick",
     "without_repeats",
 ]
@@ -53,8 +59,30 @@ PointMask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 MaskLike: TypeAlias = "Mask | Tensor | PointMask | BlockMask"
 """Everything that can be passed as a mask."""
 
-_MAX_NUMBERS = 2**22  # of a dense mask, written at once
+EMPTY, PARTIAL, FULL = 0, 1, 2
+"""The kinds of blocks: no query attends, the mask_mod decides, every query may attend."""
+
+NO_KEYS = slice(0, 0)
+_MAX_NUMBERS = 2**22  # of a mask, evaluated at once
 _DRAWN_ROWS, _DRAWN_COLUMNS = 32, 64
+
+
+class KeyBounds(NamedTuple):
+    """What a mask knows of some rows without a look at every key, so that work is skipped.
+
+    Attributes:
+        any: outside these keys none of the rows attends to anything; may be empty.
+        all: to these keys all of the rows may attend, so nothing is masked there; a part of
+            ``any``, may be empty.
+
+    Example:
+        >>> import torch, regard
+        >>> regard.Causal().key_bounds((), slice(2, 4), torch.Size((5, 5)))
+        KeyBounds(any=slice(0, 4, None), all=slice(0, 3, None))
+    """
+
+    any: slice
+    all: slice
 
 
 class Points(NamedTuple):
@@ -272,7 +300,7 @@ class Mask(ABC):
             )
         missing = 4 - len(size)
         mask = mask.map(lambda tensor: tensor[(None,) * missing])
-        return block_mask_of(mask, torch.Size((*(1,) * missing, *size)), place, block_size)
+        return _block_mask_of(mask, torch.Size((*(1,) * missing, *size)), place, block_size)
 
     def __bool__(self) -> bool:
         """Refuse ``a and b``, which Python would evaluate to b.
@@ -346,6 +374,56 @@ class Mask(ABC):
         return self.bind(size, place), size, place
 
 
+def _block_mask_of(
+    mask: Mask, shape: torch.Size, device: torch.device, block_size: int
+) -> "BlockMask":
+    """Return the BlockMask of a mask bound to (batch, num_heads, q_len, kv_len)."""
+    from torch.nn.attention.flex_attention import BlockMask  # few need it
+
+    q_len, kv_len = shape[-2:]
+    leading = (slice(0, shape[0]), slice(0, shape[1]))
+    corner = mask.block(Box(leading, slice(0, 1), slice(0, 1)), shape, device)
+    distinct = (1, 1, *corner.shape[:-2])[-2:]  # batch or 1, num_heads or 1
+    blocks = (-(-q_len // block_size), -(-kv_len // block_size))
+    grid = torch.full((*distinct, *blocks), EMPTY, device=device)
+    step = max(1, _MAX_NUMBERS // (shape[0] * shape[1] * block_size**2))
+    for row in range(blocks[0]):
+        rows = slice(row * block_size, min((row + 1) * block_size, q_len))
+        some, every = mask.key_bounds(leading, rows, shape)
+        first, last = some.start // block_size, -(-some.stop // block_size)
+        full = slice(-(-every.start // block_size), every.stop // block_size)
+        if full.start >= full.stop or rows.stop - rows.start < block_size:
+            full = slice(last, last)  # a block that the edge of the matrix cuts is never full
+        grid[..., row, full] = FULL
+        for start, stop in ((first, full.start), (full.stop, last)):
+            for at in range(start, stop, step):
+                end = min(at + step, stop)
+                box = Box(leading, rows, slice(at * block_size, min(end * block_size, kv_len)))
+                grid[..., row, at:end] = _kinds(mask.block(box, shape, device), box, block_size)
+    return BlockMask.from_kv_blocks(
+        *_listed(grid == PARTIAL),
+        *_listed(grid == FULL),
+        BLOCK_SIZE=block_size,
+        mask_mod=mask.mask_mod(shape),
+        seq_lengths=(q_len, kv_len),
+    )
+
+
+def _kinds(allowed: Tensor, box: Box, block_size: int) -> Tensor:
+    """Return the kind of each block of a row of blocks, (..., blocks), from its part of a mask."""
+    height, width = box.rows.stop - box.rows.start, box.columns.stop - box.columns.start
+    allowed = allowed.expand(*allowed.shape[:-2], height, width)
+    padded = pad(allowed, (0, -width % block_size, 0, block_size - height))
+    blocks = padded.reshape(*padded.shape[:-1], -1, block_size)  # (..., rows, blocks, columns)
+    return blocks.any(-1).any(-2).long() + blocks.all(-1).all(-2)
+
+
+def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how many blocks of each row are chosen, and all blocks with the chosen ones first."""
+    indices = chosen.byte().sort(dim=-1, descending=True, stable=True).indices
+    return chosen.sum(-1, dtype=torch.int32), indices.int()
+
+
 def as_mask(mask: object) -> Mask:
     """Return the mask itself, or the mask of a bool tensor, a mask_mod or a BlockMask.
 
@@ -414,6 +492,33 @@ def fits(tensor: Tensor, axes: Sequence[int]) -> bool:
 def without_repeats(tensor: Tensor) -> Tensor:
     """Return the tensor with an axis of 1 in place of each axis that was expanded."""
     return tensor[tuple(slice(None) if stride else slice(0, 1) for stride in tensor.stride())]
+
+
+def length(keys: slice) -> int:
+    """Return the number of keys in a range."""
+    return keys.stop - keys.start
+
+
+def overlap(first: slice, second: slice) -> slice:
+    """Return the keys that lie in both ranges."""
+    start, stop = max(first.start, second.start), min(first.stop, second.stop)
+    return slice(start, max(start, stop))
+
+
+def hull(first: slice, second: slice) -> slice:
+    """Return the smallest range around two ranges, each of which may be empty."""
+    if not length(first):
+        return second
+    if not length(second):
+        return first
+    return slice(min(first.start, second.start), max(first.stop, second.stop))
+
+
+def around(keys: slice, total: int) -> tuple[slice, slice]:
+    """Return the keys before a range and those after it; all keys lie before an empty range."""
+    if not length(keys):
+        return slice(0, total), NO_KEYS
+    return slice(0, keys.start), slice(keys.stop, total)
 
 
 @final

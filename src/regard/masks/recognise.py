@@ -332,8 +332,7 @@ def _unrepeated(tensor: Tensor) -> tuple[slice, ...]:
     index = [slice(None)] * tensor.ndim
     for axis in range(tensor.ndim - 2):
         part = tensor[tuple(index)]
-        others = range(1, part.shape[axis])
-        if all(torch.equal(part.select(axis, 0), part.select(axis, i)) for i in others):
+        if torch.equal(part, part.narrow(axis, 0, 1).expand_as(part)):
             index[axis] = slice(0, 1)
     return tuple(index)
 

@@ -9,9 +9,8 @@ from torch import Tensor
 from regard.errors import check_count, check_whole, shape_text
 from regard.masks.bands import Causal, SlidingWindow
 from regard.masks.documents import Documents
-from regard.masks.key_bounds import KeyBounds
 from regard.masks.lengths import Padding, PrefixLM
-from regard.masks.mask import And, Mask, Not, Or, Points
+from regard.masks.mask import And, KeyBounds, Mask, Not, Or, Points
 from regard.masks.tensors import Keep
 
 __all__ = ["RowSlice", "row_slice_of"]

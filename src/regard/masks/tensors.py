@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import check_broadcast, shape_text
-from regard.masks.key_bounds import NO_KEYS, KeyBounds
-from regard.masks.mask import Mask, Points, converter, no_mask
+from regard.masks.mask import NO_KEYS, KeyBounds, Mask, Points, converter, no_mask
 
 __all__ = ["Drop", "Keep"]
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from regard.masks import Mask
-from regard.masks.key_bounds import length
+from regard.masks.mask import length
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.scores.box import Box
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.parallel import map_in_order, one_thread
-from regard.masks.key_bounds import length, overlap
+from regard.masks.mask import length, overlap
 from regard.scores.scratch import Scratch
 from regard.view.tiles.strips import (
     PART,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.masks import Mask
-from regard.masks.key_bounds import length, overlap
+from regard.masks.mask import length, overlap
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.reductions.block import partial_boxes
 from regard.scores.box import Box, cut_whole
