@@ -137,6 +137,20 @@ def test_a_causal_matrix_aligns_the_last_query_with_the_last_key() -> None:
     assert torch.equal(matrix.to_dense() > 0, torch.tensor([[True, True, False], [True] * 3]))
 
 
+@pytest.mark.parametrize(
+    ("mask", "allowed"),
+    [
+        pytest.param(regard.Padding([3, 1]), [[1, 1, 1], [1, 0, 0]], id="padding"),
+        pytest.param(regard.Documents([[0, 0, 0], [0, 1, 1]]), [[1, 1, 1], [1, 0, 0]], id="ids"),
+    ],
+)
+def test_numbers_for_a_matrix_without_a_batch_are_for_its_heads(
+    mask: regard.Mask, allowed: list[list[int]]
+) -> None:
+    heads = torch.tensor(allowed, dtype=torch.bool)
+    assert torch.equal(mask.to_dense(2, 3, 3)[:, 0], heads)
+
+
 def test_a_top_left_causal_matrix_is_what_is_causal_means_in_pytorch() -> None:
     query, key, value = torch.randn(1, 1, 2, 4), torch.randn(1, 1, 3, 4), torch.eye(3)[None, None]
     matrix = regard.attend(query, key, mask=regard.Causal(align="top-left"))

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from regard.errors import shape_text
-from regard.masks.lengths import whole_numbers
-from regard.masks.mask import NO_KEYS, KeyBounds, Mask, Points, fits, length, pick
+from regard.masks.lengths import per_sequence, whole_numbers
+from regard.masks.mask import NO_KEYS, KeyBounds, Mask, Points, length, pick
 from regard.scores.box import broadcast_index
 
 __all__ = ["Documents"]
@@ -52,16 +52,8 @@ class Documents(Mask):
         object.__setattr__(self, "ids", whole_numbers("ids", ids, needed))
 
     def bind(self, shape: torch.Size, device: torch.device) -> Mask:
-        ids, first, keys = self.ids, shape[:-2][:1], shape[-1]
-        if not fits(ids, (*shape[:-2], 1, keys)) or ids.shape[-1] != keys:
-            if ids.shape not in ((keys,), (*first, keys)):
-                rows = f" or {shape_text((*first, keys))}" if first else ""
-                raise ValueError(
-                    f"ids has shape {shape_text(ids.shape)}; a matrix of shape "
-                    f"{shape_text(shape)} needs {shape_text((keys,))}{rows}, "
-                    "the document of each key.\n    A query takes that of the key it sits at."
-                )
-            ids = ids.reshape(*ids.shape[:-1] or (1,), *(1 for _ in shape[2:]), keys)
+        remark = "the document of each key.\n    A query takes that of the key it sits at."
+        ids = per_sequence("ids", self.ids, (shape[-1],), shape, remark)
         return Documents(ids.to(device).clone())  # later changes do not reach a copy
 
     def allows(self, points: Points) -> Tensor:

@@ -22,8 +22,9 @@ from regard.masks.mask import (
     fits,
     length,
     pick,
+    without_repeats,
 )
-from regard.scores.box import broadcast_index
+from regard.scores.box import Box, broadcast_index
 from regard.scores.flex_callable import MASK_MOD, FlexCallable
 
 if TYPE_CHECKING:
@@ -70,18 +71,39 @@ class MaskMod(Mask):
 
     function: PointMask | FlexCallable
 
-    def bind(self, shape: torch.Size, device: torch.device) -> Mask:
-        return MaskMod(_fitted(self.function, shape, device))
+    def bind(self, shape: torch.Size, device: torch.device) -> Self:
+        function, axes = self.function, (*shape[:-2], 1, 1)
+        if not isinstance(function, FlexCallable):
+            return type(self)(FlexCallable.fitted(function, MASK_MOD, shape, device))
+        if not (fits(function.batch, axes) and fits(function.head, axes)):
+            raise ValueError(
+                f"mask has the {self.name} of another matrix; it does not fit one of shape "
+                f"{shape_text(shape)}.\n    Pass the mask_mod itself."
+            )
+        return self
 
     def allows(self, points: Points) -> Tensor:
-        return points.call(cast(FlexCallable, self.function))
+        function, (*leading, rows, columns) = cast(FlexCallable, self.function), points.places
+        if isinstance(rows, slice):
+            box = Box(*cast("tuple[tuple[slice, ...], slice, slice]", (leading, rows, columns)))
+            return without_repeats(function(box))
+        b, h = points.read(function.batch), points.read(function.head)
+        return function.function(b, h, rows, columns)
 
     def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
         return KeyBounds(slice(0, shape[-1]), NO_KEYS)
 
     @property
+    def name(self) -> str:
+        """The name of the function, or of its class."""
+        function: object = self.function
+        if isinstance(function, FlexCallable):
+            function = function.function
+        return str(getattr(function, "__name__", type(function).__name__))
+
+    @property
     def text(self) -> str:
-        return f"MaskMod({_name(self.function)})"
+        return f"MaskMod({self.name})"
 
 
 @final
@@ -93,7 +115,7 @@ class BlockSparse(Mask):
     full block attends to all its keys, and the mask_mod decides in the other blocks.
 
     Attributes:
-        function: the mask_mod.
+        mask: the mask_mod, which decides in the partial blocks.
         grid: EMPTY, PARTIAL or FULL for each block, (batch, num_heads, row blocks, column blocks);
             of a bound mask with the leading axes of its matrix, each full or 1.
         lengths: q_len and kv_len.
@@ -109,7 +131,7 @@ class BlockSparse(Mask):
                 [0.3333, 0.3333, 0.3333]])
     """
 
-    function: PointMask | FlexCallable
+    mask: MaskMod
     grid: Tensor
     lengths: tuple[int, int]
     block_size: tuple[int, int]
@@ -125,31 +147,27 @@ class BlockSparse(Mask):
             grid = torch.where(full.bool(), FULL, grid)
         four_axes = grid[(None,) * (4 - grid.ndim)]
         block_size = (min(height, q_len), min(width, kv_len))
-        return cls(block_mask.mask_mod, four_axes, (q_len, kv_len), block_size)
+        return cls(MaskMod(block_mask.mask_mod), four_axes, (q_len, kv_len), block_size)
 
-    def bind(self, shape: torch.Size, device: torch.device) -> Mask:
+    def bind(self, shape: torch.Size, device: torch.device) -> Self:
         if self.lengths != shape[-2:]:
             raise ValueError(
                 f"mask is a BlockMask of q_len {self.lengths[0]} and kv_len {self.lengths[1]}; "
                 f"those of the matrix are {shape[-2]} and {shape[-1]}.\n"
                 "    Make another with create_block_mask, or pass its mask_mod as mask=."
             )
-        blocks = self.grid.shape[-2:]
         grid = self.grid.to(device)
-        if not fits(grid, (*shape[:-2], *blocks)):
-            batch, num_heads = grid.shape[:-2] if grid.ndim == 4 else (0, 0)
+        if not fits(grid, (*shape[:-2], *grid.shape[-2:])):
             of_matrix = (prod(shape[:-3]), prod(shape[-3:-2]))
-            if batch not in (1, of_matrix[0]) or num_heads not in (1, of_matrix[1]):
+            if not fits(grid, (*of_matrix, *grid.shape[-2:])):
                 raise ValueError(
                     f"mask is a BlockMask of shape {self._shape_text}; it must broadcast to "
                     f"(batch, num_heads, q_len, kv_len), {shape_text((*of_matrix, *shape[-2:]))}.\n"
                     "    Its batch and num_heads may be 1."
                 )
-            batch_axes = shape[:-3] if batch > 1 else (1,) * len(shape[:-3])
-            heads = (num_heads,) if len(shape) > 2 else ()
-            grid = grid.reshape(*batch_axes, *heads, *blocks)
-        function = _fitted(self.function, shape, device)
-        return BlockSparse(function, grid, self.lengths, self.block_size)
+            batch = shape[:-3] if grid.shape[0] > 1 else (1 for _ in shape[:-3])
+            grid = grid.reshape(*batch, *(grid.shape[1:] if len(shape) > 2 else grid.shape[2:]))
+        return type(self)(self.mask.bind(shape, device), grid, self.lengths, self.block_size)
 
     def allows(self, points: Points) -> Tensor:
         (height, width), (*leading, rows, _) = self.block_size, points.places
@@ -161,18 +179,19 @@ class BlockSparse(Mask):
             kind = part.index_select(-2, row_block[:, 0] - top)
         else:
             kind = pick(self.grid, *leading, row_block, column_block)
-        return kind + points.call(cast(FlexCallable, self.function)) >= FULL  # PARTIAL + True
+        return kind + self.mask.allows(points) >= FULL  # PARTIAL and True add up to FULL
 
     def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
         (height, width), kv_len = self.block_size, shape[-1]
         row_blocks = slice(rows.start // height, -(-rows.stop // height))
         kinds = broadcast_index(self._on_cpu, leading)[..., row_blocks, :].flatten(0, -2)
-        listed = _runs(kinds.amax(0) != EMPTY)
-        full = max(_runs(kinds.amin(0) == FULL), key=length, default=NO_KEYS)
-        some = slice(listed[0].start, listed[-1].stop) if listed else NO_KEYS
-        return KeyBounds(
-            *(slice(x.start * width, min(x.stop * width, kv_len)) for x in (some, full))
-        )
+        listed, full = _runs(kinds.amax(0) != EMPTY), _runs(kinds.amin(0) == FULL)
+
+        def keys(first: slice, last: slice) -> slice:
+            return slice(first.start * width, min(last.stop * width, kv_len))
+
+        every = max(full, key=length, default=NO_KEYS)
+        return KeyBounds(keys(listed[0], listed[-1]) if listed else NO_KEYS, keys(every, every))
 
     @cached_property
     def _on_cpu(self) -> Tensor:
@@ -181,7 +200,7 @@ class BlockSparse(Mask):
 
     @property
     def text(self) -> str:
-        return f"BlockMask({_name(self.function)}, {self._shape_text})"
+        return f"BlockMask({self.mask.name}, {self._shape_text})"
 
     @property
     def _shape_text(self) -> str:
@@ -195,26 +214,6 @@ def _of_flex_attention(mask: object) -> Mask | None:
     if isinstance(mask, BlockMask):
         return BlockSparse.of(mask)
     return MaskMod(cast(PointMask, mask)) if callable(mask) else None
-
-
-def _fitted(
-    function: PointMask | FlexCallable, shape: torch.Size, device: torch.device
-) -> FlexCallable:
-    """Return a mask_mod fitted to a matrix, or raise if it was fitted to one of another shape."""
-    if not isinstance(function, FlexCallable):
-        return FlexCallable.fitted(function, MASK_MOD, shape, device)
-    for numbers in (function.batch, function.head):
-        if not fits(numbers, (*shape[:-2], 1, 1)):
-            raise ValueError(
-                f"mask has the {function} of another matrix; it does not fit one of shape "
-                f"{shape_text(shape)}.\n    Pass the mask_mod itself."
-            )
-    return function
-
-
-def _name(function: PointMask | FlexCallable) -> str:
-    function = function.function if isinstance(function, FlexCallable) else function
-    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def _listed(counts: Tensor, indices: Tensor, size: tuple[int, int]) -> Tensor:

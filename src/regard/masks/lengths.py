@@ -12,7 +12,7 @@ from regard.errors import dtype_text, kind_text, shape_text
 from regard.masks.mask import KeyBounds, Mask, Points, fits
 from regard.scores.box import broadcast_index
 
-__all__ = ["Padding", "PrefixLM", "whole_numbers"]
+__all__ = ["Padding", "PrefixLM", "per_sequence", "whole_numbers"]
 
 
 def whole_numbers(name: str, value: object, needed: str) -> Tensor:
@@ -33,6 +33,31 @@ def whole_numbers(name: str, value: object, needed: str) -> Tensor:
     raise TypeError(f"{name} is {came}; it must be whole numbers, {needed}")
 
 
+def per_sequence(
+    name: str, tensor: Tensor, own: tuple[int, ...], shape: torch.Size, remark: str
+) -> Tensor:
+    """Return the numbers of each sequence with the axes of a matrix, each full or 1.
+
+    The tensor has the axes of one sequence, () or (kv_len,), maybe behind the first axis of the
+    matrix; or it has all axes of the matrix already.
+
+    Raises:
+        ValueError: the tensor has another shape; the error ends with the remark.
+    """
+    axes = (*shape[:-2], 1, *(own or (1,)))
+    if fits(tensor, axes) and tensor.shape[-1] == axes[-1]:
+        return tensor
+    shapes = [own, *([(shape[0], *own)] if len(shape) > 2 else [])]
+    if tensor.shape not in shapes:
+        needed = " or ".join(shape_text(each) if each else "one number" for each in shapes)
+        raise ValueError(
+            f"{name} has shape {shape_text(tensor.shape)}; a matrix of shape {shape_text(shape)} "
+            f"needs {needed}, {remark}"
+        )
+    sequences = tensor.shape[0] if tensor.ndim > len(own) else 1
+    return tensor.reshape(sequences, *(1 for _ in shape[2:]), axes[-1])
+
+
 @dataclass(frozen=True, eq=False, repr=False, init=False)
 class _Lengths(Mask):
     """A mask that needs a number of keys for each sequence."""
@@ -47,17 +72,9 @@ class _Lengths(Mask):
         )
         object.__setattr__(self, "lengths", whole_numbers("lengths", lengths, needed))
 
-    @final
     def bind(self, shape: torch.Size, device: torch.device) -> Self:
-        lengths, first = self.lengths, shape[:-2][:1]
-        if not fits(lengths, (*shape[:-2], 1, 1)):
-            if lengths.ndim > 0 and lengths.shape != first:
-                raise ValueError(
-                    f"lengths has shape {shape_text(lengths.shape)}; a matrix of shape "
-                    f"{shape_text(shape)} needs {shape_text(first) if first else 'one number'}, "
-                    "one length for each sequence.\n    One number stands for all."
-                )
-            lengths = lengths.reshape(-1, *(1 for _ in shape[1:]))
+        remark = "one length for each sequence.\n    One number stands for all."
+        lengths = per_sequence("lengths", self.lengths, (), shape, remark)
         wrong = (lengths < 0) | (lengths > shape[-1])
         if bool(wrong.any()):
             value = int(lengths[wrong].flatten()[0])
@@ -67,7 +84,6 @@ class _Lengths(Mask):
             )
         return type(self)(lengths.to(device).clone())  # later changes do not reach a copy
 
-    @final
     @property
     def text(self) -> str:
         name, flat = type(self).__name__, self.lengths.flatten()
@@ -76,13 +92,11 @@ class _Lengths(Mask):
         lengths = cast(list[int], flat.tolist())
         return f"{name}({lengths if self.lengths.ndim else lengths[0]})"
 
-    @final
     @cached_property
     def _on_cpu(self) -> Tensor:
         """The lengths on the CPU, copied once and not for every block."""
         return self.lengths.cpu()
 
-    @final
     def _extremes(self, leading: tuple[slice, ...]) -> tuple[int, int]:
         """Return the least and the greatest length of some matrices."""
         lengths = broadcast_index(self._on_cpu, leading)

@@ -118,22 +118,6 @@ class Points(NamedTuple):
         """Return the values of a tensor that has the axes of the matrix, each full or 1."""
         return pick(tensor, *self.places)
 
-    def call(self, function: FlexCallable) -> Tensor:
-        """Return the values of a mask_mod, with an axis of 1 where they repeat."""
-        *leading, rows, columns = self.places
-        if isinstance(rows, slice):
-            box = Box(*cast("tuple[tuple[slice, ...], slice, slice]", (leading, rows, columns)))
-            return without_repeats(function(box))
-        b, h = self.read(function.batch), self.read(function.head)
-        return function.function(b, h, rows, columns)
-
-    def moved(self, rows: int, q_len: int) -> "Points":
-        """Return the same pairs in a matrix of q_len queries, where they lie some rows further."""
-        *leading, at, columns = self.places
-        at = slice(at.start + rows, at.stop + rows) if isinstance(at, slice) else at + rows
-        shape = torch.Size((*self.shape[:-2], q_len, self.shape[-1]))
-        return Points((*leading, at, columns), shape, self.device)
-
     def _indices(self, axis: int) -> Tensor:
         at = self.places[axis]
         return at if isinstance(at, Tensor) else torch.arange(at.start, at.stop, device=self.device)

@@ -62,15 +62,20 @@ class RowSlice(Mask):
         return RowSlice(self.mask.bind(self._whole(shape), device), self.start, self.q_len)
 
     def allows(self, points: Points) -> Tensor:
-        return self.mask.allows(points.moved(self.start, self.q_len))
+        *leading, rows, columns = points.places
+        rows = self._moved(rows) if isinstance(rows, slice) else rows + self.start
+        whole = self._whole(points.shape)
+        return self.mask.allows(Points((*leading, rows, columns), whole, points.device))
 
     def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
-        rows = slice(rows.start + self.start, rows.stop + self.start)
-        return self.mask.key_bounds(leading, rows, self._whole(shape))
+        return self.mask.key_bounds(leading, self._moved(rows), self._whole(shape))
 
     @property
     def text(self) -> str:
         return f"RowSlice({self.mask.text}, {self.start}, {self.q_len})"
+
+    def _moved(self, rows: slice) -> slice:
+        return slice(rows.start + self.start, rows.stop + self.start)
 
     def _whole(self, shape: torch.Size) -> torch.Size:
         return torch.Size((*shape[:-2], self.q_len, shape[-1]))

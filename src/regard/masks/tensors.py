@@ -23,11 +23,9 @@ class _BoolTensor(Mask):
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
             raise no_mask(mask)
 
-    @final
     def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
         return KeyBounds(slice(0, shape[-1]), NO_KEYS)
 
-    @final
     @property
     def text(self) -> str:
         return f"{type(self).__name__}({shape_text(self.mask.shape)})"
