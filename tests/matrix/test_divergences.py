@@ -485,12 +485,6 @@ def test_a_wrong_pair_says_what_came_and_what_to_do(
     assert str(caught.value) == text
 
 
-@pytest.mark.parametrize("reduction", [KullbackLeibler, CrossEntropy, JensenShannon])
-def test_a_reduction_takes_only_a_matrix(reduction: type) -> None:
-    with pytest.raises(TypeError, match=r"^B is None; it must be an AttentionMatrix"):
-        reduction(None)
-
-
 @pytest.mark.parametrize("reduction", [KullbackLeibler, CrossEntropy])
 def test_a_question_between_matrices_of_two_dtypes_has_an_answer(reduction: Any) -> None:
     A, B = (regard.attend(torch.eye(3), scale * torch.eye(3)) for scale in (1.0, 2.0))

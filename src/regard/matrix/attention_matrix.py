@@ -26,12 +26,7 @@ from regard.masks.mask import MaskLike
 from regard.matrix.indexing import ParsedIndex, parse_index
 from regard.matrix.linear_map import LinearMap, times_batches
 from regard.matrix.notebook_hook import notebook_bundle
-from regard.reductions.products import (
-    Output,
-    TransposedOutput,
-    Window,
-    scores_at,
-)
+from regard.reductions.products import Output, TransposedOutput, Window, scores_at
 from regard.reductions.reduction import Reduction, check_reductions
 from regard.reductions.row_statistics import Entropy, LogSumExp
 from regard.reductions.sums import Diagonal, Pool, Segments, Sum
@@ -376,9 +371,8 @@ class AttentionMatrix(LinearMap):
         return AttentionMatrix(self.source.select(index), mask)
 
     def _window(self, asked: ParsedIndex) -> Tensor:
-        window = Window(_as_range(asked.rows), _as_range(asked.columns))
-        weights = cast(Tensor, self.reduce(window)).to(self.dtype)
-        return _drop_axes(weights, asked.rows, asked.columns)
+        weights = cast(Tensor, self.reduce(Window(*asked.ranges)))
+        return asked.drop_axes(weights.to(self.dtype))
 
 
 class ScoreMatrix:
@@ -422,9 +416,7 @@ class ScoreMatrix:
     def _part(self, asked: ParsedIndex, what: str, limit: int | None) -> Tensor:
         part = self._matrix[(*asked.leading, ...)]
         _check_size(what, part, asked, limit)
-        rows, columns = _as_range(asked.rows), _as_range(asked.columns)
-        scores = scores_at(part.source, part.mask, rows, columns)
-        return _drop_axes(scores, asked.rows, asked.columns)
+        return asked.drop_axes(scores_at(part.source, part.mask, *asked.ranges))
 
 
 def check_attention_matrix(name: str, matrix: object) -> AttentionMatrix:
@@ -445,17 +437,5 @@ def _bound(mask: "MaskLike | None", source: Scores) -> Mask | None:
     return None if mask is None else as_mask(mask).bind(source.shape, source.device)
 
 
-def _as_range(index: int | range) -> range:
-    return range(index, index + 1) if isinstance(index, int) else index
-
-
 def _check_size(what: str, part: AttentionMatrix, asked: ParsedIndex, limit: int | None) -> None:
-    rows, columns = _as_range(asked.rows), _as_range(asked.columns)
-    check_memory(what, (*part.shape[:-2], len(rows), len(columns)), part.dtype, limit)
-
-
-def _drop_axes(part: Tensor, rows: int | range, columns: int | range) -> Tensor:
-    """Remove the axes that have an integer index."""
-    part = part.squeeze(-1) if isinstance(columns, int) else part
-    at_rows = -1 if isinstance(columns, int) else -2
-    return part.squeeze(at_rows) if isinstance(rows, int) else part
+    check_memory(what, (*part.shape[:-2], *map(len, asked.ranges)), part.dtype, limit)

@@ -127,9 +127,6 @@ class _BetweenTwo(Reduction):
 
     other: AttentionMatrix
 
-    def __post_init__(self) -> None:
-        check_attention_matrix("B", self.other)
-
     @abstractmethod
     def between(self, block: Block, other: Block) -> Tensor:
         """Return the number of each row, (..., rows), from these rows of both matrices.
@@ -149,7 +146,6 @@ class _BetweenTwo(Reduction):
     def start(
         self, shape: torch.Size, dtype: torch.dtype, device: torch.device
     ) -> tuple[Tensor, ...]:
-        _check_pair(shape, device, self.other)
         return (torch.zeros(shape[:-1], dtype=dtype, device=device),)
 
     def update(self, block: Block) -> tuple[Contribution, ...]:
@@ -271,19 +267,14 @@ def _columns_in(block: Block, other: Block) -> tuple[slice, tuple[slice, slice]]
 def _checked(A: object, B: object) -> tuple[AttentionMatrix, AttentionMatrix]:
     """Return both matrices in one accumulation dtype."""
     asked, other = check_attention_matrix("A", A), check_attention_matrix("B", B)
-    _check_pair(asked.shape, asked.device, other)
+    if other.shape != asked.shape:
+        raise ValueError(
+            f"B has shape {shape_text(other.shape)} and A has {shape_text(asked.shape)}; both must "
+            "have one shape, (..., num_heads, q_len, kv_len).\n"
+            "    Take the same part of both, such as A[:, :4]."
+        )
+    check_same_device("B", other.device, "A", asked.device, f"B.to({str(asked.device)!r})")
     wide = accumulation_dtype(torch.promote_types(asked.dtype, other.dtype))
     if wide == torch.float32:
         return asked, other
     return asked.to(wide), other.to(wide)
-
-
-def _check_pair(shape: torch.Size, device: torch.device, B: AttentionMatrix) -> None:
-    """Raise a ValueError if B has another shape or device than A."""
-    if B.shape != shape:
-        raise ValueError(
-            f"B has shape {shape_text(B.shape)} and A has {shape_text(shape)}; both must have one "
-            "shape, (..., num_heads, q_len, kv_len).\n"
-            "    Take the same part of both, such as A[:, :4]."
-        )
-    check_same_device("B", B.device, "A", device, f"B.to({str(device)!r})")

@@ -28,6 +28,16 @@ class ParsedIndex(NamedTuple):
     columns: int | range
     whole: bool
 
+    @property
+    def ranges(self) -> tuple[range, range]:
+        """The rows and the columns, an integer as a range of length 1."""
+        return _as_range(self.rows), _as_range(self.columns)
+
+    def drop_axes(self, part: Tensor) -> Tensor:
+        """Remove the axes of (..., rows, columns) that have an integer index."""
+        part = part.squeeze(-2) if isinstance(self.rows, int) else part
+        return part.squeeze(-1) if isinstance(self.columns, int) else part
+
 
 def parse_index(key: Any, shape: torch.Size) -> ParsedIndex:
     """Parse ``A[key]`` into leading axes, rows and columns.
@@ -59,6 +69,10 @@ def parse_index(key: Any, shape: torch.Size) -> ParsedIndex:
     ]
     leading = tuple(_kept(item, axis) for axis, item in enumerate(resolved[:-2]))
     return ParsedIndex(leading, resolved[-2], resolved[-1], items[-2:] == [slice(None)] * 2)
+
+
+def _as_range(index: int | range) -> range:
+    return range(index, index + 1) if isinstance(index, int) else index
 
 
 def _as_index(item: Any) -> int | slice:

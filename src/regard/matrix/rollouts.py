@@ -169,16 +169,14 @@ class Rollout(LinearMap):
         return operand.squeeze(-1) if x.ndim == 1 else operand
 
     def _window(self, asked: ParsedIndex, what: str, limit: int | None) -> Tensor:
-        rows, columns = _positions(asked.rows), _positions(asked.columns)
+        rows, columns = map(list, asked.ranges)
         size = (*self.shape[:-2], len(rows), len(columns))
         check_memory(what, size, self.dtype, limit, _SMALLER)
         if len(rows) < len(columns):
             taken = self._through(self._unit_columns(rows), transposed=True).mT[..., columns]
         else:
             taken = self._through(self._unit_columns(columns), transposed=False)[..., rows, :]
-        taken = taken.squeeze(-1) if isinstance(asked.columns, int) else taken
-        at_rows = -1 if isinstance(asked.columns, int) else -2
-        return taken.squeeze(at_rows) if isinstance(asked.rows, int) else taken
+        return asked.drop_axes(taken)
 
     def _unit_columns(self, places: list[int]) -> Tensor:
         """Return columns of the identity, (tokens, columns)."""
@@ -231,10 +229,6 @@ class _MeanOfHeads(Reduction):
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         return buffers[0] / (shape[-3] if len(shape) > 2 else 1)
-
-
-def _positions(index: int | range) -> list[int]:
-    return [index] if isinstance(index, int) else list(index)
 
 
 def _checked_layers(layers: object) -> tuple[AttentionMatrix, ...]:
