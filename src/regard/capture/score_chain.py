@@ -16,10 +16,10 @@ from torch import Tensor
 from regard.capture.contractions import Product
 from regard.capture.element_axes import Axes, Numbers, translated
 from regard.capture.product_axes import Layout, Untold, layout_of
+from regard.capture.slicing import drop_repeated_heads
 from regard.masks import Mask
 from regard.masks.recognise import FAR, recognised, split
 from regard.matrix.attention_matrix import AttentionMatrix, attend
-from regard.scores.grouped_heads import without_repeats
 from regard.scores.query_key import QueryKeyScores
 
 __all__ = [
@@ -327,7 +327,7 @@ class _Reading:
             query = query * factor.to(query.dtype)
         for factor in self.by_key:
             key = key * factor.transpose(-1, -2).to(key.dtype)
-        key = without_repeats(key)
+        key = drop_repeated_heads(key)
         if query.ndim > 4 and key.shape[-3] == 1 < query.shape[-3]:
             sizes = tuple(query.shape[-4:-2])
             query, key = query.flatten(-4, -3), key.squeeze(-3)

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 from functools import wraps
+from math import gcd
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -11,11 +13,10 @@ from regard.matrix.attention_matrix import AttentionMatrix
 from regard.reductions.block import reads_without_sync
 from regard.scores.box import Box, broadcast_index
 from regard.scores.flex_callable import FlexCallable
-from regard.scores.grouped_heads import without_repeats
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores, accumulation_dtype
 
-__all__ = ["some_heads", "some_queries", "unrepeated", "value_heads"]
+__all__ = ["drop_repeated_heads", "some_heads", "some_queries", "unrepeated", "value_heads"]
 
 
 def unrepeated(matrix: AttentionMatrix) -> AttentionMatrix:
@@ -33,7 +34,7 @@ def unrepeated(matrix: AttentionMatrix) -> AttentionMatrix:
     source = matrix.source
     if not isinstance(source, QueryKeyScores) or source.group > 1 or not _may_look(matrix, source):
         return matrix
-    key = without_repeats(source.key)
+    key = drop_repeated_heads(source.key)
     return matrix if key is source.key else AttentionMatrix(replace(source, key=key), matrix.mask)
 
 
@@ -190,3 +191,28 @@ def _from_row(score_mod: FlexCallable, start: int) -> FlexCallable:
         return function(score, b, h, q_idx + start, kv_idx)
 
     return FlexCallable(shifted, score_mod.batch, score_mod.head)
+
+
+def drop_repeated_heads(key: Tensor) -> Tensor:
+    """Return the key with one head for each group of equal neighbours, if all groups have one size.
+
+    Example:
+        >>> import torch
+        >>> key = torch.tensor([1.0, 1.0, 2.0, 2.0])[:, None, None]
+        >>> drop_repeated_heads(key).flatten()
+        tensor([1., 2.])
+    """
+    if key.ndim < 3 or key.shape[-3] == 1:
+        return key
+    num_heads = key.shape[-3]
+    probe = key[..., :1, :]
+    same = (probe[..., 1:, :, :] == probe[..., :-1, :, :]).flatten(-2).all(-1)
+    fresh = (~same).flatten(0, -2).any(0) if same.ndim > 1 else ~same
+    # One look at all of them: each waits for a device.
+    differs = cast(list[bool], fresh.tolist())
+    group = gcd(num_heads, *(place + 1 for place, found in enumerate(differs) if found))
+    if group == 1:
+        return key
+    first, *repeats = cast(Tensor, key.unflatten(-3, (-1, group))).unbind(-3)
+    # One head after the other: an expanded tensor takes half as long again to compare.
+    return first if all(torch.equal(first, each) for each in repeats) else key

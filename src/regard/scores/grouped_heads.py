@@ -1,35 +1,26 @@
 """Grouped-query heads: several query heads share one key head (Ainslie et al. 2023, GQA).
 
-Query head h uses key head ``h // group`` with ``group = num_heads // num_kv_heads``; keys and
-values are never repeated in memory.
+Query head h uses key head ``h // group`` with ``group = num_heads // num_kv_heads``. A key head is
+copied only where a part of the matrix cuts its group.
 """
 
 from collections.abc import Sequence
-from math import gcd
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from regard.scores.box import Index
 
-__all__ = [
-    "group_size",
-    "grouped_matmul",
-    "kv_leading",
-    "repeat_heads",
-    "select_kv",
-    "without_repeats",
-]
+__all__ = ["group_size", "grouped_matmul", "kv_leading", "repeat_heads", "select_kv"]
 
 
 def group_size(leading: torch.Size, kv_tensor: Tensor) -> int:
-    """How many query heads share one head of kv_tensor; leading is (..., num_heads)."""
+    """Return how many query heads share one head of kv_tensor; leading is (..., num_heads)."""
     return leading[-1] // kv_tensor.shape[-3] if leading else 1
 
 
 def kv_leading(leading: tuple[slice, ...], group: int) -> tuple[slice, ...]:
-    """The slices of batch and key heads that the query heads of a box use."""
+    """Return the slices of batch and key heads that the query heads of a box use."""
     if group == 1:
         return leading
     heads = leading[-1]
@@ -37,7 +28,10 @@ def kv_leading(leading: tuple[slice, ...], group: int) -> tuple[slice, ...]:
 
 
 def grouped_matmul(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
-    """left @ right, (..., n, r, d) @ (..., m, d, c) -> (..., n, r, c), where m divides n."""
+    """Compute left @ right, where left has a multiple of the heads of right.
+
+    (..., num_heads, rows, d) @ (..., num_kv_heads, d, columns) -> (..., num_heads, rows, columns).
+    """
     if min(left.ndim, right.ndim) == 2 or left.shape[-3] == right.shape[-3]:
         return torch.matmul(left, right, out=out)
     *batch, heads, rows, _ = left.shape
@@ -49,7 +43,7 @@ def grouped_matmul(left: Tensor, right: Tensor, out: Tensor | None = None) -> Te
 
 
 def select_kv(tensor: Tensor, index: Index, num_heads: int) -> Tensor:
-    """The key heads (..., num_kv_heads, kv_len, dim) that ``A[index]`` needs.
+    """Return the key heads (..., num_kv_heads, kv_len, dim) that ``A[index]`` needs.
 
     A slice that cuts a group in two copies the key heads it needs; every other index is a view.
     """
@@ -75,28 +69,3 @@ def repeat_heads(tensor: Tensor, heads: Sequence[int]) -> Tensor:
     """
     each = tensor.unbind(-3)
     return torch.stack([each[head] for head in heads], -3)
-
-
-def without_repeats(key: Tensor) -> Tensor:
-    """The key without heads that repeat their neighbours, where groups of one size share a key.
-
-    Example:
-        >>> import torch
-        >>> key = torch.tensor([1.0, 1.0, 2.0, 2.0])[:, None, None]
-        >>> without_repeats(key).flatten()
-        tensor([1., 2.])
-    """
-    if key.ndim < 3 or key.shape[-3] == 1:
-        return key
-    num_heads = key.shape[-3]
-    probe = key[..., :1, :]
-    same = (probe[..., 1:, :, :] == probe[..., :-1, :, :]).flatten(-2).all(-1)
-    fresh = (~same).flatten(0, -2).any(0) if same.ndim > 1 else ~same
-    # One look at all of them: each waits for a device.
-    differs = cast(list[bool], fresh.tolist())
-    group = gcd(num_heads, *(place + 1 for place, found in enumerate(differs) if found))
-    if group == 1:
-        return key
-    first, *repeats = cast(Tensor, key.unflatten(-3, (-1, group))).unbind(-3)
-    # One head after the other: an expanded tensor takes half as long again to compare.
-    return first if all(torch.equal(first, each) for each in repeats) else key
