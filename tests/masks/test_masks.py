@@ -151,6 +151,12 @@ def test_numbers_for_a_matrix_without_a_batch_are_for_its_heads(
     assert torch.equal(mask.to_dense(2, 3, 3)[:, 0], heads)
 
 
+def test_numbers_of_a_mask_are_on_the_cpu_whatever_the_default_device() -> None:
+    with torch.device("meta"):
+        mask = regard.Padding(2) & regard.Documents([0, 0, 1])
+    assert torch.equal(mask.to_dense(3, 3).sum(-1), torch.tensor([2, 2, 0]))
+
+
 def test_a_top_left_causal_matrix_is_what_is_causal_means_in_pytorch() -> None:
     query, key, value = torch.randn(1, 1, 2, 4), torch.randn(1, 1, 3, 4), torch.eye(3)[None, None]
     matrix = regard.attend(query, key, mask=regard.Causal(align="top-left"))

@@ -13,7 +13,7 @@ FACTORIES = frozenset(
     | {"triu_indices", "zeros"}
 )
 # A parameter goes where the user's own parameters go.
-OF_THE_USER = {"nn/positions.py": 1, "masks/documents.py": 1, "masks/lengths.py": 1}
+OF_THE_USER = {"nn/positions.py": 1}
 
 
 def without_device(code: str) -> Iterator[ast.Call]:
