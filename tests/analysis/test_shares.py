@@ -304,17 +304,17 @@ def test_beyond_a_part_each_share_is_what_is_more(sinks: bool) -> None:
 
 
 def test_what_every_query_attends_to_alike_falls_out() -> None:
-    weights = torch.tensor([[0.2, 0.7, 0.1], [0.2, 0.7, 0.1], [0.1, 0.7, 0.2]])
+    weights = torch.tensor([[0.25, 0.5, 0.25], [0.25, 0.5, 0.25], [0.125, 0.5, 0.375]])
     A = regard.AttentionMatrix.from_weights(weights)
     asked = {"question": (0, 2), "answer": (2, 3)}
     parts = {"first": (0, 1), "no listed sink": (1, 2), "last": (2, 3)}
     drawn = regard.segment_shares(regard.Recording({"a": A}), parts, queries=asked)
     assert drawn.total()[1].argmax() == 1
-    assert drawn.beyond("question").total()[0].tolist() == pytest.approx([-0.1, 0, 0.1])
+    assert drawn.beyond("question").total()[0].tolist() == pytest.approx([-0.125, 0, 0.125], abs=1e-6)
     assert repr(drawn.beyond("question")).splitlines() == [
         "Shares of 1 layer with 1 head, beyond those of 'question'; the mean over all of them:",
         "          first  no listed sink    last",
-        "answer  -0.1000          0.0000  0.1000",
+        "answer  -0.1250          0.0000  0.1250",
     ]
 
 

@@ -4,7 +4,6 @@ The scores are those of kvpress 0.5, which is not imported. A key with a low sco
 """
 
 from dataclasses import dataclass
-from math import log
 from typing import cast, final
 
 import torch
@@ -21,8 +20,6 @@ from regard.reductions.sums import Sum
 from regard.scores.query_key import QueryKeyScores
 
 __all__ = ["to_kvpress"]
-
-_MASKED_BITS = MASKED_SCORE / log(2)
 
 
 def to_kvpress(
@@ -133,8 +130,8 @@ class _Observers(Reduction):
         return (torch.zeros((*shape[:-2], shape[-1]), dtype=dtype, device=device),)
 
     def update(self, block: Block) -> tuple[Contribution, ...]:
-        seen = block.log2_shifted.detach() > _MASKED_BITS
-        return (Contribution(block.box.at_columns, seen.sum(-2).to(block.log2_shifted.dtype)),)
+        seen = block.shifted.detach() > MASKED_SCORE
+        return (Contribution(block.box.at_columns, seen.sum(-2).to(block.maximum.dtype)),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         return buffers[0]

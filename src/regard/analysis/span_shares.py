@@ -331,20 +331,17 @@ class _WithoutSinks(Reduction):
         )
 
     def update(self, block: Block) -> tuple[Contribution, ...]:
-        box, device = block.box, block.log2_shifted.device
+        box, device = block.box, block.maximum.device
         row_part = _membership(self.query_parts, box.rows, device)
         column_part = _membership(self.key_parts, box.columns, device)
         first, last = box.columns.start, box.columns.stop
         inside = [place - first for place in self.sinks if first <= place < last]
-        bits = block.log2_shifted.index_fill(
-            -1, torch.tensor(inside, device=device).long(), -torch.inf
-        )
-        largest = bits.detach().amax(-1, keepdim=True)
-        some = largest > lowest_score(bits.dtype)  # (..., rows, 1)
-        weights = (bits - largest.masked_fill(~some, 0)).exp2()
-        scale = some / weights.sum(-1, keepdim=True).masked_fill(~some, 1)
+        lowest = lowest_score(block.maximum.dtype)
+        shifted = block.shifted.index_fill(-1, torch.tensor(inside, device=device).long(), lowest)
+        some = shifted.detach().amax(-1, keepdim=True) > lowest  # (..., rows, 1)
+        weights = torch.softmax(shifted, -1)
         met = cast(Tensor, row_part.unique())
-        members = (met[:, None] == row_part) * scale.mT  # (..., met, rows)
+        members = ((met[:, None] == row_part) & some.mT).to(weights.dtype)  # (..., met, rows)
         by_query = members @ weights
         by_part = weights.new_zeros(*by_query.shape[:-1], len(self.key_parts) + 1)
         by_part = by_part.index_add(-1, column_part, by_query)

@@ -125,10 +125,13 @@ def _of_numbers(source: QueryKeyScores) -> str | None:
     """
     if not _looks(source):
         return None
-    refuse_vmap(source.tensors)
-    total = _sum(source.query) + _sum(source.key)
-    if source.bias is not None:
-        total += 0 * source.bias.amax().clamp(min=0).item()  # -inf masks; NaN and inf do not
+    try:
+        total = _sum(source.query) + _sum(source.key)
+        if source.bias is not None:
+            total += 0 * source.bias.amax().clamp(min=0).item()  # -inf masks; NaN and inf do not
+    except RuntimeError:
+        refuse_vmap(source.tensors)
+        raise
     return None if isfinite(total) else "query, key or bias holds NaN or infinity"
 
 

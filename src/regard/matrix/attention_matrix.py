@@ -101,8 +101,8 @@ def attend(
     Source:
         Vaswani et al. 2017, "Attention Is All You Need", equation 1.
     """
-    query, key = check_query_key(as_autocast(query), as_autocast(key))
-    bias = as_autocast(bias)
+    query, key, bias = as_autocast(query, key, bias)
+    query, key = check_query_key(query, key)
     # torch.broadcast_shapes would import sympy; the sizes are equal or 1 here.
     sizes = zip(query.shape[:-3], key.shape[:-3], strict=True)
     batch = [of_key if of_query == 1 else of_query for of_query, of_key in sizes]

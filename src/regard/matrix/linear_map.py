@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import DENSE_LIMIT, shape_text, with_article
-from regard.scores.autocast import as_autocast, autocast_dtype
+from regard.scores.autocast import autocast_dtype
 
 __all__ = ["LinearMap", "ProductWatcher", "TransposedMatrix", "times_batches", "watched_products"]
 
@@ -163,7 +163,9 @@ class LinearMap(ABC):
         dtype = autocast_dtype(self.dtype, self.device)
         if dtype is None:
             return times(operand)
-        return times(as_autocast(operand, self.dtype)).to(dtype)
+        if isinstance(operand, Tensor) and autocast_dtype(operand.dtype, operand.device):
+            operand = operand.to(self.dtype)
+        return times(operand).to(dtype)
 
 
 class TransposedMatrix(LinearMap):

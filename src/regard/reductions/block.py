@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
-from math import isfinite, log
+from math import isfinite
 from typing import cast
 
 import torch
@@ -16,8 +16,7 @@ from regard.scores.scratch import Scratch
 
 __all__ = ["Block", "lowest_score", "partial_boxes", "reads_without_sync"]
 
-_LN2 = log(2)
-_IN_CACHE = 2**18  # numbers
+_IN_CACHE = 2**17  # numbers
 _HIDDEN = 2  # a masked key has this multiple of the lowest score
 _ROWS_IN_PRODUCT = 32
 
@@ -51,24 +50,21 @@ def partial_boxes(mask: Mask, box: Box, shape: torch.Size) -> Iterator[Box]:
         yield box._replace(columns=slice(right, stop))
 
 
-def _sum_of_rows(factors: Tensor, rows: Tensor) -> Tensor:
-    """Return the sum over the rows of factors * rows, (..., columns).
+def _sum_of_rows(rows: Tensor) -> Tensor:
+    """Return the sum over the rows of a tensor (..., rows, columns), as (..., columns).
 
     A matrix product is the fastest sum, but it adds one row after the other in float32, and the
     roundings of many rows add up. So each product has few rows.
-
-    Args:
-        factors: (..., rows, 1).
-        rows: (..., rows, columns).
     """
-    if rows.shape[-2] <= _ROWS_IN_PRODUCT:
-        return (factors.mT @ rows).squeeze(-2)
-    even = rows.shape[-2] // _ROWS_IN_PRODUCT * _ROWS_IN_PRODUCT
-    size = (-1, _ROWS_IN_PRODUCT)
-    few_factors = cast(Tensor, factors[..., :even, :].unflatten(-2, size))
-    few_rows = cast(Tensor, rows[..., :even, :].unflatten(-2, size))
-    rest = factors[..., even:, :].mT @ rows[..., even:, :]
-    return torch.cat(((few_factors.mT @ few_rows).squeeze(-2), rest), -2).sum(-2)
+    height = rows.shape[-2]
+    if height <= _ROWS_IN_PRODUCT:
+        return (rows.new_ones(*rows.shape[:-2], 1, height) @ rows).squeeze(-2)
+    even = height // _ROWS_IN_PRODUCT * _ROWS_IN_PRODUCT
+    few_rows = cast(Tensor, rows[..., :even, :].unflatten(-2, (-1, _ROWS_IN_PRODUCT)))
+    parts = [_sum_of_rows(few_rows)]
+    if even < height:
+        parts.append(_sum_of_rows(rows[..., even:, :])[..., None, :])
+    return torch.cat(parts, -2).sum(-2)
 
 
 class Block:
@@ -86,9 +82,6 @@ class Block:
         box: the position of the block in the matrix.
         maximum: the largest score of each row, (..., rows, 1); -inf for a row without keys.
             Gradients treat it as a constant, so an answer must not depend on it.
-        log2_shifted: (scores - maximum) / log(2), (..., rows, columns), because torch.exp2 is three
-            times as fast as torch.exp. It is at most 0, apart from rounding. A key counts as masked
-            where it is at most ``lowest_score(dtype)``.
 
     Example:
         >>> import torch, regard
@@ -129,13 +122,17 @@ class Block:
         self._beside: list[Block] = []
         self._source_sink = source.sink(box, cut)
         self._source_scores = source.block(box, cut, None if self._staged else scratch)
+        self._is_masked = False
         scores = self._masked(mask)
         self.maximum = scores.detach().amax(-1, keepdim=True)
         self._empty, self._undefined = self._special_rows()
         if self._undefined is not None:
             scores = self._with_nan(scores, self._undefined)
-        self._reference, bits = self._shift(scores)
-        self.log2_shifted = self._leaf(bits)
+        self._scores = scores  # ``shifted`` may overwrite it, which does not change its softmax
+        self._reference = self.maximum
+        for special in (self._empty, self._undefined):
+            if special is not None:
+                self._reference = self._reference.masked_fill(special, 0)
 
     def _masked(self, mask: Mask | None) -> Tensor:
         scores = self._source_scores
@@ -149,6 +146,7 @@ class Block:
                 columns = slice(edge.columns.start - start, edge.columns.stop - start)
                 hidden = ~mask.block(edge, self.shape, self._device)
                 scores[..., columns].masked_fill_(hidden, -torch.inf)
+                self._is_masked = True
         return scores
 
     def _special_rows(self) -> tuple[Tensor | None, Tensor | None]:
@@ -184,17 +182,6 @@ class Block:
             return scores.masked_fill(seen, torch.nan)
         return scores.masked_fill_(seen, torch.nan)
 
-    def _shift(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the reference of each row, (..., rows, 1), and the shifted scores in bits."""
-        reference = self.maximum
-        for special in (self._empty, self._undefined):
-            reference = reference if special is None else reference.masked_fill(special, 0)
-        least = _HIDDEN * lowest_score(self._dtype)
-        if self._scratch is None:
-            return reference, ((scores - reference) / _LN2).clamp(min=least)
-        # Subtract before scaling: the difference of large scores that are close is exact.
-        return reference, scores.sub_(reference).mul_(1 / _LN2).clamp_(min=least)
-
     def part(self, tensor: Tensor, index: Index) -> Tensor:
         """Return tensor[index] in the dtype of the scores, for an operand with gradients.
 
@@ -224,12 +211,15 @@ class Block:
     @cached_property
     def shifted(self) -> Tensor:
         """scores - maximum, (..., rows, columns), in nats; <= ``lowest_score(dtype)`` if masked."""
-        return self.log2_shifted * _LN2
+        if self._scratch is None:
+            least = _HIDDEN * lowest_score(self._dtype)
+            return (self._scores - self._reference).clamp(min=least)
+        return self._leaf(self._finite(self._scores.sub_(self._reference)))
 
     @cached_property
     def allowed(self) -> Tensor:
         """True where a key may be attended to or its score is NaN, (..., rows, columns)."""
-        return ~(self.log2_shifted <= lowest_score(self._dtype))
+        return ~(self.shifted <= lowest_score(self._dtype))
 
     @cached_property
     def scores(self) -> Tensor:
@@ -239,15 +229,31 @@ class Block:
     @cached_property
     def weights(self) -> Tensor:
         """exp(scores - logsumexp), (..., rows, columns); 0 in rows without keys."""
-        if self._scratch is not None:
-            return self._leaf(self._exponentials.mul_(self._factors))
-        weights = (self.shifted - self._log_divisors).exp()
-        return weights if self._empty is None else weights.masked_fill(self._empty, 0)
+        if self._scratch is None:
+            weights = (self.shifted - self._log_divisors).exp()
+            return weights if self._empty is None else weights.masked_fill(self._empty, 0)
+        weights = self._softmax
+        if self._source_sink is not None:
+            shares = (self._log_sum - self.log_normalizer.detach()[..., None]).exp_()
+            for special in (self._empty, self._undefined):
+                shares = shares if special is None else shares.masked_fill_(special, 1)
+            weights.mul_(shares)
+        return self._leaf(weights)
 
-    def weights_at(self, rows: slice, columns: slice) -> Tensor:
-        """Return the weights of a part of the block without computing the other weights."""
-        shifted = self.log2_shifted[..., rows, columns] * _LN2
-        return (shifted - self._log_divisors[..., rows, :]).exp()
+    @cached_property
+    def _softmax(self) -> Tensor:
+        """The softmax over the keys without the sink; ``weights`` may overwrite its memory."""
+        weights = torch.softmax(self._scores.detach(), -1, out=self._scratched("weights"))
+        if self._empty is not None:
+            weights.masked_fill_(self._empty, 0)
+        if self._undefined is not None:
+            weights.masked_fill_(self._undefined & ~self.allowed, 0)
+        return weights
+
+    @cached_property
+    def _log_sum(self) -> Tensor:
+        """log(sum(exp(shifted))) of each row, (..., rows, 1); the largest weight is 1 / sum."""
+        return self._softmax.amax(-1, keepdim=True).log_().neg_()
 
     @cached_property
     def log_normalizer(self) -> Tensor:
@@ -258,7 +264,7 @@ class Block:
         if self._scratch is None:
             above = torch.logsumexp(self.shifted, -1, keepdim=True)
         else:
-            above = self._exponentials.sum(-1, keepdim=True).log()
+            above = self._log_sum
         if self._source_sink is not None:
             sink = self._source_sink.detach() if self._staged else self._source_sink
             above = torch.logaddexp(above, sink - self._reference)
@@ -292,17 +298,22 @@ class Block:
         if self._scratch is None:
             return (self.weights * self.shifted).sum(-1)
         columns = self._size[-1]
-        held, factors = self._weight_factors
-        held, bits = held.view(-1, columns), self.log2_shifted.detach().view(-1, columns)
-        total = held.new_empty(len(held))
+        weights, scores = self.weights.detach().view(-1, columns), self._scores.detach()
+        scores, reference = scores.view(-1, columns), self._reference.reshape(-1, 1)
+        total = weights.new_empty(len(weights))
         # The products of a few rows are added while they lie in the cache.
-        step = max(1, _IN_CACHE // columns) if reads_without_sync(held) else len(held)
+        step = max(1, _IN_CACHE // columns) if reads_without_sync(weights) else len(weights)
         products = self._scratched("products").view(-1, columns)
-        for start in range(0, len(held), step):
+        for start in range(0, len(weights), step):
             rows = slice(start, start + step)
-            product = torch.mul(held[rows], bits[rows], out=products[: len(total[rows])])
+            product = products[: len(total[rows])]
+            if "shifted" in self.__dict__:
+                torch.mul(weights[rows], scores[rows], out=product)
+            else:
+                torch.sub(scores[rows], reference[rows], out=product)
+                self._finite(product).mul_(weights[rows])
             torch.sum(product, -1, out=total[rows])
-        return self._leaf(total.view(self._size[:-1]).mul_(factors.squeeze(-1)).mul_(_LN2))
+        return self._leaf(total.view(self._size[:-1]))
 
     @cached_property
     def row_sum(self) -> Tensor:
@@ -325,50 +336,25 @@ class Block:
         Args:
             parts: the rows of each sum, in rising order and without overlap.
         """
-        if self._scratch is None or self._staged or not reads_without_sync(self.log2_shifted):
+        if self._scratch is None or self._staged or not reads_without_sync(self.maximum):
             # One split: every slice would have a gradient of the size of the block.
             edges = [0, *(edge for part in parts for edge in (part.start, part.stop))]
             sizes = [*(stop - start for start, stop in pairwise(edges)), self._size[-2] - edges[-1]]
             pieces = self.weights.split_with_sizes(sizes, -2)[1::2]
             return torch.stack([piece.sum(-2) for piece in pieces], -2)
-        held, factors = self._weight_factors
         rows, columns = self._size[-2:]
         height = rows // len(parts)
         even = [slice(place * height, (place + 1) * height) for place in range(len(parts))]
         if even == list(parts) and even[-1].stop == rows:
-            each = (*self._size[:-2], len(parts), height)
-            return _sum_of_rows(factors.view(*each, 1), held.view(*each, columns))
-        sums = [_sum_of_rows(factors[..., part, :], held[..., part, :]) for part in parts]
-        return torch.stack(sums, -2)
-
-    @property
-    def _weight_factors(self) -> tuple[Tensor, Tensor]:
-        """Return a tensor and the row factors that turn it into the weights.
-
-        The tensor is (..., rows, columns), the factors (..., rows, 1). A statistic that needs no
-        single weight avoids the pass that computes them.
-        """
-        if "weights" in self.__dict__:
-            return self.weights.detach(), torch.ones_like(self._factors)
-        return self._exponentials, self._factors
-
-    @cached_property
-    def _factors(self) -> Tensor:
-        """The factor from exponentials to weights, (..., rows, 1); 0 in rows without keys."""
-        factors = self._log_divisors.detach().neg().exp_()
-        return factors if self._empty is None else factors.masked_fill_(self._empty, 0)
-
-    @cached_property
-    def _exponentials(self) -> Tensor:
-        """2 to the power of ``log2_shifted``; ``weights`` overwrites its memory."""
-        return torch.exp2(self.log2_shifted.detach(), out=self._scratched("weights"))
+            return _sum_of_rows(self.weights.view(*self._size[:-2], len(parts), height, columns))
+        return torch.stack([_sum_of_rows(self.weights[..., part, :]) for part in parts], -2)
 
     # The gradients of a block whose tensors are leaves.
 
     @property
     def leaves(self) -> list[Tensor]:
         """The tensors that were read so far, of this block and of its aligned blocks."""
-        names = ("log2_shifted", "weights", "log_normalizer", "mean_shifted")
+        names = ("shifted", "weights", "log_normalizer", "mean_shifted")
         read = [self.__dict__[name] for name in names if name in self.__dict__]
         return read + [leaf for other in self._beside for leaf in other.leaves]
 
@@ -376,10 +362,8 @@ class Block:
         """Return the scores and the sink of the block, each with its gradient.
 
         With weights w, gradients g and e the row's ``mean_shifted``, the gradient of score j is
-        ``g_bits_j / log(2)`` plus
-        ``w_j (g_weights_j - sum(w g_weights) + g_e (1 + shifted_j - e) + g_log_normalizer)``.
-        Here g_bits is the gradient of ``log2_shifted``. This is the derivative of the softmax, with
-        the maximum as a constant.
+        ``w_j (g_weights_j - sum(w g_weights) + g_e (1 + shifted_j - e) + g_log_normalizer)`` plus
+        the gradient of ``shifted``: the derivative of the softmax, with the maximum as a constant.
 
         Args:
             gradients: returns the gradient of a leaf, or None if nothing depends on it.
@@ -389,18 +373,15 @@ class Block:
             return gradients(self.__dict__[name]) if name in self.__dict__ else None
 
         found = [pair for other in self._beside for pair in other.sources(gradients)]
-        weights, bits = self.weights.detach(), self.log2_shifted.detach()
-        of_weights, of_expected, of_above = (
-            gradients(self.weights),
-            of("mean_shifted"),
-            of("log_normalizer"),
-        )
+        of_weights, of_shifted = of("weights"), of("shifted")
+        of_expected, of_above = of("mean_shifted"), of("log_normalizer")
+        weights = self.weights.detach()
         row = torch.zeros_like(self.maximum) if of_above is None else of_above[..., None]
         slope: Tensor | None = None
         of_scores = self._scratched("product")
         if of_expected is not None:
             row = row - (self.mean_shifted.detach() * of_expected)[..., None]
-            slope = torch.mul(bits, of_expected[..., None] * _LN2, out=of_scores)
+            slope = torch.mul(self.shifted.detach(), of_expected[..., None], out=of_scores)
         if of_weights is not None:
             product = torch.mul(weights, of_weights, out=self._scratched("second product"))
             row = row - product.sum(-1, keepdim=True)
@@ -419,14 +400,21 @@ class Block:
             torch.mul(weights, row, out=of_scores)
         else:
             torch.add(slope, row, out=of_scores).mul_(weights)
-        of_bits = gradients(self.log2_shifted)
-        if of_bits is not None:
-            of_scores.add_(torch.where(bits <= lowest_score(self._dtype), 0.0, of_bits / _LN2))
+        if of_shifted is not None:
+            of_scores.add_(of_shifted.masked_fill(~self.allowed, 0))
         return [*found, (self._source_scores, of_scores)]
 
     def _leaf(self, tensor: Tensor) -> Tensor:
         """Return the tensor, as a leaf if this block is differentiated by itself."""
         return tensor.detach().requires_grad_() if self._staged else tensor
+
+    def _finite(self, shifted: Tensor) -> Tensor:
+        """Replace -inf by a finite number, in place."""
+        least = _HIDDEN * lowest_score(self._dtype)
+        # A pass that reads costs less than half of one that writes.
+        if reads_without_sync(shifted) and not self._is_masked and shifted.amin().item() >= least:
+            return shifted
+        return shifted.clamp_(min=least)
 
     def _scratched(self, name: str) -> Tensor:
         assert self._scratch is not None

@@ -21,7 +21,6 @@ from regard.scores.score_source import Scores
 __all__ = ["Output", "TransposedOutput", "Window", "masked_product", "scores_at"]
 
 _SCORES_AT_ONCE = 2**21
-_FEW = 4  # a window with fewer than one column in four takes its weights from the scores
 # Rows this far apart cost less one at a time than with all that lies between them.
 _FAR_APART = 64
 
@@ -201,11 +200,7 @@ class Window(Reduction):
     def update(self, block: Block) -> tuple[Contribution, ...]:
         rows, in_block_rows = _meet(self.at_rows, block.box.rows)
         columns, in_block_columns = _meet(self.at_columns, block.box.columns)
-        if len(self.at_columns) < block.shape[-1] // _FEW:
-            # The other columns of the block need no exponential of their own.
-            values = block.weights_at(in_block_rows, in_block_columns)
-        else:
-            values = block.weights[..., in_block_rows, in_block_columns]
+        values = block.weights[..., in_block_rows, in_block_columns]
         return (Contribution((*block.box.leading, rows, columns), values),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:

@@ -1,7 +1,6 @@
 """Statistics of each row: logsumexp and entropy."""
 
 from dataclasses import dataclass
-from math import log
 from typing import final
 
 import torch
@@ -75,7 +74,7 @@ class NormalizedEntropy(RowStatistic):
 
     def update(self, block: Block) -> tuple[Contribution, ...]:
         entropy = block.log_normalizer * block.row_sum - block.mean_shifted
-        keys = (block.log2_shifted > MASKED_SCORE / log(2)).sum(-1, dtype=torch.int32)
+        keys = (block.shifted.detach() > MASKED_SCORE).sum(-1, dtype=torch.int32)
         # log(1) is 0, but with a sink the entropy of one key is not. Multiplying by 0 keeps NaN.
         spread = (entropy / keys.clamp(min=2).log()).clamp(0, 1) * (keys > 1)
         return (Contribution(block.box.at_rows, spread),)

@@ -18,6 +18,8 @@ from regard.scores.box import int_tensor
 
 __all__ = ["Diagonal", "Pool", "Segments", "Sum"]
 
+_FEW_SPANS = 32  # summed one by one, which takes less time than ``_span_sums`` for many
+
 
 @final
 @dataclass(frozen=True)
@@ -211,7 +213,7 @@ class Segments(Reduction):
         last = bisect_left(self.query_pieces, rows.stop, key=_start)
         at = (*block.box.leading, slice(first, max(first, last)))
         if first >= last:
-            return (Contribution(at, block.log2_shifted.new_zeros(0, len(self.key_edges))),)
+            return (Contribution(at, block.maximum.new_zeros(0, len(self.key_edges))),)
         by_piece = block.sum_rows([_within(piece, rows) for piece in self.query_pieces[first:last]])
         return (Contribution(at, _span_sums(by_piece, self.key_edges - columns.start)),)
 
@@ -286,7 +288,11 @@ def _span_sums(numbers: Tensor, spans: Tensor) -> Tensor:
     """
     # The gradient of an index adds up in a fixed order on a GPU, but on a CPU in float64 only.
     numbers = numbers.to(sum_dtype(numbers.dtype, numbers.device))
-    start, stop = spans.clamp(0, numbers.shape[-1]).unbind(-1)
+    spans = spans.clamp(0, numbers.shape[-1])
+    if len(spans) <= _FEW_SPANS:
+        edges: list[list[int]] = spans.tolist()
+        return torch.stack([numbers[..., start:stop].sum(-1) for start, stop in edges], -1)
+    start, stop = spans.unbind(-1)
     total = numbers.new_zeros((*numbers.shape[:-1], len(spans)))
     while numbers.shape[-1]:
         left = start < stop

@@ -1,7 +1,6 @@
 """The largest weights of each row and the keys they belong to."""
 
 from dataclasses import dataclass
-from math import log
 from typing import Any, NamedTuple, final
 
 import torch
@@ -84,12 +83,11 @@ class TopK(Reduction):
         return values, torch.zeros(size, dtype=torch.int64, device=device)
 
     def update(self, block: Block) -> tuple[Contribution, ...]:
-        indices = _largest(block.log2_shifted.detach(), min(self.k, block.log2_shifted.shape[-1]))
-        bits = block.log2_shifted.gather(-1, indices)
-        masked = bits.detach() <= lowest_score(bits.dtype)
-        log_normalizer = block.log_normalizer[..., None]
-        undefined = log_normalizer.detach().isnan()
-        values = (bits * log(2) - log_normalizer).exp().masked_fill(masked, 0)
+        shifted = block.shifted.detach()
+        indices = _largest(shifted, min(self.k, shifted.shape[-1]))
+        masked = shifted.gather(-1, indices) <= lowest_score(shifted.dtype)
+        undefined = block.log_normalizer.detach().isnan()[..., None]
+        values = block.weights.gather(-1, indices)
         indices = (indices + block.box.columns.start).masked_fill(masked | undefined, -1)
         missing = self.k - indices.shape[-1]
         if missing:

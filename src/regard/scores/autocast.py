@@ -16,17 +16,22 @@ def autocast_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype | No
     return torch.get_autocast_dtype(device.type)
 
 
-def as_autocast(value: Any, dtype: torch.dtype | None = None) -> Any:
-    """Return a tensor in autocast's dtype if autocast casts it; anything else unchanged.
+def as_autocast(query: Any, *others: Any) -> tuple[Any, ...]:
+    """Return the arguments with the tensors that autocast casts in its dtype.
 
     Args:
-        value: an argument that may be a tensor.
-        dtype: the dtype of the result instead of autocast's.
+        query: a tensor; autocast must be on for its device, or nothing is cast.
+        others: further arguments, which need not be tensors.
     """
-    if not isinstance(value, Tensor):
-        return value
-    wanted = autocast_dtype(value.dtype, value.device)
-    return value if wanted is None else value.to(dtype or wanted)
+    values = (query, *others)
+    if not isinstance(query, Tensor) or not _is_on(query.device):
+        return values
+    return tuple(_cast(value) if isinstance(value, Tensor) else value for value in values)
+
+
+def _cast(tensor: Tensor) -> Tensor:
+    dtype = autocast_dtype(tensor.dtype, tensor.device)
+    return tensor if dtype is None else tensor.to(dtype)
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
@@ -35,5 +40,5 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def _is_on(device: torch.device) -> bool:
-    # PyTorch knows no autocast on the meta device, and raises.
-    return device.type != "meta" and torch.is_autocast_enabled(device.type)
+    kind = device.type
+    return kind != "meta" and torch.is_autocast_enabled(kind)  # PyTorch raises for "meta"

@@ -69,6 +69,14 @@ class QueryKeyScores(Scores):
         return (self.query, self.key, *given, *positions)
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self.query.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.query.device
+
+    @property
     def group(self) -> int:
         return group_size(self.query.shape[:-2], self.key)
 
