@@ -310,7 +310,8 @@ def test_what_every_query_attends_to_alike_falls_out() -> None:
     parts = {"first": (0, 1), "no listed sink": (1, 2), "last": (2, 3)}
     drawn = regard.segment_shares(regard.Recording({"a": A}), parts, queries=asked)
     assert drawn.total()[1].argmax() == 1
-    assert drawn.beyond("question").total()[0].tolist() == pytest.approx([-0.125, 0, 0.125], abs=1e-6)
+    beyond = drawn.beyond("question").total()[0]
+    assert beyond.tolist() == pytest.approx([-0.125, 0, 0.125], abs=1e-6)
     assert repr(drawn.beyond("question")).splitlines() == [
         "Shares of 1 layer with 1 head, beyond those of 'question'; the mean over all of them:",
         "          first  no listed sink    last",

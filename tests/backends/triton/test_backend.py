@@ -27,7 +27,7 @@ from regard.backends.triton import triton_backend as backend
 from regard.backends.triton.launch import Launch
 from regard.backends.triton.operands import operands, refused
 from regard.reductions.products import TransposedOutput
-from regard.scores.score_source import Scores
+from regard.scores.query_key import QueryKeyScores
 
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow|All-NaN slice) encountered")
 
@@ -312,7 +312,7 @@ def test_a_matrix_on_the_cpu_is_answered_without_a_word() -> None:
 @pytest.fixture
 def on_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every matrix says that it is on a GPU, and nothing has been warned of."""
-    monkeypatch.setattr(Scores, "device", property(lambda _: torch.device("cuda")))
+    monkeypatch.setattr(QueryKeyScores, "device", property(lambda _: torch.device("cuda")))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     backend.warn_once.cache_clear()
     yield
