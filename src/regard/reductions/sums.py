@@ -290,7 +290,7 @@ def _span_sums(numbers: Tensor, spans: Tensor) -> Tensor:
     numbers = numbers.to(sum_dtype(numbers.dtype, numbers.device))
     spans = spans.clamp(0, numbers.shape[-1])
     if len(spans) <= _FEW_SPANS:
-        edges: list[list[int]] = spans.tolist()
+        edges = cast("list[list[int]]", spans.tolist())
         return torch.stack([numbers[..., start:stop].sum(-1) for start, stop in edges], -1)
     start, stop = spans.unbind(-1)
     total = numbers.new_zeros((*numbers.shape[:-1], len(spans)))
