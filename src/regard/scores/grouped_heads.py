@@ -1,7 +1,7 @@
 """Grouped-query heads: several query heads share one key head (Ainslie et al. 2023, GQA).
 
 Query head h uses key head ``h // group`` with ``group = num_heads // num_kv_heads``. A key head is
-copied only where a part of the matrix cuts its group.
+copied only if a part of the matrix contains a part of its group.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ __all__ = ["group_size", "grouped_matmul", "kv_leading", "repeat_heads", "select
 
 
 def group_size(leading: torch.Size, kv_tensor: Tensor) -> int:
-    """Return how many query heads share one head of kv_tensor; leading is (..., num_heads)."""
+    """Return the number of query heads for each head of kv_tensor; leading is (..., num_heads)."""
     return leading[-1] // kv_tensor.shape[-3] if leading else 1
 
 
@@ -45,7 +45,7 @@ def grouped_matmul(left: Tensor, right: Tensor, out: Tensor | None = None) -> Te
 def select_kv(tensor: Tensor, index: Index, num_heads: int) -> Tensor:
     """Return the key heads (..., num_kv_heads, kv_len, dim) that ``A[index]`` needs.
 
-    A slice that cuts a group in two copies the key heads it needs; every other index is a view.
+    A slice with a part of a group copies the key heads that it needs. Other indices give a view.
     """
     if not index:
         return tensor

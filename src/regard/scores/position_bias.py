@@ -1,7 +1,7 @@
 """Position biases: numbers added to the scores that depend on the distance of key and query.
 
-A bias is a small immutable value; ``bind`` fits it to the shape of a matrix and checks it there.
-Rows and columns are aligned at the bottom right when ``q_len != kv_len``, as masks are.
+A bias is a small immutable value. ``bind`` checks it and fits it to the shape of a matrix. If
+``q_len != kv_len``, the last query is aligned with the last key, as in masks.
 """
 
 from abc import ABC, abstractmethod
@@ -21,10 +21,10 @@ __all__ = ["ALiBi", "Bias", "T5Bias"]
 
 
 class Bias(ABC):
-    """Numbers added to the scores that depend on kv_idx - q_idx and the head, and on nothing else.
+    """Numbers added to the scores that depend only on kv_idx - q_idx and the head.
 
-    A block of rows pays one addition for it: its numbers for all distances are computed once, in
-    O(length) time, and laid along the diagonals.
+    A bias costs one addition for each score: the numbers of all distances are computed once for
+    a block, in O(length) time, and copied along the diagonals.
 
     Example:
         >>> import torch, regard
@@ -50,9 +50,9 @@ class Bias(ABC):
 
     @abstractmethod
     def bind(self, shape: torch.Size, device: torch.device) -> "Bias":
-        """The bias fitted to a matrix of this shape.
+        """Return the bias fitted to a matrix of this shape.
 
-        Its tensors get every leading axis of the matrix, full or 1, and two more axes.
+        Its tensors have all leading axes of the matrix, each of full length or 1, and two more.
         """
 
     @property
@@ -62,22 +62,22 @@ class Bias(ABC):
 
     @abstractmethod
     def map(self, function: Callable[[Tensor], Tensor]) -> "Bias":
-        """The same bias with the function applied to every tensor of a bound bias."""
+        """Return the same bound bias with the function applied to each of its tensors."""
 
     @abstractmethod
     def along(self, distance: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
-        """The bias at each distance, broadcastable to (..., num_heads, 1, distances) of a block.
+        """Return the bias at each distance, broadcastable to (..., num_heads, 1, distances).
 
         Args:
             distance: kv_idx - q_idx, whole numbers, (distances,).
-            part: gives what the heads of the block need of one of the bias's tensors, in the dtype
-                of the scores.
+            part: returns the part of a tensor of the bias that belongs to the heads of a block, in
+                the dtype of the scores.
         """
 
     def block(
         self, box: Box, shape: torch.Size, device: torch.device, part: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """The bias of a box of a matrix of this shape, broadcastable to it."""
+        """Return the bias of a box of a matrix of this shape, broadcastable to the box."""
         rows, columns = box.rows.stop - box.rows.start, box.columns.stop - box.columns.start
         least = box.columns.start - (box.rows.stop - 1) - (shape[-1] - shape[-2])
         distance = torch.arange(least, least + rows + columns, device=device)
@@ -85,10 +85,10 @@ class Bias(ABC):
 
 
 def _skewed(along: Tensor, rows: int) -> Tensor:
-    """Numbers laid along diagonals: (..., 1, rows + columns) to (..., rows, columns).
+    """Copy numbers along diagonals: (..., 1, rows + columns) to (..., rows, columns).
 
-    Entry [i, j] is ``along[rows - 1 - i + j]``; the last number is not used. A stride cannot be
-    negative, but it can step over one period less one of the numbers repeated.
+    Entry [i, j] is ``along[rows - 1 - i + j]``; the last number is not used. The numbers are
+    repeated for each row, and rows of one number less shift each row by one.
 
     Source:
         Huang et al. 2018, "Music Transformer", section 3.4.1, skewing, the other way round.
@@ -105,16 +105,16 @@ def _skewed(along: Tensor, rows: int) -> Tensor:
 class ALiBi(Bias):
     """Attention with linear biases: -slope · |kv_idx - q_idx|, a slope for each head.
 
-    The paper's attention is causal; without a causal mask keys after the query lose as much as
-    those before it. Where q_len and kv_len differ, the last query sits at the last key.
+    The paper's attention is causal. Without a causal mask, keys after the query are penalised like
+    those before it. If q_len and kv_len differ, the last query is aligned with the last key.
 
     Args:
-        slopes: (num_heads,), one slope for each head; or num_heads, for the paper's slopes. Slopes
-            that require a gradient get one.
+        slopes: (num_heads,), one slope for each head, differentiable; or num_heads, for the
+            paper's slopes.
 
     Raises:
-        TypeError: neither a whole number nor a floating tensor.
-        ValueError: another number of heads than the matrix has.
+        TypeError: slopes are neither a whole number nor a floating tensor.
+        ValueError: the number of heads differs from that of the matrix.
 
     Example:
         >>> import torch, regard
@@ -164,7 +164,11 @@ class ALiBi(Bias):
 
 
 def _slopes(num_heads: int) -> list[float]:
-    """The paper's: a geometric sequence; beyond a power of two, every other one of its double's."""
+    """Return the slopes of the paper.
+
+    They are a geometric sequence. If num_heads is no power of two, the heads above the largest one
+    have every other slope of twice that number of heads.
+    """
     power = 2 ** (num_heads.bit_length() - 1)
     first = [2.0 ** (-8 * (head + 1) / power) for head in range(power)]
     between = [2.0 ** (-4 * (2 * head + 1) / power) for head in range(num_heads - power)]
@@ -176,19 +180,19 @@ def _slopes(num_heads: int) -> list[float]:
 class T5Bias(Bias):
     """T5's relative positions: a learned number for each head and bucket of distances.
 
-    Half of the buckets hold one distance each, the others longer and longer ranges of them, up to
-    ``max_distance``. Where q_len and kv_len differ, the last query sits at the last key.
+    Half of the buckets hold one distance each, the others increasingly long ranges of distances, up
+    to ``max_distance``. If q_len and kv_len differ, the last query is aligned with the last key.
 
     Args:
-        table: (num_buckets, num_heads), the weight of T5's ``relative_attention_bias``. A table
-            that requires a gradient gets one.
-        bidirectional: whether keys after the query have buckets of their own, half of them, as in
-            an encoder; in a decoder they all count as distance 0.
-        max_distance: from this distance on every key is in the last bucket.
+        table: (num_buckets, num_heads), the weight of T5's ``relative_attention_bias``,
+            differentiable.
+        bidirectional: True if keys after the query have half of the buckets, as in an encoder.
+            If False, as in a decoder, they all count as distance 0.
+        max_distance: the distance from which on all keys share the last bucket.
 
     Raises:
-        TypeError: the table is no floating tensor.
-        ValueError: a table of another shape, or buckets that max_distance leaves nothing for.
+        TypeError: the table is not a floating tensor.
+        ValueError: the table has another shape, or max_distance is too small for its buckets.
 
     Example:
         >>> import torch, regard
@@ -253,7 +257,7 @@ class T5Bias(Bias):
             )
 
     def _bucket(self, distance: Tensor) -> Tensor:
-        """Which bucket each distance kv_idx - q_idx is in."""
+        """Return the bucket of each distance kv_idx - q_idx."""
         num_buckets = self.table.shape[-1] // (2 if self.bidirectional else 1)
         single = num_buckets // 2  # as many buckets hold one distance each
         away = distance.abs() if self.bidirectional else (-distance).clamp(min=0)
@@ -267,7 +271,7 @@ class T5Bias(Bias):
 
 
 def _by_head(tensor: Tensor, shape: torch.Size) -> Tensor:
-    """The tensor (num_heads, 1, n) with the leading axes of the matrix, each full or 1."""
+    """Return a tensor (num_heads, 1, n) with all leading axes of the matrix, batch axes of 1."""
     if len(shape) == 2:
         return tensor[0]
     return tensor.reshape(*(1 for _ in shape[:-3]), *tensor.shape)

@@ -1,8 +1,8 @@
-"""What each key receives, given the norms of the rows: sums of the columns, and products.
+"""Column sums and transposed products, given the norms of the rows.
 
-A program owns a tile of keys of one query head and reads the queries tile after tile, with their
-norms; a weight is one exp2. The keys are the rows of its tile, so that most of a sum stays in
-a thread. Every key is summed by one program and in order: no atomics.
+A program has a tile of keys of one query head and reads the queries and their norms tile by tile.
+A weight is one exp2. The keys are the rows of its tile, so that most of a sum stays in one thread.
+Each key is summed by one program, in order and without atomics.
 
 A tile of n keys x m queries costs 2 m n d FLOPs, m n exps, m (d + 2) numbers read and three
 operations for each score. Floor: 0.5 of a forward for d = 128, 1 for d = 64. A transposed product,
@@ -52,7 +52,7 @@ def columns_kernel(
     OPERAND_GROUP: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """One tile of keys of one head; the columns of a causal matrix that are longest first.
+    """Compute one tile of keys of one head; the longest columns of a causal matrix come first.
 
     sums is (batch, num_heads, kv_len), products (batch, num_heads, kv_len, WIDTH); None: not asked.
     """

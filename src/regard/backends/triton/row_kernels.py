@@ -94,7 +94,7 @@ def rows_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """One tile of packed rows of one key head; the longest rows of a causal matrix first."""
+    """Compute one tile of packed rows of one key head; the longest causal rows come first."""
     tile, batch, kv_head, q_idx, head, here = packed_rows(shape, GROUP, BLOCK_M)
     q = rows_of(query, batch, head, q_idx, here, HEAD_DIM)  # (BLOCK_M, BLOCK_D)
     kv_end = kv_end_of(limits, batch, kv_head * GROUP, shape)

@@ -58,7 +58,7 @@ def top_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """One tile of packed rows, as in the first pass; BLOCK_N is that of the first pass."""
+    """Compute one tile of packed rows, with the tiles and the BLOCK_N of the first pass."""
     _tile, batch, kv_head, q_idx, head, here = packed_rows(shape, GROUP, BLOCK_M)
     BY_PARTS: tl.constexpr = query.pointer.dtype.element_ty == tl.float32
     if not BY_PARTS:
