@@ -1,1 +1,1 @@
-"""How answers are computed; nothing here knows what is done with them."""
+"""Backends: ways to compute the answers of reductions."""

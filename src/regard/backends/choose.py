@@ -32,7 +32,7 @@ class Choice(NamedTuple):
 def choice(source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> Choice:
     """Return the first backend in the table that takes all reductions.
 
-    A matrix on another device than a GPU does not ask Triton.
+    Triton is left out if the matrix is not on a GPU.
     """
     refusals: dict[str, str] = {}
     for name, backend in BACKENDS.items():
@@ -42,7 +42,7 @@ def choice(source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -
         if refusal is None:
             return Choice(name, refusals)
         refusals[name] = refusal
-    raise AssertionError("the sweep over blocks refuses nothing")
+    raise AssertionError("the sweep takes every reduction")
 
 
 def choose(

@@ -1,4 +1,4 @@
-"""The whole matrix at once, in float64: the definition that faster backends are measured by."""
+"""The whole matrix at once, in float64: the definition that faster backends are compared with."""
 
 from collections.abc import Sequence
 from typing import Any, final
@@ -19,7 +19,7 @@ __all__ = ["Dense"]
 
 @final
 class Dense(Backend):
-    """softmax(scores) as a dense float64 tensor, and every reduction of it. For small matrices."""
+    """Every reduction of softmax(scores) as a dense float64 tensor, for small matrices."""
 
     def refusal(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
@@ -29,16 +29,16 @@ class Dense(Backend):
     def describe(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
     ) -> tuple[str, int]:
-        # Its scores and its weights.
-        return "the whole matrix in float64", 2 * source.shape.numel() * torch.float64.itemsize
+        memory = 2 * source.shape.numel() * torch.float64.itemsize  # scores and weights
+        return "the whole matrix in float64", memory
 
     def reduce(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
     ) -> tuple[Any, ...]:
-        """One answer for each reduction, in float64.
+        """Return one answer for each reduction, in float64.
 
         Raises:
-            MemoryError: the matrix would be larger than 4 GiB.
+            MemoryError: the matrix exceeds 4 GiB.
         """
         refuse_vmap([*source.tensors, *(t for reduction in reductions for t in reduction.tensors)])
         shape = source.shape

@@ -1,4 +1,4 @@
-"""What PyTorch's fused attention answers: weights @ value."""
+"""weights @ value by PyTorch's fused attention."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -23,10 +23,11 @@ __all__ = ["Sdpa"]
 
 @final
 class Sdpa(Backend):
-    """``scaled_dot_product_attention`` on the parts of the matrix that a mask leaves.
+    """``scaled_dot_product_attention`` on the parts of the matrix that a mask leaves visible.
 
-    Its kernels form the matrix, or are not exact, in some cases; ``refusal`` names them. Where the
-    answer is not finite, the sweep computes it again: NaN in a value passes the masks of a kernel.
+    In some cases its kernels form the matrix or are not exact; ``refusal`` names these cases. If
+    the answer is not finite, the sweep computes it again, because in a kernel NaN in a value
+    reaches rows that mask its key.
     """
 
     def refusal(
@@ -54,7 +55,7 @@ class Sdpa(Backend):
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
     ) -> tuple[Any, ...]:
         product = _product(source, mask, reductions)
-        # To plan what nothing is masked in would take longer than to attend to a few tokens.
+        # Without a mask there is nothing to plan, and planning takes longer than a small product.
         output = in_one_call(product) if mask is None else form_of(product).attend(product)
         if _may_leak(product) and not isfinite(_sum(output)):
             return Sweep().reduce(source, mask, reductions)
@@ -77,21 +78,21 @@ def _product(source: Scores, mask: Mask | None, reductions: Sequence[Reduction])
 
 
 def _may_leak(product: Product) -> bool:
-    """Return True if NaN in the value may reach rows that mask its key, and looking costs little.
+    """Return True if NaN in the value may reach rows that mask its key, and a check is cheap.
 
     A kernel multiplies a masked value by a weight of 0, and 0 times NaN is NaN.
     """
     masks = product.mask is not None or product.source.bias is not None
-    return masks and _looks(product.source)
+    return masks and _can_read(product.source)
 
 
-def _looks(source: QueryKeyScores) -> bool:
-    """Return True if reading a number stops neither the device nor the graph of torch.compile."""
+def _can_read(source: QueryKeyScores) -> bool:
+    """Return True if reading a number neither synchronises the device nor breaks a graph."""
     return source.query.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _of_scores(source: QueryKeyScores) -> str | None:
-    """Why no kernel has these scores."""
+    """Return why no kernel can compute these scores, as a clause, or None."""
     if not source.plain:
         return "no fused kernel has softcap, score_mod, sink_bias or a bias by position"
     if source.bias is None:
@@ -104,7 +105,7 @@ def _of_scores(source: QueryKeyScores) -> str | None:
 
 
 def _of_value(source: QueryKeyScores, reduction: Reduction) -> str | None:
-    """Why no kernel multiplies this value."""
+    """Return why no kernel can multiply this value, as a clause, or None."""
     (value,) = reduction.tensors
     if value.dtype != source.key.dtype:
         return "fused kernels need one dtype for query, key and value"
@@ -117,13 +118,14 @@ def _of_value(source: QueryKeyScores, reduction: Reduction) -> str | None:
 
 
 def _of_numbers(source: QueryKeyScores) -> str | None:
-    """Whether query and key hold numbers only, read in one pass; an overflow counts as none.
+    """Return a clause if query, key or bias has NaN or infinity, otherwise None.
 
-    The CPU kernel gives 0 for some rows of NaN, and lets NaN out of keys that are masked. Elsewhere
-    and under torch.compile the question is not asked: the answer would stop the device, or the
-    graph.
+    The CPU kernel returns 0 for some rows with NaN, and lets NaN of masked keys reach other rows.
+    One sum over each tensor detects them; a sum that overflows counts as infinity. Other devices
+    and graphs of torch.compile are not checked, because that would synchronise the device or break
+    the graph.
     """
-    if not _looks(source):
+    if not _can_read(source):
         return None
     try:
         total = _sum(source.query) + _sum(source.key)

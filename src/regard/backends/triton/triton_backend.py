@@ -154,7 +154,7 @@ def _of_operand(operand: Tensor) -> str | None:
 
 
 def _between(reductions: Sequence[Reduction], shape: torch.Size) -> int:
-    """Bytes that one pass leaves to the next: lists of tiles, and sums of pieces of spans."""
+    """Return the bytes that one pass stores for the next: tile lists, and sums of span pieces."""
     most = max((r.k for r in reductions if isinstance(r, TopK)), default=0)
     numbers = [shape[:-1].numel() * (1 << (most - 1).bit_length()) if most else 0]
     for reduction in reductions:
@@ -167,7 +167,7 @@ def _between(reductions: Sequence[Reduction], shape: torch.Size) -> int:
 
 
 def _buffers(reduction: Reduction, source: Scores) -> tuple[Tensor, ...]:
-    """A question checked against the matrix; its buffers, without memory."""
+    """Check a reduction against the matrix, and return its buffers on the meta device."""
     if isinstance(reduction, TransposedOutput):
         operand, shape = reduction.operand, source.shape[:-1]
         check_operand("operand", operand, "q_len", shape, source.device)
@@ -179,7 +179,8 @@ def _answers(
     source: QueryKeyScores, mask: Mask | None, reductions: Sequence[Reduction]
 ) -> tuple[Any, ...]:
     if torch.compiler.is_compiling():
-        # A kernel takes memory where a graph has none. This decorator imports Dynamo: not sooner.
+        # In a graph tensors have no memory for a kernel. The decorator imports Dynamo, so it is
+        # applied late.
         outside: Any = torch.compiler.disable(_answers, reason=_NO_GRAPH)
         return outside(source, mask, reductions)
     from regard.backends.triton.launch import Launch  # imports triton
@@ -194,7 +195,7 @@ def _answers(
 
 
 class _Plain(torch.autograd.Function):
-    """Nothing; what it is given must be memory that a kernel can read, not stand for more."""
+    """A no-op that rejects the wrappers of torch.func, which a kernel cannot read."""
 
     @staticmethod
     def forward(*tensors: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -210,7 +211,7 @@ class _Plain(torch.autograd.Function):
 
 @dataclass(frozen=True, eq=False)
 class _Asked:
-    """Questions to one matrix; each pass is made once, when it is first needed."""
+    """Several reductions of one matrix; each pass runs once, when it is first needed."""
 
     source: QueryKeyScores
     mask: Mask | None
@@ -247,7 +248,7 @@ class _Asked:
         return self.launch.column_sums(self.rows.norms)
 
     def answer(self, reduction: Reduction) -> Any:
-        """The answer to one question, with the axes of the matrix."""
+        """Return the answer of one reduction, with the axes of the matrix."""
         shape = self.source.shape
         match reduction:
             case LogSumExp():
@@ -278,7 +279,7 @@ class _Asked:
 
 
 def _four_axes(operand: Tensor, shape: torch.Size) -> Tensor:
-    """The operand as (batch, heads, q_len, width), its heads still in groups."""
+    """Return the operand as (batch, heads, q_len, width), with its grouped heads."""
     if operand.ndim == 1:
         operand = operand[:, None]
     operand = operand[(None,) * (len(shape) - operand.ndim)]
@@ -287,7 +288,7 @@ def _four_axes(operand: Tensor, shape: torch.Size) -> Tensor:
 
 
 def _spans(reduction: Pool | Segments, shape: torch.Size) -> tuple[Tensor, Tensor]:
-    """The spans of queries and those of keys, (start, stop) each."""
+    """Return (start, stop) of the spans of queries, and of the spans of keys."""
     if isinstance(reduction, Segments):
         return torch.tensor(reduction.query_pieces, device="cpu"), reduction.key_edges
     (cells,) = reduction.start(shape, torch.float32, _META)  # never filled
