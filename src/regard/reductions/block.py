@@ -262,15 +262,15 @@ class Block:
         0 in rows without keys; NaN in rows with a score of NaN or +inf.
         """
         if self._scratch is None:
-            above = torch.logsumexp(self.shifted, -1, keepdim=True)
+            normalizer = torch.logsumexp(self.shifted, -1, keepdim=True)
         else:
-            above = self._log_sum
+            normalizer = self._log_sum
         if self._source_sink is not None:
             sink = self._source_sink.detach() if self._staged else self._source_sink
-            above = torch.logaddexp(above, sink - self._reference)
+            normalizer = torch.logaddexp(normalizer, sink - self._reference)
         if self._empty is not None:
-            above = above.masked_fill(self._empty, 0)
-        return self._leaf(above.squeeze(-1))
+            normalizer = normalizer.masked_fill(self._empty, 0)
+        return self._leaf(normalizer.squeeze(-1))
 
     @property
     def _log_divisors(self) -> Tensor:
@@ -374,14 +374,14 @@ class Block:
 
         found = [pair for other in self._beside for pair in other.sources(gradients)]
         of_weights, of_shifted = of("weights"), of("shifted")
-        of_expected, of_above = of("mean_shifted"), of("log_normalizer")
+        of_mean, of_normalizer = of("mean_shifted"), of("log_normalizer")
         weights = self.weights.detach()
-        row = torch.zeros_like(self.maximum) if of_above is None else of_above[..., None]
+        row = torch.zeros_like(self.maximum) if of_normalizer is None else of_normalizer[..., None]
         slope: Tensor | None = None
         of_scores = self._scratched("product")
-        if of_expected is not None:
-            row = row - (self.mean_shifted.detach() * of_expected)[..., None]
-            slope = torch.mul(self.shifted.detach(), of_expected[..., None], out=of_scores)
+        if of_mean is not None:
+            row = row - (self.mean_shifted.detach() * of_mean)[..., None]
+            slope = torch.mul(self.shifted.detach(), of_mean[..., None], out=of_scores)
         if of_weights is not None:
             product = torch.mul(weights, of_weights, out=self._scratched("second product"))
             row = row - product.sum(-1, keepdim=True)
@@ -394,8 +394,8 @@ class Block:
             if self._empty is not None:
                 of_sink = of_sink.masked_fill(self._empty, 0)
             found.append((self._source_sink, row * of_sink))
-        if of_expected is not None:
-            row = row + of_expected[..., None]
+        if of_mean is not None:
+            row = row + of_mean[..., None]
         if slope is None:
             torch.mul(weights, row, out=of_scores)
         else:
