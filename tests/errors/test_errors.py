@@ -257,19 +257,19 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         attending(2, 8, 3, 4, key=(2, 8, 5, 4), mask=regard.Padding([1, 2, 3])),
         ValueError,
         "lengths has shape (3,); a matrix of shape (2, 8, 3, 5) needs one number or (2,), one "
-        "length for each sequence.\n    One number stands for all.",
+        "length for each sequence.\n    A single number applies to all sequences.",
     ),
     "no-lengths": (
         attending(2, 8, 3, 4, key=(2, 8, 5, 4), mask=regard.Padding([])),
         ValueError,
         "lengths has shape (0,); a matrix of shape (2, 8, 3, 5) needs one number or (2,), one "
-        "length for each sequence.\n    One number stands for all.",
+        "length for each sequence.\n    A single number applies to all sequences.",
     ),
     "lengths-without-a-batch": (
         attending(3, 2, key=(3, 2), mask=regard.Padding([3])),
         ValueError,
         "lengths has shape (1,); a matrix of shape (3, 3) needs one number, one length for each "
-        "sequence.\n    One number stands for all.",
+        "sequence.\n    A single number applies to all sequences.",
     ),
     "length-beyond-the-keys": (
         attending(2, 8, 3, 4, key=(2, 8, 5, 4), mask=regard.Padding([1, 6])),

@@ -133,14 +133,14 @@ EXPECTED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "mask-mod-of-another-matrix": (
         lambda: regard.attend(X, X, mask=regard.attend(X[:, 0], X[:, 0], mask=causal).mask),
         ValueError,
-        "mask has the causal of another matrix; it does not fit one of shape (2, 3, 4, 4).\n"
-        "    Pass the mask_mod itself.",
+        "mask has causal bound to another matrix; it does not fit the shape (2, 3, 4, 4).\n"
+        "    Pass the original mask_mod.",
     ),
     "block-mask-of-another-length": (
         with_mask(block_mask(None, None, 8)),
         ValueError,
-        "mask is a BlockMask of q_len 8 and kv_len 8; those of the matrix are 4 and 4.\n"
-        "    Make another with create_block_mask, or pass its mask_mod as mask=.",
+        "mask is a BlockMask of q_len 8 and kv_len 8; the matrix has q_len 4 and kv_len 4.\n"
+        "    Use create_block_mask with these lengths, or pass the mask_mod as mask=.",
     ),
     "block-mask-of-another-batch": (
         with_mask(block_mask(5, 3, 4)),
@@ -170,13 +170,13 @@ EXPECTED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         with_mask(regard.Documents([0, 0, 1])),
         ValueError,
         "ids has shape (3,); a matrix of shape (2, 3, 4, 4) needs (4,) or (2, 4), the document of "
-        "each key.\n    A query takes that of the key it sits at.",
+        "each key.\n    Each query has the document of its aligned key.",
     ),
     "documents-without-a-batch": (
         with_mask(regard.Documents([[0, 0, 1, 1], [0, 1, 1, 1]]), X[0, 0]),
         ValueError,
         "ids has shape (2, 4); a matrix of shape (4, 4) needs (4,), the document of each key.\n"
-        "    A query takes that of the key it sits at.",
+        "    Each query has the document of its aligned key.",
     ),
     "prefix-too-long": (
         with_mask(regard.PrefixLM([1, 6])),
@@ -212,7 +212,7 @@ EXPECTED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "block-mask-of-five-axes": (
         lambda: regard.Causal().to_block_mask(2, 2, 2, 4, 4),
         ValueError,
-        "to_block_mask() has shape (2, 2, 2, 4, 4); FlexAttention knows (batch, num_heads, q_len, "
+        "to_block_mask() has shape (2, 2, 2, 4, 4); FlexAttention needs (batch, num_heads, q_len, "
         "kv_len).\n    Take the mask of a part of the matrix, A[0].mask.",
     ),
     "block-mask-of-no-size": (

@@ -210,6 +210,14 @@ def test_a_question_is_asked_of_every_layer(ask: Any, reduction: regard.Reductio
         torch.testing.assert_close(answers[name], matrix.reduce(reduction))
 
 
+def test_top_k_of_a_layer_with_fewer_keys_has_nan_in_every_entry_of_a_row_of_nan() -> None:
+    scores = torch.tensor([[0.0, 1.0], [0.0, torch.nan]])
+    layers = {"short": regard.AttentionMatrix.from_scores(scores)}
+    top = regard.Recording(layers).topk(3)["short"]
+    assert top.values.isnan().tolist() == [[False] * 3, [True] * 3]
+    assert top.indices.tolist() == [[1, 0, -1], [-1, -1, -1]]
+
+
 def test_several_questions_have_one_answer_each() -> None:
     entropy, received = regard.Recording(random_layers()).reduce(regard.Entropy(), regard.Sum(-2))[
         "b"

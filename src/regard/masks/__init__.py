@@ -1,4 +1,7 @@
-"""Masks: which keys a query may attend to. True always means *may attend*."""
+"""Masks that define which keys a query may attend to.
+
+True means *may attend* in every mask except ``Drop``.
+"""
 
 from regard.masks.bands import Causal, SlidingWindow
 from regard.masks.documents import Documents

@@ -85,12 +85,13 @@ class Causal(Band):
 class SlidingWindow(Band):
     """A mask that allows ``left`` keys before a query, its own key, and ``right`` keys after it.
 
-    The field has three meanings of "window"; here it is ``left + 1 + right`` keys, the query's
-    own included. Mistral's ``sliding_window=w`` is ``SlidingWindow(w - 1, 0)``.
+    The window has ``left + 1 + right`` keys, including the query's own key; other libraries count
+    it differently. Mistral's ``sliding_window=w`` is ``SlidingWindow(w - 1, 0)``. If q_len and
+    kv_len differ, the last query is aligned with the last key.
 
     Args:
-        left: the number of keys before the query's own.
-        right: the number of keys after it.
+        left: the number of keys before the query's own key.
+        right: the number of keys after the query's own key.
 
     Raises:
         TypeError: left or right is not a whole number.

@@ -21,19 +21,19 @@ __all__ = ["Documents"]
 class Documents(Mask):
     """A mask that lets a query attend to the keys of its own document.
 
-    It serves several texts that are packed into one sequence. If q_len and kv_len differ, the last
-    query sits at the last key, as in ``Causal()``; a query before the first key belongs to no
-    document. A document in one piece costs its square. Scattered documents are as exact, but save
-    less work.
+    Use this mask if several texts are packed into one sequence. If q_len and kv_len differ, the
+    last query is aligned with the last key, as in ``Causal()``. A query before the first key
+    belongs to no document. Time is quadratic in the length of each document if its keys are
+    contiguous. Documents in several pieces give the same result but take longer.
 
     Args:
-        ids: the document of each key, whole numbers in any order: (kv_len,), or (batch, kv_len)
+        ids: the document id of each key, whole numbers in any order: (kv_len,), or (batch, kv_len)
             with one row for every entry of the matrix's first axis. The first axis is the batch of
             (batch, num_heads, q_len, kv_len), and the heads of (num_heads, q_len, kv_len).
 
     Raises:
         TypeError: ids are not whole numbers.
-        ValueError: there is not one for each key.
+        ValueError: the shape of ids does not fit the matrix.
 
     Example:
         >>> import torch, regard
@@ -52,7 +52,7 @@ class Documents(Mask):
         object.__setattr__(self, "ids", whole_numbers("ids", ids, needed))
 
     def bind(self, shape: torch.Size, device: torch.device) -> Mask:
-        remark = "the document of each key.\n    A query takes that of the key it sits at."
+        remark = "the document of each key.\n    Each query has the document of its aligned key."
         ids = per_sequence("ids", self.ids, (shape[-1],), shape, remark)
         return Documents(ids.to(device).clone())  # later changes do not reach a copy
 
@@ -75,10 +75,12 @@ class Documents(Mask):
 
     @cached_property
     def reach(self) -> Tensor:
-        """The reach of the document of each key, (..., kv_len, 4); minima over keys are hulls.
+        """Four bounds for each key, (..., kv_len, 4), whose minima over keys are joint bounds.
 
-        The four numbers are the first key of the document, minus one past its last key, minus the
-        first key of the piece around this key, and one past the last key of that piece.
+        With exclusive stops, they are the first key of the key's document, the negated stop of
+        that document, the negated start of the contiguous piece that contains the key, and the
+        stop of that piece. The minimum over keys gives the range that contains all documents, and
+        the range that all pieces share.
         """
         ids = self.ids.squeeze(-2)
         order = ids.sort(dim=-1, stable=True).indices
@@ -102,7 +104,7 @@ class Documents(Mask):
 
 
 def _runs(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the places of the first and the last of the equal neighbours of each value."""
+    """Return the positions of the first and last value of the run of equal values around each."""
     places = torch.arange(values.shape[-1], device=values.device).expand(values.shape)
     differ = values[..., 1:] != values[..., :-1]
     edge = torch.ones_like(values[..., :1], dtype=torch.bool)

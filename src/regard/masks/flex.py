@@ -38,22 +38,25 @@ __all__ = ["BlockSparse", "MaskMod"]
 class MaskMod(Mask):
     """A mask_mod of FlexAttention: ``function(b, h, q_idx, kv_idx)`` returns True = may attend.
 
-    A function passed as ``mask=`` becomes one. Write MaskMod to combine a function with other
-    masks by ``&``, ``|`` and ``~``. As in FlexAttention, the four arguments are scalar tensors with
-    plain indices: q_idx counts from the first query, and nothing is aligned at the end if q_len and
-    kv_len differ. b is the index in the batch, counted through several batch axes; h is the head.
-    Both are 0 for axes that the matrix lacks. A part of a matrix keeps the b and h of the whole.
+    A function passed as ``mask=`` is converted to a MaskMod. Write MaskMod yourself to combine a
+    function with other masks by ``&``, ``|`` and ``~``. As in FlexAttention, the four arguments are
+    scalar tensors. q_idx counts from the first query and kv_idx from the first key, even if q_len
+    and kv_len differ. b is the batch index; several batch axes are numbered as if flattened. h is
+    the head index. b or h is 0 if the matrix has no such axis. A part of a matrix passes the b and
+    h of the whole matrix.
 
-    The columns that a function allows are unknown, so it is evaluated for every key. To save work,
-    combine it with a mask that knows its columns, as in the example, or pass a BlockMask.
+    The function is evaluated for every key. To save work, combine it with a mask such as
+    ``Causal``, whose bounds are known in advance, or pass a BlockMask.
 
     Args:
-        function: four scalar tensors to a scalar bool tensor, True = may attend. It runs under
-            ``torch.vmap``: no ``if`` on tensors. Tensors that it uses stay on their device.
+        function: takes four scalar tensors and returns a scalar bool tensor, True = may attend. It
+            runs under ``torch.vmap``, so it must not use ``if`` on tensors. Tensors that it uses
+            stay on their device.
 
     Raises:
-        TypeError: function takes other arguments or returns numbers; ``attend`` calls it to check.
-        ValueError: function fails, or returns more than one bool.
+        TypeError: the function takes other arguments, or its result is not of dtype bool.
+        ValueError: the function raises an error, does not return a scalar tensor, or uses a tensor
+            that requires a gradient. ``attend`` makes a trial call to check this.
 
     Example:
         >>> import torch, regard
@@ -77,8 +80,8 @@ class MaskMod(Mask):
             return type(self)(FlexCallable.fitted(function, MASK_MOD, shape, device))
         if not (fits(function.batch, axes) and fits(function.head, axes)):
             raise ValueError(
-                f"mask has the {self.name} of another matrix; it does not fit one of shape "
-                f"{shape_text(shape)}.\n    Pass the mask_mod itself."
+                f"mask has {self.name} bound to another matrix; it does not fit the shape "
+                f"{shape_text(shape)}.\n    Pass the original mask_mod."
             )
         return self
 
@@ -111,15 +114,15 @@ class MaskMod(Mask):
 class BlockSparse(Mask):
     """A BlockMask of FlexAttention.
 
-    As in FlexAttention's kernels, no query attends to a block that is not listed, every query of a
-    full block attends to all its keys, and the mask_mod decides in the other blocks.
+    The blocks have the same meaning as in FlexAttention's kernels. A block that is not listed is
+    fully masked, a full block is fully allowed, and the mask_mod decides in the other blocks.
 
     Attributes:
         mask: the mask_mod, which decides in the partial blocks.
-        grid: EMPTY, PARTIAL or FULL for each block, (batch, num_heads, row blocks, column blocks);
-            of a bound mask with the leading axes of its matrix, each full or 1.
+        grid: EMPTY, PARTIAL or FULL for each block, (batch, num_heads, row blocks, column blocks).
+            A bound mask has the leading axes of its matrix instead, each of full length or 1.
         lengths: q_len and kv_len.
-        block_size: rows and columns of a block.
+        block_size: the height and width of a block.
 
     Example:
         >>> import torch, regard
@@ -153,8 +156,8 @@ class BlockSparse(Mask):
         if self.lengths != shape[-2:]:
             raise ValueError(
                 f"mask is a BlockMask of q_len {self.lengths[0]} and kv_len {self.lengths[1]}; "
-                f"those of the matrix are {shape[-2]} and {shape[-1]}.\n"
-                "    Make another with create_block_mask, or pass its mask_mod as mask=."
+                f"the matrix has q_len {shape[-2]} and kv_len {shape[-1]}.\n"
+                "    Use create_block_mask with these lengths, or pass the mask_mod as mask=."
             )
         grid = self.grid.to(device)
         if not fits(grid, (*shape[:-2], *grid.shape[-2:])):

@@ -36,10 +36,10 @@ def whole_numbers(name: str, value: object, needed: str) -> Tensor:
 def per_sequence(
     name: str, tensor: Tensor, own: tuple[int, ...], shape: torch.Size, remark: str
 ) -> Tensor:
-    """Return the numbers of each sequence with the axes of a matrix, each full or 1.
+    """Reshape numbers given for each sequence to broadcast to a matrix of this shape.
 
-    The tensor has the axes of one sequence, () or (kv_len,), maybe behind the first axis of the
-    matrix; or it has all axes of the matrix already.
+    The tensor has the shape ``own`` of one sequence, () or (kv_len,), or (batch, *own), where batch
+    is the first axis of the matrix. A tensor that has all axes of the matrix is returned as it is.
 
     Raises:
         ValueError: the tensor has another shape; the error ends with the remark.
@@ -73,7 +73,7 @@ class _Lengths(Mask):
         object.__setattr__(self, "lengths", whole_numbers("lengths", lengths, needed))
 
     def bind(self, shape: torch.Size, device: torch.device) -> Self:
-        remark = "one length for each sequence.\n    One number stands for all."
+        remark = "one length for each sequence.\n    A single number applies to all sequences."
         lengths = per_sequence("lengths", self.lengths, (), shape, remark)
         wrong = (lengths < 0) | (lengths > shape[-1])
         if bool(wrong.any()):
@@ -98,7 +98,7 @@ class _Lengths(Mask):
         return self.lengths.cpu()
 
     def _extremes(self, leading: tuple[slice, ...]) -> tuple[int, int]:
-        """Return the least and the greatest length of some matrices."""
+        """Return the smallest and largest length in a part of the leading axes."""
         lengths = broadcast_index(self._on_cpu, leading)
         return int(lengths.min()), int(lengths.max())
 
@@ -137,11 +137,11 @@ class Padding(_Lengths):
 
 @final
 class PrefixLM(_Lengths):
-    """A mask that lets all queries attend to the first ``lengths`` keys, and is causal beyond.
+    """A mask that lets all queries attend to the first ``lengths`` keys, and is causal after them.
 
-    It serves a prompt that is read in both directions, and the text that is written after it. If
-    q_len and kv_len differ, the last query sits at the last key, as in ``Causal()``; the prefix is
-    always the first keys. The same as ``Causal() | Padding(lengths)``.
+    Use this mask for a prompt with bidirectional attention, followed by generated text. If q_len
+    and kv_len differ, the last query is aligned with the last key, as in ``Causal()``. The prefix
+    always starts at the first key. ``Causal() | Padding(lengths)`` is the same mask.
 
     Args:
         lengths: the number of keys in the prefix, one for every entry of the matrix's first axis,

@@ -1,8 +1,10 @@
-"""Masks and how they combine. True always means *may attend*.
+"""The abstract class ``Mask`` and the combinations of masks by ``&``, ``|`` and ``~``.
+
+True means *may attend* in every mask except ``Drop``.
 
 A mask is a small immutable value. ``bind`` checks it against the shape of a matrix and fits its
-tensors to that shape. Rows and columns are aligned at the bottom right if ``q_len != kv_len``: the
-last query sits at the last key, as with a KV cache.
+tensors to that shape. If ``q_len != kv_len``, most masks align the last query with the last key,
+as with a KV cache. ``Causal(align="top-left")`` and ``MaskMod`` count from the first query.
 """
 
 from abc import ABC, abstractmethod
@@ -60,7 +62,10 @@ MaskLike: TypeAlias = "Mask | Tensor | PointMask | BlockMask"
 """Everything that can be passed as a mask."""
 
 EMPTY, PARTIAL, FULL = 0, 1, 2
-"""The kinds of blocks: no query attends, the mask_mod decides, every query may attend."""
+"""The kinds of blocks in a BlockMask.
+
+EMPTY: no query may attend to a key. PARTIAL: the mask_mod decides. FULL: all may attend to all.
+"""
 
 NO_KEYS = slice(0, 0)
 _MAX_NUMBERS = 2**22  # of a mask, evaluated at once
@@ -68,12 +73,13 @@ _DRAWN_ROWS, _DRAWN_COLUMNS = 32, 64
 
 
 class KeyBounds(NamedTuple):
-    """What a mask knows of some rows without a look at every key, so that work is skipped.
+    """Ranges of keys that bound a mask in some rows, found without evaluating every key.
+
+    Backends skip the keys outside ``any`` and evaluate no mask inside ``all``.
 
     Attributes:
-        any: outside these keys none of the rows attends to anything; may be empty.
-        all: to these keys all of the rows may attend, so nothing is masked there; a part of
-            ``any``, may be empty.
+        any: a range that contains every key to which any of the rows may attend; may be empty.
+        all: a range of keys to which all of the rows may attend; a part of ``any``, may be empty.
 
     Example:
         >>> import torch, regard
@@ -89,9 +95,9 @@ class Points(NamedTuple):
     """The pairs of a query and a key at which a mask is evaluated: a box of a matrix, or one pair.
 
     Attributes:
-        places: the place on every axis of the matrix: slices of a box, scalar tensors of one pair.
-        shape: of the matrix, (..., num_heads, q_len, kv_len).
-        device: of the indices.
+        places: one index for each axis of the matrix: slices for a box, scalar tensors for a pair.
+        shape: the shape of the matrix, (..., num_heads, q_len, kv_len).
+        device: the device of the indices.
     """
 
     places: tuple[slice | Tensor, ...]
@@ -111,7 +117,7 @@ class Points(NamedTuple):
 
     @property
     def position(self) -> Tensor:
-        """The index of the key at which each query sits: the last query sits at the last key."""
+        """The key index that each query is aligned with; the last query has the last key."""
         return self.q_idx + (self.shape[-1] - self.shape[-2])
 
     def read(self, tensor: Tensor) -> Tensor:
@@ -125,13 +131,14 @@ class Points(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Mask(ABC):
-    """Which keys a query may attend to; combine masks with ``&``, ``|`` and ``~``.
+    """The abstract class of masks, which define the keys that a query may attend to.
 
-    A subclass is a frozen dataclass; its tensors, and the masks that it is made of, are fields.
+    Masks combine with ``&``, ``|`` and ``~``. A subclass is a frozen dataclass whose fields hold
+    its tensors and the masks that it combines.
 
     Attributes:
-        shape: of the matrix whose mask it is, as in ``A.mask``; None for a mask by itself.
-        device: of that matrix.
+        shape: the shape of the matrix, for the mask of a matrix (``A.mask``); otherwise None.
+        device: the device of that matrix; otherwise None.
 
     Example:
         >>> import torch, regard
@@ -154,8 +161,8 @@ class Mask(ABC):
     def bind(self, shape: torch.Size, device: torch.device) -> "Mask":
         """Return the mask fitted to a matrix of this shape, (..., num_heads, q_len, kv_len).
 
-        The tensors of a bound mask have the axes of the matrix, each full or 1; binding them once
-        more changes nothing.
+        Each tensor of a bound mask has as many axes as the matrix. Its leading axes have full
+        length or length 1. Binding a bound mask to the same shape again changes nothing.
 
         Raises:
             ValueError: the mask does not fit the shape.
@@ -170,7 +177,9 @@ class Mask(ABC):
 
     @abstractmethod
     def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
-        """Return which keys some rows of a bound mask can attend to, without a look at every key.
+        """Return bounds on the keys that some rows of a bound mask may attend to.
+
+        The bounds are computed without evaluating every key.
 
         Args:
             leading: a slice with a start and a stop for each leading axis of the matrix.
@@ -208,7 +217,7 @@ class Mask(ABC):
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The tensors of a bound mask, without those that a callable reads."""
+        """The tensors of a bound mask, except those that a mask_mod uses."""
         found: list[Tensor] = []
         self.map(lambda tensor: found.append(tensor) or tensor)
         return found
@@ -263,7 +272,7 @@ class Mask(ABC):
             device: of the result, for a mask by itself.
 
         Returns:
-            A BlockMask; its batch or num_heads is 1 if the mask is the same for all.
+            A BlockMask. Its batch or num_heads is 1 if all batch entries or heads share the mask.
 
         Raises:
             TypeError: block_size is not a whole number.
@@ -279,7 +288,7 @@ class Mask(ABC):
         if len(size) > 4:
             raise ValueError(
                 f"to_block_mask() has shape {shape_text(size)}; "
-                "FlexAttention knows (batch, num_heads, q_len, kv_len).\n"
+                "FlexAttention needs (batch, num_heads, q_len, kv_len).\n"
                 "    Take the mask of a part of the matrix, A[0].mask."
             )
         missing = 4 - len(size)
@@ -394,7 +403,10 @@ def _block_mask_of(
 
 
 def _kinds(allowed: Tensor, box: Box, block_size: int) -> Tensor:
-    """Return the kind of each block of a row of blocks, (..., blocks), from its part of a mask."""
+    """Return the kind of each block in a row of blocks, (..., blocks).
+
+    ``allowed`` is the mask of that row of blocks.
+    """
     height, width = box.rows.stop - box.rows.start, box.columns.stop - box.columns.start
     allowed = allowed.expand(*allowed.shape[:-2], height, width)
     padded = pad(allowed, (0, -width % block_size, 0, block_size - height))
@@ -403,7 +415,7 @@ def _kinds(allowed: Tensor, box: Box, block_size: int) -> Tensor:
 
 
 def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many blocks of each row are chosen, and all blocks with the chosen ones first."""
+    """Return the number of chosen blocks in each row, and all block indices, chosen ones first."""
     indices = chosen.byte().sort(dim=-1, descending=True, stable=True).indices
     return chosen.sum(-1, dtype=torch.int32), indices.int()
 
@@ -437,9 +449,10 @@ _CONVERTERS: list[_Converter] = []
 
 
 def converter(function: _Converter) -> _Converter:
-    """Register a function for ``as_mask`` that makes a mask of one kind of value, or returns None.
+    """Register a function with which ``as_mask`` converts one kind of value.
 
-    The modules of such masks import this one, which cannot import them.
+    The function returns a mask, or None for any other value. Modules register their own functions
+    because this module cannot import them without a circular import.
     """
     _CONVERTERS.append(function)
     return function
@@ -499,7 +512,7 @@ def hull(first: slice, second: slice) -> slice:
 
 
 def around(keys: slice, total: int) -> tuple[slice, slice]:
-    """Return the keys before a range and those after it; all keys lie before an empty range."""
+    """Return the range of keys before a range and the one after it; (all, none) if it is empty."""
     if not length(keys):
         return slice(0, total), NO_KEYS
     return slice(0, keys.start), slice(keys.stop, total)
@@ -539,7 +552,7 @@ class And(Mask):
 @final
 @dataclass(frozen=True, eq=False, repr=False)
 class Or(Mask):
-    """Two masks of which one must allow: the result of ``first | second``.
+    """Two masks of which at least one must allow a key: the result of ``first | second``.
 
     Example:
         >>> import regard

@@ -1,9 +1,9 @@
 """Recognition of dense masks, which models pass as bool tensors or as numbers of 0 and -inf.
 
-The tensor is read once, in blocks of rows. For each row the first allowed key, one past the last,
-and their number are noted; for each key, whether any query attends to it. A mask of a known kind
-that allows all of that, and as many keys in each row, is the same mask. No second dense mask is
-formed for the comparison.
+The allowed keys are found in one pass, in blocks of rows. The pass records the first allowed key,
+the last one and their number for each row, and for each key whether any query attends to it. A
+known mask equals the dense mask if its rows span the recorded keys and allow as many keys. The
+comparison forms no second dense mask.
 """
 
 from collections import deque
@@ -30,22 +30,24 @@ _Parts: TypeAlias = tuple[Mask | None, Tensor | None]
 """A mask and a bias, each None where there is none."""
 
 _MAX_NUMBERS = 2**20  # read at once
-_SHORT = 2**16  # numbers of the masks of single queries, and of all masks of a short text
+_SHORT = 2**16  # elements; masks of single queries or of a short text have fewer
 _WORD = 8  # bytes of an int64, in which bools are read
 
 
 def recognised(mask: Tensor, shape: torch.Size) -> Mask | None:
-    """Return the mask that a bool tensor is, exactly; None if everything is allowed.
+    """Return a mask equal to a bool tensor, or None if every key is allowed.
 
-    Causal, SlidingWindow, Padding, PrefixLM, Documents and what ``&`` makes of them are found.
-    Anything else is a Keep of the tensor itself, without the axes along which it repeats.
+    A tensor is recognised as Causal, SlidingWindow, PrefixLM or Documents, or as Documents combined
+    with Causal or SlidingWindow. A mask of the keys (Padding or Keep) and a mask of the queries
+    (Keep) are recognised alone and combined with these masks. Any other tensor becomes a Keep
+    without the leading axes along which the tensor repeats.
 
     Args:
         mask: bool, True = may attend, broadcastable to the shape.
         shape: of the matrix, (..., num_heads, q_len, kv_len).
 
     Returns:
-        A mask bound to the shape. Keep holds a view of the tensor.
+        A mask bound to the shape. The mask of an unrecognised tensor is a view of that tensor.
 
     Raises:
         ValueError: the tensor does not broadcast to the shape.
@@ -64,11 +66,12 @@ def recognised(mask: Tensor, shape: torch.Size) -> Mask | None:
 def split(attn_mask: Tensor, shape: torch.Size) -> _Parts:
     """Return a mask and a bias that together do exactly what an additive mask does.
 
-    A number that is 0 or very negative (-inf, or the least number of a dtype) belongs to a mask. A
-    row with the same very negative finite number everywhere masks nothing, because the softmax
-    ignores a number that is added to all scores. Such rows are allowed again, and get a bias of
-    one number for each row, which rounds their scores as the model's did. Other numbers are a
-    bias, with a mask if that is of a known kind, so that its work is skipped.
+    The value 0 means an allowed key, and a very negative value (``FAR`` or less) a masked key. A
+    row with the same very negative finite value at every key masks nothing, because the softmax
+    ignores a number that is added to all scores. The mask allows all keys of such a row, and the
+    bias keeps its value, so that the scores are rounded as in the model. If there are other
+    values, the whole tensor is the bias, and a mask of a known kind is returned with it to save
+    work. A NaN, or a row with different very negative values only, gives a bias without a mask.
 
     Args:
         attn_mask: numbers added to the scores, broadcastable to the shape.
@@ -92,7 +95,10 @@ def split(attn_mask: Tensor, shape: torch.Size) -> _Parts:
 
 
 _Answer: TypeAlias = Callable[[Tensor], _Parts]
-"""Takes a tensor that was read, and returns its mask and bias. It holds no tensor of a model."""
+"""Return the mask and bias of a tensor that was analysed before.
+
+The function keeps no reference to a tensor of the model.
+"""
 
 _MEMORY: deque[tuple[Any, tuple[object, ...], _Answer]] = deque(maxlen=8)
 
@@ -100,10 +106,11 @@ _MEMORY: deque[tuple[Any, tuple[object, ...], _Answer]] = deque(maxlen=8)
 def _remembered(
     tensor: Tensor, shape: torch.Size, read: Callable[[Tensor, torch.Size], _Answer]
 ) -> _Parts:
-    """Return the answer for a tensor, which is read once while it stays as it is.
+    """Return the mask and bias of a tensor, from a cache if the tensor has not changed.
 
-    Layers share masks. A short tensor is compared by its numbers, which takes far less time than
-    reading it; a long one by its storage, which the memory does not keep alive.
+    The layers of a model share masks, so recent answers are cached. A short tensor is compared by
+    its values, which takes far less time than recognising it again. A long tensor is compared by
+    its storage, to which the cache has only a weak reference.
     """
     with torch.inference_mode(False):  # autograd may use the answer later
         dense = without_repeats(tensor)
@@ -153,7 +160,7 @@ def _divide(numbers: Tensor, shape: torch.Size) -> _Answer:
             return None
         return (mask | Keep(alike) if some_alike else mask).bind(shape, alike.device)
 
-    if known is None:  # the memory keeps no mask that is as long as the matrix
+    if known is None:  # a mask as large as the matrix is not kept in the cache
         part = _unrepeated(dense)
         return lambda numbers: (mask_of([Keep(without_repeats(numbers)[part] > FAR)]), rows)
     mask = mask_of(known)
@@ -195,7 +202,7 @@ class _Facts:
         head, tail = (words.gather(-1, at).view(torch.uint8) for at in (front, back))
         first = front.squeeze(-1) * _WORD + head.argmax(-1)
         stop = (back.squeeze(-1) + 1) * _WORD - tail.flip(-1).argmax(-1)
-        # Each byte of a word counts for itself: up to 255 words add up without a carry.
+        # Each byte of a word is a separate counter. It cannot overflow in a sum of 255 words.
         wide = cast(tuple[Tensor, ...], words.split(255, -1))
         count = torch.cat([part.sum(-1, keepdim=True) for part in wide], -1).view(torch.uint8)
         tall = cast(tuple[Tensor, ...], words.split(255, -2))
@@ -206,7 +213,10 @@ class _Facts:
         return cls(first, stop, total, keys[..., :kv_len].bool())
 
     def differ(self, low: Tensor, high: Tensor, keys: Tensor | None) -> Tensor:
-        """Return True for each row that is not the keys from low to high, of those in ``keys``."""
+        """Return True for each row whose allowed keys differ from the range low to high.
+
+        If ``keys`` is given, only the keys that are True in it belong to the range.
+        """
         kv_len = self.keys.shape[-1]
         low = low.clamp(0, kv_len).expand(self.count.shape)
         high = high.clamp(0, kv_len).expand(self.count.shape).maximum(low)
@@ -218,7 +228,7 @@ class _Facts:
 
 
 def _known(facts: _Facts, shape: torch.Size) -> list[Mask] | None:
-    """Return masks that must all allow, or None if the mask is of no known kind."""
+    """Return masks whose conjunction is the dense mask, or None if it is of no known kind."""
     q_len, kv_len = shape[-2:]
     some = facts.count > 0
     if facts.keys.shape[-1] < kv_len:  # one number stands for all keys of a row
@@ -238,7 +248,7 @@ def _known(facts: _Facts, shape: torch.Size) -> list[Mask] | None:
 
 
 _Kinds = Iterator[tuple[list[Mask], Tensor, Tensor]]
-"""Masks that a dense one may be, and the keys of each row in them: from low to high."""
+"""Candidate masks for a dense mask, and the key range of each row: low and high, exclusive."""
 
 
 def _along(facts: _Facts, shift: int) -> _Kinds:
@@ -278,7 +288,7 @@ def _reach(facts: _Facts, position: Tensor) -> tuple[int, int]:
 
 
 def _documents(facts: _Facts, shift: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the ids of the smallest documents that hold every row, and their low and high."""
+    """Return ids of the smallest documents that contain the keys of each row, and their ranges."""
     kv_len = facts.keys.shape[-1]
     first = pad(facts.first, (shift, 0), value=kv_len)  # (..., kv_len)
     stop = pad(facts.stop, (shift, 0))
@@ -317,7 +327,10 @@ def _tiles(shape: torch.Size) -> list[slice]:
 
 
 def _words(allowed: Tensor) -> Tensor:
-    """Return bools, (..., n), as int64, eight in one; (..., n / 8 rounded up), a view if it can."""
+    """Pack bools, (..., n), into int64 words of eight bools each, (..., ceil(n / 8)).
+
+    The result is a view if possible; otherwise it is padded with False.
+    """
     *leading, length = allowed.shape
     whole = length % _WORD == 0 and allowed.storage_offset() % _WORD == 0
     if not (whole and allowed.is_contiguous()):

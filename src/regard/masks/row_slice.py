@@ -19,19 +19,20 @@ __all__ = ["RowSlice", "row_slice_of"]
 @final
 @dataclass(frozen=True, eq=False, repr=False)
 class RowSlice(Mask):
-    """Some rows of a mask: the queries from ``start`` on, in a matrix of ``q_len`` queries.
+    """The rows of a mask from query ``start`` on, for a matrix of some of ``q_len`` queries.
 
-    A mask is aligned with the last query or counts from the first one. If a matrix holds only some
-    of the queries that a model had, RowSlice keeps them at their places.
+    The position of a query depends on the first or the last query of the whole matrix. RowSlice
+    keeps the positions if a matrix has only some of the queries of a model.
 
     Args:
-        mask: of the whole matrix.
+        mask: the mask of the whole matrix.
         start: the first query of the part.
         q_len: the number of queries of the whole matrix.
 
     Raises:
         TypeError: start or q_len is not a whole number.
-        ValueError: start is negative, or q_len below 1; at ``attend``, more rows than there are.
+        ValueError: start is negative, or q_len is below 1. ``attend`` raises this error if the
+            matrix needs more rows than the mask has after ``start``.
 
     Example:
         >>> import regard

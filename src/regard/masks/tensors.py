@@ -14,7 +14,7 @@ __all__ = ["Drop", "Keep"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _BoolTensor(Mask):
-    """A mask that is a bool tensor; no key is ruled out without a look."""
+    """A mask that is a bool tensor, whose key bounds are unknown."""
 
     mask: Tensor
 
@@ -37,8 +37,8 @@ class Keep(_BoolTensor):
 
     Args:
         mask: bool, broadcastable to (..., num_heads, q_len, kv_len). For padding of shape
-            (batch, kv_len) pass ``mask[:, None, None, :]``; without it, if batch = q_len, the
-            mask is read as (q_len, kv_len).
+            (batch, kv_len) pass ``mask[:, None, None, :]``. A mask without the two extra axes is
+            read as (q_len, kv_len), and if batch = q_len no error shows the mistake.
 
     Raises:
         TypeError: mask is not a bool tensor.

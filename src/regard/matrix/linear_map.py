@@ -24,14 +24,16 @@ _EAGER = "within a graph write torch.matmul(A, x) for A @ x"
 ProductWatcher: TypeAlias = "Callable[[LinearMap, Tensor, Callable[[], Tensor]], Tensor]"
 """Called with a matrix, a value and a function that multiplies them; returns the product."""
 
-# A TorchFunctionMode or TorchDispatchMode does not see ``A @ x``, so products are watched here. A
-# context variable is local to one thread.
+# ``A @ x`` calls neither a TorchFunctionMode nor a TorchDispatchMode, so watchers are called here.
+# A context variable is local to one thread.
 _WATCHERS: ContextVar[tuple[ProductWatcher, ...]] = ContextVar("watchers", default=())
 
 
 @contextmanager
 def watched_products(watcher: ProductWatcher) -> Generator[None, None, None]:
-    """Have a watcher run each ``A @ x`` of this thread inside the with block.
+    """Call a watcher for each ``A @ x`` of this thread inside the with block.
+
+    The watcher returns the product. Products ``x @ A`` and compiled code do not call it.
 
     Example:
         >>> import torch, regard
@@ -218,8 +220,8 @@ def times_batches(
 ) -> Tensor:
     """Return the product with an operand that may have more batch axes than the matrix.
 
-    All batches are multiplied by the same weights. They are concatenated along the width of one
-    operand, so that the weights are computed once.
+    Batches along the additional axes share the weights of the matrix. They are concatenated along
+    the last axis of one operand, so that the weights are computed once.
 
     Args:
         operand: (..., tokens, dim) or (tokens,).

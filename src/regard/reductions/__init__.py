@@ -1,1 +1,1 @@
-"""Questions to an attention matrix, answered one block of complete rows at a time."""
+"""Reductions: computations over an attention matrix, one block of complete rows at a time."""

@@ -108,8 +108,8 @@ class Block:
         """Compute the scores of a box and their row maxima.
 
         With ``scratch`` and gradients enabled, the tensors of the block are leaves of autograd's
-        graph, and ``sources`` continues from their gradients to those of the scores. Without
-        ``scratch`` the tensors are a part of the graph.
+        graph. ``sources`` then computes the gradients of the scores from the gradients of these
+        leaves. Without ``scratch`` the tensors are ordinary parts of the graph.
         """
         self.shape = source.shape
         self.box = box
@@ -152,9 +152,9 @@ class Block:
     def _special_rows(self) -> tuple[Tensor | None, Tensor | None]:
         """Return two bool tensors, (..., rows, 1): rows without keys, and undefined rows.
 
-        A row is undefined if a visible score or the sink is NaN or +inf. On the CPU a tensor is
-        None if it would be all False. On other devices the second one is always None, because a
-        search for undefined rows would synchronise the device.
+        A row is undefined if it has keys, and one of their scores or the sink is NaN or +inf. On
+        the CPU each result is None if it would be all False. On other devices the second result is
+        always None, because a search for undefined rows would synchronise the device.
         """
         if not reads_without_sync(self.maximum):
             return self.maximum == -torch.inf, None
@@ -223,7 +223,10 @@ class Block:
 
     @cached_property
     def scores(self) -> Tensor:
-        """The scores after scale, bias and mask, (..., rows, columns); -inf for a masked key."""
+        """The scores after scale, bias, score_mod, softcap and mask, (..., rows, columns).
+
+        The score of a masked key is -inf.
+        """
         return torch.where(self.allowed, self.shifted + self._reference, -torch.inf)
 
     @cached_property
@@ -337,7 +340,7 @@ class Block:
             parts: the rows of each sum, in rising order and without overlap.
         """
         if self._scratch is None or self._staged or not reads_without_sync(self.maximum):
-            # One split: every slice would have a gradient of the size of the block.
+            # One split instead of slices: the gradient of a slice is as large as the block.
             edges = [0, *(edge for part in parts for edge in (part.start, part.stop))]
             sizes = [*(stop - start for start, stop in pairwise(edges)), self._size[-2] - edges[-1]]
             pieces = self.weights.split_with_sizes(sizes, -2)[1::2]
@@ -359,7 +362,9 @@ class Block:
         return read + [leaf for other in self._beside for leaf in other.leaves]
 
     def sources(self, gradients: Callable[[Tensor], Tensor | None]) -> list[tuple[Tensor, Tensor]]:
-        """Return the scores and the sink of the block, each with its gradient.
+        """Return the sink and the scores of this block and its aligned blocks, with gradients.
+
+        Each pair is a tensor and its gradient.
 
         With weights w, gradients g and e the row's ``mean_shifted``, the gradient of score j is
         ``w_j (g_weights_j - sum(w g_weights) + g_e (1 + shifted_j - e) + g_log_normalizer)`` plus
@@ -405,7 +410,7 @@ class Block:
         return [*found, (self._source_scores, of_scores)]
 
     def _leaf(self, tensor: Tensor) -> Tensor:
-        """Return the tensor, as a leaf if this block is differentiated by itself."""
+        """Return the tensor, as a new leaf of autograd if ``sources`` computes the gradients."""
         return tensor.detach().requires_grad_() if self._staged else tensor
 
     def _finite(self, shifted: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from regard.scores.score_source import Scores
 __all__ = ["Output", "TransposedOutput", "Window", "masked_product", "scores_at"]
 
 _SCORES_AT_ONCE = 2**21
-# Rows this far apart cost less one at a time than with all that lies between them.
+# If the step between rows is at least this, rows are computed one at a time, not as a range.
 _FAR_APART = 64
 
 
@@ -218,9 +218,9 @@ def _meet(wanted: range, part: slice) -> tuple[slice, slice]:
 
 
 def scores_at(source: Scores, mask: Mask | None, at_rows: range, at_columns: range) -> Tensor:
-    """Return the scores at some rows and columns, in the dtype of the inputs.
+    """Return the scores at some rows and columns, in the dtype of the inputs; -inf if masked.
 
-    The window is computed a few rows at a time: nothing that the step of a range skips is kept.
+    The scores are computed a few rows at a time. Rows and columns that a range skips are discarded.
     """
     shape = source.shape
     if not (at_rows and at_columns):
@@ -245,6 +245,6 @@ def scores_at(source: Scores, mask: Mask | None, at_rows: range, at_columns: ran
         return cast(Any, checkpoint)(part, rows, use_reentrant=False, preserve_rng_state=False)
 
     wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in source.tensors)
-    compute = recomputed if wanted else part  # the checkpoint of PyTorch imports its compiler
+    compute = recomputed if wanted else part  # checkpoint loads PyTorch's compiler, which is slow
     starts = range(0, len(at_rows), height)
     return torch.cat([compute(at_rows[first : first + height]) for first in starts], -2)

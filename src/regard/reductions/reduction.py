@@ -45,7 +45,9 @@ class Contribution(NamedTuple):
 
 
 class Reduction(ABC):
-    """A question to an attention matrix; write one by subclassing it with three methods.
+    """A computation over an attention matrix, such as a sum or an entropy.
+
+    To write your own, subclass Reduction and define ``start``, ``update`` and ``finish``.
 
     ``update`` runs on the calling thread, one block after another. On a CPU it can run on several
     threads at once, which is faster: set ``thread_safe = True`` in the class. ``update`` must then
@@ -53,7 +55,7 @@ class Reduction(ABC):
     single-threaded and treats numbers below about 1e-38 as 0.
 
     Attributes:
-        thread_safe: True if ``update`` may run on several threads at once, False unless given.
+        thread_safe: True if ``update`` may run on several threads at once; False by default.
 
     Example:
         >>> import torch, regard
@@ -127,7 +129,7 @@ def sum_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 
 
 def rounded(buffers: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Return the filled buffers with the sums among them in the dtype of statistics."""
+    """Return the filled buffers, with floating-point ones rounded to the dtype."""
     return tuple(total.to(dtype) if total.is_floating_point() else total for total in buffers)
 
 

@@ -18,7 +18,7 @@ from regard.scores.box import int_tensor
 
 __all__ = ["Diagonal", "Pool", "Segments", "Sum"]
 
-_FEW_SPANS = 32  # summed one by one, which takes less time than ``_span_sums`` for many
+_FEW_SPANS = 32  # up to this number, summing spans one by one is faster
 
 
 @final
@@ -247,7 +247,7 @@ class Segments(Reduction):
 
 
 def _as_tuples(spans: object) -> Any:
-    """Return spans as tuples with their names, so that order counts; others unchanged."""
+    """Return spans, with their names, as ordered tuples; return any other object unchanged."""
     if isinstance(spans, Mapping):
         named = cast("Mapping[object, object]", spans)
         return tuple((name, _as_tuples(span)) for name, span in named.items())
@@ -278,15 +278,15 @@ def _within(span: tuple[int, int], part: slice) -> slice:
 def _span_sums(numbers: Tensor, spans: Tensor) -> Tensor:
     """Return the sum over each span of the last axis, (..., spans), in ``sum_dtype``.
 
-    Each level adds the pairs of neighbours of the level before, so its numbers are sums of 1, 2, 4,
-    8, ... neighbours. A span consists of at most two of them from each level. Memory is linear, and
-    spans may overlap. Differences of cumulative sums would lose small numbers next to large ones.
+    The sums form a binary tree: level n has the sums of 2**n neighbouring numbers. A span needs
+    at most two sums from each level. Memory is linear, and spans may overlap. Differences of
+    cumulative sums would lose small numbers next to large ones.
 
     Args:
         numbers: (..., length).
         spans: (start, stop) pairs, (spans, 2), int64, on the CPU; clipped to 0 and length.
     """
-    # The gradient of an index adds up in a fixed order on a GPU, but on a CPU in float64 only.
+    # The gradient of indexing is reproducible on a GPU, but on a CPU only in float64.
     numbers = numbers.to(sum_dtype(numbers.dtype, numbers.device))
     spans = spans.clamp(0, numbers.shape[-1])
     if len(spans) <= _FEW_SPANS:

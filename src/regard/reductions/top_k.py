@@ -23,8 +23,8 @@ class Top(NamedTuple):
 
     Attributes:
         values: weights, in falling order.
-        indices: int64 positions of the keys; -1 where a row may attend to fewer (with weight 0), or
-            has a score of NaN or +inf (with weight NaN).
+        indices: int64 positions of the keys. The index is -1, with weight 0, beyond the number of
+            keys that a row may attend to. It is -1, with weight NaN, if a score is NaN or +inf.
 
     Example:
         >>> import torch, regard
@@ -43,9 +43,9 @@ class TopK(Reduction):
     """The k largest weights of each query and their keys; ties go to the lowest index.
 
     The answer is a ``Top`` of values and int64 indices, each (..., num_heads, q_len, k). Where a
-    query may attend to fewer than k keys, the rest have weight 0 and index -1. The same holds in a
-    recording for a layer with fewer than k keys. A row with a score of NaN or +inf has the value
-    NaN and the index -1 everywhere.
+    query may attend to fewer than k keys, the remaining entries have weight 0 and index -1. A row
+    with a score of NaN or +inf has weight NaN and index -1 in every entry. A recorded layer with
+    fewer than k keys is answered in the same way.
 
     Args:
         k: how many keys, from 1 to kv_len of a matrix.
@@ -101,7 +101,9 @@ class TopK(Reduction):
 
 
 def fitting(reduction: Reduction, kv_len: int) -> Reduction:
-    """Return the reduction, a TopK with at most ``kv_len`` keys; ``padded`` adds the rest again.
+    """Return the reduction; limit the k of a TopK to ``kv_len``.
+
+    ``padded`` restores the missing entries in the answer.
 
     Example:
         >>> import regard
@@ -113,7 +115,9 @@ def fitting(reduction: Reduction, kv_len: int) -> Reduction:
 
 
 def padded(reduction: Reduction, answer: Any) -> Any:
-    """Pad the answer of a TopK with more than ``kv_len`` keys with weight 0 and index -1.
+    """Pad the answer of a TopK to k entries, with weight 0 (NaN in a row of NaN) and index -1.
+
+    The answer of any other reduction is returned unchanged.
 
     Args:
         reduction: the reduction requested.
@@ -129,7 +133,9 @@ def padded(reduction: Reduction, answer: Any) -> Any:
         return answer
     missing = (0, reduction.k - answer.values.shape[-1])
     pad = torch.nn.functional.pad
-    return Top(pad(answer.values, missing), pad(answer.indices, missing, value=-1))
+    values = pad(answer.values, missing)
+    values = values.masked_fill(answer.values[..., :1].isnan(), torch.nan)
+    return Top(values, pad(answer.indices, missing, value=-1))
 
 
 def _largest(scores: Tensor, k: int) -> Tensor:
@@ -187,8 +193,9 @@ def _topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
         rest = torch.arange(even, columns, device=scores.device)
         inside = torch.cat((inside, rest.expand(*inside.shape[:-1], -1)), -1)
     depths = _depths(scores.gather(-1, inside))
-    # At least k scores are as large as the k-th maximum, so the other depths need not be exact.
-    # Increasing numbers replace most of them: branches predict well, which halves the time of topk.
+    # At least k scores reach the k-th largest maximum, so depths behind it need not be exact. They
+    # are replaced by increasing numbers, which branch prediction handles well: topk takes half
+    # the time.
     behind = torch.arange(1, inside.shape[-1] + 1, dtype=depths.dtype, device=scores.device)
     depths, places = torch.minimum(depths, highest[..., -1:] + behind).topk(k, -1, largest=False)
     return depths, inside.gather(-1, places)

@@ -17,7 +17,7 @@ def autocast_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype | No
 
 
 def as_autocast(query: Any, *others: Any) -> tuple[Any, ...]:
-    """Return the arguments with the tensors that autocast casts in its dtype.
+    """Return the arguments, with tensors cast as autocast would cast them.
 
     Args:
         query: a tensor; autocast must be on for its device, or nothing is cast.

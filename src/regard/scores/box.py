@@ -11,7 +11,7 @@ __all__ = ["Box", "Cut", "Index", "broadcast_index", "cut_whole", "int_tensor"]
 
 Index = tuple[int | slice, ...]
 Cut = Callable[[Tensor, Index], Tensor]
-"""Slices a tensor for a block; a slice may be a leaf that collects a gradient."""
+"""A function that returns tensor[index] for a block, maybe as a new leaf of autograd."""
 
 
 class Box(NamedTuple):
@@ -54,7 +54,7 @@ def broadcast_index(tensor: Tensor, index: Index) -> Tensor:
 
 
 def cut_whole(tensor: Tensor, index: Index) -> Tensor:
-    """Return the slice itself."""
+    """Return tensor[index] without a leaf for gradients: the plain ``Cut``."""
     return broadcast_index(tensor, index)
 
 

@@ -140,7 +140,7 @@ class FlexCallable:
 
 
 def _over(function: Callable[..., Tensor], scores: int) -> Callable[..., Tensor]:
-    """Vectorise a function over vectors of b, h, q_idx and kv_idx: (b, h, q_idx, kv_idx)."""
+    """Vectorise a function over vectors of indices; the result is (b, h, q_idx, kv_idx)."""
     for place in (3, 2, 1, 0):
         axes = tuple(0 if axis == place else None for axis in range(4))
         function = torch.vmap(function, in_dims=((0,) * scores) + axes)
@@ -153,7 +153,10 @@ def _over(function: Callable[..., Tensor], scores: int) -> Callable[..., Tensor]
 
 
 class _IndexByTensors(TorchFunctionMode):
-    """Run ``table[h, q_idx]`` as an operation; Python's indexing would read the numbers."""
+    """Run ``table[h, q_idx]`` as a tensor operation.
+
+    Python's indexing would convert the indices to Python numbers, which ``torch.vmap`` forbids.
+    """
 
     def __torch_function__(
         self,
@@ -179,7 +182,7 @@ def _check_arguments(function: object, kind: Kind) -> None:
         )
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some callables have none; the trial will tell
+    except (TypeError, ValueError):  # some callables have no signature; the trial call checks them
         return
     try:
         signature.bind(*kind.arguments)

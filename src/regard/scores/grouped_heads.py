@@ -64,8 +64,8 @@ def select_kv(tensor: Tensor, index: Index, num_heads: int) -> Tensor:
 def repeat_heads(tensor: Tensor, heads: Sequence[int]) -> Tensor:
     """Return these heads of (..., num_heads, tokens, dim); a head may occur several times.
 
-    The gradient adds the copies of a head in a fixed order. That of ``index_select`` does not on a
-    GPU.
+    The gradient sums the copies of a head in a fixed order. The gradient of ``index_select`` has no
+    fixed order on a GPU.
     """
     each = tensor.unbind(-3)
     return torch.stack([each[head] for head in heads], -3)

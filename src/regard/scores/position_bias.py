@@ -88,7 +88,8 @@ def _skewed(along: Tensor, rows: int) -> Tensor:
     """Copy numbers along diagonals: (..., 1, rows + columns) to (..., rows, columns).
 
     Entry [i, j] is ``along[rows - 1 - i + j]``; the last number is not used. The numbers are
-    repeated for each row, and rows of one number less shift each row by one.
+    repeated once for each row. A reshape to rows that are one number shorter then shifts each row
+    by one.
 
     Source:
         Huang et al. 2018, "Music Transformer", section 3.4.1, skewing, the other way round.
@@ -166,8 +167,9 @@ class ALiBi(Bias):
 def _slopes(num_heads: int) -> list[float]:
     """Return the slopes of the paper.
 
-    They are a geometric sequence. If num_heads is no power of two, the heads above the largest one
-    have every other slope of twice that number of heads.
+    The slopes are a geometric sequence. If num_heads is not a power of two, let p be the largest
+    power of two below it. The first p heads have the slopes of p heads. The other heads have every
+    other slope of 2 p heads, starting with the first.
     """
     power = 2 ** (num_heads.bit_length() - 1)
     first = [2.0 ** (-8 * (head + 1) / power) for head in range(power)]
@@ -259,7 +261,7 @@ class T5Bias(Bias):
     def _bucket(self, distance: Tensor) -> Tensor:
         """Return the bucket of each distance kv_idx - q_idx."""
         num_buckets = self.table.shape[-1] // (2 if self.bidirectional else 1)
-        single = num_buckets // 2  # as many buckets hold one distance each
+        single = num_buckets // 2  # the number of buckets that hold one distance each
         away = distance.abs() if self.bidirectional else (-distance).clamp(min=0)
         growth = torch.log(away.clamp(min=single).float() / single)
         wide = growth / log(self.max_distance / single) * (num_buckets - single)

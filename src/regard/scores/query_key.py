@@ -134,7 +134,7 @@ class QueryKeyScores(Scores):
             changed = self.score_mod(box, scores)  # often a view, of any dtype
             scores = changed.to(dtype, copy=True) if out is None else out.copy_(changed)
         if self.softcap is not None:
-            # The last step is not in place: autograd needs the tanh.
+            # Autograd needs the result of tanh, so without `out` this step is not in place.
             scores = torch.mul(scores.div_(self.softcap).tanh_(), self.softcap, out=out)
         return scores
 

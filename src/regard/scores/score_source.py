@@ -64,7 +64,10 @@ class Scores(ABC):
 
     @abstractmethod
     def map(self, function: Callable[[Tensor], Tensor]) -> "Scores":
-        """Return the same scores with the function applied to every tensor."""
+        """Return the same scores with the function applied to every tensor of numbers.
+
+        Index tensors of a score_mod are not passed to the function; they only follow the device.
+        """
 
     @property
     @abstractmethod

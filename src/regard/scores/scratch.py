@@ -15,10 +15,12 @@ _HUGE_PAGE = 2**21  # bytes
 
 
 class Scratch:
-    """Reusable memory for consecutive blocks: fresh pages cost more than the arithmetic.
+    """Memory that consecutive blocks reuse.
+
+    Allocating new pages for each block would take longer than its arithmetic.
 
     Attributes:
-        room: the most numbers that a tensor will hold.
+        room: the number of elements to allocate for a new tensor, or more if ``take`` needs more.
     """
 
     def __init__(self, room: int) -> None:
