@@ -279,3 +279,33 @@ def test_an_infinite_gradient_of_a_row_without_keys_reaches_no_input() -> None:
     arriving = torch.where(lse.isfinite(), 1.0, -torch.inf)
     gradients = torch.autograd.grad(lse, (query, key, sink), arriving)
     assert all(bool(gradient.isfinite().all()) for gradient in gradients)
+
+
+LEAST = torch.finfo(torch.float32).min
+
+
+@pytest.mark.parametrize("value_dim", [8, 3], ids=["same-width", "other-width"])
+@pytest.mark.parametrize("mask", [None, regard.Causal()], ids=["bias", "bias-and-causal"])
+@pytest.mark.parametrize("masked", [LEAST, -1e9, -1e5, 3e5], ids=str)
+def test_a_row_of_equal_large_scores_has_the_gradient_of_the_definition(
+    masked: float, mask: regard.Mask | None, value_dim: int
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(1, 2, 16, n, generator=generator) for n in (8, 8, value_dim)]
+    bias = torch.zeros(16, 16)
+    bias[3] = masked
+    query, key, value = leaves = [tensor.requires_grad_() for tensor in tensors]
+    output = regard.attend(query, key, bias=bias, mask=mask) @ value
+    outputs = output, definition(query, key, value, bias, mask)
+    found, exact = (torch.autograd.grad(each.square().sum(), leaves) for each in outputs)
+    for ours, right in zip(found, exact, strict=True):
+        torch.testing.assert_close(ours, right, rtol=1e-4, atol=1e-5)
+
+
+def definition(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, mask: regard.Mask | None
+) -> Tensor:
+    scores = query @ key.mT / query.shape[-1] ** 0.5 + bias
+    if mask is not None:
+        scores = scores.masked_fill(~mask.to_dense(16, 16), -torch.inf)
+    return scores.softmax(-1) @ value

@@ -308,3 +308,21 @@ def test_the_repr_names_what_makes_the_scores(name: str) -> None:
         "AttentionMatrix(batch=2, num_heads=6, q_len=7, kv_len=11, dtype=float32, device=cpu, "
         f"scale=0.5, num_kv_heads=2, {FACTS[name]})"
     )
+
+
+@pytest.mark.parametrize("backend", [None, "dense"], ids=str)
+@pytest.mark.parametrize("score", [-1e2, -1e5, -1e9, torch.finfo(torch.float32).min, 3.0, 1e9])
+def test_a_logsumexp_far_below_or_above_its_sink_is_exact(
+    score: float, backend: str | None
+) -> None:
+    bias = torch.full((2, 3), score, requires_grad=True)
+    sink = torch.tensor(0.7, requires_grad=True)
+    A = regard.attend(torch.zeros(2, 1), torch.zeros(3, 1), bias=bias, sink_bias=sink)
+    found = A.reduce(regard.LogSumExp(), backend=backend)
+    logits = torch.cat((bias, sink.expand(2, 1)), -1).double()
+    torch.testing.assert_close(found.double(), logits.logsumexp(-1), rtol=1e-6, atol=0)
+    ours, right = (
+        torch.autograd.grad(x.sum(), (bias, sink)) for x in (found, logits.logsumexp(-1))
+    )
+    for actual, expected in zip(ours, right, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-7)

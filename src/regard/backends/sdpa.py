@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from math import isfinite
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
 
 __all__ = ["Sdpa"]
+
+_FURTHEST = 2**12  # a logsumexp of this size has an error of 2^-12, as scores of this size have
 
 
 @final
@@ -40,7 +42,12 @@ class Sdpa(Backend):
             return "a fused kernel gives one Output at a time"
         if not isinstance(source, QueryKeyScores):
             return "fused kernels start from query and key, not from scores"
-        return _of_scores(source) or _of_value(source, reductions[0]) or _of_numbers(source)
+        return (
+            _of_scores(source)
+            or _of_value(source, reductions[0])
+            or _of_numbers(source)
+            or _of_gradients(source, mask, reductions[0])
+        )
 
     def describe(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
@@ -135,6 +142,32 @@ def _of_numbers(source: QueryKeyScores) -> str | None:
         refuse_vmap(source.tensors)
         raise
     return None if isfinite(total) else "query, key or bias holds NaN or infinity"
+
+
+def _of_gradients(source: QueryKeyScores, mask: Mask | None, reduction: Reduction) -> str | None:
+    """Return a clause if the backward pass of the kernel would be inexact, otherwise None.
+
+    The kernel recomputes weights as exp(score - logsumexp). If all scores of a row are far from 0,
+    a float32 logsumexp rounds away the log of the sum, and n equal weights become 1 instead of 1/n.
+    """
+    tensors = (source.query, source.key, *reduction.tensors)
+    wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    if not wanted or not _can_read(source):
+        return None
+    furthest = abs(source.scale) * _longest(source.query) * _longest(source.key)
+    if source.bias is not None:
+        bias = source.bias.detach()
+        # Without a mask a row has its largest bias; a mask may hide the key that has it.
+        bias = bias.amax(-1) if mask is None else bias
+        furthest += bias.masked_fill(bias == -torch.inf, 0).abs().amax().item()
+    if furthest <= _FURTHEST:
+        return None
+    return "the backward pass of fused kernels is inexact if all scores of a row are far from 0"
+
+
+def _longest(tensor: Tensor) -> float:
+    """Return the largest norm of a token."""
+    return float(cast(Tensor, tensor.detach().norm(dim=-1)).amax())
 
 
 def _sum(tensor: Tensor) -> float:

@@ -255,7 +255,10 @@ class Block:
 
     @cached_property
     def _log_sum(self) -> Tensor:
-        """log(sum(exp(shifted))) of each row, (..., rows, 1); the largest weight is 1 / sum."""
+        """log(sum(exp(shifted))) of each row without the sink, (..., rows, 1)."""
+        if self._scratch is None:
+            return torch.logsumexp(self.shifted, -1, keepdim=True)
+        # The largest weight is 1 / sum.
         return self._softmax.amax(-1, keepdim=True).log_().neg_()
 
     @cached_property
@@ -264,10 +267,7 @@ class Block:
 
         0 in rows without keys; NaN in rows with a score of NaN or +inf.
         """
-        if self._scratch is None:
-            normalizer = torch.logsumexp(self.shifted, -1, keepdim=True)
-        else:
-            normalizer = self._log_sum
+        normalizer = self._log_sum
         if self._source_sink is not None:
             sink = self._source_sink.detach() if self._staged else self._source_sink
             normalizer = torch.logaddexp(normalizer, sink - self._reference)
@@ -287,10 +287,14 @@ class Block:
     @property
     def logsumexp(self) -> Tensor:
         """The logsumexp of each row of scores, (..., rows), in nats; -inf without keys."""
-        reference = self._reference
+        logsumexp = self._reference.squeeze(-1) + self.log_normalizer
+        if self._source_sink is not None:
+            # That sum has the right gradient, but cancels if the sink is far above the scores.
+            of_keys = self._reference + self._log_sum.detach()
+            exact = torch.logaddexp(of_keys, self._source_sink.detach()).squeeze(-1)
+            logsumexp = exact + (logsumexp - logsumexp.detach())
         if self._empty is not None:
-            reference = reference.masked_fill(self._empty, -torch.inf)
-        logsumexp = reference.squeeze(-1) + self.log_normalizer
+            logsumexp = logsumexp.masked_fill(self._empty.squeeze(-1), -torch.inf)
         if self._undefined is None:
             return logsumexp
         return torch.where(self._undefined, self._largest_logit, logsumexp[..., None]).squeeze(-1)
