@@ -46,6 +46,25 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         TypeError,
         "query is complex64; attention needs a floating dtype.\n    Use query.float().",
     ),
+    "query-of-8-bits": (
+        lambda: regard.attend(SMALL.to(torch.float8_e4m3fn), SMALL),
+        TypeError,
+        "query is float8_e4m3fn; attention needs at least 16 bits.\n    Use query.bfloat16().",
+    ),
+    "sparse-query": (
+        lambda: regard.attend(SMALL.to_sparse(), SMALL),
+        TypeError,
+        "query is a tensor of layout torch.sparse_coo; attention needs a dense tensor.\n"
+        "    Use query.to_dense(), or pad nested sequences and pass mask=Padding(lengths).",
+    ),
+    "ids-without-numbers": (
+        lambda: regard.attend(
+            SMALL, SMALL, mask=regard.Documents(torch.zeros(len(SMALL), device="meta").long())
+        ),
+        ValueError,
+        "ids has tensors on the meta device; it needs their numbers, and there they have none.\n"
+        "    Create them on another device.",
+    ),
     "query-of-one-axis": (
         lambda: regard.attend(torch.zeros(4), SMALL),
         ValueError,

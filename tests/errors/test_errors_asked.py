@@ -2,9 +2,12 @@
 
 import re
 from collections.abc import Callable
+from typing import Any
 
+import numpy
 import pytest
 import torch
+from torch import Tensor
 
 import regard
 
@@ -17,6 +20,25 @@ REMEDY_OF_MEMORY = (
 )
 REMEDY_OF_REDUCE = "    Pass for example regard.Entropy(), regard.TopK(8)."
 SPANS = "    Give (start, stop) pairs with 0 <= start < stop <= q_len = 7."
+
+
+class Updated(regard.Reduction):
+    """A reduction with one buffer and any update."""
+
+    def __init__(self, update: Callable[[regard.Block], Any]) -> None:
+        self._update = update
+
+    def start(
+        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        return (torch.zeros(shape[:-1], dtype=dtype, device=device),)
+
+    def update(self, block: regard.Block) -> tuple[regard.Contribution, ...]:
+        return self._update(block)
+
+    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
+        return buffers[0]
+
 
 # id: (what is called, kind of error, its whole text)
 ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
@@ -289,8 +311,34 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "to-integers": (
         lambda: A.to(torch.int64),
         TypeError,
-        "to() has int64; attention needs a floating dtype.\n"
+        "to() has int64; attention needs a floating dtype of at least 16 bits.\n"
         "    Use to_dense().to(...) for a tensor of another kind.",
+    ),
+    "an-array-of-it": (
+        lambda: numpy.asarray(A),
+        TypeError,
+        "NumPy does not take an AttentionMatrix; it holds no numbers.\n"
+        "    Use to_dense().numpy(), or tensors in products: A @ torch.as_tensor(x).",
+    ),
+    "an-array-on-the-left": (
+        lambda: numpy.ones((2, 3)) @ A,
+        TypeError,
+        "NumPy does not take an AttentionMatrix; it holds no numbers.\n"
+        "    Use to_dense().numpy(), or tensors in products: A @ torch.as_tensor(x).",
+    ),
+    "an-update-without-a-tuple": (
+        lambda: A.reduce(Updated(lambda block: block.row_sum)),
+        TypeError,
+        "update() of Updated returned a Tensor; it must return a tuple of 1 Contribution, one for "
+        "each buffer of start().\n"
+        "    For example return (regard.Contribution(block.box.at_rows, numbers),).",
+    ),
+    "an-update-with-too-little": (
+        lambda: A.reduce(Updated(lambda _: ()), backend="dense"),
+        TypeError,
+        "update() of Updated returned a tuple of 0; it must return a tuple of 1 Contribution, one "
+        "for each buffer of start().\n"
+        "    For example return (regard.Contribution(block.box.at_rows, numbers),).",
     ),
     "another-function-of-torch": (
         lambda: torch.softmax(A, -1),

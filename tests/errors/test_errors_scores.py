@@ -55,7 +55,8 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "slopes-is-a-list": (
         lambda: regard.ALiBi([0.5]),
         TypeError,
-        "slopes is a list; it must be a whole number.\n    Pass an int, for example slopes=1.",
+        "slopes is a list; it must be the number of heads, or a floating tensor (num_heads,).\n"
+        "    Use torch.tensor(slopes), or ALiBi(num_heads).",
     ),
     "slopes-of-integers": (
         lambda: regard.ALiBi(torch.ones(4, dtype=torch.int64)),

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
-from typing import Any
+from typing import Any, cast
 
 from regard.analysis.head_kinds import KINDS, MIXED, Head, kind_of
 from regard.analysis.head_survey import Survey, of_each_head
@@ -141,7 +141,7 @@ def heads(
         needs positions.
 
     Raises:
-        TypeError: an argument is not a trial.
+        TypeError: seen is not a Recording, or another argument is not a trial.
         ValueError: a trial belongs to another model.
         RegardError: query and key were not recorded, or the weights contain NaN.
 
@@ -151,6 +151,11 @@ def heads(
         >>> regard.heads(regard.Recording({"layer": even}))["kind"]
         ('uniform', 'uniform')
     """
+    if not isinstance(cast(object, seen), Recording):
+        raise TypeError(
+            f"seen is {kind_text(seen)}; heads() takes a Recording.\n"
+            '    For one matrix use regard.heads(regard.Recording({"layer": A})).'
+        )
     found = classify(
         seen.layers, seen.query_tokens, seen.key_tokens, trials=trials, progress=progress
     )

@@ -10,7 +10,7 @@ from regard.backends.backend import Backend
 from regard.errors import DENSE_LIMIT, check_memory
 from regard.masks import Mask
 from regard.reductions.block import Block
-from regard.reductions.reduction import Reduction
+from regard.reductions.reduction import Reduction, contributions
 from regard.scores.box import Box
 from regard.scores.score_source import Scores
 
@@ -48,7 +48,7 @@ class Dense(Backend):
         block = Block(source, mask, _whole(shape))
         answers: list[Any] = []
         for reduction, sums in zip(reductions, buffers, strict=True):
-            for total, part in zip(sums, reduction.update(block), strict=True):
+            for total, part in zip(sums, contributions(reduction, block, len(sums)), strict=True):
                 total[part.at].add_(part.value)
             answers.append(reduction.finish(sums, shape))
         return tuple(answers)

@@ -20,7 +20,7 @@ from regard.backends.parallel import map_in_order
 from regard.errors import count_text
 from regard.masks import Mask
 from regard.reductions.block import Block
-from regard.reductions.reduction import Contribution, Reduction, rounded
+from regard.reductions.reduction import Contribution, Reduction, contributions, rounded
 from regard.scores.autocast import without_autocast
 from regard.scores.box import Box, Index, broadcast_index, cut_whole
 from regard.scores.score_source import Scores, accumulation_dtype
@@ -194,17 +194,20 @@ class _Sweep:
     def fill(self, buffers: list[tuple[Tensor, ...]]) -> None:
         """Accumulate the contributions of all blocks."""
 
-        def worker() -> Callable[[Box], list[tuple[Contribution, ...]]]:
+        def worker() -> Callable[[Box], list[Sequence[Contribution]]]:
             scratch = Scratch(self.block_size)
 
-            def answer(box: Box) -> list[tuple[Contribution, ...]]:
+            def answer(box: Box) -> list[Sequence[Contribution]]:
                 with torch.no_grad(), without_autocast(self.source.device):
                     block = Block(self.source, self.mask, box, cut_whole, scratch)
-                    return [reduction.update(block) for reduction in self.reductions]
+                    return [
+                        contributions(reduction, block, len(sums))
+                        for reduction, sums in zip(self.reductions, buffers, strict=True)
+                    ]
 
             return answer
 
-        def take(answers: list[tuple[Contribution, ...]]) -> None:
+        def take(answers: list[Sequence[Contribution]]) -> None:
             with torch.no_grad():
                 for sums, parts in zip(buffers, answers, strict=True):
                     for total, part in zip(sums, parts, strict=True):

@@ -47,6 +47,16 @@ def check_floating(name: str, value: object, axes: str) -> Tensor:
             f"{name} is {dtype_text(value.dtype)}; attention needs a floating dtype.\n"
             f"    Use {name}.float()."
         )
+    if value.dtype.itemsize < 2:
+        raise TypeError(
+            f"{name} is {dtype_text(value.dtype)}; attention needs at least 16 bits.\n"
+            f"    Use {name}.bfloat16()."
+        )
+    if value.layout is not torch.strided:
+        raise TypeError(
+            f"{name} is a tensor of layout {value.layout}; attention needs a dense tensor.\n"
+            f"    Use {name}.to_dense(), or pad nested sequences and pass mask=Padding(lengths)."
+        )
     return value
 
 

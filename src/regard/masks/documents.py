@@ -53,7 +53,7 @@ class Documents(Mask):
 
     def bind(self, shape: torch.Size, device: torch.device) -> Mask:
         remark = "the document of each key.\n    Each query has the document of its aligned key."
-        ids = per_sequence("ids", self.ids, (shape[-1],), shape, remark)
+        ids = per_sequence("ids", self.ids, (shape[-1],), shape, device, remark)
         return Documents(ids.to(device).clone())  # later changes do not reach a copy
 
     def allows(self, points: Points) -> Tensor:

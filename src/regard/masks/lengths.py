@@ -8,7 +8,7 @@ from typing import ClassVar, Self, cast, final
 import torch
 from torch import Tensor
 
-from regard.errors import dtype_text, kind_text, shape_text
+from regard.errors import check_numbers, dtype_text, kind_text, shape_text
 from regard.masks.mask import KeyBounds, Mask, Points, fits
 from regard.scores.box import broadcast_index
 
@@ -34,7 +34,12 @@ def whole_numbers(name: str, value: object, needed: str) -> Tensor:
 
 
 def per_sequence(
-    name: str, tensor: Tensor, own: tuple[int, ...], shape: torch.Size, remark: str
+    name: str,
+    tensor: Tensor,
+    own: tuple[int, ...],
+    shape: torch.Size,
+    device: torch.device,
+    remark: str,
 ) -> Tensor:
     """Reshape numbers given for each sequence to broadcast to a matrix of this shape.
 
@@ -42,8 +47,11 @@ def per_sequence(
     is the first axis of the matrix. A tensor that has all axes of the matrix is returned as it is.
 
     Raises:
-        ValueError: the tensor has another shape; the error ends with the remark.
+        ValueError: the tensor has another shape, and the error ends with the remark; or the tensor
+            is on the meta device and the matrix is not.
     """
+    if device.type != "meta":
+        check_numbers(name, tensor.device)
     axes = (*shape[:-2], 1, *(own or (1,)))
     if fits(tensor, axes) and tensor.shape[-1] == axes[-1]:
         return tensor
@@ -74,7 +82,7 @@ class _Lengths(Mask):
 
     def bind(self, shape: torch.Size, device: torch.device) -> Self:
         remark = "one length for each sequence.\n    A single number applies to all sequences."
-        lengths = per_sequence("lengths", self.lengths, (), shape, remark)
+        lengths = per_sequence("lengths", self.lengths, (), shape, device, remark)
         wrong = (lengths < 0) | (lengths > shape[-1])
         if bool(wrong.any()):
             value = int(lengths[wrong].flatten()[0])

@@ -324,9 +324,10 @@ class AttentionMatrix(LinearMap):
             TypeError: the dtype is not floating.
         """
         source = self.source.map(lambda tensor: tensor.to(*args, **kwargs))
-        if not source.dtype.is_floating_point:
+        if not source.dtype.is_floating_point or source.dtype.itemsize < 2:
             raise TypeError(
-                f"to() has {dtype_text(source.dtype)}; attention needs a floating dtype.\n"
+                f"to() has {dtype_text(source.dtype)}; attention needs a floating dtype of at "
+                "least 16 bits.\n"
                 "    Use to_dense().to(...) for a tensor of another kind."
             )
         mask = self.mask

@@ -145,6 +145,17 @@ class LinearMap(ABC):
             "    Use a method of the matrix, a part such as A[0, 3, :10], or to_dense()."
         )
 
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        """Refuse NumPy, which would make an array of one object.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            f"NumPy does not take {with_article(type(self).__name__)}; it holds no numbers.\n"
+            "    Use to_dense().numpy(), or tensors in products: A @ torch.as_tensor(x)."
+        )
+
     def _times_from_left(self, x: Tensor) -> Tensor:
         rows = self.shape[-2]
         if x.shape[-1:] != (rows,):

@@ -7,12 +7,12 @@ recomputed for gradients, and blocks can come in any order.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from regard.errors import check_bases
+from regard.errors import check_bases, count_text, kind_text, with_article
 from regard.reductions.block import Block
 from regard.scores.box import Index
 
@@ -21,6 +21,7 @@ __all__ = [
     "Reduction",
     "RowStatistic",
     "check_reductions",
+    "contributions",
     "rounded",
     "sum_dtype",
 ]
@@ -146,6 +147,27 @@ def check_reductions(call: str, reductions: Sequence[object]) -> None:
                 f"{call} got {came}; each argument must be an instance of a reduction.\n"
                 "    Pass for example regard.Entropy(), regard.TopK(8)."
             )
+
+
+def contributions(reduction: Reduction, block: Block, buffers: int) -> Sequence[Contribution]:
+    """Call ``update``, and check that it returns one contribution for each buffer.
+
+    Raises:
+        TypeError: it returns something else.
+    """
+    found: object = reduction.update(block)
+    if isinstance(found, tuple | list) and not isinstance(found, Contribution):
+        items = cast(Sequence[object], found)
+        if len(items) == buffers and all(isinstance(item, Contribution) for item in items):
+            return cast(Sequence[Contribution], items)
+        came = f"{with_article(type(found).__name__)} of {len(items)}"
+    else:
+        came = kind_text(found)
+    raise TypeError(
+        f"update() of {type(reduction).__name__} returned {came}; it must return a tuple of "
+        f"{count_text(buffers, 'Contribution')}, one for each buffer of start().\n"
+        "    For example return (regard.Contribution(block.box.at_rows, numbers),)."
+    )
 
 
 class RowStatistic(Reduction):

@@ -14,7 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.errors import check_bases, check_count, check_floating, shape_text
+from regard.errors import (
+    check_bases,
+    check_count,
+    check_floating,
+    is_whole,
+    kind_text,
+    shape_text,
+)
 from regard.scores.box import Box
 
 __all__ = ["ALiBi", "Bias", "T5Bias"]
@@ -136,8 +143,13 @@ class ALiBi(Bias):
     def __init__(self, slopes: Tensor | int) -> None:
         if isinstance(slopes, Tensor):
             tensor = check_floating("slopes", slopes, "(num_heads,)")
-        else:
+        elif is_whole(slopes):
             tensor = torch.tensor(_slopes(check_count("slopes", slopes)), device="cpu")
+        else:
+            raise TypeError(
+                f"slopes is {kind_text(slopes)}; it must be the number of heads, or a floating "
+                "tensor (num_heads,).\n    Use torch.tensor(slopes), or ALiBi(num_heads)."
+            )
         object.__setattr__(self, "slopes", tensor)
 
     def bind(self, shape: torch.Size, device: torch.device) -> Bias:
