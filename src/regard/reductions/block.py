@@ -16,7 +16,7 @@ from regard.scores.scratch import Scratch
 
 __all__ = ["Block", "lowest_score", "partial_boxes", "reads_without_sync"]
 
-_IN_CACHE = 2**17  # numbers
+_IN_CACHE = 2**18  # numbers
 _HIDDEN = 2  # a masked key has this multiple of the lowest score
 _ROWS_IN_PRODUCT = 32
 
@@ -212,9 +212,13 @@ class Block:
     def shifted(self) -> Tensor:
         """scores - maximum, (..., rows, columns), in nats; <= ``lowest_score(dtype)`` if masked."""
         if self._scratch is None:
-            least = _HIDDEN * lowest_score(self._dtype)
-            return (self._scores - self._reference).clamp(min=least)
-        return self._leaf(self._finite(self._scores.sub_(self._reference)))
+            return (self._scores - self._reference).clamp(min=self._least)
+        shifted = self._scores.sub_(self._reference)
+        # A pass that reads costs less than half of one that writes.
+        look = reads_without_sync(shifted) and not self._is_masked
+        if not (look and shifted.amin().item() >= self._least):
+            shifted.clamp_(min=self._least)
+        return self._leaf(shifted)
 
     @cached_property
     def allowed(self) -> Tensor:
@@ -304,6 +308,8 @@ class Block:
         """The sum of ``weights * shifted`` of each row, (..., rows)."""
         if self._scratch is None:
             return (self.weights * self.shifted).sum(-1)
+        if self._staged:
+            _ = self.shifted  # the gradient needs it, too
         columns = self._size[-1]
         weights, scores = self.weights.detach().view(-1, columns), self._scores.detach()
         scores, reference = scores.view(-1, columns), self._reference.reshape(-1, 1)
@@ -318,7 +324,7 @@ class Block:
                 torch.mul(weights[rows], scores[rows], out=product)
             else:
                 torch.sub(scores[rows], reference[rows], out=product)
-                self._finite(product).mul_(weights[rows])
+                product.clamp_(min=self._least).mul_(weights[rows])
             torch.sum(product, -1, out=total[rows])
         return self._leaf(total.view(self._size[:-1]))
 
@@ -386,15 +392,12 @@ class Block:
         of_mean, of_normalizer = of("mean_shifted"), of("log_normalizer")
         weights = self.weights.detach()
         row = torch.zeros_like(self.maximum) if of_normalizer is None else of_normalizer[..., None]
-        slope: Tensor | None = None
         of_scores = self._scratched("product")
         if of_mean is not None:
             row = row - (self.mean_shifted.detach() * of_mean)[..., None]
-            slope = torch.mul(self.shifted.detach(), of_mean[..., None], out=of_scores)
         if of_weights is not None:
             product = torch.mul(weights, of_weights, out=self._scratched("second product"))
             row = row - product.sum(-1, keepdim=True)
-            slope = of_weights if slope is None else slope.add_(of_weights)
         if self._empty is not None:
             row = row.masked_fill(self._empty, 0)
         if self._source_sink is not None:
@@ -405,10 +408,14 @@ class Block:
             found.append((self._source_sink, row * of_sink))
         if of_mean is not None:
             row = row + of_mean[..., None]
-        if slope is None:
-            torch.mul(weights, row, out=of_scores)
+            torch.addcmul(row, self.shifted.detach(), of_mean[..., None], out=of_scores)
+            if of_weights is not None:
+                of_scores.add_(of_weights)
+            of_scores.mul_(weights)
+        elif of_weights is not None:
+            torch.add(of_weights, row, out=of_scores).mul_(weights)
         else:
-            torch.add(slope, row, out=of_scores).mul_(weights)
+            torch.mul(weights, row, out=of_scores)
         if of_shifted is not None:
             of_scores.add_(of_shifted.masked_fill(~self.allowed, 0))
         return [*found, (self._source_scores, of_scores)]
@@ -417,13 +424,10 @@ class Block:
         """Return the tensor, as a new leaf of autograd if ``sources`` computes the gradients."""
         return tensor.detach().requires_grad_() if self._staged else tensor
 
-    def _finite(self, shifted: Tensor) -> Tensor:
-        """Replace -inf by a finite number, in place."""
-        least = _HIDDEN * lowest_score(self._dtype)
-        # A pass that reads costs less than half of one that writes.
-        if reads_without_sync(shifted) and not self._is_masked and shifted.amin().item() >= least:
-            return shifted
-        return shifted.clamp_(min=least)
+    @property
+    def _least(self) -> float:
+        """The finite number that stands for -inf in ``shifted``."""
+        return _HIDDEN * lowest_score(self._dtype)
 
     def _scratched(self, name: str) -> Tensor:
         assert self._scratch is not None
