@@ -18,6 +18,7 @@ from regard.matrix.weighted_sums import WeightedSum
 from regard.recording.file_reader import Stored, read
 from regard.recording.file_writer import Writer, write
 from regard.recording.layers import Answers, Layer
+from regard.scores.given_scores import GivenScores
 
 
 def layers(**matrices: regard.AttentionMatrix) -> tuple[Layer, ...]:
@@ -344,7 +345,7 @@ def test_numbers_that_a_file_does_not_have_are_refused(dtype: torch.dtype, tmp_p
         "numbers.\n    Use A.to(torch.float32), and int64 for whole numbers."
     )
     with pytest.raises(regard.RegardError, match=f"^{re.escape(message)}$"):
-        write(tmp_path / "run.safetensors", layers(a=regard.AttentionMatrix.from_scores(scores)))
+        write(tmp_path / "run.safetensors", layers(a=regard.AttentionMatrix(GivenScores(scores))))
 
 
 def test_each_layer_has_its_own_name(tmp_path: Path) -> None:

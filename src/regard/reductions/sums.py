@@ -126,8 +126,7 @@ class Pool(Reduction):
         if len(widths) == 1:
             pooled = by_row.view(*by_row.shape[:-1], len(columns), widths.pop()).sum(-1)
         else:
-            spans = torch.tensor([(part.start, part.stop) for part in columns], device="cpu")
-            pooled = _span_sums(by_row, spans)
+            pooled = _span_sums(by_row, [(part.start, part.stop) for part in columns])
         cells = slice(first, first + len(rows)), slice(start, start + len(columns))
         return (Contribution((*block.box.leading, *cells), pooled),)
 
@@ -215,14 +214,18 @@ class Segments(Reduction):
         if first >= last:
             return (Contribution(at, block.maximum.new_zeros(0, len(self.key_edges))),)
         by_piece = block.sum_rows([_within(piece, rows) for piece in self.query_pieces[first:last]])
-        return (Contribution(at, _span_sums(by_piece, self.key_edges - columns.start)),)
+        if len(self.key_edges) > _FEW_SPANS:
+            return (Contribution(at, _span_sums(by_piece, self.key_edges - columns.start)),)
+        pairs = _pairs(self._asked[1])
+        shifted = [(start - columns.start, stop - columns.start) for start, stop in pairs]
+        return (Contribution(at, _span_sums(by_piece, shifted)),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         (by_piece,) = buffers
         spans = _pairs(self._asked[0])
         firsts = [bisect_left(self.query_pieces, start, key=_start) for start, _ in spans]
         ends = [bisect_right(self.query_pieces, stop, key=_stop) for _, stop in spans]
-        pieces_of_spans = torch.tensor((firsts, ends), device="cpu").mT
+        pieces_of_spans = list(zip(firsts, ends, strict=True))
         by_span = _span_sums(by_piece.mT, pieces_of_spans).mT.to(by_piece.dtype)
         lengths = int_tensor([stop - start for start, stop in spans], by_piece.device)
         return by_span / lengths[:, None]
@@ -275,7 +278,7 @@ def _within(span: tuple[int, int], part: slice) -> slice:
     return slice(max(span[0], part.start) - part.start, min(span[1], part.stop) - part.start)
 
 
-def _span_sums(numbers: Tensor, spans: Tensor) -> Tensor:
+def _span_sums(numbers: Tensor, spans: Tensor | Sequence[tuple[int, int]]) -> Tensor:
     """Return the sum over each span of the last axis, (..., spans), in ``sum_dtype``.
 
     The sums form a binary tree: level n has the sums of 2**n neighbouring numbers. A span needs
@@ -284,15 +287,16 @@ def _span_sums(numbers: Tensor, spans: Tensor) -> Tensor:
 
     Args:
         numbers: (..., length).
-        spans: (start, stop) pairs, (spans, 2), int64, on the CPU; clipped to 0 and length.
+        spans: (start, stop) pairs, clipped to 0 and length; many may be an int64 tensor on the CPU.
     """
     # The gradient of indexing is reproducible on a GPU, but on a CPU only in float64.
     numbers = numbers.to(sum_dtype(numbers.dtype, numbers.device))
-    spans = spans.clamp(0, numbers.shape[-1])
-    if len(spans) <= _FEW_SPANS:
-        edges = cast("list[list[int]]", spans.tolist())
-        return torch.stack([numbers[..., start:stop].sum(-1) for start, stop in edges], -1)
-    start, stop = spans.unbind(-1)
+    if not isinstance(spans, Tensor):
+        if len(spans) <= _FEW_SPANS:
+            sums = [numbers[..., max(start, 0) : max(stop, 0)].sum(-1) for start, stop in spans]
+            return torch.stack(sums, -1)
+        spans = torch.tensor(spans, device="cpu")
+    start, stop = spans.clamp(0, numbers.shape[-1]).unbind(-1)
     total = numbers.new_zeros((*numbers.shape[:-1], len(spans)))
     while numbers.shape[-1]:
         left = start < stop
