@@ -59,7 +59,7 @@ def map_in_order(
     with one_thread(), ThreadPoolExecutor(threads, "regard", _start_thread) as pool:
         running: deque[Future[Answer]] = deque()
         for place in range(len(waiting)):
-            if len(running) == threads:  # the worker of this item has an answer to be taken
+            if len(running) == threads:  # take the last answer of this item's worker first
                 take(running.popleft().result())
             running.append(pool.submit(work, place))
         for future in running:

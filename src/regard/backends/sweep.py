@@ -313,7 +313,7 @@ class _Recompute(torch.autograd.Function):
         sweep: _Sweep, buffers: list[tuple[Tensor, ...]], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         if any(given is not own for given, own in zip(tensors, sweep.tensors, strict=True)):
-            only_backward()  # torch.func passes unwrapped tensors
+            only_backward()  # torch.func unwraps the tensors, so they are other objects
         sweep.fill(buffers)
         return tuple(total for sums in buffers for total in sums)
 

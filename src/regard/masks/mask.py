@@ -170,7 +170,7 @@ class Mask(ABC):
 
     @abstractmethod
     def allows(self, points: Points) -> Tensor:
-        """Return True where the query may attend to the key, broadcastable to the points.
+        """Return a bool tensor that broadcasts to the points, True where the query may attend.
 
         The mask is bound to the matrix of the points.
         """
@@ -403,7 +403,7 @@ def _block_mask_of(
 
 
 def _kinds(allowed: Tensor, box: Box, block_size: int) -> Tensor:
-    """Return the kind of each block in a row of blocks, (..., blocks).
+    """Return EMPTY, PARTIAL or FULL for each block in a row of blocks, (..., blocks).
 
     ``allowed`` is the mask of that row of blocks.
     """

@@ -24,8 +24,8 @@ class Explanation:
         backend: "sdpa", "triton" or "sweep".
         how: how the backend computes the answer, in a phrase.
         refusals: for each backend before it in the table, why it does not answer.
-        memory: an estimate of the bytes needed beside the inputs, with the answers. A backward pass
-            needs about twice as much again.
+        memory: an estimate of the bytes needed beside the inputs, with the answers. The memory of
+            a backward pass is not included.
 
     Example:
         >>> import torch, regard

@@ -164,7 +164,7 @@ def _part(block: Block, operand: Tensor, positions: slice) -> Tensor:
     heads = range(block.shape[-3])[block.box.leading[-1]]
     if part.shape[-3] == 1 or (heads.start % group == 0 and len(heads) % group == 0):
         return part
-    # The block holds a part of a group: every head takes its own head of the operand.
+    # The block cuts through a group: each head in it gets a copy of its operand head.
     return repeat_heads(part, [head // group - heads.start // group for head in heads])
 
 

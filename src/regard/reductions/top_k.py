@@ -44,8 +44,8 @@ class TopK(Reduction):
 
     The answer is a ``Top`` of values and int64 indices, each (..., num_heads, q_len, k). Where a
     query may attend to fewer than k keys, the remaining entries have weight 0 and index -1. A row
-    with a score of NaN or +inf has weight NaN and index -1 in every entry. A recorded layer with
-    fewer than k keys is answered in the same way.
+    with a score of NaN or +inf has weight NaN and index -1 in every entry. In a recording k may
+    exceed the kv_len of a layer; the entries beyond kv_len are filled by the same rules.
 
     Args:
         k: how many keys, from 1 to kv_len of a matrix.

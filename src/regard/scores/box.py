@@ -54,7 +54,7 @@ def broadcast_index(tensor: Tensor, index: Index) -> Tensor:
 
 
 def cut_whole(tensor: Tensor, index: Index) -> Tensor:
-    """Return tensor[index] without a leaf for gradients: the plain ``Cut``."""
+    """Return tensor[index] without a new leaf of autograd: the default ``Cut``."""
     return broadcast_index(tensor, index)
 
 

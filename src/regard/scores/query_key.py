@@ -41,8 +41,8 @@ class QueryKeyScores(Scores):
         scale: multiplies query·key.
         bias: numbers added to the scaled scores, with all axes of the matrix, each of full length
             or 1.
-        position_bias: numbers added to the scaled scores that depend only on the head and the
-            distance, kv_idx - q_idx.
+        position_bias: numbers that depend only on the head and the distance, kv_idx - q_idx,
+            added to the scaled scores.
         score_mod: changes each score, given its indices b, h, q_idx and kv_idx.
         softcap: scores stay between -softcap and softcap.
         sink_bias: a logit in the denominator, with all axes of the matrix; the axes of rows and
