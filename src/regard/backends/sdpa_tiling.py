@@ -6,6 +6,7 @@ visible part of the matrix with boxes, and passes a mask tensor only for boxes t
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import reduce
 from itertools import product as every_choice
 from math import prod
 
@@ -135,11 +136,11 @@ def _by_sequence(product: Product) -> Form | None:
     """Call each sequence with the keys that all its queries attend to: padding, also causal."""
     mask, shape = product.mask, product.shape
     assert mask is not None
-    causal = [m for m in _all_of(mask) if _is_kernels_causal(product, m)]
-    others = [m for m in _all_of(mask) if m not in causal]
+    causal = [m for m in _parts_of(mask) if _is_kernels_causal(product, m)]
+    others = [m for m in _parts_of(mask) if m not in causal]
     if not others:
         return None
-    calls = list(_calls(_together(others), shape, slice(0, shape[-2])))
+    calls = list(_calls(reduce(And, others), shape, slice(0, shape[-2])))
     starts = max(call.box.columns.start for call in calls)
     if any(call.hides == "some" for call in calls) or (causal and starts):
         return None
@@ -203,18 +204,11 @@ def _band(mask: Mask, shape: torch.Size) -> tuple[int | None, int] | None:
     return (max(lows, default=None), min(high for _, high in found)) if len(found) == 2 else None
 
 
-def _all_of(mask: Mask) -> list[Mask]:
+def _parts_of(mask: Mask) -> list[Mask]:
     """Return the masks that must all allow a key."""
     if isinstance(mask, And):
-        return [*_all_of(mask.first), *_all_of(mask.second)]
+        return [*_parts_of(mask.first), *_parts_of(mask.second)]
     return [mask]
-
-
-def _together(masks: list[Mask]) -> Mask:
-    first, *others = masks
-    for other in others:
-        first = And(first, other)
-    return first
 
 
 def _tile_calls(product: Product, rows: range) -> list[Call]:

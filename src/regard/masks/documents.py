@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.errors import shape_text
 from regard.masks.lengths import per_sequence, whole_numbers
-from regard.masks.mask import NO_KEYS, KeyBounds, Mask, Points, length, pick
+from regard.masks.mask import NO_KEYS, KeyBounds, Mask, Points, length
 from regard.scores.box import broadcast_index
 
 __all__ = ["Documents"]
@@ -58,7 +58,8 @@ class Documents(Mask):
 
     def allows(self, points: Points) -> Tensor:
         position = points.position
-        of_query = pick(self.ids.squeeze(-2), *points.places[:-2], position.clamp(min=0))
+        at_query = (*points.places[:-2], position.clamp(min=0))
+        of_query = broadcast_index(self.ids.squeeze(-2), at_query)
         same = of_query == points.read(self.ids)  # (..., rows, 1) and (..., 1, columns)
         return same if points.shape[-1] >= points.shape[-2] else same & (position >= 0)
 

@@ -21,7 +21,6 @@ from regard.masks.mask import (
     converter,
     fits,
     length,
-    pick,
     without_repeats,
 )
 from regard.scores.box import Box, broadcast_index
@@ -178,10 +177,10 @@ class BlockSparse(Mask):
         if isinstance(rows, slice):  # columns first: several times as fast as both at once
             top = rows.start // height
             tall = slice(top, -(-rows.stop // height))
-            part = pick(self.grid, *leading, tall, slice(None)).index_select(-1, column_block)
+            part = broadcast_index(self.grid, (*leading, tall)).index_select(-1, column_block)
             kind = part.index_select(-2, row_block[:, 0] - top)
         else:
-            kind = pick(self.grid, *leading, row_block, column_block)
+            kind = broadcast_index(self.grid, (*leading, row_block, column_block))
         return kind + self.mask.allows(points) >= FULL  # PARTIAL and True add up to FULL
 
     def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:

@@ -26,7 +26,7 @@ from regard.errors import (
     shape_text,
     with_article,
 )
-from regard.scores.box import Box
+from regard.scores.box import Box, broadcast_index
 from regard.scores.flex_callable import FlexCallable
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ __all__ = [
     "length",
     "no_mask",
     "overlap",
-    "pick",
     "without_repeats",
 ]
 
@@ -122,7 +121,7 @@ class Points(NamedTuple):
 
     def read(self, tensor: Tensor) -> Tensor:
         """Return the values of a tensor that has the axes of the matrix, each full or 1."""
-        return pick(tensor, *self.places)
+        return broadcast_index(tensor, self.places)
 
     def _indices(self, axis: int) -> Tensor:
         at = self.places[axis]
@@ -469,15 +468,6 @@ def no_mask(mask: object) -> TypeError:
         "    To add numbers to the scores, pass bias=. For nn.MultiheadAttention's convention "
         "(True = may not), use Drop(mask)."
     )
-
-
-def pick(tensor: Tensor, *index: slice | Tensor) -> Tensor:
-    """Return tensor[index], where an axis of length 1 broadcasts to any index."""
-    chosen: list[slice | Tensor] = []
-    for at, size in zip(index, tensor.shape, strict=True):
-        first = slice(None) if isinstance(at, slice) else torch.zeros_like(at)
-        chosen.append(first if size == 1 else at)
-    return tensor[tuple(chosen)]
 
 
 def fits(tensor: Tensor, axes: Sequence[int]) -> bool:

@@ -9,6 +9,7 @@ comparison forms no second dense mask.
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import reduce
 from itertools import product
 from typing import Any, TypeAlias, cast
 
@@ -313,10 +314,7 @@ def _of_keys(keys: Tensor) -> Mask:
 
 def _all_of(masks: list[Mask]) -> Mask | None:
     """Return the mask that allows what all of them allow, or None if there are none."""
-    joined = None
-    for mask in masks:
-        joined = mask if joined is None else joined & mask
-    return joined
+    return reduce(lambda first, second: first & second, masks) if masks else None
 
 
 def _tiles(shape: torch.Size) -> list[slice]:

@@ -293,7 +293,7 @@ class Block:
         """The logsumexp of each row of scores, (..., rows), in nats; -inf without keys."""
         logsumexp = self._reference.squeeze(-1) + self.log_normalizer
         if self._source_sink is not None:
-            # That sum has the right gradient, but cancels if the sink is far above the scores.
+            # The sum cancels if the sink is far above the scores, but its gradient is right.
             of_keys = self._reference + self._log_sum.detach()
             exact = torch.logaddexp(of_keys, self._source_sink.detach()).squeeze(-1)
             logsumexp = exact + (logsumexp - logsumexp.detach())
@@ -314,7 +314,6 @@ class Block:
         weights, scores = self.weights.detach().view(-1, columns), self._scores.detach()
         scores, reference = scores.view(-1, columns), self._reference.reshape(-1, 1)
         total = weights.new_empty(len(weights))
-        # The products of a few rows are added while they lie in the cache.
         step = max(1, _IN_CACHE // columns) if reads_without_sync(weights) else len(weights)
         products = self._scratched("products").view(-1, columns)
         for start in range(0, len(weights), step):

@@ -42,12 +42,14 @@ class Box(NamedTuple):
         return prod(part.stop - part.start for part in self.at_both)
 
 
-def broadcast_index(tensor: Tensor, index: Index) -> Tensor:
+def broadcast_index(tensor: Tensor, index: Sequence[int | slice | Tensor]) -> Tensor:
     """Return tensor[index], where an axis of length 1 broadcasts to any index."""
-    adapted: list[int | slice] = []
+    adapted: list[int | slice | Tensor] = []
     for axis, item in enumerate(index):
         if tensor.shape[axis] != 1:
             adapted.append(item)
+        elif isinstance(item, Tensor):
+            adapted.append(torch.zeros_like(item))
         else:
             adapted.append(0 if isinstance(item, int) else slice(None))
     return tensor[tuple(adapted)]

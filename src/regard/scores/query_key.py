@@ -68,6 +68,7 @@ class QueryKeyScores(Scores):
         positions = () if self.position_bias is None else self.position_bias.tensors
         return (self.query, self.key, *given, *positions)
 
+    # Every product reads both; ``tensors`` would build a tuple.
     @property
     def dtype(self) -> torch.dtype:
         return self.query.dtype
