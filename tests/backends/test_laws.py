@@ -13,7 +13,7 @@ import oracle
 import regard
 from cases import MASKS, QUESTIONS, Inputs
 from regard.backends import sweep as blocks
-from regard.reductions.top_k import _largest
+from regard.reductions.largest import largest
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # A rounding of a float32 weight (at most 1) and of a sum of them; float64 is looser than it needs.
@@ -294,7 +294,7 @@ def test_scores_that_hardly_differ_are_told_apart(
     drawn = torch.randint(0, len(kinds), (3, k + more), generator=generator)
     scores = torch.tensor(kinds, dtype=dtype)[drawn]
     stable = scores.sort(dim=-1, descending=True, stable=True).indices[..., :k]
-    assert torch.equal(_largest(scores, k), stable)
+    assert torch.equal(largest(scores, k), stable)
 
 
 @pytest.mark.parametrize("tokens", [7, 700])

@@ -12,9 +12,10 @@ from regard.errors import RegardError, check_memory, check_progress, count_text,
 from regard.recording.layers import Layer, shape_of_all
 from regard.recording.recording import Recording
 from regard.recording.text_match import one_text
-from regard.reductions.block import Block, lowest_score
+from regard.reductions.block import Block
 from regard.reductions.reduction import Contribution, Reduction
 from regard.reductions.sums import Segments
+from regard.scores.score_source import lowest_score
 from regard.text.tables import Cell, Table
 from regard.text.tokens import Token
 

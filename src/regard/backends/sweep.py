@@ -1,13 +1,12 @@
 """The sweep over blocks of complete rows: any reduction, any device, plain PyTorch.
 
 Each thread holds a few blocks of 2^20 scores (2^21 for long rows), whatever the length of the
-sequence. The backward pass computes each block again and differentiates it by itself: autograd
-for the reduction, and the derivative of the softmax in ``Block.sources``.
+sequence. The backward pass computes each block again and differentiates it by itself.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from typing import Any, cast, final
 
@@ -19,14 +18,13 @@ from regard.backends.backend import Backend
 from regard.backends.parallel import map_in_order
 from regard.errors import count_text
 from regard.masks import Mask
-from regard.reductions.block import Block
+from regard.reductions.block import Block, RowStatistics
 from regard.reductions.reduction import Contribution, Reduction, contributions, rounded
 from regard.scores.autocast import without_autocast
-from regard.scores.box import Box, Index, broadcast_index, cut_whole
+from regard.scores.box import Box, Cut, Index, broadcast_index, cut_whole
 from regard.scores.score_source import Scores, accumulation_dtype
-from regard.scores.scratch import Scratch
 
-__all__ = ["Sweep", "boxes"]
+__all__ = ["BlocksOf", "Sweep", "SweepOf", "boxes", "sweep"]
 
 # A block and its few temporaries should stay in the cache, and have enough rows for a fast matrix
 # product. Long rows leave the cache anyway: blocks of twice the size halve the overhead per block.
@@ -50,33 +48,32 @@ class Sweep(Backend):
     def describe(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
     ) -> tuple[str, int]:
-        sweep = _Sweep(source, mask, tuple(reductions))
-        answers = sum(total.nbytes for sums in sweep.start() for total in sums)
-        boxes = sweep.boxes
-        rows = max((box.rows.stop - box.rows.start for box in boxes), default=0)
-        block = sweep.block_size * accumulation_dtype(source.dtype).itemsize
-        threads = min(torch.get_num_threads(), len(boxes)) if sweep.threaded else 1
-        how = f"one sweep over {count_text(len(boxes), 'block')} of at most {rows} rows"
-        return how, answers + threads * BLOCKS_HELD * block
+        of = SweepOf(source, mask, tuple(reductions), _blocks)
+        block = of.block_size * accumulation_dtype(source.dtype).itemsize
+        return f"one sweep over {of.blocks_text}", of.memory(BLOCKS_HELD * block)
 
     def reduce(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
     ) -> tuple[Any, ...]:
-        return _swept(source, mask, reductions)
+        return sweep(SweepOf(source, mask, tuple(reductions), _blocks))
 
 
-def _swept(source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> tuple[Any, ...]:
+def _blocks(of: "SweepOf") -> "NewBlock":
+    return partial(Block, of.source, of.mask)
+
+
+def sweep(of: "SweepOf") -> tuple[Any, ...]:
+    """Return one answer for each reduction, differentiable."""
     if torch.compiler.is_compiling():
         # A graph would hold every block. The decorator imports Dynamo, so it is applied late.
-        outside: Any = torch.compiler.disable(_swept, reason=_NO_GRAPH)
-        return outside(source, mask, reductions)
-    sweep = _Sweep(source, mask, tuple(reductions))
-    buffers = sweep.start()
-    filled = iter(cast(tuple[Tensor, ...], _Recompute.apply(sweep, buffers, *sweep.tensors)))
+        outside: Any = torch.compiler.disable(sweep, reason=_NO_GRAPH)
+        return outside(of)
+    buffers = of.start()
+    filled = iter(cast(tuple[Tensor, ...], _Recompute.apply(of, buffers, *of.tensors)))
     buffers = [tuple(next(filled) for _ in sums) for sums in buffers]
-    pairs = zip(reductions, buffers, strict=True)
-    dtype = accumulation_dtype(source.dtype)
-    return tuple(reduction.finish(rounded(sums, dtype), source.shape) for reduction, sums in pairs)
+    pairs = zip(of.reductions, buffers, strict=True)
+    shape, dtype = of.source.shape, accumulation_dtype(of.source.dtype)
+    return tuple(reduction.finish(rounded(sums, dtype), shape) for reduction, sums in pairs)
 
 
 def boxes(
@@ -151,11 +148,29 @@ def _leading_parts(
             yield (*rest, slice(start, min(start + step, last)))
 
 
+NewBlock = Callable[[Box, Cut], RowStatistics]
+"""Returns the block of a box, whose tensors are cut from the inputs."""
+
+BlocksOf = Callable[["SweepOf"], NewBlock]
+"""Called once for each thread, so that the blocks of a thread may share memory."""
+
+
+@final
 @dataclass(frozen=True, eq=False)
-class _Sweep:
+class SweepOf:
+    """The blocks that answer some reductions.
+
+    Attributes:
+        source: the scores.
+        mask: which keys a query may attend to; None: all.
+        reductions: what is asked.
+        blocks: makes the blocks of a thread.
+    """
+
     source: Scores
     mask: Mask | None
     reductions: tuple[Reduction, ...]
+    blocks: BlocksOf
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -172,6 +187,7 @@ class _Sweep:
 
     @cached_property
     def boxes(self) -> list[Box]:
+        """The boxes of all blocks."""
         ranges = [reduction.rows(self.source.shape[-2]) for reduction in self.reductions]
         ranges = [rows for rows in ranges if len(rows)]
         if not ranges:
@@ -186,7 +202,19 @@ class _Sweep:
         """The number of scores in the largest block."""
         return max((box.numel for box in self.boxes), default=0)
 
+    @property
+    def blocks_text(self) -> str:
+        """The number of blocks and their height, in words."""
+        rows = max((box.rows.stop - box.rows.start for box in self.boxes), default=0)
+        return f"{count_text(len(self.boxes), 'block')} of at most {rows} rows"
+
+    def memory(self, of_thread: int) -> int:
+        """Return the bytes of the answers and of all threads, given those of one thread."""
+        threads = min(torch.get_num_threads(), len(self.boxes)) if self.threaded else 1
+        return sum(total.nbytes for sums in self.start() for total in sums) + threads * of_thread
+
     def start(self) -> list[tuple[Tensor, ...]]:
+        """Return the empty buffers of each reduction."""
         shape, device = self.source.shape, self.source.device
         dtype = accumulation_dtype(self.source.dtype)
         return [reduction.start(shape, dtype, device) for reduction in self.reductions]
@@ -195,11 +223,11 @@ class _Sweep:
         """Accumulate the contributions of all blocks."""
 
         def worker() -> Callable[[Box], list[Sequence[Contribution]]]:
-            scratch = Scratch(self.block_size)
+            new_block = self.blocks(self)
 
             def answer(box: Box) -> list[Sequence[Contribution]]:
                 with torch.no_grad(), without_autocast(self.source.device):
-                    block = Block(self.source, self.mask, box, cut_whole, scratch)
+                    block = new_block(box, cut_whole)
                     return [
                         contributions(reduction, block, len(sums))
                         for reduction, sums in zip(self.reductions, buffers, strict=True)
@@ -221,22 +249,23 @@ class _Sweep:
         totals: dict[int, Tensor] = {}
 
         def worker() -> Callable[[Box], list[tuple[int, Index, Tensor]]]:
-            scratch = Scratch(self.block_size)
+            new_block = self.blocks(self)
 
             def answer(box: Box) -> list[tuple[int, Index, Tensor]]:
                 leaves = _Leaves(self.tensors)
                 with torch.enable_grad(), without_autocast(self.source.device):
-                    block = Block(self.source, self.mask, box, leaves.cut, scratch)
+                    block = new_block(box, leaves.cut)
                     values: list[Tensor] = []
                     arriving: list[Tensor] = []
                     for reduction, grads in zip(self.reductions, gradients, strict=True):
                         if all(grad is None for grad in grads):
                             continue
-                        for part, grad in zip(reduction.update(block), grads, strict=True):
+                        found = contributions(reduction, block, len(grads))
+                        for part, grad in zip(found, grads, strict=True):
                             if grad is not None and part.value.requires_grad:
                                 values.append(part.value)
                                 arriving.append(grad[part.at].to(part.value.dtype))
-                    return leaves.gradients(block, values, arriving)
+                    return leaves.gradients(values, arriving)
 
             return answer
 
@@ -273,36 +302,15 @@ class _Leaves:
         return leaf
 
     def gradients(
-        self, block: Block, values: list[Tensor], arriving: list[Tensor]
+        self, values: list[Tensor], arriving: list[Tensor]
     ) -> list[tuple[int, Index, Tensor]]:
-        """Return the gradient of each slice, with the index of its tensor and its position.
-
-        Autograd differentiates the values with respect to the tensors of the block, the block
-        computes the gradient of its scores, and autograd continues to the inputs.
-        """
+        """Return the gradient of each slice, with the index of its tensor and its position."""
         if not values:
             return []
         cuts = [leaf for _, _, leaf in self._taken]
-        read = block.leaves
-        found = torch.autograd.grad(values, [*read, *cuts], arriving, allow_unused=True)
-        of_read = {id(leaf): gradient for leaf, gradient in zip(read, found, strict=False)}
-        with torch.no_grad():
-            sources = block.sources(lambda leaf: of_read.get(id(leaf)))
-        sources = [(source, gradient) for source, gradient in sources if source.requires_grad]
-        through: tuple[Tensor | None, ...] = (None,) * len(cuts)
-        if sources:
-            through = torch.autograd.grad(
-                [source for source, _ in sources],
-                cuts,
-                [gradient for _, gradient in sources],
-                allow_unused=True,
-            )
-        answers: list[tuple[int, Index, Tensor]] = []
-        for half in (found[len(read) :], through):
-            for (place, index, _), gradient in zip(self._taken, half, strict=True):
-                if gradient is not None:
-                    answers.append((place, index, gradient))
-        return answers
+        found = torch.autograd.grad(values, cuts, arriving, allow_unused=True)
+        pairs = zip(self._taken, cast(tuple[Tensor | None, ...], found), strict=True)
+        return [(place, index, grad) for (place, index, _), grad in pairs if grad is not None]
 
 
 class _Recompute(torch.autograd.Function):
@@ -310,7 +318,7 @@ class _Recompute(torch.autograd.Function):
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        sweep: _Sweep, buffers: list[tuple[Tensor, ...]], *tensors: Tensor
+        sweep: SweepOf, buffers: list[tuple[Tensor, ...]], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         if any(given is not own for given, own in zip(tensors, sweep.tensors, strict=True)):
             only_backward()  # torch.func unwraps the tensors, so they are other objects

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from regard.masks.row_slice import row_slice_of
 from regard.matrix.attention_matrix import AttentionMatrix
-from regard.reductions.block import reads_without_sync
 from regard.scores.box import Box, broadcast_index
 from regard.scores.flex_callable import FlexCallable
 from regard.scores.query_key import QueryKeyScores
-from regard.scores.score_source import Scores, accumulation_dtype
+from regard.scores.score_source import Scores, accumulation_dtype, reads_without_sync
 
 __all__ = ["drop_repeated_heads", "some_heads", "some_queries", "unrepeated", "value_heads"]
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from regard.errors import check_same_device, shape_text
 from regard.matrix.attention_matrix import AttentionMatrix, check_attention_matrix
-from regard.reductions.block import Block, lowest_score, reads_without_sync
+from regard.reductions.block import Block
 from regard.reductions.reduction import Contribution, Reduction
-from regard.scores.score_source import accumulation_dtype
+from regard.scores.score_source import accumulation_dtype, lowest_score, reads_without_sync
 
 __all__ = ["CrossEntropy", "JensenShannon", "KullbackLeibler", "cross_entropy", "js", "kl"]
 

@@ -20,7 +20,7 @@ from regard.matrix.attention_matrix import AttentionMatrix
 from regard.matrix.indexing import ParsedIndex, parse_index
 from regard.matrix.linear_map import LinearMap, times_batches
 from regard.reductions.block import Block
-from regard.reductions.products import masked_product
+from regard.reductions.masked_product import masked_product
 from regard.reductions.reduction import Contribution, Reduction
 from regard.scores.score_source import accumulation_dtype
 

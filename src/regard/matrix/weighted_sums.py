@@ -10,9 +10,10 @@ from torch import Tensor
 
 from regard.errors import check_broadcast, check_floating
 from regard.matrix.attention_matrix import AttentionMatrix, check_attention_matrix
-from regard.reductions.block import Block, reads_without_sync
+from regard.reductions.block import Block
 from regard.reductions.reduction import Contribution, Reduction
 from regard.scores.flex_callable import FlexCallable, Kind
+from regard.scores.score_source import reads_without_sync
 
 __all__ = ["WeightedSum", "weighted_sum"]
 

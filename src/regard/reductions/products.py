@@ -1,8 +1,7 @@
 """Products with the matrix, and windows of it, as reductions."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from math import isfinite, prod
+from math import prod
 from typing import Any, cast, final
 
 import torch
@@ -11,14 +10,14 @@ from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVa
 
 from regard.errors import check_floating, check_operand
 from regard.masks import Mask
-from regard.reductions.block import Block, reads_without_sync
+from regard.reductions.block import Block, RowStatistics
+from regard.reductions.masked_product import masked_product, operand_part, operand_width
 from regard.reductions.reduction import Contribution, Reduction
 from regard.scores.autocast import without_autocast
 from regard.scores.box import Box, cut_whole
-from regard.scores.grouped_heads import grouped_matmul, kv_leading, repeat_heads
 from regard.scores.score_source import Scores
 
-__all__ = ["Output", "TransposedOutput", "Window", "masked_product", "scores_at"]
+__all__ = ["Output", "TransposedOutput", "Window", "scores_at"]
 
 _SCORES_AT_ONCE = 2**21
 # If the step between rows is at least this, rows are computed one at a time, not as a range.
@@ -72,12 +71,10 @@ class Output(Reduction):
         self, shape: torch.Size, dtype: torch.dtype, device: torch.device
     ) -> tuple[Tensor, ...]:
         self.check(shape, device)
-        return (torch.zeros((*shape[:-1], _width(self.value)), dtype=dtype, device=device),)
+        return (torch.zeros((*shape[:-1], operand_width(self.value)), dtype=dtype, device=device),)
 
-    def update(self, block: Block) -> tuple[Contribution, ...]:
-        value = _part(block, self.value, block.box.columns)
-        output = masked_product(block.weights, value, lambda: block.allowed)
-        return (Contribution(block.box.at_rows, output),)
+    def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
+        return (Contribution(block.box.at_rows, block.product(self.value)),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         return _as_operand(buffers[0], self.value)
@@ -104,68 +101,16 @@ class TransposedOutput(Reduction):
         self, shape: torch.Size, dtype: torch.dtype, device: torch.device
     ) -> tuple[Tensor, ...]:
         check_operand("operand", self.operand, "q_len", shape[:-1], device)
-        size = (*shape[:-2], shape[-1], _width(self.operand))
+        size = (*shape[:-2], shape[-1], operand_width(self.operand))
         return (torch.zeros(size, dtype=dtype, device=device),)
 
     def update(self, block: Block) -> tuple[Contribution, ...]:
-        operand = _part(block, self.operand, block.box.rows)
+        operand = operand_part(block, self.operand, block.box.rows)
         output = masked_product(block.weights.mT, operand, lambda: block.allowed.mT)
         return (Contribution(block.box.at_columns, output),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         return _as_operand(buffers[0], self.operand)
-
-
-def masked_product(weights: Tensor, operand: Tensor, allowed: Callable[[], Tensor]) -> Tensor:
-    """Return weights @ operand, where NaN and infinity do not reach rows that mask their key.
-
-    A weight of 0 times NaN is NaN, so a plain product gives NaN in rows that mask the key. Devices
-    other than the CPU return the plain product, because a check for NaN would synchronise them.
-
-    Args:
-        weights: (..., num_heads, rows, columns); 0 where a key is masked.
-        operand: (..., num_kv_heads, columns, width).
-        allowed: returns a bool tensor of the shape of the weights, True where a key is not masked.
-
-    Example:
-        >>> import torch
-        >>> from regard.reductions.products import masked_product
-        >>> weights, operand = torch.eye(2), torch.tensor([[1.0], [torch.nan]])
-        >>> masked_product(weights, operand, lambda: weights > 0)
-        tensor([[1.],
-                [nan]])
-    """
-    product = grouped_matmul(weights, operand)
-    fewer = min(operand, product, key=Tensor.numel).detach()
-    if not reads_without_sync(fewer) or isfinite(fewer.sum().item()):
-        return product
-    above, below, nan = operand == torch.inf, operand == -torch.inf, operand.isnan()
-    product = grouped_matmul(weights, operand.masked_fill(above | below | nan, 0))
-    kinds = torch.cat((above, below, nan), -1).to(weights.dtype)
-    above, below, nan = (grouped_matmul(allowed().to(weights.dtype), kinds) > 0).chunk(3, -1)
-    special = torch.zeros_like(product).masked_fill(above, torch.inf).masked_fill(below, -torch.inf)
-    return product + special.masked_fill(nan | (above & below), torch.nan)
-
-
-def _width(operand: Tensor) -> int:
-    return 1 if operand.ndim == 1 else operand.shape[-1]
-
-
-def _part(block: Block, operand: Tensor, positions: slice) -> Tensor:
-    """Return the rows of an operand (..., heads, tokens, dim) that a block multiplies."""
-    if operand.ndim == 1:
-        return block.part(operand, (positions,))[:, None]
-    axes = operand.ndim - 2
-    if not axes:
-        return block.part(operand, (positions,))
-    group = block.shape[-3] // operand.shape[-3]
-    leading = kv_leading(block.box.leading, group)
-    part = block.part(operand, (*leading[len(leading) - axes :], positions))
-    heads = range(block.shape[-3])[block.box.leading[-1]]
-    if part.shape[-3] == 1 or (heads.start % group == 0 and len(heads) % group == 0):
-        return part
-    # The block cuts through a group: each head in it gets a copy of its operand head.
-    return repeat_heads(part, [head // group - heads.start // group for head in heads])
 
 
 def _as_operand(total: Tensor, operand: Tensor) -> Tensor:

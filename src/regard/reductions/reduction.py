@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import check_bases, count_text, kind_text, with_article
-from regard.reductions.block import Block
+from regard.reductions.block import Block, RowStatistics
 from regard.scores.box import Index
 
 __all__ = [
@@ -149,13 +149,15 @@ def check_reductions(call: str, reductions: Sequence[object]) -> None:
             )
 
 
-def contributions(reduction: Reduction, block: Block, buffers: int) -> Sequence[Contribution]:
+def contributions(
+    reduction: Reduction, block: RowStatistics, buffers: int
+) -> Sequence[Contribution]:
     """Call ``update``, and check that it returns one contribution for each buffer.
 
     Raises:
         TypeError: it returns something else.
     """
-    found: object = reduction.update(block)
+    found: object = reduction.update(cast(Block, block))
     if isinstance(found, tuple | list) and not isinstance(found, Contribution):
         items = cast(Sequence[object], found)
         if len(items) == buffers and all(isinstance(item, Contribution) for item in items):

@@ -5,7 +5,7 @@ from typing import final
 
 import torch
 
-from regard.reductions.block import Block
+from regard.reductions.block import Block, RowStatistics
 from regard.reductions.reduction import Contribution, RowStatistic
 
 __all__ = ["MASKED_SCORE", "Entropy", "LogSumExp", "NormalizedEntropy"]
@@ -28,7 +28,7 @@ class LogSumExp(RowStatistic):
         tensor([0.6931])
     """
 
-    def update(self, block: Block) -> tuple[Contribution, ...]:
+    def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
         return (Contribution(block.box.at_rows, block.logsumexp),)
 
 
@@ -48,7 +48,7 @@ class Entropy(RowStatistic):
         tensor([0.6931])
     """
 
-    def update(self, block: Block) -> tuple[Contribution, ...]:
+    def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
         entropy = block.log_normalizer * block.row_sum - block.mean_shifted
         # Only rounding makes an entropy negative. Detached, so that the gradient does not change.
         below_0 = entropy.detach().clamp(max=0)

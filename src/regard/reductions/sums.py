@@ -1,5 +1,6 @@
 """Sums of weights: over rows and columns, grid cells, text segments, and diagonals."""
 
+from abc import abstractmethod
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,18 +13,31 @@ import torch
 from torch import Tensor
 
 from regard.errors import check_count, check_memory, check_spans, check_whole
-from regard.reductions.block import Block
+from regard.reductions.block import RowStatistics
 from regard.reductions.reduction import Contribution, Reduction, sum_dtype
 from regard.scores.box import int_tensor
 
-__all__ = ["Diagonal", "Pool", "Segments", "Sum"]
+__all__ = ["Diagonal", "Pool", "Segments", "Sum", "SumsOfRows"]
 
 _FEW_SPANS = 32  # up to this number, summing spans one by one is faster
 
 
+class SumsOfRows(Reduction):
+    """A reduction of the sums of weights over parts of the rows."""
+
+    thread_safe = True
+
+    @abstractmethod
+    def parts(self, rows: slice, shape: torch.Size) -> list[slice]:
+        """Return the part of some rows that each sum covers, counted from the first of them.
+
+        The parts are in rising order and do not overlap.
+        """
+
+
 @final
 @dataclass(frozen=True)
-class Sum(Reduction):
+class Sum(SumsOfRows):
     """The sum of the weights over the keys (dim=-1) or over the queries (dim=-2).
 
     The sum over the queries is the attention that each key receives, (..., num_heads, kv_len).
@@ -43,8 +57,6 @@ class Sum(Reduction):
         tensor([1.5000, 0.5000])
     """
 
-    thread_safe = True
-
     dim: int
 
     def __post_init__(self) -> None:
@@ -54,6 +66,9 @@ class Sum(Reduction):
                 "    Sum the answer over other axes."
             )
 
+    def parts(self, rows: slice, shape: torch.Size) -> list[slice]:
+        return [] if self.dim == -1 else [slice(0, rows.stop - rows.start)]
+
     def start(
         self, shape: torch.Size, dtype: torch.dtype, device: torch.device
     ) -> tuple[Tensor, ...]:
@@ -62,10 +77,11 @@ class Sum(Reduction):
         size = (*shape[:-2], shape[-1])
         return (torch.zeros(size, dtype=sum_dtype(dtype, device), device=device),)
 
-    def update(self, block: Block) -> tuple[Contribution, ...]:
+    def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
         if self.dim == -1:
-            return (Contribution(block.box.at_rows, block.weights.sum(-1)),)
-        return (Contribution(block.box.at_columns, block.column_sum),)
+            return (Contribution(block.box.at_rows, block.row_sum),)
+        (part,) = self.parts(block.box.rows, block.shape)
+        return (Contribution(block.box.at_columns, block.sum_rows([part]).squeeze(-2)),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         return buffers[0]
@@ -73,7 +89,7 @@ class Sum(Reduction):
 
 @final
 @dataclass(frozen=True)
-class Pool(Reduction):
+class Pool(SumsOfRows):
     """The mean weight in each cell of a grid of rows x columns: the matrix as a picture.
 
     The answer has shape (..., num_heads, min(rows, q_len), min(columns, kv_len)). Cell i of an axis
@@ -95,8 +111,6 @@ class Pool(Reduction):
         tensor([[0.2500, 0.2500]])
     """
 
-    thread_safe = True
-
     rows_wanted: int
     columns_wanted: int
 
@@ -105,6 +119,9 @@ class Pool(Reduction):
         check_count("columns", columns)
         object.__setattr__(self, "rows_wanted", rows)
         object.__setattr__(self, "columns_wanted", columns)
+
+    def parts(self, rows: slice, shape: torch.Size) -> list[slice]:
+        return _cells_met(rows, shape[-2], self._cells(shape)[0])[1]
 
     def _cells(self, shape: torch.Size) -> tuple[int, int]:
         return min(self.rows_wanted, shape[-2]), min(self.columns_wanted, shape[-1])
@@ -117,11 +134,11 @@ class Pool(Reduction):
         check_memory("Pool", size, dtype, remedy="Ask for fewer cells, A.pool(512, 512).")
         return (torch.zeros(size, dtype=dtype, device=device),)
 
-    def update(self, block: Block) -> tuple[Contribution, ...]:
+    def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
         row_cells, column_cells = self._cells(block.shape)
         first, rows = _cells_met(block.box.rows, block.shape[-2], row_cells)
         start, columns = _cells_met(block.box.columns, block.shape[-1], column_cells)
-        by_row = block.column_sum[..., None, :] if len(rows) == 1 else block.sum_rows(rows)
+        by_row = block.sum_rows(rows)
         widths = {part.stop - part.start for part in columns}
         if len(widths) == 1:
             pooled = by_row.view(*by_row.shape[:-1], len(columns), widths.pop()).sum(-1)
@@ -154,7 +171,7 @@ def _cell_lengths(length: int, cells: int, like: Tensor) -> Tensor:
 
 @final
 @dataclass(frozen=True)
-class Segments(Reduction):
+class Segments(SumsOfRows):
     """The attention that each span of queries pays to each span of keys.
 
     Entry [i, j] sums the weights of the keys of span j, and takes the mean over the queries of
@@ -178,8 +195,6 @@ class Segments(Reduction):
         tensor([[0.2500, 0.7500],
                 [0.2500, 0.7500]])
     """
-
-    thread_safe = True
 
     query_spans: Mapping[str, tuple[int, int]] | Sequence[tuple[int, int]] = field(compare=False)
     key_spans: Mapping[str, tuple[int, int]] | Sequence[tuple[int, int]] | None = field(
@@ -206,14 +221,20 @@ class Segments(Reduction):
         check_memory("Segments", size, dtype, remedy="Ask for fewer spans.")
         return (torch.zeros(size, dtype=dtype, device=device),)
 
-    def update(self, block: Block) -> tuple[Contribution, ...]:
-        rows, columns = block.box.rows, block.box.columns
+    def parts(self, rows: slice, shape: torch.Size) -> list[slice]:
+        return [_within(piece, rows) for piece in self.query_pieces[self._pieces_met(rows)]]
+
+    def _pieces_met(self, rows: slice) -> slice:
         first = bisect_right(self.query_pieces, rows.start, key=_stop)
-        last = bisect_left(self.query_pieces, rows.stop, key=_start)
-        at = (*block.box.leading, slice(first, max(first, last)))
-        if first >= last:
+        return slice(first, max(first, bisect_left(self.query_pieces, rows.stop, key=_start)))
+
+    def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
+        rows, columns = block.box.rows, block.box.columns
+        at = (*block.box.leading, self._pieces_met(rows))
+        parts = self.parts(rows, block.shape)
+        if not parts:
             return (Contribution(at, block.maximum.new_zeros(0, len(self.key_edges))),)
-        by_piece = block.sum_rows([_within(piece, rows) for piece in self.query_pieces[first:last]])
+        by_piece = block.sum_rows(parts)
         if len(self.key_edges) > _FEW_SPANS:
             return (Contribution(at, _span_sums(by_piece, self.key_edges - columns.start)),)
         pairs = _pairs(self._asked[1])
@@ -347,10 +368,10 @@ class Diagonal(Reduction):
     ) -> tuple[Tensor, ...]:
         return (torch.zeros((*shape[:-2], self._length(shape)), dtype=dtype, device=device),)
 
-    def update(self, block: Block) -> tuple[Contribution, ...]:
+    def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
         rows, columns = block.box.rows, block.box.columns
         offset = self.offset + rows.start - columns.start
-        values = block.weights.diagonal(offset, dim1=-2, dim2=-1)
+        values = block.diagonal(self.offset)
         first = rows.start + max(0, -offset) + min(self.offset, 0)
         return (Contribution((*block.box.leading, slice(first, first + values.shape[-1])), values),)
 

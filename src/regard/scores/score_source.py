@@ -10,12 +10,27 @@ from regard.errors import check_bases
 from regard.scores.box import Box, Cut, Index
 from regard.scores.scratch import Scratch
 
-__all__ = ["Scores", "accumulation_dtype", "scratch_scores"]
+__all__ = ["Scores", "accumulation_dtype", "lowest_score", "reads_without_sync", "scratch_scores"]
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of scores and statistics: float64 for float64, otherwise float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def lowest_score(dtype: torch.dtype) -> float:
+    """Return the bound at or below which a shifted score means a masked key.
+
+    It is about -1.8e19 in float32. Masked keys have twice this number instead of -inf, because
+    -inf times a weight of 0 is NaN. The lowest finite number would overflow in a product with a
+    gradient.
+    """
+    return -(torch.finfo(dtype).max ** 0.5)
+
+
+def reads_without_sync(tensor: Tensor) -> bool:
+    """Return True if reading the numbers of a tensor needs no device synchronisation."""
+    return tensor.device.type == "cpu"
 
 
 def scratch_scores(scratch: Scratch | None, box: Box, scores: "Scores") -> Tensor | None:

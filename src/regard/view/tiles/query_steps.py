@@ -8,7 +8,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from regard.reductions.products import masked_product
+from regard.reductions.masked_product import masked_product
 from regard.scores.box import Box, cut_whole
 from regard.scores.given_scores import GivenScores
 from regard.scores.query_key import QueryKeyScores

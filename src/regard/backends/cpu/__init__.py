@@ -1,0 +1,1 @@
+"""Reductions in compiled passes over tiles of scores, on the CPU."""
