@@ -20,6 +20,7 @@ from cases import (
 from compliance import assert_answers, assert_gradients, of_regard, with_gradients
 from regard.backends import sweep as blocks
 from regard.backends.choose import BACKENDS
+from regard.backends.cpu import cpu_backend
 
 # How large blocks are made: (numbers in a block, fewest rows, most rows).
 BLOCKS = {
@@ -39,10 +40,10 @@ def make_blocks_small(size: tuple[int, int, int], patch: pytest.MonkeyPatch) -> 
         patch.setattr(blocks, name, value)
 
 
-def taken_by_fused_kernels(case: Case) -> list[str]:
-    """The questions that the fused backend answers on this matrix."""
+def taken_by(backend: str, case: Case) -> list[str]:
+    """The questions that a backend answers on this matrix."""
     matrix = case.matrix(*case.inputs.of_scores)
-    refusal = BACKENDS["sdpa"].refusal
+    refusal = BACKENDS[backend].refusal
     return [
         name
         for name, question in QUESTIONS.items()
@@ -50,7 +51,8 @@ def taken_by_fused_kernels(case: Case) -> list[str]:
     ]
 
 
-FUSED = {case.name: names for case in CASES if (names := taken_by_fused_kernels(case))}
+FUSED = {case.name: names for case in CASES if (names := taken_by("sdpa", case))}
+COMPILED = {case.name: names for case in CASES if (names := taken_by("cpu", case))}
 
 
 @pytest.mark.parametrize("backend", ["sweep", "dense"])
@@ -109,6 +111,51 @@ def test_an_answer_of_the_fused_backend_equals_the_oracle(
 def test_the_fused_backend_takes_the_output_of_the_usual_cases() -> None:
     for name in ("no-batch", "tokens-dim", "grouped", "plain-float32", "square-causal"):
         assert "output" in FUSED[name]
+
+
+# The compiled kernels, which compute a tile of some columns at a time.
+
+TILES = {"one-tile": cpu_backend.TILE, "tiles-of-1": 1, "tiles-of-4": 4}
+
+
+@pytest.mark.parametrize("tile", TILES.values(), ids=TILES)
+@parametrised([case for case in CASES if case.name in COMPILED])
+def test_all_answers_of_the_compiled_kernels_equal_the_oracle(
+    case: Case, tile: int, subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_backend, "TILE", tile)
+    assert_answers(case, COMPILED[case.name], "cpu", subtests)
+
+
+@in_turn(case=by_name([case for case in BLOCKED if case.name in COMPILED]), size=BLOCKS)
+def test_all_answers_of_the_compiled_kernels_from_small_blocks_equal_the_oracle(
+    case: Case,
+    size: tuple[int, int, int],
+    subtests: pytest.Subtests,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make_blocks_small(size, monkeypatch)
+    monkeypatch.setattr(cpu_backend, "TILE", 4)
+    assert_answers(case, COMPILED[case.name], "cpu", subtests)
+
+
+@in_turn(case=by_name([case for case in CHOSEN if case.name in COMPILED]), tile=TILES)
+def test_an_answer_of_the_compiled_kernels_alone_equals_the_oracle(
+    case: Case, tile: int, subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_backend, "TILE", tile)
+    for name in COMPILED[case.name]:
+        assert_answers(case, [name], "cpu", subtests)
+
+
+@pytest.mark.parametrize("tile", TILES.values(), ids=TILES)
+@parametrised([case for case in (*SHAPES, *MASKED, *SCORES) if case.name in COMPILED])
+def test_gradients_of_the_compiled_kernels_equal_those_of_the_oracle(
+    case: Case, tile: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_backend, "TILE", tile)
+    names = [name for name in COMPILED[case.name] if name in DIFFERENTIABLE and name != "output"]
+    assert_gradients(case, names, "cpu")
 
 
 # Gradients.

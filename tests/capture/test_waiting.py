@@ -21,7 +21,7 @@ import oracle
 import regard
 import waiting
 from models import LLAMA, MODELS
-from regard.reductions.top_k import _largest_unseen
+from regard.reductions.largest import _largest_unseen
 
 
 @pytest.fixture

@@ -367,10 +367,14 @@ def third_party(source: str, allowed: set[str]) -> list[str]:
     return [f"imports {name}" for name in sorted(names) if name.partition(".")[0] not in allowed]
 
 
+# Backends that are chosen only where these packages are installed.
+EXTRA_IMPORTS = {"backends/cpu": {"numba", "numpy"}, "backends/triton": {"triton"}}
+
+
 def test_the_core_needs_pytorch_alone() -> None:
     problems: list[str] = []
     for path in chain.from_iterable((PACKAGE / layer).rglob("*.py") for layer in CORE):
-        extra = {"triton"} if path.parent == PACKAGE / "backends" / "triton" else set[str]()
+        extra = EXTRA_IMPORTS.get(path.parent.relative_to(PACKAGE).as_posix(), set[str]())
         problems += [
             f"{place(path)} {one}" for one in third_party(path.read_text(), ALLOWED | extra)
         ]

@@ -92,9 +92,10 @@ def test_a_row_has_its_8_strongest_keys_exactly_and_the_others_as_a_sum(
     (answer,) = asked(recording, [{"kind": "row", "at": query, "head": 1}], tmp_path)
     values, keys = (of_all[1, query] for of_all in recording[0].topk(8))
     expected = torch.zeros(TOKENS).scatter_add(0, keys.clamp(min=0), values)
-    assert torch.equal(torch.tensor(answer["values"]), expected)
+    # One row and the whole matrix are computed by different backends.
+    torch.testing.assert_close(torch.tensor(answer["values"]).float(), expected, rtol=1e-5, atol=0)
     assert answer["rest"]["share"] == pytest.approx(1 - float(values.sum()), abs=1e-5)
-    assert answer["rest"]["most"] == (float(values[-1]) if query > 7 else 0)
+    assert answer["rest"]["most"] == pytest.approx(float(values[-1]) if query > 7 else 0, rel=1e-5)
 
 
 def test_of_rows_that_are_less_than_1_the_others_are_what_is_left(tmp_path: Path) -> None:

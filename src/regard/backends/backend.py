@@ -24,6 +24,10 @@ class Backend(ABC):
         super().__init_subclass__()
         check_bases(cls, "Backend")
 
+    def applies(self, source: Scores) -> bool:
+        """Return True if this backend is made for such matrices: their device and their size."""
+        return True
+
     @abstractmethod
     def refusal(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from regard.backends.backend import Backend, Unavailable
+from regard.backends.cpu.cpu_backend import Cpu
 from regard.backends.dense import Dense
 from regard.backends.sdpa import Sdpa
 from regard.backends.sweep import Sweep
@@ -17,6 +18,7 @@ __all__ = ["Choice", "choice", "choose"]
 BACKENDS: dict[str, Backend] = {
     "sdpa": Sdpa(),
     "triton": Triton(),
+    "cpu": Cpu(),
     "sweep": Sweep(),
     "dense": Dense(),
 }
@@ -30,13 +32,10 @@ class Choice(NamedTuple):
 
 
 def choice(source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> Choice:
-    """Return the first backend in the table that takes all reductions.
-
-    Triton is left out if the matrix is not on a GPU.
-    """
+    """Return the first backend in the table that takes all reductions."""
     refusals: dict[str, str] = {}
     for name, backend in BACKENDS.items():
-        if name == "triton" and source.device.type != "cuda":
+        if not backend.applies(source):
             continue
         refusal = backend.refusal(source, mask, reductions)
         if refusal is None:

@@ -1,14 +1,15 @@
 """The sweep over blocks of complete rows: any reduction, any device, plain PyTorch.
 
-Each thread holds a few blocks of 2^20 scores (2^21 for long rows), whatever the length of the
-sequence. The backward pass computes each block again and differentiates it by itself.
+Each thread holds a few blocks of 2^20 scores, or of 32 rows, whatever the length of the sequence.
+The backward pass computes each block again and differentiates it by itself.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby
-from typing import Any, cast, final
+from typing import Any, NamedTuple, cast, final
 
 import torch
 from torch import Tensor
@@ -24,13 +25,12 @@ from regard.scores.autocast import without_autocast
 from regard.scores.box import Box, Cut, Index, broadcast_index, cut_whole
 from regard.scores.score_source import Scores, accumulation_dtype
 
-__all__ = ["BlocksOf", "Sweep", "SweepOf", "boxes", "sweep"]
+__all__ = ["BlockSize", "Blocks", "NewBlock", "Sweep", "SweepOf", "boxes", "sweep"]
 
 # A block and its few temporaries should stay in the cache, and have enough rows for a fast matrix
-# product. Long rows leave the cache anyway: blocks of twice the size halve the overhead per block.
+# product.
 BLOCK_SIZE = 2**20
 MIN_ROWS, MAX_ROWS = 32, 128
-LONG = 4096  # keys
 # Tensors of the size of a block: scores, weights, a bias or a mask, a temporary of the reduction.
 BLOCKS_HELD = 4
 _NO_GRAPH = "regard sweeps over blocks beside the graph"
@@ -48,18 +48,14 @@ class Sweep(Backend):
     def describe(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
     ) -> tuple[str, int]:
-        of = SweepOf(source, mask, tuple(reductions), _blocks)
+        of = SweepOf(source, mask, tuple(reductions), PlainBlocks())
         block = of.block_size * accumulation_dtype(source.dtype).itemsize
         return f"one sweep over {of.blocks_text}", of.memory(BLOCKS_HELD * block)
 
     def reduce(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
     ) -> tuple[Any, ...]:
-        return sweep(SweepOf(source, mask, tuple(reductions), _blocks))
-
-
-def _blocks(of: "SweepOf") -> "NewBlock":
-    return partial(Block, of.source, of.mask)
+        return sweep(SweepOf(source, mask, tuple(reductions), PlainBlocks()))
 
 
 def sweep(of: "SweepOf") -> tuple[Any, ...]:
@@ -76,8 +72,24 @@ def sweep(of: "SweepOf") -> tuple[Any, ...]:
     return tuple(reduction.finish(rounded(sums, dtype), shape) for reduction, sums in pairs)
 
 
+class BlockSize(NamedTuple):
+    """How large blocks are.
+
+    Attributes:
+        together: the most scores of a block with several heads, or with all rows.
+        scores: the most scores of a block with a part of the rows of one head.
+        rows: the most rows of such a block.
+        columns: columns beyond this number do not count, because they come in tiles.
+    """
+
+    together: int
+    scores: int
+    rows: int
+    columns: int | None = None
+
+
 def boxes(
-    shape: torch.Size, mask: Mask | None, groups: Sequence[int], rows: range
+    shape: torch.Size, mask: Mask | None, groups: Sequence[int], rows: range, size: BlockSize
 ) -> Iterator[Box]:
     """Yield the boxes of the blocks that cover these rows.
 
@@ -87,48 +99,42 @@ def boxes(
     *leading, _, kv_len = shape
     everywhere = tuple(slice(0, n) for n in leading)
 
-    def some(part: tuple[slice, ...], tile: slice) -> slice:
-        columns = slice(0, kv_len) if mask is None else mask.key_bounds(part, tile, shape).any
+    def some(part: tuple[slice, ...], rows: slice) -> slice:
+        columns = slice(0, kv_len) if mask is None else mask.key_bounds(part, rows, shape).any
         # Rows without keys need an answer, too.
         return columns if columns.start < columns.stop else slice(0, 1)
 
-    def width(tile: slice) -> int:
-        columns = some(everywhere, tile)
-        return columns.stop - columns.start
+    def width(rows: slice) -> int:
+        columns = some(everywhere, rows)
+        return min(columns.stop - columns.start, size.columns or kv_len)
 
-    def parts(tile: slice) -> list[tuple[slice, ...]]:
-        columns = width(tile)
-        room = max(1, _times(columns) * BLOCK_SIZE // ((tile.stop - tile.start) * columns))
+    def parts(rows: slice) -> list[tuple[slice, ...]]:
+        room = max(1, size.together // ((rows.stop - rows.start) * width(rows)))
         return list(_leading_parts(tuple(leading), room, groups))
 
-    # All tiles of one head in a row, so that its keys stay in the cache.
-    for alike, tiles in groupby(_tiles(rows, width), parts):
-        tiles_alike = list(tiles)
+    # All blocks of one head in a row, so that its keys stay in the cache.
+    for alike, heights in groupby(_heights(rows, width, size), parts):
+        heights_alike = list(heights)
         for part in alike:
-            for tile in tiles_alike:
-                yield Box(part, tile, some(part, tile))
+            for height in heights_alike:
+                yield Box(part, height, some(part, height))
 
 
-def _tiles(rows: range, width: Callable[[slice], int]) -> Iterator[slice]:
+def _heights(rows: range, width: Callable[[slice], int], size: BlockSize) -> Iterator[slice]:
     """Yield the rows of each block; blocks with fewer columns have more rows."""
     if rows.step >= MIN_ROWS:
         # Even the smallest block would hold only one of these rows.
         yield from (slice(row, row + 1) for row in rows)
         return
     start, end = rows[0], rows[-1] + 1
-    if (end - start) * width(slice(start, end)) <= BLOCK_SIZE:
+    if (end - start) * width(slice(start, end)) <= size.together:
         yield slice(start, end)
         return
     while start < end:
-        times = _times(width(slice(start, min(start + MAX_ROWS, end))))
-        tallest = slice(start, min(start + times * MAX_ROWS, end))
-        stop = min(start + max(MIN_ROWS, times * BLOCK_SIZE // width(tallest)), tallest.stop)
+        tallest = slice(start, min(start + size.rows, end))
+        stop = min(start + max(MIN_ROWS, size.scores // width(tallest)), tallest.stop)
         yield slice(start, stop)
         start = stop
-
-
-def _times(columns: int) -> int:
-    return 2 if columns > LONG else 1
 
 
 def _leading_parts(
@@ -151,8 +157,28 @@ def _leading_parts(
 NewBlock = Callable[[Box, Cut], RowStatistics]
 """Returns the block of a box, whose tensors are cut from the inputs."""
 
-BlocksOf = Callable[["SweepOf"], NewBlock]
-"""Called once for each thread, so that the blocks of a thread may share memory."""
+
+class Blocks(ABC):
+    """A kind of block."""
+
+    @abstractmethod
+    def size(self, shape: torch.Size, *, graded: bool) -> BlockSize:
+        """Return how large the blocks of a matrix are, without or with gradients."""
+
+    @abstractmethod
+    def of_thread(self, of: "SweepOf") -> NewBlock:
+        """Return what makes the blocks of one thread, which may share memory."""
+
+
+@final
+class PlainBlocks(Blocks):
+    """Blocks in plain PyTorch."""
+
+    def size(self, shape: torch.Size, *, graded: bool) -> BlockSize:
+        return BlockSize(BLOCK_SIZE, BLOCK_SIZE, MAX_ROWS)
+
+    def of_thread(self, of: "SweepOf") -> NewBlock:
+        return partial(Block, of.source, of.mask)
 
 
 @final
@@ -164,13 +190,13 @@ class SweepOf:
         source: the scores.
         mask: which keys a query may attend to; None: all.
         reductions: what is asked.
-        blocks: makes the blocks of a thread.
+        blocks: the kind of block.
     """
 
     source: Scores
     mask: Mask | None
     reductions: tuple[Reduction, ...]
-    blocks: BlocksOf
+    blocks: Blocks
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -187,7 +213,10 @@ class SweepOf:
 
     @cached_property
     def boxes(self) -> list[Box]:
-        """The boxes of all blocks."""
+        """The boxes of all blocks of the forward pass."""
+        return self._boxes_of(self.blocks.size(self.source.shape, graded=False))
+
+    def _boxes_of(self, size: BlockSize) -> list[Box]:
         ranges = [reduction.rows(self.source.shape[-2]) for reduction in self.reductions]
         ranges = [rows for rows in ranges if len(rows)]
         if not ranges:
@@ -195,7 +224,7 @@ class SweepOf:
         alone = len(ranges) == 1
         rows = ranges[0] if alone else range(min(map(min, ranges)), max(map(max, ranges)) + 1)
         groups = {self.source.group, *(reduction.group for reduction in self.reductions)}
-        return list(boxes(self.source.shape, self.mask, tuple(groups), rows))
+        return list(boxes(self.source.shape, self.mask, tuple(groups), rows, size))
 
     @cached_property
     def block_size(self) -> int:
@@ -223,7 +252,7 @@ class SweepOf:
         """Accumulate the contributions of all blocks."""
 
         def worker() -> Callable[[Box], list[Sequence[Contribution]]]:
-            new_block = self.blocks(self)
+            new_block = self.blocks.of_thread(self)
 
             def answer(box: Box) -> list[Sequence[Contribution]]:
                 with torch.no_grad(), without_autocast(self.source.device):
@@ -246,10 +275,11 @@ class SweepOf:
     def pull_back(self, gradients: list[tuple[Tensor | None, ...]]) -> dict[int, Tensor]:
         """Return the gradients of the inputs by index, from those of the buffers."""
         dtype = accumulation_dtype(self.source.dtype)
+        boxes = self._boxes_of(self.blocks.size(self.source.shape, graded=True))
         totals: dict[int, Tensor] = {}
 
         def worker() -> Callable[[Box], list[tuple[int, Index, Tensor]]]:
-            new_block = self.blocks(self)
+            new_block = self.blocks.of_thread(self)
 
             def answer(box: Box) -> list[tuple[int, Index, Tensor]]:
                 leaves = _Leaves(self.tensors)
@@ -276,7 +306,7 @@ class SweepOf:
                         totals[place] = _zeros(self.tensors[place].shape, gradient, dtype)
                     broadcast_index(totals[place], index).add_(gradient)
 
-        map_in_order(self.boxes, worker, take, threaded=self.threaded)
+        map_in_order(boxes, worker, take, threaded=self.threaded)
         return totals
 
 

@@ -21,7 +21,7 @@ class Explanation:
     ``str`` gives one line for the backend, and one for each backend that refuses.
 
     Attributes:
-        backend: "sdpa", "triton" or "sweep".
+        backend: "sdpa", "triton", "cpu" or "sweep".
         how: how the backend computes the answer, in a phrase.
         refusals: for each backend before it in the table, why it does not answer.
         memory: an estimate of the bytes needed beside the inputs, with the answers. The memory of
@@ -32,7 +32,7 @@ class Explanation:
         >>> x = torch.zeros(16384, 64)
         >>> found = regard.explain(regard.attend(x, x, mask=regard.Causal()), regard.Entropy())
         >>> found.backend, found.refusals
-        ('sweep', {'sdpa': 'no fused kernel gives Entropy'})
+        ('cpu', {'sdpa': 'no fused kernel gives Entropy'})
     """
 
     backend: str

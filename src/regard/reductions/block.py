@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
+from math import log
 from typing import final
 
 import torch
@@ -13,7 +14,13 @@ from regard.masks import Mask
 from regard.reductions.largest import largest
 from regard.reductions.masked_product import masked_product, operand_part
 from regard.scores.box import Box, Cut, Index, cut_whole
-from regard.scores.score_source import Scores, accumulation_dtype, lowest_score, reads_without_sync
+from regard.scores.score_source import (
+    Scores,
+    accumulation_dtype,
+    lowest_score,
+    reads_without_sync,
+    sum_dtype,
+)
 
 __all__ = ["Block", "RowStatistics", "partial_boxes"]
 
@@ -94,6 +101,14 @@ class RowStatistics(ABC):
     @abstractmethod
     def product(self, value: Tensor) -> Tensor:
         """Return weights @ value, (..., rows, value_dim), for the value of an ``Output``."""
+
+    @abstractmethod
+    def transposed_product(self, operand: Tensor) -> Tensor:
+        """Return weights transposed @ operand, for the operand of a ``TransposedOutput``."""
+
+    @abstractmethod
+    def window(self, rows: slice, columns: slice) -> Tensor:
+        """Return the weights at some rows and columns of the block, those of a ``Window``."""
 
 
 @final
@@ -177,7 +192,7 @@ class Block(RowStatistics):
     @cached_property
     def shifted(self) -> Tensor:
         """scores - maximum, (..., rows, columns), in nats; <= ``lowest_score(dtype)`` if masked."""
-        least = self._reference.new_tensor(_HIDDEN * lowest_score(self._dtype))
+        least = self._reference.new_full((), _HIDDEN * lowest_score(self._dtype))
         return torch.maximum(self._scores - self._reference, least)  # clamp stops NaN gradients
 
     @cached_property
@@ -196,14 +211,19 @@ class Block(RowStatistics):
     @cached_property
     def weights(self) -> Tensor:
         """exp(scores - logsumexp), (..., rows, columns); 0 in rows without keys."""
-        # ``shifted`` of an undefined row is NaN already, and only where a key is not masked.
-        divisors = self.log_normalizer[..., None].masked_fill(self._undefined, 0)
-        return (self.shifted - divisors).exp().masked_fill(self._empty, 0)
+        weights = torch.softmax(self.shifted, -1)
+        if self._sink is not None:
+            weights = weights * (self._log_sum - self.log_normalizer[..., None]).exp()
+        if reads_without_sync(weights) and bool(self._undefined.any()):
+            weights = weights.masked_fill(self._undefined & ~self.allowed, 0)
+        return weights.masked_fill(self._empty, 0)
 
     @cached_property
     def _log_sum(self) -> Tensor:
         """log(sum(exp(shifted))) of each row without the sink, (..., rows, 1)."""
-        return torch.logsumexp(self.shifted, -1, keepdim=True)
+        # exp takes up to 100 times as long near underflow, where it adds nothing.
+        least = self._reference.new_full((), 0.9 * log(torch.finfo(self._dtype).tiny))
+        return torch.logsumexp(torch.maximum(self.shifted, least), -1, keepdim=True)
 
     @property
     def log_normalizer(self) -> Tensor:
@@ -239,7 +259,8 @@ class Block(RowStatistics):
         rows = self.weights.shape[-2]
         sizes = [*(stop - start for start, stop in pairwise(edges)), rows - edges[-1]]
         pieces = self.weights.split_with_sizes(sizes, -2)[1::2]
-        return torch.stack([piece.sum(-2) for piece in pieces], -2)
+        dtype = sum_dtype(self._dtype, self.maximum.device)
+        return torch.stack([piece.sum(-2, dtype=dtype) for piece in pieces], -2)
 
     def top(self, k: int) -> tuple[Tensor, Tensor]:
         shifted = self.shifted.detach()
@@ -259,3 +280,10 @@ class Block(RowStatistics):
     def product(self, value: Tensor) -> Tensor:
         operand = operand_part(self, value, self.box.columns)
         return masked_product(self.weights, operand, lambda: self.allowed)
+
+    def transposed_product(self, operand: Tensor) -> Tensor:
+        part = operand_part(self, operand, self.box.rows)
+        return masked_product(self.weights.mT, part, lambda: self.allowed.mT)
+
+    def window(self, rows: slice, columns: slice) -> Tensor:
+        return self.weights[..., rows, columns]

@@ -10,14 +10,14 @@ from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVa
 
 from regard.errors import check_floating, check_operand
 from regard.masks import Mask
-from regard.reductions.block import Block, RowStatistics
-from regard.reductions.masked_product import masked_product, operand_part, operand_width
+from regard.reductions.block import RowStatistics
+from regard.reductions.masked_product import operand_width
 from regard.reductions.reduction import Contribution, Reduction
 from regard.scores.autocast import without_autocast
 from regard.scores.box import Box, cut_whole
 from regard.scores.score_source import Scores
 
-__all__ = ["Output", "TransposedOutput", "Window", "scores_at"]
+__all__ = ["Output", "TransposedOutput", "Window", "meet", "scores_at"]
 
 _SCORES_AT_ONCE = 2**21
 # If the step between rows is at least this, rows are computed one at a time, not as a range.
@@ -104,10 +104,8 @@ class TransposedOutput(Reduction):
         size = (*shape[:-2], shape[-1], operand_width(self.operand))
         return (torch.zeros(size, dtype=dtype, device=device),)
 
-    def update(self, block: Block) -> tuple[Contribution, ...]:
-        operand = operand_part(block, self.operand, block.box.rows)
-        output = masked_product(block.weights.mT, operand, lambda: block.allowed.mT)
-        return (Contribution(block.box.at_columns, output),)
+    def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
+        return (Contribution(block.box.at_columns, block.transposed_product(self.operand)),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         return _as_operand(buffers[0], self.operand)
@@ -142,17 +140,17 @@ class Window(Reduction):
         size = (*shape[:-2], len(self.at_rows), len(self.at_columns))
         return (torch.zeros(size, dtype=dtype, device=device),)
 
-    def update(self, block: Block) -> tuple[Contribution, ...]:
-        rows, in_block_rows = _meet(self.at_rows, block.box.rows)
-        columns, in_block_columns = _meet(self.at_columns, block.box.columns)
-        values = block.weights[..., in_block_rows, in_block_columns]
+    def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
+        rows, in_block_rows = meet(self.at_rows, block.box.rows)
+        columns, in_block_columns = meet(self.at_columns, block.box.columns)
+        values = block.window(in_block_rows, in_block_columns)
         return (Contribution((*block.box.leading, rows, columns), values),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         return buffers[0]
 
 
-def _meet(wanted: range, part: slice) -> tuple[slice, slice]:
+def meet(wanted: range, part: slice) -> tuple[slice, slice]:
     """Return the positions, in the range and in the part, of the entries that lie in both."""
     first = max(0, -(-(part.start - wanted.start) // wanted.step))
     stop = min(len(wanted), max(0, -(-(part.stop - wanted.start) // wanted.step)))

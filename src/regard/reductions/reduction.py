@@ -23,7 +23,6 @@ __all__ = [
     "check_reductions",
     "contributions",
     "rounded",
-    "sum_dtype",
 ]
 
 
@@ -122,11 +121,6 @@ class Reduction(ABC):
     def rows(self, q_len: int) -> range:
         """Return the rows that the answer depends on."""
         return range(q_len)
-
-
-def sum_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """Return the dtype for sums of many numbers: float64 where the device has it, else dtype."""
-    return dtype if device.type == "mps" else torch.float64
 
 
 def rounded(buffers: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:

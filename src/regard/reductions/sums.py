@@ -14,8 +14,9 @@ from torch import Tensor
 
 from regard.errors import check_count, check_memory, check_spans, check_whole
 from regard.reductions.block import RowStatistics
-from regard.reductions.reduction import Contribution, Reduction, sum_dtype
+from regard.reductions.reduction import Contribution, Reduction
 from regard.scores.box import int_tensor
+from regard.scores.score_source import sum_dtype
 
 __all__ = ["Diagonal", "Pool", "Segments", "Sum", "SumsOfRows"]
 

@@ -113,13 +113,19 @@ class QueryKeyScores(Scores):
 
         return self._with(self.query[index], key, chosen, chosen)
 
-    def block(self, box: Box, cut: Cut, scratch: Scratch | None = None) -> Tensor:
+    def factors(self, box: Box, cut: Cut) -> tuple[Tensor, Tensor] | None:
+        return self._factors(box, cut) if self.plain and self.bias is None else None
+
+    def _factors(self, box: Box, cut: Cut) -> tuple[Tensor, Tensor]:
         dtype = accumulation_dtype(self.query.dtype)
         leading = kv_leading(box.leading, self.group)
         query = cut(self.query, box.at_rows).to(dtype) * self.scale
-        key = cut(self.key, (*leading, box.columns)).to(dtype)
+        return query, cut(self.key, (*leading, box.columns)).to(dtype).mT
+
+    def block(self, box: Box, cut: Cut, scratch: Scratch | None = None) -> Tensor:
+        dtype = accumulation_dtype(self.query.dtype)
         out = scratch_scores(scratch, box, self)
-        scores = grouped_matmul(query, key.mT, out)
+        scores = grouped_matmul(*self._factors(box, cut), out)
         if self.bias is not None:
             scores = scores.add_(cut(self.bias, box.at_both).to(dtype))
         if self.position_bias is not None:

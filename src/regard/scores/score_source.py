@@ -10,12 +10,24 @@ from regard.errors import check_bases
 from regard.scores.box import Box, Cut, Index
 from regard.scores.scratch import Scratch
 
-__all__ = ["Scores", "accumulation_dtype", "lowest_score", "reads_without_sync", "scratch_scores"]
+__all__ = [
+    "Scores",
+    "accumulation_dtype",
+    "lowest_score",
+    "reads_without_sync",
+    "scratch_scores",
+    "sum_dtype",
+]
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of scores and statistics: float64 for float64, otherwise float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def sum_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return the dtype for sums of many numbers: float64 where the device has it, else dtype."""
+    return dtype if device.type == "mps" else torch.float64
 
 
 def lowest_score(dtype: torch.dtype) -> float:
@@ -69,6 +81,14 @@ class Scores(ABC):
 
         With a scratch, the scores are written to its ``scores`` memory and have no gradients.
         """
+
+    def factors(self, box: Box, cut: Cut) -> tuple[Tensor, Tensor] | None:
+        """Return two tensors whose product is the scores of a box; None if there is more to them.
+
+        They are (..., num_heads, rows, dim) and (..., num_kv_heads, dim, columns), in the
+        accumulation dtype.
+        """
+        return None
 
     @abstractmethod
     def sink(self, box: Box, cut: Cut) -> Tensor | None:

@@ -1,9 +1,8 @@
 """The passes over a tile of scores, compiled by Numba for this machine.
 
-A tile has some columns of complete rows and lies in the cache. Each row keeps four numbers while
-its tiles come one after the other: its largest score so far, m; the sum of exp(score - m); the sum
-of exp(score - m) * (score - m); and the factor by which a new m has reduced both sums. Sums are
-float32 over 512 columns and float64 beyond.
+A tile has some columns of some rows and lies in the cache. Each row keeps three numbers while its
+tiles come one after the other: its largest score so far, m; the sum of exp(score - m); and the sum
+of exp(score - m) * (score - m). Sums are float32 over 512 columns and float64 beyond.
 
 Source:
     Milakov and Gimelshein 2018, "Online normalizer calculation for softmax", for the running
@@ -21,12 +20,34 @@ from typing import Any
 import numpy as np
 from numba import njit  # pyright: ignore[reportMissingTypeStubs]
 
-__all__ = ["MAXIMUM", "MOMENT", "SHRUNK", "TOTAL", "add_tile", "expect", "pull_back", "sum_columns"]
+__all__ = [
+    "LOGSUMEXP",
+    "MAXIMUM",
+    "MEAN",
+    "MOMENT",
+    "NORMALIZER",
+    "NO_KEY",
+    "OF_SINK",
+    "REFERENCE",
+    "ROW_SUM",
+    "TOTAL",
+    "add_tile",
+    "expect",
+    "finish_rows",
+    "pull_back",
+    "scores_and_columns",
+    "sum_columns",
+]
 
-# The numbers of a row.
-MAXIMUM, TOTAL, MOMENT, SHRUNK = range(4)
+# The numbers of a row, and those that ``finish_rows`` makes of them.
+MAXIMUM, TOTAL, MOMENT = range(3)
+REFERENCE, NORMALIZER, LOGSUMEXP, MEAN, ROW_SUM, OF_SINK = range(6)
 
 _CHUNK = 512  # columns
+_BISECTIONS = 8
+_ROWS_ADDED = 16
+_WITHIN = np.float32(64)
+_MANY_KEYS = 256
 _f = np.float32
 # Adding and subtracting this number rounds to a whole number, which then lies in the lowest bits.
 _ROUNDING = _f(1.5 * 2**23)
@@ -38,6 +59,11 @@ _C4, _C5, _C6 = _f(0.009618129107628477), _f(0.0013333558146428443), _f(0.000154
 _LEAST = _f(-87.0)  # exp of less counts as 0: it would soon be a denormal number, which is slow
 _ZERO, _ONE = _f(0), _f(1)
 _NO_SCORE = _f(-np.inf)
+_LOWEST = np.finfo(np.float32).min
+_ALL_BUT_SIGN = np.int32(2**31 - 1)
+_LAST_COLUMN = 2**32 - 1
+NO_KEY = -(2**63)
+"""Less than every integer of a score and its column."""
 
 
 def _compiled(*freedoms: str) -> Callable[[Any], Any]:
@@ -58,6 +84,7 @@ def _compiled(*freedoms: str) -> Callable[[Any], Any]:
 
 _exact = _compiled("contract")
 _summing = _compiled("contract", "nsz", "reassoc")
+_inlined = njit(nogil=True, fastmath={"contract", "nsz", "reassoc"}, inline="always")
 
 
 @_exact
@@ -77,162 +104,290 @@ def _exp(x):
     return np.int32(bits).view(np.float32)
 
 
+@_inlined
+def _exponentials(part, maximum, to):
+    total, moment = _ZERO, _ZERO
+    for j in range(part.shape[0]):
+        x = part[j] - maximum
+        x = _LEAST if x < _LEAST else x
+        weight = _ZERO if x == _LEAST else _exp(x)
+        to[j] = weight
+        total += weight
+        moment += weight * x
+    return total, moment
+
+
 @_summing
-def add_tile(scores, weights, peaks, rows, first, top_scores, top_columns):
+def add_tile(scores, weights, peaks, rows, shrunk, first, largest):
     """Add a tile to the numbers of its rows, and write exp(score - m), 0 where masked.
 
     NaN and +inf make the third number of a row NaN.
 
     Args:
         scores: (rows, columns), float32; -inf where masked.
-        weights: (rows, columns), float32, which may be the same memory; or (1, columns), which every
-            row overwrites.
-        peaks: (rows, groups), float32. The first columns of the tile are cut into equal parts; the
-            i-th number is the largest of the i-th numbers of all parts.
-        rows: (4, rows), float64.
+        weights: (rows, columns), float32; (1, columns), which every row overwrites; or
+            (0, columns): the weights overwrite the scores.
+        peaks: (groups,), float32, memory that every row uses for ``_find_peaks``.
+        rows: (rows, 3), float64.
+        shrunk: (rows,), float32: by what the sums of a row were multiplied.
         first: the position of the first column in the matrix.
-        top_scores: (rows, k), float32, the largest scores so far; -inf where there are fewer.
-        top_columns: (rows, k), int64, their positions.
+        largest: (rows, k), int64, the largest scores so far and their columns, as ``_keyed``.
     """
     height, width = scores.shape
-    groups = peaks.shape[1]
-    parts = width // groups
+    in_place = weights.shape[0] == 0
+    found = np.empty(peaks.shape[0] + width + largest.shape[1] + 1, np.int64)
     for r in range(height):
-        row, of_groups = scores[r], peaks[r]
-        out = weights[min(r, weights.shape[0] - 1)]
+        row = scores[r]
+        _find_peaks(row, peaks)
         peak = _NO_SCORE
-        for g in range(groups):
-            peak = max(peak, of_groups[g])
-        for j in range(parts * groups, width):
-            peak = max(peak, row[j])
-        before = _f(rows[MAXIMUM, r])
-        maximum = max(before, peak)
+        for each in peaks:
+            peak = each if each > peak else peak
+        before = _f(rows[r, MAXIMUM])
+        maximum = peak if peak > before else before
         total, moment = 0.0, 0.0
         if maximum == -math.inf:
             for j in range(width):
-                out[j] = _ZERO
                 moment += 0.0 if row[j] == _NO_SCORE else math.nan
-            rows[SHRUNK, r] = 1.0
-            rows[MOMENT, r] += moment
+            if in_place:
+                row[:] = _ZERO
+            else:
+                weights[min(r, weights.shape[0] - 1)] = _ZERO
+            shrunk[r] = _ONE
+            rows[r, MOMENT] += moment
             continue
+        if largest.shape[1]:  # before the scores are overwritten
+            _take_largest(scores, r, peaks, first, largest, found)
         for start in range(0, width, _CHUNK):
-            part, to = row[start : start + _CHUNK], out[start : start + _CHUNK]
-            some, moment_of_some = _ZERO, _ZERO
-            for j in range(part.shape[0]):
-                x = part[j] - maximum
-                x = max(x, _LEAST)
-                weight = _ZERO if x == _LEAST else _exp(x)
-                to[j] = weight
-                some += weight
-                moment_of_some += weight * x
+            part = row[start : start + _CHUNK]
+            if in_place:  # two calls, because the compiler must know what shares memory
+                some, moment_of_some = _exponentials(part, maximum, part)
+            else:
+                to = weights[min(r, weights.shape[0] - 1), start : start + _CHUNK]
+                some, moment_of_some = _exponentials(part, maximum, to)
             total += some
             moment += moment_of_some
-        if top_scores.shape[1]:
-            _take_largest(row, of_groups, first, top_scores[r], top_columns[r])
-        shrunk = 1.0
+        factor = 1.0
         if maximum > before:
-            shrunk = 0.0
+            factor = 0.0
             if before > -math.inf:
                 rise = np.float64(maximum) - np.float64(before)
-                shrunk = math.exp(-rise)
-                rows[MOMENT, r] = shrunk * (rows[MOMENT, r] - rows[TOTAL, r] * rise)
-                rows[TOTAL, r] *= shrunk
-            rows[MAXIMUM, r] = maximum
-        rows[SHRUNK, r] = shrunk
-        rows[TOTAL, r] += total
-        rows[MOMENT, r] += moment
+                factor = math.exp(-rise)
+                rows[r, MOMENT] = factor * (rows[r, MOMENT] - rows[r, TOTAL] * rise)
+                rows[r, TOTAL] *= factor
+            rows[r, MAXIMUM] = maximum
+        shrunk[r] = factor
+        rows[r, TOTAL] += total
+        rows[r, MOMENT] += moment
 
 
 @_exact
-def _take_largest(row, peaks, first, top_scores, top_columns):
-    """Take the scores of a row that belong to the k largest; ties go to the lowest position."""
+def _find_peaks(row, peaks):
+    """Write the largest score of every group; columns j, j + groups, j + 2 groups, ... are one."""
     groups, width = peaks.shape[0], row.shape[0]
     parts = width // groups
-    bound = top_scores[-1]
-    if bound == -math.inf:
-        bound = _lower_bound(peaks, top_scores.shape[0])
+    peaks[:] = row[:groups]
+    i = 0
+    while i + 3 < parts:  # each peak is read once for four scores
+        a, b = row[i * groups : (i + 1) * groups], row[(i + 1) * groups : (i + 2) * groups]
+        c, d = row[(i + 2) * groups : (i + 3) * groups], row[(i + 3) * groups : (i + 4) * groups]
+        for g in range(groups):
+            x = a[g] if a[g] > b[g] else b[g]
+            y = c[g] if c[g] > d[g] else d[g]
+            x = x if x > y else y
+            peaks[g] = x if x > peaks[g] else peaks[g]
+        i += 4
+    for j in range(i * groups, width):
+        g = j % groups
+        peaks[g] = row[j] if row[j] > peaks[g] else peaks[g]
+
+
+@_exact
+def _rising(score):
+    """Return an integer that is the larger the larger the score."""
+    bits = _f(score).view(np.int32)
+    return np.int32(bits ^ ((bits >> 31) & _ALL_BUT_SIGN))
+
+
+@_exact
+def _take_largest(scores, r, peaks, first, largest, found):
+    """Take the scores of row r that belong to its k largest; ties go to the lowest column.
+
+    No branch depends on a score that may or may not be among them: half of such guesses fail.
+    """
+    groups, width, k = peaks.shape[0], scores.shape[1], largest.shape[1]
+    last = largest[r, k - 1]
+    bound = _lower_bound(peaks, k) if last == NO_KEY else _score_of(last)
+    met = 0
     for g in range(groups):
-        if peaks[g] >= bound:
-            for i in range(parts):
-                j = i * groups + g
-                if row[j] >= bound:
-                    _insert(row[j], first + j, top_scores, top_columns)
-    for j in range(parts * groups, width):
-        if row[j] >= bound:
-            _insert(row[j], first + j, top_scores, top_columns)
+        found[met] = g
+        met += 1 if peaks[g] >= bound else 0
+    begin = end = groups
+    for i in range(met):
+        for j in range(found[i], width, groups):
+            found[end] = j
+            end += 1 if scores[r, j] >= bound else 0
+    if end == begin:
+        return
+    for i in range(begin, end):
+        found[i] = _keyed(scores[r, found[i]], first + found[i])
+    for i in range(k):
+        found[end] = largest[r, i]
+        end += 1 if largest[r, i] != NO_KEY else 0
+    if end - begin > _MANY_KEYS:
+        found[begin:end].sort()
+        for i in range(min(k, end - begin)):
+            largest[r, i] = found[end - 1 - i]
+    else:
+        _write_largest(found, begin, end, largest, r)
+
+
+@_summing
+def _write_largest(found, begin, end, largest, r):
+    """Write the largest of a few different integers in falling order: count the larger ones."""
+    for i in range(begin, end):
+        larger = 0
+        for j in range(begin, end):
+            larger += 1 if found[j] > found[i] else 0
+        if larger < largest.shape[1]:
+            largest[r, larger] = found[i]
+
+
+@_exact
+def _keyed(score, column):
+    """Return an integer that is the larger the larger the score, and then the lower the column."""
+    # -0.0 + 0.0 is 0.0, its equal.
+    return (np.int64(_rising(score + _ZERO)) << 32) | (_LAST_COLUMN - column)
+
+
+@_exact
+def _score_of(key):
+    rising = np.int32(key >> 32)
+    return np.int32(rising ^ ((rising >> 31) & _ALL_BUT_SIGN)).view(np.float32)
+
+
+def scores_and_columns(largest):
+    """Return the scores and the columns in an array of such integers; -inf and -1 for none."""
+    rising = (largest >> 32).astype(np.int32)
+    scores = np.where(rising >= 0, rising, rising ^ _ALL_BUT_SIGN).astype(np.int32).view(np.float32)
+    columns = _LAST_COLUMN - (largest & _LAST_COLUMN)
+    none = largest == NO_KEY
+    return np.where(none, _NO_SCORE, scores), np.where(none, -1, columns)
 
 
 @_exact
 def _lower_bound(peaks, k):
-    """Return a number that at least k peaks reach, if possible few more; -inf if there are fewer."""
-    high, low = _NO_SCORE, _NO_SCORE
-    for g in range(peaks.shape[0]):
-        high = max(high, peaks[g])
-    low = high - _f(64)
-    found = 0
-    for _ in range(12):
-        middle = low if found == 0 else _f(0.5) * low + _f(0.5) * high
-        reached = 0
-        for g in range(peaks.shape[0]):
-            reached += 1 if peaks[g] >= middle else 0
-        if reached >= k:
-            low, found = middle, reached
-            if reached <= k + k // 4:
-                return low
-        elif found == 0:
-            return _NO_SCORE
-        else:
+    """Return a number that at least k peaks reach, if possible few more; else the lowest one."""
+    high = low = peaks[0]
+    for peak in peaks:
+        high = peak if peak > high else high
+        low = peak if peak < low else low
+    low = low if low > high - _WITHIN else high - _WITHIN
+    if _count(peaks, low) < k:
+        return _LOWEST
+    for _ in range(_BISECTIONS):
+        middle = _f(0.5) * low + _f(0.5) * high
+        reached = _count(peaks, middle)
+        if reached < k:
             high = middle
+        else:
+            low = middle
+            if reached <= k + k // 4:
+                break
     return low
 
 
-@_exact
-def _insert(score, column, top_scores, top_columns):
-    """Insert a score into a list in falling order, where the lowest column of equal scores leads."""
-    at = top_scores.shape[0] - 1
-    if not _leads(score, column, top_scores[at], top_columns[at]):
-        return
-    while at > 0 and _leads(score, column, top_scores[at - 1], top_columns[at - 1]):
-        top_scores[at] = top_scores[at - 1]
-        top_columns[at] = top_columns[at - 1]
-        at -= 1
-    top_scores[at] = score
-    top_columns[at] = column
-
-
-@_exact
-def _leads(score, column, other, other_column):
-    return score > other or (score == other and column < other_column)
+@_summing
+def _count(peaks, bound):
+    reached = _ZERO
+    for g in range(peaks.shape[0]):
+        reached += _ONE if peaks[g] >= bound else _ZERO
+    return reached
 
 
 @_summing
-def sum_columns(weights, factors, places, sums):
-    """Add each row of weights, times its factor, to the sum at its place.
+def finish_rows(rows, sinks, norms):
+    """Compute from the numbers of complete rows what turns their scores into weights.
 
     Args:
-        weights: (rows, columns), float32.
-        factors: (rows,), float32.
-        places: (rows,), int64, in rising order; rows at -1 count nowhere.
-        sums: (places, columns), float32.
+        rows: (rows, 3), float64.
+        sinks: (rows,), float64: logits in the denominator; (0,) for none.
+        norms: (rows, 6), float64, which is written: the maximum, 0 for a row without keys; the
+            logsumexp minus it, infinite for a row without keys; the logsumexp; the sum of
+            weight * (score - maximum); the sum of the weights; the weight of the sink.
+    """
+    for r in range(rows.shape[0]):
+        maximum, total = rows[r, MAXIMUM], rows[r, TOTAL]
+        of_row = norms[r]
+        of_row[:] = 0.0
+        if maximum == -math.inf:
+            of_row[NORMALIZER] = math.inf
+            of_row[LOGSUMEXP] = -math.inf
+            continue
+        of_row[REFERENCE] = maximum
+        normalizer = math.log(total)
+        of_row[LOGSUMEXP] = maximum + normalizer
+        of_row[ROW_SUM] = 1.0
+        if sinks.shape[0]:
+            beside = sinks[r] - maximum
+            larger = max(normalizer, beside)
+            with_sink = larger + math.log(math.exp(normalizer - larger) + math.exp(beside - larger))
+            of_row[ROW_SUM] = math.exp(normalizer - with_sink)
+            of_row[OF_SINK] = math.exp(beside - with_sink)
+            # Not maximum + with_sink, which cancels if the sink is far above the scores.
+            sum_of_both = larger if larger == beside else normalizer
+            base = sinks[r] if larger == beside else maximum + normalizer
+            of_row[LOGSUMEXP] = base + (with_sink - sum_of_both)
+            normalizer = with_sink
+        of_row[NORMALIZER] = normalizer
+        of_row[MEAN] = rows[r, MOMENT] * math.exp(-normalizer)
+
+
+@_summing
+def sum_columns(weights, references, norms, places, first, sums, line):
+    """Add the weights of a tile to the sums over rows that they belong to.
+
+    Args:
+        weights: (rows, columns), float32: exp(score - reference).
+        references: (rows,), float64; -inf for a row without keys so far.
+        norms: (rows, 6), float64, as ``finish_rows`` writes them.
+        places: (rows,), int64: the sum that a row belongs to, in rising order; -1 for none.
+        first: the first column of the tile, among those of the sums.
+        sums: (places, columns of the sums), float64.
+        line: (columns,), float32, memory for the sum of a few rows.
     """
     height, width = weights.shape
     r = 0
     while r < height:
-        place = places[r]
-        if place < 0:
-            r += 1
-            continue
-        to, a, of_a = sums[place], weights[r], factors[r]
-        if r + 3 < height and places[r + 3] == place:  # each number of the sum is read once
-            b, c, d = weights[r + 1], weights[r + 2], weights[r + 3]
-            of_b, of_c, of_d = factors[r + 1], factors[r + 2], factors[r + 3]
+        place, end = places[r], r + 1
+        # Few rows at a time: float32 roundings of equal numbers add up.
+        while end < min(height, r + _ROWS_ADDED) and places[end] == place:
+            end += 1
+        if place >= 0:
+            line[:width] = _ZERO
+            while r < end:
+                a, of_a = weights[r], _factor(references[r], norms[r])
+                if r + 3 < end:  # each number of the sum is read once for four rows
+                    b, of_b = weights[r + 1], _factor(references[r + 1], norms[r + 1])
+                    c, of_c = weights[r + 2], _factor(references[r + 2], norms[r + 2])
+                    d, of_d = weights[r + 3], _factor(references[r + 3], norms[r + 3])
+                    for j in range(width):
+                        line[j] += (a[j] * of_a + b[j] * of_b) + (c[j] * of_c + d[j] * of_d)
+                    r += 4
+                else:
+                    for j in range(width):
+                        line[j] += a[j] * of_a
+                    r += 1
+            to = sums[place]
             for j in range(width):
-                to[j] += (a[j] * of_a + b[j] * of_b) + (c[j] * of_c + d[j] * of_d)
-            r += 4
-        else:
-            for j in range(width):
-                to[j] += a[j] * of_a
-            r += 1
+                to[first + j] += line[j]
+        r = end
+
+
+@_exact
+def _factor(reference, norms):
+    if reference == -math.inf:
+        return _ZERO
+    return _f(math.exp(reference - norms[REFERENCE] - norms[NORMALIZER]))
 
 
 @_summing
@@ -241,7 +396,7 @@ def expect(scores, norms, given, places, expected):
 
     Args:
         scores: (rows, columns), float32; -inf where masked.
-        norms: (2, rows), float64: the maximum and the logsumexp minus the maximum.
+        norms: (rows, 6), float64, as ``finish_rows`` writes them.
         given: (places, columns), float32: gradients of the weights.
         places: (rows,), int64: which of these gradients a row has.
         expected: (rows,), float64.
@@ -249,15 +404,15 @@ def expect(scores, norms, given, places, expected):
     height, width = scores.shape
     for r in range(height):
         row, of_row = scores[r], given[places[r]]
-        maximum = _f(norms[0, r])
-        inverse = math.exp(-norms[1, r])
+        maximum = _f(norms[r, REFERENCE])
+        inverse = math.exp(-norms[r, NORMALIZER])
         total = 0.0
         for start in range(0, width, _CHUNK):
             part, gradient = row[start : start + _CHUNK], of_row[start : start + _CHUNK]
             some = _ZERO
             for j in range(part.shape[0]):
                 x = part[j] - maximum
-                x = max(x, _LEAST)
+                x = _LEAST if x < _LEAST else x
                 weight = _ZERO if x == _LEAST else _exp(x)
                 some += weight * gradient[j]
             total += some
@@ -270,7 +425,7 @@ def pull_back(scores, norms, given, places, constants, slopes, first, columns, p
 
     Args:
         scores: (rows, columns), float32; -inf where masked.
-        norms: (2, rows), float64: the maximum and the logsumexp minus the maximum.
+        norms: (rows, 6), float64, as ``finish_rows`` writes them.
         given: (places, columns), float32: gradients of the weights.
         places: (rows,), int64: which of these gradients a row has.
         constants: (rows,), float32.
@@ -282,18 +437,18 @@ def pull_back(scores, norms, given, places, constants, slopes, first, columns, p
     height, width = scores.shape
     for r in range(height):
         row, of_row = scores[r], given[places[r]]
-        maximum = _f(norms[0, r])
-        inverse = _f(math.exp(-norms[1, r]))
+        maximum = _f(norms[r, REFERENCE])
+        inverse = _f(math.exp(-norms[r, NORMALIZER]))
         constant, slope = constants[r], slopes[r]
         for i in range(columns.shape[1]):  # before the scores are gone
             j = columns[r, i] - first
             if 0 <= j < width:
                 x = row[j] - maximum
-                x = max(x, _LEAST)
+                x = _LEAST if x < _LEAST else x
                 picked[r, i] *= _ZERO if x == _LEAST else _exp(x) * inverse
         for j in range(width):
             x = row[j] - maximum
-            x = max(x, _LEAST)
+            x = _LEAST if x < _LEAST else x
             weight = _ZERO if x == _LEAST else _exp(x) * inverse
             row[j] = weight * (of_row[j] + constant + slope * x)
         for i in range(columns.shape[1]):

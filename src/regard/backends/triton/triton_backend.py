@@ -60,6 +60,9 @@ class Triton(Backend):
 
     instead: Backend | None = None
 
+    def applies(self, source: Scores) -> bool:
+        return source.device.type == "cuda"
+
     def refusal(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
     ) -> str | None:

@@ -1,0 +1,110 @@
+"""The compiled kernels as a backend: which questions they answer, and on which machines."""
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any, final
+
+import torch
+
+from regard.backends.backend import Backend, Unavailable
+from regard.backends.sweep import Blocks, BlockSize, NewBlock, SweepOf, sweep
+from regard.masks import Mask
+from regard.reductions.block import Block, RowStatistics
+from regard.reductions.products import Output, TransposedOutput, Window
+from regard.reductions.reduction import Reduction
+from regard.reductions.row_statistics import Entropy, LogSumExp
+from regard.reductions.sums import Diagonal, Pool, Segments, Sum, SumsOfRows
+from regard.reductions.top_k import TopK
+from regard.scores.box import Box, Cut
+from regard.scores.score_source import Scores
+
+__all__ = ["Cpu"]
+
+TILE = 2048  # columns; a product with many more is slower
+STRIP = 256  # rows
+KEPT = 2**22  # scores: of rows whose weights are kept until they are complete
+MAX_K = 128  # a list of the largest weights is sorted by insertion
+_FEWEST_BLOCKS, _MOST_STRIPS = 32, 4
+_HAS_NUMBA = find_spec("numba") is not None
+_MISSING = "Numba is not installed; with pip install 'regard[cpu]' this takes about half the time"
+_BYTES = torch.float32.itemsize
+_LEAST = 2**16  # scores; below, starting Numba takes longer than the plain sweep
+_ANSWERED = (
+    LogSumExp,
+    Entropy,
+    Sum,
+    TopK,
+    Pool,
+    Segments,
+    Diagonal,
+    Output,
+    TransposedOutput,
+    Window,
+)
+
+
+@final
+class Cpu(Backend):
+    """All of regard's usual statistics in one pass of compiled code over tiles in the cache."""
+
+    def applies(self, source: Scores) -> bool:
+        return source.device.type == "cpu" and source.shape.numel() >= _LEAST
+
+    def refusal(
+        self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
+    ) -> str | None:
+        others = [type(r).__name__ for r in reductions if type(r) not in _ANSWERED]
+        if others:
+            return f"no compiled kernel gives {', '.join(others)}"
+        if any(isinstance(r, TopK) and r.k > MAX_K for r in reductions):
+            return f"the compiled kernels give at most {MAX_K} largest weights"
+        if source.device.type != "cpu":
+            return "the compiled kernels need tensors on the CPU"
+        if source.dtype == torch.float64:
+            return "the compiled kernels compute in float32"
+        return None if _HAS_NUMBA else Unavailable(_MISSING)
+
+    def describe(
+        self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
+    ) -> tuple[str, int]:
+        of = SweepOf(source, mask, tuple(reductions), _FusedBlocks())
+        # Sums over rows need the weights of complete rows; other statistics are done with a tile.
+        read = (SumsOfRows, TransposedOutput, Window)
+        weights = any(isinstance(each, read) for each in reductions)
+        tile = max(STRIP * TILE, KEPT) if weights else STRIP * TILE
+        return f"one compiled pass over {of.blocks_text}", of.memory(tile * _BYTES)
+
+    def reduce(
+        self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
+    ) -> tuple[Any, ...]:
+        return sweep(SweepOf(source, mask, tuple(reductions), _FusedBlocks()))
+
+
+@final
+class _FusedBlocks(Blocks):
+    """Blocks in strips of rows, and strips in tiles of columns."""
+
+    def size(self, shape: torch.Size, *, graded: bool) -> BlockSize:
+        together = STRIP * TILE
+        if graded:  # all scores of a block are kept until its backward pass
+            return BlockSize(together, KEPT, STRIP)
+        # Many strips are less overhead, many blocks keep all threads busy.
+        strips = max(1, min(_MOST_STRIPS, shape[:-1].numel() // (_FEWEST_BLOCKS * STRIP)))
+        return BlockSize(together, strips * together, strips * STRIP, TILE)
+
+    def of_thread(self, of: SweepOf) -> NewBlock:
+        # Numba takes a moment to start, so it is imported when the first block is needed.
+        from regard.backends.cpu.fused_block import FusedBlock, NotFiniteError, Wanted, Workspace
+
+        wanted = Wanted.by(of.reductions)
+        workspace = Workspace(STRIP, TILE, KEPT)
+
+        def block(box: Box, cut: Cut) -> RowStatistics:
+            if torch.is_grad_enabled() and not wanted.has_gradients:
+                return Block(of.source, of.mask, box, cut)
+            try:
+                return FusedBlock(of.source, of.mask, box, cut, wanted, workspace)
+            except NotFiniteError:
+                return Block(of.source, of.mask, box, cut)
+
+        return block

@@ -1,0 +1,530 @@
+"""Statistics of complete rows, from tiles of scores that are read while they lie in the cache."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+from math import prod
+from typing import Any, NamedTuple, cast, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.backends.cpu import kernels
+from regard.backends.cpu.fused_gradient import GradedTile, Picks, with_gradients
+from regard.backends.sweep import MIN_ROWS
+from regard.masks import Mask
+from regard.reductions.block import RowStatistics, partial_boxes
+from regard.reductions.masked_product import operand_part, operand_width
+from regard.reductions.products import Output, TransposedOutput, Window, meet
+from regard.reductions.reduction import Reduction
+from regard.reductions.sums import Diagonal, SumsOfRows
+from regard.reductions.top_k import TopK
+from regard.scores.box import Box, Cut, Index
+from regard.scores.grouped_heads import grouped_matmul
+from regard.scores.score_source import Scores, lowest_score
+from regard.scores.scratch import Scratch
+
+__all__ = ["FusedBlock", "NotFiniteError", "Wanted", "Workspace"]
+
+_GROUP = 32  # the most columns of a tile that share a group's maximum
+_LEAST_GROUP = 4
+_MOST_VIEWS = 256
+_LOWEST = -1e300  # for -inf, of which -inf may be subtracted
+
+
+class NotFiniteError(Exception):
+    """A score, a sink or a product is NaN or infinite."""
+
+
+class Wanted(NamedTuple):
+    """What some reductions read from a block.
+
+    Attributes:
+        k: how many of the largest weights.
+        sums: the reductions of sums of weights over rows.
+        values: the value of each ``Output``.
+        operands: the operand of each ``TransposedOutput``.
+        windows: the columns of each ``Window``.
+        offsets: the offset of each ``Diagonal``.
+    """
+
+    k: int
+    sums: tuple[SumsOfRows, ...]
+    values: tuple[Tensor, ...]
+    operands: tuple[Tensor, ...]
+    windows: tuple[range, ...]
+    offsets: tuple[int, ...]
+
+    @property
+    def weights(self) -> bool:
+        """True if the weights of complete rows are read."""
+        return bool(self.sums or self.operands or self.windows)
+
+    @property
+    def has_gradients(self) -> bool:
+        """True if a compiled kernel gives all gradients."""
+        return not (self.values or self.operands or self.windows)
+
+    @classmethod
+    def by(cls, reductions: Sequence[Reduction]) -> "Wanted":
+        """Return what these reductions read."""
+        sums = (each for each in reductions if isinstance(each, SumsOfRows))
+        return cls(
+            max((each.k for each in reductions if isinstance(each, TopK)), default=0),
+            tuple(each for each in sums if each.parts(slice(0, 1), torch.Size((1, 1)))),
+            tuple(each.value for each in reductions if isinstance(each, Output)),
+            tuple(each.operand for each in reductions if isinstance(each, TransposedOutput)),
+            tuple(each.at_columns for each in reductions if isinstance(each, Window)),
+            tuple({each.offset for each in reductions if isinstance(each, Diagonal)}),
+        )
+
+
+class Workspace:
+    """Memory of one thread, which each of its blocks uses again.
+
+    Attributes:
+        strip: the most rows of a strip of one head.
+        tile: the most columns of a tile.
+        kept: how many scores of complete rows may be kept for the sums over rows.
+    """
+
+    def __init__(self, strip: int, tile: int, kept: int) -> None:
+        self.strip, self.tile, self.kept = strip, tile, kept
+        self._scratches: dict[tuple[str, int], Scratch] = {}
+        self._views: dict[tuple[str, int, int, int], tuple[Tensor, Any]] = {}
+
+    def scratch(self, name: str, number: int) -> Scratch:
+        """Return the memory of this name for the tile with this number in its strip."""
+        return self._scratches.setdefault((name, number), Scratch(0))
+
+    def take(self, name: str, number: int, height: int, width: int) -> tuple[Tensor, Any]:
+        """Return memory of this name and size, (height, width), as a tensor and as an array."""
+        key = (name, number, height, width)
+        found = self._views.get(key)
+        if found is None:
+            if len(self._views) > _MOST_VIEWS:
+                self._views.clear()
+            size, device = (height, width), torch.device("cpu")
+            tensor = self.scratch(name, number).take("", size, torch.float32, device)
+            found = self._views[key] = tensor, tensor.numpy()
+        return found
+
+
+class _Tile(NamedTuple):
+    """A tile of a strip, whose weights are needed once its rows are complete.
+
+    Attributes:
+        first: its first column, counted from that of the block.
+        weights: exp(score - reference), (rows, columns).
+        references: the largest score of each row up to this tile, (rows,).
+    """
+
+    first: int
+    weights: Any
+    references: Any
+
+
+@final
+class FusedBlock(RowStatistics):
+    """Statistics of complete rows, in one pass of compiled code over each tile of their scores.
+
+    The block is cut into strips of rows, and a strip into tiles. A block with gradients is one
+    strip, whose scores stay until ``backward``.
+    """
+
+    def __init__(
+        self,
+        source: Scores,
+        mask: Mask | None,
+        box: Box,
+        cut: Cut,
+        wanted: Wanted,
+        workspace: Workspace,
+    ) -> None:
+        """Compute everything that is wanted.
+
+        Args:
+            source: the scores.
+            mask: which keys a query may attend to.
+            box: the rows, and all columns that they may attend to.
+            cut: returns a part of an input, as a leaf if gradients are enabled.
+            wanted: what will be read.
+            workspace: memory of the calling thread.
+
+        Raises:
+            NotFiniteError: a number is NaN or infinite; ``Block`` follows the rules for them.
+        """
+        self.shape, self.box, self._cut = source.shape, box, cut
+        self._source, self._mask = source, mask
+        self._wanted, self._workspace = wanted, workspace
+        self._size = tuple(part.stop - part.start for part in box.at_rows)
+        self._heads = prod(self._size[:-1])
+        height = self._heads * self._size[-1]
+        self._rows = np.zeros((height, 3))
+        self._rows[:, kernels.MAXIMUM] = -np.inf
+        self._norms = np.empty((height, 6))
+        self._largest = np.full((height, wanted.k), kernels.NO_KEY)
+        self._edges = _edges(wanted.sums, box.rows, self.shape)
+        self._places = _places(self._edges, self._heads, self._size[-1])
+        parts = self._heads * max(0, len(self._edges) - 1)
+        self._sums = np.zeros((parts, box.columns.stop - box.columns.start))
+        self._line = np.empty(self._sums.shape[1], np.float32)
+        size = (self._heads, self._size[-1])
+        self._on_diagonals = [np.full(size, -np.inf, np.float32) for _ in wanted.offsets]
+        widths = map(operand_width, wanted.values)
+        self._products = [torch.zeros(height, width, device="cpu") for width in widths]
+        columns = box.columns.stop - box.columns.start
+        self._transposed = [
+            torch.zeros(*self._size[:-1], columns, operand_width(each), device="cpu")
+            for each in wanted.operands
+        ]
+        self._windows = [
+            np.zeros((height, len(range(columns)[meet(each, box.columns)[1]])), np.float32)
+            for each in wanted.windows
+        ]
+        sink = source.sink(box, cut)
+        self._sinks = np.zeros(0) if sink is None else sink.detach().double().reshape(-1).numpy()
+        graded = self._graded_strip() if torch.is_grad_enabled() else self._all_strips()
+        self._check()
+        kernels.finish_rows(self._rows, self._sinks, self._norms)
+        self.maximum = self._of_rows(self._rows[:, kernels.MAXIMUM, None])
+        self._top_scores, self._top_columns = kernels.scores_and_columns(self._largest)
+        self._answers = self._found()
+        if graded:
+            self._answers = with_gradients(
+                self._answers, graded, self._norms, self._places, self._picks(), sink
+            )
+
+    def part(self, tensor: Tensor, index: Index) -> Tensor:
+        """Return tensor[index] in float32."""
+        return self._cut(tensor, index).float()
+
+    # The pass over the tiles.
+
+    def _all_strips(self) -> list[GradedTile]:
+        rows = self.box.rows
+        step = self._workspace.strip if self._heads == 1 else self._size[-1]
+        if self._wanted.weights:  # the weights of complete rows are kept
+            step = min(step, max(MIN_ROWS, self._workspace.kept // max(1, len(self._line))))
+        factors = self._source.factors(self.box, self._cut)
+        self._query = self._key = None
+        if factors is not None:
+            self._query, self._key = map(self._of_one_head, factors)
+        self._operands: dict[tuple[int, int], tuple[Tensor | None, list[Tensor]]] = {}
+        for start in range(rows.start, rows.stop, step):
+            self._strip(slice(start, min(start + step, rows.stop)))
+        return []
+
+    def _of_one_head(self, tensor: Tensor) -> Tensor:
+        """Return a tensor without its leading axes, if the block has one head: less overhead."""
+        return tensor[(0,) * (tensor.ndim - 2)] if self._heads == 1 else tensor
+
+    def _strip(self, rows: slice) -> None:
+        """Compute what is wanted of a strip, tile by tile."""
+        mask, columns, every = self._mask, self.box.columns, self.box.columns
+        if mask is not None:
+            columns, every = mask.key_bounds(self.box.leading, rows, self.shape)
+            if columns.start >= columns.stop:
+                return
+        first = rows.start - self.box.rows.start
+        inner = slice(first, first + rows.stop - rows.start)
+        # All rows of the block, if it has several heads.
+        at = inner if self._heads == 1 else slice(0, len(self._rows))
+        query = None if self._query is None else self._query[..., inner, :]
+        rows_here, largest = self._rows[at], self._largest[at]
+        by, shrunk = self._workspace.take("shrunk", 0, len(rows_here), 1)
+        totals = [product[at] for product in self._products]
+        tiles: list[_Tile] = []
+        for number, tile in enumerate(_tiles(columns, self.box.columns, self._workspace.tile)):
+            key, values = self._operands_of(tile)
+            kept = number if self._wanted.weights else 0
+            scores, numbers = self._scores(rows, tile, kept, query, key)
+            if tile.start < every.start or tile.stop > every.stop:
+                self._hide(self._shaped(scores), self.box._replace(rows=rows, columns=tile))
+            if self._on_diagonals:
+                self._read_diagonals(self._shaped(scores), rows, tile)
+            peaks = self._workspace.take("peaks", 0, 1, _groups(numbers.shape[1], self._wanted.k))
+            here = rows_here, shrunk[:, 0], tile.start, largest
+            kernels.add_tile(numbers, numbers[:0], peaks[1][0], *here)
+            for total, value in zip(totals, values, strict=True):
+                self._multiply(scores, value, by, total)
+            if self._wanted.weights:
+                references = rows_here[:, kernels.MAXIMUM].copy()
+                tiles.append(_Tile(tile.start - self.box.columns.start, numbers, references))
+        if tiles:
+            self._read_weights(tiles, at, rows)
+
+    def _shaped(self, scores: Tensor) -> Tensor:
+        return scores.view(*self._size[:-1], -1, scores.shape[-1])
+
+    def _scores(
+        self, rows: slice, columns: slice, kept: int, query: Tensor | None, key: Tensor | None
+    ) -> tuple[Tensor, Any]:
+        """Return the scores of a tile as a tensor and as an array, (all rows, columns).
+
+        Args:
+            rows: its rows in the matrix.
+            columns: its columns.
+            kept: the number of tiles whose memory is still needed.
+            query: what gives the scores, multiplied with ``key``, or None.
+            key: the same.
+        """
+        height = self._heads * (rows.stop - rows.start)
+        width = columns.stop - columns.start
+        if query is None or key is None:
+            box = self.box._replace(rows=rows, columns=columns)
+            memory = self._workspace.scratch("scores", kept)
+            scores = self._source.block(box, self._cut, memory).view(height, width)
+            return scores, scores.numpy()
+        scores, numbers = self._workspace.take("scores", kept, height, width)
+        if self._heads == 1:
+            torch.mm(query, key, out=scores)
+        else:
+            grouped_matmul(query, key, self._shaped(scores))
+        return scores, numbers
+
+    def _multiply(self, weights: Tensor, value: Tensor, shrunk: Tensor, total: Tensor) -> None:
+        """Add the product of a tile and a value to those of the tiles before."""
+        total.mul_(shrunk)
+        if self._heads == 1:
+            total.addmm_(weights, value)
+        else:
+            total.add_(grouped_matmul(self._shaped(weights), value).view(total.shape))
+
+    def _operands_of(self, tile: slice) -> tuple[Tensor | None, list[Tensor]]:
+        """Return the columns of the key and of each value; strips share them."""
+        place = tile.start, tile.stop
+        if place not in self._operands:
+            first = self.box.columns.start
+            key = self._key
+            if key is not None:
+                key = key[..., tile.start - first : tile.stop - first]
+            values = [
+                self._of_one_head(operand_part(self, value, tile)) for value in self._wanted.values
+            ]
+            self._operands[place] = key, values
+        return self._operands[place]
+
+    def _graded_strip(self) -> list[GradedTile]:
+        """Compute what is wanted of all rows, and keep their scores."""
+        height = len(self._rows)
+        shrunk = self._workspace.take("shrunk", 0, height, 1)[1][:, 0]
+        tiles: list[_Tile] = []
+        graded: list[GradedTile] = []
+        for tile in _tiles(self.box.columns, self.box.columns, self._workspace.tile):
+            box = self.box._replace(columns=tile)
+            scores = self._source.block(box, self._cut)
+            numbers = scores.detach().contiguous()
+            if self._mask is not None:
+                self._hide(numbers, box)
+            self._read_diagonals(numbers, box.rows, tile)
+            wide = tile.stop - tile.start
+            raw = numbers.view(height, wide).numpy()
+            kept = height if self._wanted.sums else 1
+            weights = self._workspace.take("weights", len(graded), kept, wide)[1]
+            peaks = np.empty(_groups(wide, self._wanted.k), np.float32)
+            kernels.add_tile(raw, weights, peaks, self._rows, shrunk, tile.start, self._largest)
+            graded.append(GradedTile(tile, scores, raw))
+            references = self._rows[:, kernels.MAXIMUM].copy()
+            tiles.append(_Tile(tile.start - self.box.columns.start, weights, references))
+        if self._wanted.sums:
+            self._read_weights(tiles, slice(0, height), self.box.rows)
+        return graded
+
+    def _hide(self, scores: Tensor, box: Box) -> None:
+        """Write -inf where the mask hides a key."""
+        mask = self._mask
+        assert mask is not None
+        for edge in partial_boxes(mask, box, self.shape):
+            start = edge.columns.start - box.columns.start
+            some = slice(start, start + edge.columns.stop - edge.columns.start)
+            hidden = ~mask.block(edge, self.shape, scores.device)
+            scores[..., some].masked_fill_(hidden, -torch.inf)
+
+    def _read_diagonals(self, scores: Tensor, rows: slice, columns: slice) -> None:
+        """Copy the scores of a tile that lie on the diagonals."""
+        for offset, found in zip(self._wanted.offsets, self._on_diagonals, strict=True):
+            values = scores.diagonal(offset + rows.start - columns.start, dim1=-2, dim2=-1)
+            row = max(rows.start, columns.start - offset) - self.box.rows.start
+            length = values.shape[-1]
+            if length:
+                found[:, row : row + length] = values.reshape(len(found), length).numpy()
+
+    def _read_weights(self, tiles: Sequence[_Tile], at: slice, rows: slice) -> None:
+        """Read what is wanted of the weights of complete rows."""
+        norms, places = self._norms[at], self._places[at]
+        sinks = self._sinks[at] if len(self._sinks) else self._sinks
+        kernels.finish_rows(self._rows[at], sinks, norms)
+        for first, weights, references in tiles:
+            if self._wanted.sums:
+                to = self._sums, self._line
+                kernels.sum_columns(weights, references, norms, places, first, *to)
+            if self._transposed or self._windows:
+                shifted = (
+                    np.maximum(references, _LOWEST)
+                    - norms[:, kernels.REFERENCE]
+                    - norms[:, kernels.NORMALIZER]
+                )
+                factors = np.exp(shifted).astype(np.float32)[:, None]
+                self._multiply_transposed(weights, factors, first, rows)
+                self._read_windows(weights, factors, first, at)
+
+    def _multiply_transposed(self, weights: Any, factors: Any, first: int, rows: slice) -> None:
+        by = self._shaped(torch.from_numpy(factors))
+        tile = self._shaped(torch.from_numpy(weights))
+        for operand, total in zip(self._wanted.operands, self._transposed, strict=True):
+            # The heads of an operand may be grouped, so the weights are multiplied.
+            part = operand_part(self, operand, rows)
+            some = total[..., first : first + tile.shape[-1], :]
+            some.add_(grouped_matmul((tile * by).mT, part))
+
+    def _read_windows(self, weights: Any, factors: Any, first: int, at: slice) -> None:
+        start = self.box.columns.start + first
+        tile = slice(start, start + weights.shape[1])
+        for columns, found in zip(self._wanted.windows, self._windows, strict=True):
+            in_window, in_tile = meet(columns, tile)
+            before = meet(columns, self.box.columns)[0].start
+            to = slice(in_window.start - before, in_window.stop - before)
+            if in_window.start < in_window.stop:
+                found[at, to] = weights[:, in_tile] * factors
+
+    def _check(self) -> None:
+        finite = np.isfinite(self._rows[:, kernels.MOMENT]).all()
+        finite = finite and (self._sinks < np.inf).all()  # NaN is not less, either
+        products = (*self._products, *self._transposed)
+        if not (finite and all(bool(each.sum().isfinite()) for each in products)):
+            raise NotFiniteError
+
+    # What was found.
+
+    def _found(self) -> list[Tensor]:
+        """Return all statistics with gradients, in the order that ``with_gradients`` knows."""
+        norms = self._norms
+        normalizer = norms[:, [kernels.NORMALIZER]]
+        normalizer[np.isposinf(normalizer)] = 0.0
+        single = (kernels.LOGSUMEXP, kernels.MEAN, kernels.ROW_SUM)
+        sums = torch.from_numpy(self._sums).float()
+        return [
+            self._of_rows(normalizer).squeeze(-1),
+            *(self._of_rows(norms[:, [each]]).squeeze(-1) for each in single),
+            self._of_rows(self._weights(self._top_scores, norms[:, None])),
+            sums.view(*self._size[:-1], -1, sums.shape[-1]),
+            *map(self._diagonal, self._on_diagonals, self._wanted.offsets),
+        ]
+
+    def _of_rows(self, numbers: Any) -> Tensor:
+        return torch.from_numpy(numbers).float().view(*self._size, numbers.shape[-1])
+
+    def _weights(self, scores: Any, norms: Any) -> Any:
+        shifted = scores - norms[..., kernels.REFERENCE]
+        return np.exp(shifted - norms[..., kernels.NORMALIZER])
+
+    def _diagonal(self, scores: Any, offset: int) -> Tensor:
+        norms = self._norms.reshape(self._heads, self._size[-1], -1)
+        weights = self._weights(scores, norms)[:, self._rows_on(offset)]
+        return torch.from_numpy(weights).float().view(*self._size[:-1], -1)
+
+    def _rows_on(self, offset: int) -> slice:
+        """Return the rows of the block in which a diagonal has a column of the block."""
+        rows, columns = self.box.rows, self.box.columns
+        first = max(0, columns.start - offset - rows.start)
+        return slice(first, max(first, min(self._size[-1], columns.stop - offset - rows.start)))
+
+    def _picks(self) -> Picks:
+        """Return where the single weights with gradients are: the largest, and on diagonals."""
+        rows = cast(Any, np.arange(self._size[-1]))
+        columns = [self._top_columns]
+        for offset in self._wanted.offsets:
+            on = np.full((self._heads, self._size[-1]), -1)
+            some = self._rows_on(offset)
+            on[:, some] = rows[some] + self.box.rows.start + offset
+            columns.append(on.reshape(-1, 1))
+        diagonals = [self._rows_on(offset) for offset in self._wanted.offsets]
+        return Picks(np.concatenate(columns, 1), diagonals)
+
+    @property
+    def log_normalizer(self) -> Tensor:
+        return self._answers[0]
+
+    @property
+    def logsumexp(self) -> Tensor:
+        return self._answers[1]
+
+    @property
+    def mean_shifted(self) -> Tensor:
+        return self._answers[2]
+
+    @property
+    def row_sum(self) -> Tensor:
+        return self._answers[3]
+
+    def top(self, k: int) -> tuple[Tensor, Tensor]:
+        shifted = self._top_scores[:, :k] - self._norms[:, [kernels.REFERENCE]]
+        masked = shifted <= lowest_score(torch.float32)
+        keys = torch.from_numpy(np.where(masked, -1, self._top_columns[:, :k]))
+        return self._answers[4][..., :k], keys.view(*self._size, k)
+
+    def sum_rows(self, parts: Sequence[slice]) -> Tensor:
+        sums, edges = self._answers[5], self._edges
+        if edges == [parts[0].start, *(part.stop for part in parts)]:
+            return sums
+        spans = [slice(bisect_left(edges, p.start), bisect_left(edges, p.stop)) for p in parts]
+        return torch.stack([sums[..., span, :].sum(-2) for span in spans], -2)
+
+    def diagonal(self, offset: int) -> Tensor:
+        return self._answers[6 + self._wanted.offsets.index(offset)]
+
+    def product(self, value: Tensor) -> Tensor:
+        number = next(n for n, each in enumerate(self._wanted.values) if each is value)
+        inverse = self._of_rows(np.exp(-self._norms[:, [kernels.NORMALIZER]]))
+        return self._products[number].view(*self._size, -1) * inverse
+
+    def transposed_product(self, operand: Tensor) -> Tensor:
+        return next(
+            found
+            for each, found in zip(self._wanted.operands, self._transposed, strict=True)
+            if each is operand
+        )
+
+    def window(self, rows: slice, columns: slice) -> Tensor:
+        width = len(range(self.box.columns.stop - self.box.columns.start)[columns])
+        for each, found in zip(self._wanted.windows, self._windows, strict=True):
+            if meet(each, self.box.columns)[1] == columns:
+                values = torch.from_numpy(found).view(*self._size, width)
+                return values[..., rows, :]
+        raise KeyError(columns)
+
+
+def _tiles(columns: slice, of_block: slice, width: int) -> list[slice]:
+    """Cut columns at the same places for all strips of a block, all tiles about as wide."""
+    whole = of_block.stop - of_block.start
+    width = -(-whole // -(-whole // width))
+    edges = range(of_block.start, of_block.stop, width)
+    inner = [edge for edge in edges if columns.start < edge < columns.stop]
+    return [slice(start, stop) for start, stop in pairwise([columns.start, *inner, columns.stop])]
+
+
+def _edges(sums: Sequence[SumsOfRows], rows: slice, shape: torch.Size) -> list[int]:
+    """Return where the parts of all sums start and stop, in rising order."""
+    parts = [part for each in sums for part in each.parts(rows, shape)]
+    return sorted({edge for part in parts for edge in (part.start, part.stop)})
+
+
+def _places(edges: list[int], heads: int, rows: int) -> Any:
+    """Return the sum that each row of each head belongs to, (all rows,); -1 for none."""
+    places = np.full(rows, -1)
+    for place, (start, stop) in enumerate(pairwise(edges)):
+        places[start:stop] = place
+    of_head = np.arange(heads)[:, None] * max(0, len(edges) - 1)
+    return np.where(places < 0, -1, of_head + places).reshape(-1)
+
+
+@cache
+def _groups(width: int, k: int) -> int:
+    """Return into how many groups a row is cut to find its maximum and its k largest scores."""
+    size = _GROUP
+    while size > _LEAST_GROUP and width < 4 * k * size:
+        size //= 2
+    return max(1, width // size)

@@ -1,0 +1,197 @@
+"""The compiled kernels: when they answer, and what they leave to the sweep."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard
+from regard.backends.choose import choice
+from regard.backends.cpu import cpu_backend, fused_block
+from regard.reductions.row_statistics import NormalizedEntropy
+
+LONG = 700  # so that one matrix has more scores than the kernels' least number
+
+
+def matrix(*, heads: int = 1, length: int = LONG, **options: Any) -> regard.AttentionMatrix:
+    torch.manual_seed(0)
+    query, key = (torch.randn(heads, length, 8) for _ in range(2))
+    return regard.attend(query, key, **options)
+
+
+def backend(A: regard.AttentionMatrix, *reductions: regard.Reduction) -> str:
+    return choice(A.source, A.mask, reductions).name
+
+
+@pytest.fixture
+def only_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make it an error that a block is left to plain PyTorch."""
+
+    def plain(*_: object) -> None:
+        raise AssertionError("a block was computed in plain PyTorch")
+
+    monkeypatch.setattr(cpu_backend, "Block", plain)
+
+
+def test_the_kernels_answer_the_usual_statistics_of_a_large_matrix() -> None:
+    value = torch.randn(1, LONG, 3)
+    asked = (regard.Entropy(), regard.TopK(8), regard.Sum(-2), regard.Pool(4, 4))
+    assert backend(matrix(), *asked, regard.Output(value)) == "cpu"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: matrix(bias=regard.ALiBi(1)),
+        lambda: matrix(softcap=2.0, sink_bias=torch.ones(1)),
+        lambda: matrix(score_mod=lambda score, *_: score * 2),
+        lambda: regard.AttentionMatrix.from_scores(torch.randn(LONG, LONG)),
+    ],
+    ids=["bias", "softcap", "score_mod", "scores"],
+)
+@pytest.mark.usefixtures("only_compiled")
+def test_the_kernels_take_every_kind_of_score(make: Callable[[], regard.AttentionMatrix]) -> None:
+    A = make()
+    asked = (regard.Entropy(), regard.TopK(8), regard.Sum(-2))
+    assert backend(A, *asked) == "cpu"
+    found, expected = A.reduce(*asked), A.reduce(*asked, backend="dense")
+    torch.testing.assert_close(found[0].double(), expected[0], rtol=1e-5, atol=1e-5)
+    assert torch.equal(found[1].indices, expected[1].indices)
+    torch.testing.assert_close(found[2].double(), expected[2], rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("A", "reduction", "refusal"),
+    [
+        (matrix(), NormalizedEntropy(), "no compiled kernel gives NormalizedEntropy"),
+        (matrix(), regard.TopK(200), "the compiled kernels give at most 128 largest weights"),
+        (matrix().to(torch.float64), regard.Entropy(), "the compiled kernels compute in float32"),
+    ],
+    ids=["reduction", "k", "float64"],
+)
+def test_what_the_kernels_leave_to_the_sweep(
+    A: regard.AttentionMatrix, reduction: regard.Reduction, refusal: str
+) -> None:
+    found = regard.explain(A, reduction)
+    assert (found.backend, found.refusals["cpu"]) == ("sweep", refusal)
+
+
+def test_a_small_matrix_does_not_start_numba() -> None:
+    code = (
+        "import sys, torch, regard\n"
+        "x = torch.zeros(8, 4)\n"
+        "regard.attend(x, x).entropy()\n"
+        "assert 'numba' not in sys.modules\n"
+        "y = torch.zeros(700, 4)\n"
+        "regard.attend(y, y).entropy()\n"
+        "assert 'numba' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
+def test_without_numba_the_sweep_answers_and_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    A = matrix(mask=regard.Causal())
+    compiled = A.entropy()
+    monkeypatch.setattr(cpu_backend, "_HAS_NUMBA", False)
+    found = regard.explain(A, regard.Entropy())
+    assert found.backend == "sweep"
+    assert "pip install 'regard[cpu]'" in found.refusals["cpu"]
+    torch.testing.assert_close(A.entropy(), compiled, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf], ids=["nan", "inf"])
+@pytest.mark.parametrize("tile", [64, 2048])
+def test_a_block_with_nan_follows_the_rules_of_the_sweep(
+    bad: float, tile: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_backend, "TILE", tile)
+    scores = torch.randn(LONG, LONG)
+    scores[3, 400] = bad
+    A = regard.AttentionMatrix.from_scores(scores, mask=regard.Causal(align="top-left"))
+    B = regard.AttentionMatrix.from_scores(scores)
+    for each in (A, B):
+        asked = (regard.LogSumExp(), regard.Entropy(), regard.TopK(3), regard.Sum(-2))
+        found, expected = each.reduce(*asked, backend="cpu"), each.reduce(*asked, backend="sweep")
+        options = {"rtol": 1e-5, "atol": 1e-5, "equal_nan": True}
+        torch.testing.assert_close(found[0], expected[0], **options)
+        torch.testing.assert_close(found[1], expected[1], **options)
+        torch.testing.assert_close(found[2].values, expected[2].values, **options)
+        assert torch.equal(found[2].indices, expected[2].indices)
+        torch.testing.assert_close(found[3], expected[3], **options)
+
+
+@pytest.mark.parametrize("k", [1, 5, 64, 128])
+@pytest.mark.parametrize("tile", [64, 2048])
+@pytest.mark.usefixtures("only_compiled")
+def test_ties_go_to_the_lowest_key(k: int, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_backend, "TILE", tile)
+    torch.manual_seed(0)
+    scores = torch.randint(-2, 3, (300, 300)).float()  # also 0.0, which equals -0.0
+    scores[0] = -scores[0]
+    mask = regard.Causal()
+    top = regard.AttentionMatrix.from_scores(scores, mask=mask).reduce(
+        regard.TopK(k), backend="cpu"
+    )
+    masked = scores.masked_fill(~mask.to_dense(300, 300), -torch.inf)
+    order = masked.sort(dim=-1, descending=True, stable=True)
+    expected = order.indices[:, :k].masked_fill(order.values[:, :k] == -torch.inf, -1)
+    assert torch.equal(top.indices, expected)
+
+
+@pytest.mark.usefixtures("only_compiled")
+def test_scores_that_overflow_their_difference_are_exact() -> None:
+    scores = torch.full((300, 300), -3e38)
+    scores[:, 7], scores[:, 9] = 3e38, 3e38
+    A = regard.AttentionMatrix.from_scores(scores)
+    entropy, total = A.reduce(regard.Entropy(), regard.Sum(-2), backend="cpu")
+    torch.testing.assert_close(entropy, torch.full((300,), 2.0).log())
+    assert total[[7, 8, 9]].tolist() == [150, 0, 150]
+
+
+def answers(query: Tensor, key: Tensor) -> list[Tensor]:
+    A = regard.attend(query, key, mask=regard.Causal())
+    reductions = (regard.Entropy(), regard.Sum(-2), regard.Pool(5, 5), regard.Diagonal(-1))
+    found = [*A.reduce(*reductions, backend="cpu"), *A.reduce(regard.TopK(3), backend="cpu")]
+    loss = sum(answer.square().sum() for answer in found[:4])
+    return [*found, *torch.autograd.grad(loss, (query, key))]
+
+
+def test_any_number_of_threads_gives_the_same_bits() -> None:
+    torch.manual_seed(0)
+    query, key = (torch.randn(2, 3, 613, 16, requires_grad=True) for _ in range(2))
+    before = torch.get_num_threads()
+    found: list[list[Tensor]] = []
+    for threads in (1, 2, 3, 8):
+        torch.set_num_threads(threads)
+        found.append(answers(query, key))
+    torch.set_num_threads(before)
+    for others in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], others, strict=True))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_can_use_the_kernels_again() -> None:
+    code = (
+        "import os, torch, regard\n"
+        "x = torch.randn(700, 4)\n"
+        "expected = regard.attend(x, x).entropy()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    torch.set_num_threads(1)\n"
+        "    same = torch.allclose(regard.attend(x, x).entropy(), expected)\n"
+        "    os._exit(0 if same else 1)\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=300)
+
+
+@pytest.mark.parametrize(("width", "k"), [(1, 0), (31, 0), (2048, 0), (2048, 64), (40, 128)])
+def test_groups_fit_the_columns(width: int, k: int) -> None:
+    assert 1 <= fused_block._groups(width, k) <= width  # pyright: ignore[reportPrivateUsage]
