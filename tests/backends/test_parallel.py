@@ -1,6 +1,7 @@
 """Blocks on several threads: the same numbers, the errors of a thread, nothing left behind."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -64,19 +65,21 @@ def test_answers_come_in_the_order_of_the_items(threads: int) -> None:
     assert taken == [item * item for item in range(100)]
 
 
-def test_no_worker_goes_on_before_its_answer_is_taken(threads: int) -> None:
-    def worker() -> Callable[[int], list[int]]:
-        memory = [0]
+def test_threads_wait_for_an_answer_that_takes_long(threads: int) -> None:
+    begun: list[int] = []
+    ahead: list[int] = []
 
-        def answer(item: int) -> list[int]:
-            memory[0] = item
-            return memory
-
-        return answer
+    def answer(item: int) -> int:
+        begun.append(item)
+        if item == 0:
+            time.sleep(0.3)  # the other threads answer thousands of items in this time
+            ahead.append(len(begun))
+        return item
 
     taken: list[int] = []
-    map_in_order(range(100), worker, lambda memory: taken.append(memory[0]), threaded=True)
-    assert taken == list(range(100))
+    map_in_order(range(10**4), lambda: answer, taken.append, threaded=True)
+    assert taken == list(range(10**4))
+    assert 2 < ahead[0] <= 8 * threads
 
 
 def test_an_error_in_a_thread_is_raised_and_ends_the_others(threads: int) -> None:

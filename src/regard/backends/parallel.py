@@ -9,12 +9,12 @@ of OpenMP and MKL belong to one thread, so those are set.
 """
 
 import ctypes
-from collections import deque
-from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import cache
-from typing import TypeAlias, TypeVar
+from threading import Condition
+from typing import Generic, TypeAlias, TypeVar
 
 import torch
 
@@ -24,6 +24,9 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 Setter: TypeAlias = Callable[[int], int]
 
+_AHEAD = 8  # items of each thread that may wait to be taken
+_PATIENCE = 0.1  # seconds until a waiting thread looks whether an interrupt has set the end
+
 
 def map_in_order(
     items: Iterable[Item],
@@ -32,13 +35,13 @@ def map_in_order(
     *,
     threaded: bool,
 ) -> None:
-    """Call `take` with the answer to each item, in the order of the items.
+    """Call `take` with the answer to each item, in the order of the items, one call at a time.
 
     Args:
         items: what to work on.
         worker: makes a function that answers one item; it is called once for each thread.
-        take: called on the calling thread. An answer may live in memory that its worker uses
-            again for a later item.
+        take: called on one of the threads. A worker may have gone on to its next item, so an answer
+            must not share memory with that.
         threaded: whether several threads may work at once. Pass False for tensors on another device
             than the CPU, which has a queue of its own.
     """
@@ -51,19 +54,89 @@ def map_in_order(
     threads = min(torch.get_num_threads(), len(waiting))
     workers = [worker() for _ in range(threads)]
     inference = torch.is_inference_mode_enabled()  # belongs to a thread
+    order = _Order(waiting, take, threads)
 
-    def work(place: int) -> Answer:
+    def work(answer: Callable[[Item], Answer]) -> None:
         with torch.inference_mode(inference):
-            return workers[place % threads](waiting[place])
+            order.work(answer)
 
     with one_thread(), ThreadPoolExecutor(threads, "regard", _start_thread) as pool:
-        running: deque[Future[Answer]] = deque()
-        for place in range(len(waiting)):
-            if len(running) == threads:  # take the last answer of this item's worker first
-                take(running.popleft().result())
-            running.append(pool.submit(work, place))
-        for future in running:
-            take(future.result())
+        try:
+            wait([pool.submit(work, each) for each in workers])
+        finally:  # an interrupt reaches the calling thread alone
+            order.end = 0
+    if order.error is not None:
+        raise order.error
+
+
+class _Order(Generic[Item, Answer]):
+    """Items handed out to several threads, and their answers taken in the order of the items.
+
+    No thread waits for another one, unless it is far ahead: whichever thread finds the next answer
+    ready takes it, and those that follow.
+
+    Attributes:
+        end: no item from here on is handed out or taken.
+        error: the error of the item at ``end``.
+    """
+
+    def __init__(self, items: Sequence[Item], take: Callable[[Answer], None], threads: int) -> None:
+        self.end = len(items)
+        self.error: BaseException | None = None
+        self._items, self._take = items, take
+        self._ahead = _AHEAD * threads
+        self._given = self._taken = 0
+        self._ready: dict[int, Answer] = {}
+        self._taking = False
+        self._changed = Condition()
+
+    def work(self, answer: Callable[[Item], Answer]) -> None:
+        """Answer items until there are none."""
+        while (place := self._next()) is not None:
+            with self._ending(place):
+                found = answer(self._items[place])
+            self._take_all(place, found)
+
+    def _next(self) -> int | None:
+        with self._changed:
+            while self._given < self.end and self._given - self._taken >= self._ahead:
+                self._changed.wait(_PATIENCE)
+            if self._given >= self.end:
+                return None
+            self._given += 1
+            return self._given - 1
+
+    def _take_all(self, place: int, found: Answer) -> None:
+        """Add an answer to those that are ready, and take all whose turn it is."""
+        with self._changed:
+            self._ready[place] = found
+            if self._taking:
+                return
+            self._taking = True
+        while True:
+            with self._changed:
+                if self._taken not in self._ready or self._taken >= self.end:
+                    self._taking = False
+                    return
+                found = self._ready.pop(self._taken)
+            with self._ending(self._taken):
+                self._take(found)
+            with self._changed:
+                self._taken += 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def _ending(self, place: int) -> Generator[None]:
+        """End before this item if there is an error, which also ends the thread."""
+        try:
+            yield
+        except BaseException as error:
+            with self._changed:
+                if place < self.end:
+                    self.end, self.error = place, error
+                self._taking = self._taking and place != self._taken
+                self._changed.notify_all()
+            raise
 
 
 @contextmanager
