@@ -146,6 +146,14 @@ def test_ties_go_to_the_lowest_key(k: int, tile: int, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("only_compiled")
+def test_segments_may_leave_out_the_first_rows_and_overlap() -> None:
+    A = matrix(heads=2)
+    asked = regard.Segments([(100, 200), (300, 400), (350, 690)], [(0, 50), (600, 700)])
+    found, expected = A.reduce(asked, backend="cpu"), A.reduce(asked, backend="dense")
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.usefixtures("only_compiled")
 def test_scores_that_overflow_their_difference_are_exact() -> None:
     scores = torch.full((300, 300), -3e38)
     scores[:, 7], scores[:, 9] = 3e38, 3e38

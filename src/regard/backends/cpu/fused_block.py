@@ -1,6 +1,5 @@
 """Statistics of complete rows, from tiles of scores that are read while they lie in the cache."""
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
@@ -19,7 +18,7 @@ from regard.reductions.block import RowStatistics, partial_boxes
 from regard.reductions.masked_product import operand_part, operand_width
 from regard.reductions.products import Output, TransposedOutput, Window, meet
 from regard.reductions.reduction import Reduction
-from regard.reductions.sums import Diagonal, SumsOfRows
+from regard.reductions.sums import Diagonal, Sum, SumsOfRows
 from regard.reductions.top_k import TopK
 from regard.scores.box import Box, Cut, Index
 from regard.scores.grouped_heads import grouped_matmul
@@ -70,10 +69,10 @@ class Wanted(NamedTuple):
     @classmethod
     def by(cls, reductions: Sequence[Reduction]) -> "Wanted":
         """Return what these reductions read."""
-        sums = (each for each in reductions if isinstance(each, SumsOfRows))
+        of_rows = (each for each in reductions if isinstance(each, SumsOfRows))
         return cls(
             max((each.k for each in reductions if isinstance(each, TopK)), default=0),
-            tuple(each for each in sums if each.parts(slice(0, 1), torch.Size((1, 1)))),
+            tuple(each for each in of_rows if each != Sum(-1)),  # a sum over columns
             tuple(each.value for each in reductions if isinstance(each, Output)),
             tuple(each.operand for each in reductions if isinstance(each, TransposedOutput)),
             tuple(each.at_columns for each in reductions if isinstance(each, Window)),
@@ -470,7 +469,7 @@ class FusedBlock(RowStatistics):
         sums, edges = self._answers[5], self._edges
         if edges == [parts[0].start, *(part.stop for part in parts)]:
             return sums
-        spans = [slice(bisect_left(edges, p.start), bisect_left(edges, p.stop)) for p in parts]
+        spans = [slice(edges.index(part.start), edges.index(part.stop)) for part in parts]
         return torch.stack([sums[..., span, :].sum(-2) for span in spans], -2)
 
     def diagonal(self, offset: int) -> Tensor:
