@@ -154,6 +154,48 @@ def test_segments_may_leave_out_the_first_rows_and_overlap() -> None:
 
 
 @pytest.mark.usefixtures("only_compiled")
+def test_several_heads_with_few_queries_and_many_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, number in (("KEPT", 300), ("TILE", 200), ("STRIP", 64)):
+        monkeypatch.setattr(cpu_backend, name, number)
+    torch.manual_seed(0)
+    query, key, value = torch.randn(12, 33, 8), torch.randn(12, 500, 8), torch.randn(12, 500, 3)
+    A = regard.attend(query, key)
+    asked = (regard.Entropy(), regard.Sum(-2), regard.Pool(4, 4), regard.Output(value))
+    found, expected = A.reduce(*asked, backend="cpu"), A.reduce(*asked, backend="dense")
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double(), other.double(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.usefixtures("only_compiled")
+def test_the_default_dtype_changes_nothing(dtype: torch.dtype) -> None:
+    A, value = matrix(heads=2), torch.randn(2, LONG, 3)
+    asked = (regard.Output(value), regard.Sum(-2))
+    expected = A.reduce(*asked, backend="cpu")
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        found = A.reduce(*asked, backend="cpu")
+    finally:
+        torch.set_default_dtype(before)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("bias", [None, regard.ALiBi(1)], ids=["plain", "alibi"])
+@pytest.mark.usefixtures("only_compiled")
+def test_the_gradient_of_a_bfloat16_query_is_rounded_once(bias: regard.ALiBi | None) -> None:
+    torch.manual_seed(0)
+    query = torch.randn(1, 64, 16).bfloat16().requires_grad_()
+    key = (torch.randn(1, 5000, 16) + 3).bfloat16()
+    gradients: list[Tensor] = []
+    for name in ("cpu", "dense"):
+        A = regard.attend(query, key, bias=bias)
+        total = A.reduce(regard.Sum(-2), backend=name) * torch.linspace(-1, 1, 5000)
+        gradients += torch.autograd.grad(total.sum(), query)
+    torch.testing.assert_close(*gradients, rtol=2**-7, atol=1e-6)
+
+
+@pytest.mark.usefixtures("only_compiled")
 def test_scores_that_overflow_their_difference_are_exact() -> None:
     scores = torch.full((300, 300), -3e38)
     scores[:, 7], scores[:, 9] = 3e38, 3e38

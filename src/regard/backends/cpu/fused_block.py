@@ -172,12 +172,10 @@ class FusedBlock(RowStatistics):
         self._line = np.empty(self._sums.shape[1], np.float32)
         size = (self._heads, self._size[-1])
         self._on_diagonals = [np.full(size, -np.inf, np.float32) for _ in wanted.offsets]
-        widths = map(operand_width, wanted.values)
-        self._products = [torch.zeros(height, width, device="cpu") for width in widths]
+        self._products = [_zeros(height, operand_width(each)) for each in wanted.values]
         columns = box.columns.stop - box.columns.start
         self._transposed = [
-            torch.zeros(*self._size[:-1], columns, operand_width(each), device="cpu")
-            for each in wanted.operands
+            _zeros(*self._size[:-1], columns, operand_width(each)) for each in wanted.operands
         ]
         self._windows = [
             np.zeros((height, len(range(columns)[meet(each, box.columns)[1]])), np.float32)
@@ -205,7 +203,7 @@ class FusedBlock(RowStatistics):
     def _all_strips(self) -> list[GradedTile]:
         rows = self.box.rows
         step = self._workspace.strip if self._heads == 1 else self._size[-1]
-        if self._wanted.weights:  # the weights of complete rows are kept
+        if self._heads == 1 and self._wanted.weights:  # those of complete rows are kept
             step = min(step, max(MIN_ROWS, self._workspace.kept // max(1, len(self._line))))
         factors = self._source.factors(self.box, self._cut)
         self._query = self._key = None
@@ -312,9 +310,20 @@ class FusedBlock(RowStatistics):
         shrunk = self._workspace.take("shrunk", 0, height, 1)[1][:, 0]
         tiles: list[_Tile] = []
         graded: list[GradedTile] = []
-        for tile in _tiles(self.box.columns, self.box.columns, self._workspace.tile):
+        # A bfloat16 query is cut once, so that the sum of its tiles' gradients is rounded once.
+        factors = self._source.factors(self.box, self._cut)
+        whole = factors is None and self._source.dtype != torch.float32
+        width = self.shape[-1] if whole else self._workspace.tile
+        parts = _tiles(self.box.columns, self.box.columns, width)
+        widths = [part.stop - part.start for part in parts]
+        split = None if factors is None else cast(Any, factors[1]).split(widths, -1)
+        keys = cast(tuple[Tensor, ...], split or ())
+        for number, tile in enumerate(parts):
             box = self.box._replace(columns=tile)
-            scores = self._source.block(box, self._cut)
+            if factors is None:
+                scores = self._source.block(box, self._cut)
+            else:
+                scores = grouped_matmul(factors[0], keys[number])
             numbers = scores.detach().contiguous()
             if self._mask is not None:
                 self._hide(numbers, box)
@@ -494,6 +503,10 @@ class FusedBlock(RowStatistics):
                 values = torch.from_numpy(found).view(*self._size, width)
                 return values[..., rows, :]
         raise KeyError(columns)
+
+
+def _zeros(*size: int) -> Tensor:
+    return torch.zeros(size, dtype=torch.float32, device="cpu")
 
 
 def _tiles(columns: slice, of_block: slice, width: int) -> list[slice]:

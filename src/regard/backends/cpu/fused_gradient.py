@@ -63,7 +63,7 @@ def with_gradients(
         sink: (..., rows, 1), the logit in the denominator.
     """
     block = _Block(tiles, norms, places, picks)
-    first = torch.zeros((), device="cpu") if sink is None else sink
+    first = torch.zeros((), dtype=torch.float32, device="cpu") if sink is None else sink
     inputs = (first, *(tile.scores for tile in tiles))
     return list(cast(tuple[Tensor, ...], _Statistics.apply(block, tuple(answers), *inputs)))
 
