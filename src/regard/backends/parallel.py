@@ -134,7 +134,6 @@ class _Order(Generic[Item, Answer]):
             with self._changed:
                 if place < self.end:
                     self.end, self.error = place, error
-                self._taking = self._taking and place != self._taken
                 self._changed.notify_all()
             raise
 

@@ -73,19 +73,17 @@ def sweep(of: "SweepOf") -> tuple[Any, ...]:
 
 
 class BlockSize(NamedTuple):
-    """How large blocks are.
+    """The largest sizes of blocks.
 
     Attributes:
         together: the most scores of a block with several heads, or with all rows.
         scores: the most scores of a block with a part of the rows of one head.
         rows: the most rows of such a block.
-        columns: columns beyond this number do not count, because they come in tiles.
     """
 
     together: int
     scores: int
     rows: int
-    columns: int | None = None
 
 
 def boxes(
@@ -106,7 +104,7 @@ def boxes(
 
     def width(rows: slice) -> int:
         columns = some(everywhere, rows)
-        return min(columns.stop - columns.start, size.columns or kv_len)
+        return columns.stop - columns.start
 
     def parts(rows: slice) -> list[tuple[slice, ...]]:
         room = max(1, size.together // ((rows.stop - rows.start) * width(rows)))

@@ -15,7 +15,7 @@ __all__ = ["masked_product", "operand_part", "operand_width"]
 
 
 class Operands(Protocol):
-    """What cuts the part of an operand for some rows."""
+    """An object that cuts the part of an operand for some rows."""
 
     shape: torch.Size
     box: Box

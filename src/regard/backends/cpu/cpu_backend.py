@@ -90,7 +90,7 @@ class _FusedBlocks(Blocks):
             return BlockSize(together, KEPT, STRIP)
         # Many strips are less overhead, many blocks keep all threads busy.
         strips = max(1, min(_MOST_STRIPS, shape[:-1].numel() // (_FEWEST_BLOCKS * STRIP)))
-        return BlockSize(together, strips * together, strips * STRIP, TILE)
+        return BlockSize(together, strips * STRIP * shape[-1], strips * STRIP)
 
     def of_thread(self, of: SweepOf) -> NewBlock:
         # Numba takes a moment to start, so it is imported when the first block is needed.

@@ -38,7 +38,7 @@ class NotFiniteError(Exception):
 
 
 class Wanted(NamedTuple):
-    """What some reductions read from a block.
+    """The statistics that some reductions read from a block.
 
     Attributes:
         k: how many of the largest weights.
@@ -242,9 +242,8 @@ class FusedBlock(RowStatistics):
                 self._hide(self._shaped(scores), self.box._replace(rows=rows, columns=tile))
             if self._on_diagonals:
                 self._read_diagonals(self._shaped(scores), rows, tile)
-            peaks = self._workspace.take("peaks", 0, 1, _groups(numbers.shape[1], self._wanted.k))
             here = rows_here, shrunk[:, 0], tile.start, largest
-            kernels.add_tile(numbers, numbers[:0], peaks[1][0], *here)
+            kernels.add_tile(numbers, numbers[:0], self._peaks(numbers), *here)
             for total, value in zip(totals, values, strict=True):
                 self._multiply(scores, value, by, total)
             if self._wanted.weights:
@@ -252,6 +251,11 @@ class FusedBlock(RowStatistics):
                 tiles.append(_Tile(tile.start - self.box.columns.start, numbers, references))
         if tiles:
             self._read_weights(tiles, at, rows)
+
+    def _peaks(self, scores: Any) -> Any:
+        """Return memory for the maxima of groups in each row of a tile."""
+        groups = _groups(scores.shape[1], self._wanted.k)
+        return self._workspace.take("peaks", 0, 1, groups)[1][0]
 
     def _shaped(self, scores: Tensor) -> Tensor:
         return scores.view(*self._size[:-1], -1, scores.shape[-1])
@@ -332,8 +336,8 @@ class FusedBlock(RowStatistics):
             raw = numbers.view(height, wide).numpy()
             kept = height if self._wanted.sums else 1
             weights = self._workspace.take("weights", len(graded), kept, wide)[1]
-            peaks = np.empty(_groups(wide, self._wanted.k), np.float32)
-            kernels.add_tile(raw, weights, peaks, self._rows, shrunk, tile.start, self._largest)
+            here = self._rows, shrunk, tile.start, self._largest
+            kernels.add_tile(raw, weights, self._peaks(raw), *here)
             graded.append(GradedTile(tile, scores, raw))
             references = self._rows[:, kernels.MAXIMUM].copy()
             tiles.append(_Tile(tile.start - self.box.columns.start, weights, references))
@@ -405,7 +409,7 @@ class FusedBlock(RowStatistics):
         if not (finite and all(bool(each.sum().isfinite()) for each in products)):
             raise NotFiniteError
 
-    # What was found.
+    # The answers.
 
     def _found(self) -> list[Tensor]:
         """Return all statistics with gradients, in the order that ``with_gradients`` knows."""

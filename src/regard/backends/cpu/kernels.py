@@ -89,7 +89,7 @@ _inlined = njit(nogil=True, fastmath={"contract", "nsz", "reassoc"}, inline="alw
 
 @_exact
 def _exp(x):
-    """Return exp(x) for x from -87 to 0, with an error of 1e-7; NaN for NaN."""
+    """Return exp(x) for x from -87 to 0, with an error of 1e-7; 0 at -87, NaN for NaN."""
     shifted = x * _LOG2_E + _ROUNDING
     whole = shifted - _ROUNDING
     rest = x * _LOG2_E - whole + x * _LOG2_E_REST
@@ -101,16 +101,22 @@ def _exp(x):
     power = power * rest + _C1
     power = power * rest + _ONE
     bits = _f(power).view(np.int32) + (_f(shifted).view(np.int32) << 23)
-    return np.int32(bits).view(np.float32)
+    return _ZERO if x == _LEAST else np.int32(bits).view(np.float32)
+
+
+@_exact
+def _below(score, maximum):
+    """Return score - maximum, at least -87, where the weight counts as 0; NaN for NaN."""
+    x = score - maximum
+    return _LEAST if x < _LEAST else x
 
 
 @_inlined
 def _exponentials(part, maximum, to):
     total, moment = _ZERO, _ZERO
     for j in range(part.shape[0]):
-        x = part[j] - maximum
-        x = _LEAST if x < _LEAST else x
-        weight = _ZERO if x == _LEAST else _exp(x)
+        x = _below(part[j], maximum)
+        weight = _exp(x)
         to[j] = weight
         total += weight
         moment += weight * x
@@ -268,7 +274,7 @@ def _score_of(key):
 def scores_and_columns(largest):
     """Return the scores and the columns in an array of such integers; -inf and -1 for none."""
     rising = (largest >> 32).astype(np.int32)
-    scores = np.where(rising >= 0, rising, rising ^ _ALL_BUT_SIGN).astype(np.int32).view(np.float32)
+    scores = (rising ^ ((rising >> 31) & _ALL_BUT_SIGN)).view(np.float32)
     columns = _LAST_COLUMN - (largest & _LAST_COLUMN)
     none = largest == NO_KEY
     return np.where(none, _NO_SCORE, scores), np.where(none, -1, columns)
@@ -411,10 +417,7 @@ def expect(scores, norms, given, places, expected):
             part, gradient = row[start : start + _CHUNK], of_row[start : start + _CHUNK]
             some = _ZERO
             for j in range(part.shape[0]):
-                x = part[j] - maximum
-                x = _LEAST if x < _LEAST else x
-                weight = _ZERO if x == _LEAST else _exp(x)
-                some += weight * gradient[j]
+                some += _exp(_below(part[j], maximum)) * gradient[j]
             total += some
         expected[r] += total * inverse
 
@@ -443,14 +446,10 @@ def pull_back(scores, norms, given, places, constants, slopes, first, columns, p
         for i in range(columns.shape[1]):  # before the scores are gone
             j = columns[r, i] - first
             if 0 <= j < width:
-                x = row[j] - maximum
-                x = _LEAST if x < _LEAST else x
-                picked[r, i] *= _ZERO if x == _LEAST else _exp(x) * inverse
+                picked[r, i] *= _exp(_below(row[j], maximum)) * inverse
         for j in range(width):
-            x = row[j] - maximum
-            x = _LEAST if x < _LEAST else x
-            weight = _ZERO if x == _LEAST else _exp(x) * inverse
-            row[j] = weight * (of_row[j] + constant + slope * x)
+            x = _below(row[j], maximum)
+            row[j] = _exp(x) * inverse * (of_row[j] + constant + slope * x)
         for i in range(columns.shape[1]):
             j = columns[r, i] - first
             if 0 <= j < width:
