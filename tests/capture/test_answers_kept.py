@@ -231,7 +231,7 @@ def test_answers_to_one_step_stand_under_its_rows(
     options = {"path": path} if as_it_ran else {}
     seen = generated(keep=keep, queries=queries, layers=[1], **options)
     seen, layer = regard.load(path) if as_it_ran else seen, "model.layers.1.self_attn"
-    assert list(seen)[:2] == [f"{layer}{rows}" for rows in names]
+    assert list(seen.shapes)[:2] == [f"{layer}{rows}" for rows in names]
     whole = generated(layers=[1])[layer].to_dense()
     expected = torch.nn.functional.avg_pool2d(whole[..., :4, :4], 2)
     torch.testing.assert_close(seen.pool(2, 2)[f"{layer}[0:4]"], expected)

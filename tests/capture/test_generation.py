@@ -400,10 +400,10 @@ def test_answers_that_cannot_be_joined_are_those_of_each_step() -> None:
     with regard.observe(model, keep=[regard.Entropy(), regard.Pool(2, 2)]) as seen:
         model.generate(inputs=ids(), **GREEDY | {"max_new_tokens": 3})
     name = "model.layers.0.self_attn"
-    assert [each for each in seen if "layers.0" in each] == [
+    assert [each for each in seen.shapes if "layers.0" in each] == [
         *(name, f"{name}[0:7]", f"{name}[7:8]", f"{name}[8:9]")
     ]
-    assert [list(seen.kept[each]) for each in seen if "layers.0" in each] == [
+    assert [list(seen.kept[each]) for each in seen.shapes if "layers.0" in each] == [
         [regard.Entropy()],
         *[[regard.Pool(2, 2)]] * 3,
     ]

@@ -379,11 +379,12 @@ def test_a_file_has_the_values_exactly(tmp_path: Path, kept: str) -> None:
 
 
 def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
-    """The file with other JSON."""
+    """The file with other JSON, in the format of before there were checksums."""
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         about = json.loads(file.metadata()["regard"])
     change(about["layers"][0])
+    about["format"] = 1
     other = path.with_name("other.safetensors")
     save_file(tensors, other, {"regard": json.dumps(about)})
     return other

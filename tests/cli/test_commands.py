@@ -305,3 +305,30 @@ def test_a_recording_has_its_own_text(run: Run, recorded: str) -> None:
         f"regard: text is given and {recorded!r} is a recording, which has its own.\n"
         "    Leave the text out, or name the model.\n"
     )
+
+
+# Verify
+
+
+def test_verify_says_that_a_recording_is_as_it_was_written(run: Run, recorded: str) -> None:
+    code, out, err = run("verify", recorded)
+    assert (code, err) == (0, "")
+    assert out.startswith("run.safetensors: 2 layers, ")
+    assert out.endswith(": every number has its checksum\n")
+
+
+def test_verify_names_what_is_damaged(run: Run, recorded: str) -> None:
+    content = bytearray(Path(recorded).read_bytes())
+    content[-1] ^= 1
+    Path(recorded).write_bytes(content)
+    code, out, err = run("verify", recorded)
+    assert (code, out) == (2, "")
+    assert err.startswith("regard: run.safetensors is damaged: the tensor '")
+
+
+def test_record_replaces_nothing_but_recordings(run: Run, bert: str) -> None:
+    Path("page.html").write_text("<!doctype html>")
+    code, out, err = run("record", TEXT, "-m", bert, "-o", "page.html")
+    assert (code, out) == (2, "")
+    assert err.startswith("regard: page.html exists and is not a recording; saving would lose it.")
+    assert Path("page.html").read_text() == "<!doctype html>"

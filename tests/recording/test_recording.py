@@ -342,10 +342,21 @@ def test_a_kept_answer_is_given_as_it_is() -> None:
 
 def test_a_layer_whose_answers_were_kept_is_one_of_the_layers() -> None:
     seen = kept(regard.Entropy())
-    assert list(seen) == ["a", "b"]
-    assert "a" in seen
-    assert "c" not in seen
+    assert [layer.name for layer in seen.layers] == ["a", "b"]
     assert seen.shapes == {"a": SHAPE, "b": SHAPE}
+
+
+def test_a_recording_is_a_mapping_to_the_matrices_that_were_kept() -> None:
+    seen = kept(regard.Entropy())
+    added = seen.add("c", random_layers()["a"])
+    assert list(seen) == list(dict(seen)) == [added]
+    assert len(seen) == len(seen.items()) == len(seen.values()) == 1
+    assert seen.get("a") is None
+    assert seen.get("none of them") is None
+    assert seen.get("c") is seen["c"]
+    assert [name in seen for name in ("a", "c", "d")] == [False, True, False]
+    with pytest.raises(regard.RegardError, match=r"^layer 'a' has answers only, Entropy\(\); its"):
+        seen["a"]
 
 
 def test_answers_are_found_by_what_was_asked_even_without_a_hash() -> None:

@@ -17,7 +17,7 @@ from cases import CASES, Case, parametrised
 from drawn_masks import masks
 from regard.recording.file_reader import Stored, read
 from regard.recording.file_writer import Writer, write
-from regard.recording.layers import Answers, Layer
+from regard.recording.layers import Answers, InMemory, Layer
 
 SAVED = [case for case in CASES if case.score_mod is None]
 
@@ -38,7 +38,7 @@ def again(matrix: regard.AttentionMatrix, folder: Path) -> regard.AttentionMatri
 
 
 def layer(name: str, matrix: regard.AttentionMatrix) -> Layer:
-    return Layer(name, matrix.shape, matrix, Answers())
+    return Layer(name, matrix.shape, InMemory(matrix), Answers())
 
 
 def small(seed: int = 0, q_len: int = 3, kv_len: int = 3) -> regard.AttentionMatrix:
@@ -221,7 +221,7 @@ def test_an_answer_to_max_in_an_older_file_is_that_to_top_1(tmp_path: Path) -> N
     seen = regard.Recording({})
     seen.add("a", None, answers=[(regard.TopK(1), matrix.topk(1))], shape=matrix.shape)
     seen.save(path)
-    # Older versions had a reduction Max, whose answer has no last axis.
+    # Older versions had no checksums, and a reduction Max, whose answer has no last axis.
     data = path.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + length])
@@ -230,7 +230,8 @@ def test_an_answer_to_max_in_an_older_file_is_that_to_top_1(tmp_path: Path) -> N
     answer["reduction"] = {"kind": "Max"}
     for name in answer["answer"].values():
         del header[name]["shape"][-1]
-    header["__metadata__"]["regard"] = json.dumps(about)
+    about["format"] = 1
+    header["__metadata__"] = {"regard": json.dumps(about)}
     packed = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(packed)) + packed + data[8 + length :])
 
@@ -260,7 +261,7 @@ def test_its_metadata_are_json_that_says_the_versions(tmp_path: Path) -> None:
     saved(tmp_path / "run.safetensors", of=recording())
     with safe_open(tmp_path / "run.safetensors", framework="pt") as file:
         about = json.loads(file.metadata()["regard"])
-    assert (about["format"], about["torch"], about["model"]) == (1, torch.__version__, "Tiny")
+    assert (about["format"], about["torch"], about["model"]) == (2, torch.__version__, "Tiny")
     assert [layer["name"] for layer in about["layers"]] == ["a", "b.attn"]
 
 

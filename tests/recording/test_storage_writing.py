@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 import regard
+from recording_files import tensor_changed
 from regard.matrix.weighted_sums import WeightedSum
 from regard.recording.file_reader import Stored, read
 from regard.recording.file_writer import Writer, write
-from regard.recording.layers import Answers, Layer
+from regard.recording.layers import Answers, InMemory, Layer
 from regard.scores.given_scores import GivenScores
 
 
@@ -31,7 +32,7 @@ def saved(path: Path, *, of: regard.Recording) -> Stored:
 
 
 def layer(name: str, matrix: regard.AttentionMatrix) -> Layer:
-    return Layer(name, matrix.shape, matrix, Answers())
+    return Layer(name, matrix.shape, InMemory(matrix), Answers())
 
 
 def small(seed: int = 0, q_len: int = 3, kv_len: int = 3) -> regard.AttentionMatrix:
@@ -205,10 +206,9 @@ def test_an_infinity_in_a_file_is_said_when_its_layer_is_asked_for(
 ) -> None:
     path = tmp_path / "run.safetensors"
     inputs = {"query": torch.ones(3, 4), "key": torch.ones(3, 4)}
-    inputs[role][1, 2] = 0.625
+    inputs[role][0, 0] = 0.625
     write(path, layers(a=regard.attend(**inputs)))
-    sound, wrong = (struct.pack("<f", each) for each in (0.625, number))
-    path.write_bytes(path.read_bytes().replace(sound, wrong))
+    tensor_changed(path, f"a/{role}", 0, struct.pack("<f", number))
     message = f"{path} is damaged: layer 'a' has an infinity in its {role}."
     with pytest.raises(regard.RegardError, match=f"^{re.escape(message)}"):
         regard.load(path)["a"]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import regard
 from pages import Open, number, recorded, table
+from regard.recording.layers import InMemory
 from regard.view.export import page_file as file
 from regard.view.export.page_file import write_page
 from regard.view.tiles.page_answers import Answers, Which
@@ -21,7 +22,7 @@ def with_values(*, dim: int, heads: int = 2) -> regard.Recording:
     recording = recorded(heads=6, kv_heads=2, mask=regard.Causal())
     for place, layer in enumerate(recording.layers):
         value = torch.randn(1, heads, 9, dim, generator=torch.manual_seed(place))
-        recording.put(replace(layer, value=value))
+        recording.put(replace(layer, value=InMemory(value)))
     return recording
 
 

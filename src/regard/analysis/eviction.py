@@ -192,7 +192,7 @@ def _num_kv_heads(layer: Layer, given: int | None) -> int:
     """How many heads of keys a layer has, as it was told or as its key says."""
     num_heads = layer.shape[-3] if len(layer.shape) > 2 else 1
     if given is None:
-        source = None if layer.matrix is None else layer.matrix.source
+        source = None if layer.matrix is None else layer.whole().source
         if isinstance(source, QueryKeyScores):
             return source.key.shape[-3] if source.key.ndim > 2 else 1
         if layer.matrix is None and num_heads > 1:

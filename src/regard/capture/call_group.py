@@ -15,7 +15,7 @@ from regard.capture.recorded_values import Values
 from regard.capture.selection import Wanted
 from regard.capture.slicing import some_queries
 from regard.matrix.attention_matrix import AttentionMatrix
-from regard.recording.layers import Answers, Layer, Queries
+from regard.recording.layers import Answers, InMemory, Layer, Queries
 from regard.reductions.reduction import Reduction
 
 __all__ = ["Kept", "queries_kept"]
@@ -109,8 +109,9 @@ class Kept:
         """Add the layer while the model runs, from the first call that was wanted."""
         first = None if self.name is not None else self._copied(self.module)
         if first is not None:
+            matrix = None if first.matrix is None else first.whole()
             self.name = self._entries.add(
-                self.module, first.matrix, shape=first.shape, queries=first.queries
+                self.module, matrix, shape=first.shape, queries=first.queries
             )
 
     def put_together(self) -> None:
@@ -130,7 +131,7 @@ class Kept:
         if matrix is None:
             return None
         queries = queries_kept(rows, self._run.q_len, self._run.start)
-        return Layer(name, matrix.shape, matrix, Answers(), queries=queries)
+        return Layer(name, matrix.shape, InMemory(matrix), Answers(), queries=queries)
 
     def _asked(self, name: str) -> Layer | None:
         pairs = self._answers.joined()

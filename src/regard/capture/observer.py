@@ -116,7 +116,7 @@ def observe(
     keeper.close()
     if (problem := keeper.problems.error()) is not None:
         raise problem
-    if not seen:
+    if not seen.layers:
         raise watch.absence.error()
     watch.absence.warn()
 

@@ -25,7 +25,7 @@ from regard.masks import Mask
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.file_reader import read
 from regard.recording.file_writer import Writer
-from regard.recording.layers import Origin, layer_at
+from regard.recording.layers import InMemory, Origin, layer_at
 from regard.recording.recording import Recording
 from regard.scores.query_key import QueryKeyScores
 from regard.tracing.tracer import Operation
@@ -207,7 +207,7 @@ class Recorder:
         self._kept.clear()
         self._alone.clear()
         complete = not self._gave_up and self._has_wanted()
-        if self._writer is not None and complete and self._seen:
+        if self._writer is not None and complete and self._seen.layers:
             self._write(self._writer)
         elif self._writer is not None:
             self._writer.abandon()
@@ -223,7 +223,7 @@ class Recorder:
         value = values.whole(kv_len)
         if value is not None:
             layer = layer_at(self._seen.layers, name)
-            self._seen.put(replace(layer, value=value))
+            self._seen.put(replace(layer, value=InMemory(value)))
         else:
             self.problems.add("the value of {} cannot be kept", name, str(values.trouble))
 
@@ -296,7 +296,9 @@ class Recorder:
 
     def _has_wanted(self) -> bool:
         """Whether the layers and queries that were wanted ran; what did not is a problem."""
-        text = self._wanted.missing(list(self._places), any_kept=bool(self._seen or self.problems))
+        text = self._wanted.missing(
+            list(self._places), any_kept=bool(self._seen.layers or self.problems)
+        )
         if text is not None:
             self.problems.add_text(text)
         return text is None

@@ -22,6 +22,7 @@ try:
     from regard.cli.see_command import see
     from regard.cli.segments_command import segments
     from regard.cli.serve_command import serve
+    from regard.cli.verify_command import verify
     from regard.text.escaping import visible
 except ModuleNotFoundError as missing:
     name = str(missing.name).partition(".")[0]
@@ -94,6 +95,6 @@ def regard(
         typer.echo(context.get_help())
 
 
-for command in (see, heads, record, segments, serve, learn):
+for command in (see, heads, record, verify, segments, serve, learn):
     app.command()(command)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(check)

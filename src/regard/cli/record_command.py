@@ -12,6 +12,7 @@ from regard.cli.output_files import check_output
 from regard.cli.progress import progress
 from regard.cli.text_argument import given_text
 from regard.models.pretrained import DEFAULT_MODEL, Pretrained, check_text
+from regard.recording.file_writer import check_replaceable
 from regard.recording.recording import Recording
 from regard.reductions.row_statistics import Entropy
 from regard.reductions.sums import Pool, Sum
@@ -62,6 +63,7 @@ def record(
 ) -> None:
     """Keep what a model attends to when it reads a text, as one file."""
     check_output(output)
+    check_replaceable(output)
     if answers and values:
         raise ValueError(
             "--answers and --values are both there; with answers no values are kept.\n"
@@ -91,7 +93,7 @@ def record(
 def _as_text(seen: Recording, output: Path) -> str:
     kept = {"answers": "answers", "qk": "query and key", "qkv": "query, key and value"}[_kept(seen)]
     size = f"{output.stat().st_size / 1e6:,.1f} MB"
-    lengths = f"{len(seen.key_tokens or ()):,} tokens · {len(seen)} layers"
+    lengths = f"{len(seen.key_tokens or ()):,} tokens · {len(seen.layers)} layers"
     name = visible(str(output))
     return (
         f"{visible(seen.model)}   {lengths}, {kept} of each\n"

@@ -32,7 +32,7 @@ def opened(run: Path) -> Recording:
         with run.open("rb"):
             pass
     seen = load(run)
-    if not seen:
+    if not seen.layers:
         raise RegardError(
             f"{run} has no layers; a command asks one at least.\n"
             "    Record a model with regard record."

@@ -127,7 +127,7 @@ def _can_ask(parts: Mapping[str, tuple[int, int]], seen: Recording) -> bool:
     if all(layer.queries is None for layer in seen.layers):
         return seen.query_tokens == seen.key_tokens
     rows = [layer.positions for layer in seen.layers if layer.reads_itself]
-    return len(rows) == len(seen) and any(
+    return len(rows) == len(seen.layers) and any(
         start < kept.stop and stop > kept.start for kept in rows for start, stop in parts.values()
     )
 

@@ -1,7 +1,7 @@
 """Layers as plain data and back: JSON and tensors with names. Nothing is pickled, nothing runs.
 
-What comes back is checked by the same checks as what a person passes, so that damaged data raise
-the errors of wrong arguments; the reader tells them as one of its own.
+Plain data from a file pass the same checks as a person's arguments, so that damaged data raise the
+errors of wrong arguments. The reader turns them into one of its own.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -55,24 +55,25 @@ __all__ = [
     "Plain",
     "Put",
     "Take",
-    "answers_of",
+    "answer_of",
     "apart_of",
     "matrix_of",
     "plain_answers",
     "plain_apart",
     "plain_matrix",
+    "reduction_of",
     "wrong_numbers",
 ]
 
 Plain = dict[str, Any]
-"""What JSON can hold."""
+"""Values that JSON can hold."""
 
 Take = Callable[[object], Tensor]
-"""The tensor of a name."""
+"""Returns the tensor of a name."""
 
 
 class Put(Protocol):
-    """Takes a tensor for what it is in a layer, and gives the name that it has in the file."""
+    """Take a tensor and its role in a layer, and return the name that it has in the file."""
 
     def __call__(self, role: str, tensor: Tensor) -> str: ...
 
@@ -102,7 +103,7 @@ _MASK_KINDS: dict[type[Mask], str] = {And: "Both", Or: "Either", RowSlice: "Rows
 
 
 def wrong_numbers(role: str, tensor: Tensor) -> str | None:
-    """What a tensor of a recording holds and may not; None where all is as it should be.
+    """Return what a tensor holds that a recording may not hold; None if there is nothing.
 
     Args:
         role: of the tensor; a query and a key without bounds have no weights.
@@ -124,7 +125,7 @@ def wrong_numbers(role: str, tensor: Tensor) -> str | None:
 
 
 def plain_matrix(matrix: AttentionMatrix, put: Put) -> Plain:
-    """What a matrix is.
+    """Return a matrix as plain data.
 
     Raises:
         RegardError: it holds code: a score_mod, a mask_mod that is too large to write out, a Bias
@@ -214,7 +215,7 @@ def _plain_mask(
 
 
 def _written_out(mask: Mask, shape: torch.Size, device: torch.device) -> Mask:
-    """A mask that is code, as the numbers that it gives."""
+    """Return a mask that is code as the numbers that it returns."""
     *sizes, q_len, kv_len = shape
     leading = tuple(slice(0, n) for n in sizes)
 
@@ -237,7 +238,7 @@ def _written_out(mask: Mask, shape: torch.Size, device: torch.device) -> Mask:
 
 
 def plain_answers(answers: Mapping[Reduction, Any], put: Put) -> list[Plain]:
-    """The answers that were kept, with what was asked.
+    """Return the kept answers and their reductions as plain data.
 
     Raises:
         RegardError: a reduction that is not one of regard's, or holds tensors.
@@ -252,9 +253,9 @@ def plain_answers(answers: Mapping[Reduction, Any], put: Put) -> list[Plain]:
 
 
 def plain_apart(apart: Mapping[Reduction, Sequence[str]]) -> list[Plain]:
-    """Which layers hold the answers of single calls; a reduction that is not regard's is left out.
+    """Return which layers hold the answers of single calls, for the reductions of regard.
 
-    The layers that hold its answers say that it cannot be saved.
+    Saving the layers that hold those answers raises an error of its own.
     """
     known = [reduction for reduction in apart if _is_known(reduction)]
     return [{"reduction": _plain_reduction(each), "layers": list(apart[each])} for each in known]
@@ -310,10 +311,10 @@ def _code(what: str) -> RegardError:
 
 
 def matrix_of(plain: Plain, take: Take) -> AttentionMatrix:
-    """The matrix that plain data say, on the tensors of a file.
+    """Return the matrix that plain data describe, on the tensors of a file.
 
     Raises:
-        LookupError, TypeError, ValueError, RuntimeError, MemoryError: they say no matrix.
+        LookupError, TypeError, ValueError, RuntimeError, MemoryError: the plain data describe none.
     """
     scores, mask = plain["scores"], plain["mask"]
     source = _scores_of(scores, take)
@@ -399,24 +400,35 @@ def _mask_of(plain: Plain, take: Take) -> Mask:
             raise ValueError(f"a mask of the kind {kind!r}")
 
 
-def answers_of(plain: Any, shape: torch.Size, take: Take) -> Answers:
-    """The answers that plain data say, each of the shape that its question has.
+def reduction_of(plain: Plain) -> Reduction:
+    """Return the reduction of a kept answer.
 
     Raises:
-        LookupError, TypeError, ValueError, RuntimeError, MemoryError: they say none.
+        LookupError, TypeError, ValueError: the plain data describe none.
     """
-    return Answers(
-        (reduction, _answer_of(each["answer"], reduction, shape, _take_of(each["reduction"], take)))
-        for each in plain
-        for reduction in (_reduction_of(each["reduction"]),)
-    )
+    return _reduction_of(plain["reduction"])
+
+
+def answer_of(plain: Plain, shape: torch.Size, take: Take) -> Any:
+    """Return a kept answer, which has the shape that its reduction gives.
+
+    Args:
+        plain: its reduction and the names of its tensors.
+        shape: of the matrix.
+        take: returns the tensor of a name.
+
+    Raises:
+        LookupError, TypeError, ValueError, RuntimeError, MemoryError: the plain data describe none.
+    """
+    question = plain["reduction"]
+    return _answer_of(plain["answer"], _reduction_of(question), shape, _take_of(question, take))
 
 
 def apart_of(plain: Any) -> Answers:
-    """Which layers hold the answers of single calls, as plain data say it.
+    """Return which layers hold the answers of single calls.
 
     Raises:
-        LookupError, TypeError, ValueError: they say none.
+        LookupError, TypeError, ValueError: the plain data are none of this kind.
     """
     return Answers((_reduction_of(each["reduction"]), _names(each["layers"])) for each in plain)
 

@@ -1,58 +1,75 @@
-"""Reading a recording where it lies: nothing is copied, nothing runs, everything is checked.
+"""Recordings from files: the layers at once, their numbers when they are asked for.
 
-The file is untrusted. safetensors checks its header against its length; what the JSON in it says is
-checked here, and no memory is taken for what it merely claims.
+The file is untrusted: nothing in it runs, everything in it is checked, and no memory is taken for
+what it merely claims.
 """
 
 import json
 import os
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from threading import RLock
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from regard.errors import RegardError, check_path, check_weights
+from regard.errors import RegardError, bytes_text, check_path, check_weights
 from regard.matrix.attention_matrix import AttentionMatrix
-from regard.recording.file_format import Take, answers_of, apart_of, matrix_of, wrong_numbers
+from regard.recording.file_format import (
+    Take,
+    answer_of,
+    apart_of,
+    matrix_of,
+    reduction_of,
+    wrong_numbers,
+)
 from regard.recording.file_writer import FORMAT, KEY
 from regard.recording.layers import Answers, Layer, Origin, Queries
+from regard.recording.tensor_file import DamagedError, TensorFile
 from regard.reductions.top_k import Top
 from regard.scores.given_scores import GivenScores
 from regard.text.escaping import visible
 from regard.text.tokens import Token
 
-__all__ = ["Stored", "read"]
+__all__ = ["Stored", "read", "verify"]
 
+Content = TypeVar("Content")
+
+_FORMATS = range(1, FORMAT + 1)
 _MOST_AXES = 16
 _TOLD = 200
 _LONGEST = 2**40
+_KEPT_BYTES = 2**30  # of numbers that were read last
 _WRONG = (
     ArithmeticError,
     AttributeError,
     LookupError,
     MemoryError,
+    OSError,
     RuntimeError,
     TypeError,
     ValueError,
 )
-"""What wrong plain data raise."""
+"""The exceptions that wrong plain data raise."""
 
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """What a file holds.
+    """The contents of a file.
 
     Attributes:
         model: the name of the model.
         query_tokens: one token for each query; None when not known.
         key_tokens: one token for each key; None when not known.
-        layers: each on the file's own bytes, which are read when they are asked for.
+        layers: with functions that read their numbers.
+        has_checksums: whether damage to any number is noticed; files of format 1 have none.
 
     Example:
         >>> from regard.recording.file_reader import Stored
-        >>> Stored("Tiny", None, None, ()).model
+        >>> Stored("Tiny", None, None, (), has_checksums=True).model
         'Tiny'
     """
 
@@ -60,12 +77,13 @@ class Stored:
     query_tokens: tuple[Token, ...] | None
     key_tokens: tuple[Token, ...] | None
     layers: tuple[Layer, ...]
+    has_checksums: bool
 
 
 def read(path: str | os.PathLike[str]) -> Stored:
-    """The recording in a file, memory-mapped.
+    """Open the recording in a file.
 
-    Numbers are read, and checked, when a layer is first asked for.
+    The numbers of a layer are read and checked when it is first asked for. The file stays open.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -83,71 +101,186 @@ def read(path: str | os.PathLike[str]) -> Stored:
         ['a']
     """
     path = check_path(path)
-    about, tensors = _opened(path)
-    if type(about["format"]) is not int or about["format"] != FORMAT:
+    file, about = _opened(path)
+    if type(about["format"]) is not int or about["format"] not in _FORMATS:
         raise RegardError(
             f"{path} is a recording of format {_told(repr(about['format']))}; "
-            f"this version of regard reads format {FORMAT}.\n"
+            f"this version of regard reads formats 1 to {FORMAT}.\n"
             f"    Open it with the regard that made it, {_told(repr(about.get('regard')))}, "
             "or a newer one."
         )
     try:
+        if about["format"] > 1 and not file.has_checksums:
+            raise ValueError("its checksums are missing")
         queries, keys = (_tokens(about[name]) for name in ("query_tokens", "key_tokens"))
-        layers = tuple(_layer(path, plain, tensors) for plain in about["layers"])
+        recent = _Recent()
+        layers = tuple(_StoredLayer(file, path, recent, plain).layer for plain in about["layers"])
         if len({layer.name for layer in layers}) < len(layers):
             raise ValueError("two layers have one name")
         for layer in layers:
             layer.check_tokens(queries, keys)
-        return Stored(str(about["model"]), queries, keys, layers)
+        return Stored(str(about["model"]), queries, keys, layers, file.has_checksums)
     except _WRONG as error:
         raise _damaged(path, _reason(error)) from error
 
 
-def _opened(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The JSON of a recording, and its tensors, of which nothing is read yet."""
+def verify(
+    path: str | os.PathLike[str], *, progress: Callable[[int, int], None] | None = None
+) -> str:
+    """Read every number of a recording and compare it with its checksum.
+
+    Args:
+        path: the file.
+        progress: called with the number of layers that are done and of all layers.
+
+    Returns:
+        One line that says what was checked.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        RegardError: it is not a recording, or is damaged.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.recording.file_reader import verify
+        >>> even = regard.attend(torch.zeros(2, 2), torch.zeros(2, 2))
+        >>> regard.Recording({"layer": even}).save("run.safetensors")
+        >>> verify("run.safetensors")
+        '1 layer, 65.6 kB: every number has its checksum'
+    """
+    stored = read(path)
+    for done, layer in enumerate(stored.layers, 1):
+        if layer.matrix is not None:
+            layer.whole()
+        if layer.value is not None:
+            layer.whole_value()
+        for reduction in layer.answers:
+            layer.reduce(reduction)
+        if progress is not None:
+            progress(done, len(stored.layers))
+    size = bytes_text(Path(path).stat().st_size)
+    layers = f"{len(stored.layers)} layer{'s' * (len(stored.layers) != 1)}"
+    found = "has its checksum" if stored.has_checksums else "can be read; format 1 has no checksums"
+    return f"{layers}, {size}: every number {found}"
+
+
+def _opened(path: Path) -> tuple[TensorFile, dict[str, Any]]:
+    """Return a file of tensors and the JSON of the recording in it."""
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}; a recording is made with seen.save().")
     if not path.is_file():
         raise _no_recording(path, "it is a folder" if path.is_dir() else "it is no file")
-    safetensors = _safetensors()
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            metadata = cast(dict[str, str], file.metadata() or {})
-            names = cast(list[str], file.keys())
-            tensors = {name: cast(Tensor, file.get_tensor(name)) for name in names}
-            about: Any = json.loads(metadata.get(KEY, "null"))
-    except (safetensors.SafetensorError, OSError, *_WRONG) as error:
-        raise _no_recording(path, _reason(cast(Exception, error))) from error
+        file = TensorFile(path)
+        about: Any = json.loads(file.metadata.get(KEY, "null"))
+    except DamagedError as error:
+        raise _damaged(path, _reason(error)) from error
+    except _WRONG as error:
+        raise _no_recording(path, _reason(error)) from error
     if not isinstance(about, dict) or "format" not in about:
         raise _no_recording(path, "it is a safetensors file of something else")
-    return cast(dict[str, Any], about), tensors
+    return file, cast(dict[str, Any], about)
 
 
-def _layer(path: Path, plain: Any, tensors: dict[str, Tensor]) -> Layer:
-    name = plain["name"]
-    if not isinstance(name, str):
-        raise TypeError(f"a layer of the name {name!r}")
-    names = plain["tensors"]
-    held: dict[str, Tensor] = {}
+class _Recent:
+    """Matrices, values and answers that were read last, up to a number of bytes."""
 
-    def take(role: object) -> Tensor:
-        held[str(role).removeprefix(f"{name}/")] = tensors[names[role]]
-        return tensors[names[role]]
+    def __init__(self) -> None:
+        self._contents: OrderedDict[object, tuple[Any, int]] = OrderedDict()
+        self._lock = RLock()
 
-    try:
-        shape = _shape(plain["shape"])
-        matrix = None if plain["matrix"] is None else matrix_of(plain["matrix"], take)
-        if matrix is not None and matrix.shape != shape:
-            raise ValueError(f"a matrix of shape {tuple(matrix.shape)}, not {tuple(shape)}")
-        answers = answers_of(plain["answers"], shape, take)
-        origin = _origin(plain["origin"], shape)
-        queries = _queries(plain.get("queries"), shape)  # files of before it was kept have none
-        value = _value(plain.get("value"), shape, take)
-        apart = apart_of(plain.get("apart", []))
-    except _WRONG as error:
-        raise ValueError(f"layer {name!r}: {_reason(error)}") from error
-    check = _Check(path, name, held, shape, matrix, answers)
-    return Layer(name, shape, matrix, answers, origin, check, queries, value, apart)
+    def get(self, name: object, read: Callable[[], tuple[Content, int]]) -> Content:
+        """Return what has this name, read with its number of bytes if it is not there any more."""
+        with self._lock:
+            if name not in self._contents:
+                self._contents[name] = read()
+            self._contents.move_to_end(name)
+            while len(self._contents) > 1 and self._bytes() > _KEPT_BYTES:
+                self._contents.popitem(last=False)
+            return self._contents[name][0]
+
+    def _bytes(self) -> int:
+        return sum(size for _, size in self._contents.values())
+
+
+@dataclass(frozen=True, eq=False)
+class _Reading(Generic[Content]):
+    """A function that reads a matrix, a value or an answer."""
+
+    claimed: Content
+    read: Callable[[], Content]
+
+    def __call__(self) -> Content:
+        return self.read()
+
+    def __repr__(self) -> str:
+        return repr(self.claimed)
+
+
+class _StoredLayer:
+    """A layer in a file.
+
+    Its plain data are checked at once, on zeros in the place of large tensors.
+    """
+
+    def __init__(self, file: TensorFile, path: Path, recent: _Recent, plain: Any) -> None:
+        self._file, self._path, self._recent = file, path, recent
+        self._name = name = plain["name"]
+        if not isinstance(name, str):
+            raise TypeError(f"a layer of the name {name!r}")
+        self._names = plain["tensors"]
+        try:
+            self._shape = shape = _shape(plain["shape"])
+            answers = [
+                (reduction_of(each), self._stored(number, answer_of, each))
+                for number, each in enumerate(plain["answers"])
+            ]
+            self.layer = Layer(
+                name,
+                shape,
+                self._stored("matrix", _matrix, plain["matrix"]),
+                Answers.reading((asked, read) for asked, read in answers if read is not None),
+                _origin(plain["origin"], shape),
+                # Older files have no queries, values and answers of separate calls.
+                _queries(plain.get("queries"), shape),
+                self._stored("value", _value, plain.get("value")),
+                apart_of(plain.get("apart", [])),
+            )
+        except _WRONG as error:
+            raise ValueError(f"layer {name!r}: {_reason(error)}") from error
+
+    def _stored(
+        self, name: object, build: Callable[[Any, torch.Size, Take], Content], plain: Any
+    ) -> "_Reading[Content] | None":
+        """Return a function that reads what plain data describe; None if they describe nothing."""
+        if plain is None:
+            return None
+        claimed = build(plain, self._shape, lambda role: self._file.stand_in(self._names[role]))
+        key = self._name, name
+        return _Reading(claimed, lambda: self._recent.get(key, lambda: self._read(build, plain)))
+
+    def _read(
+        self, build: Callable[[Any, torch.Size, Take], Content], plain: Any
+    ) -> tuple[Content, int]:
+        """Return something and its number of bytes."""
+        tensors: list[Tensor] = []
+
+        def take(role: object) -> Tensor:
+            tensor = self._file.tensor(self._names[role])
+            self._check(_tensor_problem(str(role).removeprefix(f"{self._name}/"), tensor))
+            tensors.append(tensor)
+            return tensor
+
+        try:
+            content = build(plain, self._shape, take)
+        except _WRONG as error:
+            raise _damaged(self._path, f"layer {self._name!r}: {_reason(error)}") from error
+        self._check(_problem(content, self._shape))
+        return content, sum(tensor.nbytes for tensor in tensors)
+
+    def _check(self, problem: str | None) -> None:
+        if problem is not None:
+            raise _damaged(self._path, f"layer {self._name!r} has {problem}")
 
 
 def _origin(plain: Any, shape: torch.Size) -> Origin | None:
@@ -170,9 +303,14 @@ def _queries(plain: Any, shape: torch.Size) -> Queries | None:
     return Queries(start, ran)
 
 
-def _value(plain: Any, shape: torch.Size, take: Take) -> Tensor | None:
-    if plain is None:
-        return None
+def _matrix(plain: Any, shape: torch.Size, take: Take) -> AttentionMatrix:
+    matrix = matrix_of(plain, take)
+    if matrix.shape != shape:
+        raise ValueError(f"a matrix of shape {tuple(matrix.shape)}, not {tuple(shape)}")
+    return matrix
+
+
+def _value(plain: Any, shape: torch.Size, take: Take) -> Tensor:
     value = take(plain)
     fits = value.ndim == len(shape) and value.is_floating_point() and value.numel() > 0
     if not fits or (value.shape[:-3], value.shape[-2]) != (shape[:-3], shape[-1]):
@@ -188,50 +326,20 @@ def _whole_number(plain: object) -> int:
     return plain
 
 
-class _Check:
-    """Looks once through all numbers of a layer, when it is first asked for."""
-
-    def __init__(
-        self,
-        path: Path,
-        name: str,
-        tensors: dict[str, Tensor],
-        shape: torch.Size,
-        matrix: AttentionMatrix | None,
-        answers: Answers,
-    ) -> None:
-        self._where = path, name
-        self._held = tensors, shape, matrix, answers
-        self._sound = False
-
-    def __call__(self) -> None:
-        if not self._sound:
-            path, name = self._where
-            problem = _problem(*self._held)
-            if problem is not None:
-                raise _damaged(path, f"layer {name!r} has {problem}")
-            self._sound = True
+def _tensor_problem(role: str, tensor: Tensor) -> str | None:
+    if (wrong := wrong_numbers(role, tensor)) is not None:
+        return f"{wrong} in its {role}"
+    if tensor.dtype == torch.bool and tensor.numel() and int(tensor.view(torch.uint8).amax()) > 1:
+        return f"something neither true nor false in its {role}"
+    return None
 
 
-def _problem(
-    tensors: dict[str, Tensor],
-    shape: torch.Size,
-    matrix: AttentionMatrix | None,
-    answers: Answers,
-) -> str | None:
-    for role, tensor in tensors.items():
-        if not tensor.numel():
-            continue
-        if (wrong := wrong_numbers(role, tensor)) is not None:
-            return f"{wrong} in its {role}"
-        if tensor.dtype == torch.bool and int(tensor.view(torch.uint8).amax()) > 1:
-            return f"something neither true nor false in its {role}"
-    for answer in answers.values():
-        if isinstance(answer, Top):
-            first, last = (int(each) for each in answer.indices.aminmax())
-            if first < -1 or last >= shape[-1]:
-                return f"a key {first if first < -1 else last} among its largest weights"
-    source = None if matrix is None else matrix.source
+def _problem(content: Any, shape: torch.Size) -> str | None:
+    if isinstance(content, Top) and content.indices.numel():
+        first, last = (int(each) for each in content.indices.aminmax())
+        if first < -1 or last >= shape[-1]:
+            return f"a key {first if first < -1 else last} among its largest weights"
+    source = content.source if isinstance(content, AttentionMatrix) else None
     if isinstance(source, GivenScores) and source.are_weights:
         try:
             check_weights(source.values)
@@ -265,7 +373,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _told(what: str) -> str:
-    """What a file says, or an error says of it, is as untrusted as the file."""
+    """Return a text from the file, which is untrusted, as it may be shown."""
     return visible(what if len(what) <= _TOLD else what[:_TOLD] + " ...")
 
 
@@ -281,14 +389,3 @@ def _no_recording(path: Path, what: str) -> RegardError:
         '    Recordings are made with seen.save("run.safetensors"); where it is a copy of one, '
         "copy it again: it may be cut short."
     )
-
-
-def _safetensors() -> Any:
-    try:
-        import safetensors
-    except ModuleNotFoundError as error:
-        raise RegardError(
-            "load() needs safetensors, which is not installed.\n"
-            "    Run: pip install 'regard[files]'"
-        ) from error
-    return safetensors

@@ -7,14 +7,14 @@ the file takes its name, and an older one of that name is whole until this momen
 
 import json
 import os
-import struct
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
 from ctypes import c_char
+from glob import escape
 from pathlib import Path
 from secrets import token_hex
+from stat import S_IMODE
 from weakref import WeakValueDictionary
-from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -28,30 +28,22 @@ from regard.recording.file_format import (
     wrong_numbers,
 )
 from regard.recording.layers import Layer
+from regard.recording.tensor_file import DTYPES, checksum, packed_header
 from regard.recording.version import version
 from regard.text.tokens import Token, as_tokens
 
-__all__ = ["DTYPES", "FORMAT", "KEY", "Writer", "write"]
+try:
+    import fcntl
+except ModuleNotFoundError:  # Windows, where an open file cannot be removed
+    fcntl = None
 
-FORMAT = 1
-"""The version of the format; a file of another is refused."""
+__all__ = ["FORMAT", "KEY", "Writer", "check_replaceable", "write"]
+
+FORMAT = 2
+"""The version of the format that is written. Files of format 1 have no checksums."""
 
 KEY = "regard"
-"""Under which the JSON of a recording stands in the metadata of a safetensors file."""
-
-DTYPES = {
-    torch.bool: "BOOL",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.int16: "I16",
-    torch.int32: "I32",
-    torch.int64: "I64",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float32: "F32",
-    torch.float64: "F64",
-}
-"""What safetensors calls the dtypes that a recording holds."""
+"""The key of a recording's JSON in the metadata of a safetensors file."""
 
 _OPEN: WeakValueDictionary[Path, "Writer"] = WeakValueDictionary()  # by what each will replace
 
@@ -61,10 +53,10 @@ _AT_ONCE = 2**24
 
 
 class Writer:
-    """A recording that is being written. Memory does not grow with what was added.
+    """A recording that is being written; memory does not grow with the layers.
 
-    ``finish`` gives the file its name; until then, and after ``abandon``, whatever had that name
-    is as it was.
+    ``finish`` gives the file its name. Until then, and after ``abandon``, an older recording of
+    that name is unchanged. A recording takes the place of recordings alone, not of other files.
 
     Args:
         path: of the file; its folder exists.
@@ -95,7 +87,8 @@ class Writer:
         # Fifty characters, of at most four bytes each, leave room for the rest in any file name.
         beginning = self._target.name[:50]
         self._partial = self._target.with_name(f"{beginning}.{token_hex(4)}.partial")
-        self._alike: dict[Hashable, list[str]] = {}
+        self._names: dict[Hashable, str] = {}
+        self._checksums: dict[str, str] = {}
         self._entries: dict[str, Plain] = {}
         self._layers: list[Plain] = []
         self._end = 0
@@ -114,8 +107,12 @@ class Writer:
                 f"{self.path} is being written already; the later of two would replace the other.\n"
                 "    Give each its own path, or end the block of the observe that writes it before."
             )
+        check_replaceable(self.path)
+        _remove_partials(self._target.parent, beginning)
         try:
             self._file = self._partial.open("x+b")
+            with suppress(OSError):  # not all file systems can
+                _lock(self._file.fileno())
             self._file.seek(_GAP)
         except OSError as error:
             raise self._failed(error) from error
@@ -172,13 +169,15 @@ class Writer:
             "key_tokens": _plain_tokens("key_tokens", key_tokens),
             "layers": self._layers,
         }
-        header = {"__metadata__": {KEY: json.dumps(about)}, **self._entries}
         try:
-            self._write_header(json.dumps(header).encode())
+            self._write_header({KEY: json.dumps(about)})
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
+            if self._target.exists():
+                self._partial.chmod(S_IMODE(self._target.stat().st_mode))
             self._partial.replace(self._target)
+            _sync_folder(self._target.parent)
             self._release()
         except OSError as error:
             self.abandon()
@@ -196,46 +195,37 @@ class Writer:
             del _OPEN[self._target]
 
     def _written(self, name: str, tensor: Tensor) -> str:
-        """The name that a tensor has in the file; it is written where it is not yet there."""
+        """Return the name of a tensor in the file, after writing it if it is not there yet."""
         here = tensor.detach().cpu().contiguous()
-        alike = self._alike.setdefault((here.dtype, here.shape, crc32(_bytes(here))), [])
-        for known in alike:
-            if self._holds(known, here):
-                return known
-        if self._end % _ALIGNED:  # the format knows no gaps
-            filler = torch.zeros(-self._end % _ALIGNED, dtype=torch.uint8, device="cpu")
-            self._append(f"filler.{len(self._entries)}", filler)
-        self._append(name, here)
-        alike.append(name)
-        return name
+        found = checksum(_bytes(here))
+        known = here.dtype, here.shape, found
+        if known not in self._names:
+            if self._end % _ALIGNED:  # the format has no gaps
+                filler = torch.zeros(-self._end % _ALIGNED, dtype=torch.uint8, device="cpu")
+                self._append(f"filler.{len(self._entries)}", filler, checksum(_bytes(filler)))
+            self._append(name, here, found)
+            self._names[known] = name
+        return self._names[known]
 
-    def _holds(self, name: str, tensor: Tensor) -> bool:
-        """Whether what was written under this name is the same, byte for byte."""
-        content, place = _bytes(tensor), self._entries[name]["data_offsets"][0]
-        self._file.seek(_GAP + place)
-        parts = (content[at : at + _AT_ONCE] for at in range(0, len(content), _AT_ONCE))
-        same = all(memoryview(self._file.read(len(part))) == part for part in parts)
-        self._file.seek(_GAP + self._end)
-        return same
-
-    def _append(self, name: str, tensor: Tensor) -> None:
+    def _append(self, name: str, tensor: Tensor, found: str) -> None:
         self._file.write(_bytes(tensor))
         start, self._end = self._end, self._end + tensor.nbytes
+        self._checksums[name] = found
         self._entries[name] = {
             "dtype": DTYPES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [start, self._end],
         }
 
-    def _write_header(self, header: bytes) -> None:
-        gap = max(_GAP, -(-(len(header) + 8) // _ALIGNED) * _ALIGNED)
-        if gap > _GAP:
-            self._move(gap - _GAP)
+    def _write_header(self, metadata: dict[str, str]) -> None:
+        header = packed_header(metadata, self._checksums, self._entries, _GAP)
+        if len(header) > _GAP:
+            self._move(len(header) - _GAP)
         self._file.seek(0)
-        self._file.write(struct.pack("<Q", gap - 8) + header.ljust(gap - 8))
+        self._file.write(header)
 
     def _move(self, by: int) -> None:
-        """Move the data on, last part first."""
+        """Move the data towards the end, the last part first."""
         for start in range((self._end - 1) // _AT_ONCE * _AT_ONCE, -1, -_AT_ONCE):
             self._file.seek(_GAP + start)
             part = self._file.read(min(_AT_ONCE, self._end - start))
@@ -259,7 +249,7 @@ def write(
     key_tokens: Iterable[Token] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """A recording as one file; see ``Writer``.
+    """Write a recording as one file; see ``Writer``.
 
     Args:
         path: of the file; its folder exists.
@@ -297,8 +287,31 @@ def write(
         raise
 
 
+def check_replaceable(path: Path) -> None:
+    """Refuse to replace a file that is neither empty nor a recording.
+
+    Raises:
+        RegardError: there is such a file.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from regard.recording.file_writer import check_replaceable
+        >>> check_replaceable(Path("a new file.safetensors"))
+    """
+    beginning = b""
+    if path.is_file():
+        with path.open("rb") as file:
+            beginning = file.read(200)
+    is_recording = beginning[8:].startswith(b'{"__metadata__"') and f'"{KEY}"'.encode() in beginning
+    if beginning and not is_recording:
+        raise RegardError(
+            f"{path} exists and is not a recording; saving would lose it.\n"
+            "    Save under another name, or remove that file first."
+        )
+
+
 def _plain_layer(layer: Layer, pending: dict[str, Tensor]) -> Plain:
-    """What a layer is; its tensors are put beside it, by the names that they would have."""
+    """Return a layer as plain data; ``pending`` receives its tensors by the names that they get."""
 
     def put(role: str, tensor: Tensor) -> str:
         if tensor.dtype not in DTYPES:
@@ -321,13 +334,41 @@ def _plain_layer(layer: Layer, pending: dict[str, Tensor]) -> Plain:
             "shape": list(layer.shape),
             "origin": layer.origin,
             "queries": layer.queries,
-            "matrix": None if layer.matrix is None else plain_matrix(layer.matrix, put),
+            "matrix": None if layer.matrix is None else plain_matrix(layer.whole(), put),
             "answers": plain_answers(layer.answers, put),
-            "value": None if layer.value is None else put("value", layer.value),
+            "value": None if layer.value is None else put("value", layer.whole_value()),
             "apart": plain_apart(layer.apart),
         }
     except RegardError as error:
         raise RegardError(f"layer {layer.name!r} cannot be saved: {error}") from error
+
+
+def _remove_partials(folder: Path, beginning: str) -> None:
+    """Remove the partial files of this name that processes left when they were killed."""
+    for path in folder.glob(f"{escape(beginning)}.????????.partial"):
+        with suppress(OSError), path.open("rb") as file:  # a living writer holds the lock
+            _lock(file.fileno())
+            path.unlink()
+
+
+def _lock(handle: int) -> None:
+    """Lock an open file until it is closed.
+
+    Raises:
+        OSError: another one has locked it.
+    """
+    if fcntl is not None:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Write the names in a folder to the disk, on systems that can."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def _plain_tokens(name: str, given: Iterable[Token | str] | None) -> Plain | None:
@@ -339,7 +380,7 @@ def _plain_tokens(name: str, given: Iterable[Token | str] | None) -> Plain | Non
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor on the CPU, which must outlive them; no copy."""
+    """Return the bytes of a contiguous tensor on the CPU, which must outlive them; no copy."""
     if not tensor.numel():
         return memoryview(b"")
     return memoryview((c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,7 +16,9 @@ from regard.text.tokens import Token
 
 __all__ = [
     "Answers",
+    "InMemory",
     "Layer",
+    "NotKeptError",
     "Origin",
     "Queries",
     "able_to_answer",
@@ -28,10 +30,35 @@ __all__ = [
 ]
 
 
+Content = TypeVar("Content")
+
+
+@dataclass(frozen=True, eq=False)
+class InMemory(Generic[Content]):
+    """A function that returns what it holds, as others read it from a file.
+
+    Args:
+        content: a matrix, a value or an answer.
+
+    Example:
+        >>> from regard.recording.layers import InMemory
+        >>> InMemory(0.5)()
+        0.5
+    """
+
+    content: Content
+
+    def __call__(self) -> Content:
+        return self.content
+
+    def __repr__(self) -> str:
+        return repr(self.content)
+
+
 class Answers(Mapping[Reduction, Any]):
     """Reductions and their answers, found by equality: ``TopK(8)`` is any ``TopK(8)``.
 
-    A dict would not do, as a reduction that is not regard's may have no hash.
+    Equality takes the place of a hash, which a reduction that is not regard's may not have.
 
     Args:
         pairs: each reduction with its answer.
@@ -44,44 +71,95 @@ class Answers(Mapping[Reduction, Any]):
     """
 
     def __init__(self, pairs: Iterable[tuple[Reduction, Any]] = ()) -> None:
-        self._pairs = tuple(pairs)
+        self._pairs = tuple((reduction, InMemory(answer)) for reduction, answer in pairs)
+
+    @classmethod
+    def reading(cls, pairs: Iterable[tuple[Reduction, Callable[[], Any]]]) -> "Answers":
+        """Return answers that are read when they are asked for.
+
+        Args:
+            pairs: each reduction with a function that returns its answer.
+        """
+        answers = cls()
+        answers._pairs = tuple(pairs)
+        return answers
+
+    def before(self, others: "Answers") -> "Answers":
+        """Return these answers and then the others; of equal reductions the first counts."""
+        return Answers.reading((*self._pairs, *others._pairs))
+
+    def map(self, change: Callable[[Reduction, Any], Any]) -> "Answers":
+        """Return changed answers; those that are read are changed when they are asked for."""
+
+        def changed(asked: Reduction, read: Callable[[], Any]) -> Callable[[], Any]:
+            in_memory = isinstance(read, InMemory)
+            return InMemory(change(asked, read())) if in_memory else lambda: change(asked, read())
+
+        return Answers.reading((asked, changed(asked, read)) for asked, read in self._pairs)
 
     def __getitem__(self, reduction: Reduction) -> Any:
-        """The answer to a reduction; a smaller ``TopK`` is the beginning of a larger one.
+        """Return the answer to a reduction; a smaller ``TopK`` is the beginning of a larger one.
 
         Raises:
             KeyError: there is none.
+            RegardError: it is in a file, which is damaged.
         """
-        for asked, answer in self._pairs:
-            if asked is reduction or _equal(asked, reduction):
+        for asked, read in self._pairs:
+            if _answers(asked, reduction):
+                answer = read()
+                if isinstance(reduction, TopK):
+                    return Top(*(part[..., : reduction.k] for part in answer))
                 return answer
-            if isinstance(asked, TopK) and isinstance(reduction, TopK) and reduction.k < asked.k:
-                return Top(answer.values[..., : reduction.k], answer.indices[..., : reduction.k])
         raise KeyError(reduction)
 
+    def __contains__(self, reduction: object) -> bool:
+        """Return whether there is an answer to a reduction; nothing is read."""
+        return any(_answers(asked, reduction) for asked in self)
+
     def __iter__(self) -> Iterator[Reduction]:
-        """The reductions, in the order in which they were asked."""
+        """Yield the reductions, in the order in which they were asked."""
         return (reduction for reduction, _ in self._pairs)
 
     def __len__(self) -> int:
-        """How many answers there are."""
+        """Return the number of answers."""
         return len(self._pairs)
 
     def __repr__(self) -> str:
-        """The reductions, without their answers."""
+        """Return the reductions, without their answers."""
         return f"Answers({', '.join(map(repr, self))})"
 
 
-def _equal(first: Reduction, second: Reduction) -> bool:
-    """Whether two are the same question; where that cannot be told, as of tensors, they are not."""
+def _answers(asked: Reduction, reduction: object) -> bool:
+    """Return whether the answer to the first holds that to the second."""
+    if isinstance(asked, TopK) and isinstance(reduction, TopK):
+        return reduction.k <= asked.k
+    return asked is reduction or _equal(asked, reduction)
+
+
+def _equal(first: Reduction, second: object) -> bool:
+    """Return whether two reductions are equal; if PyTorch cannot say it, they are not."""
     try:
         return type(first) is type(second) and bool(first == second)
     except (RuntimeError, ValueError):  # what PyTorch and NumPy raise for bool(tensor == tensor)
         return False
 
 
+class NotKeptError(RegardError, KeyError):
+    """The matrix of a layer is not in its recording: only answers were kept.
+
+    It is a KeyError, because a recording is a mapping to the matrices that were kept.
+
+    Example:
+        >>> from regard.recording.layers import NotKeptError
+        >>> isinstance(NotKeptError("its query and key were not kept."), KeyError)
+        True
+    """
+
+    __str__ = Exception.__str__  # a KeyError shows its message in quotes
+
+
 class Origin(NamedTuple):
-    """What a layer is of its model, where only some layers or heads were kept.
+    """The place of a layer in its model, if only some layers or heads were kept.
 
     Attributes:
         place: of the module, in the order in which they ran.
@@ -98,7 +176,7 @@ class Origin(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """Which of the queries that ran are the rows of a matrix: neighbours, from one of them on.
+    """The queries that are the rows of a matrix: neighbours among all queries that ran.
 
     Attributes:
         start: the position of the first row among all queries that ran.
@@ -116,20 +194,18 @@ class Queries(NamedTuple):
 
 @dataclass(frozen=True)
 class Layer:
-    """What is known of one layer.
+    """One layer of a recording.
 
     Attributes:
         name: as the recording has it.
         shape: of the matrix, (..., num_heads, q_len, kv_len).
-        matrix: None where only answers were kept.
-        answers: what was asked as the model ran.
-        origin: None where all layers and heads were kept.
-        check: called before the numbers of the layer are given to anybody; it raises RegardError
-            where a file is damaged.
+        matrix: a function that returns the matrix; None if only answers were kept.
+        answers: the answers that were computed while the model ran.
+        origin: the place in the model; None if all layers and heads were kept.
         queries: which queries its rows are; None: all that ran.
-        value: the model's own, (..., num_kv_heads, kv_len, head_dim), so that ``matrix @ value`` is
-            the layer's output; None where it was not kept.
-        apart: which other layers hold the answers that do not join over several calls, by name.
+        value: a function that returns the model's value, (..., num_kv_heads, kv_len, head_dim), so
+            that ``matrix @ value`` is the layer's output; None if it was not kept.
+        apart: for the answers of separate calls, the names of the layers that hold them.
 
     Example:
         >>> import torch, regard
@@ -141,12 +217,11 @@ class Layer:
 
     name: str
     shape: torch.Size
-    matrix: AttentionMatrix | None
+    matrix: Callable[[], AttentionMatrix] | None
     answers: Answers
     origin: Origin | None = None
-    check: Callable[[], None] | None = None
     queries: Queries | None = None
-    value: Tensor | None = None
+    value: Callable[[], Tensor] | None = None
     apart: Answers = field(default_factory=Answers)
 
     @property
@@ -163,64 +238,58 @@ class Layer:
 
     @property
     def texts(self) -> tuple[range, ...]:
-        """Where the text lies among the keys, for each entry of the batch, without padding.
+        """The keys of the text without padding, for each entry of the batch.
 
-        None where only answers were kept, which do not tell.
+        Empty if only answers were kept.
         """
         if self.matrix is None:
             return ()
         return texts_of(self.whole(), rows=self.positions if self.reads_itself else range(0))
 
     def place(self, index: int) -> int:
-        """The layer's place in its model, of the layer at this place in the recording."""
+        """Return the place in the model of the layer at this place in the recording."""
         return index if self.origin is None else self.origin.place
 
     def head(self, index: int) -> int:
-        """The place in the model's layer of the head at this place in the matrix."""
+        """Return the place in the model of the head at this place in the matrix."""
         if self.origin is None or self.origin.heads is None:
             return index
         return self.origin.heads[index]
 
     def whole(self) -> AttentionMatrix:
-        """The matrix.
+        """Return the matrix.
 
         Raises:
             RegardError: only answers were kept; or the file they are in is damaged.
         """
-        if self.check is not None:
-            self.check()
         if self.matrix is None:
-            raise RegardError(
+            raise NotKeptError(
                 f"layer {self.name!r} has answers only, {_listed(self.answers)}; "
                 "its query and key were not kept.\n"
                 '    Observe the model again with keep="qk".'
             )
-        return self.matrix
+        return self.matrix()
 
     def whole_value(self) -> Tensor:
-        """The value, (..., num_kv_heads, kv_len, head_dim).
+        """Return the value, (..., num_kv_heads, kv_len, head_dim).
 
         Raises:
             RegardError: it was not kept; or the file it is in is damaged.
         """
-        if self.check is not None:
-            self.check()
         if self.value is None:
             raise RegardError(
                 f"layer {self.name!r} has no value; it was not kept.\n"
                 '    Observe the model again with keep="qkv".'
             )
-        return self.value
+        return self.value()
 
     def reduce(self, *reductions: Reduction) -> Any:
-        """The answers, one or a tuple of them: kept ones where there are, else from the matrix.
+        """Return the answers, kept ones if there are, else computed; one or a tuple of them.
 
         Raises:
             RegardError: an answer was not kept, and no matrix to compute it from; or the file they
                 are in is damaged.
         """
-        if self.check is not None:
-            self.check()
         missing = [reduction for reduction in reductions if reduction not in self.answers]
         if missing and self.matrix is None:
             if missing[0] in self.apart:
@@ -239,12 +308,12 @@ class Layer:
         found = self.answers
         if missing:
             computed = zip(missing, asked_of(self.whole(), missing), strict=True)
-            found = Answers([*computed, *self.answers.items()])
+            found = Answers(computed).before(found)
         answers = tuple(found[reduction] for reduction in reductions)
         return answers[0] if len(answers) == 1 else answers
 
     def entry(self, index: int) -> "Layer":
-        """One entry of the batch; the batch has length 1 then.
+        """Return one entry of the batch, as a batch of 1.
 
         Raises:
             ValueError: there is no batch.
@@ -259,15 +328,13 @@ class Layer:
             )
         place = check_index_bounds(check_whole("index", index), self.shape[0], 0)
         one = slice(place, place + 1)
-        pairs = [
-            (asked, self._entry_of(asked, answer, one)) for asked, answer in self.answers.items()
-        ]
+        answers = self.answers.map(lambda asked, answer: self._entry_of(asked, answer, one))
         return replace(
             self,
             shape=torch.Size((1, *self.shape[1:])),
-            matrix=None if self.matrix is None else self.matrix[one],
-            value=None if self.value is None else self.value[one],
-            answers=Answers(pairs),
+            matrix=None if self.matrix is None else lambda: self.whole()[one],
+            value=None if self.value is None else lambda: self.whole_value()[one],
+            answers=answers,
         )
 
     def _entry_of(self, reduction: Reduction, answer: Any, one: slice) -> Any:
@@ -284,7 +351,7 @@ class Layer:
     def check_tokens(
         self, query_tokens: Sequence[Token] | None, key_tokens: Sequence[Token] | None
     ) -> None:
-        """That the tokens, where they are known, are one for each query and for each key.
+        """Check that there is one token for each query and for each key, if tokens are known.
 
         Raises:
             ValueError: their count differs.
@@ -299,14 +366,14 @@ class Layer:
                 )
 
     def __repr__(self) -> str:
-        """The matrix, or the shape that it had and the answers that are left."""
+        """Return a description of the matrix, or its shape and the answers that were kept."""
         if self.matrix is not None:
             return repr(self.matrix)
         return f"answers only, of shape {tuple(self.shape)}: {_listed(self.answers)}"
 
 
 def able_to_answer(layers: Sequence[Layer], reductions: Sequence[Reduction]) -> Sequence[Layer]:
-    """The layers that kept these answers, or can compute them; all where none can, to say why.
+    """Return the layers that kept these answers or can compute them; all layers if none can.
 
     Example:
         >>> import torch, regard
@@ -325,7 +392,7 @@ def able_to_answer(layers: Sequence[Layer], reductions: Sequence[Reduction]) -> 
 
 
 def asked_of(matrix: AttentionMatrix, reductions: Sequence[Reduction]) -> tuple[Any, ...]:
-    """The answers of a matrix as a recording gives them, in one pass over it.
+    """Compute the answers of a matrix as a recording gives them, in one pass over it.
 
     A ``TopK`` of more keys than there are is padded, so that it fits layers of any length.
 
@@ -342,7 +409,7 @@ def asked_of(matrix: AttentionMatrix, reductions: Sequence[Reduction]) -> tuple[
 
 
 def layer_at(layers: Sequence[Layer], which: str | int) -> Layer:
-    """The layer of a name, or at a place in the order in which they ran.
+    """Return the layer of a name, or at a place in the order in which they ran.
 
     Raises:
         KeyError: no layer of that name.
@@ -374,7 +441,7 @@ def layer_at(layers: Sequence[Layer], which: str | int) -> Layer:
 def tokens_of_rows(
     tokens: tuple[Token, ...] | None, layers: Sequence[Layer]
 ) -> tuple[Token, ...] | None:
-    """Of the tokens of all queries that ran, those of the rows; others as they are.
+    """Return the tokens of the rows from those of all queries that ran; others unchanged.
 
     Raises:
         ValueError: the layers differ in length, so that no tokens fit all of them.
@@ -414,7 +481,7 @@ def reduce_all(
     reductions: Sequence[Reduction],
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """What ``Recording.reduce`` answers, which says what the arguments mean.
+    """Compute the answers of ``Recording.reduce``, which describes the arguments.
 
     Example:
         >>> import torch, regard
@@ -482,6 +549,6 @@ def _listed(answers: Answers) -> str:
 
 
 def _short(reduction: Reduction) -> str:
-    """A reduction as it is written; of long ones the name."""
+    """Return the text of a reduction; of long ones the name."""
     written = repr(reduction)
     return written if len(written) <= 60 else f"{type(reduction).__name__}(...)"

@@ -1,4 +1,4 @@
-"""A recording from its file."""
+"""Load a recording from its file."""
 
 import os
 
@@ -9,10 +9,10 @@ __all__ = ["load"]
 
 
 def load(path: str | os.PathLike[str]) -> Recording:
-    """The recording that ``Recording.save`` wrote, or ``regard.observe`` with ``path=``.
+    """Load the recording that ``Recording.save`` wrote, or ``regard.observe`` with ``path=``.
 
-    The file is memory-mapped: it opens at once, whatever its size, and the numbers of a layer are
-    read and checked when the layer is first asked for. Nothing in it is run.
+    The file opens at once, whatever its size. The numbers of a layer are read when the layer is
+    first asked for, and compared with their checksums. Nothing in the file is run.
 
     Args:
         path: of the file.

@@ -50,7 +50,7 @@ def texts_of(matrix: AttentionMatrix, *, rows: range | None = None) -> tuple[ran
 
 
 def _seen(matrix: AttentionMatrix, mask: Mask | None, added: Tensor | None) -> Tensor:
-    """Which keys some query sees under a mask and numbers added: (entries, kv_len)."""
+    """Return which keys some query sees under a mask and a bias, (entries, kv_len)."""
     shape, kv_len = matrix.shape, matrix.shape[-1]
     entries = shape[0] if len(shape) > 3 else 1
     seen = torch.zeros(entries, kv_len, dtype=torch.bool, device=matrix.device)
@@ -69,7 +69,7 @@ def _seen(matrix: AttentionMatrix, mask: Mask | None, added: Tensor | None) -> T
 
 
 def _added(matrix: AttentionMatrix) -> Tensor | None:
-    """The numbers that may mask by being low; None: there are none."""
+    """Return the numbers that may mask by being low; None if there are none."""
     match matrix.source:
         case QueryKeyScores(bias=bias):
             return bias
@@ -80,7 +80,7 @@ def _added(matrix: AttentionMatrix) -> Tensor | None:
 
 
 def _of_keys(mask: Mask) -> Mask | None:
-    """What a mask says of keys, or of queries, alone; None: nothing."""
+    """Return the part of a mask that depends on keys or queries alone; None if there is none."""
     match mask:
         case And(first, second):
             parts = [part for part in (_of_keys(first), _of_keys(second)) if part is not None]
@@ -97,7 +97,7 @@ def _of_keys(mask: Mask) -> Mask | None:
 
 
 def _shows_both_ends(mask: Mask, shape: torch.Size) -> bool:
-    """Whether the first and the last query are known to see the first and the last key."""
+    """Return whether the first and last query are known to see the first and last key."""
     leading = tuple(slice(0, n) for n in shape[:-2])
     ends = (slice(0, 1), slice(shape[-2] - 1, shape[-2]))
     every = [mask.key_bounds(leading, rows, shape).all for rows in ends]
@@ -106,7 +106,7 @@ def _shows_both_ends(mask: Mask, shape: torch.Size) -> bool:
 
 
 def _boxes(shape: torch.Size) -> Iterator[Box]:
-    """The whole matrix in boxes of some rows."""
+    """Yield the whole matrix in boxes of some rows."""
     leading = tuple(slice(0, n) for n in shape[:-2])
     height = max(1, _AT_ONCE // (prod(shape[:-2]) * shape[-1]))
     for start in range(0, shape[-2], height):

@@ -1,4 +1,4 @@
-"""What was seen in a model: one attention matrix for each attention it ran."""
+"""Recordings of models: one attention matrix for each attention that ran."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,6 +14,7 @@ from regard.matrix.rollouts import Rollout
 from regard.recording.file_writer import write
 from regard.recording.layers import (
     Answers,
+    InMemory,
     Layer,
     Origin,
     Queries,
@@ -33,11 +34,14 @@ __all__ = ["Recording"]
 
 
 class Recording(Mapping[str, AttentionMatrix]):
-    """The attention that a model ran, layer by layer: a mapping from names to matrices.
+    """The attention of a model, layer by layer: a mapping from names to matrices.
 
     ``seen["encoder.layer.0.attention.self"]`` is the matrix of the module of that name, ``seen[3]``
-    the fourth in the order they ran. A module that attended again has ``#2``, ``#3`` after its
-    name. Make one with ``regard.observe``.
+    that of the fourth layer in the order in which they ran. A module that attended again has
+    ``#2``, ``#3`` after its name. Make a recording with ``regard.observe``.
+
+    The mapping has the layers whose matrices were kept. ``layers``, ``shapes`` and ``kept`` have
+    all others, too.
 
     Attributes:
         model: the name of the model.
@@ -69,38 +73,39 @@ class Recording(Mapping[str, AttentionMatrix]):
             self.add(name, matrix)
 
     def __getitem__(self, layer: str | int) -> AttentionMatrix:
-        """The matrix of a layer, by name or by its place in the order they ran.
+        """Return the matrix of a layer, by name or by its place in the order in which they ran.
 
         Raises:
-            KeyError: no layer of that name.
-            IndexError: no layer at that place.
-            RegardError: only answers of that layer were kept.
+            KeyError: there is no layer of that name.
+            IndexError: there is no layer at that place.
+            RegardError: only answers of that layer were kept (also a KeyError), or the file of the
+                recording is damaged.
         """
         return layer_at(self.layers, layer).whole()
 
     def __contains__(self, layer: object) -> bool:
-        """Whether a layer of that name was seen, its matrix kept or not."""
-        return layer in self._layers
+        """Return whether the matrix of a layer of that name was kept."""
+        return layer in self._layers and self._layers[cast(str, layer)].matrix is not None
 
     def __iter__(self) -> Iterator[str]:
-        """The names, in the order the layers ran."""
-        return iter(self._layers)
+        """Yield the names of the layers whose matrices were kept, in the order they ran."""
+        return (name for name, layer in self._layers.items() if layer.matrix is not None)
 
     def __len__(self) -> int:
-        """How many layers were seen."""
-        return len(self._layers)
+        """Return the number of layers whose matrices were kept."""
+        return sum(1 for _ in self)
 
     def __repr__(self) -> str:
-        """The model, and one line for each layer."""
+        """Return the name of the model, and one line for each layer."""
         layers = enumerate(self._layers.values())
         lines = [f"  {place}  {visible(layer.name)}  {layer!r}" for place, layer in layers]
-        count = f"{len(self)} layer{'s' * (len(self) != 1)}"
+        count = f"{len(lines)} layer{'s' * (len(lines) != 1)}"
         return "\n".join([f"Recording of {visible(self.model) or 'a model'}, {count}", *lines])
 
     _repr_mimebundle_ = notebook_bundle
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """A recording is saved, not pickled: a pickle can run code when it is loaded."""
+        """Refuse to pickle a recording, because a pickle can run code when it is loaded."""
         raise TypeError(
             "pickle has a Recording; a recording is saved as a file that runs no code.\n"
             '    Use seen.save("run.safetensors") and regard.load("run.safetensors").'
@@ -108,7 +113,7 @@ class Recording(Mapping[str, AttentionMatrix]):
 
     @property
     def layers(self) -> tuple[Layer, ...]:
-        """What is known of each layer, in the order they ran."""
+        """Each layer, in the order in which they ran."""
         return tuple(self._layers.values())
 
     @property
@@ -122,7 +127,7 @@ class Recording(Mapping[str, AttentionMatrix]):
         return {name: layer.answers for name, layer in self._layers.items() if layer.answers}
 
     def value(self, layer: str | int) -> Tensor:
-        """What a layer draws from, kept by ``keep="qkv"``: ``seen[layer] @ it`` is its output.
+        """Return the value of a layer, kept by ``keep="qkv"``: ``seen[layer] @ it`` is its output.
 
         Args:
             layer: its name, or its place in the order they ran.
@@ -171,7 +176,8 @@ class Recording(Mapping[str, AttentionMatrix]):
         while unique in self._layers:
             count += 1
             unique = f"{name}#{count}"
-        self.put(Layer(unique, size, matrix, Answers(answers), origin, queries=queries))
+        kept = None if matrix is None else InMemory(matrix)
+        self.put(Layer(unique, size, kept, Answers(answers), origin, queries=queries))
         return unique
 
     def put(self, layer: Layer) -> None:
@@ -192,7 +198,7 @@ class Recording(Mapping[str, AttentionMatrix]):
         query_tokens: Iterable[Token | str],
         key_tokens: Iterable[Token | str] | None = None,
     ) -> "Recording":
-        """The same recording, with the text.
+        """Return the same recording with its text.
 
         Args:
             query_tokens: one for each query that ran, kept or not; a string is the text of one.
@@ -212,7 +218,7 @@ class Recording(Mapping[str, AttentionMatrix]):
         query_tokens: Iterable[Token] | None,
         key_tokens: Iterable[Token] | None,
     ) -> "Recording":
-        """A recording of the same model."""
+        """Return a recording of the same model."""
         tokens = {"query_tokens": query_tokens, "key_tokens": key_tokens}
         same = Recording({}, model=self.model, **tokens)
         for layer in layers:
@@ -220,7 +226,7 @@ class Recording(Mapping[str, AttentionMatrix]):
         return same
 
     def part(self, layers: Iterable[str | int]) -> "Recording":
-        """Some of the layers, with the text.
+        """Return a recording of some of the layers, with the text.
 
         Args:
             layers: names, places in the order the layers ran, or both.
@@ -245,7 +251,7 @@ class Recording(Mapping[str, AttentionMatrix]):
         return self._with(some, self.query_tokens, self.key_tokens)
 
     def entry(self, index: int) -> "Recording":
-        """One entry of the batch, as a batch of 1, with the text.
+        """Return one entry of the batch, as a batch of 1, with the text.
 
         Args:
             index: of the entry.
@@ -267,7 +273,7 @@ class Recording(Mapping[str, AttentionMatrix]):
     def reduce(
         self, *reductions: Reduction, progress: Callable[[int, int], None] | None = None
     ) -> dict[str, Any]:
-        """The answers to several questions for each layer, in one pass over it.
+        """Compute the answers to several questions for each layer, in one pass over it.
 
         A kept answer is given as it is, the rest computed; a layer that can do neither is left out.
 
@@ -292,22 +298,22 @@ class Recording(Mapping[str, AttentionMatrix]):
         return reduce_all(self.layers, reductions, progress)
 
     def topk(self, k: int) -> dict[str, Top]:
-        """The k largest weights of each row and their keys, layer by layer; see ``TopK``."""
+        """Return the k largest weights of each row and their keys, for each layer; see ``TopK``."""
         return cast(dict[str, Top], self.reduce(TopK(k)))
 
     def entropy(self) -> dict[str, Tensor]:
-        """The entropy of each row in nats, (..., num_heads, q_len); see ``Entropy``."""
+        """Return the entropy of each row in nats, (..., num_heads, q_len); see ``Entropy``."""
         return self.reduce(Entropy())
 
     def received(self) -> dict[str, Tensor]:
-        """The attention that each key receives from all queries, (..., num_heads, kv_len).
+        """Return the attention that each key receives from all queries, (..., num_heads, kv_len).
 
         It is ``Sum(-2)``, what H2O keeps the heaviest keys by (Zhang et al. 2023, section 4).
         """
         return self.reduce(Sum(-2))
 
     def pool(self, rows: int, columns: int) -> dict[str, Tensor]:
-        """The mean weight in each cell of at most rows x columns; see ``Pool``."""
+        """Return the mean weight in each cell of at most rows x columns; see ``Pool``."""
         return self.reduce(Pool(rows, columns))
 
     def save(
@@ -318,8 +324,8 @@ class Recording(Mapping[str, AttentionMatrix]):
     ) -> None:
         """Write the recording as one file, safetensors with JSON; ``regard.load`` reads it.
 
-        The file is there whole or not at all: one that was there before is as it was when anything
-        goes wrong.
+        The file is written whole or not at all. It takes the place of an older recording, and of
+        nothing else.
 
         Args:
             path: of the file, ``run.safetensors``; its folder exists.
@@ -327,7 +333,7 @@ class Recording(Mapping[str, AttentionMatrix]):
 
         Raises:
             RegardError: a layer holds code (a ``score_mod``, a reduction of your own) or NaN, or
-                the file cannot be written.
+                the file cannot be written, or is there and is not a recording.
 
         Example:
             >>> import torch, regard
@@ -340,5 +346,6 @@ class Recording(Mapping[str, AttentionMatrix]):
         write(path, self.layers, model=self.model, **text, progress=progress)
 
     def rollout(self, residual: float = 0.5) -> Rollout:
-        """Where the tokens of the last layer come from, through all layers; see ``rollout``."""
-        return rollout_of_text(self, self.query_tokens, self.key_tokens, residual)
+        """Return where the tokens of the last layer come from; see ``rollout``."""
+        layers = {layer.name: layer.whole() for layer in self.layers}
+        return rollout_of_text(layers, self.query_tokens, self.key_tokens, residual)

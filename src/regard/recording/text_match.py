@@ -37,7 +37,7 @@ def rollout_of_text(
     key_tokens: Sequence[Token] | None,
     residual: float,
 ) -> Rollout:
-    """What ``Recording.rollout`` answers: a rollout of layers whose tokens may be known.
+    """Compute ``Recording.rollout``: a rollout of layers whose tokens may be known.
 
     Raises:
         ValueError: the tokens say that the keys are another text; and what ``rollout`` raises.

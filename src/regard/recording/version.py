@@ -7,7 +7,7 @@ __all__ = ["version"]
 
 
 def version() -> str:
-    """The version of regard; "unknown" where its source runs without being installed."""
+    """Return the version of regard; "unknown" if its source runs without being installed."""
     try:
         return _version("regard")
     except PackageNotFoundError:

@@ -114,7 +114,7 @@ def write_page(
         >>> page.name, page.read_text().startswith("<!doctype html>")
         ('attention.html', True)
     """
-    if not recording:
+    if not recording.layers:
         raise RegardError("recording has no layers; a page needs at least one.")
     wanted = _places(recording, layers, opened[0])
     target = Path(path).resolve()
@@ -288,10 +288,10 @@ def _add_values(
 ) -> None:
     """The value of each layer that is held in full, where the recording has it and it fits."""
     for place in wanted:
-        layer, value = layers[place], recording.layers[place].value
-        if value is None or layer.kind not in ("query-key", "weights"):
+        layer, seen = layers[place], recording.layers[place]
+        if seen.value is None or layer.kind not in ("query-key", "weights"):
             continue
-        block = embed_value(layer, first_value(value))
+        block = embed_value(layer, first_value(seen.whole_value()))
         if _size(block) > room:
             layer.value_heads = 0
             continue

@@ -415,7 +415,7 @@ def _check_recording(call: str, seen: object) -> None:
             "    Make one with regard.observe(model), regard.load(path) or "
             "regard.Recording({name: A})."
         )
-    if not seen:
+    if not seen.layers:
         raise ValueError(
             f"seen has no layers; {call} draws at least one.\n"
             "    Record attention with regard.observe(model), or take a part that has layers."

@@ -10,6 +10,7 @@ from torch import Tensor
 from regard.analysis.head_classes import classify
 from regard.analysis.head_kinds import Head
 from regard.matrix.attention_matrix import AttentionMatrix
+from regard.recording.layers import Layer
 from regard.recording.recording import Recording
 from regard.reductions.products import Window
 from regard.text.tokens import Token
@@ -131,7 +132,7 @@ def summarise(
     if tokens is None:
         raise ValueError("recording has no tokens.\n    Give them: recording.with_tokens(tokens).")
     matrices = _selected(recording, selection)
-    steps = len(recording) + len(tokens)
+    steps = len(recording.layers) + len(tokens)
 
     def tell(done: int) -> None:
         if progress is not None:
@@ -142,16 +143,15 @@ def summarise(
     rows: list[Row] = []
     for block in _mean_rows(matrices):
         rows += _rows(block, len(rows), sinks, top)
-        tell(len(recording) + len(rows))
+        tell(len(recording.layers) + len(rows))
     count = sum(_num_heads(matrix) for matrix in matrices)
-    return Summary(
-        recording.model, tokens, tuple(recording), selection, count, sinks, tuple(rows), heads
-    )
+    names = tuple(recording.shapes)
+    return Summary(recording.model, tokens, names, selection, count, sinks, tuple(rows), heads)
 
 
-def _one_text(recording: Recording, name: str) -> AttentionMatrix:
+def _one_text(layer: Layer) -> AttentionMatrix:
     """A layer as a matrix of shape (num_heads, q_len, kv_len), or without heads as it is."""
-    matrix = recording[name]
+    matrix, name = layer.whole(), layer.name
     if any(n != 1 for n in matrix.shape[:-3]):
         raise ValueError(
             f"layer {name!r} has shape {tuple(matrix.shape)}; one text is looked at, a batch of 1."
@@ -167,12 +167,12 @@ def _one_text(recording: Recording, name: str) -> AttentionMatrix:
 def _selected(recording: Recording, selection: Selection) -> list[AttentionMatrix]:
     """The layers that are averaged, each with the heads that are."""
     layer, head = selection.layer, selection.head
-    matrices = [_one_text(recording, name) for name in recording]
+    matrices = [_one_text(layer) for layer in recording.layers]
     if layer is None:
         return matrices
-    if not 0 <= layer < len(recording):
+    if not 0 <= layer < len(matrices):
         raise ValueError(
-            f"layer is {layer}; {_who(recording)} has layers {_places(len(recording))}."
+            f"layer is {layer}; {_who(recording)} has layers {_places(len(matrices))}."
         )
     matrix = matrices[layer]
     if head is None:

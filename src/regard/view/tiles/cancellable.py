@@ -82,4 +82,4 @@ def answered(layer: Layer, reductions: Sequence[Reduction], pause: Callable[[], 
     first, *others = missing  # all see the same blocks: it is enough that one pauses
     found = layer.whole().reduce(Watched(first, pause), *others)
     pairs = zip(missing, found if len(missing) > 1 else (found,), strict=True)
-    return replace(layer, answers=Answers([*layer.answers.items(), *pairs]))
+    return replace(layer, answers=Answers(pairs).before(layer.answers))

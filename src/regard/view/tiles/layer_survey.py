@@ -159,7 +159,7 @@ class Sweeps:
             found, known = both[: len(questions)], both[len(questions) :]
             known = [each.reshape(*layer.shape[:-2], *each.shape[1:]) for each in known]
         pairs = zip(missing, known, strict=True)
-        self._layers[place] = replace(layer, answers=Answers([*layer.answers.items(), *pairs]))
+        self._layers[place] = replace(layer, answers=Answers(pairs).before(layer.answers))
         return found
 
     def kinds(self) -> list[dict[str, Any] | None]:

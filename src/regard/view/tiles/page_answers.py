@@ -291,7 +291,7 @@ class Answers:
             RegardError: the layer has answers only.
             Gone: the answer is not wanted any more.
         """
-        layer = checked("layer", layer, len(self.recording))
+        layer = checked("layer", layer, len(self.recording.layers))
         matrix = first_sequence(self.recording[layer])
         heads, q_len, kv_len = matrix.shape
         pause = self._until_gone(wanted)
@@ -332,10 +332,10 @@ class Answers:
             if place not in self._heads:
                 asked = survey_of(layer, *tokens).reductions
                 self._heads[place] = known_kinds(answered(layer, asked, pause), place, *tokens)
-        return tuple(head for place in range(len(seen)) for head in self._heads[place])
+        return tuple(head for place in range(len(seen.layers)) for head in self._heads[place])
 
     def _checked_head(self, which: Which) -> tuple[int, int]:
-        layer = checked("layer", which.layer, len(self.recording))
+        layer = checked("layer", which.layer, len(self.recording.layers))
         shape = self.recording.layers[layer].shape
         return layer, checked("head", which.head, shape[-3] if len(shape) > 2 else 1)
 
@@ -347,10 +347,11 @@ class Answers:
     def _value(self, which: Which) -> Tensor | None:
         """Of a head, (kv_len, value_dim); None where none was kept."""
         layer, head = self._checked_head(which)
-        value = self.recording.layers[layer].value
-        if value is None:
+        seen = self.recording.layers[layer]
+        if seen.value is None:
             return None
-        heads, num_heads = first_value(value), first_sequence(self.recording[layer]).shape[0]
+        heads = first_value(seen.whole_value())
+        num_heads = first_sequence(self.recording[layer]).shape[0]
         return heads[head * len(heads) // num_heads]
 
     def _pyramid(self, which: Which) -> Pyramid:
