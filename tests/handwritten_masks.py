@@ -217,11 +217,12 @@ MASKS = (
     Case(scattered, first_three),
     Case(best, best_two),
     Case(best_where, best_two),
-    Case(best_scattered, best_two),
-    Case(gathered, best_two),
     Case(bounded_below, strictly_before),
     Case(bounded_sum, strictly_before),
     Case(without_infinities, strictly_before),
     Case(without_infinities_in_place, strictly_before),
     Case(bounds_beyond_what_is_there, causal),
 )
+
+REFUSED = (best_scattered, gathered)
+"""Refused with the line: scores that are put back in new places."""

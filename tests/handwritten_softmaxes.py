@@ -39,14 +39,6 @@ def causal(scores: Tensor) -> Tensor:
     return scores.masked_fill(~CAUSAL, -INF).softmax(-1)
 
 
-def near(scores: Tensor) -> Tensor:
-    return scores.masked_fill(~NEAR, -INF).softmax(-1)
-
-
-def with_a_sink(scores: Tensor, sink: float = 0.0) -> Tensor:
-    return F.pad(scores, (0, 1), value=sink).softmax(-1)[..., :-1]
-
-
 def logarithm(q: Tensor, k: Tensor, v: Tensor) -> Answer:
     weights = F.log_softmax(q @ k.mT, dim=-1).exp()
     return weights, weights @ v
@@ -105,10 +97,6 @@ def softmax_one_of_what_is_left(q: Tensor, k: Tensor, v: Tensor) -> Answer:
     return weights, weights @ v
 
 
-def of_what_is_left(scores: Tensor) -> Tensor:
-    return with_a_sink(scores - scores.amax(-1, keepdim=True))
-
-
 def softmax_one_stable(q: Tensor, k: Tensor, v: Tensor) -> Answer:
     scores = q @ k.mT
     most = scores.amax(-1, keepdim=True).clamp(min=0)
@@ -123,10 +111,6 @@ def two_beside(q: Tensor, k: Tensor, v: Tensor) -> Answer:
     total += 2.0
     powers /= total
     return powers, powers @ v
-
-
-def two_beside_a_mask(scores: Tensor) -> Tensor:
-    return with_a_sink(scores.masked_fill(~CAUSAL, -INF), torch.tensor(2.0).log().item())
 
 
 def hardly_anything_beside(q: Tensor, k: Tensor, v: Tensor) -> Answer:
@@ -174,10 +158,6 @@ def powers_of_a_part_set_to_zero(q: Tensor, k: Tensor, v: Tensor) -> Answer:
     return powers, powers @ v
 
 
-def first_three(scores: Tensor) -> Tensor:
-    return F.pad(scores[..., :3].softmax(-1), (0, 2))
-
-
 def renormalised(q: Tensor, k: Tensor, v: Tensor) -> Answer:
     weights = (q @ k.mT).softmax(-1) * CAUSAL
     weights = weights / weights.sum(-1, keepdim=True)
@@ -213,10 +193,6 @@ def renormalised_with_numbers(q: Tensor, k: Tensor, v: Tensor) -> Answer:
     return weights, weights @ v
 
 
-def with_shares(scores: Tensor) -> Tensor:
-    return (scores + torch.tensor([0.1, 1.0, 2.0, 0.5, 0.0]).double().log()).softmax(-1)
-
-
 def keys_first(q: Tensor, k: Tensor, v: Tensor) -> Answer:
     powers = torch.exp(k @ q.mT)
     weights = powers / powers.sum(-2, keepdim=True)
@@ -231,14 +207,6 @@ def divided_at_the_end(q: Tensor, k: Tensor, v: Tensor) -> Answer:
     return powers / total, powers @ v / total
 
 
-def divided_at_the_end_alone(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    powers = torch.exp(q @ k.mT)
-    total = powers.sum(-1, keepdim=True)
-    output = powers.flatten(0, 1).bmm(v.flatten(0, 1)).unflatten(0, (2, 3))
-    output /= total
-    return output
-
-
 def one_beside_and_made_whole(q: Tensor, k: Tensor, v: Tensor) -> Answer:
     """What the sink took comes back."""
     powers = torch.exp(q @ k.mT)
@@ -247,31 +215,34 @@ def one_beside_and_made_whole(q: Tensor, k: Tensor, v: Tensor) -> Answer:
     return weights, weights @ v
 
 
+def exponentials(q: Tensor, k: Tensor, v: Tensor) -> Answer:
+    powers = torch.exp(q @ k.mT)
+    weights = powers / powers.sum(-1, keepdim=True)
+    return weights, weights @ v
+
+
+def exponentials_less_the_largest(q: Tensor, k: Tensor, v: Tensor) -> Answer:
+    scores = (q @ k.mT).masked_fill(~CAUSAL, -INF)
+    powers = torch.exp(scores - scores.amax(-1, keepdim=True))
+    weights = powers / powers.sum(-1)[..., None]
+    return weights, weights @ v
+
+
 SOFTMAXES = (
-    Case(logarithm, softmax),
-    Case(logarithm_in_place, causal),
-    Case(logarithm_and_a_mask, causal),
-    Case(logsumexp, softmax),
-    Case(logsumexp_in_place, causal),
-    Case(logsumexp_by_hand, softmax),
-    Case(powers_of_two, softmax),
-    Case(softmax_one, with_a_sink),
-    Case(softmax_one_of_what_is_left, of_what_is_left),
-    Case(softmax_one_stable, with_a_sink),
-    Case(one_beside_and_made_whole, softmax),
-    Case(two_beside, two_beside_a_mask),
-    Case(hardly_anything_beside, softmax),
-    Case(mask_times_powers, causal),
-    Case(mask_times_powers_over_a_bounded_sum, causal),
-    Case(filled_powers, causal),
-    Case(chosen_powers, causal),
-    Case(triangle_of_powers, causal),
-    Case(powers_of_a_part_set_to_zero, first_three),
-    Case(renormalised, causal),
-    Case(renormalised_twice, near),
-    Case(renormalised_in_place, causal),
-    Case(normalised_by_torch, causal),
-    Case(renormalised_with_numbers, with_shares),
+    Case(exponentials, softmax),
+    Case(exponentials_less_the_largest, causal),
     Case(keys_first, softmax),
-    Case(divided_at_the_end, causal),
 )
+"""Seen as what they mean: exponentials divided by their sums."""
+
+REFUSED = (
+    *(logarithm, logarithm_in_place, logarithm_and_a_mask),
+    *(logsumexp, logsumexp_in_place, logsumexp_by_hand, powers_of_two),
+    *(softmax_one, softmax_one_of_what_is_left, softmax_one_stable, one_beside_and_made_whole),
+    *(two_beside, hardly_anything_beside),
+    *(mask_times_powers, mask_times_powers_over_a_bounded_sum, filled_powers, chosen_powers),
+    *(triangle_of_powers, powers_of_a_part_set_to_zero),
+    *(renormalised, renormalised_twice, renormalised_in_place, normalised_by_torch),
+    *(renormalised_with_numbers, divided_at_the_end),
+)
+"""Refused with the line: no softmax, and no exponentials divided by their own sums."""

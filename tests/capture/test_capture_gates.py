@@ -186,17 +186,18 @@ def softmax(model: Changing, x: Tensor) -> Tensor:
         return (model.query(x) @ model.key(x).mT / 4).softmax(-1)
 
 
-def test_dropout_whose_mask_was_drawn_before_the_product_is_known() -> None:
+def test_dropout_whose_mask_was_drawn_before_the_product_is_refused() -> None:
     class Early(Changing):
         def forward(self, x: Tensor) -> Tensor:
             keep = torch.bernoulli(torch.full((2, 9, 9), 0.7))
             weights = (self.query(x) @ self.key(x).mT / 4).softmax(-1)
             return (weights * keep / 0.7) @ x
 
-    model, x = Early(drawn), noise(2, 9, 16)
-    with regard.observe(model) as seen:
-        model(x)
-    torch.testing.assert_close(seen[0][:, 0].to_dense(), softmax(model, x), atol=1e-5, rtol=0)
+    reason = r"mul .* changes the weights after their softmax"
+    model = Early(drawn)
+    with pytest.raises(regard.RegardError, match=reason), regard.observe(model) as seen:
+        model(noise(2, 9, 16))
+    assert list(seen) == []
 
 
 @pytest.mark.parametrize(

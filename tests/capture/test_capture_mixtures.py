@@ -86,7 +86,7 @@ CHANGES = [
     ),
     pytest.param(
         lambda _, w: F.pad(w, (0, 1)).unflatten(-1, (2, 4)).sum(-1).repeat(1, 1, 1, 4)[..., :7],
-        *(MIXED, "makes others of the weights"),
+        *(JOINED, "puts weights together"),
         id="sums of padded parts",
     ),
     pytest.param(
@@ -109,6 +109,9 @@ CHANGES = [
     pytest.param(doubled_in_place, MASKED, "changes the weights", id="doubled in place"),
     pytest.param(lambda _, w: w * (CAUSAL * 2), MASKED, "changes the weights", id="twice a mask"),
     pytest.param(in_chunks, JOINED, "puts weights together", id="cat"),
+    pytest.param(
+        lambda _, w: torch.stack(w.unbind(1), 1), JOINED, "puts weights together", id="stack"
+    ),
     pytest.param(
         lambda _, w: w[:, torch.tensor([2, 0, 1])], REORDERED, "reorders the weights", id="index"
     ),
@@ -163,7 +166,6 @@ def test_others_that_are_only_returned_are_nobody_s_trouble(
         pytest.param(lambda _, w: w.bfloat16().float(), id="casts"),
         pytest.param(lambda _, w: w[:, :, None].expand(2, 3, 5, 7, 7)[:, :, 1], id="expanded"),
         pytest.param(lambda _, w: w.mT.contiguous().mT, id="contiguous"),
-        pytest.param(lambda _, w: torch.stack(w.unbind(1), 1), id="stacked"),
     ],
 )
 def test_what_leaves_weights_as_they_are_is_kept(
@@ -224,6 +226,6 @@ def test_scores_that_are_put_back_in_another_order_are_not_lost_beside_others() 
             return scores.softmax(-1) @ x, scores
 
     model = nn.Sequential(First(lambda _, w: w), Swapped(lambda _, w: w))
-    reason = r"'1' cannot be kept: flip .* stands between"
+    reason = r"'1' cannot be kept: copy_ .* stands between"
     with pytest.raises(regard.RegardError, match=reason), regard.observe(model):
         model(noise(2, 7, 6))

@@ -117,7 +117,7 @@ def test_a_refusal_in_a_librarys_model_says_the_librarys_lines() -> None:
         model(torch.tensor([[2, 3, 4, 2, 3, 4, 2, 3]]))
     lines = re.findall(r"\(([^()]+):(\d+)\)", str(caught.value))
     assert {Path(file).name for file, _ in lines} == {"modeling_longformer.py"}
-    assert len({number for _, number in lines}) == len(lines) == 2
+    assert len({number for _, number in lines}) == len(lines)
 
 
 def test_a_refusal_has_the_name_of_what_ran_its_product_and_its_softmax() -> None:

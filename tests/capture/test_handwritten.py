@@ -57,7 +57,7 @@ def watch(model: nn.Module, seen: Seen) -> Generator[None, None, None]:
         with Tracer(model, handwritten.listeners, handwritten.pass_on):
             yield
     finally:
-        handwritten.close()
+        handwritten.finish()
 
 
 def layer(way: Callable[..., object]) -> Layer:

@@ -1,5 +1,7 @@
-"""Softmaxes that are written as something else, and masks by assignment, are what they mean."""
+"""Exponentials over their sums and masks by assignment are seen; other softmaxes are refused."""
 
+import inspect
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -9,7 +11,8 @@ from torch import Tensor, nn
 
 import regard
 from handwritten_masks import MASKS
-from handwritten_softmaxes import SOFTMAXES, Case, divided_at_the_end_alone
+from handwritten_masks import REFUSED as OTHERS
+from handwritten_softmaxes import REFUSED, SOFTMAXES, Case
 from models import noise
 
 MODES = {
@@ -53,12 +56,22 @@ def test_attention_in_other_words_is_seen_as_what_it_means(
     torch.testing.assert_close(output[0].detach().double(), expected, atol=1e-5, rtol=0)
 
 
-def test_a_product_that_is_divided_by_the_sums_afterwards_is_an_attention() -> None:
-    model, x = Layer(divided_at_the_end_alone), noise(2, 3, 5, 7)
-    with regard.observe(model) as seen:
-        output = model(x)
-    assert torch.equal(output, model(x))
-    assert list(seen) == ["Layer"]
-    scores = model.query(x).double() @ model.key(x + 1).double().mT
-    found = seen[0].to_dense().double().reshape(scores.shape)
-    torch.testing.assert_close(found, scores.softmax(-1).detach(), atol=1e-5, rtol=0)
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+@pytest.mark.parametrize("way", [*REFUSED, *OTHERS], ids=lambda way: way.__name__)
+def test_other_ways_to_take_a_softmax_are_refused_with_the_line(
+    way: Callable[[Tensor, Tensor, Tensor], object],
+    mode: Callable[[], AbstractContextManager[object]],
+) -> None:
+    model, x = Layer(way), noise(2, 3, 5, 7)
+    with mode():
+        plain = model(x)
+        with pytest.raises(regard.RegardError) as refusal, regard.observe(model) as seen:
+            output = model(x)
+    assert all(torch.equal(*pair) for pair in zip(plain, output, strict=True))
+    assert list(seen) == []
+    lines, start = inspect.getsourcelines(way)
+    file = inspect.getsourcefile(way)
+    said = re.findall(rf"{file}:(\d+)", str(refusal.value))
+    assert said
+    assert all(start <= int(line) < start + len(lines) for line in said)
+    assert "'Layer'" in str(refusal.value)

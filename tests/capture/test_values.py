@@ -284,8 +284,8 @@ def test_each_of_several_weights_finds_its_own_value_after_other_products() -> N
     model, x = ValueLast(), torch.randn(5, 6)
     with regard.observe(model, keep="qkv") as seen:
         model(x)
-    assert torch.equal(seen.value(0), model.value(x))
-    assert torch.equal(seen.value(1), 2 * model.value(x))
+    assert torch.equal(seen.value(0), 2 * model.value(x))  # in the order of the values
+    assert torch.equal(seen.value(1), model.value(x))
 
 
 @torch.no_grad()
@@ -296,25 +296,26 @@ def test_regards_own_product_tells_its_value() -> None:
     assert seen.value(0).shape == (2, 3, 5, 2)
 
 
-class Divided(nn.Module):
-    """Exponentials draw from the value before they are divided by their sums."""
+class ByHeads(nn.Module):
+    """Weights meet their value head by head."""
 
     def forward(self, x: Tensor) -> Tensor:
-        powers = (x @ (x + 1).mT).exp()
-        return (powers @ x) / powers.sum(-1, keepdim=True)
+        heads = x.unflatten(-1, (2, -1)).transpose(0, 1)
+        weights = (heads @ (heads + 1).mT).softmax(-1)
+        return torch.stack([weights[head] @ heads[head] for head in range(2)])
 
 
 @torch.no_grad()
 def test_a_value_that_cannot_be_told_is_said_when_the_block_ends_and_the_rest_is_kept() -> None:
-    model = nn.Sequential(Divided())
+    model = nn.Sequential(ByHeads())
     with pytest.raises(RegardError) as error, regard.observe(model, keep="qkv") as seen:
-        model(torch.randn(5, 3))
+        model(torch.randn(5, 4))
     assert str(error.value) == (
         "the value of '0' cannot be kept: no product of its weights with a value was seen that "
         "tells which value is whose.\n"
         '    Write it as weights @ value over the keys, or observe with keep="qk".'
     )
-    assert seen["0"].shape == (5, 5)
+    assert seen["0"].shape == (2, 5, 5)
 
 
 @torch.no_grad()

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from regard.capture.element_axes import Numbers, contiguous
+from regard.tracing.operations import ADDED_PRODUCTS
 
 __all__ = [
-    "PRODUCTS",
     "Contraction",
     "Mark",
     "Product",
@@ -158,8 +158,6 @@ def contraction(left: Tensor, right: Tensor, labels: Contraction) -> tuple[Produ
         columns=tuple(sizes[a] for a in columns),
     )
     places = dict(zip((*both, *rows, *columns), product.places, strict=True))
-    if product.left.shape[-1] == 1:
-        return None  # an outer product, as of positions and frequencies
     return product, tuple(places[a] for a in labels.output)
 
 
@@ -207,7 +205,7 @@ def written(func: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> W
         left, right = factors
         labels = einsum_labels(args[0], left.ndim, right.ndim)
         return None if labels is None else Written(left, right, labels)
-    if func in ADDED:
+    if func in ADDED_PRODUCTS:
         added, left, right = args[:3]
         beta, alpha = (float(kwargs.get(name, 1)) for name in ("beta", "alpha"))
         return Written(left, right, matmul_labels(left.ndim, right.ndim), added, beta, alpha)
@@ -218,16 +216,3 @@ def written(func: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> W
         added = args[2] if len(args) > 2 else None
         return Written(left, right, labels, added, beta=1.0)
     return Written(left, right, labels)
-
-
-PLAIN = (
-    *(aten.mm.default, aten.mm.out, aten.bmm.default, aten.bmm.out),
-    *(aten.mv.default, aten.mv.out, aten.dot.default, aten.vdot.default),
-    *(aten.matmul.default, aten.matmul.out, aten.linear.default, aten.einsum.default),
-)
-ADDED = (
-    *(aten.addmm.default, aten.addmm.out, aten.addmm_.default),
-    *(aten.baddbmm.default, aten.baddbmm.out, aten.baddbmm_.default),
-)
-PRODUCTS = (*PLAIN, *ADDED)
-"""The operations that multiply two tensors."""

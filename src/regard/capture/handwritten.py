@@ -1,54 +1,76 @@
-"""Attention written by hand: from a softmax back to the product of query and key.
+"""Attention written by hand, followed from the product of query and key to the value.
 
-A ``Handwritten`` listens to a ``Tracer``: ``Tracer(model, {**handwritten.listeners, ...},
-otherwise=handwritten.pass_on)``. When a softmax has run whose scores come from the product of two
-activations, it calls ``take(name, matrix)``, inside ``apart()``, once its weights have met the
-value; where an attention was seen and cannot be told, ``refuse(name, reason)``, one sentence with
-the user's file and line. Scores that meet a value without a softmax are noted in ``Absence``.
+    query · key ──► scale, bias, mask, softcap, sink ──► softmax ──► cast, dropout ──► · value
+       Scores              Scores + steps                Weights        Weights        recorded
 
-Nothing that does not come from a product of two activations is looked at, and what is known of it
-is kept by storage, weakly (``tracks.py``). A softmax is an attention that cannot be told only where
-its weights are multiplied with a value.
+``Handwritten`` listens to a ``Tracer``. Only operations of the table in ``tracing/operations.py``
+continue the chain; any other operation ends it, and the sentence that says so names the operation
+and its line. An attention is recorded when all its weights have met a value, and only if a few rows
+prove that the recorded query, key, mask and bias give these weights (``proof.py``).
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
-from regard.capture.contractions import PRODUCTS, Mark, Written, contraction, written
-from regard.capture.element_axes import Axes
-from regard.capture.part_gathering import Gathering
-from regard.capture.recorded_values import TakeValue
-from regard.capture.score_chain import Plus, Step, Times
-from regard.capture.score_operations import COPIES
-from regard.capture.softmax_forms import Softmaxes
-from regard.capture.tensor_tracks import (
+from regard.capture.contractions import Contraction, Mark, Written, contraction, written
+from regard.capture.element_axes import Axes, contiguous
+from regard.capture.merge_order import MergeOrder
+from regard.capture.product_axes import Untold
+from regard.capture.proof import Sample
+from regard.capture.provenance import (
+    Attention,
     Exponentials,
     Lost,
-    Outcome,
-    Parts,
+    Noise,
+    Provenance,
+    RowSums,
     Scores,
+    Stage,
     Track,
-    Tracks,
+    Unsummed,
     Weights,
-    modules_of,
+    changed,
     storage_key,
 )
+from regard.capture.recorded_values import TakeValue
+from regard.capture.score_chain import Plus, Step, Times, attention
+from regard.capture.score_operations import STEPS, next_scores, with_sink
 from regard.capture.unseen_attention import Absence
-from regard.capture.weight_changes import Changes
-from regard.capture.weight_integrity import sums_to_one
-from regard.capture.weight_mixing import (
-    joined_words,
-    other_axis_words,
-    other_rows_words,
-    relaid_words,
+from regard.capture.value_axes import Meeting
+from regard.capture.weight_operations import (
+    after_dropout,
+    after_operation,
+    change_of,
+    is_of_keys,
+    is_of_rows,
+    place_of,
+    sentence,
     tensors_in,
+    without_rows,
+    written_by,
 )
-from regard.capture.weight_order import is_relaid, keys_met
 from regard.matrix.attention_matrix import AttentionMatrix
+from regard.tracing.operations import (
+    CASTS,
+    CHANCE,
+    COPIES,
+    COPY_INTO,
+    DROPOUTS,
+    EXPONENTIALS,
+    JOINS,
+    MULTIPLICATIONS,
+    PRODUCTS,
+    QUOTIENTS,
+    ROW_SUMS,
+    SHAPES_ALONE,
+    SOFTMAXES,
+)
 from regard.tracing.tracer import Listener, Operation, apart, module_names
 
 __all__ = ["Handwritten"]
@@ -59,11 +81,11 @@ class Handwritten:
 
     Args:
         model: whose parameters are no activations.
-        take: called with the module's name and the matrix of the model's own tensors; gives what
-            the value is to be given to, None where it is not wanted.
-        refuse: called with the module's name and the reason why its attention cannot be told.
-        doubt: likewise, with the mark of a product where it may be none: once the product's own
-            softmax has met a value, what was pooled of it is taken for features.
+        take: called with the module's name and the matrix of the model's own tensors; returns what
+            the value is given to, or None if nobody wants it.
+        refuse: called with the module's name and the reason.
+        doubt: likewise, with the mark of a product of which scores were pooled: features, if the
+            product's own softmax meets a value as well.
         absence: is told what else might have been attention.
     """
 
@@ -75,170 +97,191 @@ class Handwritten:
         doubt: Callable[[str, str, Mark], None],
         absence: Absence,
     ) -> None:
-        self._refuse, self._doubt = refuse, doubt
+        self._take, self._refuse, self._doubt = take, refuse, doubt
         self._absence = absence
-        self._short: dict[Outcome, tuple[str, str]] = {}
         self._buffers = model.buffers
         names = module_names(model)  # of those that can only be a function written as a module
         self._bare = {name for name, module in names.items() if _is_bare(module)}
-        self._tracks = Tracks(model)
-        self._changes = Changes(self._tracks)
-        self._gathering = Gathering(self._tracks)
-        self._softmaxes = Softmaxes(self._tracks, self._changes, self._gathering, take, refuse)
+        self._known = Provenance(model)
+        self._merges = MergeOrder()
+        self._pending: list[Attention] = []
 
     @property
     def listeners(self) -> Mapping[Callable[..., Any], Listener]:
-        """Who is to be told of which operation."""
-        on_scores, on_copies = cache(self._on_scores), cache(self._on_copies)
-        known = {func: on_scores(each) for func, each in self._softmaxes.listeners.items()}
-        copies = {func: on_copies(known[func]) for func in COPIES}
-        return {**known, **copies, **dict.fromkeys(PRODUCTS, self._product)}
+        """The listener of each operation."""
+        on_scores = cache(self._if_any)
+        return {
+            **dict.fromkeys(STEPS, on_scores(self._step)),
+            **dict.fromkeys(MULTIPLICATIONS, self._multiply),
+            **dict.fromkeys(QUOTIENTS, on_scores(self._divide)),
+            **dict.fromkeys(SOFTMAXES, on_scores(self._softmax)),
+            **dict.fromkeys(EXPONENTIALS, on_scores(self._exp)),
+            **dict.fromkeys(ROW_SUMS, on_scores(self._sum)),
+            **dict.fromkeys(CHANCE, on_scores(self._draw)),
+            **dict.fromkeys(DROPOUTS, on_scores(self._drop)),
+            **dict.fromkeys(COPIES, self._copy),
+            **dict.fromkeys(COPY_INTO, on_scores(self._copy_into)),
+            **dict.fromkeys(JOINS, self._join),
+            **dict.fromkeys(PRODUCTS, self._product),
+        }
 
-    def _on_scores(self, listener: Listener) -> Listener:
-        """A listener that has nothing to do before there are scores, and finds them whole."""
+    def _if_any(self, listener: Listener) -> Listener:
+        """Return a listener that has nothing to do while there are no scores."""
 
-        def tell(operation: Operation) -> None:
-            if self._tracks:
-                self._gathering.settle(operation)
+        def listen(operation: Operation) -> None:
+            if self._known:
                 listener(operation)
 
-        return tell
+        return listen
 
-    def _on_copies(self, listener: Listener) -> Listener:
-        """A listener that takes note of the copies of parameters, too."""
+    def finish(self) -> None:
+        """Refuse each attention that did not meet a value as its softmax gave it."""
+        pending, self._pending = self._pending, []
+        for each in pending:
+            self._give_up(each)
 
-        def tell(operation: Operation) -> None:
-            if self._tracks.is_parameter(operation.args[0]):
-                self._tracks.note_copy(operation.output)
-            else:
-                listener(operation)
-
-        return tell
-
-    def pass_on(self, operation: Operation) -> None:
-        """Take note of an operation that none of the listeners knows."""
-        if self._tracks:
-            self._gathering.settle(operation)
-        self._changes.pass_on(operation)
-
-    def close(self) -> None:
-        """Take what was found and has met no value yet."""
-        self._softmaxes.release()
-
-    def end(self) -> None:
-        """Tell of what was found that is not what has met a value: the block has ended."""
-        self.close()
-        for name, reason in (*self._short.values(), *self._changes.unmet()):
-            self._refuse(name, reason)
-        self._short.clear()
+    # Products: of query and key, of weights and value
 
     def _product(self, operation: Operation) -> None:
-        """A product: of two activations, of weights and value, or with a parameter."""
-        self._gathering.settle(operation)
-        for tensor in tensors_in(operation.args):
-            if isinstance(stage := self._tracks.stage_of(tensor), Weights):
-                stage.settle()
-        self._softmaxes.release()
-        self._tracks.forget()
+        self._forget()
         self._absence.note_product(operation)
+        owned = any(self._known.is_parameter(tensor) for tensor in tensors_in(operation.args))
         output = cast(Tensor, operation.output)
-        owned = any(self._tracks.is_parameter(tensor) for tensor in tensors_in(operation.args))
-        if (owned and not self._tracks) or output.is_nested or not output.numel():
+        if (owned and not self._known) or output.is_nested or not output.numel():
             return
         product = written(operation.func, operation.args, operation.kwargs)
-        if product is None or self._meets_value(operation, product, output):
+        if product is None or self._meets_value(operation, product):
             return
         if owned:
             self.pass_on(operation)
-            return
+        else:
+            self._score(operation, product)
+
+    def _score(self, operation: Operation, product: Written) -> None:
+        """Note the scores of two activations."""
+        output = cast(Tensor, operation.output)
         with apart():
             found = contraction(product.left, product.right, product.labels)
         if found is None:
             return
         found[0].modules = operation.running()
-        axes = Axes.of(output, found[1])
+        axes = Axes.of(output, (*found[1], *(0,) * (output.ndim - len(found[1]))))
         steps: tuple[Step, ...] = ()
         if product.alpha != 1:
             steps = (Times(product.alpha, axes),)
         if product.added is not None and product.beta:
             steps = (*steps, Plus(product.added, axes, product.beta))
-        self._tracks.put(output, axes, Scores(found[0], steps))
+        self._known.put(output, axes, Scores(found[0], steps))
 
-    def _meets_value(self, operation: Operation, product: Written, output: Tensor) -> bool:
-        """Whether one of the factors is weights, or what becomes weights when it is divided."""
-        summed = product.labels.summed
-        sides = ((product.left, product.labels.left), (product.right, product.labels.right))
+    def _multiply(self, operation: Operation) -> None:
+        """A product, element by element: a step, dropout, or einsum over an axis of size 1."""
+        first, second = operation.args[:2]
+        outer = _outer_product(first, second)
+        stages = [self._known.stage_of(each) for each in (first, second)]
+        for stage, tensor, value in zip(stages, (first, second), (second, first), strict=True):
+            if isinstance(stage, Weights) and self._spread(operation, tensor, value):
+                return
+        if outer is not None and stages == [None, None]:
+            if not any(map(self._known.is_parameter, (first, second))):
+                self._score(operation, outer)
+        elif self._known:
+            self._step(operation)
+
+    def _spread(self, operation: Operation, weights: Tensor, value: Any) -> bool:
+        """Return True if weights are multiplied with a value whose sum is yet to come."""
+        track = self._known.of(weights)
+        output = cast(Tensor, operation.output)
+        if track is None or not isinstance(value, Tensor) or track.lies_in(output):
+            return False
+        pairs = zip(weights.shape[::-1], value.shape[::-1], strict=False)
+        if not any(own == 1 < other for own, other in pairs) or output.ndim != weights.ndim:
+            return False
+        seen, new = track.seen_as(weights), weights.ndim - value.ndim
+        with apart():
+            view = value[(None,) * new]
+        stage = Unsummed(replace(track, axes=seen), weights, view)
+        own = cast(Weights, track.stage).attention
+        keys = None if seen is None else seen.along(own.place, own.length)
+        if own.length == 1 or (keys is not None and weights.shape[keys] == 1):
+            self._sum_over(operation, stage, weights.ndim - 1 if keys is None else keys)
+        else:
+            self._known.put(output, None, stage)
+        return True
+
+    def _sum_over(self, operation: Operation, stage: Unsummed, axis: int) -> None:
+        """Weights have met a value that is summed over an axis."""
+        letters = _LETTERS[: stage.tensor.ndim]
+        sizes = zip(letters, stage.tensor.shape, stage.value.shape, strict=True)
+        own = {letter: (one, other) for letter, one, other in sizes}
+        kept = [a for a in letters if a != letters[axis]]
+        depth = [a for a in kept if own[a][0] == 1 < own[a][1]]
+        left = "".join(a for a in letters if a not in depth)
+        with apart():
+            tensor = stage.tensor.squeeze(tuple(letters.index(a) for a in depth))
+        product = Written(tensor, stage.value, Contraction(left, letters, "".join(kept)))
+        self._meet(operation, stage.weights, tensor, left, product)
+
+    def _meets_value(self, operation: Operation, product: Written) -> bool:
+        """Return True if one of the factors is weights, or scores without a softmax."""
+        labels = product.labels
+        sides = ((product.left, labels.left), (product.right, labels.right))
         for tensor, letters in sides:
-            track = self._tracks.of(tensor)
-            if track is not None and isinstance(track.stage, Weights):
-                if self._mixes(track, track.stage, tensor, letters, product):
-                    self._changes.mix(operation, tensor)
-                    return True
-                self._check(operation, track, track.stage, tensor, letters, summed)
-                if not track.stage.settle() and track.stage.name is not None:
-                    self._refuse(track.stage.name, other_rows_words(track.stage.line))
-                if track.stage.trouble is None:
-                    track.stage.meet()
-                    _give_value(track, track.stage, tensor, product)
-                return True
-            if track is not None and isinstance(track.stage, Parts) and track.stage.weights:
-                self._check_parts(track.stage, track.stage.weights, tensor, letters, summed)
-                return True
-            if track is not None and isinstance(track.stage, Exponentials) and len(summed) == 1:
-                self._softmaxes.draw(tensor, letters.index(summed), output)
-                self._suspect(operation, product, "exp is divided by no sum over the same keys")
-                return True
-        stage = self._tracks.stage_of(product.left)
+            track = self._known.of(tensor)
+            if track is None or not isinstance(track.stage, Weights):
+                continue
+            other = product.right if tensor is product.left else product.left
+            if track.stage.changed is not None and self._known.is_parameter(other):
+                return True  # features by now
+            if self._mixes_heads(track, tensor, letters, product, other):
+                reason = change_of(operation, track.stage.attention.line)
+                self._known.put(operation.output, None, changed(track.stage, reason))
+            else:
+                self._meet(operation, track, tensor, letters, product)
+            return True
+        stage = self._known.stage_of(product.left)
+        if isinstance(stage, Exponentials):
+            self._suspect(operation, product, "exp is divided by no sum over the same keys")
+            return True
         if isinstance(stage, Lost):
             self._suspect(operation, product, f"{stage.through} stands in its place")
         elif isinstance(stage, Scores) and (stage.steps or stage.product.is_of_vectors):
             self._suspect(operation, product, "nothing stands in its place")
         return False
 
-    def _check_parts(
-        self, parts: Parts, weights: Weights, tensor: Tensor, letters: str, summed: str
-    ) -> None:
-        """Weights that were put together of several softmaxes are multiplied with a value."""
-        sound = len(summed) == 1 and self._gathering.holds_softmaxes(
-            parts, tensor, letters.index(summed)
-        )
-        if not sound and weights.name is not None:
-            self._refuse(weights.name, joined_words(parts.through, weights.line))
-
-    def _mixes(
-        self, track: Track, weights: Weights, tensor: Tensor, letters: str, product: Written
+    def _mixes_heads(
+        self, track: Track, tensor: Tensor, letters: str, product: Written, other: Tensor
     ) -> bool:
-        """Whether a product of weights makes others of them: with weights, or over their heads."""
-        if weights.trouble is not None:
-            return False
-        other = product.right if tensor is product.left else product.left
-        if isinstance(self._tracks.stage_of(other), Weights):
+        """Return True if a product makes other weights: with weights, or over their heads."""
+        meeting = cast(Weights, track.stage).attention.meeting
+        if isinstance(self._known.stage_of(other), Weights):
             return True
-        if weights.meeting is None:
-            return False
-        matrix = weights.meeting.axes
+        if track.seen_as(tensor) is None or meeting is None:
+            return meeting is not None and self._known.is_parameter(other)
+        matrix = meeting.axes
         pairs = zip(matrix.sizes[:-2], matrix.places[:-2], strict=True)
         heads = {place for size, place in pairs if size > 1}
-        summed = [_place_along(track, tensor, letters.index(a)) for a in product.labels.summed]
-        return bool(summed) and heads.issuperset(summed)
+        seen = cast(Axes, track.seen_as(tensor))
+        summed = [letters.index(a) for a in product.labels.summed]
+        summed = [axis for axis in summed if tensor.shape[axis] > 1]
+        return bool(summed) and heads.issuperset(seen.places[axis] for axis in summed)
 
     def _suspect(self, operation: Operation, product: Written, instead: str) -> None:
-        """Scores, on the left, meet a value without a softmax."""
-        stage = self._tracks.stage_of(product.left)
-        name, before = operation.module(), modules_of(stage)
-        owner = self._owner(operation, before)
+        """Note scores, on the left, that meet a value without a softmax."""
+        stage = self._known.stage_of(product.left)
+        name, before = operation.module(), _modules_of(stage)
+        owner = self._owner_of_both(operation, before)
         if name is None or (isinstance(stage, Lost) and before and owner is None):
             return  # where others run, they are features by now that have gone through the model
         known = {storage_key(buffer) for buffer in self._buffers()}
         factors = [product.left, product.right]
         if isinstance(stage, Scores):
             factors += [stage.product.left, stage.product.right]
-        if not any(self._tracks.is_parameter(t) or storage_key(t) in known for t in factors):
+        if not any(self._known.is_parameter(t) or storage_key(t) in known for t in factors):
             how = f"scores meet a value ({operation.place()}) without a softmax; {instead}"
             self._absence.note_unlike(owner or name, how)
 
-    def _owner(self, operation: Operation, before: Collection[str]) -> str | None:
-        """Which module runs a product and ran one before; a product may be a module of its own."""
+    def _owner_of_both(self, operation: Operation, before: Collection[str]) -> str | None:
+        """Return the module that runs a product and ran one before; it may be a function's own."""
         for name in operation.running():
             if name in before:
                 return name
@@ -246,95 +289,570 @@ class Handwritten:
                 break
         return None
 
-    def _check(
+    # The value
+
+    def _meet(
+        self, operation: Operation, track: Track, tensor: Tensor, letters: str, product: Written
+    ) -> None:
+        """Weights are multiplied with a value: record their attention, or refuse it."""
+        weights = cast(Weights, track.stage)
+        own = weights.attention
+        if own.name is None or own.is_refused:
+            return
+        seen = track.seen_as(tensor)
+        with apart():
+            reason = own.trouble or weights.changed
+            if reason is None:
+                reason = _mismatch(operation, own, seen, tensor, letters, product)
+            if reason is None and not self._is_proved(weights, cast(Axes, seen), tensor):
+                reason = _UNPROVED.format(own.line)
+            if reason is None and own.is_recorded and not _are_alike(own.emptied, weights.emptied):
+                reason = _TWO_ROWS.format(own.line)
+            if reason is None and not _are_in_order(own, cast(Axes, seen), tensor, product):
+                reason = sentence(operation, own.line, "relaid")
+            if reason is not None:
+                self._refuse_attention(own, reason)
+            elif not own.is_recorded and self._have_all_met(track, cast(Axes, seen), tensor):
+                self._record(weights, cast(Axes, seen), tensor, product)
+
+    def _is_proved(self, weights: Weights, seen: Axes, tensor: Tensor) -> bool:
+        """Return True if numbers prove that these are weights of the recorded matrix."""
+        own = weights.attention
+        if own.sample is None or own.meeting is None:
+            return False
+        if own.matrix is not None and not own.sample.is_of(own.matrix):
+            return False
+        used = seen.arranged(tensor, own.meeting.axes)
+        if used is not None:
+            used = used.expand(own.meeting.axes.sizes)
+            return own.sample.meets(used, weights.rounding, is_dropped=weights.is_dropped)
+        dropped, matrix = weights.is_dropped, own.meeting.axes
+        return own.sample.meets_part(tensor, seen, matrix, weights.rounding, is_dropped=dropped)
+
+    def _have_all_met(self, track: Track, seen: Axes, tensor: Tensor) -> bool:
+        """Return True if all weights that are not 0 have met a value by now, each once."""
+        own = cast(Weights, track.stage).attention
+        whole = math.prod(cast(Meeting, own.meeting).axes.sizes)
+        sides = zip(seen.sizes, seen.places, strict=True)
+        if math.prod(size for size, place in sides if place) == whole:
+            return True
+        if own.unmet is None:
+            own.unmet = torch.ones(whole, dtype=torch.bool, device=tensor.device)
+            axes = cast(Axes, track.axes)
+            if math.prod(axes.sizes) == whole:
+                own.unmet.as_strided(axes.sizes, axes.places).copy_(axes.laid_over(tensor) != 0)
+        own.unmet.as_strided(seen.sizes, seen.places, seen.start).fill_(False)
+        return not bool(own.unmet.any())
+
+    def _record(self, weights: Weights, seen: Axes, tensor: Tensor, product: Written) -> None:
+        own = weights.attention
+        own.is_recorded, own.emptied, own.unmet = True, weights.emptied, None
+        matrix, own.matrix = cast(AttentionMatrix, own.matrix), None
+        if own.mark is not None:
+            own.mark.met = True
+        self._pending = [each for each in self._pending if each is not own]
+        take_value = self._take(cast(str, own.name), without_rows(matrix, weights.emptied))
+        if take_value is not None:
+            left = tensor is product.left
+            value = cast(Meeting, own.meeting).value(seen, product, weights_are_left=left)
+            if value is not None:
+                take_value(value)
+
+    def _refuse_attention(self, own: Attention, reason: str) -> None:
+        own.is_refused, own.matrix, own.sample, own.unmet = True, None, None, None
+        self._pending = [each for each in self._pending if each is not own]
+        if own.name is None or own.is_outer:
+            return
+        if own.pooled is None:
+            self._refuse(own.name, reason)
+        else:
+            self._doubt(own.name, reason, own.pooled)
+
+    def _give_up(self, own: Attention) -> None:
+        """Refuse an attention whose weights are gone, or of which the block has seen the last."""
+        if own.trouble is None:  # else they have met no value, and were features
+            part = _SOME_UNMET if own.unmet is not None else _UNMET
+            self._refuse_attention(own, own.changed or part.format(own.line))
+
+    def _forget(self) -> None:
+        """Let go of storages that are gone, and of attentions whose weights are."""
+        self._known.forget()
+        if self._pending:
+            alive = {id(a) for each in self._known for a in _attentions_of(each.stage)}
+            gone = [each for each in self._pending if id(each) not in alive]
+            self._pending = [each for each in self._pending if id(each) in alive]
+            for each in gone:
+                self._give_up(each)
+
+    # Softmax
+
+    def _softmax(self, operation: Operation) -> None:
+        source, dim = operation.args[:2]
+        track = self._known.of(source)
+        if track is not None and isinstance(track.stage, Scores):
+            seen = track.seen_as(source)
+            self._normalise(operation, track.stage, seen, dim % source.ndim, source)
+        elif track is not None and isinstance(track.stage, Lost):
+            reason = (
+                f"{track.stage.through} stands between the product of query and key and its "
+                "softmax, and is no scale, bias, softcap, mask or sink."
+            )
+            name = _owner(operation, track.stage.modules)
+            own = _attention(operation, name, dim % source.ndim, reason)
+            own.pooled = track.stage.pooled
+            self._put_weights(operation, own)
+        else:
+            self.pass_on(operation)
+
+    def _exp(self, operation: Operation) -> None:
+        source = operation.args[0]
+        track = self._known.of(source)
+        seen = None if track is None else track.seen_as(source)
+        moved = None if seen is None else seen.moved(cast(Tensor, operation.output))
+        if track is None or moved is None or not isinstance(track.stage, Scores):
+            self.pass_on(operation)
+        else:
+            self._known.put(operation.output, moved, Exponentials(track.stage))
+
+    def _sum(self, operation: Operation) -> None:
+        source: Tensor = operation.args[0]
+        dims = cast("list[int]", operation.args[1] or ())
+        stage = self._known.stage_of(source)
+        if isinstance(stage, Exponentials) and len(dims) == 1:
+            sums = RowSums(stage.scores, dims[0] % source.ndim - source.ndim)
+            self._known.put(operation.output, None, sums)
+        elif isinstance(stage, Unsummed) and len(dims) == 1:
+            self._sum_over(operation, stage, dims[0] % source.ndim)
+        else:
+            self.pass_on(operation)
+
+    def _divide(self, operation: Operation) -> None:
+        source, by = operation.args[:2]
+        track, sums = self._known.of(source), self._known.stage_of(by)
+        if not (
+            track is not None
+            and isinstance(track.stage, Exponentials)
+            and isinstance(sums, RowSums)
+            and track.stage.scores is sums.scores
+        ):
+            self._step(operation)
+            return
+        seen = track.seen_as(source)
+        self._normalise(operation, sums.scores, seen, sums.dim % source.ndim, None)
+
+    def _normalise(
         self,
         operation: Operation,
-        track: Track,
-        weights: Weights,
-        tensor: Tensor,
-        letters: str,
-        summed: str,
+        scores: Scores,
+        axes: Axes | None,
+        dim: int,
+        source: Tensor | None,
     ) -> None:
-        """Weights are multiplied with a value, along an axis that must be the keys'."""
-        if weights.name is None:
+        """Weights follow from scores: the attention is known, and not yet recorded."""
+        output = cast(Tensor, operation.output)
+        name = _owner(operation, scores.product.modules)
+        own = _attention(operation, name, dim, None)
+        own.mark, own.is_outer = scores.product.mark, scores.product.left.shape[-1] == 1
+        self._known.spend(scores.product)
+        if name is None:
             return
-        if weights.trouble is not None:
-            if weights.pooled is None:
-                self._refuse(weights.name, weights.trouble)
-            else:
-                self._doubt(weights.name, weights.trouble, weights.pooled)
-            return
-        if len(summed) != 1 or not weights.normal:
-            return
-        axis = letters.index(summed)
-        line = _line_along(track, tensor, axis)
-        if line is None:
-            return
-        if line.sizes[0] > 1 and not 0 < line.places[0] // weights.normal < weights.length:
-            self._refuse(weights.name, other_axis_words(weights.line))
-        elif self._is_in_order(operation, track, weights, tensor) and not (
-            weights.meeting is None or tensor.shape[axis] == weights.length
-        ):
+        try:
             with apart():
-                whole = sums_to_one(tensor, axis)
-            if not whole:
-                self._note_keys(operation, weights, line, weights.meeting.axes)
+                if axes is None:
+                    raise Untold("is taken of a part of the scores that cannot be told.")
+                given = operation.inputs() if len(axes.sizes) == 3 else []
+                heads_first = self._merges.is_heads_first(scores.product)
+                matrix, final = attention(
+                    scores.product, scores.steps, axes, dim, given, heads_first=heads_first
+                )
+                self._describe(own, matrix, final, axes, output, scores, source)
+        except Untold as cause:
+            own.trouble = f"the softmax ({own.line}) {cause}"
+        except (TypeError, ValueError, RuntimeError, MemoryError) as cause:
+            own.trouble = str(cause)
+        if own.trouble is None:
+            self._pending.append(own)
+        self._put_weights(operation, own)
 
-    def _is_in_order(
-        self, operation: Operation, track: Track, weights: Weights, tensor: Tensor
-    ) -> bool:
-        """Whether weights meet their value as they lay, each once; refused where they do not."""
-        if track.axes is None or weights.meeting is None or weights.name is None:
-            return True
-        matrix, seen = weights.meeting.axes, track.axes.seen_as(tensor)
-        if seen is None:  # axes are merged, for which it was laid out as the whole that is met
-            seen = track.axes if tensor.numel() == math.prod(track.axes.sizes) else matrix
-        if is_relaid(seen, matrix):
-            self._refuse(weights.name, relaid_words(operation, weights.line))
-            return False
-        return True
+    def _describe(
+        self,
+        own: Attention,
+        matrix: AttentionMatrix,
+        final: Axes,
+        axes: Axes,
+        output: Tensor,
+        scores: Scores,
+        source: Tensor | None,
+    ) -> None:
+        """Note the matrix of an attention, where its weights lie, and rows of them."""
+        moved = axes.moved(output)
+        meeting = None if moved is None else Meeting.of(output, moved, final, matrix.ndim)
+        whole = Axes.of(output, contiguous(output.shape))
+        weights = None if meeting is None else whole.arranged(output, meeting.axes)
+        if meeting is None or weights is None:
+            raise Untold("is taken of a part of the scores that cannot be told.")
+        sizes = meeting.axes.sizes
+        rows = None
+        if source is not None:
+            rows = whole.arranged(source, meeting.axes)
+            rows = None if rows is None else rows.expand(sizes)
+        dtypes = [matrix.dtype, output.dtype if source is None else source.dtype]
+        dtype = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+        sample = Sample.of(rows, weights.expand(sizes), dtype, len(scores.steps))
+        if not sample.is_of(matrix):
+            raise Untold("gave other weights than follow from its query and key.")
+        own.matrix, own.meeting, own.sample = matrix, meeting, sample
 
-    def _note_keys(self, operation: Operation, weights: Weights, line: Axes, matrix: Axes) -> None:
-        """Some keys of weights meet their value; the others must do so in other products."""
-        outcome = weights.outcome
-        shown, there = keys_met(line, matrix, weights.normal, weights.length)
-        outcome.shown |= shown
-        if there & ~outcome.shown:
-            words = relaid_words(operation, weights.line, leaves_out=True)
-            self._short[outcome] = cast(str, weights.name), words
+    def _put_weights(self, operation: Operation, own: Attention) -> None:
+        output = cast(Tensor, operation.output)
+        self._known.put(output, Axes.of(output, contiguous(output.shape)), Weights(own))
+
+    # Steps before and after the softmax
+
+    def _step(self, operation: Operation) -> None:
+        """An operation that scores may go through; weights only if it changes no number."""
+        for source in tensors_in(operation.args):
+            track = self._known.of(source)
+            if not source.numel():
+                continue  # nothing of them
+            if track is not None and isinstance(track.stage, Scores):
+                found = next_scores(operation, source, track, track.stage)
+                if found is None:
+                    self._lose(operation, source, track)
+                else:
+                    self._known.put(operation.output, found[1], found[0])
+                return
+            if track is not None and isinstance(track.stage, Weights):
+                self._weigh(operation, source, track, track.stage)
+                return
+        self.pass_on(operation)
+
+    def _weigh(self, operation: Operation, source: Tensor, track: Track, weights: Weights) -> None:
+        """Weights on which an operation of the table has run: they must be what they were."""
+        output = cast(Tensor, operation.output)
+        if not output.is_floating_point() or is_of_keys(operation, track, source, output):
+            return
+        others = [t for t in tensors_in(operation.args) if t is not source]
+        noisy = any(isinstance(self._known.stage_of(each), Noise) for each in others)
+        if any(isinstance(self._known.stage_of(each), Weights) for each in others):
+            noisy, found = False, None
         else:
-            self._short.pop(outcome, None)
+            with apart():
+                found = after_operation(operation, source, track, weights, noisy=noisy)
+        if found is None:
+            found = changed(weights, change_of(operation, weights.attention.line)), None
+        self._known.put(output, found[1], found[0])
+
+    def _draw(self, operation: Operation) -> None:
+        """Random numbers are drawn, into new storage or over weights."""
+        written_into = self._known.of(operation.output)
+        if written_into is None:
+            self._known.put(operation.output, None, Noise())
+        else:
+            self.pass_on(operation)
+
+    def _drop(self, operation: Operation) -> None:
+        """Dropout as one operation."""
+        source = operation.args[0]
+        track = self._known.of(source)
+        output = next(tensors_in((operation.output,)))
+        if track is not None and isinstance(track.stage, Weights):
+            axes = track.axes if track.lies_in(output) else _axes_after(track, source, output)
+            self._known.put(output, axes, after_dropout(track.stage))
+        else:
+            self.pass_on(operation)
+
+    def _copy(self, operation: Operation) -> None:
+        """A copy, of another dtype or in another shape."""
+        source, output = operation.args[0], operation.output
+        if self._known.is_parameter(source):
+            self._known.note_copy(output)
+            return
+        self._merges.note_copy(operation)
+        track = self._known.of(source)
+        if track is None or track.lies_in(output):
+            return
+        exact = output.is_floating_point() and (
+            operation.func not in CASTS or output.dtype.itemsize > 1
+        )
+        axes = _axes_after(track, source, output)
+        stage = track.stage
+        if isinstance(stage, Weights) and exact:
+            rounding = max(stage.rounding, torch.finfo(output.dtype).eps)
+            self._known.put(output, axes, replace(stage, rounding=rounding))
+        elif not exact or (axes is None and isinstance(stage, Scores | Exponentials)):
+            self.pass_on(operation)
+        elif not isinstance(stage, Unsummed):
+            self._known.put(output, axes, stage)
+
+    def _copy_into(self, operation: Operation) -> None:
+        """Numbers put into a tensor that was there."""
+        target, source = operation.args[:2]
+        track, held = self._known.of(source), self._known.of(target)
+        whole = target.nbytes == target.untyped_storage().nbytes()
+        if track is None and held is not None:
+            if isinstance(held.stage, Lost) and whole:
+                self._known.drop(target)
+            elif isinstance(held.stage, Scores | Weights) and not whole:
+                self._step(operation)
+            else:
+                self.pass_on(operation)
+        elif track is not None and whole and held is None:
+            seen = track.seen_as(source)
+            moved = None if seen is None else seen.moved(target)
+            if moved is not None and isinstance(track.stage, Scores | Exponentials | Weights):
+                self._known.put(target, moved, track.stage)
+            else:
+                self.pass_on(operation)
+        elif track is not None:
+            for each in (track, held):
+                if each is not None and isinstance(each.stage, Weights):
+                    reason = sentence(operation, each.stage.attention.line, "stack")
+                    self._known.put(target, None, changed(each.stage, reason))
+                elif each is not None:
+                    self._end_chain(operation, target, each)
+
+    def _join(self, operation: Operation) -> None:
+        """Tensors that are put together: scores with a column beside them; else the chain ends."""
+        self._merges.note_join(operation)
+        if not self._known:
+            return
+        tensors = list(tensors_in(operation.args))
+        tracks = [self._known.of(each) for each in tensors]
+        stages = [None if track is None else track.stage for track in tracks]
+        if isinstance(operation.args[0], list | tuple):
+            scores = [each if isinstance(each, Scores) else None for each in stages]
+            found = with_sink(operation, scores, tracks)
+            if found is not None and not any(isinstance(s, Lost | Weights) for s in stages):
+                self._known.put(operation.output, found[1], found[0])
+                return
+        self.pass_on(operation)
+        lost = next((stage for stage in stages if isinstance(stage, Lost)), None)
+        if lost is not None and self._known.of(operation.output) is None:
+            self._known.put(operation.output, None, lost)
+
+    # The end of a chain
+
+    def pass_on(self, operation: Operation) -> None:
+        """Take note of an operation that is in no group of the table, or is of no use there."""
+        if not self._known or operation.func in SHAPES_ALONE:
+            return
+        written_in = list(written_by(operation))
+        for tensor in written_in:
+            track = self._known.of(tensor)
+            if track is not None and tensor.numel():
+                self._end_chain(operation, tensor, track)
+        for source in tensors_in((operation.args, *operation.kwargs.values())):
+            track = self._known.of(source)
+            if track is None or any(tensor is source for tensor in written_in):
+                continue
+            for output in tensors_in((operation.output,)):
+                if track.lies_in(output):
+                    continue
+                numbers = output.is_sparse or output.is_floating_point() or output.is_complex()
+                if numbers or isinstance(track.stage, Noise):
+                    self._pass_on_to(operation, source, track, output)
+
+    def _pass_on_to(
+        self, operation: Operation, source: Tensor, track: Track, output: Tensor
+    ) -> None:
+        """Note what an unknown operation has made of scores or weights."""
+        stage = track.stage
+        if isinstance(stage, Noise):
+            if output.numel() == source.numel() and self._known.of(output) is None:
+                self._known.put(output, None, stage)
+        elif isinstance(stage, Weights):
+            if not is_of_keys(operation, track, source, output):
+                self._end_chain(operation, output, track)
+        elif isinstance(stage, Lost):
+            if output.numel() == source.numel() and self._may_be_lost(output):
+                self._known.put(output, None, stage)
+        elif isinstance(stage, Scores | Exponentials) and self._may_be_lost(output):
+            same = output.numel() == source.numel()
+            if same or self._are_others(operation, track, source, output):
+                self._lose(operation, source, track, output)
+
+    def _may_be_lost(self, output: Tensor) -> bool:
+        """Return True if a tensor holds nothing that is better known."""
+        return not isinstance(self._known.stage_of(output), Weights)
+
+    def _are_others(
+        self, operation: Operation, track: Track, source: Tensor, output: Tensor
+    ) -> bool:
+        """Return True if more or fewer numbers than the scores are scores of queries and keys."""
+        stage = track.stage.scores if isinstance(track.stage, Exponentials) else track.stage
+        if not isinstance(stage, Scores) or output.numel() == 1:
+            return False
+        if any(map(self._known.is_parameter, tensors_in(operation.args))):
+            return False  # what a layer makes of them are features, not scores
+        return not is_of_rows(operation, stage.product, track, source, output)
+
+    def _end_chain(self, operation: Operation, tensor: Tensor, track: Track) -> None:
+        """Note that an operation has made something else of scores or weights, in this tensor."""
+        if isinstance(track.stage, Weights):
+            reason = change_of(operation, track.stage.attention.line)
+            self._known.put(tensor, None, changed(track.stage, reason))
+        elif isinstance(track.stage, Lost):
+            self._known.put(tensor, None, track.stage)
+        elif isinstance(track.stage, Scores | Exponentials):
+            self._lose(operation, tensor, track, tensor)
+        elif not isinstance(track.stage, Noise):
+            self._known.drop(tensor)
+
+    def _lose(
+        self, operation: Operation, source: Tensor, track: Track, output: Tensor | None = None
+    ) -> None:
+        """Scores go through something that has no place in an AttentionMatrix."""
+        output = next(tensors_in((operation.output,)), None) if output is None else output
+        scores = track.stage.scores if isinstance(track.stage, Exponentials) else track.stage
+        if output is None or not isinstance(scores, Scores):
+            return
+        if scores.product.left.shape[-1] == 1:
+            self._known.drop(output)  # an outer product, as of positions and frequencies
+            return
+        others = output.numel() != source.numel()
+        pooled = scores.product.mark if others else None
+        self._known.put(output, None, Lost(place_of(operation), scores.product.modules, pooled))
+
+
+def _attention(operation: Operation, name: str | None, dim: int, trouble: str | None) -> Attention:
+    output = cast(Tensor, operation.output)
+    place = contiguous(output.shape)[dim] if output.shape[dim] > 1 else 0
+    return Attention(name, operation.place(), place, output.shape[dim], trouble)
+
+
+def _mismatch(
+    operation: Operation,
+    own: Attention,
+    seen: Axes | None,
+    tensor: Tensor,
+    letters: str,
+    product: Written,
+) -> str | None:
+    """Return why a product of weights is none with a value over the keys; None if it is one."""
+    summed, meeting = product.labels.summed, own.meeting
+    if seen is None or meeting is None:
+        return sentence(operation, own.line, "relaid")
+    if len(summed) != 1:
+        return _OTHER_AXIS.format(own.line)
+    axis = letters.index(summed)
+    if tensor.shape[axis] > 1 and not _is_along(seen.places[axis], own):
+        return _OTHER_AXIS.format(own.line)
+    if product.alpha != 1:
+        return sentence(operation, own.line, "mul")
+    query = meeting.axes.places[-2] if meeting.axes.sizes[-2] > 1 else 0
+    value = product.right if tensor is product.left else product.left
+    of_value = product.labels.right if tensor is product.left else product.labels.left
+    shared = [a for a in of_value if a in letters and a != summed]
+    shared = [a for a in shared if value.shape[of_value.index(a)] > 1]
+    places = [seen.places[letters.index(a)] for a in shared if tensor.shape[letters.index(a)] > 1]
+    if query and query in places:
+        return sentence(operation, own.line, "relaid")
+    positional = "einsum" not in str(operation.func)
+    if positional and places != sorted(places, reverse=True):
+        return sentence(operation, own.line, "relaid")
+    return None
+
+
+def _are_in_order(own: Attention, seen: Axes, tensor: Tensor, product: Written) -> bool:
+    """Return True if parts of weights meet parts of one value in the same order."""
+    value = product.right if tensor is product.left else product.left
+    last, own.last = own.last, (seen.start, storage_key(value), int(value.storage_offset()))
+    if last is None or last[1] != own.last[1]:
+        return True
+    return (own.last[0] - last[0]) * (own.last[2] - last[2]) >= 0
+
+
+def _is_along(place: int, own: Attention) -> bool:
+    """Return True if steps of this size go along the keys."""
+    return own.place > 0 and place % own.place == 0 and 0 < place // own.place < own.length
+
+
+def _are_alike(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is other or (one is not None and other is not None and torch.equal(one, other))
+
+
+def _axes_after(track: Track, source: Tensor, output: Tensor) -> Axes | None:
+    seen = track.seen_as(source)
+    return None if seen is None else seen.moved(output) or seen.reshaped(output)
+
+
+def _outer_product(first: Any, second: Any) -> Written | None:
+    """Return the product that einsum writes as ``mul`` over an axis of size 1; None: it is none."""
+    if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
+        return None
+    if first.ndim != second.ndim or first.ndim < 3 or first.is_nested or second.is_nested:
+        return None
+    if not first.shape[-1] == second.shape[-1] == 1:
+        return None
+    pairs = list(zip(first.shape, second.shape, strict=True))
+    rows = [axis for axis, (one, other) in enumerate(pairs) if one > 1 == other]
+    columns = [axis for axis, (one, other) in enumerate(pairs) if other > 1 == one]
+    if len(rows) != 1 or len(columns) != 1:
+        return None
+    letters = _LETTERS[: first.ndim]
+    row, column = letters[rows[0]], letters[columns[0]]
+    labels = Contraction(letters.replace(column, ""), letters.replace(row, ""), letters[:-1])
+    with apart():
+        return Written(first.squeeze(columns[0]), second.squeeze(rows[0]), labels)
 
 
 def _is_bare(module: nn.Module) -> bool:
-    """Whether a module has neither parameters nor modules."""
+    """Return True if a module has neither parameters nor modules."""
     return next(module.parameters(), None) is None and next(module.children(), None) is None
 
 
-def _place_along(track: Track, tensor: Tensor, axis: int) -> int | None:
-    """How far one step along an axis goes in what the softmax gave; None where nobody can tell."""
-    line = _line_along(track, tensor, axis)
-    return None if line is None else line.places[0]
+def _attentions_of(stage: Stage) -> Iterator[Attention]:
+    if isinstance(stage, Weights):
+        yield stage.attention
+    elif isinstance(stage, Unsummed):
+        yield from _attentions_of(stage.weights.stage)
 
 
-def _line_along(track: Track, tensor: Tensor, axis: int) -> Axes | None:
-    """The first line of a tensor along an axis; None where nobody can tell where it lies."""
-    if track.axes is None or not tensor.numel():
-        return None
-    # The other axes may be merged, so that the tensor as a whole has no strides there.
-    with apart():
-        line = tensor[tuple(slice(None) if i == axis else 0 for i in range(tensor.ndim))]
-    return track.axes.seen_as(line)
+def _modules_of(stage: Stage | None) -> tuple[str, ...]:
+    """Return the names of the modules that were running as the product of scores was taken."""
+    match stage:
+        case Scores(product=product):
+            return product.modules
+        case Exponentials(scores=scores) | RowSums(scores=scores):
+            return scores.product.modules
+        case Lost(modules=modules):
+            return modules
+        case _:
+            return ()
 
 
-def _give_value(track: Track, weights: Weights, tensor: Tensor, product: Written) -> None:
-    """Weights meet their value, which is given to whoever wants it; it is told once."""
-    meeting = weights.meeting
-    axes = None if track.axes is None else track.axes.seen_as(tensor)
-    if meeting is None or meeting.take is None or axes is None:
-        return
-    take, meeting.take = meeting.take, None
-    with apart():
-        value = meeting.value(axes, product, weights_are_left=tensor is product.left)
-        if value is not None:
-            take(value)
+def _owner(operation: Operation, before: Collection[str]) -> str | None:
+    """Return the innermost of the running modules that ran the product of the scores as well.
+
+    Not a ``nn.Softmax`` that is a module of its own, and that several layers may share.
+    """
+    running = operation.running()
+    both = (name for name in running if name in before)
+    return next(both, next(iter(running), None))
+
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_OTHER_AXIS = (
+    "the softmax ({}) runs over another axis than the one along which its weights meet the value; "
+    "the weights of a query must sum to 1 over the keys.\n"
+    "    Take the softmax over the axis of the keys, dim=-1."
+)
+_TWO_ROWS = (
+    "the softmax ({}) gives weights that are used twice, and rows of them were set to 0 for one of "
+    "the two; a matrix has one of them.\n"
+    "    Take the softmax twice, once for each."
+)
+_UNPROVED = (
+    "the weights of the softmax ({}) are not what its query and key give when they meet the value; "
+    "query, key, mask or weights were written to in between.\n"
+    "    Change copies of them, or change them before the product of query and key."
+)
+_UNMET = (
+    "the weights of the softmax ({}) met no value.\n"
+    "    Multiply the weights that the softmax gave with the value, as weights @ value."
+)
+_SOME_UNMET = (
+    "some of the weights of the softmax ({}) met no value: heads, queries or keys were left out.\n"
+    "    Mask the scores before the softmax, with -inf, and multiply all weights with the value."
+)

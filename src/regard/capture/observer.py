@@ -19,7 +19,7 @@ from regard.capture.recorded_values import TakeValue
 from regard.capture.recorder import Recorder
 from regard.capture.selection import Wanted
 from regard.capture.unseen_attention import Absence, compiled_error, is_compiled
-from regard.capture.weight_mixing import tensors_in
+from regard.capture.weight_operations import tensors_in
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.matrix.linear_map import LinearMap, watched_products
 from regard.recording.recording import Recording
@@ -107,10 +107,10 @@ def observe(
         with watch.tracer, watched_products(watch.product):
             yield seen
     except BaseException:
-        watch.end()
+        watch.finish()
         keeper.abandon()
         raise
-    watch.end()
+    watch.finish()
     if watch.absence.is_compiled:
         keeper.problems.add_text(str(compiled_error("model is compiled")))
     keeper.close()
@@ -148,7 +148,7 @@ class _Watch:
 
     Attributes:
         tracer: tells it what the model runs.
-        close: to be called when the block has ended.
+        finish: to be called when the block has ended.
         absence: what might have been attention.
     """
 
@@ -162,8 +162,7 @@ class _Watch:
         handwritten = Handwritten(
             model, self._take_handwritten, self._refuse, self._doubt, self.absence
         )
-        self.close = handwritten.close
-        self.end = handwritten.end
+        self.finish = handwritten.finish
         self._pass_on = handwritten.pass_on
         self.tracer = Tracer(model, self._listeners(handwritten), self._safe(self._other))
 
@@ -238,12 +237,10 @@ class _Watch:
 
     def product(self, matrix: LinearMap, value: Tensor, multiply: Callable[[], Tensor]) -> Tensor:
         """regard's own ``A @ value``: kept as it is, whichever operations run it."""
-        self.close()
         outer, self._multiplying = self._multiplying, True
         try:
             output = multiply()
         finally:
-            self.close()
             self._multiplying = outer
         if isinstance(matrix, AttentionMatrix) and not in_backward():
             operation = Operation(torch.matmul, (), {}, output, self.tracer.name_of)
@@ -267,7 +264,6 @@ class _Watch:
             return
         if inside:
             name = inside if name == self._root else f"{name}.{inside}"
-        self.close()
         self.absence.note_attention(name)
         try:
             with apart():

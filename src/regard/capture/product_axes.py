@@ -35,6 +35,8 @@ def layout_of(
     dim: int,
     passed: Sequence[Axes],
     given: Sequence[Sequence[Tensor]],
+    *,
+    heads_first: bool = False,
 ) -> Layout:
     """The layout of the matrix whose weights a softmax gave.
 
@@ -46,11 +48,19 @@ def layout_of(
             taken.
         given: the tensors of each running forward, of which the tokens tell a batch from heads
             where one axis is both.
+        heads_first: whether heads may come before the batch in that axis.
 
     Raises:
         Untold: there are no rows of a query, or no whole row of keys.
     """
-    return _with_heads(_finest(product, passed, final, dim), given)
+    layout = _finest(product, passed, final, dim)
+    split = _with_heads(layout, given)
+    if heads_first and split is not layout and split.axes.sizes[0] > 1 < split.axes.sizes[1]:
+        raise Untold(
+            "is taken of scores with batch and heads in one axis, and heads may come first.\n"
+            "    Merge them with the batch first, or view the scores as (batch, heads, ...)."
+        )
+    return split
 
 
 def _finest(product: Product, passed: Sequence[Axes], final: Axes, dim: int) -> Layout:

@@ -5,7 +5,6 @@ scores had then. Together they are brought to the one order that ``attend`` know
 softcap, mask, and a sink beside them. What does not fit there is said in a sentence.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, cast
@@ -20,21 +19,17 @@ from regard.capture.slicing import drop_repeated_heads
 from regard.masks import Mask
 from regard.masks.recognise import FAR, recognised, split
 from regard.matrix.attention_matrix import AttentionMatrix, attend
-from regard.scores.query_key import QueryKeyScores
 
 __all__ = [
-    "Beside",
     "Bound",
     "Fill",
     "Plus",
-    "Powers",
     "Sink",
     "Step",
     "Tanh",
     "Times",
     "Zeros",
     "attention",
-    "raised",
 ]
 
 LOW = -1e3
@@ -101,37 +96,7 @@ class Bound:
     axes: Axes
 
 
-@dataclass(frozen=True, slots=True)
-class Powers:
-    """Scores whose exponentials were multiplied with a factor, or divided by it."""
-
-    factor: Tensor | float
-    axes: Axes
-    divides: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """A number that is added to the sum of the exponentials, one for each row."""
-
-    number: Tensor | float
-    axes: Axes
-
-
-Step: TypeAlias = Times | Plus | Fill | Zeros | Tanh | Sink | Bound | Powers | Beside
-
-
-def raised(step: Step) -> Step | None:
-    """What does to scores what a step does to their exponentials; None where nothing does."""
-    match step:
-        case Times(factor, axes, divides):
-            return Powers(factor, axes, divides)
-        case Fill(where, axes, 0.0, inverted):
-            return Fill(where, axes, -math.inf, inverted)
-        case Zeros(kept, axes):
-            return Fill(kept, axes, -math.inf, inverted=True)
-        case _:
-            return None
+Step: TypeAlias = Times | Plus | Fill | Zeros | Tanh | Sink | Bound
 
 
 def attention(
@@ -139,8 +104,9 @@ def attention(
     steps: Sequence[Step],
     axes: Axes,
     dim: int,
-    weights: Tensor | None,
     given: Sequence[Sequence[Tensor]] = (),
+    *,
+    heads_first: bool = False,
 ) -> tuple[AttentionMatrix, Axes]:
     """The matrix whose weights a softmax gave, and its axes in the product.
 
@@ -149,9 +115,9 @@ def attention(
         steps: what was done to it before the softmax, in order.
         axes: of the tensor that the softmax was taken of.
         dim: the axis along which its weights sum to 1.
-        weights: what the softmax gave, compared in two rows; None where they were never there.
         given: the tensors of each running forward, of which the tokens tell a batch from heads
             where one axis is both.
+        heads_first: whether heads may come before the batch where one axis is both.
 
     Returns:
         The matrix of the model's own tensors, with the axes of the softmax; where the model's axes
@@ -168,11 +134,9 @@ def attention(
         sizes = tuple(n - (axis == dim) for axis, n in enumerate(axes.sizes))
         first = axes.places[dim] if sink.before else 0
         final = replace(axes, sizes=sizes, start=axes.start + first)
-    layout = layout_of(product, final, dim, [step.axes for step in steps], given)
-    matrix = _Reading(product, layout, tuple(steps)).matrix()
-    if weights is not None:
-        _compare(matrix, layout, Axes.of(weights, axes.places, axes.start), weights)
-    return matrix, layout.axes
+    passed = [step.axes for step in steps]
+    layout = layout_of(product, final, dim, passed, given, heads_first=heads_first)
+    return _Reading(product, layout, tuple(steps)).matrix(), layout.axes
 
 
 @dataclass(eq=False)
@@ -211,10 +175,6 @@ class _Reading:
                     self.outer, self.shifts = [*self.outer, *self.shifts], []
                 case Bound():
                     self._bound(step.low)
-                case Powers():
-                    self._powers(step)
-                case Beside():
-                    self._beside(step)
         return self._attend()
 
     def _arranged(self, numbers: Tensor | float, axes: Axes) -> Tensor:
@@ -235,7 +195,8 @@ class _Reading:
         if factor.numel() == 1:
             self._scale_by(float(factor))
         elif bool(((factor == 0) | (factor == 1)).all()):
-            self.zeros.append(factor == 0)
+            if not bool(factor.all()):
+                self.zeros.append(factor == 0)
         elif self.bound is not None or self.sink is not None or self.fills or self.zeros:
             raise Untold(
                 "is taken of scores that were multiplied by different numbers after masking."
@@ -297,29 +258,6 @@ class _Reading:
         self.fills = [(where, max(value, low)) for where, value in self.fills]
         wide = [t.float() if t.dtype.itemsize < 4 else t for t in self.outer]
         self.outer = [torch.where(t < low, _FILLED, t) for t in wide]
-
-    def _powers(self, step: Powers) -> None:
-        factor = self._arranged(step.factor, step.axes)
-        logarithm = (factor if factor.is_floating_point() else factor.float()).log()
-        if bool((factor < 0).any()):
-            raise Untold("is taken of exponentials that were multiplied by negative numbers.")
-        self._add(-logarithm if step.divides else logarithm)
-
-    def _beside(self, step: Beside) -> None:
-        number = self._arranged(step.number, step.axes)
-        if self.sink is not None:
-            raise Untold("counts two sinks.")
-        if bool((number < 0).any()):
-            raise Untold("divides by a sum that was made smaller.")
-        sink, rows = number.float().log(), _total(self.shifts)
-        if rows is not None and sink.numel() > 1:
-            # exp(-m) beside exp(scores - m): the row's own number has no part in the weights.
-            level = sink - rows
-            first = level[(0,) * max(level.ndim - 3, 0)][..., :1, :1]
-            if bool(((level - first).abs() <= _SMALL * (1 + rows.abs())).all()):
-                sink, rows = first, None
-        self.outer, self.shifts = [*self.outer, *([] if rows is None else [rows])], []
-        self.sink = sink
 
     def _attend(self) -> AttentionMatrix:
         query, key = self._operand(of_rows=True), self._operand(of_rows=False)
@@ -414,8 +352,6 @@ class _Reading:
 _FILLED = -1e30
 """Beside a number this low, no score makes a difference in float32."""
 
-_SMALL = 1e-5
-
 
 def _joined(tensor: Tensor, sizes: Numbers) -> Tensor:
     """A tensor with both axes of the heads in one: of size 1 where it stays the same."""
@@ -450,38 +386,3 @@ def _one_a_head(sink: Tensor) -> Tensor:
     if not torch.equal(each.expand(sink.shape), sink):
         raise Untold("counts a sink that is not one number for each head.")
     return each.flatten() if each.numel() > 1 else each.flatten()[0]
-
-
-def _compare(matrix: AttentionMatrix, layout: Layout, axes: Axes, weights: Tensor) -> None:
-    """That the matrix gives the weights that the softmax gave, in a few rows."""
-    given = axes.arranged(weights, layout.axes)
-    if given is None:
-        return
-    given = given.expand(layout.axes.sizes).reshape(matrix.shape)
-    last = matrix.shape[-2] - 1
-    for row in {last // 2, last}:
-        tolerance = _tolerance(matrix, row, weights)
-        if tolerance > 0.5:
-            return
-        expected = given[..., row, :]
-        difference = (matrix[..., row, :] - expected).abs()
-        # A row without an allowed key is NaN in the model, and 0 in the matrix.
-        if bool((difference > tolerance).any()):
-            raise Untold("gave other weights than follow from its query and key.")
-
-
-def _tolerance(matrix: AttentionMatrix, row: int, weights: Tensor) -> float:
-    """How far a row's weights may be apart when scores are rounded in the model's dtype."""
-    source = cast(QueryKeyScores, matrix.source)
-    dtypes = (source.query.dtype, weights.dtype)
-    rounding = max(torch.finfo(dtype).eps for dtype in dtypes)
-    if weights.is_cuda or torch.get_float32_matmul_precision() != "highest":
-        rounding = max(rounding, _FAST_FLOAT32)
-    tensors = (source.query[..., row, :], source.key)
-    longest = [float(cast(Tensor, torch.linalg.vector_norm(t, dim=-1)).max()) for t in tensors]
-    reach = abs(source.scale) * longest[0] * longest[1]
-    return 1e-4 + math.expm1(min(16 * rounding * reach, 1.0))
-
-
-_FAST_FLOAT32 = 2.0**-8
-"""What a product in float32 may round to where speed is asked for."""

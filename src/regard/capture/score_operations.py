@@ -1,422 +1,269 @@
-"""The operations that models write between a product and its softmax: which step each one is."""
+"""The steps between a product and its softmax: what each operation does to scores."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from regard.capture.arithmetic import DIFFERENCES, MULTIPLICATIONS, QUOTIENTS, SUMS, alpha_of
 from regard.capture.element_axes import Axes
-from regard.capture.fills import ASSIGNMENTS, assigned, marked
-from regard.capture.part_gathering import JOINS, Gathering
-from regard.capture.score_chain import Bound, Fill, Plus, Sink, Tanh, Times, Zeros
-from regard.capture.tensor_tracks import (
-    Chosen,
-    Exponentials,
-    Lost,
-    Parts,
-    Scores,
-    Track,
-    Tracks,
-    Weights,
-    modules_of,
+from regard.capture.provenance import Scores, Track
+from regard.capture.score_chain import Bound, Fill, Plus, Sink, Step, Tanh, Times, Zeros
+from regard.tracing.operations import (
+    ASSIGNMENTS,
+    BOUNDS,
+    DIFFERENCES,
+    MULTIPLICATIONS,
+    NEGATIONS,
+    NO_NAN,
+    QUOTIENTS,
+    REVERSED_DIFFERENCES,
+    SUMS,
+    TANH,
+    TRIANGLES,
+    WHERE,
 )
-from regard.capture.weight_changes import Changes, stepped
-from regard.capture.weight_mixing import place_of, tensors_in
-from regard.tracing.tracer import Listener, Operation, apart
+from regard.tracing.tracer import Operation, apart
 
-__all__ = ["COPIES", "ScoreOperations"]
+__all__ = ["STEPS", "alpha_of", "assigned", "marked", "next_scores", "one_number", "with_sink"]
+
+_StepOn = Callable[[Axes], Step]
+_Steps = Sequence[_StepOn]
+
+STEPS: tuple[Callable[..., Any], ...] = (
+    *(*SUMS, *DIFFERENCES, *REVERSED_DIFFERENCES, *MULTIPLICATIONS, *QUOTIENTS, *NEGATIONS),
+    *(*TANH, *WHERE, *ASSIGNMENTS, *TRIANGLES, *BOUNDS, *NO_NAN),
+)
+"""The operations that a matrix has a place for."""
 
 
-class ScoreOperations:
-    """Hears the operations on scores, exponentials and weights that are known by name.
+def next_scores(
+    operation: Operation, source: Tensor, track: Track, scores: Scores
+) -> tuple[Scores, Axes] | None:
+    """Return scores after one more operation, and the axes of its output's storage.
 
     Args:
-        tracks: what the storages hold.
-        changes: is told of each step.
-        gathering: is told of what is put together of parts.
+        operation: one of ``STEPS``, which has just run.
+        source: its argument that holds the scores.
+        track: of that argument.
+        scores: of that track.
+
+    Returns:
+        None if the operation has no place in a matrix with these arguments.
     """
-
-    def __init__(self, tracks: Tracks, changes: Changes, gathering: Gathering) -> None:
-        self._tracks = tracks
-        self._changes = changes
-        self._gathering = gathering
-
-    @property
-    def listeners(self) -> Mapping[Callable[..., Any], Listener]:
-        """Who is to be told of which operation."""
-        return {
-            operation: getattr(self, kind)
-            for kind, operations in _OPERATIONS.items()
-            for operation in operations
-        }
-
-    def divide(self, operation: Operation) -> None:
-        """Numbers divided by others."""
-        source, by = operation.args[:2]
-        self._changes.extend(operation, source, lambda axes: Times(by, axes, divides=True))
-
-    def multiply(self, operation: Operation) -> None:
-        """A product, element by element."""
-        source, by = operation.args[:2]
-        if not self._is_source(source):
-            source, by = by, source
-        if self._is_masked(source) and isinstance(by, Tensor) and by.numel() > 1:
-            with apart():
-                spoilt = bool(cast(Tensor, operation.output).isnan().any())
-            if spoilt:  # -inf times 0
-                self._changes.lose(operation, source)
-                return
-        self._changes.extend(operation, source, lambda axes: Times(by, axes))
-
-    def negate(self, operation: Operation) -> None:
-        """Numbers with the other sign."""
-        self._changes.extend(operation, operation.args[0], lambda axes: Times(-1.0, axes))
-
-    def add(self, operation: Operation) -> None:
-        """A sum."""
-        self._add(operation, alpha_of(operation))
-
-    def subtract(self, operation: Operation) -> None:
-        """A difference."""
-        self._add(operation, -alpha_of(operation))
-
-    def subtract_from(self, operation: Operation) -> None:
-        """A number less the scores."""
-        source, number = operation.args[:2]
-        factor = -alpha_of(operation)
-        self._changes.extend(
-            operation, source, lambda axes: Times(factor, axes), lambda axes: Plus(number, axes)
-        )
-
-    def _add(self, operation: Operation, factor: float) -> None:
-        source, other = operation.args[:2]
-        if not self._is_source(source):
-            self._changes.extend(
-                operation, other, lambda a: Times(factor, a), lambda a: Plus(source, a)
-            )
-        else:
-            self._changes.extend(operation, source, lambda a: Plus(other, a, factor))
-
-    def tanh(self, operation: Operation) -> None:
-        """The hyperbolic tangent."""
-        self._changes.extend(operation, operation.args[0], Tanh)
-
-    def where(self, operation: Operation) -> None:
-        """A choice between numbers."""
-        where, chosen, other = operation.args[:3]
-        if not self._is_source(chosen):
-            self._fill(operation, other, where, chosen)
-        else:
-            self._fill(operation, chosen, where, other, inverted=True)
-
-    def assign(self, operation: Operation) -> None:
-        """Numbers put at some places."""
-        source, (func, args) = operation.args[0], operation[:2]
-        track = self._tracks.of(source)
-        if track is None or not isinstance(track.stage, Scores | Exponentials):
-            self._fill_weights(operation)
-            return
-        value = args[ASSIGNMENTS[func]]
-        narrow = _narrow(operation)
-        accumulates = func in _INDEX_PUTS and len(args) > 3 and args[3]
-        in_place = track.lies_in(cast(Tensor, operation.output))
-        if narrow is not None and not (in_place and _is_part(track, source)):
-            self._fill(operation, source, narrow, value)
-            return
+    output = cast(Tensor, operation.output)
+    axes = track.axes
+    seen = None if axes is None else axes.seen_as(source)
+    moved = None if seen is None else seen.moved(output)
+    if axes is None or seen is None or moved is None:
+        return None
+    in_place = source.data_ptr() == output.data_ptr()
+    if operation.func in ASSIGNMENTS and in_place:
         with apart():
-            number = None if accumulates else _one_number(value)
-            if number is None or (in_place and track.axes is None):
-                where = None
-            elif in_place:
-                where = assigned(func, args, cast(Axes, track.axes))
-            else:
-                where = marked(func, args, source.shape)
-        if number is None or where is None:
-            self._changes.lose(operation, source)
-        elif in_place:
-            found = _filled(track.stage, Fill(where, cast(Axes, track.axes), number))
-            if found is None:
-                self._changes.lose(operation, source)
-            else:
-                self._tracks.put(source, track.axes, found)
-        else:
-            self._changes.extend(operation, source, lambda axes: Fill(where, axes, number))
+            return _assigned_in_place(operation, axes, scores)
+    with apart():
+        steps = _steps(operation, source)
+    if steps is None or (in_place and math.prod(seen.sizes) != math.prod(axes.sizes)):
+        return None
+    more = tuple(step(moved) for step in steps)
+    return replace(scores, steps=(*scores.steps, *more)), axes if in_place else moved
 
-    def topk(self, operation: Operation) -> None:
-        """The largest numbers along an axis."""
-        source, _, *dim = operation.args[:3]
-        values, index = operation.output
-        self._choose(operation, source, dim[0] if dim else -1, index, values)
 
-    def gather(self, operation: Operation) -> None:
-        """Numbers at some places along an axis."""
-        source, dim, index = operation.args[:3]
-        self._choose(operation, source, dim, index, cast(Tensor, operation.output))
-
-    def _choose(
-        self, operation: Operation, source: Tensor, dim: int, index: Tensor, values: Tensor
-    ) -> None:
-        track = self._tracks.of(source)
-        axes = None if track is None or track.axes is None else track.axes.seen_as(source)
-        if track is None or axes is None or not isinstance(track.stage, Scores):
-            self._changes.pass_on(operation)
-            return
-        chosen = Chosen(track.stage, axes, index, dim % source.ndim, place_of(operation))
-        self._tracks.put(values, None, chosen)
-
-    def scatter(self, operation: Operation) -> None:
-        """Numbers put at some places along an axis; scores that go back to their places."""
-        target, dim, index, source = operation.args[:4]
-        track, output = self._tracks.of(source), cast(Tensor, operation.output)
-        chosen = track.stage if track is not None else None
-        if not isinstance(chosen, Chosen):
-            self.assign(operation)
-            return
-        with apart():
-            same = dim % target.ndim == chosen.dim and torch.equal(index, chosen.index)
-            where = marked(operation.func, operation.args, output.shape)
-            number = -math.inf if bool(where.all()) else _one_number(output[~where])
-        axes = chosen.axes.moved(output)
-        if not same or number is None or axes is None:
-            self._changes.lose(operation, source)
-            return
-        steps = (*chosen.scores.steps, Fill(where, axes, number, inverted=True))
-        self._tracks.put(output, axes, replace(chosen.scores, steps=steps))
-
-    def _fill_weights(self, operation: Operation) -> None:
-        """Numbers put into weights, where 0 takes a key away."""
-        narrow = _narrow(operation)
-        source = operation.args[0]
-        value = operation.args[ASSIGNMENTS[operation.func]]
-        if narrow is None:
-            self._changes.pass_on(operation)
-        else:
-            self._fill(operation, source, narrow, value)
-
-    def _fill(
-        self,
-        operation: Operation,
-        source: Any,
-        where: Tensor,
-        value: Any,
-        *,
-        inverted: bool = False,
-    ) -> None:
-        if not self._is_source(source):
-            self._changes.pass_on(operation)
-            return
-        with apart():
-            number = _one_number(value)
-        if number is None:
-            self._changes.lose(operation, source)
-        else:
-            self._changes.extend(
-                operation, source, lambda axes: Fill(where, axes, number, inverted)
-            )
-
-    def triangle(self, operation: Operation) -> None:
-        """A triangle of zeros."""
-        source = operation.args[0]
-        if not self._is_source(source):
-            self._changes.pass_on(operation)
-            return
-        with apart():
-            kept = torch.ones(source.shape[-2:], dtype=torch.bool, device=source.device)
-            diagonal = operation.args[1] if len(operation.args) > 1 else 0
-            lower = operation.func in _OPERATIONS["triangle"][:2]
-            kept = kept.tril(diagonal) if lower else kept.triu(diagonal)
-        self._changes.extend(operation, source, lambda axes: Zeros(kept, axes))
-
-    def bound(self, operation: Operation) -> None:
-        """Bounds far beyond any score change nothing but masked scores."""
-        source, *bounds = (*operation.args, *operation.kwargs.values())
-        if self._tracks.scores_of(source) is None:
-            self._changes.pass_on(operation)
-            return
-        with apart():
-            numbers = [_one_number(bound) for bound in bounds if bound is not None]
-        if any(number is None or abs(number) < _BEYOND_SCORES for number in numbers):
-            self._changes.lose(operation, source)
-            return
-        low = max((number for number in numbers if number is not None and number < 0), default=None)
-        if low is None:
-            self.copy(operation)
-        else:
-            self._changes.extend(operation, source, lambda axes: Bound(low, axes))
-
-    def no_nan(self, operation: Operation) -> None:
-        """Scores whose infinities are made the numbers that lie farthest out."""
-        source = operation.args[0]
-        named = dict(zip(("nan", "posinf", "neginf"), operation.args[1:], strict=False))
+def _steps(operation: Operation, source: Tensor) -> _Steps | None:
+    func, args = operation.func, operation.args
+    if func in MULTIPLICATIONS or func in QUOTIENTS:
+        first, by = args[:2]
+        if first is not source:
+            if func in QUOTIENTS:
+                return None
+            first, by = by, first
+        return _times(operation, by, divides=func in QUOTIENTS)
+    if func in NEGATIONS:
+        return (lambda axes: Times(-1.0, axes),)
+    if func in SUMS or func in DIFFERENCES:
+        sign = 1.0 if func in SUMS else -1.0
+        return _plus(args, source, sign * alpha_of(operation))
+    if func in REVERSED_DIFFERENCES and args[0] is source:
+        factor, number = -alpha_of(operation), args[1]
+        return (lambda axes: Times(factor, axes), lambda axes: Plus(number, axes))
+    if func in TANH:
+        return (Tanh,)
+    if func in WHERE:
+        where, chosen, other = args[:3]
+        inverted = chosen is source
+        return _fill(where, other if inverted else chosen, inverted=inverted)
+    if func in ASSIGNMENTS:
+        return _assigned(operation)
+    if func in TRIANGLES:
+        kept = torch.ones(source.shape[-2:], dtype=torch.bool, device=source.device)
+        diagonal = args[1] if len(args) > 1 else 0
+        kept = kept.tril(diagonal) if TRIANGLES[func] == "tril" else kept.triu(diagonal)
+        return (lambda axes: Zeros(kept, axes),)
+    if func in BOUNDS:
+        return _bounds(operation)
+    if func in NO_NAN:
+        named = dict(zip(("nan", "posinf", "neginf"), args[1:], strict=False))
         low = {**named, **operation.kwargs}.get("neginf")
-        if self._tracks.scores_of(source) is None:
-            self._changes.pass_on(operation)
-        elif low is not None and low > -_BEYOND_SCORES:
-            self._changes.lose(operation, source)
-        else:
-            least = torch.finfo(source.dtype).min if low is None else float(low)
-            self._changes.extend(operation, source, lambda axes: Bound(least, axes))
+        low = torch.finfo(source.dtype).min if low is None else float(low)
+        return (lambda axes: Bound(low, axes),) if low <= -_BEYOND_SCORES else None
+    return None
 
-    def join(self, operation: Operation) -> None:
-        """Scores that are put together, or with a column beside them."""
-        if operation.func in _CATS and self._note_sink(operation):
-            return
-        if not self._gathering.join(operation):
-            tensors = list(tensors_in(operation.args))
-            at = [t for t in tensors if self._tracks.scores_of(t) is not None]
-            if at:
-                self._changes.lose(operation, at[0])
-            else:
-                self._changes.pass_on(operation)
 
-    def _note_sink(self, operation: Operation) -> bool:
-        """Whether scores have got a column beside them that is no scores."""
-        tensors = cast(list[Tensor], operation.args[0])
+def _times(operation: Operation, by: Any, *, divides: bool) -> _Steps | None:
+    output = cast(Tensor, operation.output)
+    if isinstance(by, Tensor) and by.numel() > 1 and bool(output.isnan().any()):
+        return None  # -inf times 0
+    return (lambda axes: Times(by, axes, divides),)
+
+
+def _plus(args: tuple[Any, ...], source: Tensor, factor: float) -> _Steps:
+    first, other = args[:2]
+    if first is source:
+        return (lambda axes: Plus(other, axes, factor),)
+    return (lambda axes: Times(factor, axes), lambda axes: Plus(first, axes))
+
+
+def _fill(where: Tensor, value: Any, *, inverted: bool = False) -> _Steps | None:
+    number = one_number(value)
+    return None if number is None else (lambda axes: Fill(where, axes, number, inverted),)
+
+
+def _assigned(operation: Operation) -> _Steps | None:
+    func, args = operation.func, operation.args
+    number = None if _accumulates(args) else one_number(args[ASSIGNMENTS[func]])
+    if number is None:
+        return None
+    where = args[1] if "masked_fill" in str(func) else marked(operation, args[0].shape)
+    return (lambda axes: Fill(where, axes, number),)
+
+
+def _assigned_in_place(
+    operation: Operation, axes: Axes, scores: Scores
+) -> tuple[Scores, Axes] | None:
+    """Return scores some of which were set to one number; fills one after another are one."""
+    number = None
+    if not _accumulates(operation.args):
+        number = one_number(operation.args[ASSIGNMENTS[operation.func]])
+    if number is None:
+        return None
+    fill = Fill(assigned(operation, axes), axes, number)
+    last = scores.steps[-1] if scores.steps else None
+    if isinstance(last, Fill) and last.axes is axes and last.value == number and not last.inverted:
+        fill = replace(fill, where=last.where | fill.where)
+        return replace(scores, steps=(*scores.steps[:-1], fill)), axes
+    return replace(scores, steps=(*scores.steps, fill)), axes
+
+
+def _accumulates(args: tuple[Any, ...]) -> bool:
+    return isinstance(args[1], list | tuple) and len(args) > 3 and bool(args[3])
+
+
+def _bounds(operation: Operation) -> _Steps | None:
+    """Return the step of bounds far beyond any score; they change nothing but masked scores."""
+    source, *bounds = (*operation.args, *operation.kwargs.values())
+    numbers = [one_number(bound) for bound in bounds if bound is not None]
+    if any(number is None or abs(number) < _BEYOND_SCORES for number in numbers):
         output = cast(Tensor, operation.output)
-        dim: int = (operation.args[1] if len(operation.args) > 1 else 0) % output.ndim
-        at = [i for i, t in enumerate(tensors) if self._tracks.scores_of(t) is not None]
-        if len(at) != 1 or len(tensors) != 2:
-            return False
-        source, other = tensors[at[0]], tensors[1 - at[0]]
-        track = cast(Track, self._tracks.of(source))
-        axes = None if track.axes is None else track.axes.seen_as(source)
-        if other.ndim != source.ndim or other.shape[dim] != 1 or axes is None:
-            return False
-        before = at[0] == 1
-        start = axes.start - (axes.places[dim] if before else 0)
-        scores = cast(Scores, track.stage)
-        steps = (*scores.steps, Sink(other, axes, before))
-        self._tracks.put(output, Axes.of(output, axes.places, start), replace(scores, steps=steps))
-        return True
-
-    def copy(self, operation: Operation) -> None:
-        """A copy, of another dtype or in another shape."""
-        source, output = operation.args[0], operation.output
-        track = self._tracks.of(source)
-        if track is None or track.lies_in(output):
-            return
-        if not isinstance(track.stage, Parts):
-            self._changes.go_on(operation, source, track, track.stage)
-        elif not self._gathering.copy(operation, track.stage):
-            self._changes.pass_on(operation)
-
-    def copy_into(self, operation: Operation) -> None:
-        """Numbers put into a tensor that was there."""
-        if self._gathering.copy_into(operation):
-            return
-        target, source = operation.args[:2]
-        track, held = self._tracks.of(source), self._tracks.held_by(target)
-        part = held is not None and _is_part(held, target)
-        if track is not None and isinstance(track.stage, Parts):
-            self._changes.pass_parts(operation, source, track.stage)
-        elif held is not None and part and track is not None:
-            self._spoil(operation, target, held)
-        elif track is not None and track.axes is not None:
-            self._changes.go_on(operation, source, track, track.stage)
-        elif track is not None:
-            self._tracks.put(target, None, track.stage)
-        elif held is not None and not part:
-            self._tracks.drop(target)
-        else:
-            self.assign(operation)
-
-    def _spoil(self, operation: Operation, target: Tensor, held: Track) -> None:
-        """Scores or weights in whose midst other ones were put."""
-        stage = held.stage
-        if isinstance(stage, Weights) or (isinstance(stage, Parts) and stage.weights is not None):
-            self._changes.mix(operation, target)
-        else:
-            self._tracks.put(target, None, Lost(place_of(operation), modules_of(stage)))
-
-    def _is_masked(self, tensor: object) -> bool:
-        scores = self._tracks.scores_of(tensor)
-        return scores is not None and any(isinstance(step, Fill | Plus) for step in scores.steps)
-
-    def _is_source(self, tensor: object) -> bool:
-        track = self._tracks.of(tensor)
-        return track is not None and isinstance(track.stage, Scores | Exponentials | Weights)
+        idle = output is not source and torch.equal(output, source)
+        return () if idle else None
+    low = max((number for number in numbers if number is not None and number < 0), default=None)
+    return () if low is None else (lambda axes: Bound(low, axes),)
 
 
-def _filled(stage: Scores | Exponentials, fill: Fill) -> Scores | Exponentials | None:
-    """A stage with one fill more; those of one number after another, as in a loop, are one."""
-    last = stage.steps[-1] if isinstance(stage, Scores) and stage.steps else None
-    if isinstance(stage, Exponentials) or not isinstance(last, Fill) or last.inverted:
-        return stepped(stage, [fill])
-    if last.axes is not fill.axes or last.value != fill.value:
-        return stepped(stage, [fill])
-    with apart():
-        both = replace(fill, where=last.where | fill.where)
-    return replace(stage, steps=(*stage.steps[:-1], both))
+def with_sink(
+    operation: Operation, scores: Sequence[Scores | None], tracks: Sequence[Track | None]
+) -> tuple[Scores, Axes] | None:
+    """Return scores that have got one column beside them, and the axes of the output.
 
-
-def _is_part(track: Track, view: Tensor) -> bool:
-    """Whether a view leaves out something of what its storage holds."""
-    if track.axes is not None:
-        return math.prod(view.shape) != math.prod(track.axes.sizes)
-    return view.nbytes < view.untyped_storage().nbytes()
-
-
-def _narrow(operation: Operation) -> Tensor | None:
-    """The mask of an assignment, broadcastable to its tensor; None where it names places."""
-    if operation.func in _MASKED_FILLS:
-        return operation.args[1]
-    source, indices, *more = operation.args
-    if operation.func not in _INDEX_PUTS or len(more) > 1:
+    Args:
+        operation: that has put two tensors side by side.
+        scores: of each of the tensors; None where it holds none.
+        tracks: of each of the tensors.
+    """
+    tensors = cast(list[Tensor], operation.args[0])
+    output = cast(Tensor, operation.output)
+    if len(tensors) != 2 or sum(each is not None for each in scores) != 1:
         return None
-    if len(indices) != 1 or indices[0] is None or indices[0].dtype != torch.bool:
+    at = 0 if scores[0] is not None else 1
+    source, other, track = tensors[at], tensors[1 - at], tracks[at]
+    dim: int = operation.kwargs.get("dim", operation.args[1] if len(operation.args) > 1 else 0)
+    dim %= output.ndim
+    axes = None if track is None else track.seen_as(source)
+    if other.ndim != source.ndim or other.shape[dim] != 1 or axes is None:
         return None
-    with apart():
-        return indices[0].reshape(*indices[0].shape, *(1,) * (source.ndim - indices[0].ndim))
+    before, own = at == 1, cast(Scores, scores[at])
+    start = axes.start - (axes.places[dim] if before else 0)
+    step = Sink(other, axes, before)
+    return replace(own, steps=(*own.steps, step)), Axes.of(output, axes.places, start)
 
 
-def _one_number(value: object) -> float | None:
-    """The number that a value is everywhere; None where it is several."""
+def alpha_of(operation: Operation) -> float:
+    """Return the factor of the second part of a sum or a difference.
+
+    Example:
+        >>> import torch
+        >>> from regard.capture.score_operations import alpha_of
+        >>> from regard.tracing.operations import SUMS
+        >>> from regard.tracing.tracer import Operation
+        >>> alpha_of(Operation(SUMS[0], (torch.ones(1), torch.ones(1)), {"alpha": 2}, None, {}.get))
+        2.0
+    """
+    given = operation.args[2] if len(operation.args) > 2 else operation.kwargs.get("alpha", 1)
+    return float(given)
+
+
+def one_number(value: object) -> float | None:
+    """Return the number that a value is everywhere; None if it is several."""
     if not isinstance(value, Tensor):
         return float(cast(float, value))
+    value = value.detach()
     first = value.flatten()[0] if value.numel() else None
     return float(first) if first is not None and bool((value == first).all()) else None
 
 
+def marked(operation: Operation, shape: torch.Size) -> Tensor:
+    """Return where an assignment puts its numbers in a tensor of a shape, as bools.
+
+    Example:
+        >>> import torch
+        >>> from regard.capture.score_operations import marked
+        >>> from regard.tracing.tracer import Operation
+        >>> args = (torch.zeros(2, 3), 1, torch.tensor([0, 2]), -1.0)
+        >>> fill = torch.ops.aten.index_fill_.int_Scalar
+        >>> marked(Operation(fill, args, {}, None, {}.get), torch.Size((2, 3)))
+        tensor([[ True, False,  True],
+                [ True, False,  True]])
+    """
+    where = torch.zeros(shape, dtype=torch.bool, device=operation.args[0].device)
+    _mark(where, operation)
+    return where
+
+
+def assigned(operation: Operation, axes: Axes) -> Tensor:
+    """Return where an assignment to a view puts its numbers, on the axes of the whole tensor."""
+    view: Tensor = operation.args[0]
+    length = view.untyped_storage().nbytes() // view.element_size()
+    where = torch.zeros(length, dtype=torch.bool, device=view.device)
+    _mark(where.as_strided(view.shape, view.stride(), view.storage_offset()), operation)
+    return where.as_strided(axes.sizes, axes.strides, axes.offset)
+
+
+def _mark(where: Tensor, operation: Operation) -> None:
+    args = operation.args
+    match str(operation.func).split(".")[1].rstrip("_"):
+        case "masked_fill":
+            where.masked_fill_(args[1], True)
+        case "index_put":
+            true = torch.tensor(True, device=where.device)
+            torch.ops.aten.index_put_.default(where, args[1], true)
+        case "scatter":
+            where.scatter_(args[1], args[2], True)
+        case "index_fill":
+            where.index_fill_(args[1], args[2], True)
+        case _:
+            where.fill_(True)
+
+
 _BEYOND_SCORES = 1e4  # no score is as far from 0
-
-aten = torch.ops.aten
-_CATS = (aten.cat.default, aten.concat.default)
-_INDEX_PUTS = (aten.index_put.default, aten.index_put_.default)
-_MASKED_FILLS = (
-    *(aten.masked_fill.Scalar, aten.masked_fill_.Scalar),
-    *(aten.masked_fill.Tensor, aten.masked_fill_.Tensor),
-)
-COPIES = (
-    *(aten.clone.default, aten._to_copy.default, aten.contiguous.default, aten.reshape.default),
-    *(aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten.to.other, aten.type_as.default),
-    *(aten.flatten.using_ints, aten.lift_fresh_copy.default),
-)
-"""The operations that copy a tensor, where that is needed."""
-
-_OPERATIONS: dict[str, tuple[Callable[..., Any], ...]] = {
-    "add": SUMS,
-    "subtract": DIFFERENCES,
-    "subtract_from": (aten.rsub.Scalar,),
-    "multiply": MULTIPLICATIONS,
-    "negate": (aten.neg.default, aten.neg_.default, aten.negative.default),
-    "divide": QUOTIENTS,
-    "tanh": (aten.tanh.default, aten.tanh_.default),
-    "where": (*(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf),),
-    "assign": tuple(func for func in ASSIGNMENTS if func is not aten.copy_.default),
-    "topk": (aten.topk.default,),
-    "gather": (aten.gather.default,),
-    "scatter": (aten.scatter.src, aten.scatter_.src),
-    "triangle": (aten.tril.default, aten.tril_.default, aten.triu.default, aten.triu_.default),
-    "bound": (
-        *(aten.clamp.default, aten.clamp_.default, aten.clamp_min.default, aten.maximum.default),
-        *(aten.clamp_min_.default, aten.max.other),
-    ),
-    "no_nan": (aten.nan_to_num.default, aten.nan_to_num_.default),
-    "join": JOINS,
-    "copy": COPIES,
-    "copy_into": (aten.copy_.default,),
-}

@@ -6,7 +6,6 @@ from torch import Tensor
 
 from regard.capture.contractions import Written
 from regard.capture.element_axes import Axes, contiguous, translated
-from regard.capture.recorded_values import TakeValue
 
 __all__ = ["Meeting"]
 
@@ -17,14 +16,11 @@ class Meeting:
 
     Attributes:
         axes: of the matrix, in the weights as their softmax gave them.
-        take: what their value is to be given to; None while their attention is not taken, and once
-            the value was given.
         are_joined: whether its last two axes of heads are one in the matrix.
     """
 
     axes: Axes
     are_joined: bool = False
-    take: TakeValue | None = None
 
     @classmethod
     def of(cls, weights: Tensor, seen: Axes, matrix: Axes, ndim: int) -> "Meeting | None":

@@ -1,0 +1,68 @@
+"""Whether heads come before the batch where both are merged into one axis."""
+
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from regard.capture.contractions import Product
+from regard.capture.provenance import storage_key
+from regard.tracing.operations import JOINS
+from regard.tracing.tracer import Operation
+
+__all__ = ["MergeOrder"]
+
+
+class MergeOrder:
+    """Notes the storages that a copy or a concatenation has filled heads first.
+
+    (batch * num_heads, tokens, head_dim) looks the same whichever of the two comes first. Heads
+    come first if the heads were concatenated along the first axis, or if a transposed tensor was
+    copied so that its larger stride comes second.
+    """
+
+    def __init__(self) -> None:
+        # with how many sequences and heads each holds, and how wide a head is
+        self._storages: dict[int, tuple[StorageWeakRef, int, int]] = {}
+        self._room = 64
+
+    def note_join(self, operation: Operation) -> None:
+        """Note a concatenation of several tensors along the first axis."""
+        if operation.func not in _ALONG:
+            return
+        tensors = cast("list[Tensor]", operation.args[0])
+        dim = operation.kwargs.get("dim", operation.args[1] if len(operation.args) > 1 else 0)
+        output = operation.output
+        if dim == 0 and len(tensors) > 1 and output.ndim in (3, 4):
+            self._note(output, output.shape[:-2].numel(), output.shape[-1])
+
+    def note_copy(self, operation: Operation) -> None:
+        """Note a copy of a tensor whose first two axes were exchanged."""
+        source = operation.args[0]
+        if source.layout != torch.strided or source.ndim != 4 or source.is_nested:
+            return
+        (batch, heads), (further, near) = source.shape[:2], source.stride()[:2]
+        if min(batch, heads) > 1 and 0 < further < near:
+            self._note(operation.output, batch * heads, source.shape[-1])
+
+    def is_heads_first(self, product: Product) -> bool:
+        """Return True if query or key of a product may have heads before the batch."""
+        for factor in (product.left, product.right):
+            known = self._storages.get(storage_key(factor) or 0)
+            if known is not None and known[1:] == (factor.shape[0], factor.shape[-1]):
+                return True
+        return False
+
+    def _note(self, tensor: object, merged: int, width: int) -> None:
+        if not isinstance(tensor, Tensor) or storage_key(tensor) is None:
+            return
+        reference = StorageWeakRef(tensor.untyped_storage())
+        self._storages[reference.cdata] = (reference, merged, width)
+        if len(self._storages) > self._room:
+            alive = self._storages.items()
+            self._storages = {key: each for key, each in alive if not each[0].expired()}
+            self._room = 2 * len(self._storages) + 64
+
+
+_ALONG = JOINS[:4]

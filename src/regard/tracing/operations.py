@@ -1,0 +1,139 @@
+"""One table of PyTorch's operations: the part that each can have in attention.
+
+An operation that is in no group below has no part in attention: whatever it makes of scores or
+weights is not kept. Python runs the overload for tensors, ``aten.mul.Tensor``, with a number as
+well; TorchScript runs ``aten.mul.Scalar``. In inference mode, composite operations such as
+``aten.matmul`` arrive whole.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+__all__ = [
+    "ADDED_PRODUCTS",
+    "ASSIGNMENTS",
+    "BOUNDS",
+    "CASTS",
+    "CHANCE",
+    "COPIES",
+    "COPY_INTO",
+    "DIFFERENCES",
+    "DROPOUTS",
+    "EXPONENTIALS",
+    "JOINS",
+    "MULTIPLICATIONS",
+    "NEGATIONS",
+    "NO_NAN",
+    "PRODUCTS",
+    "QUOTIENTS",
+    "REVERSED_DIFFERENCES",
+    "ROW_SUMS",
+    "SHAPES_ALONE",
+    "SOFTMAXES",
+    "SUMS",
+    "TANH",
+    "TRIANGLES",
+    "WHERE",
+]
+
+aten = torch.ops.aten
+_Operations = tuple[Callable[..., Any], ...]
+
+
+def _overloads(*names: str) -> _Operations:
+    packets = (getattr(torch.ops.aten, name) for name in names)
+    return tuple(each for packet in packets for each in (packet.Tensor, packet.Scalar))
+
+
+# Products
+ADDED_PRODUCTS: _Operations = (
+    *(aten.addmm.default, aten.addmm.out, aten.addmm_.default),
+    *(aten.baddbmm.default, aten.baddbmm.out, aten.baddbmm_.default),
+)
+"""Products to which a tensor is added."""
+PRODUCTS: _Operations = (
+    *(aten.mm.default, aten.mm.out, aten.bmm.default, aten.bmm.out),
+    *(aten.mv.default, aten.mv.out, aten.dot.default, aten.vdot.default),
+    *(aten.matmul.default, aten.matmul.out, aten.linear.default, aten.einsum.default),
+    *ADDED_PRODUCTS,
+)
+"""Products of two tensors over the axis that they share."""
+
+# Steps between the product of query and key and its softmax
+SUMS = _overloads("add", "add_")
+DIFFERENCES = _overloads("sub", "sub_", "subtract", "subtract_")
+REVERSED_DIFFERENCES: _Operations = (aten.rsub.Scalar, aten.rsub.Tensor)
+MULTIPLICATIONS = _overloads("mul", "mul_", "multiply", "multiply_")
+QUOTIENTS = _overloads("div", "div_", "divide", "divide_", "true_divide", "true_divide_")
+NEGATIONS: _Operations = (aten.neg.default, aten.neg_.default, aten.negative.default)
+TANH: _Operations = (aten.tanh.default, aten.tanh_.default)
+WHERE: _Operations = (aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf)
+TRIANGLES: Mapping[Callable[..., Any], str] = {
+    **dict.fromkeys((aten.tril.default, aten.tril_.default), "tril"),
+    **dict.fromkeys((aten.triu.default, aten.triu_.default), "triu"),
+}
+BOUNDS: _Operations = (
+    *(aten.clamp.default, aten.clamp_.default, aten.clamp_min.default, aten.maximum.default),
+    *(aten.clamp_min_.default, aten.max.other),
+)
+NO_NAN: _Operations = (aten.nan_to_num.default, aten.nan_to_num_.default)
+ASSIGNMENTS: Mapping[Callable[..., Any], int] = {
+    **dict.fromkeys((aten.fill_.Scalar, aten.fill_.Tensor, aten.copy_.default), 1),
+    **dict.fromkeys((aten.fill.Scalar, aten.fill.Tensor), 1),
+    **dict.fromkeys((aten.masked_fill.Scalar, aten.masked_fill_.Scalar), 2),
+    **dict.fromkeys((aten.masked_fill.Tensor, aten.masked_fill_.Tensor), 2),
+    **dict.fromkeys((aten.index_put.default, aten.index_put_.default), 2),
+    **dict.fromkeys((aten.index_fill.int_Scalar, aten.index_fill_.int_Scalar), 3),
+    **dict.fromkeys((aten.index_fill.int_Tensor, aten.index_fill_.int_Tensor), 3),
+    **dict.fromkeys((aten.scatter.value, aten.scatter_.value), 3),
+}
+"""Operations that put numbers somewhere, and the place of the numbers in their arguments."""
+
+# Softmax, in one operation or as exponentials divided by their sums
+SOFTMAXES: _Operations = (
+    *(aten._softmax.default, aten._softmax.out, aten.softmax.int, aten.softmax.int_out),
+    *(aten._safe_softmax.default, aten.special_softmax.default),
+)
+EXPONENTIALS: _Operations = (aten.exp.default, aten.exp_.default)
+ROW_SUMS: _Operations = (aten.sum.dim_IntList,)
+
+# Operations that keep every number
+CASTS: _Operations = (
+    *(aten._to_copy.default, aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten.to.other),
+    aten.type_as.default,
+)
+COPIES: _Operations = (
+    *(aten.clone.default, aten.contiguous.default, aten.reshape.default),
+    *(aten.flatten.using_ints, aten.lift_fresh_copy.default),
+    *CASTS,
+)
+"""Operations that copy a tensor where a copy is needed."""
+COPY_INTO: _Operations = (aten.copy_.default,)
+JOINS: _Operations = (
+    *(aten.stack.default, aten.cat.default, aten.concat.default, aten.concatenate.default),
+    *(aten.vstack.default, aten.row_stack.default, aten.hstack.default),
+    *(aten.constant_pad_nd.default, aten.pad.default),
+    *(aten.scatter.src, aten.scatter_.src),
+)
+"""Operations that put tensors together."""
+
+# Chance
+DROPOUTS: _Operations = (
+    *(aten.dropout.default, aten.dropout_.default, aten.native_dropout.default),
+    *(aten.feature_dropout.default, aten.feature_dropout_.default),
+)
+CHANCE: _Operations = (
+    *(aten.bernoulli_.float, aten.bernoulli.default, aten.bernoulli.p, aten.bernoulli_.Tensor),
+    *(aten.rand.default, aten.rand.generator, aten.rand_like.default, aten.uniform_.default),
+)
+"""Operations that draw the numbers of which dropout is made."""
+
+SHAPES_ALONE: _Operations = (
+    *(aten.empty_like.default, aten.zeros_like.default, aten.ones_like.default),
+    *(aten.full_like.default, aten.rand_like.default, aten.randn_like.default),
+    *(aten.new_empty.default, aten.new_zeros.default, aten.new_ones.default),
+    aten.new_full.default,
+)
+"""Operations that take a tensor for its shape alone."""

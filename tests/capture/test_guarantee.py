@@ -1,0 +1,200 @@
+"""Whatever is done to attention, what is recorded is what met the value, or it is refused."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import regard
+from attention_variants import B, H, T, Variant, variants
+
+VARIANTS = variants()
+LIMITS = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+"""What rounding can do to a weight of at most 1, from scores of at most 20."""
+
+
+class Layer(nn.Module):
+    """Attention over the identity, so that its output is what met the value."""
+
+    def __init__(self, variant: Variant) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.variant = variant
+        self.query, self.key = nn.Linear(12, 12), nn.Linear(12, 12)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.mul_(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key = (
+            project(x).unflatten(-1, (H, 4)).transpose(1, 2).contiguous()
+            for project in (self.query, self.key)
+        )
+        return self.variant(query, key, torch.eye(T, dtype=x.dtype).expand(B, H, T, T).clone())
+
+
+def verdict(variant: Variant, dtype: torch.dtype, keep: str) -> str:
+    """Return "right", "refused" or what is wrong."""
+    model = Layer(variant).to(dtype)
+    x = torch.randn(B, T, 12, generator=torch.manual_seed(1)).to(dtype)
+    try:
+        with torch.no_grad(), regard.observe(model, keep=keep) as seen:
+            output = model(x)
+    except regard.RegardError as refusal:
+        first, *_ = str(refusal).splitlines()
+        return "refused" if "Layer" in first else f"refused without a name: {first}"
+    if seen[0].shape != output.shape:
+        return f"{seen[0]} for {tuple(output.shape)}"
+    error = (seen[0].to_dense().float() - output.float()).abs().nan_to_num(9.0).max().item()
+    return "right" if error <= LIMITS[dtype] else f"wrong by {error:.3g}"
+
+
+def test_there_are_enough_variants() -> None:
+    assert len(VARIANTS) >= 300
+
+
+@pytest.mark.parametrize("keep", ["qk", "qkv"])
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+def test_no_variant_is_recorded_as_what_it_is_not(dtype: torch.dtype, keep: str) -> None:
+    found = {name: verdict(variant, dtype, keep) for name, variant in VARIANTS.items()}
+    wrong = {name: each for name, each in found.items() if each not in ("right", "refused")}
+    assert wrong == {}
+    # The checker sees right ones, too.
+    assert sum(each == "right" for each in found.values()) >= 60
+
+
+FOUND_BEFORE = [
+    "weights: view of rows and heads",
+    "weights: permute (0, 2, 1, 3)",
+    "weights: permute (1, 0, 2, 3)",
+    "weights: first head repeated",
+    "weights: first head cat",
+    "weights: copy_",
+    "weights: slice assignment",
+    "weights: data assigned",
+    "weights: set_",
+    "weights: full_like",
+    "weights: bernoulli",
+    "weights: multinomial",
+    "weights: foreach_mul_",
+    "weights: foreach_copy_",
+    "weights: apply_",
+    "weights: storage",
+    "weights: dlpack",
+    "query before the value: mul_",
+    "key before the value: mul_",
+    "product: heads outer by chunk",
+    "mask added, before the value: data fill_",
+]
+
+
+@pytest.mark.parametrize("name", FOUND_BEFORE)
+def test_what_a_review_found_recorded_in_silence_is_refused(name: str) -> None:
+    assert verdict(VARIANTS[name], torch.float32, "qk") == "refused"
+
+
+class Masked(nn.Module):
+    """Attention with a mask that its owner writes to between calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.query, self.key = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.mask = torch.zeros(5, 5).masked_fill(torch.ones(5, 5).triu(1) > 0, -torch.inf)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.query(x) @ self.key(x).mT + self.mask
+        return scores.softmax(-1) @ torch.eye(5)
+
+
+@pytest.mark.parametrize("write", [Tensor.fill_, lambda mask, _: mask.numpy().fill(0)])
+def test_a_mask_that_is_filled_between_calls_is_read_again(
+    write: Callable[[Tensor, float], object],
+) -> None:
+    model, x = Masked(), torch.randn(5, 6, generator=torch.manual_seed(1))
+    with torch.no_grad(), regard.observe(model) as seen:
+        first = model(x)
+        write(model.mask.data, 0.0)
+        second = model(x)
+    torch.testing.assert_close(seen[0].to_dense(), first, atol=1e-5, rtol=0)
+    torch.testing.assert_close(seen[1].to_dense(), second, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("size", [10, 40])
+def test_large_scores_in_half_precision_are_compared_as_well(
+    dtype: torch.dtype, size: float
+) -> None:
+    def variant(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = query * size @ key.mT
+        scores.data.copy_(scores.data.flip(-1))
+        return scores.softmax(-1) @ value
+
+    assert verdict(variant, dtype, "qk") == "refused"
+
+
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+@pytest.mark.parametrize("size", [10, 40])
+def test_large_scores_are_recorded_as_they_were(dtype: torch.dtype, size: float) -> None:
+    def variant(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return (query * size @ key.mT).softmax(-1) @ value
+
+    model = Layer(variant).to(dtype)
+    x = torch.randn(B, T, 12, generator=torch.manual_seed(1)).to(dtype)
+    with torch.no_grad(), regard.observe(model) as seen:
+        model(x)
+    assert seen[0].shape == (B, H, T, T)
+
+
+def with_temperature(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A temperature for each head that is still 1, as in XCiT."""
+    return (query @ key.mT * torch.ones(H, 1, 1, dtype=query.dtype)).softmax(-1) @ value
+
+
+def einsum_over_one_key(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    weights = torch.einsum("bhid,bhjd->bhij", query, key[:, :, :1]).softmax(-1)
+    return torch.einsum("bhij,bhjd->bhid", weights, value[:, :, :1])
+
+
+def written_out(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return ((query @ key.mT).softmax(-1)[..., None] * value[:, :, None]).sum(-2)
+
+
+def einsum_of_one_number(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    weights = torch.einsum("bhid,bhjd->bhij", query[..., :1], key[..., :1]).softmax(-1)
+    return torch.einsum("bhij,bhjd->bhid", weights, value)
+
+
+UNCHANGED = [with_temperature, einsum_over_one_key, written_out, einsum_of_one_number]
+
+
+@pytest.mark.parametrize("keep", ["qk", "qkv"])
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+@pytest.mark.parametrize("variant", UNCHANGED, ids=lambda variant: variant.__name__)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_what_a_review_found_refused_is_recorded(
+    variant: Variant, dtype: torch.dtype, keep: str, mode: Callable[[], torch.no_grad]
+) -> None:
+    model = Layer(variant).to(dtype)
+    x = torch.randn(B, T, 12, generator=torch.manual_seed(1)).to(dtype)
+    with mode(), regard.observe(model, keep=keep) as seen:
+        output = model(x)
+    found = seen[0].to_dense()
+    expected = output.detach()[..., : found.shape[-1]]
+    torch.testing.assert_close(found, expected, atol=LIMITS[dtype], rtol=0)
+
+
+def test_sparse_weights_are_refused_in_words() -> None:
+    class Sparse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.query(x) @ x.mT).softmax(-1).to_sparse() @ x
+
+    model = Sparse()
+    reason = r"'Sparse' cannot be kept: _to_sparse \(.*\) makes others of the weights"
+    with torch.no_grad(), pytest.raises(regard.RegardError, match=reason), regard.observe(model):
+        model(torch.randn(5, 6))
