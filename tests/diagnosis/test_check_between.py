@@ -200,7 +200,7 @@ def test_the_least_length_of_a_norm_is_no_limit() -> None:
     def divided(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.normalize((q @ k.mT / q.shape[-1] ** 0.5).exp(), p=1, dim=-1) @ v
 
-    assert regard.check(divided).findings == ()
+    assert names(regard.check(divided)) == {"large"}
 
 
 # Few bits
@@ -324,10 +324,15 @@ BY_HAND = [
 ]
 
 
+# They take the largest score off first; the others overflow where scores are large.
+STABLE = {divided_last, less_its_logarithm}
+
+
 @in_turn(core={core.__name__: core for core in BY_HAND}, form=list(FORMS))
 def test_a_softmax_by_hand_is_right_in_whatever_order(core: Core, form: str) -> None:
     report = checked(core, form)
-    assert (report.ok, names(report)) == (True, set()), str(report)
+    faults = {finding.name for finding in report.faults}
+    assert faults == (set() if core in STABLE else {"large"}), str(report)
 
 
 @pytest.mark.parametrize("form", FORMS)

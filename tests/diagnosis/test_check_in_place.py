@@ -39,19 +39,20 @@ def scaled_by_option(q: Tensor, k: Tensor, v: Tensor, *, scale: Tensor) -> Tenso
 
 
 @pytest.mark.parametrize("attention", [scaled_by_operator, scaled_by_method])
-def test_queries_that_are_scaled_in_place_are_right(attention: Callable[..., Tensor]) -> None:
-    report = regard.check(attention)
-    assert (report.verdict, report.findings) == ("right", ())
+def test_queries_that_are_scaled_in_place_are_wrong(attention: Callable[..., Tensor]) -> None:
+    finding = regard.check(attention).faults[0]
+    assert finding.name == "pure"
+    assert finding.detail.startswith("The argument q is changed in place.")
+    assert finding.code.startswith("q")
 
 
 @pytest.mark.parametrize("joined", [False, True], ids=["without a last layer", "with one"])
-def test_an_input_that_is_added_to_in_place_is_right(joined: bool) -> None:
-    report = regard.check(Residual(joined=joined))
-    assert [finding.name for finding in report.findings] == ["no-positions"]
-    assert report.ok
+def test_an_input_that_is_added_to_in_place_is_wrong(joined: bool) -> None:
+    finding = regard.check(Residual(joined=joined)).faults[0]
+    assert (finding.name, finding.code.partition("(")[0]) == ("pure", "x += self.out")
 
 
 def test_an_option_of_the_caller_stays_as_it_was() -> None:
     scale = torch.tensor(24.0)
-    assert regard.check(scaled_by_option, scale=scale).verdict == "right"
+    assert regard.check(scaled_by_option, scale=scale).faults[0].name == "pure"
     assert scale.item() == 24

@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 from torch import Tensor
 
 from regard.diagnosis.catalogue import Fault, Severity
+from regard.diagnosis.laws.law import Result
 
 __all__ = ["Finding", "Report", "Verdict"]
 
@@ -100,6 +101,8 @@ class Report:
         findings: mistakes first, then notes.
         read_as: how it was called and read, in words.
         missing: what could not be told, and what would tell; empty where all is told.
+        laws: the result of each law of attention.
+        notes: what is worth knowing, in sentences.
 
     Example:
         >>> import regard
@@ -114,6 +117,8 @@ class Report:
     findings: tuple[Finding, ...]
     read_as: str
     missing: str = ""
+    laws: tuple[Result, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def faults(self) -> tuple[Finding, ...]:
@@ -148,6 +153,8 @@ class Report:
             "read_as": self.read_as,
             "missing": self.missing,
             "findings": [finding.to_dict() for finding in self.findings],
+            "laws": [result.to_dict() for result in self.laws],
+            "notes": list(self.notes),
         }
 
     def __str__(self) -> str:

@@ -26,6 +26,7 @@ from regard.diagnosis.input_probes import (
     starts_at_top_left,
 )
 from regard.diagnosis.interpretation import Reading, Told, finding_of, understood, without_dropout
+from regard.diagnosis.judgement import by_laws
 from regard.diagnosis.kv_cache_checks import begins_at_top_left, cache_reach
 from regard.diagnosis.mask_arguments import all_kept, forms_of, takes_masks
 from regard.diagnosis.mask_probes import Trial, mask_trials
@@ -47,6 +48,7 @@ from regard.diagnosis.refusal_reasons import reason
 from regard.diagnosis.report import Report
 from regard.diagnosis.rotated_inputs import largest_score, met, turned
 from regard.diagnosis.source_lines import event_of, random_event, turned_round
+from regard.diagnosis.specimens import specimen_of
 from regard.diagnosis.subject import Given, Subject, layouts
 from regard.diagnosis.tensor_layout import Layout
 from regard.diagnosis.traced_run import traced
@@ -61,6 +63,7 @@ def examined(subject: Subject, causal: bool | None) -> Report:
         subject: which runs.
         causal: as in ``check``.
     """
+    original = subject
     found = infinite(subject)
     reading = None if found else understood(subject, causal, pairs=False)
     if not found and (reading is None or reading.names):
@@ -91,7 +94,11 @@ def examined(subject: Subject, causal: bool | None) -> Report:
         key=lambda finding: (finding.severity == "note", finding.number),
     )
     missing = "" if reading is not None or findings else reason(subject)
-    return Report(subject.given.name, tuple(findings), _read_as(subject, reading, trials), missing)
+    words = _read_as(subject, reading, trials)
+    report = Report(subject.given.name, tuple(findings), words, missing)
+    # Samples that a batch mixes are found in the layout that was meant.
+    is_mixed = any(told.name == "attends-across-batch" for told in found)
+    return by_laws(report, specimen_of(original if is_mixed else subject, causal))
 
 
 _EXCHANGED = "heads-and-tokens-exchanged"

@@ -18,7 +18,16 @@ from regard.diagnosis.signature import Argument, arguments_of, axis_of_heads
 from regard.diagnosis.tensor_layout import Layout, Order
 from regard.errors import check_numbers
 
-__all__ = ["Given", "Kind", "Outcome", "Subject", "as_given", "layouts", "quiet"]
+__all__ = [
+    "Given",
+    "Kind",
+    "Outcome",
+    "Subject",
+    "as_given",
+    "independent",
+    "layouts",
+    "quiet",
+]
 
 Kind = Literal["embeddings", "qkv", "scores"]
 
@@ -209,6 +218,12 @@ class Subject:
             leading.append(argument)
         return leading if not self.given.options else []
 
+    def leading(self) -> list[Argument]:
+        """Return the arguments that go by position."""
+        inputs = self.inputs()
+        known = {a.name for a in self.given.arguments if self._tensor(a, inputs) is not None}
+        return self._leading({**self.constants, **dict.fromkeys(known)})
+
     def _tensor(self, argument: Argument, inputs: Mapping[str, Tensor]) -> Tensor | None:
         if argument.role == "x" and self.given.vocabulary:
             return self.layout.encode(_token_ids(inputs["x"], self.given.vocabulary), 1)[..., 0]
@@ -353,14 +368,59 @@ def _built(thing: type, args: tuple[Any, ...], options: Mapping[str, Any]) -> ob
 
 def _copied(module: nn.Module, *, as_it_is: bool = False) -> nn.Module:
     """A copy in eval mode and float32, so that nothing happens to the module itself."""
-    try:
-        own = copy.deepcopy(module)
-    except (RuntimeError, TypeError, AttributeError):  # tensors in a graph, locks, open files
-        own = module
+    own = independent(module)
     floats = {p.dtype for p in own.parameters() if p.is_floating_point()}
     if floats and floats != {torch.float32} and not as_it_is:
         own = own.float()
     return own.eval()
+
+
+def independent(module: nn.Module) -> nn.Module:
+    """Return a copy of a module that shares no tensor with it.
+
+    Tensors in a graph become constants. What cannot be copied, such as a lock or an open file,
+    stays shared: it holds no numbers.
+
+    Args:
+        module: somebody's.
+
+    Raises:
+        ValueError: it cannot be copied.
+    """
+    try:
+        return copy.deepcopy(module)
+    except Exception:  # noqa: BLE001  # somebody's code may raise anything
+        pass
+    memo: dict[int, Any] = {}
+    for part in module.modules():
+        for value in list(vars(part).values()):
+            _remember(value, memo)
+    try:
+        return copy.deepcopy(module, memo)
+    except Exception as error:
+        name = type(module).__name__
+        raise ValueError(
+            f"{name} cannot be copied ({type(error).__name__}: {error}); check runs copies only, "
+            f"so that nothing happens to yours.\n    Give the class: regard.check({name}, ...)."
+        ) from error
+
+
+def _remember(value: object, memo: dict[int, Any]) -> None:
+    """Note the copy of a value that cannot be copied, for ``copy.deepcopy``."""
+    if isinstance(value, list | tuple):
+        for part in cast("list[object]", value):
+            _remember(part, memo)
+    elif isinstance(value, dict):
+        for part in cast("dict[object, object]", value).values():
+            _remember(part, memo)
+    elif isinstance(value, Tensor):
+        if not value.is_leaf:
+            memo[id(value)] = value.detach().clone()
+    elif not isinstance(value, nn.Module):
+        try:
+            copy.deepcopy(value)
+        except Exception:  # noqa: BLE001  # somebody's object may raise anything
+            memo[id(value)] = value
 
 
 def _source(target: object) -> str:

@@ -1,0 +1,1 @@
+"""Laws that every right attention obeys, each tried on code by running it."""

@@ -1,0 +1,229 @@
+"""Laws about numbers: gradients, large scores, dropout in training."""
+
+import inspect
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from regard.diagnosis.laws.lab import Lab, NotTried, Run
+from regard.diagnosis.laws.law import Breach, Law
+from regard.diagnosis.laws.specimen import Contents
+from regard.diagnosis.laws.tape import Place, tensors_in
+
+__all__ = ["DROPS", "SOFTMAXES", "Gradient", "Large", "Training"]
+
+
+class Gradient(Law):
+    """Gradients are those of the numbers that were computed."""
+
+    name = "gradient"
+    statement = "Gradients equal finite differences, and every matrix gets one."
+    formula = "f(x + h d) - f(x - h d) = 2 h grad f(x) . d"
+    example = "weights = scores.softmax(-1).detach()"
+
+    _STEP = 1e-5
+
+    def breach(self, lab: Lab) -> Breach | None:
+        """Compare gradients along one direction with finite differences."""
+        s = lab.specimen
+        contents = s.contents(min(s.batch, 2), s.tokens if s.is_fixed else min(s.tokens, 5))
+        call = lab.fresh()
+        try:
+            run = lab.run(contents, call=call, grads=True, keeps=True)
+        except Exception as error:
+            raise NotTried(f"It does not run with gradients ({type(error).__name__}).") from error
+        leaves = [t for t in tensors_in(run.arguments) if t.requires_grad]
+        named = dict(call.named_parameters()) if isinstance(call, nn.Module) else {}
+        named = {n: p for n, p in named.items() if p.requires_grad and p.is_floating_point()}
+        wanted = [*leaves, *named.values()]
+        if not run.rows.isfinite().all():
+            raise NotTried("Its output is not finite.")
+        if not wanted:
+            raise NotTried("Nothing in it takes gradients.", applies=False)
+        if not run.rows.requires_grad:
+            if any(slot.is_array for slot in s.slots) or not run.steps:
+                raise NotTried("It computes without PyTorch.", applies=False)
+            return Breach("The output has no gradient.", _cut(run))
+        generator = torch.Generator().manual_seed(4)
+        weight = torch.randn(run.rows.shape, generator=generator, dtype=torch.float64)
+        gradients = torch.autograd.grad((run.rows * weight).sum(), wanted, allow_unused=True)
+        found = cast("tuple[Tensor | None, ...]", gradients)
+        idle = [
+            name
+            for (name, p), grad in zip(named.items(), found[len(leaves) :], strict=True)
+            if grad is None or (p.ndim > 1 and not bool(grad.any()))
+        ]
+        if idle:
+            says = f"{', '.join(idle[:3])} has no influence on the output: it gets no gradient."
+            return Breach(says, _cut(run), is_note=_has_other_ways(lab))
+        return self._compared(lab, contents, run, wanted, found, weight)
+
+    def _compared(
+        self,
+        lab: Lab,
+        contents: Contents,
+        run: Run,
+        wanted: list[Tensor],
+        found: tuple[Tensor | None, ...],
+        weight: Tensor,
+    ) -> Breach | None:
+        generator = torch.Generator().manual_seed(5)
+        ways = [torch.randn(w.shape, generator=generator, dtype=torch.float64) for w in wanted]
+        starts = [w.detach().clone() for w in wanted]
+
+        def at(step: float) -> float:
+            with torch.no_grad():
+                for w, start, way in zip(wanted, starts, ways, strict=True):
+                    w.copy_(start + step * way)
+            values, named = run.arguments
+            names = [slot.name for slot in lab.specimen.slots if not slot.by_name]
+            extra = {**dict(zip(names, values, strict=True)), **named}
+            extra = {k: v.detach() if isinstance(v, Tensor) else v for k, v in extra.items()}
+            again = lab.run(contents, call=run.call, extra=extra)
+            return float((again.rows.detach() * weight).sum())
+
+        up, down, middle = at(self._STEP), at(-self._STEP), at(0.0)
+        size = max(1.0, abs(middle))
+        if abs(up + down - 2 * middle) > 1e-5 * size:
+            raise NotTried("It jumps: small changes of its input make large ones of its output.")
+        if abs(middle - float((run.rows.detach() * weight).sum())) > 1e-6 * size:
+            raise NotTried("Two equal calls differ.")
+        numeric = (up - down) / (2 * self._STEP)
+        exact = sum(float((g * w).sum()) for g, w in zip(found, ways, strict=True) if g is not None)
+        if abs(numeric - exact) <= 1e-3 * max(1.0, abs(numeric)):
+            return None
+        return Breach(
+            f"Along one direction finite differences give {numeric:.4f}, and backward() gives "
+            f"{exact:.4f}.",
+            _cut(run),
+        )
+
+
+def _has_other_ways(lab: Lab) -> bool:
+    """Return True if the code has more arguments than it was called with."""
+    call = lab.specimen.call
+    target = call.forward if isinstance(call, nn.Module) else call
+    passed = {slot.name for slot in lab.specimen.slots}
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    others = [
+        p
+        for p in inspect.signature(target).parameters.values()
+        if p.name not in passed and p.kind not in kinds and "mask" not in p.name
+    ]
+    return bool(others)
+
+
+def _cut(run: Run) -> Place | None:
+    """Return the line of the first operation that drops a gradient; None if none is seen."""
+    for step in run.steps:
+        inputs = [t for t in tensors_in(step.args) if t.requires_grad]
+        floats = [t for t in step.alive if t.is_floating_point()]
+        if inputs and floats and not any(t.requires_grad for t in floats):
+            return step.place
+    return None
+
+
+class Large(Law):
+    """Large scores give finite numbers."""
+
+    name = "large"
+    statement = "Inputs 10 and 40 times as large give finite numbers in float32."
+    formula = "f(40 x) is finite"
+    example = "weights = scores.exp() / scores.exp().sum(-1, keepdim=True)  # overflows at 89"
+
+    def breach(self, lab: Lab) -> Breach | None:
+        """Run in float32 on inputs 10 and 40 times as large."""
+        s = lab.specimen
+        if not any(not slot.high for slot in s.sources.values()):
+            raise NotTried("It takes no numbers that could be larger.", applies=False)
+        for size in (10.0, 40.0):
+            contents = s.contents(s.batch, s.tokens, seed=7, size=size)
+            run = lab.run(contents, is_double=False, keeps=True)
+            if run.rows.isfinite().all():
+                continue
+
+            def overflows(number: int, run: Run = run) -> bool:
+                out = [t for t in run.steps[number].outputs if t.is_floating_point()]
+                return any(bool((t.isnan() | (t == torch.inf)).any()) for t in out)
+
+            wrong = int((~run.rows.isfinite()).sum())
+            return Breach(
+                f"Inputs {size:g} times as large give {wrong} of {run.rows.numel()} numbers that "
+                "are NaN or infinite; a softmax of any finite scores is finite.",
+                lab.first_place(run.steps, overflows),
+                # Features of queries and keys apart may overflow; a softmax need not.
+                is_definite=any(step.name in SOFTMAXES for step in run.steps),
+            )
+        return None
+
+
+DROPS = ("native_dropout", "bernoulli_", "bernoulli", "rand_like", "rand", "dropout")
+_BENDS = ("native_layer_norm", "gelu", "relu", "silu", "tanh", "sigmoid", "native_group_norm")
+_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "convolution")
+_SOFTMAXES = ("_softmax", "_log_softmax", "exp")
+SOFTMAXES = ("_softmax", "_scaled_dot_product_flash_attention_for_cpu")
+
+
+class Training(Law):
+    """Dropout in training leaves the mean of the output as it is."""
+
+    name = "training"
+    statement = "In training mode the mean over dropout is the output of eval mode."
+    formula = "mean of f_train(x) = f_eval(x)"
+    example = "scores = dropout(scores)  # before the softmax"
+
+    _SAMPLES = 1500
+
+    def breach(self, lab: Lab) -> Breach | None:
+        """Average many runs in training mode, side by side in one batch."""
+        s = lab.specimen
+        if not isinstance(s.call, nn.Module):
+            raise NotTried("A function has no training mode.", applies=False)
+        tokens = s.tokens if s.is_fixed else min(s.tokens, 5)
+        contents = s.contents(1, tokens, size=2.0)
+        still = lab.run(contents).rows[0]
+        call = lab.fresh()
+        assert isinstance(call, nn.Module)
+        call.train()
+        one = lab.run(contents, call=call, keeps=True)
+        drops = [i for i, step in enumerate(one.steps) if step.name in DROPS]
+        if not drops:
+            raise NotTried("It has no dropout.", applies=False)
+        if not lab.has_batch:
+            raise NotTried("It takes no batch, in which many runs could stand side by side.")
+        self._check_linear(one, drops)
+        wide = {name: t.expand(self._SAMPLES, *t.shape[1:]) for name, t in contents.items()}
+        many = lab.run(wide, call=call).rows
+        error = (many.mean(0) - still).abs() - 6 * many.std(0) / self._SAMPLES**0.5
+        most = float(error.max())
+        if not most > 1e-3:
+            return None
+        at = int(error.flatten().argmax())
+        return Breach(
+            f"Over {self._SAMPLES} runs in training mode a number of the output is "
+            f"{float(many.mean(0).flatten()[at]):.3f} in the mean, and "
+            f"{float(still.flatten()[at]):.3f} in eval mode.",
+            one.steps[drops[0]].place,
+        )
+
+    @staticmethod
+    def _check_linear(run: Run, drops: list[int]) -> None:
+        """Raise NotTried if numbers that were dropped are bent on their way to the output."""
+        dropped: set[int] = set()
+        multiplied: set[int] = set()
+        for number, step in enumerate(run.steps):
+            inputs = {t.untyped_storage().data_ptr() for t in tensors_in(step.args)}
+            out = {t.untyped_storage().data_ptr() for t in step.alive}
+            if number in drops:
+                dropped |= out
+            elif dropped & inputs:
+                bends = step.name in _BENDS or (step.name in _SOFTMAXES and multiplied & inputs)
+                if bends or step.name.startswith("_scaled_dot_product"):
+                    raise NotTried(
+                        "What is dropped passes through a nonlinear function afterwards.",
+                        applies=False,
+                    )
+                dropped |= out
+                if step.name in _PRODUCTS or multiplied & inputs:
+                    multiplied |= out

@@ -1,0 +1,257 @@
+"""Laws about calls: any size runs, nothing changes, samples stay apart."""
+
+import traceback
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from regard.diagnosis.laws.arithmetic import DROPS
+from regard.diagnosis.laws.lab import Lab, NotTried, Run, differs
+from regard.diagnosis.laws.law import Breach, Law
+from regard.diagnosis.laws.specimen import Contents
+from regard.diagnosis.laws.tape import Place, Step, is_theirs, tensors_in
+
+__all__ = ["Pure", "Runs", "Samples"]
+
+
+class Runs(Law):
+    """Any batch and any number of tokens runs and gives finite numbers."""
+
+    name = "runs"
+    statement = "Any batch and any number of tokens runs, and gives finite numbers."
+    formula = "f(x) is finite, (batch, tokens, ...) for x (batch, tokens, ...)"
+    example = "scores = q @ k.T  # turns all axes of a batch round"
+
+    def breach(self, lab: Lab) -> Breach | None:
+        """Run with other sizes, down to one sample and one token."""
+        s = lab.specimen
+        first = lab.run(s.contents(s.batch, s.tokens), is_double=False, keeps=True)
+        found = _not_finite(lab, first, s.batch, s.tokens)
+        if found is not None:
+            return found
+        for batch, tokens in self._sizes(lab):
+            try:
+                run = lab.run(s.contents(batch, tokens), is_double=False, keeps=True)
+            except Exception as error:  # noqa: BLE001  # somebody's code may raise anything
+                # Code that keeps the k largest needs k tokens.
+                if "selected index k" in str(error) or self._is_limit(lab, batch, tokens):
+                    continue
+                return _raised(error, batch, tokens)
+            found = _not_finite(lab, run, batch, tokens)
+            if found is not None:
+                return found
+            if lab.has_batch and run.rows.shape[0] != batch:
+                return Breach(f"{_sized(batch, tokens)} gave {run.rows.shape[0]} samples.")
+        return None
+
+    @staticmethod
+    def _sizes(lab: Lab) -> Iterator[tuple[int, int]]:
+        s = lab.specimen
+        batches = [1, s.batch + 1] if s.has_batch else []
+        yield from ((batch, s.tokens) for batch in batches)
+        if s.has_tokens and not s.is_fixed:
+            yield from ((s.batch, n) for n in (max(s.tokens - 2, 2), s.tokens + 4, 1))
+
+    @staticmethod
+    def _is_limit(lab: Lab, batch: int, tokens: int) -> bool:
+        """Return True if the code has a size of its own that explains why it refuses this one."""
+        s = lab.specimen
+        call = s.call
+        if not isinstance(call, nn.Module):
+            return False
+        sizes = {n for t in (*call.parameters(), *call.buffers()) for n in t.shape}
+        for part in call.modules():
+            sizes |= {v for v in vars(part).values() if isinstance(v, int)}
+            config = getattr(part, "config", None)
+            sizes |= {v for v in getattr(config, "__dict__", {}).values() if isinstance(v, int)}
+        if tokens > s.tokens:
+            return any(s.tokens <= n < tokens for n in sizes)
+        if tokens != s.tokens:
+            return s.tokens in sizes
+        return batch > s.batch and any(s.batch <= n < batch for n in sizes - {2})
+
+
+def _sized(batch: int, tokens: int) -> str:
+    samples = f"{batch} samples" if batch > 1 else "One sample"
+    return f"{samples} of {tokens} tokens" if tokens > 1 else f"{samples} of one token"
+
+
+def _raised(error: Exception, batch: int, tokens: int) -> Breach:
+    said = (str(error).strip() or "no message").splitlines()[0][:200]
+    places = [
+        Place(frame.filename, frame.lineno or 0)
+        for frame in traceback.extract_tb(error.__traceback__)
+    ]
+    own = [p for p in places if is_theirs(p.file)]
+    return Breach(
+        f"{_sized(batch, tokens)}: {type(error).__name__}: {said.rstrip('.')}.",
+        own[-1] if own else None,
+    )
+
+
+def _not_finite(lab: Lab, run: Run, batch: int, tokens: int) -> Breach | None:
+    wrong = int((~run.rows.isfinite()).sum())
+    if not wrong:
+        return None
+
+    def begins(number: int) -> bool:
+        step = run.steps[number]
+        bad = any(t.is_floating_point() and bool(t.isnan().any()) for t in step.outputs)
+        before = any(t.is_floating_point() and bool(t.isnan().any()) for t in tensors_in(step.args))
+        return bad and not before
+
+    return Breach(
+        f"{_sized(batch, tokens)}: {wrong} of {run.rows.numel()} numbers are NaN or infinite.",
+        lab.first_place(run.steps, begins),
+    )
+
+
+class Pure(Law):
+    """A call changes nothing that the next call sees."""
+
+    name = "pure"
+    statement = "In eval mode the same call gives the same output, and changes no argument."
+    formula = "f(x) = f(x), and x is as it was"
+    example = "q *= head_dim**-0.5  # in place: the caller's tensor is scaled as well"
+
+    def breach(self, lab: Lab) -> Breach | None:
+        """Call twice, and with another seed, and compare arguments and outputs."""
+        s = lab.specimen
+        contents = s.contents(s.batch, s.tokens)
+        run = lab.run(contents, keeps=True)
+        found = self._argument_changed(lab, contents, run)
+        if found is not None:
+            return found
+        other = lab.run(contents, seed=1, keeps=True)
+        if differs(other.rows, run.rows).any():
+            most = float((other.rows - run.rows).abs().max())
+            return Breach(
+                f"Two calls with other random seeds differ by up to {most:.3g}.",
+                _first_difference(run.steps, other.steps),
+                is_definite=any(step.name in DROPS for step in run.steps),
+            )
+        again = lab.run(contents, call=run.call)
+        if again.rows.shape != run.rows.shape:
+            return Breach(
+                f"The second call gives {tuple(again.rows.shape)} where the first gave "
+                f"{tuple(run.rows.shape)}."
+            )
+        if differs(again.rows, run.rows).any():
+            most = float((again.rows - run.rows).abs().max())
+            moved = _changed_buffers(lab, run)
+            which = f"; {', '.join(moved)} changed" if moved else ""
+            return Breach(
+                f"The second of two equal calls differs by up to {most:.3g}{which}.",
+                lab.first_place(run.steps, lambda i: run.steps[i].name.endswith("_")),
+            )
+        return None
+
+    @staticmethod
+    def _argument_changed(lab: Lab, contents: Contents, run: Run) -> Breach | None:
+        s = lab.specimen
+        values, named = s.arguments(contents, torch.float64, {})
+        before = [*values, *named.values()]
+        after = [*run.arguments[0], *run.arguments[1].values()]
+        names = [slot.name for slot in s.slots if not slot.by_name]
+        names += [slot.name for slot in s.slots if slot.by_name]
+        for name, old, new in zip(names, before, after, strict=False):
+            if "cache" in name or "past" in name or type(old).__module__ == "numpy":
+                if type(old).__module__ != "numpy" or bool((old == new).all()):
+                    continue
+            elif not isinstance(old, Tensor) or old.equal(new):
+                continue
+            start = new.untyped_storage().data_ptr() if isinstance(new, Tensor) else None
+
+            def writes(number: int, start: int | None = start) -> bool:
+                step = run.steps[number]
+                first = tensors_in(step.args)[:1]
+                at = [t.untyped_storage().data_ptr() for t in first]
+                return step.name.endswith("_") and at == [start]
+
+            return Breach(
+                f"The argument {name} is changed in place.", lab.first_place(run.steps, writes)
+            )
+        return None
+
+
+def _changed_buffers(lab: Lab, run: Run) -> list[str]:
+    if not isinstance(run.call, nn.Module) or lab.model is None:
+        return []
+    before = dict(lab.model.named_buffers())
+    return [
+        name
+        for name, tensor in run.call.named_buffers()
+        if name not in before or not torch.equal(before[name], tensor)
+    ]
+
+
+def _first_difference(one: list[Step], other: list[Step]) -> Place | None:
+    for first, second in zip(one, other, strict=False):
+        for a, b in zip(first.outputs, second.outputs, strict=False):
+            is_other = a.shape != b.shape or bool(differs(a.double(), b.double()).any())
+            # Memory that nobody has written yet holds any numbers.
+            if is_other and first.place is not None and not first.name.startswith("empty"):
+                return first.place
+    return None
+
+
+class Samples(Law):
+    """The samples of a batch do not influence each other."""
+
+    name = "samples"
+    statement = "Each sample of a batch gives what it gives alone."
+    formula = "f([a, b])[0] = f([a])[0]"
+    example = "weights = scores.softmax(dim=0)  # over the batch"
+
+    def breach(self, lab: Lab) -> Breach | None:
+        """Change one sample of two, and run each alone."""
+        s = lab.specimen
+        if not s.has_batch:
+            raise NotTried("It takes no batch.", applies=False)
+        if not lab.has_batch:
+            raise NotTried("Its output has no axis for the batch.")
+        contents = s.contents(2, s.tokens)
+        base = lab.run(contents, keeps=True)
+        runs = [lab.run(s.changed(contents, sample=b), keeps=True) for b in range(2)]
+        for b in range(2):
+            if differs(runs[b].rows[1 - b], base.rows[1 - b]).any():
+                most = float((runs[b].rows[1 - b] - base.rows[1 - b]).abs().max())
+                moved = torch.zeros(2, 2)
+                for i in range(2):
+                    for j in range(2):
+                        moved[i, j] = float(differs(runs[j].rows[i], base.rows[i]).any())
+                return Breach(
+                    f"Other numbers in sample {b + 1} move the output of sample {2 - b} by "
+                    f"{most:.3g}; they should move it by 0.",
+                    self._place(base, runs),
+                    (moved, torch.eye(2), "which sample (across) moves which (down): 1 if it does"),
+                )
+        for b in range(2):
+            alone = lab.run({name: t[b : b + 1] for name, t in contents.items()})
+            if alone.rows[0].shape != base.rows[b].shape:
+                return Breach(
+                    f"Sample {b + 1} gives {tuple(alone.rows[0].shape)} alone and "
+                    f"{tuple(base.rows[b].shape)} in a batch."
+                )
+            if differs(alone.rows[0], base.rows[b]).any():
+                most = float((alone.rows[0] - base.rows[b]).abs().max())
+                return Breach(
+                    f"Sample {b + 1} differs by {most:.3g} between alone and in a batch of 2."
+                )
+        return None
+
+    @staticmethod
+    def _place(base: Run, runs: list[Run]) -> Place | None:
+        """Return the line of the first operation with a number that both samples move."""
+        for number, step in enumerate(base.steps):
+            others = [run.steps[number] for run in runs if number < len(run.steps)]
+            if step.place is None or len(others) < 2:
+                continue
+            for k, tensor in enumerate(step.outputs):
+                if any(k >= len(o.outputs) or o.outputs[k].shape != tensor.shape for o in others):
+                    continue
+                moved = [differs(o.outputs[k].double(), tensor.double()) for o in others]
+                if bool((moved[0] & moved[1]).any()):
+                    return step.place
+        return None

@@ -1,0 +1,425 @@
+"""Code as a function of query, key and value, whatever stands around its attention.
+
+The last products with parameters before the scores are replaced by numbers of our own. The output
+is read where the next such product takes it. So a module with any projections, and a function
+without any, answer the same questions: which number moves which row. All probes run side by side in
+the batch; code without a batch, or that loops over it, is run once for each probe.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+from regard.diagnosis.laws.lab import Lab, NotTried, Run, differs
+from regard.diagnosis.laws.specimen import Contents
+from regard.diagnosis.laws.tape import Step, tensors_in
+
+__all__ = ["Core", "Role", "Values"]
+
+Role = Literal["query", "key", "value", "nothing"]
+Cut = int | str
+"""The number of an operation whose result is replaced, or the name of a source."""
+Values = dict[Cut, Tensor]
+"""What stands in place of each cut, flat, (probes, numbers)."""
+
+_OPERANDS = {
+    "mm": (0, 1),
+    "bmm": (0, 1),
+    "addmm": (1, 2),
+    "baddbmm": (1, 2),
+    "convolution": (0, 1),
+    "linear": (0, 1),
+    "mv": (0, 1),
+}
+_CHUNK = 192
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """Where a run is cut and read.
+
+    Attributes:
+        cuts: operations and sources to be replaced.
+        exit: the operation that takes the attention's output, and the number of its argument.
+        scores: the first product of two numbers that both come from the cuts.
+        mixes: a projection mixes scores or weights of several heads.
+    """
+
+    cuts: tuple[Cut, ...]
+    exit: tuple[int, int] | None
+    scores: int
+    mixes: bool = False
+
+
+class Core:
+    """The code as a function of the numbers that its projections give, for one sample.
+
+    Args:
+        lab: runs the code.
+        tokens: how many.
+
+    Raises:
+        NotTried: no attention can be cut out.
+    """
+
+    def __init__(self, lab: Lab, tokens: int) -> None:
+        self.lab, self.tokens = lab, tokens
+        self.contents = lab.specimen.contents(1, tokens, seed=11, size=0.7)
+        self._batch = 2 if self._is_same_for_any_batch() else 1
+        self.run = self._wide(self.contents)
+        if not self.run.rows.isfinite().all():
+            raise NotTried("Its output is not finite.")
+        self.plan = _planned(lab, self.run, self.contents)
+        self._splits = self._batch_splits()
+        if self._splits is None:
+            self._batch = 1
+            self.run = self._wide(self.contents)
+            self.plan = _planned(lab, self.run, self.contents)
+        if self.plan.exit is not None and self._exit_shape(self.plan).count(tokens) != 1:
+            self.plan = replace(self.plan, exit=None)
+        self.base: Values = {
+            cut: self._flat(self._of(self.run, self.contents, cut), cut)[:1]
+            for cut in self.plan.cuts
+        }
+        self.places = {cut: self._places(cut) for cut in self.base}
+
+    def _wide(self, contents: Contents) -> Run:
+        """Run one sample, as often as the batch that the plan was made for."""
+        wide = {n: t.expand(self._batch, *t.shape[1:]) for n, t in contents.items()}
+        return self.lab.run(wide, keeps=True)
+
+    def _is_same_for_any_batch(self) -> bool:
+        """Return True if two and three samples run the same operations."""
+        if not self.lab.has_batch:
+            return False
+        names: list[list[str]] = []
+        for batch in (2, 3):
+            contents = self.lab.specimen.contents(batch, self.tokens)
+            names.append([step.name for step in self.lab.run(contents, keeps=True).steps])
+        return names[0] == names[1]
+
+    @property
+    def is_direct(self) -> bool:
+        """Return True if query, key and value are arguments of the code."""
+        return all(isinstance(cut, str) for cut in self.plan.cuts)
+
+    @cached_property
+    def columns_are_channels(self) -> bool:
+        """Return True if the output is read before any later product with a parameter."""
+        return self.is_direct or self.plan.exit is not None
+
+    @staticmethod
+    def _of(run: Run, contents: Contents, cut: Cut | None, exit_: Any = None) -> Tensor:
+        """Return the tensor at a cut of a run, or at its exit."""
+        if cut is None:
+            return cast(Tensor, run.steps[exit_[0]].args[exit_[1]]).detach().double()
+        if isinstance(cut, str):
+            return contents[cut].double()
+        return run.steps[cut].outputs[0].double()
+
+    def _flat(self, tensor: Tensor, cut: Cut | None) -> Tensor:
+        """Return the numbers of each sample, (batch, numbers)."""
+        if isinstance(cut, str):
+            return tensor.flatten(1)
+        if self._splits is None:
+            return tensor.reshape(1, -1)
+        split = self._splits[cut]
+        batch = tensor.numel() // self._sizes[cut]
+        return tensor.reshape(split, batch, -1).transpose(0, 1).flatten(1)
+
+    # Running many probes
+
+    def _batch_splits(self) -> dict[Cut | None, int] | None:
+        """Where the batch stands in each cut and in what is read, as the numbers before it.
+
+        None where probes must run one by one.
+        """
+        self._sizes: dict[Cut | None, int] = {}
+        if self._batch == 1:
+            return None
+        one = self.lab.specimen.contents(2, self.tokens, seed=12, size=0.7)
+        other = {n: t.flip(0) for n, t in one.items()}
+        runs = [self.lab.run(contents, keeps=True) for contents in (one, other)]
+        splits: dict[Cut | None, int] = {}
+        exits: list[Cut | None] = [] if self.plan.exit is None else [None]
+        for cut in [*self.plan.cuts, *exits]:
+            tensors = [
+                self._of(run, contents, cut, self.plan.exit)
+                for run, contents in zip(runs, (one, other), strict=True)
+            ]
+            split = 1 if isinstance(cut, str) else _split_of(tensors[0], tensors[1])
+            if split is None:
+                return None
+            splits[cut], self._sizes[cut] = split, tensors[0].numel() // 2
+        return splits
+
+    def __call__(self, values: Values) -> Tensor:
+        """Return the attention's output, (probes, rows, columns).
+
+        Args:
+            values: flat, (probes, numbers); cuts that are missing keep the numbers of the base.
+        """
+        probes = max(t.shape[0] for t in values.values())
+        full = {cut: values.get(cut, base).expand(probes, -1) for cut, base in self.base.items()}
+        chunk = 1 if self._splits is None else _CHUNK
+        parts = [
+            self._side_by_side({cut: t[start : start + chunk] for cut, t in full.items()})
+            for start in range(0, probes, chunk)
+        ]
+        return torch.cat(parts)
+
+    def _side_by_side(self, values: Values) -> Tensor:
+        probes = next(iter(values.values())).shape[0]
+        batch = max(probes, self._batch)
+        if batch > probes:
+            values = {cut: t.expand(batch, -1) for cut, t in values.items()}
+        contents = {n: t.expand(batch, *t.shape[1:]) for n, t in self.contents.items()}
+        replaced: dict[int, Tensor] = {}
+        for cut, t in values.items():
+            if isinstance(cut, str):
+                contents[cut] = t.reshape(batch, *self.contents[cut].shape[1:])
+            else:
+                split = 1 if self._splits is None else self._splits[cut]
+                apart = t.reshape(batch, split, -1)
+                replaced[cut] = apart.transpose(0, 1).contiguous()
+        run = self.lab.run(contents, replaced=replaced, read=self.plan.exit)
+        if self.plan.exit is None:
+            return run.rows[:probes]
+        assert run.reading is not None
+        return self._as_rows(self._flat(run.reading.double(), None)[:probes])
+
+    def _exit_shape(self, plan: _Plan) -> list[int]:
+        """Return the axes of one sample of what is read."""
+        number, argument = plan.exit or (0, 0)
+        shape = list(self.run.steps[number].args[argument].shape)
+        if self._splits is None:
+            return shape
+        before, split = 1, self._splits[None]
+        for axis, size in enumerate(shape):
+            if before <= split < before * size:
+                shape[axis] = size // self._batch
+                break
+            before *= size
+        return shape
+
+    def _as_rows(self, flat: Tensor) -> Tensor:
+        """Return what is read as (probes, rows, columns)."""
+        shape = self._exit_shape(self.plan)
+        axis = shape.index(self.tokens)
+        return flat.reshape(-1, *shape).movedim(axis + 1, 1).flatten(2)
+
+    # Which number belongs to which token
+
+    def _places(self, cut: Cut) -> Tensor:
+        """Return which numbers of a cut belong to each token, (tokens, channels)."""
+        if isinstance(cut, str):
+            shape = self.contents[cut].shape
+            return torch.arange(shape.numel()).view(shape[1], -1)
+        found: list[Tensor] = []
+        for j in range(self.tokens):
+            other = self._wide(self.lab.specimen.changed(self.contents, token=j))
+            moved = self._flat(other.steps[cut].outputs[0].double(), cut)[0]
+            found.append(differs(moved, self.base[cut][0], 1e-12).nonzero().flatten())
+        sizes = {len(places) for places in found}
+        if sizes != {len(self.base[cut][0]) // self.tokens} or sizes == {0}:
+            raise NotTried("A projection reads several tokens at once, or none.")
+        return torch.stack(found)
+
+    def shares_moved(self, contents: Contents) -> dict[int, float]:
+        """Return which share of each projection's numbers differs for other contents."""
+        run = self._wide(contents)
+        found: dict[int, float] = {}
+        for cut, base in self.base.items():
+            if isinstance(cut, int):
+                moved = self._flat(run.steps[cut].outputs[0].double(), cut)[0]
+                found[cut] = float(differs(moved, base[0], 1e-12).double().mean())
+        return found
+
+    # What the numbers are for
+
+    @cached_property
+    def roles(self) -> dict[tuple[Cut, int], Role]:
+        """What each channel of each cut is: linear is value; local to its row is query; else key.
+
+        A channel that moves nothing has the role ``nothing``.
+        """
+        generator = torch.Generator().manual_seed(13)
+        start = self(dict(self.base))[0]
+        found: dict[tuple[Cut, int], Role] = {}
+        for cut, places in self.places.items():
+            tokens, channels = places.shape
+            noise = 0.8 * torch.randn(channels, tokens, generator=generator, dtype=torch.float64)
+            probes = self.base[cut].repeat(4 * channels, 1).view(4, channels, -1)
+            for c in range(channels):
+                at = places[:, c]
+                probes[0, c, at] += noise[c]
+                probes[1, c, at] -= noise[c]
+                probes[2, c, at[0]] += noise[c, 0]
+                probes[3, c, at[-1]] += noise[c, -1]
+            out = self({cut: probes.view(4 * channels, -1)}).view(4, channels, *start.shape)
+            for c in range(channels):
+                found[cut, c] = self._role(start, out[:, c], tokens)
+        return found
+
+    @staticmethod
+    def _role(start: Tensor, out: Tensor, tokens: int) -> Role:
+        up, down, first, last = out
+        if not any(bool(differs(o, start, 1e-10).any()) for o in out):
+            return "nothing"
+        if not differs(up + down, 2 * start, 1e-9).any():
+            return "value"
+        if tokens == start.shape[0]:
+            rows = [differs(o, start, 1e-10).any(-1) for o in (first, last)]
+            if not rows[0][1:].any() and not rows[1][:-1].any():
+                return "query"
+        return "key"
+
+    def channels(self, role: Role) -> list[tuple[Cut, int]]:
+        """Return the channels with a role, in order."""
+        return [channel for channel, own in self.roles.items() if own == role]
+
+    def placed(
+        self,
+        values: Values,
+        channels: Sequence[tuple[Cut, int]],
+        numbers: Tensor | float,
+        token: int | None = None,
+    ) -> Values:
+        """Return values with other numbers in some channels.
+
+        Args:
+            values: (probes, numbers).
+            channels: to be set.
+            numbers: one for all, or for each probe and channel, (probes, channels).
+            token: at which; None: at all of them.
+        """
+        found = {cut: t.clone() for cut, t in values.items()}
+        for k, (cut, c) in enumerate(channels):
+            at = self.places[cut][:, c] if token is None else self.places[cut][token : token + 1, c]
+            number = numbers[:, k, None] if isinstance(numbers, Tensor) else numbers
+            found[cut][:, at] = number  # pyright: ignore[reportArgumentType]
+        return found
+
+    def bases(self, probes: int) -> Values:
+        """Return the numbers of the base, once for each probe."""
+        return {cut: t.repeat(probes, 1) for cut, t in self.base.items()}
+
+
+def _split_of(one: Tensor, other: Tensor) -> int | None:
+    """Return how many numbers blocks stand before the batch of 2; None where no number fits.
+
+    Args:
+        one: for two samples.
+        other: for the same samples, exchanged.
+    """
+    seen, candidates = 1, [1]
+    for size in one.shape:
+        seen *= size
+        candidates += [seen, max(seen // 2, 1)]
+    for split in dict.fromkeys(candidates):
+        if one.numel() % (2 * split):
+            continue
+        apart, turned = one.reshape(split, 2, -1), other.reshape(split, 2, -1)
+        if not differs(apart, turned.flip(1)).any():
+            return split
+    return None
+
+
+def _planned(lab: Lab, run: Run, contents: Contents) -> _Plan:
+    """Return where to cut: the last products with parameters before the scores, and the exit."""
+    sources = _sources_of(lab, run)
+    found = _walked(run.steps, sources)
+    if found is None and {"query", "key", "value"} <= set(contents):
+        return _Plan(("query", "key", "value"), None, 0)  # computed without PyTorch
+    if found is None:
+        raise NotTried("No product of queries and keys was seen in it.")
+    if not found.cuts:
+        raise NotTried("No product of queries and keys was seen in it.")
+    if found.exit is None and not lab.sees_rows:
+        raise NotTried("Its output has no axis for the tokens.")
+    return found
+
+
+def _sources_of(lab: Lab, run: Run) -> dict[int, frozenset[Cut]]:
+    """Return, by storage, which source an argument of the run holds."""
+    s = lab.specimen
+    values = [slot for slot in s.slots if not slot.by_name]
+    found: dict[int, frozenset[Cut]] = {}
+    pairs = [*zip(values, run.arguments[0], strict=False)]
+    pairs += [(slot, run.arguments[1][slot.name]) for slot in s.slots if slot.by_name]
+    for slot, value in pairs:
+        if slot.source and isinstance(value, Tensor):
+            found[value.untyped_storage().data_ptr()] = frozenset({slot.source})
+    return found
+
+
+def _walked(steps: list[Step], sources: Mapping[int, frozenset[Cut]]) -> _Plan | None:
+    """Follow the numbers from the arguments to the scores and on to the exit."""
+    origins = dict(sources)
+    nothing = frozenset[Cut]()
+    scored: set[int] = set()
+    valued: set[int] = set()
+    cuts: dict[Cut, None] = {}
+    scores, exit_, is_split, mixes = -1, None, False, False
+    for number, step in enumerate(steps):
+        addresses = [t.untyped_storage().data_ptr() for t in tensors_in(step.args)]
+        outs = {t.untyped_storage().data_ptr() for t in step.alive}
+        own = nothing.union(*(origins.get(at, nothing) for at in addresses))
+        is_scored, is_valued = (any(at in s for at in addresses) for s in (scored, valued))
+        pair = [(p, t.untyped_storage().data_ptr()) for p, t in _pair_of(step)]
+        known = [(p, at) for p, at in pair if origins.get(at)]
+        ends = [p for p, at in known if at in valued]
+        fused = step.name.startswith("_scaled_dot_product") and bool(own)
+        if (fused and not is_scored) or _meets(step, [at for _, at in known], scored):
+            if exit_ is not None and not is_scored:
+                is_split = True  # heads one after another, each with a projection at its end
+            cuts |= dict.fromkeys(own)
+            scores = number if scores < 0 else scores
+            is_valued = is_valued or fused or is_scored
+            is_scored = True
+        elif len(pair) == 2 and len(known) == 1 and step.name != "mul" and not is_scored:
+            own = frozenset({number})
+        elif len(pair) == 2 and len(known) == 1 and step.name != "mul" and not is_valued:
+            mixes = True
+        elif len(pair) == 2 and len(ends) == 1:
+            # A projection, or a gate that is computed from the input.
+            is_end = step.name != "mul" or len(known) == 2
+            exit_ = (number, ends[0]) if exit_ is None and is_end else exit_
+        scored |= outs if is_scored else set()
+        valued |= outs if is_valued else set()
+        for at in outs if own else ():
+            origins[at] = own | origins.get(at, nothing) if at in addresses else own
+    if scores < 0:
+        return None
+    return _Plan(tuple(_ordered(cuts)), None if is_split else exit_, scores, mixes)
+
+
+def _meets(step: Step, known: list[int], scored: set[int]) -> bool:
+    """Return True if an operation multiplies queries with keys, or weights with values."""
+    if len(known) != 2:
+        return False
+    is_scored = {at in scored for at in known}
+    if step.name == "mul":
+        shapes = [t.shape for _, t in _pair_of(step)]
+        # Numbers of equal shape are a gate; a row times its own norm is a norm.
+        if shapes[0] == shapes[1] or (step.outputs[0].shape in shapes and len(is_scored) == 1):
+            return False
+    return is_scored != {True}
+
+
+def _ordered(cuts: Mapping[Cut, None]) -> list[Cut]:
+    return sorted(cuts, key=lambda cut: (isinstance(cut, str), str(cut).rjust(9)))
+
+
+def _pair_of(step: Step) -> list[tuple[int, Tensor]]:
+    """Return the two operands of a product with their places; empty for any other operation."""
+    places = _OPERANDS.get(step.name)
+    if places is None and step.name == "mul" and len(step.args) > 1:
+        shapes = [t.shape for t in tensors_in(step.args[:2])]
+        places = (0, 1) if len(shapes) == 2 else None
+    operands = [(place, step.args[place]) for place in places or ()]
+    return [(place, t) for place, t in operands if isinstance(t, Tensor)]

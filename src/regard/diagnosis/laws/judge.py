@@ -1,0 +1,71 @@
+"""All laws, tried one after another on one piece of code."""
+
+from collections.abc import Sequence
+
+from regard.diagnosis.laws.arithmetic import Gradient, Large, Training
+from regard.diagnosis.laws.calls import Pure, Runs, Samples
+from regard.diagnosis.laws.lab import Lab, NotTried
+from regard.diagnosis.laws.law import Law, Result
+from regard.diagnosis.laws.specimen import Specimen
+from regard.diagnosis.laws.visibility import Influence, Positions
+from regard.diagnosis.laws.weighing import Heads, Mixture, Score
+
+__all__ = ["LAWS", "judged"]
+
+LAWS: tuple[Law, ...] = (
+    Runs(),
+    Pure(),
+    Samples(),
+    Influence(),
+    Mixture(),
+    Score(),
+    Heads(),
+    Gradient(),
+    Large(),
+    Training(),
+    Positions(),
+)
+
+# A law whose trials need another one is not tried where that one is broken.
+_NEEDS = {
+    "samples": ("pure",),
+    "influence": ("pure", "samples"),
+    "mixture": ("runs", "pure", "samples"),
+    "score": ("runs", "pure", "samples", "mixture"),
+    "heads": ("runs", "pure", "samples", "mixture"),
+    "positions": ("pure",),
+    "gradient": ("pure",),
+    "training": ("pure", "samples"),
+}
+
+
+def judged(specimen: Specimen, laws: Sequence[Law] = LAWS) -> tuple[list[Result], list[str]]:
+    """Return the result of each law, and notes.
+
+    Args:
+        specimen: the code.
+        laws: in the order in which they are tried.
+    """
+    lab = Lab(specimen)
+    results: list[Result] = []
+    broken: set[str] = set()
+    for law in laws:
+        needed = [name for name in _NEEDS.get(law.name, ()) if name in broken]
+        if needed:
+            results.append(Result(law, reason=f"The law {needed[0]!r} is broken."))
+            continue
+        result = _tried(law, lab)
+        if result.breach is not None:
+            broken.add(law.name)
+        results.append(result)
+    return results, lab.notes
+
+
+def _tried(law: Law, lab: Lab) -> Result:
+    try:
+        return Result(law, law.breach(lab))
+    except NotTried as error:
+        return Result(law, reason=str(error), is_applicable=error.applies)
+    except Exception as error:  # noqa: BLE001  # somebody's code may raise anything
+        said = (str(error).strip() or "no message").splitlines()[0][:160]
+        return Result(law, reason=f"While it was tried, {type(error).__name__}: {said}")

@@ -1,0 +1,257 @@
+"""Runs of code under check: in float64, as copies, with the numbers of each token known."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from regard.diagnosis.laws.specimen import Contents, Specimen
+from regard.diagnosis.laws.tape import Place, Step, Tape, tensors_in
+from regard.diagnosis.subject import independent, quiet
+
+__all__ = ["Lab", "NotTried", "Run", "differs"]
+
+_TOLERANCE = 1e-8
+
+
+class NotTried(Exception):
+    """A law cannot be tried on this code; the message is the reason, in one sentence.
+
+    Args:
+        reason: in one sentence.
+        applies: False if the code has nothing that the law speaks of.
+    """
+
+    def __init__(self, reason: str, *, applies: bool = True) -> None:
+        super().__init__(reason)
+        self.applies = applies
+
+
+def differs(one: Tensor, other: Tensor, tolerance: float = _TOLERANCE) -> Tensor:
+    """Return where two results differ by more than rounding; NaN equals NaN."""
+    one, other = one.double(), other.double().expand(one.shape)
+    finite = other[other.isfinite()].abs()
+    size = max(1.0, float(finite.max())) if finite.numel() else 1.0
+    return ~torch.isclose(one, other, rtol=0, atol=tolerance * size, equal_nan=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run.
+
+    Attributes:
+        rows: the output in float64, (batch, rows, columns).
+        result: everything that the code gave back.
+        steps: its operations, where they were kept.
+        reading: the argument that the tape was asked for.
+        call: the copy that ran.
+        arguments: as they are after the run.
+    """
+
+    rows: Tensor
+    result: Any
+    steps: list[Step]
+    reading: Tensor | None
+    call: Callable[..., Any]
+    arguments: tuple[list[Any], dict[str, Any]]
+
+
+@dataclass(eq=False)
+class Lab:
+    """Runs one specimen.
+
+    Attributes:
+        specimen: the code with its arguments.
+        notes: what was noticed that is no fault, in sentences.
+        weighing: what the laws of weights have worked out together.
+    """
+
+    specimen: Specimen
+    notes: list[str] = field(default_factory=list[str])
+    weighing: object = None
+
+    @cached_property
+    def _exact(self) -> Callable[..., Any]:
+        call = self.specimen.call
+        return independent(call).double() if isinstance(call, nn.Module) else call
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The module in float64; None for a function."""
+        return self._exact if isinstance(self._exact, nn.Module) else None
+
+    def fresh(self, *, is_double: bool = True) -> Callable[..., Any]:
+        """Return a copy of the code that nothing else uses."""
+        original = self._exact if is_double else self.specimen.call
+        return independent(original) if isinstance(original, nn.Module) else original
+
+    def run(
+        self,
+        contents: Contents,
+        *,
+        call: Callable[..., Any] | None = None,
+        extra: Mapping[str, Any] | None = None,
+        is_double: bool = True,
+        keeps: bool = False,
+        replaced: Mapping[int, Tensor] | None = None,
+        read: tuple[int, int] | None = None,
+        seed: int = 0,
+        grads: bool = False,
+    ) -> Run:
+        """Run the code once.
+
+        Args:
+            contents: numbers of the tokens by source.
+            call: a copy to run; None: a fresh one.
+            extra: more arguments by name, or other values for slots.
+            is_double: in float64, else in float32.
+            keeps: keep its operations.
+            replaced: as ``Tape`` takes it.
+            read: likewise.
+            seed: of PyTorch's random numbers.
+            grads: keep the graph of the output, and the arguments as leaves of it.
+
+        Raises:
+            Exception: whatever the code raises.
+        """
+        call = self.fresh(is_double=is_double) if call is None else call
+        dtype = torch.float64 if is_double else torch.float32
+        values, named = self.specimen.arguments(contents, dtype, extra or {})
+        if grads:
+            values, named = tree_map(_leaf, values), tree_map(_leaf, named)
+        mode = Tape(keeps=keeps, replaced=replaced, read=read, dtype=dtype)
+        with quiet(seed):
+            torch.set_default_dtype(dtype)
+            with mode:
+                sent = tree_map(_graphed, (values, named)) if grads else (values, named)
+                result = call(*sent[0], **sent[1])
+        output = self._chosen(result)
+        output = output if grads else output.detach()
+        rows = self._rows(output.double())
+        return Run(rows, result, mode.steps, mode.reading, call, (values, named))
+
+    def _chosen(self, result: Any) -> Tensor:
+        """Return the tensor that is the output among all that the code gave back."""
+        found = self._outputs(result)
+        index = self._output[0]
+        if index >= len(found):
+            raise ValueError("the code gave back fewer tensors than before")
+        return found[index]
+
+    @staticmethod
+    def _outputs(result: Any) -> list[Tensor]:
+        return [t for t in as_tensors(result) if t.is_floating_point()]
+
+    def _rows(self, output: Tensor) -> Tensor:
+        """Return an output as (batch, rows, columns)."""
+        _, batch, tokens = self._output
+        if tokens is not None and tokens < output.ndim:
+            output = output.movedim(tokens, 0)
+            batch = None if batch is None else batch + (batch < tokens)
+        else:
+            output, batch = output[None], None if batch is None else batch + 1
+        output = output[:, None] if batch is None else output.movedim(batch, 1)
+        return output.transpose(0, 1).flatten(2) if output.ndim > 2 else output.T[..., None]
+
+    @cached_property
+    def _output(self) -> tuple[int, int | None, int | None]:
+        """The output's number among the tensors, its batch axis and its token axis."""
+        s = self.specimen
+        shapes = self._shapes(s.batch, s.tokens)
+        if not shapes:
+            raise ValueError(f"{s.name} gave back no tensor of floating-point numbers")
+        others = [(s.batch + 1, s.tokens), (s.batch, s.tokens - 1 if s.tokens > 3 else 5)]
+        if s.is_fixed:
+            others = others[:1]
+        axes: list[list[int | None]] = []
+        for index, size in enumerate(others):
+            is_there = s.has_batch if index == 0 else s.has_tokens
+            try:
+                moved = self._shapes(*size) if is_there else shapes
+            except Exception:  # noqa: BLE001  # somebody's code may raise anything
+                moved = None
+            letter = size[index] if moved else (s.batch, s.tokens)[index]
+            axes.append(_moved_axes(shapes, moved, letter if is_there else None))
+        while len(axes) < 2:
+            axes.append([_first(shape, s.tokens) for shape in shapes])
+
+        # Weights have two axes as long as there are keys; an output has one.
+        def weightlike(i: int) -> bool:
+            return shapes[i][-1:] == (s.tokens,) and len(shapes[i]) > 2
+
+        order = sorted(range(len(shapes)), key=lambda i: (axes[1][i] is None, weightlike(i)))
+        best = order[0]
+        return best, axes[0][best], axes[1][best]
+
+    def _shapes(self, batch: int, tokens: int) -> list[tuple[int, ...]]:
+        values, named = self.specimen.arguments(
+            self.specimen.contents(batch, tokens), torch.float32, {}
+        )
+        call = self.fresh(is_double=False)
+        with quiet(), Tape(dtype=torch.float32):
+            torch.set_default_dtype(torch.float32)
+            result = call(*values, **named)
+        return [tuple(t.shape) for t in self._outputs(result)]
+
+    @property
+    def sees_rows(self) -> bool:
+        """Return True if the output has an axis as long as there are tokens."""
+        return self._output[2] is not None
+
+    @property
+    def has_batch(self) -> bool:
+        """Return True if arguments and output have an axis for the batch."""
+        return self.specimen.has_batch and self._output[1] is not None
+
+    def first_place(self, steps: list[Step], is_wrong: Callable[[int], bool]) -> Place | None:
+        """Return the line of the first operation for which ``is_wrong(number)`` holds."""
+        for number, step in enumerate(steps):
+            if step.place is not None and is_wrong(number):
+                return step.place
+        return None
+
+
+def as_tensors(result: Any) -> list[Tensor]:
+    """Return the tensors that code gave back; NumPy arrays become tensors."""
+    return tensors_in(tree_map(_as_tensor, result)) if not isinstance(result, Tensor) else [result]
+
+
+def _as_tensor(value: Any) -> Any:
+    if type(value).__module__ == "numpy" and hasattr(value, "dtype"):
+        return torch.as_tensor(value)
+    if hasattr(value, "to_tuple"):
+        return value.to_tuple()
+    return value
+
+
+def _leaf(value: Any) -> Any:
+    is_float = isinstance(value, Tensor) and value.is_floating_point()
+    return value.detach().clone().requires_grad_() if is_float else value
+
+
+def _graphed(value: Any) -> Any:
+    """Return a tensor that the code may write into, on a leaf of the graph."""
+    return value.clone() if isinstance(value, Tensor) and value.requires_grad else value
+
+
+def _first(shape: tuple[int, ...], size: int) -> int | None:
+    return shape.index(size) if size in shape else None
+
+
+def _moved_axes(
+    shapes: list[tuple[int, ...]], moved: list[tuple[int, ...]] | None, size: int | None
+) -> list[int | None]:
+    """Return, of each output, the first axis that follows a changed size; None without one."""
+    if size is None:
+        return [None] * len(shapes)
+    if moved is None:
+        return [_first(shape, size) for shape in shapes]
+    found: list[int | None] = []
+    for shape, other in zip(shapes, moved, strict=False):
+        pairs = enumerate(zip(shape, other, strict=False))
+        found.append(next((axis for axis, (a, b) in pairs if a != b), None))
+    return found + [None] * (len(shapes) - len(found))

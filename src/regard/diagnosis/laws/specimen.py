@@ -1,0 +1,214 @@
+"""Code under check as something that can be called with any batch and any number of tokens."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Contents", "Slot", "Specimen"]
+
+Contents = dict[str, Tensor]
+"""Numbers of the tokens by source, (batch, tokens, ...), or (batch, ...) without a token axis."""
+
+_ARRAYS = (np.ndarray,)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One argument of a call, and how its value follows from the sizes.
+
+    Attributes:
+        name: of the argument.
+        kind: ``content``: numbers of tokens; ``ids``: whole numbers of tokens; ``filled``: one
+            value everywhere, such as a mask that hides nothing; ``positions``: 0, 1, 2, ...;
+            ``lengths``: the number of tokens; ``fixed``: the value as it is.
+        axes: of the tensor: "b" is the batch, "t" the tokens, a number is a length.
+        source: arguments with the same source get the same numbers.
+        dtype: of the tensor.
+        value: of ``fixed`` and ``filled``.
+        high: of ``ids``, the number of different ones.
+        by_name: the argument is passed by its name.
+        is_array: a NumPy array is passed.
+    """
+
+    name: str
+    kind: Literal["content", "ids", "filled", "positions", "lengths", "fixed"]
+    axes: tuple[str | int, ...] = ()
+    source: str = ""
+    dtype: torch.dtype = torch.float32
+    value: Any = None
+    high: int = 0
+    by_name: bool = False
+    is_array: bool = False
+
+    def shape(self, batch: int, tokens: int) -> tuple[int, ...]:
+        """The shape of the tensor for these sizes."""
+        sizes = {"b": batch, "t": tokens}
+        return tuple(sizes[axis] if isinstance(axis, str) else axis for axis in self.axes)
+
+    def draw(self, batch: int, tokens: int, generator: torch.Generator) -> Tensor:
+        """Return random numbers of the tokens, (batch, tokens, ...)."""
+        rest = tuple(axis for axis in self.axes if not isinstance(axis, str))
+        lead = (batch, tokens) if "t" in self.axes else (batch,)
+        if self.kind == "ids":
+            return torch.randint(self.high, (*lead, *rest), generator=generator)
+        return torch.randn((*lead, *rest), generator=generator, dtype=torch.float64)
+
+    def lay_out(self, canonical: Tensor) -> Tensor:
+        """Return the tensor of a call from numbers of the tokens, (batch, tokens, ...)."""
+        if "b" not in self.axes:
+            canonical = canonical[0]
+        places = [self.axes.index(axis) for axis in "bt" if axis in self.axes]
+        return canonical.movedim(tuple(range(len(places))), tuple(places))
+
+    def constant(self, batch: int, tokens: int) -> Any:
+        """Return the value of an argument that holds no numbers of tokens."""
+        shape = self.shape(batch, tokens)
+        match self.kind:
+            case "filled":
+                return torch.full(shape, self.value, dtype=self.dtype)
+            case "lengths":
+                return torch.full(shape, tokens, dtype=self.dtype)
+            case "positions":
+                if "t" not in self.axes:
+                    return torch.zeros(shape, dtype=self.dtype)
+                along = [1] * len(shape)
+                along[self.axes.index("t")] = tokens
+                return torch.arange(tokens, dtype=self.dtype).view(along).expand(shape)
+            case _:
+                return self.value
+
+
+@dataclass(frozen=True, eq=False)
+class Specimen:
+    """Code that is judged, with the arguments that it is called with.
+
+    Attributes:
+        name: as people call it.
+        call: a function, or a module in eval mode that nothing else uses.
+        slots: its arguments.
+        batch: how many samples the code is known to run with.
+        tokens: how many tokens the code is known to run with.
+        causal: what the caller declared; None: nothing.
+        is_fixed: the sizes cannot be changed.
+    """
+
+    name: str
+    call: Callable[..., Any]
+    slots: tuple[Slot, ...]
+    batch: int = 2
+    tokens: int = 7
+    causal: bool | None = None
+    is_fixed: bool = False
+
+    @property
+    def is_module(self) -> bool:
+        """Return True if the code is a module."""
+        return isinstance(self.call, nn.Module)
+
+    @property
+    def sources(self) -> dict[str, Slot]:
+        """The first slot of each source of numbers."""
+        found: dict[str, Slot] = {}
+        for slot in self.slots:
+            if slot.kind in ("content", "ids"):
+                found.setdefault(slot.source, slot)
+        return found
+
+    @property
+    def has_batch(self) -> bool:
+        """Return True if all numbers of tokens have an axis for the batch."""
+        return all("b" in slot.axes for slot in self.sources.values())
+
+    @property
+    def has_tokens(self) -> bool:
+        """Return True if all numbers of tokens have an axis for the tokens."""
+        return all("t" in slot.axes for slot in self.sources.values())
+
+    def contents(self, batch: int, tokens: int, seed: int = 0, size: float = 1.0) -> Contents:
+        """Return random numbers for the tokens, the same for the same seed and sizes."""
+        generator = torch.Generator().manual_seed(7919 * seed + 31 * batch + tokens)
+        drawn = {name: slot.draw(batch, tokens, generator) for name, slot in self.sources.items()}
+        return {name: t * size if t.is_floating_point() else t for name, t in drawn.items()}
+
+    def changed(
+        self, contents: Contents, *, sample: int | None = None, token: int | None = None
+    ) -> Contents:
+        """Return the contents with other numbers in a sample, at a token, or in both."""
+        found: Contents = {}
+        for name, old in contents.items():
+            new = old.clone()
+            part = new if sample is None else new[sample : sample + 1]
+            part = part if token is None else part[:, token]
+            high = self.sources[name].high
+            part.copy_((part + 1) % high if high else part.flip(-1) * 0.7 + 1)
+            found[name] = new
+        return found
+
+    def arguments(
+        self, contents: Contents, dtype: torch.dtype, extra: Mapping[str, Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Return the arguments of a call, none of which shares memory with another.
+
+        Args:
+            contents: numbers of the tokens by source.
+            dtype: of all floating tensors.
+            extra: values that take the place of slots, by name.
+        """
+        first = next(iter(contents.values()))
+        batch = first.shape[0]
+        tokens = first.shape[1] if self.has_tokens else self.tokens
+        laid: dict[str, Any] = {}
+        values: list[Any] = []
+        named: dict[str, Any] = {}
+        names = {slot.name for slot in self.slots}
+        for slot in self.slots:
+            if slot.name in extra:
+                value = extra[slot.name]
+            elif slot.source:
+                key = f"{slot.source} {slot.axes}"
+                value = laid.setdefault(key, _laid_out(slot, contents[slot.source]))
+            else:
+                value = slot.constant(batch, tokens)
+            value = _in_dtype(value, dtype)
+            if slot.is_array and isinstance(value, Tensor):
+                value = value.numpy()
+            if slot.by_name:
+                named[slot.name] = value
+            else:
+                values.append(value)
+        named |= {k: _in_dtype(v, dtype) for k, v in extra.items() if k not in names}
+        return values, named
+
+    def without(self, name: str) -> "Specimen":
+        """Return the specimen without one of its slots."""
+        return replace(self, slots=tuple(slot for slot in self.slots if slot.name != name))
+
+    def takes(self, name: str) -> bool:
+        """Return True if the code has an argument of this name."""
+        call = self.call.forward if isinstance(self.call, nn.Module) else self.call
+        return name in inspect.signature(call).parameters
+
+
+def _laid_out(slot: Slot, canonical: Tensor) -> Tensor:
+    # In one block of memory, as callers pass them: other strides run other operations.
+    return slot.lay_out(canonical).clone(memory_format=torch.contiguous_format)
+
+
+def _in_dtype(value: Any, dtype: torch.dtype) -> Any:
+    """Return a copy of a value with all floating tensors in one dtype."""
+    if isinstance(value, Tensor):
+        return value.to(dtype, copy=True) if value.is_floating_point() else value.clone()
+    if isinstance(value, np.ndarray):
+        return cast(Any, value).copy()
+    if type(value) is tuple:  # pyright: ignore[reportUnknownArgumentType]
+        return tuple(_in_dtype(part, dtype) for part in cast("tuple[Any, ...]", value))
+    if isinstance(value, list):
+        return [_in_dtype(part, dtype) for part in value]  # pyright: ignore
+    if isinstance(value, dict):
+        return {key: _in_dtype(part, dtype) for key, part in value.items()}  # pyright: ignore
+    return value

@@ -1,0 +1,150 @@
+"""One run of code under check: its operations with their lines, and results put in their place."""
+
+import inspect
+import sysconfig
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+__all__ = ["Place", "Step", "Tape", "is_theirs", "tensors_in"]
+
+_NARROWER = {
+    torch.float32: (torch.float16, torch.bfloat16),
+    torch.float64: (torch.float16, torch.bfloat16, torch.float32),
+}
+_OWN = str(Path(__file__).parents[1])
+_LIBRARIES = (
+    str(Path(torch.__file__).parent),
+    "<frozen ",
+    "<string>",
+    sysconfig.get_paths()["stdlib"],
+)
+_INSTALLED = sysconfig.get_paths()["purelib"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of somebody's code."""
+
+    file: str
+    line: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Step:
+    """One operation of a run.
+
+    Attributes:
+        name: such as ``bmm``.
+        args: its arguments as the code passed them; their numbers may have changed since.
+        outputs: copies of the tensors that it gave.
+        alive: those tensors themselves.
+        place: the line that ran it; None where no line is the user's.
+    """
+
+    name: str
+    args: tuple[Any, ...]
+    outputs: tuple[Tensor, ...]
+    alive: tuple[Tensor, ...]
+    place: Place | None
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return every tensor in nested lists, tuples and dicts, in order."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+class Tape(TorchDispatchMode):
+    """Runs code in one dtype, keeps its operations, and replaces results.
+
+    Args:
+        keeps: keep every operation in ``steps``.
+        replaced: what the first tensor of an operation becomes, by the operation's number.
+        read: the number of an operation whose argument is kept in ``reading``, and which one.
+        dtype: compute in it where the code asks for fewer bits.
+    """
+
+    def __init__(
+        self,
+        *,
+        keeps: bool = False,
+        replaced: Mapping[int, Tensor] | None = None,
+        read: tuple[int, int] | None = None,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        super().__init__()
+        self.steps: list[Step] = []
+        self.reading: Tensor | None = None
+        self._keeps, self._dtype = keeps, dtype
+        self._replaced, self._read = replaced or {}, read
+        self._count = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True would wrap the handler, so that the first operation imports PyTorch's compiler.
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        # How many detachments autograd makes depends on who holds the tensors.
+        counts = func is not torch.ops.aten.detach.default
+        if counts and self._read is not None and self._read[0] == self._count:
+            self.reading = args[self._read[1]].detach().clone()
+        out = self._computed(func, args, kwargs)
+        if not counts:
+            return out
+        if self._count in self._replaced:
+            out = self._replaced[self._count].reshape(out.shape).to(out.dtype)
+        if self._keeps:
+            given = tuple(tensors_in(out))
+            copies = tuple(t.detach().clone() for t in given)
+            name = str(getattr(func, "_schema", func)).partition("(")[0]
+            name = name.rpartition("::")[2].partition(".")[0]
+            self.steps.append(Step(name, args, copies, given, _place(inspect.currentframe())))
+        self._count += 1
+        return out
+
+    def _computed(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+        if kwargs.get("dtype") in _NARROWER[self._dtype]:
+            kwargs["dtype"] = self._dtype
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError:
+            mixed = {t.dtype for t in tensors_in((args, kwargs)) if t.is_floating_point()}
+            if len(mixed) < 2:
+                raise
+            return func(*tree_map(self._widened, args), **tree_map(self._widened, kwargs))
+
+    def _widened(self, value: Any) -> Any:
+        is_float = isinstance(value, Tensor) and value.is_floating_point()
+        return value.to(self._dtype) if is_float else value
+
+
+def _place(own: FrameType | None) -> Place | None:
+    """Return the innermost line of the user's, or else of an installed package."""
+    second: Place | None = None
+    frame = own.f_back if own is not None else None
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(_OWN):
+            return second  # all frames further out called check
+        if file.startswith(_INSTALLED) and not file.startswith(_LIBRARIES):
+            second = second or Place(file, frame.f_lineno)
+        elif not file.startswith(_LIBRARIES):
+            return Place(file, frame.f_lineno) if second is None else second
+        frame = frame.f_back
+    return second
+
+
+def is_theirs(file: str) -> bool:
+    """Return True if a file belongs to nobody but the user."""
+    return not file.startswith((_OWN, _INSTALLED, *_LIBRARIES))

@@ -1,0 +1,156 @@
+"""Laws about what may reach what: tokens, padding, positions."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.diagnosis.laws.lab import Lab, NotTried, differs
+from regard.diagnosis.laws.law import Breach, Law, Pair
+from regard.diagnosis.laws.tape import Step, tensors_in
+
+__all__ = ["Influence", "Positions", "influence", "pattern_of"]
+
+_CAPTION = "which token (across) moves which output (down): 1 if it does"
+
+
+def influence(lab: Lab, extra: Mapping[str, Any] | None = None) -> Tensor:
+    """Return which token moves which row of the output, bool, (rows, tokens).
+
+    Args:
+        lab: runs the code.
+        extra: more arguments by name.
+
+    Raises:
+        NotTried: tokens or rows cannot be told apart.
+    """
+    s = lab.specimen
+    if not s.has_tokens or not lab.sees_rows:
+        raise NotTried("No axis of its arguments and its output stands for the tokens.")
+    contents = s.contents(1, s.tokens, seed=3)
+    base = lab.run(contents, extra=extra).rows[0]
+    seen = [
+        differs(lab.run(s.changed(contents, token=j), extra=extra).rows[0], base).any(-1)
+        for j in range(s.tokens)
+    ]
+    return torch.stack(seen, -1)
+
+
+def pattern_of(seen: Tensor) -> str:
+    """Return the pattern of an influence in words; empty where it is none of the usual ones.
+
+    Args:
+        seen: of ``influence``.
+    """
+    rows, tokens = seen.shape
+    if rows != tokens:
+        return ""
+    i, j = torch.arange(rows)[:, None], torch.arange(tokens)
+    if bool(seen.all()):
+        return "every token to every token"
+    for width in range(1, tokens + 1):
+        if seen.equal((j <= i) & (i - j < width)) and width > 1:
+            return "causal" if width == tokens else f"causal, a window of {width}"
+        if seen.equal((i - j).abs() < width) and width > 1:
+            return f"a window of {width - 1} to both sides"
+    is_causal = not bool((seen & (j > i)).any()) and bool(seen.diagonal().all())
+    return "causal, with gaps" if is_causal and bool(seen[1:].diagonal().all()) else ""
+
+
+class Influence(Law):
+    """Tokens see what the caller declared."""
+
+    name = "influence"
+    statement = "A token sees the tokens that it is meant to see, and no others."
+    formula = "d output[i] / d input[j] = 0 exactly where j is hidden from i"
+    example = "mask = torch.ones(t, t).tril(1)  # each token sees the next one"
+    is_universal = False
+
+    def breach(self, lab: Lab) -> Breach | None:
+        """Change one token after another, and compare with what was declared."""
+        seen = influence(lab)
+        rows, tokens = seen.shape
+        if rows != tokens:
+            raise NotTried("It gives more or fewer tokens than it takes.", applies=False)
+        i, j = torch.arange(rows)[:, None], torch.arange(tokens)
+        causal = lab.specimen.causal
+        if causal:
+            if bool((bad := seen & (j > i)).any()):
+                return Breach(f"{_where(bad)}, which comes later.", None, _pair(seen, j <= i))
+            near = (j <= i) & (i - j < 2)
+            if bool((bad := ~seen & near).any()):
+                return Breach(f"{_where(bad, moves=False)}.", None, _pair(seen, j <= i))
+            return None
+        if not seen.any():
+            return Breach("No token moves any output.", is_definite=False)
+        if not (seen & (j != i)).any():
+            says = "No token moves the output of another."
+            return Breach(says, None, _pair(seen, torch.ones_like(seen)), is_definite=False)
+        words = pattern_of(seen)
+        if not words:
+            raise NotTried(
+                "What sees what is neither everything nor causal nor a window: pass causal=True "
+                "or causal=False."
+            )
+        if causal is False and words != "every token to every token":
+            return Breach(f"It was declared not causal, and is: {words}.", is_note=True)
+        return None
+
+
+def _where(bad: Tensor, *, moves: bool = True) -> str:
+    row, token = (int(n) + 1 for n in bad.nonzero()[0])
+    verb = "moves" if moves else "does not move"
+    return f"Token {token} {verb} output {row} of {bad.shape[0]}"
+
+
+def _pair(seen: Tensor, right: Tensor) -> Pair:
+    n = min(4, *seen.shape)
+    right = right.expand(seen.shape)
+    bad = (seen != right)[:n, :n]
+    at = 0 if bad.any() or not seen.shape[0] else max(0, seen.shape[0] - n)
+    part = slice(at, at + n)
+    return seen[part, part].float(), right[part, part].float(), _CAPTION
+
+
+class Positions(Law):
+    """Positions that are computed change the output."""
+
+    name = "positions"
+    statement = "If positions are computed, other positions give another output."
+    formula = "f(x, positions) != f(x, other positions)"
+    example = "apply_rotary(q, cos, sin)  # the result is not used"
+    is_universal = False
+
+    def breach(self, lab: Lab) -> Breach | None:
+        """Put noise in the place of sines and cosines of positions."""
+        s = lab.specimen
+        contents = s.contents(min(s.batch, 2), s.tokens, seed=5)
+        run = lab.run(contents, keeps=True)
+        waves = _waves_of_positions(run.steps)
+        if not waves:
+            raise NotTried("It computes no sines of positions.", applies=False)
+        generator = torch.Generator().manual_seed(2)
+        noise: dict[int, Tensor] = {}
+        for number in waves:
+            shape = run.steps[number].outputs[0].shape
+            noise[number] = torch.rand(shape, generator=generator, dtype=torch.float64) * 2 - 1
+        other = lab.run(contents, replaced=noise)
+        if differs(other.rows, run.rows, 1e-9).any():
+            return None
+        first = run.steps[waves[0]]
+        return Breach("Other sines and cosines of the positions change nothing.", first.place)
+
+
+def _waves_of_positions(steps: list[Step]) -> list[int]:
+    """Return the numbers of sines and cosines that depend on positions alone."""
+    known: set[int] = set()
+    waves: list[int] = []
+    for number, step in enumerate(steps):
+        inputs = [t.untyped_storage().data_ptr() for t in tensors_in(step.args)]
+        depends = bool(inputs) and any(at in known for at in inputs)
+        if step.name == "arange" or depends:
+            known |= {t.untyped_storage().data_ptr() for t in step.alive}
+        if depends and step.name in ("cos", "sin") and step.outputs[0].numel() > 1:
+            waves.append(number)
+    return waves

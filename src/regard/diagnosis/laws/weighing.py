@@ -1,0 +1,670 @@
+"""Laws about the attention itself: weights that sum to 1, scores of query and key, heads apart."""
+
+import math
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from itertools import combinations
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from regard.diagnosis.laws.arithmetic import SOFTMAXES
+from regard.diagnosis.laws.core import Core, Cut, Values
+from regard.diagnosis.laws.lab import Lab, NotTried, differs
+from regard.diagnosis.laws.law import Breach, Law
+from regard.diagnosis.laws.tape import Place
+
+__all__ = ["Heads", "Mixture", "Score", "core_of"]
+
+Channel = tuple[Cut, int]
+
+
+def core_of(lab: Lab) -> "Weighing":
+    """Return the attention inside of the code, worked out once for each lab.
+
+    Args:
+        lab: runs the code.
+
+    Raises:
+        NotTried: no attention can be cut out.
+    """
+    if not lab.specimen.has_tokens:
+        raise NotTried("None of its axes stands for the tokens.")
+    if lab.weighing is None:
+        taken = {n for slot in lab.specimen.sources.values() for n in slot.axes}
+        tokens = next(n for n in (5, 7, 6, 9, 11) if n not in taken)
+        tokens = lab.specimen.tokens if lab.specimen.is_fixed else tokens
+        try:
+            core = Core(lab, tokens)
+            lab.weighing = Weighing(core)
+        except NotTried as error:
+            lab.weighing = error
+        except Exception as error:  # noqa: BLE001  # somebody's code may raise anything
+            reason = f"With other numbers inside it raises {type(error).__name__}: {error}"
+            lab.weighing = NotTried(reason.splitlines()[0][:200])
+    if isinstance(lab.weighing, NotTried):
+        raise lab.weighing
+    assert isinstance(lab.weighing, Weighing)
+    return lab.weighing
+
+
+class Weighing:
+    """The weights of a core, read off by putting indicators in the place of the values."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self.query, self.key = core.channels("query"), core.channels("key")
+        self.value = core.channels("value")
+
+    @property
+    def missing(self) -> list[str]:
+        """The roles that nothing plays."""
+        named = {"query": self.query, "key": self.key, "value": self.value}
+        return [name for name, channels in named.items() if not channels]
+
+    @cached_property
+    def offset(self) -> Tensor:
+        """The output where all values are 0, (rows, columns)."""
+        return self.core(self.core.placed(self.core.bases(1), self.value, 0.0))[0]
+
+    @cached_property
+    def constant(self) -> Tensor:
+        """The output for each value channel that is 1 at all tokens, (channels, rows, columns)."""
+        return self.core(self._one_each(None)) - self.offset
+
+    @cached_property
+    def shares(self) -> Tensor:
+        """The same for 1 at one token alone, (channels, tokens, rows, columns)."""
+        parts = [self.core(self._one_each(j)) - self.offset for j in range(self.core.tokens)]
+        return torch.stack(parts, 1)
+
+    def _one_each(self, token: int | None) -> Values:
+        count = len(self.value)
+        values = self.core.placed(self.core.bases(count), self.value, 0.0)
+        eye = torch.eye(count, dtype=torch.float64)
+        return self.core.placed(values, self.value, eye, token)
+
+    @cached_property
+    def open_rows(self) -> Tensor:
+        """Which rows have a token to attend to, bool, (rows,)."""
+        return self.constant.abs().amax((0, 2)) > 1e-12
+
+    @cached_property
+    def heads(self) -> list[tuple[int, Tensor]]:
+        """A value channel of each head, and the direction of its output, (columns,), in order.
+
+        Columns with the same weights belong to one head.
+
+        Raises:
+            NotTried: a projection after the attention mixes channels with different weights.
+        """
+        constant = self.constant[:, self.open_rows][:, 0]
+        active = constant.abs() > 1e-9
+        found: list[tuple[int, Tensor]] = []
+        seen: list[Tensor] = []
+        if bool((active.sum(0) <= 1).all()):
+            eye = torch.eye(constant.shape[1], dtype=torch.float64)
+            pairs = [
+                (int(active[:, column].nonzero()[0]), eye[column])
+                for column in range(constant.shape[1])
+                if bool(active[:, column].any())
+            ]
+        else:
+            pairs = list(enumerate(constant))
+        for channel, direction in pairs:
+            length = direction @ constant[channel]
+            own = self.shares[channel]
+            weights = own @ direction / length
+            others = torch.einsum("tr,c->trc", weights, direction)
+            if len(pairs) and not active.sum(0).le(1).all() and differs(own, others, 1e-7).any():
+                raise NotTried("A projection after the attention mixes its channels.")
+            if not any(not differs(weights, other, 1e-9).any() for other in seen):
+                seen.append(weights)
+                found.append((channel, direction))
+        return found
+
+    def weights(self, values: Values) -> Tensor:
+        """Return the weights of each head for some queries and keys, (probes, heads, rows, tokens).
+
+        Args:
+            values: (probes, numbers).
+        """
+        core = self.core
+        channels = [self.value[c] for c in dict.fromkeys(c for c, _ in self.heads)]
+        directions = torch.stack([direction for _, direction in self.heads])
+        if _rank(directions) < len(directions):
+            raise NotTried("A projection after the attention mixes its heads.")
+        empty = core.placed(values, self.value, 0.0)
+        probes = max(t.shape[0] for t in values.values())
+        ones = [core.placed(empty, channels, 1.0, j) for j in range(core.tokens)]
+        many = {cut: torch.cat([one[cut] for one in ones]) for cut in empty}
+        out = core(many).view(core.tokens, probes, *self.offset.shape) - self.offset
+        inverse = cast(Tensor, torch.linalg.pinv(directions))  # pyright: ignore[reportUnknownMemberType]
+        read = out @ inverse
+        return read.permute(1, 3, 2, 0)
+
+    def scaled(self, factor: float, channels: list[Channel]) -> Values:
+        """Return the base with some channels multiplied by a factor, one probe."""
+        values = self.core.bases(1)
+        for cut, c in channels:
+            values[cut][:, self.core.places[cut][:, c]] *= factor
+        return values
+
+
+def joined(parts: list[Values]) -> Values:
+    """Return several probes as one."""
+    return {cut: torch.cat([part[cut] for part in parts]) for cut in parts[0]}
+
+
+class Mixture(Law):
+    """Outputs are averages of values."""
+
+    name = "mixture"
+    statement = "Each output is an average of the values: weights are at least 0 and sum to 1."
+    formula = "output = A value, A >= 0, A 1 = 1"
+    example = "weights = scores.softmax(-1) * mask  # rows sum to less than 1"
+
+    def breach(self, lab: Lab) -> Breach | None:
+        """Put indicators in the place of the values."""
+        w = core_of(lab)
+        if "value" in w.missing:
+            says = "Nothing in it acts as values: the output is linear in no projection."
+            return Breach(says, is_definite=False)
+        offset, constant, is_open = w.offset, w.constant, w.open_rows
+        place = self._place(w)
+        rest = offset
+        if not w.core.is_direct:
+            for numbers in w.core.contents.values():
+                is_like = numbers[0].shape == offset.shape and numbers.is_floating_point()
+                without = offset - numbers[0] if is_like else offset
+                if is_like and not differs(without, without[:1]).any():
+                    rest = without
+                    lab.notes.append("Its input is added to the output: a residual connection.")
+        if differs(rest, rest[:1]).any() or (w.core.is_direct and bool(rest.abs().max() > 1e-8)):
+            says = f"With all values 0 the output is {float(offset.abs().max()):.3g}, not 0."
+            return Breach(says, is_definite=False)
+        kept = constant[:, is_open]
+        if not kept.shape[1]:
+            raise NotTried("No value reaches any output.")
+        columns = w.core.columns_are_channels
+        apart = differs(kept, kept[:, :1].expand_as(kept))
+        sums = differs(kept, kept.clamp(0, 1).round())
+        if (apart.any() or (columns and sums.any())) and not _has_sink(w):
+            return self._not_averages(w, kept, apart, place)
+        shares = w.shares[:, :, is_open]
+        if columns and float(shares.min()) < -1e-9:
+            return Breach(f"A weight is {float(shares.min()):.4f}; no weight is below 0.", place)
+        return None
+
+    @staticmethod
+    def _place(w: Weighing) -> Place | None:
+        steps = w.core.run.steps
+        names = (*SOFTMAXES, "exp")
+        return next((s.place for s in steps if s.name in names and s.place), None)
+
+    @staticmethod
+    def _not_averages(w: Weighing, kept: Tensor, apart: Tensor, place: Place | None) -> Breach:
+        bad = apart if apart.any() else differs(kept, kept.clamp(0, 1).round())
+        channel, row, column = (int(n) for n in bad.nonzero()[0])
+        got = kept[channel, :, column]
+        one, other = float(got[0]), float(got[row])
+        if apart.any():
+            says = (
+                "Values that are the same at every token should pass through unchanged: one "
+                f"channel gives {one:.4f} in the first row and {other:.4f} in row {row + 1}."
+            )
+        else:
+            says = f"The weights of a row sum to {other:.4f}; they should sum to 1."
+        rows, tokens = min(4, kept.shape[1]), min(4, w.core.tokens)
+        did = w.shares[channel, :tokens, :, column].T[w.open_rows][:rows]
+        total = w.shares[channel, :, :, column].sum(0)[w.open_rows][:rows, None]
+        right = did / torch.where(total == 0, 1.0, total)
+        pair = None
+        if not torch.allclose(did, right, atol=5e-4):
+            pair = did, right, "weights, and the same divided by their sum: queries down"
+        return Breach(says, place, pair, is_definite=_has_one_softmax(w))
+
+
+def _rank(matrix: Tensor) -> int:
+    return int(cast(Tensor, torch.linalg.matrix_rank(matrix, rtol=1e-6)))  # pyright: ignore[reportUnknownMemberType]
+
+
+def _has_one_softmax(w: Weighing) -> bool:
+    """Return True if the weights are one softmax, on one line; a difference of two is none."""
+    return len(_softmaxes(w)) == 1 and not w.core.plan.mixes
+
+
+def _softmaxes(w: Weighing) -> set[Place | None]:
+    """Return the lines that run a softmax."""
+    return {step.place for step in w.core.run.steps if step.name in SOFTMAXES}
+
+
+def _has_sink(w: Weighing) -> bool:
+    """Return True if what a row lacks to 1 is the weight of one more score."""
+    if w.missing or not w.core.columns_are_channels:
+        return False
+    try:
+        steps = [w.weights(w.scaled(f, w.query))[0] for f in (0.0, 1.0, 2.0)]
+    except NotTried:
+        return False
+    lacks = [1 - weights.sum(-1) for weights in steps]
+    if any(float(lack.min()) < 1e-12 or float(lack.max()) > 1 - 1e-12 for lack in lacks):
+        return False
+    logs = [
+        (lack[..., None].log() - weights.log()) for lack, weights in zip(lacks, steps, strict=True)
+    ]
+    seen = torch.isfinite(logs[0])
+    first, second = logs[1][seen] - logs[0][seen], logs[2][seen] - logs[1][seen]
+    return not bool(differs(first, second, 1e-6).any())
+
+
+class Score(Law):
+    """Scores are products of one query and one key."""
+
+    name = "score"
+    statement = (
+        "The log-ratio of two weights is the query times the difference of two keys, scaled."
+    )
+    formula = "log A[i, j] - log A[i, l] = query[i] . (key[j] - key[l]) / sqrt(head_dim)"
+    example = "scores = q @ k.mT  # not divided by sqrt(head_dim)"
+
+    def breach(self, lab: Lab) -> Breach | None:
+        """Move queries and keys, and read the ratios of weights."""
+        w = core_of(lab)
+        if "value" in w.missing:
+            raise NotTried("Nothing in it acts as values: its output is linear in no projection.")
+        if w.missing:
+            wanted = " or as ".join({"query": "queries", "key": "keys"}[m] for m in w.missing)
+            return Breach(f"Nothing in it acts as {wanted}.", self._place(w), is_definite=False)
+        if w.core.is_direct and (found := self._exchanged(w)) is not None:
+            return found
+        weights = w.weights(w.core.bases(1))[0]
+        rows = weights.shape[1]
+        seen = (weights[:, rows - 1] > 1e-12).all(0)
+        live = [j for j in range(len(seen)) if bool(seen[j])]
+        if len(live) < 2:
+            raise NotTried("No row of its weights has two tokens in all heads.")
+        probe = _Probe(w, rows - 1, live[-1], live[-2])
+        return (
+            self._others(probe, live)
+            or self._bent(lab, probe)
+            or self._factor(lab, probe)
+            or self._shift(probe, weights)
+            or self._levels(probe)
+        )
+
+    @staticmethod
+    def _place(w: Weighing) -> Place | None:
+        return w.core.run.steps[w.core.plan.scores].place if w.core.run.steps else None
+
+    @staticmethod
+    def _exchanged(w: Weighing) -> Breach | None:
+        for cut in w.core.plan.cuts:
+            roles = {role for (own, _), role in w.core.roles.items() if own == cut}
+            role = next(iter(roles))
+            if len(roles) == 1 and role not in ("nothing", cut):
+                return Breach(f"The argument for the {cut} acts as the {role}.")
+        return None
+
+    def _others(self, probe: "_Probe", live: list[int]) -> Breach | None:
+        """Only the row's own query and the two keys count."""
+        w, row = probe.w, probe.row
+        start = probe.ratio(w.core.bases(1))[0]
+        keys = [j for j in live if j not in (probe.token, probe.other)]
+        is_self = w.core.places[w.query[0][0]].shape[0] == row + 1
+        others = ((w.key, keys, "key"), (w.query, range(row if is_self else 0), "query"))
+        for channels, tokens, name in others:
+            for token in tokens:
+                values = w.core.placed(w.core.bases(1), channels, probe.noise(channels), token)
+                moved = probe.ratio(values)[0]
+                if differs(moved, start, 1e-6).any():
+                    return self._ratio(probe, start, moved, f"the {name} of token {token + 1}")
+        return None
+
+    def _ratio(self, probe: "_Probe", start: Tensor, moved: Tensor, what: str) -> Breach:
+        at = int((moved - start).abs().argmax())
+        return Breach(
+            f"In row {probe.row + 1} the log-ratio of the weights of tokens {probe.token + 1} and "
+            f"{probe.other + 1} is {float(start[at]):.4f}; with other numbers in {what} it is "
+            f"{float(moved[at]):.4f}. It should stay.",
+            self._place(probe.w),
+            is_definite=False,
+        )
+
+    def _bent(self, lab: Lab, probe: "_Probe") -> Breach | None:
+        """Twice the query is twice the score; what is not so is normed or capped."""
+        w = probe.w
+        for name, channels in (("query", w.query), ("key", w.key)):
+            scaled = joined([w.scaled(f, channels) for f in (0.0, 1.0, 2.0)])
+            zero, one, two = probe.ratio(scaled)
+            if differs(two - one, one - zero, 1e-6).any():
+                lab.notes.append(
+                    f"The scores are not linear in the {name}: it is normed, or they are capped. "
+                    "Their scale was not judged."
+                )
+                probe.is_bent = True
+                return None
+        return None
+
+    def _factor(self, lab: Lab, probe: "_Probe") -> Breach | None:
+        if probe.is_bent:
+            return None
+        w = probe.w
+        sizes, widths = probe.slopes(lab)
+        for size, width in zip(sizes, widths, strict=True):
+            if not width:
+                continue
+            forth, back = size
+            if not math.isfinite(forth + back):
+                raise NotTried("Some weights vanish where they should only shrink.")
+            if abs(forth - back) > 1e-4 * forth:
+                return Breach(
+                    "Queries and keys do not meet number by number: their product is scaled by "
+                    f"{forth:.4f} one way and by {back:.4f} the other.",
+                    self._place(w),
+                    is_definite=False,
+                )
+            want = width**-0.5
+            if abs(forth - want) > 1e-3 * want:
+                if abs(forth - 1) < 1e-6 and _has_learned_bias(lab, w):
+                    lab.notes.append(
+                        "The scores are not scaled, and a bias by distance is learned, as in T5."
+                    )
+                    return None
+                if _is_learned(lab, probe):
+                    lab.notes.append("The scale of the scores is learned; it was not judged.")
+                    return None
+                return Breach(
+                    f"The product of query and key is scaled by {forth:.4f}; for head_dim {width} "
+                    f"it should be {want:.4f} = 1/sqrt({width}).",
+                    self._place(w),
+                )
+        return None
+
+    def _shift(self, probe: "_Probe", weights: Tensor) -> Breach | None:
+        """The score of a query and a key depends on their distance alone."""
+        at = (probe.row - 1, probe.token - 1, probe.other - 1)
+        if min(at) < 0 or not bool((weights[:, at[0], [at[1], at[2]]] > 1e-12).all()):
+            return None
+        if probe.is_bent or weights.shape[1] != weights.shape[2]:
+            return None
+        key = probe.noise(probe.w.key)
+        one = probe.forth(key)
+        other = _Probe(probe.w, *at).forth(key)
+        if not differs(other, one, 1e-6).any():
+            return None
+        most = int((other - one).abs().amax(0).argmax())
+        return Breach(
+            "The score of a query and a key depends on where they stand, not on their distance "
+            f"alone: in head {most + 1} it changes by up to {float((other - one).abs().max()):.3g} "
+            "one token further.",
+            self._place(probe.w),
+            is_definite=False,
+        )
+
+    def _levels(self, probe: "_Probe") -> Breach | None:
+        """Without query and key the weights show a bias; two levels are a mask that leaks."""
+        w = probe.w
+        if probe.is_bent:
+            return None
+        values = w.core.placed(w.core.placed(w.core.bases(1), w.query, 0.0), w.key, 0.0)
+        weights = w.weights(values)[0]
+        rows, tokens = weights.shape[1:]
+        if rows != tokens:
+            return None
+        later = torch.ones(rows, tokens, dtype=torch.bool).triu(1)
+        for own in weights:
+            logs = own.clamp(min=1e-300).log()
+            logs = logs - logs.diagonal()[:, None]
+            if differs(logs[~later], torch.zeros(()), 1e-9).any() or not bool(later.any()):
+                continue
+            level = logs[later]
+            is_step = not bool(differs(level, level[:1].expand_as(level), 1e-6).any())
+            if is_step and -600 < float(level[0]) < -1e-6:
+                return Breach(
+                    f"Later tokens are lowered by {-float(level[0]):.4g} and not hidden: their "
+                    f"weights are up to {float(own[later].max()):.2g}.",
+                    self._place(w),
+                )
+        return None
+
+
+class _Probe:
+    """Ratios of two weights in one row."""
+
+    def __init__(self, w: Weighing, row: int, token: int, other: int) -> None:
+        self.w, self.row, self.token, self.other = w, row, token, other
+        self.is_bent = False
+        self._generator = torch.Generator().manual_seed(21)
+
+    def noise(self, channels: list[Channel]) -> Tensor:
+        """Return a number for each channel, (1, channels)."""
+        drawn = torch.randn(1, len(channels), generator=self._generator, dtype=torch.float64)
+        return 0.4 * drawn
+
+    def ratio(self, values: Values) -> Tensor:
+        """Return log-ratios, (probes, heads)."""
+        rows = self.w.weights(values)[:, :, self.row]
+        return rows[..., self.token].log() - rows[..., self.other].log()
+
+    def slopes(self, lab: Lab) -> tuple[list[tuple[float, float]], list[int]]:
+        """Return the scale of the scores of each head, from queries and from keys, and its width.
+
+        A width of 0: the head has no scores that move.
+        """
+        w = self.w
+        key, query = self.noise(w.key), self.noise(w.query)
+        queried = w.core.placed(self._empty(), w.query, query)
+        forth = self.forth(key)
+        back = self._moved(queried, w.key, self.token)
+        sizes: list[tuple[float, float]] = []
+        widths: list[int] = []
+        factor = _parameter_factor(lab, w)
+        for head in range(forth.shape[1]):
+            ours, theirs = forth[:, head], back[:, head]
+            mine, its = ours.abs() > 1e-7, theirs.abs() > 1e-7
+            widths.append(int(mine.sum()) if bool(its.any()) else 0)
+            one = (
+                float((ours.square().sum() / key[0][its].square().sum()).sqrt())
+                if widths[-1]
+                else 0.0
+            )
+            other = (
+                float((theirs.square().sum() / query[0][mine].square().sum()).sqrt())
+                if widths[-1]
+                else 0.0
+            )
+            sizes.append((one * factor, other * factor))
+        return sizes, widths
+
+    def _empty(self) -> Values:
+        w = self.w
+        return w.core.placed(w.core.placed(w.core.bases(1), w.key, 0.0), w.query, 0.0)
+
+    def forth(self, key: Tensor) -> Tensor:
+        """Return how log-ratios follow each query channel, (channels, heads), for one key.
+
+        Args:
+            key: of the token, (1, channels); all other keys are 0.
+        """
+        keyed = self.w.core.placed(self._empty(), self.w.key, key, self.token)
+        return self._moved(keyed, self.w.query, None)
+
+    def _moved(self, values: Values, channels: list[Channel], token: int | None) -> Tensor:
+        """Return how the log-ratios follow each channel, (channels, heads)."""
+        start = self.ratio(values)
+        many = {cut: t.repeat(len(channels), 1) for cut, t in values.items()}
+        step = 0.1 * torch.eye(len(channels), dtype=torch.float64)
+        for k, (cut, c) in enumerate(channels):
+            places = self.w.core.places[cut][:, c]
+            places = places if token is None else places[token : token + 1]
+            many[cut][k, places] += step[k, k]
+        return (self.ratio(many) - start) / 0.1
+
+
+def _parameter_factor(lab: Lab, w: Weighing) -> float:
+    """Return the number that parameters of query and key were multiplied with before their use."""
+    factor = 1.0
+    if lab.model is None:
+        return factor
+    matrices = [p.detach() for p in lab.model.parameters() if p.ndim > 1]
+    cuts = {cut for cut, _ in (*w.query, *w.key)}
+    for cut in cuts:
+        if isinstance(cut, str):
+            continue
+        for used in (t.detach() for t in w.core.run.steps[cut].args if isinstance(t, Tensor)):
+            for own in (m for p in matrices for m in (p, p.mT)):
+                if own.shape != used.shape[-own.ndim :] or used.numel() != own.numel():
+                    continue
+                ratios = used.reshape(-1) / own.reshape(-1)
+                number = float(ratios[0])
+                is_one = bool((ratios - number).abs().max() < 1e-9 * abs(number))
+                if is_one and abs(number - 1) > 1e-9:
+                    factor *= number
+    return factor
+
+
+def _has_learned_bias(lab: Lab, w: Weighing) -> bool:
+    """Return True if a parameter moves the weights where all queries and keys are 0."""
+    values = w.core.placed(w.core.placed(w.core.bases(1), w.query, 0.0), w.key, 0.0)
+    return any(_moved_parameters(lab, lambda: w.weights(values), small=False))
+
+
+def _is_learned(lab: Lab, probe: _Probe) -> bool:
+    """Return True if a parameter beside the projections sets the scale."""
+    return any(_moved_parameters(lab, lambda: torch.tensor(probe.slopes(lab)[0])))
+
+
+def _moved_parameters(
+    lab: Lab, measured: Callable[[], Tensor], *, small: bool = True
+) -> Iterator[bool]:
+    """Yield, for each parameter that is no projection, if it moves what is measured.
+
+    Args:
+        lab: runs the code.
+        measured: what may move.
+        small: only parameters of a few numbers.
+    """
+    start = measured()
+    for parameter in lab.model.parameters() if lab.model is not None else ():
+        if parameter.numel() > (64 if small else 4096):
+            continue
+        before = parameter.detach().clone()
+        generator = torch.Generator().manual_seed(6)
+        noise = torch.rand(before.shape, generator=generator, dtype=torch.float64)
+        with torch.no_grad():
+            parameter.copy_(before * 1.25 + 0.1 * noise)
+            try:
+                moved = measured()
+            finally:
+                parameter.copy_(before)
+        yield bool(differs(moved, start, 1e-3).any())
+
+
+class Heads(Law):
+    """Heads work apart, and stay in their place."""
+
+    name = "heads"
+    statement = "Each head has queries, keys and values of its own, and stays in its place."
+    formula = "output[head h] depends on query[head h] alone"
+    example = "k = k.repeat(1, groups, 1, 1)  # heads 0 1 0 1 where queries are 0 0 1 1"
+
+    def breach(self, lab: Lab) -> Breach | None:
+        """Compare which value channels and which query channels belong to which column."""
+        w = core_of(lab)
+        if w.missing:
+            raise NotTried("Queries, keys or values are missing.")
+        found = self._same_projections(w) or self._slices(lab, w)
+        if found is not None:
+            return found
+        kept = w.constant[:, w.open_rows][:, 0]
+        rank = _rank(kept)
+        if rank < min(kept.shape):
+            return Breach(
+                f"{len(w.value)} value channels reach the output in {rank} directions only."
+            )
+        heads = w.heads
+        if w.core.is_direct and (found := self._out_of_place(w)) is not None:
+            return found
+        return self._order(lab, w, heads)
+
+    @staticmethod
+    def _same_projections(w: Weighing) -> Breach | None:
+        cuts = [cut for cut in w.core.plan.cuts if isinstance(cut, int)]
+        roles = {cut: {r for (c, _), r in w.core.roles.items() if c == cut} for cut in cuts}
+        for one, other in combinations(cuts, 2):
+            steps = [w.core.run.steps[cut] for cut in (one, other)]
+            # Several heads of queries may share one head of keys and values.
+            is_shared = roles[one] == roles[other] and "query" not in roles[one]
+            if not is_shared and torch.equal(steps[0].outputs[0], steps[1].outputs[0]):
+                return Breach("Two projections give the same numbers.", steps[1].place)
+        return None
+
+    @staticmethod
+    def _slices(lab: Lab, w: Weighing) -> Breach | None:
+        """Each projection reads the whole token."""
+        if w.core.is_direct or len(lab.specimen.sources) > 1:
+            return None
+        slot = next(iter(lab.specimen.sources.values()))
+        if slot.high or len(slot.axes) > 3:
+            return None
+        moved = {name: t.clone() for name, t in w.core.contents.items()}
+        for t in moved.values():
+            t[..., 0] += 1.0
+        for cut, share in w.core.shares_moved(moved).items():
+            if share < 0.9:
+                return Breach(
+                    f"One number of a token reaches {share:.0%} of a projection: heads read "
+                    "slices of the token where each should read all of it.",
+                    w.core.run.steps[cut].place,
+                )
+        return None
+
+    @staticmethod
+    def _out_of_place(w: Weighing) -> Breach | None:
+        constant = w.constant[:, w.open_rows][:, 0]
+        if constant.shape[0] != constant.shape[1]:
+            return None
+        for channel in range(constant.shape[0]):
+            column = int(constant[channel].abs().argmax())
+            if column != channel:
+                return Breach(
+                    f"Number {channel + 1} of a token's values comes out as number {column + 1}."
+                )
+        return None
+
+    @staticmethod
+    def _order(lab: Lab, w: Weighing, heads: list[tuple[int, Tensor]]) -> Breach | None:
+        """Each query channel moves one head; heads and their values are in the same order."""
+        weights = w.weights(w.core.bases(1))[0]
+        many = w.core.bases(len(w.query))
+        for k, (cut, c) in enumerate(w.query):
+            many[cut][k, w.core.places[cut][:, c]] += 0.8
+        moved = (w.weights(many) - weights).abs().amax((2, 3)) > 1e-9  # (channels, heads)
+        counts = moved.sum(-1)
+        if bool((counts > 1).any()):
+            channel = int((counts > 1).nonzero()[0])
+            lab.notes.append(
+                f"Number {channel + 1} of a token's queries moves {int(counts[channel])} of "
+                f"{len(heads)} heads: heads share their queries, or their scores are mixed."
+            )
+            return None
+        values = [channel for channel, _ in heads]
+        order = [values[int(row.nonzero()[0])] for row in moved if bool(row.any())]
+        if len(set(order)) > 1 and len(set(values)) < len(values) and order != sorted(order):
+            return Breach(
+                "Neighbouring query heads should share a head of keys and values, 0 0 1 1; here "
+                f"they take turns, in the order {_turns(order)}."
+            )
+        return None
+
+
+def _turns(order: list[int]) -> str:
+    """Return the order of value heads that query channels meet, without repetitions."""
+    names = {channel: str(i) for i, channel in enumerate(sorted(set(order)))}
+    found: list[str] = []
+    for channel in order:
+        if not found or found[-1] != names[channel]:
+            found.append(names[channel])
+    return " ".join(found[:8])

@@ -1,0 +1,175 @@
+"""Laws of attention on faults that no catalogue lists: each is wrong by the right law."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard import check
+from regard.diagnosis.report import Report
+
+
+class Heads(nn.Module):
+    """Right; each test changes one thing."""
+
+    def __init__(self, dim: int = 16, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.out = nn.Linear(dim, dim)
+        self.dropout = nn.Dropout(0.2)
+
+    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+        b, t, _ = x.shape
+        return self.qkv(x).view(b, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+
+    def weigh(self, q: Tensor, k: Tensor) -> Tensor:
+        return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+
+    def merge(self, output: Tensor) -> Tensor:
+        return self.out(output.transpose(1, 2).flatten(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.split(x)
+        return self.merge(self.dropout(self.weigh(q, k)) @ v)
+
+
+class ScalesItsInput(Heads):
+    def forward(self, x: Tensor) -> Tensor:
+        x *= 0.5
+        return super().forward(x)
+
+
+class CountsItsCalls(Heads):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x) * (1 + 0.01 * self.calls)
+
+
+class ExponentiatesLargeScores(Heads):
+    def weigh(self, q: Tensor, k: Tensor) -> Tensor:
+        weights = (q @ k.mT / q.shape[-1] ** 0.5).exp()
+        return weights / weights.sum(-1, keepdim=True)
+
+
+class DetachesItsWeights(Heads):
+    def weigh(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().weigh(q, k).detach()
+
+
+class KeepsAnUnusedProjection(Heads):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(16, 16)
+
+
+class DropsScores(Heads):
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.split(x)
+        scores = self.dropout(q @ k.mT / q.shape[-1] ** 0.5)
+        return self.merge(scores.softmax(-1) @ v)
+
+
+class ForgetsToScaleUp(Heads):
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.split(x)
+        weights = self.weigh(q, k)
+        if self.training:
+            weights = weights * (torch.rand_like(weights) > 0.2)
+        return self.merge(weights @ v)
+
+
+class SqueezesAwayTheBatch(Heads):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).squeeze()
+
+
+class KnowsOneLength(Heads):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.reshape(-1, 7, 16))
+
+
+class NormsOverTheBatch(Heads):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - x.mean(0, keepdim=True))
+
+
+class HalvesItsWeights(Heads):
+    def weigh(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().weigh(q, k) * 0.5
+
+
+class SoftensTwice(Heads):
+    def weigh(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().weigh(q, k).softmax(-1)
+
+
+class AddsTheWeightsOfTheMean(Heads):
+    def weigh(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().weigh(q, k) + 0.1
+
+
+class ScalesByTheNumberOfTokens(Heads):
+    def weigh(self, q: Tensor, k: Tensor) -> Tensor:
+        return (q @ k.mT / k.shape[-2] ** 0.5).softmax(-1)
+
+
+class HidesWithATinyNumber(Heads):
+    def weigh(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        return scores.masked_fill(later, -3.0).softmax(-1)
+
+
+def test_the_layer_that_the_others_change_is_right() -> None:
+    report = check(Heads())
+    assert report.verdict in ("right", "right, but"), report
+    outcomes = {result.law.name: result.outcome for result in report.laws}
+    assert {name for name, outcome in outcomes.items() if outcome != "held"} == {"positions"}
+
+
+@pytest.mark.parametrize(
+    ("layer", "law"),
+    [
+        (ScalesItsInput, "pure"),
+        (CountsItsCalls, "pure"),
+        (ExponentiatesLargeScores, "large"),
+        (DetachesItsWeights, "gradient"),
+        (KeepsAnUnusedProjection, "gradient"),
+        (DropsScores, "training"),
+        (ForgetsToScaleUp, "training"),
+        (SqueezesAwayTheBatch, "runs"),
+        (KnowsOneLength, "runs"),
+        (NormsOverTheBatch, "samples"),
+        (HalvesItsWeights, "mixture"),
+        (AddsTheWeightsOfTheMean, "mixture"),
+        (ScalesByTheNumberOfTokens, "score"),
+        (HidesWithATinyNumber, "score"),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_a_broken_law_makes_it_wrong(layer: type[nn.Module], law: str) -> None:
+    report = check(layer())
+    assert report.verdict != "right", report
+    assert law in broken(report), report
+    assert report.verdict == "wrong", report
+
+
+def broken(report: Report) -> set[str]:
+    return {result.law.name for result in report.laws if result.outcome == "broken"}
+
+
+def test_a_second_softmax_is_never_right() -> None:
+    report = check(SoftensTwice())
+    assert (report.verdict, broken(report)) == ("cannot tell", {"score"})
+
+
+def test_the_line_of_the_first_operation_that_breaks_the_law_is_given() -> None:
+    finding = check(ExponentiatesLargeScores()).findings[0]
+    assert (finding.name, finding.code) == (
+        "large",
+        "weights = (q @ k.mT / q.shape[-1] ** 0.5).exp()",
+    )
