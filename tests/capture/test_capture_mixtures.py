@@ -227,5 +227,5 @@ def test_scores_that_are_put_back_in_another_order_are_not_lost_beside_others() 
 
     model = nn.Sequential(First(lambda _, w: w), Swapped(lambda _, w: w))
     reason = r"'1' cannot be kept: copy_ .* stands between"
-    with pytest.raises(regard.RegardError, match=reason), regard.observe(model):
+    with pytest.raises(regard.RegardError, match=reason), regard.observe(model, strict=True):
         model(noise(2, 7, 6))

@@ -123,5 +123,5 @@ def test_a_refusal_in_a_librarys_model_says_the_librarys_lines() -> None:
 def test_a_refusal_has_the_name_of_what_ran_its_product_and_its_softmax() -> None:
     model = nn.Sequential(Layer(), Layer(Normed()))
     said = re.escape("the attention of '1' cannot be kept: native_layer_norm")
-    with pytest.raises(regard.RegardError, match=f"^{said}"), regard.observe(model):
+    with pytest.raises(regard.RegardError, match=f"^{said}"), regard.observe(model, strict=True):
         model(noise(2, 5, 6))

@@ -1,5 +1,6 @@
 """A layer of which observe says that it cannot be kept is nowhere: no number of it is believed."""
 
+import inspect
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -60,7 +61,7 @@ def refused(model: nn.Module, **options: Any) -> regard.Recording:
     with (
         torch.no_grad(),
         pytest.raises(regard.RegardError, match="the attention of '1' cannot be kept"),
-        regard.observe(model, **options) as seen,
+        regard.observe(model, strict=True, **options) as seen,
     ):
         model(noise(3, 7, 22))
     return seen
@@ -117,6 +118,47 @@ def test_a_layer_that_cannot_be_kept_and_that_nobody_wants_is_no_error(
     with torch.no_grad(), regard.observe(model, layers=layers) as seen:
         model(noise(3, 7, 22))
     assert list(seen) == ["0", "2"][: len(layers)]
+
+
+def test_one_warning_names_what_was_refused_and_the_rest_is_kept() -> None:
+    model = nn.Sequential(Plain(), Thresholded(), Plain(), Turned())
+    with (
+        pytest.warns(UserWarning, match="cannot be kept") as caught,
+        torch.no_grad(),
+        regard.observe(model) as seen,
+    ):
+        model(noise(3, 7, 22))
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    assert list(seen) == ["0", "2"]
+    lines, start = inspect.getsourcelines(Thresholded.forward)
+    softmax = next(start + i for i, text in enumerate(lines) if "softmax" in text)
+    first, second = seen.refused
+    assert (first.module, first.line) == ("1", f"{__file__}:{softmax}")
+    assert first.reason.startswith(f"where ({__file__}:{softmax + 1}) changes the weights")
+    assert second.module == "3"
+    assert second.reason.startswith(f"sinh ({__file__}:")
+    assert first.reason in str(caught[0].message)
+
+
+def test_a_fused_call_that_is_refused_has_its_line() -> None:
+    model = nn.Sequential(Plain(), InTurn(0))
+    with (
+        pytest.warns(UserWarning, match="cannot be kept"),
+        torch.no_grad(),
+        regard.observe(model) as seen,
+    ):
+        model(noise(3, 7, 22))
+    lines, start = inspect.getsourcelines(InTurn.forward)
+    call = next(start + i for i, text in enumerate(lines) if "scaled_dot" in text)
+    assert [refusal.line for refusal in seen.refused] == [f"{__file__}:{call}"]
+
+
+def test_a_recording_of_which_nothing_was_refused_says_so() -> None:
+    model = nn.Sequential(Plain())
+    with torch.no_grad(), regard.observe(model, strict=True) as seen:
+        model(noise(3, 7, 22))
+    assert seen.refused == []
 
 
 BESIDE: dict[str, Callable[[Tensor], Tensor]] = {

@@ -119,7 +119,11 @@ def test_scores_that_are_more_or_fewer_before_their_softmax_are_refused(
 ) -> None:
     reason = rf"'1' cannot be kept: {name} \({__file__}:\d+\) stands between the product"
     model = nn.Sequential(Attends(lambda scores: scores), Attends(way))
-    with mode(), pytest.raises(regard.RegardError, match=reason), regard.observe(model) as seen:
+    with (
+        mode(),
+        pytest.raises(regard.RegardError, match=reason),
+        regard.observe(model, strict=True) as seen,
+    ):
         model(noise(2, 7, 8))
     assert list(seen) == ["0"]
 

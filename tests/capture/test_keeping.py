@@ -188,7 +188,10 @@ def test_a_layer_that_cannot_be_put_together_loses_no_other(
 
     failed = list[object]()
     monkeypatch.setattr(regard.capture.merging.Copies, "matrix", fails_once)
-    with pytest.raises(regard.RegardError) as error, regard.observe(model, path=path) as seen:
+    with (
+        pytest.raises(regard.RegardError) as error,
+        regard.observe(model, path=path, strict=True) as seen,
+    ):
         model.generate(ids(), **given)
     assert str(error.value) == (
         "the calls of 'model.layers.0.self_attn' cannot be put together: AttributeError: no such "

@@ -25,7 +25,7 @@ class Asks(nn.Module):
 
 
 def told(model: nn.Module, **options: object) -> str:
-    with pytest.raises(regard.RegardError) as caught, regard.observe(model, **options):
+    with pytest.raises(regard.RegardError) as caught, regard.observe(model, strict=True, **options):
         model(torch.ones(5, 4))
     return str(caught.value)
 
@@ -82,9 +82,13 @@ def test_a_layer_that_fails_at_each_step_is_told_once() -> None:
 
 def test_what_was_kept_is_there_beside_what_was_not() -> None:
     model = of(2, 3, 2)
-    with pytest.raises(regard.RegardError), regard.observe(model, heads=[2]) as seen:
+    with (
+        pytest.warns(UserWarning, match="of '0', '2' cannot be kept"),
+        regard.observe(model, heads=[2]) as seen,
+    ):
         model(torch.ones(5, 4))
     assert list(seen) == ["1"]
+    assert [refusal.module for refusal in seen.refused] == ["0", "2"]
 
 
 def test_layers_that_did_not_run_are_all_named() -> None:

@@ -308,7 +308,10 @@ class ByHeads(nn.Module):
 @torch.no_grad()
 def test_a_value_that_cannot_be_told_is_said_when_the_block_ends_and_the_rest_is_kept() -> None:
     model = nn.Sequential(ByHeads())
-    with pytest.raises(RegardError) as error, regard.observe(model, keep="qkv") as seen:
+    with (
+        pytest.raises(RegardError) as error,
+        regard.observe(model, keep="qkv", strict=True) as seen,
+    ):
         model(torch.randn(5, 4))
     assert str(error.value) == (
         "the value of '0' cannot be kept: no product of its weights with a value was seen that "

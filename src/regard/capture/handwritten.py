@@ -83,7 +83,7 @@ class Handwritten:
         model: whose parameters are no activations.
         take: called with the module's name and the matrix of the model's own tensors; returns what
             the value is given to, or None if nobody wants it.
-        refuse: called with the module's name and the reason.
+        refuse: called with the module's name, the reason and the line of the softmax.
         doubt: likewise, with the mark of a product of which scores were pooled: features, if the
             product's own softmax meets a value as well.
         absence: is told what else might have been attention.
@@ -93,8 +93,8 @@ class Handwritten:
         self,
         model: nn.Module,
         take: Callable[[str, AttentionMatrix], TakeValue | None],
-        refuse: Callable[[str, str], None],
-        doubt: Callable[[str, str, Mark], None],
+        refuse: Callable[[str, str, str], None],
+        doubt: Callable[[str, str, str, Mark], None],
         absence: Absence,
     ) -> None:
         self._take, self._refuse, self._doubt = take, refuse, doubt
@@ -364,9 +364,9 @@ class Handwritten:
         if own.name is None or own.is_outer:
             return
         if own.pooled is None:
-            self._refuse(own.name, reason)
+            self._refuse(own.name, reason, own.line)
         else:
-            self._doubt(own.name, reason, own.pooled)
+            self._doubt(own.name, reason, own.line, own.pooled)
 
     def _give_up(self, own: Attention) -> None:
         """Refuse an attention whose weights are gone, or of which the block has seen the last."""

@@ -1,6 +1,7 @@
 """observe(model): what a model really attended to, and the model untouched."""
 
 import sys
+import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -40,6 +41,7 @@ def observe(
     device: torch.device | str | None = None,
     path: str | PathLike[str] | None = None,
     progress: Callable[[int], None] | None = None,
+    strict: bool = False,
 ) -> Generator[Recording, None, None]:
     """Watch what the attention of a model does while the block runs.
 
@@ -66,6 +68,7 @@ def observe(
         path: of a file to keep it in, layer by layer, instead of memory. For tokens in it, set
             ``seen.query_tokens`` and ``seen.key_tokens`` before the block ends.
         progress: called with how many attentions have run, after each of them.
+        strict: raise an error if anything was refused, also if other layers were recorded.
 
     Yields:
         The Recording; it fills as the model runs. When the block ends, the calls of a layer in
@@ -74,12 +77,12 @@ def observe(
     Raises:
         TypeError: model is no ``nn.Module``, or an argument of the wrong kind.
         ValueError: an argument that chooses nothing, or what is not there.
-        RegardError: the model holds a compiled module; or, when the block has ended, no attention
-            was seen or one could not be kept. The model's own run is never stopped.
+        RegardError: the model holds a compiled module; or, when the block has ended, nothing was
+            recorded, or less than an argument asks for. The model's own run is never stopped.
 
     Warns:
-        UserWarning: beside layers that were seen, a module multiplied scores with a value and took
-            no softmax: it is missing from the recording.
+        UserWarning: beside layers that were recorded, others were refused; ``seen.refused`` has
+            module, line and reason. Or a module multiplied scores with a value and took no softmax.
 
     Example:
         >>> import torch, regard, regard.nn
@@ -114,10 +117,13 @@ def observe(
     if watch.absence.is_compiled:
         keeper.problems.add_text(str(compiled_error("model is compiled")))
     keeper.close()
-    if (problem := keeper.problems.error()) is not None:
+    problem = keeper.problems.error()
+    if problem is not None and (strict or keeper.problems.are_fatal or not seen.layers):
         raise problem
     if not seen.layers:
         raise watch.absence.error()
+    if problem is not None:
+        warnings.warn(f"{problem}\n    seen.refused has every reason.", stacklevel=3)
     watch.absence.warn()
 
 
@@ -186,7 +192,7 @@ class _Watch:
                 self._keeper.hear(operation)
                 listener(operation)
             except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
-                self._fail(operation.module() or self._root, cause)
+                self._fail(operation.module() or self._root, cause, operation)
 
         return tell
 
@@ -226,7 +232,7 @@ class _Watch:
 
     def _nested(self, operation: Operation) -> None:
         if operation.args[0].is_nested and (name := operation.module()) is not None:
-            self._refuse(name, NESTED)
+            self._refuse(name, NESTED, operation.place())
 
     def _after_flexible(self, operation: Operation) -> None:
         if self._flex.precedes(operation):
@@ -272,7 +278,7 @@ class _Watch:
                 if take_value is not None:
                     take_value(value())
         except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
-            self._fail(name, cause)
+            self._fail(name, cause, operation)
 
     def _take_handwritten(self, name: str, matrix: AttentionMatrix) -> TakeValue | None:
         if self._multiplying or self.absence.is_compiled:
@@ -284,17 +290,20 @@ class _Watch:
             self._fail(name, cause)
             return None
 
-    def _fail(self, name: str, cause: Exception) -> None:
+    def _fail(self, name: str, cause: Exception, operation: Operation | None = None) -> None:
         said = isinstance(cause, TypeError | ValueError | RuntimeError | MemoryError)
-        self._refuse(name, str(cause) if said else f"{type(cause).__name__}: {cause}", cause)
+        reason = str(cause) if said else f"{type(cause).__name__}: {cause}"
+        self._refuse(name, reason, None if operation is None else operation.place(), cause)
 
-    def _refuse(self, name: str, reason: str, cause: Exception | None = None) -> None:
+    def _refuse(
+        self, name: str, reason: str, line: str | None, cause: Exception | None = None
+    ) -> None:
         if not self._multiplying:
-            self._keeper.refuse(name, reason, cause)
+            self._keeper.refuse(name, reason, line, cause)
 
-    def _doubt(self, name: str, reason: str, product: Mark) -> None:
+    def _doubt(self, name: str, reason: str, line: str, product: Mark) -> None:
         if not self._multiplying:
-            self._keeper.doubt(name, reason, product)
+            self._keeper.doubt(name, reason, line, product)
 
 
 def _is_empty(output: object) -> bool:

@@ -26,7 +26,7 @@ from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.file_reader import read
 from regard.recording.file_writer import Writer
 from regard.recording.layers import InMemory, Origin, layer_at
-from regard.recording.recording import Recording
+from regard.recording.recording import Recording, Refusal
 from regard.scores.query_key import QueryKeyScores
 from regard.tracing.tracer import Operation
 
@@ -76,7 +76,7 @@ class Recorder:
         self._places: dict[str, int] = {}
         self._entries = Entries(seen)
         self._refused: set[str] = set()
-        self._doubts: list[tuple[str, str, Mark]] = []
+        self._doubts: list[tuple[str, str, str | None, Mark]] = []
         self._progress = progress
         self._taken = 0
         self._gave_up = False
@@ -104,7 +104,9 @@ class Recorder:
             self._progress(self._taken)
         return take_value
 
-    def refuse(self, name: str, reason: str, cause: Exception | None = None) -> None:
+    def refuse(
+        self, name: str, reason: str, line: str | None = None, cause: Exception | None = None
+    ) -> None:
         """Keep nothing of what a module attended to, before and after; it is told in one error.
 
         What is left when one call is missing would look like the whole of it. Of a layer that is
@@ -113,6 +115,7 @@ class Recorder:
         Args:
             name: the module's.
             reason: why, with the remedy where there is one.
+            line: where it ran, ``file:line``.
             cause: the exception behind it, a fault.
         """
         place = self._places.setdefault(name, len(self._places))
@@ -120,21 +123,24 @@ class Recorder:
             reason = _ON_META
         if cause is not None or self._wanted.has_layer(name, place):
             self.problems.add(_REFUSED, name, reason, cause)
+            if name not in self._refused:
+                self._seen.refused.append(Refusal(name, line, reason))
         self._refused.add(name)
         self._entries.remove(name)
         self._kept = {run: kept for run, kept in self._kept.items() if kept.module != name}
         self._alone = [alone for alone in self._alone if alone[0] in self._seen]
 
-    def doubt(self, name: str, reason: str, product: Mark) -> None:
+    def doubt(self, name: str, reason: str, line: str | None, product: Mark) -> None:
         """Refuse what a module attended to, unless a product turns out to be kept by the end.
 
         Args:
             name: the module's.
             reason: as ``refuse`` takes it.
+            line: likewise.
             product: whose own softmax may still meet a value.
         """
         self._places.setdefault(name, len(self._places))
-        self._doubts.append((name, reason, product))
+        self._doubts.append((name, reason, line, product))
 
     def _keep(self, name: str, matrix: AttentionMatrix) -> TakeValue | None:
         place = self._places.setdefault(name, len(self._places))
@@ -189,9 +195,9 @@ class Recorder:
 
     def close(self) -> None:
         """Put together what belongs together: the block has ended."""
-        for name, reason, product in self._doubts:
+        for name, reason, line, product in self._doubts:
             if not product.met:
-                self.refuse(name, reason)
+                self.refuse(name, reason, line)
         self._doubts.clear()
         with torch.inference_mode(False), torch.no_grad():
             for run, kept in self._kept.items():

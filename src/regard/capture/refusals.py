@@ -28,6 +28,11 @@ class Problems:
         """Whether there are any."""
         return bool(self._told or self._alone)
 
+    @property
+    def are_fatal(self) -> bool:
+        """Return True if one of them is of no single layer."""
+        return bool(self._alone)
+
     def add(self, what: str, name: str, reason: str, cause: Exception | None = None) -> None:
         """Take note of a problem of a layer.
 

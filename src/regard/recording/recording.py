@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -30,7 +30,21 @@ from regard.reductions.top_k import Top, TopK
 from regard.text.escaping import visible
 from regard.text.tokens import Token, as_tokens
 
-__all__ = ["Recording"]
+__all__ = ["Recording", "Refusal"]
+
+
+class Refusal(NamedTuple):
+    """An attention that ran and was not recorded.
+
+    Attributes:
+        module: the name of the module that ran it.
+        line: where, ``file:line``; None where nobody knows.
+        reason: what happened, and what to do.
+    """
+
+    module: str
+    line: str | None
+    reason: str
 
 
 class Recording(Mapping[str, AttentionMatrix]):
@@ -47,6 +61,8 @@ class Recording(Mapping[str, AttentionMatrix]):
         model: the name of the model.
         query_tokens: one token for each query of the matrices; None when not known.
         key_tokens: one token for each key; None when not known.
+        refused: the modules whose attention ran and was not recorded, each with line and reason; a
+            file does not keep them.
 
     Example:
         >>> import torch, regard, regard.nn
@@ -66,6 +82,7 @@ class Recording(Mapping[str, AttentionMatrix]):
         key_tokens: Iterable[Token | str] | None = None,
     ) -> None:
         self._layers: dict[str, Layer] = {}
+        self.refused: list[Refusal] = []
         self.model = model
         self.query_tokens = as_tokens("query_tokens", query_tokens)
         self.key_tokens = as_tokens("key_tokens", key_tokens) or self.query_tokens
