@@ -410,6 +410,6 @@ def test_answers_that_cannot_be_joined_are_those_of_each_step() -> None:
     assert seen.kept[name][regard.Entropy()].shape == (2, 4, 9)
     layers = [name, "model.layers.1.self_attn"]
     assert list(seen.entropy()) == layers
-    assert list(seen.pool(2, 2)) == [each for each in seen if each not in layers]
+    assert list(seen.pool(2, 2)) == [each for each in seen.shapes if each not in layers]
     with pytest.raises(regard.RegardError, match=f"layer '{name}' has no answer to TopK"):
         seen.reduce(regard.TopK(1))
