@@ -63,11 +63,8 @@ def are_weights(item: object) -> bool:
     return bool((item >= 0).all() and (sums > 0).all() and (sums < 1 + 1e-4).all())
 
 
-@cache
-def eager_weights(name: str) -> dict[str, Tensor]:
-    """What each attention module of the eager model returns, and it is what the model returns."""
-    architecture = ARCHITECTURES[name]
-    model = architecture.build("eager")
+def weights_returned(model: nn.Module) -> dict[str, Tensor]:
+    """Fills with what each attention module of an eager model returns, when the model has run."""
     found: dict[str, Tensor] = {}
 
     def hook(module: str) -> Callable[..., None]:
@@ -80,6 +77,15 @@ def eager_weights(name: str) -> dict[str, Tensor]:
 
     for module_name, module in model.named_modules():
         module.register_forward_hook(hook(module_name))
+    return found
+
+
+@cache
+def eager_weights(name: str) -> dict[str, Tensor]:
+    """What each attention module of the eager model returns, and it is what the model returns."""
+    architecture = ARCHITECTURES[name]
+    model = architecture.build("eager")
+    found = weights_returned(model)
     with torch.no_grad():
         output = model(**architecture.inputs, output_attentions=True)
     returned = [t for key, value in output.items() if "attentions" in key for t in tensors(value)]
@@ -138,6 +144,50 @@ def test_the_repr_says_what_the_layers_did(architecture: str, kind: str) -> None
     first, last = ARCHITECTURES[architecture].says
     assert repr(seen[0]).endswith(f"{first})")
     assert repr(seen[-1]).endswith(f"{last})")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        pytest.param(name, kind, id=f"{name}-{kind}")
+        for name, architecture in ARCHITECTURES.items()
+        for kind in architecture.kinds
+        if kind != "flex_attention"
+    ],
+)
+def test_gradients_through_a_recording_are_those_of_eager_attention(name: str, kind: str) -> None:
+    architecture = ARCHITECTURES[name]
+    model, eager = architecture.build(kind), architecture.build("eager")
+    expected = weights_returned(eager)
+    eager(**architecture.inputs, output_attentions=True)
+    with regard.observe(model) as seen:
+        model(**architecture.inputs)
+    generator = torch.Generator().manual_seed(0)
+    losses = [torch.zeros(()), torch.zeros(())]
+    for layer, weights in expected.items():
+        dense = seen[layer].to_dense()
+        dense = dense if weights.ndim == 4 else dense.mean(1)
+        of = torch.randn(weights.shape, generator=generator)
+        losses = [
+            loss + (of * each).sum() for loss, each in zip(losses, (dense, weights), strict=True)
+        ]
+    for loss in losses:
+        loss.backward()
+    assert any(parameter.grad is not None for parameter in model.parameters())
+    for (parameter, own), (_, other) in zip(
+        model.named_parameters(), eager.named_parameters(), strict=True
+    ):
+        found, wanted = (
+            torch.zeros_like(each) if each.grad is None else each.grad for each in (own, other)
+        )
+        largest = max(1.0, float(wanted.abs().max()))
+        torch.testing.assert_close(
+            found,
+            wanted,
+            atol=1e-5 * largest,
+            rtol=0,
+            msg=lambda text, at=parameter: f"{at}: {text}",
+        )
 
 
 def test_a_changed_bit_would_be_seen() -> None:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from math import isnan
 from typing import Any, cast
 
+import torch
+
 from regard.analysis.head_kinds import KINDS, MIXED, Head, kind_of
 from regard.analysis.head_survey import Survey, of_each_head
 from regard.errors import RegardError, check_progress, kind_text
@@ -39,6 +41,7 @@ class Trial:
     scores: Mapping[str, Scores]
 
 
+@torch.no_grad()
 def classify(
     layers: Iterable[Layer],
     query_tokens: Sequence[Token] | None = None,

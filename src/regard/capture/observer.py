@@ -47,8 +47,13 @@ def observe(
 
     Each attention that a module of the model runs on this thread is kept as an AttentionMatrix:
     copies of its query and key (after rotary positions) with its mask, bias, scale, softcap and
-    sinks, detached. No output bit changes and nothing is left behind. Dropout on the weights is not
-    part of what is kept.
+    sinks. No output bit changes and nothing is left behind. Dropout on the weights is not part of
+    what is kept.
+
+    With gradients enabled, gradients flow through the recording to the model: a loss of
+    ``seen[3].entropy()`` trains it. The recording then holds the model's own tensors and graph, as
+    a loss does. There are none with ``path``, ``device`` or reductions, and where several calls are
+    put together.
 
     It is seen however it is written: ``scaled_dot_product_attention``, ``flex_attention``,
     flash-attn, ``nn.MultiheadAttention`` and ``nn.TransformerEncoder`` on their fast path and off
@@ -188,7 +193,10 @@ class _Watch:
         """A listener whose own fault is said when the block ends."""
 
         def tell(operation: Operation) -> None:
+            self._keeper.gradients = torch.is_grad_enabled()
             try:
+                if self._keeper.gradients:
+                    self._keeper.graph.note(operation)
                 self._keeper.hear(operation)
                 listener(operation)
             except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
@@ -216,6 +224,8 @@ class _Watch:
             value = call.value(args, kwargs, padded_to=self._padded_to)
             return value[0] if batched is False and value.ndim == 4 else value
 
+        if self._keeper.gradients:
+            self._keeper.graph.note(operation, is_attention=True)
         self._keep(operation, read, value, call.inside)
 
     def _flexible(self, operation: Operation) -> None:
@@ -248,6 +258,7 @@ class _Watch:
             output = multiply()
         finally:
             self._multiplying = outer
+        self._keeper.gradients = torch.is_grad_enabled()
         if isinstance(matrix, AttentionMatrix) and not in_backward():
             operation = Operation(torch.matmul, (), {}, output, self.tracer.name_of)
             self._keep(operation, lambda: matrix, lambda: value)
@@ -272,7 +283,7 @@ class _Watch:
             name = inside if name == self._root else f"{name}.{inside}"
         self.absence.note_attention(name)
         try:
-            with apart():
+            with apart(), torch.set_grad_enabled(self._keeper.gradients):
                 matrix = read()
                 take_value = None if matrix is None else self._keeper.take(name, matrix)
                 if take_value is not None:

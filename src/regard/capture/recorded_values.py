@@ -27,6 +27,7 @@ class Values:
 
     Attributes:
         trouble: why it cannot be kept, one sentence with its remedy; None while it can.
+        in_graph: the value of the last call as a part of autograd's graph; None without gradients.
 
     Example:
         >>> import torch
@@ -41,6 +42,7 @@ class Values:
 
     def __init__(self, shelf: Shelf) -> None:
         self.trouble: str | None = None
+        self.in_graph: Tensor | None = None
         self._shelf = shelf
         self._kept: Tensor | None = None
         self._place: Place | None = None

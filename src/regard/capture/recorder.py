@@ -1,6 +1,7 @@
 """What is kept of the attention that a model runs: copies of query and key, or answers."""
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,6 +12,7 @@ from torch import Tensor
 from regard.capture.call_group import Kept, queries_kept
 from regard.capture.contractions import Mark
 from regard.capture.generation import Run, Steps
+from regard.capture.gradients import GraphTensors, is_checkpointed_without_graph
 from regard.capture.layer_entries import Entries
 from regard.capture.merged_answers import ask
 from regard.capture.merging import Copies, Shared
@@ -37,6 +39,10 @@ _ON_META = (
     "it ran on the meta device, whose tensors have no numbers.\n"
     "    Run the model on another device."
 )
+_CHECKPOINTED = (
+    "it ran in a reentrant checkpoint, through which no gradient of a recording can flow.\n"
+    "    Checkpoint with use_reentrant=False."
+)
 _REFUSED = "the attention of {} cannot be kept"
 
 
@@ -51,6 +57,9 @@ class Recorder:
 
     Attributes:
         problems: why not all that was wanted is kept; all known when the keeper has been closed.
+        gradients: whether the operation that is told of runs with gradients; whoever calls ``take``
+            sets it.
+        graph: the tensors that gradients flow through.
 
     Raises:
         TypeError: path is no path, or progress cannot be called.
@@ -67,6 +76,9 @@ class Recorder:
     ) -> None:
         check_progress(progress, "one number")
         self.problems = Problems()
+        self.gradients = False
+        self.graph = GraphTensors()
+        self._with_gradients = torch.is_grad_enabled()
         self._seen = seen
         self._wanted = wanted or Wanted()
         self._path = None if path is None else check_path(path)
@@ -154,18 +166,25 @@ class Recorder:
         if matrix.device.type == "meta":
             self.refuse(name, _ON_META)
             return None
+        # In files, elsewhere and in answers there are numbers alone.
+        numbers = self._path or self._wanted.device or self._wanted.reductions
+        gradients = self.gradients and not numbers
+        if self._with_gradients and not (gradients or numbers) and is_checkpointed_without_graph():
+            self.refuse(name, _CHECKPOINTED)
+            return None
         # Outside inference mode, so that what is kept can meet autograd later.
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False), torch.set_grad_enabled(gradients):
             whole, heads = unrepeated(matrix), self._wanted.head_indices(matrix)
             part = whole if heads is None else some_heads(whole, heads)
+        with torch.inference_mode(False), torch.no_grad():
             if self._wanted.names is not None or heads is not None:
                 origin = Origin(place, None if heads is None else tuple(heads))
                 self._entries.are_of(name, origin)
             try:
                 if isinstance(part.source, QueryKeyScores):
-                    values = self._take(name, part, part.source)
+                    values = self._take(name, part, part.source, gradients=gradients)
                 else:
-                    values = self._take_alone(name, part)
+                    values = self._take_alone(name, part, gradients=gradients)
             except OSError as error:
                 self._give_up(error)
                 return None
@@ -173,10 +192,26 @@ class Recorder:
             return None
         group = whole.source.group if isinstance(whole.source, QueryKeyScores) else 1
         num_heads = whole.shape[-3] if whole.ndim > 2 else 1
-        return partial(self._take_value, values, num_heads, group, heads)
+        take = partial(self._take_value, values, num_heads, group, heads)
+        return partial(take, gradients=gradients)
+
+    def _show_graph(self, layer: str, part: AttentionMatrix) -> None:
+        """Let gradients flow through a layer whose first call has just been added."""
+        with torch.enable_grad():
+            rows = self._wanted.rows(0, part.shape[-2], all_there=True)
+            known = layer_at(self._seen.layers, layer)
+            matrix = self.graph.matrix(known.whole(), some_queries(part, rows))
+            self._seen.put(replace(known, matrix=InMemory(matrix)))
 
     def _take_value(
-        self, values: Values, num_heads: int, group: int, heads: list[int] | None, value: Tensor
+        self,
+        values: Values,
+        num_heads: int,
+        group: int,
+        heads: list[int] | None,
+        value: Tensor,
+        *,
+        gradients: bool,
     ) -> None:
         """Keep the value of the call that was taken last; what is wrong with it is told later."""
         if self._gave_up:
@@ -184,6 +219,9 @@ class Recorder:
         with torch.inference_mode(False), torch.no_grad():
             try:
                 values.add(value_heads(value, num_heads, group, heads))
+                if gradients:
+                    with torch.enable_grad():
+                        values.in_graph = value_heads(value, num_heads, group, heads)
             except OSError as error:
                 self._give_up(error)
             except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
@@ -199,9 +237,12 @@ class Recorder:
             if not product.met:
                 self.refuse(name, reason, line)
         self._doubts.clear()
+        lost: list[str] = []
         with torch.inference_mode(False), torch.no_grad():
             for run, kept in self._kept.items():
                 try:
+                    if run.parts > 1 and kept.name is not None:
+                        lost += [repr(kept.name)] * self._has_graph(kept.name)
                     kept.put_together()
                 except Exception as cause:  # noqa: BLE001  no fault of one layer loses the run
                     reason = f"{_reason(cause)}\n    Of this layer the first call alone is kept."
@@ -212,6 +253,13 @@ class Recorder:
                 self._put_value(*alone)
         self._kept.clear()
         self._alone.clear()
+        if lost:
+            warnings.warn(
+                f"no gradients flow through the recording of {', '.join(lost)}, because several "
+                "calls are put together.\n"
+                "    Generate under torch.no_grad(), or run the model once on the whole text.",
+                stacklevel=5,
+            )
         complete = not self._gave_up and self._has_wanted()
         if self._writer is not None and complete and self._seen.layers:
             self._write(self._writer)
@@ -225,15 +273,22 @@ class Recorder:
             self._writer = None
         self.close()
 
+    def _has_graph(self, layer: str) -> bool:
+        matrix = layer_at(self._seen.layers, layer).matrix
+        return matrix is not None and any(each.requires_grad for each in matrix().source.tensors)
+
     def _put_value(self, name: str, values: Values, kv_len: int) -> None:
         value = values.whole(kv_len)
         if value is not None:
+            if values.in_graph is not None and self._has_graph(name):
+                with torch.enable_grad():
+                    value = self.graph.linked(value, values.in_graph)
             layer = layer_at(self._seen.layers, name)
             self._seen.put(replace(layer, value=InMemory(value)))
         else:
             self.problems.add("the value of {} cannot be kept", name, str(values.trouble))
 
-    def _take_alone(self, name: str, part: AttentionMatrix) -> Values | None:
+    def _take_alone(self, name: str, part: AttentionMatrix, *, gradients: bool) -> Values | None:
         """Keep an attention of which only the scores are known; no other call goes on from it."""
         rows, values = self._wanted.rows(0, part.shape[-2], all_there=True), self._values()
         if not rows:
@@ -246,6 +301,8 @@ class Recorder:
         mask = None if part.mask is None else part.mask.map(self._shelf.copy_once)
         matrix = AttentionMatrix(part.source.map(self._shelf.copy), mask)
         name = self._entries.add(name, matrix, shape=matrix.shape, queries=queries)
+        if gradients:
+            self._show_graph(name, part)
         if values is not None:
             values.expect(None, matrix.shape)
             self._alone.append((name, values, matrix.shape[-1]))
@@ -260,7 +317,9 @@ class Recorder:
         if guesses:
             self._guesses.when_known(tell)
 
-    def _take(self, name: str, part: AttentionMatrix, source: QueryKeyScores) -> Values | None:
+    def _take(
+        self, name: str, part: AttentionMatrix, source: QueryKeyScores, *, gradients: bool
+    ) -> Values | None:
         asking, q_len = bool(self._wanted.reductions), part.shape[-2]
         # Where no keys are kept, those of one head tell which calls belong together.
         if asking and source.key.ndim > 2:
@@ -289,6 +348,8 @@ class Recorder:
         if held:
             self._guesses.when_known(partial(self._keep_guesses, run, held))
         kept.show_first()
+        if gradients and found is None and kept.name is not None:
+            self._show_graph(kept.name, part)
         return kept.values
 
     def _keep_guesses(self, run: Run, held: Sequence[Callable[[], None]], count: int) -> None:

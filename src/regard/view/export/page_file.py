@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from regard.analysis.head_kinds import Head
 from regard.errors import RegardError
 from regard.matrix.attention_matrix import AttentionMatrix
@@ -55,6 +57,7 @@ FULL_PRECISION = MIB // 2
 NEARLY_FULL_PRECISION = 8 * MIB
 
 
+@torch.no_grad()
 def write_page(
     recording: Recording,
     path: str | Path,

@@ -58,6 +58,7 @@ _FEW = 16
 _LETTERS = {kind.name: kind.letter for kind in KINDS}
 
 
+@torch.no_grad()
 def map(  # noqa: A001 - what every map is called; the namespace tells it from the built-in
     matrix: AttentionMatrix,
     tokens: Sequence[Token | str] | None = None,
@@ -115,6 +116,7 @@ def map(  # noqa: A001 - what every map is called; the namespace tells it from t
     return ax
 
 
+@torch.no_grad()
 def heads(
     seen: Recording, *trials: Trial, score: str | None = None, ax: "Axes | None" = None
 ) -> "Axes":
@@ -172,6 +174,7 @@ def heads(
     return ax
 
 
+@torch.no_grad()
 def entropy(seen: Recording, *, ax: "Axes | None" = None) -> "Axes":
     """How widely the heads look: the mean entropy of each one's rows in nats, layer by layer.
 

@@ -99,6 +99,7 @@ class Summary:
     heads: tuple[Head, ...]
 
 
+@torch.no_grad()
 def summarise(
     recording: Recording,
     *,

@@ -1,0 +1,89 @@
+"""Recorded matrices that are parts of autograd's graph."""
+
+import sys
+from inspect import currentframe
+from typing import Any, cast
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from regard.capture.contractions import PRODUCTS
+from regard.capture.weight_mixing import tensors_in
+from regard.matrix.attention_matrix import AttentionMatrix
+from regard.tracing.tracer import Operation
+
+__all__ = ["GraphTensors", "is_checkpointed_without_graph"]
+
+aten = torch.ops.aten
+_OPERATIONS = {
+    *PRODUCTS,
+    *(aten.add.Tensor, aten.add_.Tensor, aten.sub.Tensor, aten.sub_.Tensor, aten.cat.default),
+}
+
+
+class GraphTensors:
+    """The tensors of the model's own graph that its products and sums were taken of.
+
+    Views that are taken without gradients know nothing of the graph. They are found by the memory
+    that they share with these tensors, which are held weakly.
+    """
+
+    def __init__(self) -> None:
+        self._by_memory: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+
+    def note(self, operation: Operation, *, is_attention: bool = False) -> None:
+        """Take note of the arguments of an operation that runs with gradients."""
+        if is_attention or operation.func in _OPERATIONS:
+            for tensor in tensors_in((operation.args, tuple(operation.kwargs.values()))):
+                if tensor.requires_grad:
+                    root = tensor if tensor._base is None else tensor._base
+                    self._by_memory[tensor.untyped_storage().data_ptr()] = root
+
+    def matrix(self, copied: AttentionMatrix, part: AttentionMatrix) -> AttentionMatrix:
+        """Return a copied matrix through which gradients flow to the model's own tensors.
+
+        Args:
+            copied: the matrix of copies.
+            part: the same matrix of the model's tensors.
+        """
+        pairs = zip(copied.source.tensors, part.source.tensors, strict=True)
+        linked = {id(copy): self.linked(copy, own) for copy, own in pairs}
+        return AttentionMatrix(copied.source.map(lambda copy: linked[id(copy)]), copied.mask)
+
+    def linked(self, copied: Tensor, own: Tensor) -> Tensor:
+        """Return a copy whose gradient flows to the model's own tensor, if that has one.
+
+        It is called with gradients enabled, when the model's tensor has just been used.
+        """
+        root = self._by_memory.get(own.untyped_storage().data_ptr())
+        if own.grad_fn is None and root is not None and root is not own and root.dtype == own.dtype:
+            own = root.as_strided(own.shape, own.stride(), own.storage_offset())
+        return cast(Tensor, _Linked.apply(own, copied)) if own.requires_grad else copied
+
+
+class _Linked(torch.autograd.Function):
+    """The numbers of a copy with the gradient of the tensor that was copied."""
+
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        _ctx: Any, _own: Tensor, copied: Tensor
+    ) -> Tensor:
+        return copied.detach()
+
+    @staticmethod
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        _ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+def is_checkpointed_without_graph() -> bool:
+    """Return whether the calling function runs in a reentrant checkpoint, which has no graph."""
+    checkpoints = sys.modules.get("torch.utils.checkpoint")
+    if checkpoints is None:
+        return False
+    reentrant, frame = checkpoints.CheckpointFunction.forward.__code__, currentframe()
+    while frame is not None and frame.f_code is not reentrant:
+        frame = frame.f_back
+    return frame is not None

@@ -1,0 +1,242 @@
+"""Gradients through a recording: which training they survive, and where none can flow."""
+
+import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import regard
+from models import ids, noise
+
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 37,
+    "vocab_size": 53,
+}
+
+
+def llama(kind: str = "sdpa") -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**SIZES, attn_implementation=kind))
+
+
+def entropy(weights: Tensor) -> Tensor:
+    return -(weights.clamp_min(1e-30).log() * weights).sum(-1)
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    return {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+
+
+def expected() -> dict[str, Tensor]:
+    """Those of the same loss of eager attention."""
+    model = llama("eager")
+    output = model(input_ids=ids(), labels=ids(), output_attentions=True, use_cache=False)
+    (output.loss + 0.1 * entropy(output.attentions[1]).mean()).backward()
+    return gradients(model)
+
+
+def regularised(
+    prepare: Callable[[LlamaForCausalLM], object] = nn.Module.train,
+    around: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> dict[str, Tensor]:
+    model = llama().train()
+    prepare(model)
+    with around(), regard.observe(model) as seen:
+        loss = model(input_ids=ids(), labels=ids(), use_cache=False).loss
+    (loss + 0.1 * seen[1].entropy().mean()).backward()
+    return gradients(model)
+
+
+def check_close(found: dict[str, Tensor], wanted: dict[str, Tensor], atol: float = 1e-5) -> None:
+    assert found.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(found[name], gradient, atol=atol, rtol=1e-4)
+
+
+def test_a_regulariser_trains_the_model() -> None:
+    check_close(regularised(), expected())
+
+
+def test_it_changes_the_gradients_at_all() -> None:
+    model = llama().train()
+    model(input_ids=ids(), labels=ids(), use_cache=False).loss.backward()
+    plain, found = gradients(model), regularised()
+    assert not torch.allclose(
+        plain["model.layers.1.self_attn.q_proj.weight"],
+        found["model.layers.1.self_attn.q_proj.weight"],
+        rtol=1e-3,
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
+def test_checkpoints_that_are_not_reentrant_change_nothing() -> None:
+    def checkpointed(model: LlamaForCausalLM) -> None:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+
+    check_close(regularised(checkpointed), regularised())
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_reentrant_checkpoints_are_refused() -> None:
+    def checkpointed(model: LlamaForCausalLM) -> None:
+        model.gradient_checkpointing_enable({"use_reentrant": True})
+        model.enable_input_require_grads()
+
+    with pytest.raises(regard.RegardError, match="Checkpoint with use_reentrant=False"):
+        regularised(checkpointed)
+
+
+def test_autocast_rounds_and_changes_nothing_else() -> None:
+    def around() -> AbstractContextManager[object]:
+        return torch.autocast("cpu", torch.bfloat16)
+
+    check_close(regularised(around=around), expected(), atol=3e-2)
+
+
+def test_one_model_is_distilled_into_another() -> None:
+    teacher, student = llama(), llama()
+    with torch.no_grad():
+        for parameter in teacher.parameters():
+            parameter.add_(noise(*parameter.shape) * 0.05)
+    with torch.no_grad(), regard.observe(teacher) as wanted:
+        teacher(input_ids=ids())
+    with regard.observe(student) as seen:
+        student(input_ids=ids())
+    sum(regard.kl(wanted[layer], seen[layer]).mean() for layer in seen).backward()
+    eager = llama("eager")
+    own = eager(input_ids=ids(), output_attentions=True).attentions
+    losses = [
+        (
+            wanted[place].to_dense()
+            * (wanted[place].to_dense().clamp_min(1e-30) / each.clamp_min(1e-30)).log()
+        )
+        .sum(-1)
+        .mean()
+        for place, each in enumerate(own)
+    ]
+    sum(losses).backward()
+    found = gradients(student)
+    for name, gradient in gradients(eager).items():
+        torch.testing.assert_close(found[name], gradient, atol=1e-5, rtol=1e-3)
+
+
+def test_gradients_flow_inside_the_block_too() -> None:
+    model = llama()
+    with regard.observe(model) as seen:
+        model(input_ids=ids())
+        seen[0].entropy().sum().backward()
+    assert model.model.layers[0].self_attn.q_proj.weight.grad is not None
+
+
+def test_a_value_has_its_gradients() -> None:
+    model = llama()
+    with regard.observe(model, keep="qkv") as seen:
+        model(input_ids=ids())
+    (seen[0] @ seen.value(0)).sum().backward()
+    assert model.model.layers[0].self_attn.v_proj.weight.grad is not None
+
+
+def test_some_heads_and_queries_have_their_gradients() -> None:
+    model = llama()
+    with regard.observe(model, heads=[1], queries=slice(-2, None)) as seen:
+        model(input_ids=ids())
+    assert seen[0].shape == (2, 1, 2, 7)
+    seen[0].entropy().sum().backward()
+    grad = model.model.layers[0].self_attn.q_proj.weight.grad
+    assert grad is not None
+    assert grad[8:16].abs().sum() > 0
+    assert grad[16:].abs().sum() == grad[:8].abs().sum() == 0
+
+
+class Overwritten(nn.Module):
+    """Attention whose query is changed in place when it has attended."""
+
+    def __init__(self, *, hidden: bool) -> None:
+        super().__init__()
+        self.project = nn.Linear(8, 8)
+        self.hidden = hidden
+
+    def forward(self, x: Tensor) -> Tensor:
+        query = self.project(x)
+        output = scaled_dot_product_attention(query, query * 1, x)
+        (query.data if self.hidden else query).mul_(2)
+        return output
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["noticed by autograd", "hidden"])
+def test_what_is_overwritten_later_has_its_numbers_and_gradients(hidden: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Overwritten(hidden=hidden), noise(1, 2, 5, 8)
+    with regard.observe(model) as seen:
+        model(x)
+    query = model.project(x)
+    expected = regard.attend(query, query * 1)
+    assert torch.equal(seen[0].to_dense(), expected.to_dense())
+    found, wanted = (
+        torch.autograd.grad(each.entropy().sum(), model.project.weight)[0]
+        for each in (seen[0], expected)
+    )
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
+def test_without_gradients_there_is_no_graph(
+    around: Callable[[], AbstractContextManager[object]],
+) -> None:
+    model = llama()
+    with around(), regard.observe(model) as seen:
+        model(input_ids=ids())
+    assert not seen[0].entropy().requires_grad
+
+
+def test_a_frozen_model_has_no_graph() -> None:
+    model = llama().requires_grad_(False)
+    with regard.observe(model) as seen:
+        model(input_ids=ids())
+    assert not seen[0].entropy().requires_grad
+
+
+def seen_step_by_step(model: nn.Module) -> regard.Recording:
+    cache = None
+    with regard.observe(model) as seen:
+        for place in range(3):
+            output = model(input_ids=ids()[:, place : place + 1], past_key_values=cache)
+            cache = output.past_key_values
+    return seen
+
+
+def test_calls_that_are_put_together_have_no_graph_and_say_so() -> None:
+    message = "no gradients flow through the recording of 'model.layers.0.self_attn', 'model"
+    with pytest.warns(UserWarning, match=message):
+        seen = seen_step_by_step(llama())
+    assert seen[0].shape == (2, 4, 3, 3)
+    assert not seen[0].entropy().requires_grad
+
+
+def test_a_graph_is_saved_and_copied_as_numbers(tmp_path) -> None:
+    model = llama()
+    with regard.observe(model) as seen:
+        model(input_ids=ids())
+    seen.save(tmp_path / "run.safetensors")
+    loaded = regard.load(tmp_path / "run.safetensors")
+    assert torch.equal(loaded[1].to_dense(), seen[1].to_dense())
+    assert not loaded[1].entropy().requires_grad
+
+
+def test_copies_of_a_model_are_apart() -> None:
+    model = llama()
+    twin = copy.deepcopy(model)
+    with regard.observe(model) as seen:
+        model(input_ids=ids())
+    seen[1].entropy().sum().backward()
+    assert not gradients(twin)
