@@ -8,8 +8,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from regard.capture.contractions import PRODUCTS
-from regard.capture.weight_mixing import tensors_in
+from regard.capture.weight_operations import tensors_in
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.tracing.tracer import Operation
 
@@ -17,7 +16,7 @@ __all__ = ["GraphTensors", "is_checkpointed_without_graph"]
 
 aten = torch.ops.aten
 _OPERATIONS = {
-    *PRODUCTS,
+    *(aten.mm.default, aten.bmm.default, aten.baddbmm.default, aten.mul.Tensor),
     *(aten.add.Tensor, aten.add_.Tensor, aten.sub.Tensor, aten.sub_.Tensor, aten.cat.default),
 }
 
