@@ -144,9 +144,21 @@ def once(moves: list[list[int]], times: int) -> list[list[int]]:
 
 
 beams = pytest.mark.parametrize("num_beams", [1, 3], ids=["greedy", "beams"])
+WINDOWS = [name for name in DECODERS if "window" in name]
+whole_caches = pytest.mark.parametrize("name", [name for name in DECODERS if name not in WINDOWS])
 
 
-@decoders
+@pytest.mark.parametrize("name", [name for name in WINDOWS if "gpt" not in name])
+def test_beams_whose_keys_a_window_has_dropped_stand_apart_and_are_warned_of(name: str) -> None:
+    given = inputs(name, 3) | GREEDY | {"num_beams": 3, "max_new_tokens": 15}
+    model = built(name)
+    apart = pytest.warns(UserWarning, match="in beams of a sliding window")
+    with apart, regard.observe(model) as seen:
+        model.generate(**given)
+    assert any("#2" in layer for layer in seen)
+
+
+@whole_caches
 def test_the_beam_indices_of_generate_say_which_entry_is_a_text(name: str) -> None:
     given = inputs(name) | GREEDY | {"num_beams": 3, "max_new_tokens": 9}
     model = built(name)
@@ -159,7 +171,7 @@ def test_the_beam_indices_of_generate_say_which_entry_is_a_text(name: str) -> No
 
 
 @beams
-@decoders
+@whole_caches
 def test_the_rows_of_a_beam_are_those_of_its_history(
     name: str, num_beams: int, moves: list[list[int]]
 ) -> None:
@@ -239,7 +251,8 @@ def test_a_second_answer_to_one_text_is_another_attention(name: str) -> None:
 
 def test_a_text_that_begins_like_an_earlier_one_is_another_attention() -> None:
     model = built("llama")
-    with torch.no_grad(), regard.observe(model) as seen:
+    apart = pytest.warns(UserWarning, match="did not go on from the end of")
+    with apart, torch.no_grad(), regard.observe(model) as seen:
         prompt = model(ids()[:, :4]).past_key_values
         for last in (ids()[:, 4:], ids()[:, 5:]):
             model(last, past_key_values=copy.deepcopy(prompt))
@@ -306,7 +319,8 @@ def test_of_two_texts_the_steps_are_one_where_only_the_attention_to_the_other_is
 @pytest.mark.parametrize("keep", ["qk", [regard.Sum(-1)]], ids=["qk", "answers"])
 def test_two_answers_that_one_cache_weighs_are_both_kept(keep: Any) -> None:
     model, text = built("llama"), ids()[:1]
-    with torch.no_grad(), regard.observe(model, keep=keep) as seen:
+    apart = pytest.warns(UserWarning, match="did not go on from the end of")
+    with apart, torch.no_grad(), regard.observe(model, keep=keep) as seen:
         cache = model(text, use_cache=True).past_key_values
         cache.crop(-3)
         model(text[:, 4:] + 1, past_key_values=cache)

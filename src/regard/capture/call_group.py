@@ -1,7 +1,6 @@
 """What is kept of the calls that are one attention, from the first of them to the last."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -82,28 +81,25 @@ class Kept:
         self._calls: list[str] = []
         self._alone: list[Reduction] = []
 
-    def part(
-        self, matrix: AttentionMatrix, span: range, first: int, base: int
-    ) -> Callable[[], None]:
-        """What keeps some queries of a call; what it needs of the model's tensors is copied now.
+    def take(self, matrix: AttentionMatrix, first: int, base: int) -> None:
+        """Keep the wanted queries of a call: copies of them, or answers.
 
         Args:
             matrix: of the call.
-            span: which of its queries.
             first: the place of the call's first query among all that ran.
             base: the column of its first key.
         """
         # What begins where others cannot go on from is all there is of it.
         all_there = self._copies is None or self._run.traits is None
-        there = self._wanted.rows(first + span.start, len(span), all_there=all_there)
+        there = self._wanted.rows(first, matrix.shape[-2], all_there=all_there)
         if not there:
-            return _nothing
-        start = span.start + there.start
-        wanted, first = some_queries(matrix, range(start, start + len(there))), first + start
+            return
+        wanted, first = some_queries(matrix, there), first + there.start
         if self._copies is not None:
-            return partial(self._copies.add, self._copies.step(wanted, first, base))
-        pairs = ask(wanted, self._wanted.reductions, self._wanted.device)
-        return partial(self._put_answers, pairs, wanted.shape, first, base)
+            self._copies.add(wanted, first, base)
+        else:
+            pairs = ask(wanted, self._wanted.reductions, self._wanted.device)
+            self._put_answers(pairs, wanted.shape, first, base)
 
     def show_first(self) -> None:
         """Add the layer while the model runs, from the first call that was wanted."""
@@ -199,10 +195,6 @@ def queries_kept(rows: range | None, ran: int, start: int = 0) -> Queries | None
     if rows is None or (rows == range(ran) and not start):
         return None
     return Queries(start + rows.start, start + ran)
-
-
-def _nothing() -> None:
-    """Keep nothing: no query was wanted."""
 
 
 def _neighbours(parts: Sequence[range]) -> range | None:

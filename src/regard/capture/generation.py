@@ -4,8 +4,8 @@ Nothing is asked of the model or its cache. A call goes on from earlier ones of 
 the keys that it attends to begin with theirs: it then brings its queries as rows and its new keys
 as columns. So all caches look alike: those that grow, that lie ready at their full length, that
 drop their oldest keys, and whose batch entries change places (beams). A call whose keys do not
-agree is the beginning of another attention. Queries that are guesses (``guesses.py``) count, with
-the keys that they bring, once it is known that they stay.
+agree is the beginning of another attention. So the calls of assisted decoding stay apart wherever
+the cache was cut back.
 
 Calls that share all their keys are one attention only where the model wrote in between, as a
 decoder does between two looks at its other text; else they are heads in a loop, or other queries.
@@ -19,7 +19,6 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from regard.capture.speculative_tokens import frame_of
 from regard.masks import Mask
 from regard.masks.recognise import FAR
 from regard.scores.box import Box
@@ -61,8 +60,7 @@ class Run:
         kv_len: how many keys there are.
         q_len: how many queries ran.
         before: how many keys the first call had before its queries, if its queries have keys.
-        guesses: how many queries of the last call are guesses, which do not count yet.
-        parts: how many there are: calls, and each guess in them.
+        parts: how many calls there are.
         grows: whether calls bring keys; None: not known from one call.
         orders: how the entries of the batch changed places, and how many queries had run by then.
         time: of the last call, on the clock of all layers.
@@ -75,7 +73,6 @@ class Run:
     kv_len: int
     q_len: int
     before: int
-    guesses: int
     time: int
     parts: int = 1
     grows: bool | None = None
@@ -90,7 +87,7 @@ class Run:
         self,
         place: Place,
         key: Tensor,
-        queries: tuple[int, int],
+        q_len: int,
         empty: Callable[[Sequence[int], Tensor], Tensor],
     ) -> None:
         """Take in the queries and the new keys of a call that goes on from here.
@@ -98,34 +95,33 @@ class Run:
         Args:
             place: of the call.
             key: its keys.
-            queries: how many are sure, and how many are guesses.
+            q_len: how many queries it has.
             empty: gives room of a shape for what is like a tensor.
         """
         if place.order is not None:
             self.orders.append((self.q_len, place.order))
             at = torch.tensor(place.order, device=self.keys.device)
             self.keys = self.keys[..., : self.kv_len, :].index_select(0, at)
-        self.grows, (sure, self.guesses) = place.grows, queries
-        self.parts += 1 + self.guesses
-        self.q_len += sure
+        self.grows = place.grows
+        self.parts += 1
+        self.q_len += q_len
         if not place.grows:
             self.kv_len = place.stop
             return
-        first, self.kv_len = place.base + place.known, place.base + place.stop - self.guesses
+        first, self.kv_len = place.base + place.known, place.base + place.stop
         self.keys = extended(self.keys, first, key[..., place.known : place.stop, :], empty)
-
-    def keep_guesses(self, count: int) -> int:
-        """Of the guesses of the last call some stay, the first ones; gives how many there were."""
-        kept, self.guesses = min(count, self.guesses), 0
-        self.q_len += kept
-        self.kv_len += kept if self.grows else 0
-        return kept
 
 
 class Steps:
-    """Finds which calls belong together."""
+    """Finds which calls belong together.
+
+    Attributes:
+        fell_apart: the modules of which a call went on from keys before the last ones, or from one
+            of several beams of which nobody can tell which.
+    """
 
     def __init__(self) -> None:
+        self.fell_apart: dict[str, None] = {}
         self._runs: dict[str, list[Run]] = {}
         self._clock = count(1)
         self._began_again = 0  # when last a layer did not go on from its earlier calls
@@ -135,9 +131,7 @@ class Steps:
         # and which of these entries each one goes on from.
         self._written: tuple[Tensor, list[int]] | None = None
 
-    def begin(
-        self, name: str, source: QueryKeyScores, mask: Mask | None, keys: Tensor, guesses: int
-    ) -> Run:
+    def begin(self, name: str, source: QueryKeyScores, mask: Mask | None, keys: Tensor) -> Run:
         """The first call of what may become several.
 
         Args:
@@ -145,17 +139,18 @@ class Steps:
             source: of the call.
             mask: bound to the shape of the call's matrix.
             keys: a copy of its keys.
-            guesses: how many of its queries are guesses.
         """
         q_len, stop = source.query.shape[-2], visible_stop(source, mask)
         sink_bias = None if source.sink_bias is None else source.sink_bias.clone()
         last_query, before = source.query[..., -1:, :].clone(), stop - q_len
         runs = self._runs.setdefault(name, [])
-        brings = guesses > 0 and _are_unseen(guesses, source, mask, stop)
+        went_back = _goes_on_from_a_copy(runs, source, before)
+        if went_back:
+            self.fell_apart[name] = None
         run = Run(
-            *(_traits(source), sink_bias, last_query, keys, stop - guesses * brings),
-            *(q_len - guesses, before, guesses, next(self._clock), 1 + guesses),
-            grows=True if brings or _goes_on_from_a_copy(runs, source, before) else None,
+            *(_traits(source), sink_bias, last_query, keys, stop, q_len, before),
+            time=next(self._clock),
+            grows=True if went_back else None,
         )
         self._written = None
         if runs and runs[-1].time >= self._began_again:
@@ -164,7 +159,7 @@ class Steps:
         return run
 
     def follow(
-        self, name: str, source: QueryKeyScores, mask: Mask | None, guesses: int
+        self, name: str, source: QueryKeyScores, mask: Mask | None
     ) -> tuple[Run, Place] | None:
         """The earlier calls of a layer that a call goes on from, and where; None: there are none.
 
@@ -172,7 +167,6 @@ class Steps:
             name: of the module.
             source: of the call.
             mask: bound to the shape of the call's matrix.
-            guesses: how many of its queries are guesses.
         """
         traits = _traits(source)
         if traits is None:
@@ -183,7 +177,7 @@ class Steps:
                 continue
             if found is not None and not _in_turn(run, found[0]):
                 break
-            place = self._staying(run, source) or self._growing(run, source, mask, guesses)
+            place = self._staying(run, source) or self._growing(name, run, source, mask)
             if place is not None:
                 found = run, place
             elif found is not None:
@@ -194,19 +188,13 @@ class Steps:
             self._grew = run.time if place.grows else self._grew
         return found
 
-    def pass_by(
-        self, name: str, source: QueryKeyScores, mask: Mask | None, guesses: int
-    ) -> Callable[[int], None]:
+    def pass_by(self, name: str, source: QueryKeyScores, mask: Mask | None) -> None:
         """Note whether a layer of which nothing is kept went on with new keys, and how beams moved.
 
         Args:
             name: of the module.
             source: of the call.
             mask: bound to the shape of the call's matrix.
-            guesses: how many of its queries are guesses.
-
-        Returns:
-            Is to be told how many of them stay.
         """
         stop = visible_stop(source, mask)
         key, known = _entries(source.key)[..., :1, :stop, :], stop - source.query.shape[-2]
@@ -218,12 +206,7 @@ class Steps:
             if origins is not None:
                 self._grew = next(self._clock)
                 self._written = there, origins
-        self._last_keys[name] = key = key.clone()
-
-        def keep_guesses(count: int) -> None:
-            self._last_keys[name] = key[..., : stop - guesses + count, :]
-
-        return keep_guesses
+        self._last_keys[name] = key.clone()
 
     def _staying(self, run: Run, source: QueryKeyScores) -> Place | None:
         """The place of a call with the keys of the last one, as in cross-attention."""
@@ -256,20 +239,19 @@ class Steps:
         return None
 
     def _growing(
-        self, run: Run, source: QueryKeyScores, mask: Mask | None, guesses: int
+        self, name: str, run: Run, source: QueryKeyScores, mask: Mask | None
     ) -> Place | None:
         """The place of a call that begins with keys of the calls before and brings its own."""
         q_len, stop = source.query.shape[-2], visible_stop(source, mask)
         known = stop - q_len
         if known < 1 or run.grows is False:
             return None
-        if guesses and not _are_unseen(guesses, source, mask, stop):
-            return None  # what others saw stays
         key, base = _at(source.key[..., :known, :], run), run.kv_len - known
         there = run.keys[..., max(base, 0) : run.kv_len, :]
         origins = _origins(_entries(there), _entries(key)) if base >= 0 else None
         if origins is not None and _look_alike(_entries(run.keys[..., : run.kv_len, :]), base):
-            origins = _told_by_search(_entries(there), _entries(key))
+            self.fell_apart[name] = None
+            return None  # the keys cannot tell which beam went on
         if origins is not None:
             self._written = _entries(there), origins
             return Place(True, base, known, stop, order=_changed(origins))
@@ -308,7 +290,7 @@ def order_since(place: int, orders: Sequence[tuple[int, Order]]) -> Order | None
     return found
 
 
-def visible_stop(source: QueryKeyScores, mask: Mask | None, rows: int | None = None) -> int:
+def visible_stop(source: QueryKeyScores, mask: Mask | None) -> int:
     """One past the last key that the last query may attend to: after it a cache is empty.
 
     A query that may attend to nothing tells nothing: then all keys count.
@@ -316,14 +298,13 @@ def visible_stop(source: QueryKeyScores, mask: Mask | None, rows: int | None = N
     Args:
         source: of the scores.
         mask: bound to their shape; None: all keys.
-        rows: of how many queries, the first ones; all when left out.
     """
     shape = source.shape
     q_len, kv_len = shape[-2:]
     hides = mask is not None or source.bias is not None
-    if not hides or (rows is None and q_len == kv_len):
+    if not hides or q_len == kv_len:
         return kv_len
-    last = (q_len if rows is None else rows) - 1
+    last = q_len - 1
     leading, some = tuple(slice(0, n) for n in shape[:-2]), slice(0, kv_len)
     row = slice(last, last + 1)
     if mask is not None:
@@ -334,12 +315,6 @@ def visible_stop(source: QueryKeyScores, mask: Mask | None, rows: int | None = N
         if len(seen):
             return columns.start + int(seen[-1]) + 1
     return kv_len
-
-
-def _are_unseen(guesses: int, source: QueryKeyScores, mask: Mask | None, stop: int) -> bool:
-    """Whether guesses came with keys of their own, which the query before them does not see."""
-    sure = source.query.shape[-2] - guesses
-    return visible_stop(source, mask, sure) <= stop - guesses
 
 
 def _seen(source: QueryKeyScores, mask: Mask | None, box: Box) -> Tensor:
@@ -391,21 +366,6 @@ def _goes_on_from_a_copy(runs: Sequence[Run], source: QueryKeyScores, before: in
         if run.grows or reads_again or not torch.equal(known, key):
             return True
     return False
-
-
-def _told_by_search(before: Tensor, now: Tensor) -> list[int] | None:
-    """The entries that beams were, as transformers' search moved them; None where nobody knows.
-
-    Asked only where the keys that a cache still has are those of several beams.
-    """
-    frame = frame_of("_beam_search")
-    order = None if frame is None else frame.f_locals.get("beam_idx")
-    if not isinstance(order, Tensor) or order.shape != now.shape[:1]:
-        return None
-    origins = cast(list[int], order.tolist())
-    within = all(0 <= place < len(before) for place in origins)
-    at = torch.tensor(origins if within else [], dtype=torch.int64, device=before.device)
-    return origins if torch.equal(before.index_select(0, at), now) else None
 
 
 def _at(tensor: Tensor, run: Run) -> Tensor:

@@ -116,8 +116,8 @@ class Copies:
         self._steps: list[Step] = []
         self._source: QueryKeyScores | None = None
 
-    def step(self, part: AttentionMatrix, first: int, base: int) -> Step:
-        """A copy of a call, to be added; its keys are in the run.
+    def add(self, part: AttentionMatrix, first: int, base: int) -> None:
+        """Copy a call, after those that came before; its keys are in the run.
 
         Args:
             part: its wanted queries.
@@ -133,11 +133,7 @@ class Copies:
             nothing = query.new_empty(0)
             without = replace(source, query=nothing, key=nothing, bias=None)
             self._source = without.map(lambda each: each if each is nothing else once(each))
-        return Step(first, query, mask, bias, base, part.shape[-1])
-
-    def add(self, step: Step) -> None:
-        """Take in a call, or a part of it, after those that came before."""
-        self._steps.append(step)
+        self._steps.append(Step(first, query, mask, bias, base, part.shape[-1]))
 
     def matrix(self, wanted: range) -> AttentionMatrix | None:
         """One attention of all calls; None where it has none of the wanted queries."""

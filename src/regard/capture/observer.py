@@ -129,6 +129,7 @@ def observe(
         raise watch.absence.error()
     if problem is not None:
         warnings.warn(f"{problem}\n    seen.refused has every reason.", stacklevel=3)
+    keeper.warn(stacklevel=3)
     watch.absence.warn()
 
 
@@ -197,7 +198,6 @@ class _Watch:
             try:
                 if self._keeper.gradients:
                     self._keeper.graph.note(operation)
-                self._keeper.hear(operation)
                 listener(operation)
             except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
                 self._fail(operation.module() or self._root, cause, operation)

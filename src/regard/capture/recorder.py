@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -20,17 +20,14 @@ from regard.capture.recorded_values import TakeValue, Values
 from regard.capture.refusals import Problems
 from regard.capture.selection import Wanted
 from regard.capture.slicing import some_heads, some_queries, unrepeated, value_heads
-from regard.capture.speculative_tokens import Guesses
 from regard.capture.tensor_storage import Shelf
 from regard.errors import RegardError, check_path, check_progress
-from regard.masks import Mask
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.file_reader import read
 from regard.recording.file_writer import Writer
 from regard.recording.layers import InMemory, Origin, layer_at
 from regard.recording.recording import Recording, Refusal
 from regard.scores.query_key import QueryKeyScores
-from regard.tracing.tracer import Operation
 
 __all__ = ["Recorder"]
 
@@ -93,7 +90,6 @@ class Recorder:
         self._taken = 0
         self._gave_up = False
         self._steps = Steps()
-        self._guesses = Guesses()
         self._kept: dict[Run, Kept] = {}
         self._alone: list[tuple[str, Values, int]] = []
 
@@ -156,12 +152,12 @@ class Recorder:
 
     def _keep(self, name: str, matrix: AttentionMatrix) -> TakeValue | None:
         place = self._places.setdefault(name, len(self._places))
-        if self._gave_up or self._guesses.are_made_here():
+        if self._gave_up:
             return None
         if name in self._refused or not self._wanted.has_layer(name, place):
             if isinstance(matrix.source, QueryKeyScores):
                 with torch.no_grad():
-                    self._pass_by(name, matrix.source, matrix.mask)
+                    self._steps.pass_by(name, matrix.source, matrix.mask)
             return None
         if matrix.device.type == "meta":
             self.refuse(name, _ON_META)
@@ -227,10 +223,6 @@ class Recorder:
             except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
                 values.trouble = _reason(cause)
 
-    def hear(self, operation: Operation) -> None:
-        """An operation has run: it may tell which guesses stay."""
-        self._guesses.hear(operation)
-
     def close(self) -> None:
         """Put together what belongs together: the block has ended."""
         for name, reason, line, product in self._doubts:
@@ -277,6 +269,20 @@ class Recorder:
         matrix = layer_at(self._seen.layers, layer).matrix
         return matrix is not None and any(each.requires_grad for each in matrix().source.tensors)
 
+    def warn(self, stacklevel: int) -> None:
+        """Warn of layers whose calls could not be followed: they stand apart, in pieces."""
+        names = [name for name in self._steps.fell_apart if name in self._seen.shapes]
+        if names:
+            more = f" and {len(names) - 1} more layers" if len(names) > 1 else ""
+            warnings.warn(
+                f"{names[0]!r}{more} did not go on from the end of the cache, as in assisted "
+                "decoding, after a cache was cut back or copied, and in beams of a sliding window; "
+                "what follows stands apart as '#2', '#3', ..., and tokens that were taken back are "
+                "among the rows.\n"
+                "    Generate without assistant and beams to record one matrix for each layer.",
+                stacklevel=stacklevel + 1,
+            )
+
     def _put_value(self, name: str, values: Values, kv_len: int) -> None:
         value = values.whole(kv_len)
         if value is not None:
@@ -311,12 +317,6 @@ class Recorder:
     def _values(self) -> Values | None:
         return Values(self._shelf) if self._wanted.values else None
 
-    def _pass_by(self, name: str, source: QueryKeyScores, mask: Mask | None) -> None:
-        guesses = self._guesses.among(source.query.shape[-2])
-        tell = self._steps.pass_by(name, source, mask, guesses)
-        if guesses:
-            self._guesses.when_known(tell)
-
     def _take(
         self, name: str, part: AttentionMatrix, source: QueryKeyScores, *, gradients: bool
     ) -> Values | None:
@@ -324,12 +324,10 @@ class Recorder:
         # Where no keys are kept, those of one head tell which calls belong together.
         if asking and source.key.ndim > 2:
             source = replace(source, key=source.key[..., :1, :, :])
-        guesses = self._guesses.among(q_len)
-        sure = q_len - guesses
-        found = self._steps.follow(name, source, part.mask, guesses)
+        found = self._steps.follow(name, source, part.mask)
         if found is None:
             copied = self._shelf.copy(source.key)
-            run = self._steps.begin(name, source, part.mask, copied, guesses)
+            run = self._steps.begin(name, source, part.mask, copied)
             copies = None if asking else Copies(run, self._shelf, self._shared)
             kept = Kept(
                 name, run, self._wanted, self._entries, part.shape[:-2], copies, self._values()
@@ -338,28 +336,14 @@ class Recorder:
         else:
             run, place = found
             kept, first, base = self._kept[run], run.q_len, place.base
-            run.extend(place, source.key, (sure, guesses), self._shelf.empty)
+            run.extend(place, source.key, q_len, self._shelf.empty)
         if kept.values is not None:
             kept.values.expect(place, part.shape)
-        # A guess is a part of its own: it may be left out.
-        spans = [range(sure), *(range(row, row + 1) for row in range(sure, q_len))]
-        keep_sure, *held = [kept.part(part, span, first, base) for span in spans]
-        keep_sure()
-        if held:
-            self._guesses.when_known(partial(self._keep_guesses, run, held))
+        kept.take(part, first, base)
         kept.show_first()
         if gradients and found is None and kept.name is not None:
             self._show_graph(kept.name, part)
         return kept.values
-
-    def _keep_guesses(self, run: Run, held: Sequence[Callable[[], None]], count: int) -> None:
-        """Keep those of the guesses that stay."""
-        if run not in self._kept or self._gave_up:
-            return
-        with torch.inference_mode(False), torch.no_grad():
-            for keep in held[: run.keep_guesses(count)]:
-                keep()
-            self._kept[run].show_first()
 
     def _has_wanted(self) -> bool:
         """Whether the layers and queries that were wanted ran; what did not is a problem."""
