@@ -343,13 +343,14 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "another-function-of-torch": (
         lambda: torch.softmax(A, -1),
         TypeError,
-        "torch.softmax does not take an AttentionMatrix; only torch.matmul does.\n"
-        "    Use a method of the matrix, a part such as A[0, 3, :10], or to_dense().",
+        "torch.softmax does not take an AttentionMatrix; only torch.matmul and torch.stack do.\n"
+        "    Use A.topk(8), A.entropy(), A.sum(-2), A.mean(1), a part such as A[0, 3, :10], or "
+        "to_dense().",
     ),
     "a-transpose-in-another-function": (
         lambda: torch.add(A.T, 1),
         TypeError,
-        "torch.add does not take a TransposedMatrix; only torch.matmul does.\n"
+        "torch.add does not take a TransposedMatrix; only torch.matmul and torch.stack do.\n"
         "    Use a method of the matrix, a part such as A[0, 3, :10], or to_dense().",
     ),
     "matrix-on-the-right": (

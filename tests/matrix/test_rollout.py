@@ -333,7 +333,7 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "another-function": (
         lambda: torch.softmax(R, -1),
         TypeError,
-        "torch.softmax does not take a Rollout; only torch.matmul does.\n"
+        "torch.softmax does not take a Rollout; only torch.matmul and torch.stack do.\n"
         "    Use a method of the matrix, a part such as A[0, 3, :10], or to_dense().",
     ),
     "too-large": (

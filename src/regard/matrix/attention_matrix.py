@@ -18,11 +18,14 @@ from regard.errors import (
     check_sink_bias,
     check_softcap,
     check_weights,
+    check_whole,
     dtype_text,
     kind_text,
+    shape_text,
 )
 from regard.masks import Mask, as_mask
 from regard.masks.mask import MaskLike
+from regard.matrix.head_mean import HeadMean
 from regard.matrix.indexing import ParsedIndex, parse_index
 from regard.matrix.linear_map import LinearMap, times_batches
 from regard.matrix.notebook_hook import notebook_bundle
@@ -145,6 +148,8 @@ class AttentionMatrix(LinearMap):
         >>> A[0, 3].shape, A[0, 3, 99].shape, A.entropy().shape
         (torch.Size([100, 100]), torch.Size([100]), torch.Size([2, 8, 100]))
     """
+
+    _instead = "A.topk(8), A.entropy(), A.sum(-2), A.mean(1)"
 
     def __init__(self, source: Scores, mask: Mask | None = None) -> None:
         self.source = source
@@ -338,6 +343,48 @@ class AttentionMatrix(LinearMap):
     def detach(self) -> "AttentionMatrix":
         """Return the matrix of the detached inputs, without gradients."""
         return AttentionMatrix(self.source.map(Tensor.detach), self.mask)
+
+    def cpu(self) -> "AttentionMatrix":
+        """Return the matrix with its inputs on the CPU."""
+        return self.to("cpu")
+
+    def squeeze(self, dim: int) -> "AttentionMatrix":
+        """Return the matrix without a leading axis of length 1; other axes stay, as in PyTorch.
+
+        Raises:
+            ValueError: dim is not a leading axis.
+        """
+        if check_whole("dim", dim) not in (*range(self.ndim - 2), *range(-self.ndim, -2)):
+            raise ValueError(
+                f"dim is {dim}; the matrix has shape {shape_text(self.shape)}, and its last two "
+                "axes stay.\n"
+                "    Take a row, A[..., 0, :], or a column, A[..., :, 0]."
+            )
+        axis = dim % self.ndim
+        return self[(*(slice(None),) * axis, 0)] if self.shape[axis] == 1 else self
+
+    def mean(self, dim: int) -> HeadMean:
+        """Return the lazy mean over the heads.
+
+        Args:
+            dim: the axis of the heads: -3, or 1 if there is a batch.
+
+        Raises:
+            ValueError: dim is another axis.
+
+        Example:
+            >>> import torch, regard
+            >>> A = regard.attend(torch.randn(2, 8, 100, 64), torch.randn(2, 8, 100, 64))
+            >>> A.mean(1)[0, 99].shape
+            torch.Size([100])
+        """
+        if self.ndim < 3 or check_whole("dim", dim) not in (-3, self.ndim - 3):
+            raise ValueError(
+                f"dim is {dim}, and the matrix has shape {shape_text(self.shape)}; mean() is over "
+                "the heads, dim=-3.\n"
+                "    For means over queries and keys use A.pool(rows, columns)."
+            )
+        return HeadMean(self)
 
     def __repr__(self) -> str:
         """Return a description; nothing is computed."""

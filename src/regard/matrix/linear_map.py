@@ -64,6 +64,8 @@ def _watched(matrix: "LinearMap", value: Tensor, multiply: Callable[[], Tensor])
 class LinearMap(ABC):
     """A lazy matrix, defined by its products with tensors."""
 
+    _instead = "a method of the matrix"
+
     @property
     @abstractmethod
     def shape(self) -> torch.Size:
@@ -103,6 +105,10 @@ class LinearMap(ABC):
         """The number of axes."""
         return len(self.shape)
 
+    def size(self, dim: int | None = None) -> Any:
+        """Return the shape, or the length of one axis, as ``Tensor.size`` does."""
+        return self.shape if dim is None else self.shape[dim]
+
     @property
     def T(self) -> "LinearMap":
         """The transposed matrix, its last two axes exchanged, for ``A.T @ x``."""
@@ -128,7 +134,10 @@ class LinearMap(ABC):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run torch.matmul(A, value) and x @ A; refuse every other function of PyTorch."""
+        """Run torch.matmul(A, value), x @ A and torch.stack; refuse other functions of PyTorch.
+
+        ``torch.stack([A, B])`` forms the matrices, as many tools for small texts expect.
+        """
         if func in (torch.matmul, Tensor.matmul) and len(args) == 2 and not kwargs:
             left, right = args
             if isinstance(left, LinearMap):
@@ -139,10 +148,14 @@ class LinearMap(ABC):
                     outside: Any = torch.compiler.disable(right._times_from_left, reason=_EAGER)
                     return outside(left)
                 return right._times_from_left(left)
+        if func is torch.stack:
+            matrices, *others = args
+            dense = [each.to_dense() if isinstance(each, LinearMap) else each for each in matrices]
+            return torch.stack(dense, *others, **(kwargs or {}))
         raise TypeError(
             f"torch.{func.__name__} does not take {with_article(cls.__name__)}; "
-            "only torch.matmul does.\n"
-            "    Use a method of the matrix, a part such as A[0, 3, :10], or to_dense()."
+            "only torch.matmul and torch.stack do.\n"
+            f"    Use {cls._instead}, a part such as A[0, 3, :10], or to_dense()."
         )
 
     def __array__(self, *_: Any, **__: Any) -> Any:
