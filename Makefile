@@ -13,13 +13,14 @@ TESTS ?= tests
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+OLDEST_TRANSFORMERS := 5.0.0
 CODE := $(wildcard src tests benchmarks examples)
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # pyright brings its own Node.js and its own copy of pyright: it has no reason to ask for a newer one.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: help demo test pytest test-all lint format bench docs clean
+.PHONY: help demo test pytest test-all test-oldest lint format bench docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | while IFS=$$'\t' read -r name what; do printf 'make %-8s %s\n' "$$name" "$$what"; done
@@ -35,6 +36,9 @@ pytest: .venv/.installed-dev ## the tests without lint; one area: make pytest TE
 
 test-all: lint ## lint, types and every test: all cases, browser, compiler, real models
 	$(PYTEST) $(TESTS)
+
+test-oldest: .venv-oldest/.installed ## real architectures with the oldest transformers that regard supports
+	.venv-oldest/bin/python -m pytest -n $(WORKERS) -m 'not full' tests/capture/test_architectures.py tests/huggingface
 
 lint: .venv/.installed-dev node_modules/.installed ## ruff, import-linter, pyright, and tsc for the page
 	$(BIN)/ruff check $(CODE)
@@ -55,12 +59,22 @@ docs: .venv/.installed-docs ## the documentation and the lessons as a site, in s
 	@echo "site/index.html is the first page; to search: $(BIN)/python -m http.server -d site"
 
 clean: ## remove .venv, caches and builds
-	rm -rf .venv node_modules .smollm2* build dist .hypothesis .pytest_cache .ruff_cache
+	rm -rf .venv .venv-oldest node_modules .smollm2* build dist .hypothesis .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.installed-demo .venv/.installed-dev .venv/.installed-docs: .venv/.installed-%: pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "Installing regard[$*] into .venv; the first time takes a few minutes ..."
 	@$(PIP) --editable '.[$*]'
+	@touch $@
+
+# The constraints are of newer versions, all but those of PyTorch and the test tools.
+.venv-oldest/.installed: pyproject.toml constraints.txt | $(BIN)/pip
+	@echo "Installing transformers $(OLDEST_TRANSFORMERS) into .venv-oldest ..."
+	@$(BIN)/python -m venv .venv-oldest
+	@.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check \
+	    --constraint constraints.txt torch numpy pytest pytest-xdist hypothesis
+	@.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check \
+	    transformers==$(OLDEST_TRANSFORMERS) --editable .
 	@touch $@
 
 # Node.js and npm come with pyright's wheel.

@@ -164,7 +164,14 @@ ARCHITECTURES = {
     "DistilBERT": Architecture(
         "DistilBertForMaskedLM", "DistilBertConfig", DISTILBERT, text(), says=PADDED
     ),
-    "T5": Architecture("T5ForConditionalGeneration", "T5Config", T5, TWO_TEXTS, kinds=NO_FLEX),
+    "T5": Architecture(
+        "T5ForConditionalGeneration",
+        "T5Config",
+        T5,
+        TWO_TEXTS,
+        # Older versions of transformers have T5 with eager attention alone.
+        kinds=NO_FLEX if transformers.T5PreTrainedModel._supports_sdpa else ("eager",),
+    ),
     "BART": Architecture("BartForConditionalGeneration", "BartConfig", BART, TWO_TEXTS),
     "Whisper": Architecture(
         "WhisperForConditionalGeneration", "WhisperConfig", WHISPER, SPEECH, kinds=NO_FLEX

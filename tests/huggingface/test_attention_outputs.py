@@ -12,7 +12,12 @@ import regard.transformers
 from architectures import ARCHITECTURES, Architecture, text
 from models import ids
 
-WITHOUT_INTERFACE = ("BLOOM", "Falcon")
+# T5 has one in newer versions of transformers alone.
+WITHOUT_INTERFACE = {
+    "BLOOM",
+    "Falcon",
+    *(["T5"] if "sdpa" not in ARCHITECTURES["T5"].kinds else []),
+}
 HERE = {name: each for name, each in ARCHITECTURES.items() if name not in WITHOUT_INTERFACE}
 
 
@@ -37,7 +42,7 @@ def test_the_matrices_are_the_weights_of_eager_attention(architecture: Architect
     assert fields or "CLIP" in type(model).__name__ or "Siglip" in type(model).__name__
 
 
-@pytest.mark.parametrize("name", ["Llama", "BERT", "T5"])
+@pytest.mark.parametrize("name", ["Llama", "BERT", "Qwen 3"])
 def test_the_output_has_the_bits_of_sdpa(name: str) -> None:
     model = ARCHITECTURES[name].build("sdpa")
     with torch.no_grad():
@@ -51,8 +56,12 @@ def test_a_model_with_an_attention_of_its_own_is_refused(kind: str) -> None:
     architecture = ARCHITECTURES["BLOOM"]
     model = architecture.build("regard" if kind == "regard" else "eager")
     if kind == "regard":
-        with pytest.raises(regard.RegardError, match=r"^bloom has an attention of its own"):
-            model(**architecture.inputs)
+        try:  # older versions of transformers make the mask themselves
+            found = model(**architecture.inputs)[0]
+        except regard.RegardError as error:
+            assert str(error).startswith("bloom has an attention of its own")  # noqa: PT017
+        else:
+            assert torch.equal(found, architecture.build("eager")(**architecture.inputs)[0])
     else:  # transformers itself warns, and changes nothing
         model.set_attn_implementation("regard")
         assert isinstance(outputs(model, architecture.inputs)["attentions"][0], Tensor)
@@ -188,7 +197,5 @@ def test_a_row_is_not_squeezed() -> None:
 @pytest.mark.parametrize("function", [torch.cat, torch.sum, torch.mean, torch.argmax])
 def test_what_would_form_the_matrix_says_what_to_ask(function: Callable[..., object]) -> None:
     argument = [even(), even()] if function is torch.cat else even()
-    with pytest.raises(
-        TypeError, match=r"only torch.matmul and torch.stack do\.\n    Use A.topk"
-    ):
+    with pytest.raises(TypeError, match=r"only torch.matmul and torch.stack do\.\n    Use A.topk"):
         function(argument)
