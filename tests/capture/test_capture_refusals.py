@@ -46,11 +46,6 @@ COMPILED = """; observe cannot look into compiled code.
             "model is compiled" + COMPILED,
             id="compiled",
         ),
-        pytest.param(
-            lambda: nn.Sequential(torch.compile(Stack(), backend="eager")),
-            "model has a compiled module at '0'" + COMPILED,
-            id="compiled part",
-        ),
     ],
 )
 def test_a_model_that_cannot_be_observed_is_refused(
@@ -59,10 +54,61 @@ def test_a_model_that_cannot_be_observed_is_refused(
     assert str(refusal(model())) == message
 
 
-def test_a_module_compiled_in_place_is_refused() -> None:
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_where_all_attention_is_in_a_compiled_part_there_is_an_error() -> None:
+    model = nn.Sequential(torch.compile(Stack(), backend="eager"))
+    with pytest.raises(regard.RegardError) as caught, regard.observe(model):
+        model(x())
+    what = "'0' is not looked into: model has a compiled module at '0'"
+    assert str(caught.value) == what + COMPILED
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_beside_a_module_that_is_compiled_in_place_the_others_are_recorded() -> None:
     model = Stack()
     model.second.compile(backend="eager")
-    assert str(refusal(model)) == "model has a compiled module at 'second'" + COMPILED
+    aside = pytest.warns(UserWarning, match="'second' is not looked into")
+    with aside, torch.no_grad(), regard.observe(model) as seen:
+        model(x())
+    assert list(seen) == ["first"]
+    assert [(each.module, each.line) for each in seen.refused] == [("second", None)]
+
+
+class ByHand(Heads):
+    def forward(self, x: Tensor) -> Tensor:
+        return by_hand(*self.project(x))
+
+
+class Sdpa(Heads):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(*self.project(x))
+
+
+class Whole(nn.Module):
+    """Attention, with its heads put together."""
+
+    def __init__(self, attention: nn.Module) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("compiled", ["0", "1"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiled_part_elsewhere_takes_no_attention_away(backend: str, compiled: str) -> None:
+    model = nn.Sequential(nn.Linear(22, 22), nn.Linear(22, 22), Whole(ByHand()), Whole(Sdpa()))
+    with torch.no_grad(), regard.observe(model) as whole:
+        model(x())
+    setattr(model, compiled, torch.compile(getattr(model, compiled), backend=backend))
+    aside = pytest.warns(UserWarning, match=f"'{compiled}' is not looked into")
+    with aside, torch.no_grad(), regard.observe(model) as seen:
+        model(x())
+    assert list(seen) == list(whole) == ["2.attention", "3.attention"]
+    for name, matrix in whole.items():
+        assert torch.equal(seen[name].to_dense(), matrix.to_dense())
 
 
 def by_hand(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -80,12 +126,20 @@ class Compiled(Heads):
         return self.ways[0](*self.project(x))
 
 
-@pytest.mark.parametrize("attribute", ["forward", "attend"])
-def test_a_compiled_function_of_a_module_is_refused(attribute: str) -> None:
+@pytest.mark.parametrize(
+    ("attribute", "names"), [("forward", ["first"]), ("attend", ["first", "second"])]
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiled_function_of_a_module_is_not_looked_into(
+    attribute: str, names: list[str]
+) -> None:
     model = Stack()
-    setattr(model.second, attribute, torch.compile(by_hand, backend="eager"))
-    message = f"model has a compiled function at 'second.{attribute}'{COMPILED}"
-    assert str(refusal(model)) == message
+    own = torch.compile(lambda y: by_hand(*ByHand().project(y)).sum(), backend="eager")
+    setattr(model.second, attribute, own)
+    aside = pytest.warns(UserWarning, match=f"a compiled function at 'second.{attribute}'")
+    with aside, torch.no_grad(), regard.observe(model) as seen:
+        model(x())
+    assert list(seen) == names
 
 
 def test_a_class_whose_forward_is_compiled_is_refused() -> None:
@@ -105,11 +159,6 @@ class Blocks(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(x + self.first(x).sum()) * 2
-
-
-class ByHand(Heads):
-    def forward(self, x: Tensor) -> Tensor:
-        return by_hand(*self.project(x))
 
 
 CALLS: dict[str, Callable[[nn.Module], Callable[[Tensor], Tensor]]] = {

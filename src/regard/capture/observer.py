@@ -82,8 +82,8 @@ def observe(
     Raises:
         TypeError: model is no ``nn.Module``, or an argument of the wrong kind.
         ValueError: an argument that chooses nothing, or what is not there.
-        RegardError: the model holds a compiled module; or, when the block has ended, nothing was
-            recorded, or less than an argument asks for. The model's own run is never stopped.
+        RegardError: the model is compiled; or, when the block has ended, nothing was recorded, or
+            less than an argument asks for. The model's own run is never stopped.
 
     Warns:
         UserWarning: beside layers that were recorded, others were refused; ``seen.refused`` has
@@ -108,7 +108,8 @@ def observe(
         modules=modules,
     )
     keeper = Recorder(seen, wanted, path, progress)
-    watch = _Watch(model, keeper)
+    compiled = _compiled_parts(modules)
+    watch = _Watch(model, keeper, has_compiled_parts=bool(compiled))
     # Parameters that autocast rounded before the block would not be known as parameters.
     torch.clear_autocast_cache()
     try:
@@ -121,6 +122,8 @@ def observe(
     watch.finish()
     if watch.absence.is_compiled:
         keeper.problems.add_text(str(compiled_error("model is compiled")))
+    for name, what in compiled.items():
+        keeper.refuse_compiled(name, what)
     keeper.close()
     problem = keeper.problems.error()
     if problem is not None and (strict or keeper.problems.are_fatal or not seen.layers):
@@ -134,25 +137,43 @@ def observe(
 
 
 def _modules_of(model: object) -> dict[str, nn.Module]:
-    """The modules of a model by their names; nothing of it may be compiled."""
+    """Return the modules of a model by their names; the model itself may not be compiled."""
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"model is a {type(model).__name__}; observe needs a torch.nn.Module.\n"
             "    Pass the module whose forward runs the attention."
         )
-    modules = module_names(model)
+    if _is_compiled_module(model):
+        raise compiled_error("model is compiled")
+    if is_compiled(_forward_of(model)):
+        name = type(model).__name__
+        raise compiled_error(f"model has a compiled function at '{name}.forward'")
+    return module_names(model)
+
+
+def _compiled_parts(modules: Mapping[str, nn.Module]) -> dict[str, str]:
+    """Return each module that is compiled or holds a compiled function, and what it is."""
+    found: dict[str, str] = {}
     for name, module in modules.items():
-        in_place = getattr(module, "_compiled_call_impl", None) is not None
-        if in_place or type(module).__module__.startswith("torch._dynamo"):
-            inside = module is not model
-            what = f"model has a compiled module at {name!r}" if inside else "model is compiled"
-            raise compiled_error(what)
-        # A scripted module has no forward that can be asked for by its class.
-        own = {"forward": getattr_static(type(module), "forward", None), **vars(module)}
+        if any(name.startswith(f"{outer}.") for outer in found):
+            continue
+        if _is_compiled_module(module):
+            found[name] = f"model has a compiled module at {name!r}"
+        own = {"forward": _forward_of(module), **vars(module)}
         for attribute, value in own.items():
             if callable(value) and is_compiled(value):
-                raise compiled_error(f"model has a compiled function at '{name}.{attribute}'")
-    return modules
+                found.setdefault(name, f"model has a compiled function at '{name}.{attribute}'")
+    return found
+
+
+def _forward_of(module: nn.Module) -> object:
+    """Return the forward of a module; None of a scripted one, whose class has none."""
+    return vars(module).get("forward", getattr_static(type(module), "forward", None))
+
+
+def _is_compiled_module(module: nn.Module) -> bool:
+    in_place = getattr(module, "_compiled_call_impl", None) is not None
+    return in_place or type(module).__module__.startswith("torch._dynamo")
 
 
 class _Watch:
@@ -164,7 +185,8 @@ class _Watch:
         absence: what might have been attention.
     """
 
-    def __init__(self, model: nn.Module, keeper: Recorder) -> None:
+    def __init__(self, model: nn.Module, keeper: Recorder, *, has_compiled_parts: bool) -> None:
+        self._has_compiled_parts = has_compiled_parts
         self._root = type(model).__name__
         self._keeper = keeper
         self._flex = FlexCalls()
@@ -198,7 +220,8 @@ class _Watch:
             try:
                 if self._keeper.gradients:
                     self._keeper.graph.note(operation)
-                listener(operation)
+                if not (self._has_compiled_parts and operation.is_in_compiled_part()):
+                    listener(operation)
             except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
                 self._fail(operation.module() or self._root, cause, operation)
 

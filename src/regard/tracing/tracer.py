@@ -149,6 +149,18 @@ class Operation(NamedTuple):
                     return True
         return entered
 
+    def is_in_compiled_part(self) -> bool:
+        """Return True if a compiled part of the model runs it. Only while the listener runs."""
+        compiled = False
+        for frame in _frames():
+            if frame.f_code.co_filename == _COMPILER:
+                compiled = True
+                if frame.f_code.co_name == "compile_wrapper":
+                    return True
+            elif not compiled and self._module_of(frame) is not None:
+                return False
+        return False
+
     def local(self, function: str, variable: str) -> Any:
         """A local variable of a function that runs below the innermost module; None without one.
 
