@@ -176,7 +176,10 @@ def test_a_local_variable_below_the_module_can_be_asked() -> None:
 
     def ask(operation: Operation) -> None:
         names = (("helper", "known"), ("helper", "unknown"), ("ask_above", "model"))
-        found.extend(operation.local(*each) for each in names)
+        found.extend(operation.local(*each, optional=True) for each in names)
+        with pytest.raises(RuntimeError) as caught:
+            operation.local("helper", "unknown")
+        found.append(str(caught.value))
 
     def ask_above() -> None:
         model = Helped()
@@ -184,7 +187,11 @@ def test_a_local_variable_below_the_module_can_be_asked() -> None:
             model(torch.zeros(3))
 
     ask_above()
-    assert found == [7, None, None]
+    assert found[:3] == [7, None, None]
+    assert found[3] == (
+        f"helper of {__name__.partition('.')[0]} of another version has no 'unknown', which observe "
+        "reads there; it knows others.\n    Install that version."
+    )
 
 
 class Encoder(nn.TransformerEncoder):

@@ -73,7 +73,7 @@ class FlexCalls:
         """What transformers' flex_attention did before this operation."""
         local = partial(operation.local, _CALLER)
         query, key, softcap = local("query"), local("key"), local("softcap")
-        numbers = [local("score_mask"), local("position_bias")]
+        numbers = [local("score_mask"), local("position_bias", optional=True)]
         numbers = [each for each in numbers if each is not None]
         if softcap is not None and numbers:
             raise ValueError(
@@ -87,7 +87,7 @@ class FlexCalls:
             scale=local("scaling"),
             bias=cast("Tensor | None", sum(numbers)) if numbers else None,
             softcap=softcap,
-            sink_bias=local("s_aux"),
+            sink_bias=local("s_aux", optional=True),
         )
 
     @staticmethod

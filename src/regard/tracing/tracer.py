@@ -29,6 +29,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from threading import Thread
 from types import FrameType
 from typing import Any, NamedTuple, TypeAlias, cast
 from weakref import ref
@@ -36,11 +37,7 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
-from torch.overrides import _pop_mode_temporarily  # pyright: ignore[reportPrivateUsage]
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _disable_current_modes,  # pyright: ignore[reportPrivateUsage]
-)
+from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = ["Caller", "Listener", "Operation", "Tracer", "apart", "in_backward", "module_names"]
 
@@ -161,17 +158,24 @@ class Operation(NamedTuple):
                 return False
         return False
 
-    def local(self, function: str, variable: str) -> Any:
-        """A local variable of a function that runs below the innermost module; None without one.
+    def local(self, function: str, variable: str, *, optional: bool = False) -> Any:
+        """Return a local variable of a function that runs below the innermost module, or None.
 
         Only while the listener runs. For what a library knows and does not pass on.
 
         Args:
             function: the function's name.
             variable: the variable's name.
+            optional: whether the function may have no variable of that name.
+
+        Raises:
+            RuntimeError: another version of the library has no variable of that name.
         """
         for frame in _frames():
             if frame.f_code.co_name == function:
+                code = frame.f_code
+                if not optional and variable not in code.co_varnames + code.co_cellvars:
+                    raise RuntimeError(_unknown_version(frame, variable))
                 return frame.f_locals.get(variable)
             if self._module_of(frame) is not None:
                 return None
@@ -281,6 +285,8 @@ class Tracer(TorchDispatchMode):
         otherwise: Listener | None = None,
     ) -> None:
         super().__init__()
+        _leave_uncompiled()
+        _ordinary()
         self.name_of = _Modules(model).name_of
         self._listeners = listeners
         self._otherwise = otherwise
@@ -303,17 +309,31 @@ class Tracer(TorchDispatchMode):
         return output
 
 
-def _leave_uncompiled(function: Callable[..., Any]) -> None:
-    """Keep PyTorch's compiler out of a function and what it calls, without importing it.
+@cache
+def _leave_uncompiled() -> None:
+    """Keep PyTorch's compiler out of the handler and what it calls, without importing it.
 
     It would trace the handler where a compiled ``flex_attention`` reaches the Tracer.
     """
-    frames = cast(Any, torch)._C._dynamo.eval_frame
-    skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
-    frames.set_code_exec_strategy(function.__code__, skip)
+    try:
+        frames = cast(Any, torch)._C._dynamo.eval_frame
+        skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+        frames.set_code_exec_strategy(_HANDLER, skip)
+    except AttributeError as cause:
+        raise RuntimeError(
+            f"torch {torch.__version__} has another compiler than observe and check know; they "
+            f"know {_KNOWN['torch']}.\n    Install that version."
+        ) from cause
 
 
-_leave_uncompiled(Tracer.__torch_dispatch__)
+def _unknown_version(frame: FrameType, variable: str) -> str:
+    """Return the sentence for a function of a library that lacks a variable."""
+    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    version = getattr(sys.modules.get(package), "__version__", "of another version")
+    return (
+        f"{frame.f_code.co_name} of {package} {version} has no {variable!r}, which observe reads "
+        f"there; it knows {_KNOWN.get(package, 'others')}.\n    Install that version."
+    )
 
 
 @cache
@@ -342,11 +362,19 @@ def _state_of_the_call() -> AbstractContextManager[None]:
     return torch._C._ForceDispatchKeyGuard(included, hidden)  # pyright: ignore[reportPrivateUsage]
 
 
-with torch.inference_mode(False):
-    _ORDINARY = (
-        torch._C._dispatch_tls_local_include_set(),  # pyright: ignore[reportPrivateUsage]
-        torch._C._dispatch_tls_local_exclude_set(),  # pyright: ignore[reportPrivateUsage]
-    )
+@cache
+def _ordinary() -> tuple[Any, Any]:
+    """Return how a thread dispatches in which nothing was switched on or off: a new one's."""
+    found: list[Any] = []
+
+    def look() -> None:
+        found.append(torch._C._dispatch_tls_local_include_set())  # pyright: ignore[reportPrivateUsage]
+        found.append(torch._C._dispatch_tls_local_exclude_set())  # pyright: ignore[reportPrivateUsage]
+
+    thread = Thread(target=look)
+    thread.start()
+    thread.join()
+    return found[0], found[1]
 
 
 @contextmanager
@@ -355,9 +383,13 @@ def apart() -> Generator[None, None, None]:
 
     Inside, tensors are ordinary ones also where the model runs in inference mode.
     """
+    from torch.utils._python_dispatch import (
+        _disable_current_modes,  # pyright: ignore[reportPrivateUsage]
+    )
+
     with (
         # A handler runs with vmap and more switched off.
-        torch._C._ForceDispatchKeyGuard(*_ORDINARY),  # pyright: ignore[reportPrivateUsage]
+        torch._C._ForceDispatchKeyGuard(*_ordinary()),  # pyright: ignore[reportPrivateUsage]
         # Popped, not disabled: what works inside may have modes of its own.
         _without_function_modes(),
         torch._C.DisableTorchFunctionSubclass(),  # pyright: ignore[reportPrivateUsage]
@@ -371,6 +403,8 @@ def apart() -> Generator[None, None, None]:
 
 @contextmanager
 def _without_function_modes() -> Generator[None, None, None]:
+    from torch.overrides import _pop_mode_temporarily  # pyright: ignore[reportPrivateUsage]
+
     with ExitStack() as popped:
         for _ in range(torch._C._len_torch_function_stack()):  # pyright: ignore[reportPrivateUsage]
             popped.enter_context(_pop_mode_temporarily())
@@ -393,6 +427,7 @@ def _folder(module: object) -> str:
 
 
 _HANDLER = Tracer.__torch_dispatch__.__code__
+_KNOWN = {"torch": "torch 2.13", "transformers": "transformers 5.0 to 5.23"}
 # The place of installed packages lies inside that of Python's own library.
 _PACKAGES = tuple(sysconfig.get_paths()[name] for name in ("purelib", "platlib"))
 _COMPILER = str(Path(_folder(torch), "_dynamo", "eval_frame.py"))
