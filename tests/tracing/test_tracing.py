@@ -189,8 +189,8 @@ def test_a_local_variable_below_the_module_can_be_asked() -> None:
     ask_above()
     assert found[:3] == [7, None, None]
     assert found[3] == (
-        f"helper of {__name__.partition('.')[0]} of another version has no 'unknown', which observe "
-        "reads there; it knows others.\n    Install that version."
+        f"helper of {__name__.partition('.')[0]} of another version has no 'unknown', which "
+        "observe reads there; it knows others.\n    Install that version."
     )
 
 

@@ -239,7 +239,7 @@ class _Watch:
         batched = operation.local("multi_head_attention_forward", "is_batched")
 
         def read() -> AttentionMatrix:
-            one_query = operation.local("sdpa_attention_forward", "q_length") == 1
+            one_query = operation.local(*_ONE_QUERY, optional=True) == 1
             matrix = call.matrix(args, kwargs, one_query=one_query, padded_to=self._padded_to)
             return matrix[0] if batched is False and matrix.ndim == 4 else matrix
 
@@ -354,5 +354,6 @@ def _in_turn(first: Listener, second: Listener) -> Listener:
     return tell
 
 
+_ONE_QUERY = ("sdpa_attention_forward", "q_length")  # transformers 5.0 has none, and packs no heads
 _NESTED_FROM_MASK = torch.ops.aten._nested_tensor_from_mask.default
 _SOFTMAX_OF_NESTED = torch.ops.aten._safe_softmax.default
