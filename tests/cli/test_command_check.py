@@ -126,7 +126,7 @@ def test_a_file_that_is_not_there_is_one_clear_error(run: Run) -> None:
 def test_code_that_never_ends_is_ended(run: Run) -> None:
     Path("mine.py").write_text("while True:\n    pass\n")
     code, _, err = run("mine.py", "--seconds", "1")
-    assert code == 2
+    assert code == 3
     assert err.startswith("regard: mine.py")
 
 
@@ -147,3 +147,23 @@ def test_options_are_read_as_json_reads_them_else_as_text() -> None:
     words = ["--embed-dim", "16", "--scale=0.5", "--causal", "--kind", "full", "--bias", "false"]
     expected = {"embed_dim": 16, "scale": 0.5, "causal": True, "kind": "full", "bias": False}
     assert named_options(words) == expected
+
+
+def test_a_law_is_explained(run: Run) -> None:
+    code, out, _ = run("--explain", "score")
+    assert code == 0
+    assert out.startswith("score (law)\n  The log-ratio of two weights is the query times ")
+
+
+def test_an_example_file_gives_the_arguments(run: Run) -> None:
+    Path("mine.py").write_text(
+        "def attention(q, k, v, days):\n"
+        "    scores = q @ k.mT / q.shape[-1] ** 0.5 - (days[:, None] - days).abs()\n"
+        "    return scores.softmax(-1) @ v\n"
+    )
+    Path("example.py").write_text(
+        "import torch\ndef call():\n    return (*torch.randn(3, 2, 7, 8), torch.arange(7.0))\n"
+    )
+    code, out, err = run("mine.py:attention", "--example", "example.py:call")
+    assert (code, err) == (0, ""), out
+    assert "attention is right: it gives what attention gives; 9 laws of attention hold" in out

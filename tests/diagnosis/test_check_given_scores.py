@@ -161,6 +161,8 @@ def test_the_report_on_query_key_and_value_says_how_a_mask_was_read() -> None:
         scores = q @ k.mT / q.shape[-1] ** 0.5
         return hidden(scores, attn_mask) @ v
 
-    report = regard.check(attention)
-    assert report.verdict == "right"
+    wrong = regard.check(attention)
+    assert [finding.name for finding in wrong.faults] == ["mask-inverted"]  # by its docstring
+    report = regard.check(attention, means={"attn_mask": "True hides"})
+    assert report.verdict == "right", report
     assert report.read_as.endswith(", attn_mask: True hides a key")

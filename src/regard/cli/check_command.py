@@ -9,7 +9,8 @@ import typer
 
 from regard.cli.options import AsJson
 from regard.cli.progress import progress
-from regard.diagnosis.sandbox.sandbox_process import Checked, Limits, check_apart
+from regard.diagnosis.explanations import explanation
+from regard.diagnosis.sandbox.sandbox_process import CannotRun, Checked, Limits, check_apart
 from regard.text.escaping import visible
 
 __all__ = ["check"]
@@ -23,6 +24,9 @@ Target = Annotated[
         help="my_file.py:SelfAttention; my_file.py or notebook.ipynb for all attention in it.",
     ),
 ]
+Explain = Annotated[
+    str, typer.Option("--explain", metavar="NAME", help="Say what a law or a mistake is.")
+]
 Seconds = Annotated[
     float, typer.Option("--seconds", min=1, metavar="COUNT", help="How long the code may run.")
 ]
@@ -33,7 +37,8 @@ Gib = Annotated[
 
 def check(
     context: typer.Context,
-    target: Target,
+    target: Target = "",
+    explain: Explain = "",
     seconds: Seconds = _USUAL.seconds,
     gib: Gib = _USUAL.gib,
     as_json: AsJson = False,
@@ -41,8 +46,16 @@ def check(
     """Say what is wrong with attention code, and on which line.
 
     Any other option goes to the class or function: --embed-dim 16 --num-heads 4 --causal.
-    Exit code 0 where it is right, 1 where it is wrong, 2 where that cannot be told.
+    --example example.py:call passes what the function call() returns: args, or args and kwargs.
+    Exit code 0 where it is right, 1 where it is wrong, 3 where that cannot be told.
     """
+    if explain:
+        sys.stdout.write(f"{explanation(explain)}\n")
+        raise typer.Exit(0)
+    if not target:
+        raise ValueError(
+            "no file is given; check needs one.\n    Write for example: regard check my_file.py"
+        )
     options = named_options(context.args)
     if target.partition(":")[0].endswith(".ipynb"):
         sys.stderr.write(
@@ -51,7 +64,11 @@ def check(
         )
     with progress() as tell:
         tell(f"checking {target}")
-        found = check_apart(target, options, limits=Limits(seconds, gib))
+        try:
+            found = check_apart(target, options, limits=Limits(seconds, gib))
+        except CannotRun as error:
+            sys.stderr.write(f"regard: {visible(str(error))}\n")
+            raise typer.Exit(3) from error
     sys.stdout.write(json.dumps(_as_json(found)) + "\n" if as_json else _as_text(found))
     raise typer.Exit(found.exit_code)
 

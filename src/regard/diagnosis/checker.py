@@ -1,29 +1,44 @@
 """``check``: run somebody's attention, and say which mistakes it makes."""
 
 import inspect
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from regard.diagnosis.catalogue import fault
+from regard.diagnosis.examples import example_specimen
 from regard.diagnosis.input_probes import ignores_order, looks_ahead
 from regard.diagnosis.isolation import undisturbed
+from regard.diagnosis.judgement import by_laws
+from regard.diagnosis.laws.specimen import Specimen
 from regard.diagnosis.mask_arguments import takes_masks
 from regard.diagnosis.nested_attention import attentions_inside
 from regard.diagnosis.report import Finding, Report
 from regard.diagnosis.score_functions import UNKNOWN, as_scores, scores_report, speaks_of_scores
-from regard.diagnosis.single_attention import examined, running
-from regard.diagnosis.subject import Given, Subject, as_given
+from regard.diagnosis.signature import arguments_of
+from regard.diagnosis.single_attention import examined, laid, running
+from regard.diagnosis.subject import Given, Subject, as_given, built_from, independent
+from regard.diagnosis.tensor_layout import Layout, Order
 
 __all__ = ["check"]
 
 
 @undisturbed
-def check(thing: object, *args: Any, causal: bool | None = None, **options: Any) -> Report:
+def check(
+    thing: object,
+    *class_args: Any,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    means: Mapping[str, str] | None = None,
+    axes: str | Mapping[str, str] | None = None,
+    causal: bool | None = None,
+    **options: Any,
+) -> Report:
     """Whether an attention is right; if not, which mistake it makes, and on which line.
 
     It is run on small random inputs, as a copy in eval mode, and compared with attention and with
@@ -38,9 +53,14 @@ def check(thing: object, *args: Any, causal: bool | None = None, **options: Any)
             function of query, key and value; a function of given scores; or a class of modules.
             Of a model with attentions of several classes, or one that takes the numbers of tokens,
             one attention of each kind is judged alone.
-        *args: for the class.
+        *class_args: for the class.
+        args: of an example call, by position: it fixes dtypes, shapes and all that check cannot
+            guess, such as images, cached keys, tables of positions or ``cu_seqlens``.
+        kwargs: of the example call, by name.
+        means: what a mask means, by the name of its argument: ``{"mask": "True hides"}``.
+        axes: of the example's first argument, or of arguments by name: ``"batch tokens dim"``.
         causal: whether a token may attend to later ones: True where it must not, False where it
-            may. None: both are right.
+            may. None: both are right, unless the name of the code says ``Causal``.
         **options: for the class by name, or what the function takes besides its tensors.
 
     Returns:
@@ -69,16 +89,112 @@ def check(thing: object, *args: Any, causal: bool | None = None, **options: Any)
     Source:
         The catalogue of mistakes is ours, from public issues: ``report.findings[0].fault.sources``.
     """
+    if causal is None and _is_named_causal(thing, options):
+        causal = True
     # The samples are on the CPU, so the code under check creates its tensors there, too.
     elsewhere = torch.get_default_device().type != "cpu"
     with torch.device("cpu") if elsewhere else nullcontext():
-        return _report(thing, args, _with_intention(thing, options, causal), causal)
+        passed = _with_intention(thing, options, causal)
+        if args is not None or kwargs is not None:
+            built = built_from(thing, class_args, passed)
+            rest = {} if inspect.isclass(thing) else passed
+            sent = {**rest, **(kwargs or {})}
+            return _by_example(built, args or (), sent, means or {}, axes, causal)
+        try:
+            return _report(thing, class_args, passed, means or {}, causal)
+        except ValueError as error:
+            arrays = _arrays(thing)
+            if arrays is None or not isinstance(error.__cause__, TypeError | AttributeError):
+                raise
+            call = cast("Callable[..., Any]", thing)
+            report = _by_example(call, arrays, passed, means or {}, axes, causal)
+            if report.laws[0].outcome != "held":
+                raise
+            return report
+
+
+def _arrays(thing: object) -> tuple[Any, ...] | None:
+    """Return NumPy arrays for a function of query, key and value alone; None for anything else."""
+    if not inspect.isfunction(thing):
+        return None
+    needed = [a for a in arguments_of(thing, ()) if a.required]
+    if [a.role for a in needed] != ["query", "key", "value"]:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    return tuple(torch.randn(2, 7, 16, generator=generator).numpy() for _ in needed)
+
+
+def _is_named_causal(thing: object, options: Mapping[str, Any]) -> bool:
+    """Return True if the name of the code declares that it is causal."""
+    target = type(thing) if isinstance(thing, nn.Module) else thing
+    name = getattr(target, "__name__", "")
+    said = re.search(r"(?<![a-z])[Cc]ausal", name) and not re.search(r"[Nn]on_?[Cc]ausal", name)
+    return bool(said) and not any(options.get(name) is False for name in ("causal", "is_causal"))
+
+
+def _by_example(
+    thing: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    means: Mapping[str, str],
+    axes: str | Mapping[str, str] | None,
+    causal: bool | None,
+) -> Report:
+    """The report on code with the arguments of an example call."""
+    name = getattr(thing, "__name__", type(thing).__name__)
+    thing = independent(thing).float().eval() if isinstance(thing, nn.Module) else thing
+    specimen = example_specimen(thing, args, kwargs, means=means, axes=axes, causal=causal)
+    plain = Report(name, (), specimen.words)
+    report = by_laws(plain, specimen, is_read=False)
+    if report.verdict != "wrong":
+        return report
+    try:
+        named = _explained(specimen, means, causal)
+    except Exception:  # noqa: BLE001  # somebody's code may raise anything
+        return report
+    # The catalogue explains what a law has found; it judges nothing itself.
+    known = tuple(finding for finding in named.faults if finding.number)
+    return replace(report, findings=known) if known else report
+
+
+def _explained(specimen: Specimen, means: Mapping[str, str], causal: bool | None) -> Report:
+    """The report by the catalogue on the sizes of an example.
+
+    Raises:
+        ValueError: the example has axes that the catalogue does not know.
+    """
+    sources = specimen.sources
+    rest = {slot.name: slot.value for slot in specimen.slots if not slot.source}
+    given = as_given(specimen.call, (), rest, means)
+    first = next(iter(sources.values()))
+    orders: dict[tuple[str, ...], Order] = {
+        ("b", "t", ""): "btd",
+        ("t", ""): "td",
+        ("t", "b", ""): "tbd",
+        ("b", "", "t", ""): "bhtd",
+        ("b", "t", "", ""): "bthd",
+    }
+    pattern = tuple(axis if isinstance(axis, str) else "" for axis in first.axes)
+    if pattern not in orders or first.high:
+        raise ValueError("the example has other axes")
+    numbers = [axis for axis in first.axes if isinstance(axis, int)]
+    heads = numbers[0] if len(numbers) == 2 else 1
+    key = sources.get("key", first)
+    kv_heads = next(n for n in key.axes if isinstance(n, int)) if heads > 1 else 1
+    batch = specimen.batch if "b" in first.axes else 1
+    width = heads * numbers[-1]
+    layout = Layout(orders[pattern], batch, specimen.tokens, width, heads, kv_heads)
+    return examined(laid(given, layout), causal, pairs=False)
 
 
 def _report(
-    thing: object, args: tuple[Any, ...], options: dict[str, Any], causal: bool | None
+    thing: object,
+    args: tuple[Any, ...],
+    options: dict[str, Any],
+    means: Mapping[str, str],
+    causal: bool | None,
 ) -> Report:
-    given = as_given(thing, args, options)
+    given = as_given(thing, args, options, means)
     _no_masks(given)
     if given.kind == "scores":
         return scores_report(given, causal)

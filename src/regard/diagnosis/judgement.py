@@ -13,7 +13,7 @@ __all__ = ["by_laws"]
 _NO_NAME = "No known mistake gives these numbers."
 
 
-def by_laws(report: Report, specimen: Specimen) -> Report:
+def by_laws(report: Report, specimen: Specimen, *, is_read: bool, is_open: str = "") -> Report:
     """Return the report with the results of all laws.
 
     A law that is broken makes the code wrong. A law that applies and could not be tried leaves the
@@ -22,22 +22,26 @@ def by_laws(report: Report, specimen: Specimen) -> Report:
     Args:
         report: by the catalogue.
         specimen: the code.
+        is_read: the catalogue has a reading of the code, so that it is attention.
+        is_open: what the caller must declare before the code can be called right.
     """
     results, notes = judged(specimen)
     report = replace(report, laws=tuple(results), notes=(*report.notes, *notes))
     if report.faults:
         return report
-    is_read = not report.missing
     broken = [r for r in results if r.breach is not None and not r.breach.is_note]
     certain = [r for r in broken if is_read or (r.breach is not None and r.breach.is_definite)]
     if certain:
         # Later laws are often broken by what breaks an earlier one.
-        findings = (finding_of(certain[0], report.missing or _NO_NAME), *report.findings)
+        cause = _NO_NAME if is_read else report.missing or _NO_NAME
+        findings = (finding_of(certain[0], cause), *report.findings)
         return replace(report, findings=findings, missing="")
-    if not is_read:
+    if report.missing:
         return report
+    missing = [is_open] if is_open else []
+    missing += [f"The law {r.law.name!r} is broken: {r.breach.says}" for r in broken if r.breach]
     untried = [r for r in results if r.outcome == "not tried"]
-    missing = [f"The law {r.law.name!r} was not tried: {r.reason}" for r in untried]
+    missing += [f"The law {r.law.name!r} was not tried: {r.reason}" for r in untried]
     return replace(report, missing="\n".join(missing))
 
 

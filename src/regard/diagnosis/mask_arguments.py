@@ -86,6 +86,11 @@ def forms_of(argument: Argument, source: str) -> Iterator[Form]:
     turned = re.search(rf"{argument.name}\s*==\s*0|1(\.0)?\s*-\s*{argument.name}\b", source)
     drops = _DROPS.search(name) is not None and turned is None
     sure = drops or _KEEPS.search(name) is not None
+    if argument.meaning == "added":
+        yield from _added(argument)
+        return
+    if argument.meaning:
+        sure, drops = True, argument.meaning == "hides"
     meanings = (not drops,) if sure else (True, False)
     keys: list[Form] = []
     for axes, keeps in product(("keys", "keys4"), meanings):
@@ -97,7 +102,12 @@ def forms_of(argument: Argument, source: str) -> Iterator[Form]:
     first, second = (keys, pairs) if _PADDING.search(name) and name != "mask" else (pairs, keys)
     yield from first
     yield from second
-    yield from (Form(argument.name, axes, "added") for axes in ("pairs4", "pairs", "batch_pairs"))
+    yield from _added(argument)
+
+
+def _added(argument: Argument) -> Iterator[Form]:
+    for axes in ("pairs4", "pairs", "batch_pairs"):
+        yield Form(argument.name, axes, "added", is_sure=argument.meaning == "added")
 
 
 def pattern(form: Form, layout: Layout, *, at_start: bool = False) -> Tensor:

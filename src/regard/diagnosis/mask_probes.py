@@ -36,10 +36,12 @@ class Trial:
         told: the mistake; None where there is none.
         words: how its mask was read, or that none could be; empty where that follows from the
             argument, or a mistake says it.
+        open: what the caller must say before the mask can be judged; empty where nothing is open.
     """
 
     told: Told | None
     words: str = ""
+    open: str = ""
 
 
 def mask_trials(reading: Reading) -> list[Trial]:
@@ -53,7 +55,7 @@ def mask_trials(reading: Reading) -> list[Trial]:
 
 def _trial(reading: Reading, argument: Argument) -> Trial:
     """What is wrong in every form of the mask that the code takes; nothing where one is right."""
-    wrong = Trial(None, f"{argument.name} not judged")
+    wrong = Trial(None, f"{argument.name} not judged", _unjudged(argument.name))
     for form in forms_of(argument, reading.subject.given.source):
         # After the tokens, padding is later than any token: a causal mask hides it by itself.
         causal = reading.right.mask != "none" and form.axes != "lengths"
@@ -66,7 +68,7 @@ def _trial(reading: Reading, argument: Argument) -> Trial:
             continue
         if reproduces(shown, replace(reading.guess, given="right")):
             nan = _not_a_number(stages, reading.subject.layout.batch)
-            return Trial(nan, _polarity(form))
+            return Trial(nan, _polarity(form), "" if form.is_sure else _undeclared(form))
         with_mask, without = (s.trace.outcome.output.nan_to_num() for s in (stages, reading.stages))
         moves = not torch.allclose(with_mask, without, rtol=1e-4, atol=1e-6)
         # Where the name does not tell, what is inverted is right in the next form.
@@ -79,6 +81,25 @@ def _trial(reading: Reading, argument: Argument) -> Trial:
         if form.is_sure and form.axes in ("keys", "lengths"):
             break  # the name says that this form is meant
     return wrong
+
+
+def _undeclared(form: Form) -> str:
+    """Return the argument that would declare the meaning that the code gives a mask."""
+    if form.kind == "added":
+        return ""
+    verb = "keeps" if form.keeps else "hides"
+    value = "True" if form.kind == "bool" else "1"
+    return (
+        f"The code reads {form.argument} so that {value} {verb} a key. Nothing says if its callers "
+        f"mean that.\n    Pass means={{{form.argument!r}: '{value} {verb}'}}, or what they mean."
+    )
+
+
+def _unjudged(name: str) -> str:
+    return (
+        f"No mask that check made shows what {name} does.\n"
+        f"    Pass one, as callers do: args=(...), kwargs={{{name!r}: ...}}."
+    )
 
 
 def _polarity(form: Form) -> str:

@@ -12,9 +12,9 @@ from regard.diagnosis.laws.law import Result
 
 __all__ = ["Finding", "Report", "Verdict"]
 
-Verdict = Literal["right", "right, but", "wrong", "cannot tell"]
+Verdict = Literal["right", "wrong", "cannot tell"]
 
-_EXIT_CODES: dict[Verdict, int] = {"right": 0, "right, but": 0, "wrong": 1, "cannot tell": 2}
+_EXIT_CODES: dict[Verdict, int] = {"right": 0, "wrong": 1, "cannot tell": 3}
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,16 +132,16 @@ class Report:
             return "wrong"
         if self.missing:
             return "cannot tell"
-        return "right, but" if self.findings else "right"
+        return "right"
 
     @property
     def ok(self) -> bool:
         """Whether it is right."""
-        return self.verdict in ("right", "right, but")
+        return self.verdict == "right"
 
     @property
     def exit_code(self) -> int:
-        """0 where it is right, 1 where it is wrong, 2 where that cannot be told."""
+        """0 where it is right, 1 where it is wrong, 3 where that cannot be told."""
         return _EXIT_CODES[self.verdict]
 
     def to_dict(self) -> dict[str, Any]:
@@ -162,6 +162,9 @@ class Report:
         parts = [f"{self.name}: read as {self.read_as}", *(str(f) for f in self.findings)]
         if self.missing:
             parts.append(self.missing)
+        remarks = [f"Note: {note}" for note in self.notes]
+        if remarks and self.verdict != "wrong":
+            parts.append("\n".join(remarks))
         return "\n\n".join([*parts, f"{self.name} is {_sentence(self)}"])
 
     __repr__ = __str__
@@ -170,10 +173,11 @@ class Report:
 def _sentence(report: Report) -> str:
     match report.verdict:
         case "right":
-            return "right: it gives what attention gives."
-        case "right, but":
-            notes = ", ".join(finding.name for finding in report.findings)
-            return f"right, but: {notes}."
+            held = sum(result.outcome == "held" for result in report.laws)
+            others = [r.law.name for r in report.laws if r.outcome == "does not apply"]
+            laws = f"; {held} laws of attention hold" if held else ""
+            laws += f", {' and '.join(others)} do not apply" if others else ""
+            return f"right: it gives what attention gives{laws}."
         case "wrong":
             return f"wrong: {', '.join(finding.name for finding in report.faults)}."
         case _:

@@ -8,11 +8,23 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-__all__ = ["Argument", "Role", "arguments_of", "axis_of_heads", "projection_role"]
+__all__ = [
+    "Argument",
+    "Meaning",
+    "Role",
+    "arguments_of",
+    "axis_of_heads",
+    "declared_meaning",
+    "meaning_of",
+    "projection_role",
+]
 
 Role = Literal[
     "x", "memory", "query", "key", "value", "scores", "mask", "lengths", "weight", "cache", "other"
 ]
+
+
+Meaning = Literal["", "keeps", "hides", "added"]
 
 _SCORES = re.compile(r"scores?|logits?|sims?|energy|energies|omega")
 _LENGTHS = re.compile(r"len$|lens$|length$|lengths$")
@@ -43,12 +55,14 @@ class Argument:
         role: what it is for.
         required: whether a call fails without it.
         by_name: whether it goes by its name alone.
+        meaning: of a mask, what True or 1 in it does; empty where nothing declares it.
     """
 
     name: str
     role: Role
     required: bool
     by_name: bool = False
+    meaning: Meaning = ""
 
 
 def arguments_of(call: Callable[..., Any], given: Iterable[str]) -> list[Argument]:
@@ -107,6 +121,59 @@ def _settled(found: list[Argument]) -> list[Argument]:
             others = [a for a in required[1:] if a.required and _MEMORY.search(a.name.lower())]
             rename |= {a.name: "memory" for a in others}
     return [replace(a, role=rename.get(a.name, a.role)) for a in found]
+
+
+_SAYS = re.compile(
+    r"\b(?P<value>true|false|1s?|1\.0|0s?|0\.0|ones|zeros|nonzero)\b(?P<between>(?:\W+\w+){0,6}?)"
+    r"\W+(?P<act>hid|drop|pad|mask|ignor|forbid|block|exclud|disallow"
+    r"|keep|kept|allow|real|word|attend|valid|visib|token|includ|use)",
+    re.IGNORECASE,
+)
+_HIDING = ("hid", "drop", "pad", "mask", "ignor", "forbid", "block", "exclud", "disallow")
+
+
+def meaning_of(text: str) -> Meaning:
+    """Return the meaning of a mask that a text declares; empty where it declares none.
+
+    Example:
+        >>> meaning_of("True hides"), meaning_of("1 = word"), meaning_of("0 is padding")
+        ('hides', 'keeps', 'keeps')
+    """
+    found = _SAYS.search(text)
+    if found is None:
+        is_added = re.search(r"\b(added|additive)\b", text, re.IGNORECASE)
+        added: Meaning = "added" if is_added else ""
+        return added
+    is_denied = re.search(r"\b(not|never|cannot)\b", found["between"]) is not None
+    hides = (found["act"].lower() in _HIDING) != is_denied
+    is_high = found["value"].lower()[0] in "t1on"
+    meaning: Meaning = "hides" if hides == is_high else "keeps"
+    return meaning
+
+
+def declared_meaning(name: str, docstring: str) -> Meaning:
+    """Return the meaning of a mask that the line of a docstring about it declares.
+
+    Args:
+        name: of the argument.
+        docstring: of a function, a class or its forward.
+
+    Example:
+        >>> declared_meaning("mask", "mask: (batch, tokens), 1 = word, 0 = padding")
+        'keeps'
+    """
+    begins = re.compile(rf"^[\s*:-]*(?:param\s+)?`*{re.escape(name)}`*\s*(?:\(.*?\))?\s*[:=-](.*)")
+    lines = docstring.splitlines()
+    for number, line in enumerate(lines):
+        found = begins.match(line)
+        if found is None:
+            continue
+        after = lines[number + 1] if number + 1 < len(lines) else ""
+        is_next = re.match(r"^[\s*:-]*(?:param\s+)?\w+\s*(?:\(.*?\))?\s*[:=]", after) is not None
+        said = meaning_of(f"{found[1]} {'' if is_next else after}")
+        if said:
+            return said
+    return ""
 
 
 _HEADS = re.compile(r"h|nh|(n_?|num_?)?(kv_?|q_?)?heads?")

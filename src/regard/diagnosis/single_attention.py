@@ -49,19 +49,20 @@ from regard.diagnosis.report import Report
 from regard.diagnosis.rotated_inputs import largest_score, met, turned
 from regard.diagnosis.source_lines import event_of, random_event, turned_round
 from regard.diagnosis.specimens import specimen_of
-from regard.diagnosis.subject import Given, Subject, layouts
+from regard.diagnosis.subject import Given, Subject, is_installed, layouts
 from regard.diagnosis.tensor_layout import Layout
 from regard.diagnosis.traced_run import traced
 
 __all__ = ["IN_HALF", "examined", "in_float32", "infinite", "laid", "running", "unsteady"]
 
 
-def examined(subject: Subject, causal: bool | None) -> Report:
+def examined(subject: Subject, causal: bool | None, *, pairs: bool = True) -> Report:
     """The report on one attention.
 
     Args:
         subject: which runs.
         causal: as in ``check``.
+        pairs: whether to look for several mistakes at once, which takes long.
     """
     original = subject
     found = infinite(subject)
@@ -73,7 +74,7 @@ def examined(subject: Subject, causal: bool | None) -> Report:
         reading = _with_masks_turned(subject, causal) or reading
     if not found and (reading is None or reading.names):
         reading = _with_other_axes(subject, causal, reading, pairs=False)
-    if not found and reading is None and not _by_chance(subject):
+    if pairs and not found and reading is None and not _by_chance(subject):
         reading = understood(subject, causal)
         if reading is None or _EXCHANGED in reading.names:
             reading = _with_other_axes(subject, causal, reading, pairs=True)
@@ -94,11 +95,14 @@ def examined(subject: Subject, causal: bool | None) -> Report:
         key=lambda finding: (finding.severity == "note", finding.number),
     )
     missing = "" if reading is not None or findings else reason(subject)
+    known = is_installed(subject.given.call)
+    is_open = "" if known else "\n".join(trial.open for trial in trials if trial.open)
     words = _read_as(subject, reading, trials)
     report = Report(subject.given.name, tuple(findings), words, missing)
     # Samples that a batch mixes are found in the layout that was meant.
     is_mixed = any(told.name == "attends-across-batch" for told in found)
-    return by_laws(report, specimen_of(original if is_mixed else subject, causal))
+    specimen = specimen_of(original if is_mixed else subject, causal)
+    return by_laws(report, specimen, is_read=reading is not None, is_open=is_open)
 
 
 _EXCHANGED = "heads-and-tokens-exchanged"

@@ -1,20 +1,29 @@
 """What people hand over, as one thing that runs on given inputs and leaves no trace."""
 
+import ast
 import contextlib
 import copy
 import inspect
 import io
 import random
+import textwrap
 import warnings
-from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from regard.diagnosis.float32_rerun import FEW_BITS, Lifted
-from regard.diagnosis.signature import Argument, arguments_of, axis_of_heads
+from regard.diagnosis.signature import (
+    Argument,
+    Meaning,
+    arguments_of,
+    axis_of_heads,
+    declared_meaning,
+    meaning_of,
+)
 from regard.diagnosis.tensor_layout import Layout, Order
 from regard.errors import check_numbers
 
@@ -27,6 +36,7 @@ __all__ = [
     "independent",
     "layouts",
     "quiet",
+    "source_of",
 ]
 
 Kind = Literal["embeddings", "qkv", "scores"]
@@ -291,28 +301,52 @@ def quiet(seed: int = 0) -> Generator[None]:
             torch.set_default_dtype(dtype)
 
 
-def as_given(thing: object, args: tuple[Any, ...], options: Mapping[str, Any]) -> Given:
+def _meaning(argument: Argument, means: Mapping[str, str], thing: object) -> Meaning:
+    """Return what a mask is declared to mean, by the caller or a docstring."""
+    if argument.role not in ("mask", "lengths"):
+        return ""
+    if argument.name in means:
+        return meaning_of(means[argument.name])
+    target = type(thing) if isinstance(thing, nn.Module) else thing
+    texts = [target.__doc__, getattr(getattr(target, "forward", None), "__doc__", None)]
+    for text in filter(None, texts):
+        found = declared_meaning(argument.name, text)
+        if found:
+            return found
+    return ""
+
+
+def is_installed(thing: object) -> bool:
+    """Return True if code belongs to an installed package, whose masks mean what it documents."""
+    target = type(thing) if isinstance(thing, nn.Module) else thing
+    module = getattr(target, "__module__", "").partition(".")[0]
+    return module in ("torch", "transformers", "timm", "regard")
+
+
+def as_given(
+    thing: object,
+    args: tuple[Any, ...],
+    options: Mapping[str, Any],
+    means: Mapping[str, str] | None = None,
+) -> Given:
     """What people handed over, with a class made into a module.
 
     Args:
         thing: a module, a class with its arguments, or a function with what it takes by name.
         args: for the class.
         options: for the class or the function.
+        means: what True or 1 means in masks, by name.
 
     Raises:
         TypeError: it cannot be called, or the class's arguments do not fit.
         ValueError: a call needs something else than the tensors that are known by their names.
     """
     name = getattr(thing, "__name__", type(thing).__name__)
+    given_options = options
     built = (*args, *options.values()) if inspect.isclass(thing) else ()
     numbers = tuple(number for number in built if type(number) is int)
-    if inspect.isclass(thing):
-        thing, args, options = _built(thing, args, options), (), {}
-    if not callable(thing):
-        raise TypeError(
-            f"thing is {type(thing).__name__}; it must be a module, a function or a class.\n"
-            "    Give the attention itself: regard.check(SelfAttention, 16, 4)."
-        )
+    options = {} if inspect.isclass(thing) else options
+    thing = built_from(thing, args, given_options)
     if isinstance(thing, nn.Module):
         for parameter in thing.parameters():
             check_numbers(name, parameter.device)
@@ -324,22 +358,24 @@ def as_given(thing: object, args: tuple[Any, ...], options: Mapping[str, Any]) -
     model = thing if isinstance(thing, nn.Module) else nn.Identity()
     call = thing.forward if isinstance(thing, nn.Module) else thing
     target = type(thing) if isinstance(thing, nn.Module) else thing
-    arguments = tuple(arguments_of(call, options))
-    _refuse_unknown(name, arguments)
+    arguments = tuple(
+        replace(a, meaning=_meaning(a, means or {}, thing)) for a in arguments_of(call, options)
+    )
+    _refuse_unknown(name, arguments, call_to_copy(name, arguments))
     return Given(
         name=name,
         call=thing,
         model=model,
         arguments=arguments,
         options=dict(options),
-        source=_source(target),
+        source=source_of(target),
         dtype=torch.float32,
         half=half,
         numbers=numbers,
     )
 
 
-def _refuse_unknown(name: str, arguments: tuple[Argument, ...]) -> None:
+def _refuse_unknown(name: str, arguments: tuple[Argument, ...], example: str) -> None:
     """Refuse what no call could be made of."""
     unknown = [a.name for a in arguments if a.required and a.role in ("other", "weight")]
     unknown = [own for own in unknown if own != "position_embeddings"]
@@ -347,8 +383,44 @@ def _refuse_unknown(name: str, arguments: tuple[Argument, ...]) -> None:
         raise ValueError(
             f"{name} needs {', '.join(unknown)}; check knows embeddings, query, key, value, "
             "scores, masks and lengths by their names.\n"
-            f"    Name them so, or give them: regard.check({name}, {unknown[0]}=...)."
+            f"    Pass an example call: {example}."
         )
+
+
+def built_from(
+    thing: object, args: tuple[Any, ...], options: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """Return the module that a class builds; a module or a function as it is.
+
+    Args:
+        thing: a class, a module or a function.
+        args: for the class.
+        options: for the class.
+
+    Raises:
+        TypeError: it cannot be called, or the class's arguments do not fit.
+    """
+    made = _built(thing, args, options) if inspect.isclass(thing) else thing
+    if not callable(made):
+        raise TypeError(
+            f"thing is {type(made).__name__}; it must be a module, a function or a class.\n"
+            "    Give the attention itself: regard.check(SelfAttention, 16, 4)."
+        )
+    return made
+
+
+def call_to_copy(name: str, arguments: Iterable[Argument]) -> str:
+    """Return a call of check with an example, filled in as far as the names tell.
+
+    Args:
+        name: of the code.
+        arguments: that it takes.
+    """
+    known = ("x", "memory", "query", "key", "value")
+    needed = [a for a in arguments if a.required]
+    values = "".join("torch.randn(2, 7, 16), " for a in needed if a.role in known).strip()
+    others = ", ".join(f"{a.name!r}: ..." for a in needed if a.role not in known)
+    return f"regard.check({name}, args=({values})" + (f", kwargs={{{others}}})" if others else ")")
 
 
 def _built(thing: type, args: tuple[Any, ...], options: Mapping[str, Any]) -> object:
@@ -423,11 +495,13 @@ def _remember(value: object, memo: dict[int, Any]) -> None:
             memo[id(value)] = value
 
 
-def _source(target: object) -> str:
+def source_of(target: object) -> str:
+    """Return the text of a class or function without comments; empty where there is none."""
     try:
-        return inspect.getsource(cast(Any, target))
-    except (OSError, TypeError):
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cast(Any, target))))
+    except (OSError, TypeError, SyntaxError):
         return ""
+    return ast.unparse(tree)  # without comments, which decide nothing
 
 
 def layouts(given: Given) -> list[Layout]:

@@ -177,6 +177,7 @@ class Training(Law):
 
     def breach(self, lab: Lab) -> Breach | None:
         """Average many runs in training mode, side by side in one batch."""
+        lab = lab.for_first_sample()
         s = lab.specimen
         if not isinstance(s.call, nn.Module):
             raise NotTried("A function has no training mode.", applies=False)

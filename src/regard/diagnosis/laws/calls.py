@@ -51,7 +51,9 @@ class Runs(Law):
         batches = [1, s.batch + 1] if s.has_batch else []
         yield from ((batch, s.tokens) for batch in batches)
         if s.has_tokens and not s.is_fixed:
-            yield from ((s.batch, n) for n in (max(s.tokens - 2, 2), s.tokens + 4, 1))
+            most = s.tokens + 4 if s.most_tokens is None else s.most_tokens
+            lengths = (max(s.tokens - 2, 2), s.tokens + 4, 1)
+            yield from ((s.batch, n) for n in lengths if n <= most and n != s.tokens)
 
     @staticmethod
     def _is_limit(lab: Lab, batch: int, tokens: int) -> bool:
@@ -227,7 +229,7 @@ class Samples(Law):
                     self._place(base, runs),
                     (moved, torch.eye(2), "which sample (across) moves which (down): 1 if it does"),
                 )
-        for b in range(2):
+        for b in range(2) if not s.has_given_samples else ():
             alone = lab.run({name: t[b : b + 1] for name, t in contents.items()})
             if alone.rows[0].shape != base.rows[b].shape:
                 return Breach(

@@ -252,6 +252,12 @@ class Core:
         found: dict[tuple[Cut, int], Role] = {}
         for cut, places in self.places.items():
             tokens, channels = places.shape
+            if self._splits is None and isinstance(cut, str):
+                # Probes run one by one: an argument of its own is probed as a whole.
+                found |= dict.fromkeys(
+                    ((cut, c) for c in range(channels)), self._of_all(cut, start)
+                )
+                continue
             noise = 0.8 * torch.randn(channels, tokens, generator=generator, dtype=torch.float64)
             probes = self.base[cut].repeat(4 * channels, 1).view(4, channels, -1)
             for c in range(channels):
@@ -264,6 +270,18 @@ class Core:
             for c in range(channels):
                 found[cut, c] = self._role(start, out[:, c], tokens)
         return found
+
+    def _of_all(self, cut: Cut, start: Tensor) -> Role:
+        """Return the role of all channels of a cut together."""
+        places = self.places[cut]
+        generator = torch.Generator().manual_seed(13)
+        noise = 0.8 * torch.randn(places.shape, generator=generator, dtype=torch.float64)
+        probes = self.base[cut].repeat(4, 1)
+        probes[0, places] += noise
+        probes[1, places] -= noise
+        probes[2, places[0]] += noise[0]
+        probes[3, places[-1]] += noise[-1]
+        return self._role(start, self({cut: probes}), len(places))
 
     @staticmethod
     def _role(start: Tensor, out: Tensor, tokens: int) -> Role:
@@ -377,7 +395,9 @@ def _walked(steps: list[Step], sources: Mapping[int, frozenset[Cut]]) -> _Plan |
         if (fused and not is_scored) or _meets(step, [at for _, at in known], scored):
             if exit_ is not None and not is_scored:
                 is_split = True  # heads one after another, each with a projection at its end
-            cuts |= dict.fromkeys(own)
+            # A bias that was added to the scores comes from no query, key or value.
+            fresh = [origins.get(at, nothing) for at in addresses if at not in scored]
+            cuts |= dict.fromkeys(nothing.union(*fresh))
             scores = number if scores < 0 else scores
             is_valued = is_valued or fused or is_scored
             is_scored = True

@@ -79,6 +79,12 @@ class Lab:
         call = self.specimen.call
         return independent(call).double() if isinstance(call, nn.Module) else call
 
+    def for_first_sample(self) -> "Lab":
+        """Return a lab in which all samples have the caller's arguments of the first."""
+        if not self.specimen.has_given_samples:
+            return self
+        return Lab(self.specimen.of_first_sample(), self.notes)
+
     @property
     def model(self) -> nn.Module | None:
         """The module in float64; None for a function."""
@@ -142,9 +148,17 @@ class Lab:
             raise ValueError("the code gave back fewer tensors than before")
         return found[index]
 
-    @staticmethod
-    def _outputs(result: Any) -> list[Tensor]:
-        return [t for t in as_tensors(result) if t.is_floating_point()]
+    def _without_grid(self, tensor: Tensor) -> Tensor:
+        """Return a tensor with two axes of pixels as one of tokens."""
+        grid = next(iter(self.specimen.sources.values())).grid
+        for axis in range(tensor.ndim - 1):
+            if grid is not None and tuple(tensor.shape[axis : axis + 2]) == grid:
+                return tensor.flatten(axis, axis + 1)
+        return tensor
+
+    def _outputs(self, result: Any) -> list[Tensor]:
+        found = [t for t in as_tensors(result) if t.is_floating_point()]
+        return [self._without_grid(t) for t in found]
 
     def _rows(self, output: Tensor) -> Tensor:
         """Return an output as (batch, rows, columns)."""
@@ -168,6 +182,8 @@ class Lab:
         if s.is_fixed:
             others = others[:1]
         axes: list[list[int | None]] = []
+        if s.most_tokens is not None:
+            others = [(b, min(n, s.most_tokens)) for b, n in others]
         for index, size in enumerate(others):
             is_there = s.has_batch if index == 0 else s.has_tokens
             try:

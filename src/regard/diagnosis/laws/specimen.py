@@ -24,8 +24,8 @@ class Slot:
     Attributes:
         name: of the argument.
         kind: ``content``: numbers of tokens; ``ids``: whole numbers of tokens; ``filled``: one
-            value everywhere, such as a mask that hides nothing; ``positions``: 0, 1, 2, ...;
-            ``lengths``: the number of tokens; ``fixed``: the value as it is.
+            value everywhere, such as a mask that hides nothing; ``lengths``: the number of tokens;
+            ``given``: a tensor of the caller's, cut to the sizes; ``fixed``: the value as it is.
         axes: of the tensor: "b" is the batch, "t" the tokens, a number is a length.
         source: arguments with the same source get the same numbers.
         dtype: of the tensor.
@@ -33,10 +33,12 @@ class Slot:
         high: of ``ids``, the number of different ones.
         by_name: the argument is passed by its name.
         is_array: a NumPy array is passed.
+        meaning: of a mask that the caller passed: ``keeps`` or ``hides``; empty: unknown.
+        grid: of tokens in two axes, such as the pixels of an image, their lengths.
     """
 
     name: str
-    kind: Literal["content", "ids", "filled", "positions", "lengths", "fixed"]
+    kind: Literal["content", "ids", "filled", "lengths", "given", "fixed"]
     axes: tuple[str | int, ...] = ()
     source: str = ""
     dtype: torch.dtype = torch.float32
@@ -44,6 +46,8 @@ class Slot:
     high: int = 0
     by_name: bool = False
     is_array: bool = False
+    meaning: str = ""
+    grid: tuple[int, int] | None = None
 
     def shape(self, batch: int, tokens: int) -> tuple[int, ...]:
         """The shape of the tensor for these sizes."""
@@ -63,7 +67,11 @@ class Slot:
         if "b" not in self.axes:
             canonical = canonical[0]
         places = [self.axes.index(axis) for axis in "bt" if axis in self.axes]
-        return canonical.movedim(tuple(range(len(places))), tuple(places))
+        laid = canonical.movedim(tuple(range(len(places))), tuple(places))
+        if self.grid is None:
+            return laid
+        at = self.axes.index("t")
+        return laid.reshape(*laid.shape[:at], *self.grid, *laid.shape[at + 1 :])
 
     def constant(self, batch: int, tokens: int) -> Any:
         """Return the value of an argument that holds no numbers of tokens."""
@@ -73,12 +81,14 @@ class Slot:
                 return torch.full(shape, self.value, dtype=self.dtype)
             case "lengths":
                 return torch.full(shape, tokens, dtype=self.dtype)
-            case "positions":
-                if "t" not in self.axes:
-                    return torch.zeros(shape, dtype=self.dtype)
-                along = [1] * len(shape)
-                along[self.axes.index("t")] = tokens
-                return torch.arange(tokens, dtype=self.dtype).view(along).expand(shape)
+            case "given":
+                value = torch.as_tensor(self.value)
+                for axis, letter in enumerate(self.axes):
+                    if letter == "b":
+                        value = value.index_select(axis, torch.arange(batch) % value.shape[axis])
+                    elif letter == "t":
+                        value = value.narrow(axis, 0, tokens)
+                return value
             case _:
                 return self.value
 
@@ -94,7 +104,9 @@ class Specimen:
         batch: how many samples the code is known to run with.
         tokens: how many tokens the code is known to run with.
         causal: what the caller declared; None: nothing.
-        is_fixed: the sizes cannot be changed.
+        is_fixed: the number of tokens cannot be changed.
+        most_tokens: with how many it can be called; None: any number.
+        segments: lengths of sequences that stand one after another in the tokens; empty: one.
     """
 
     name: str
@@ -104,6 +116,63 @@ class Specimen:
     tokens: int = 7
     causal: bool | None = None
     is_fixed: bool = False
+    most_tokens: int | None = None
+    segments: tuple[int, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """How the arguments are read, in words."""
+        names = {"b": "batch", "t": "tokens"}
+        parts: list[str] = []
+        for slot in self.slots:
+            if slot.source or slot.kind == "given":
+                axes = ", ".join(names.get(str(axis), str(axis)) for axis in slot.axes)
+                meaning = {"keeps": ", True allows", "hides": ", True hides"}.get(slot.meaning, "")
+                parts.append(f"{slot.name} ({axes}){meaning}")
+        return ", ".join(parts)
+
+    @property
+    def masks(self) -> tuple[Slot, ...]:
+        """The masks that the caller passed."""
+        return tuple(slot for slot in self.slots if slot.kind == "given" and slot.meaning != "")
+
+    @property
+    def has_given_samples(self) -> bool:
+        """Return True if arguments of the caller differ from sample to sample."""
+        return any(slot.kind == "given" and "b" in slot.axes for slot in self.slots)
+
+    def of_first_sample(self) -> "Specimen":
+        """Return the same with the arguments of the first sample for all."""
+        slots = [
+            replace(slot, value=torch.as_tensor(slot.value).narrow(slot.axes.index("b"), 0, 1))
+            if slot.kind == "given" and "b" in slot.axes
+            else slot
+            for slot in self.slots
+        ]
+        return replace(self, slots=tuple(slots))
+
+    def visible(self, tokens: int) -> Tensor | None:
+        """Return what the first sample's masks let each query see, bool, (tokens, tokens).
+
+        None where a mask has an unknown meaning.
+        """
+        seen = torch.ones(tokens, tokens, dtype=torch.bool)
+        if self.segments:
+            number = torch.repeat_interleave(torch.tensor(self.segments))[:tokens]
+            seen &= number[:, None] == number
+        for slot in self.masks:
+            value = slot.constant(1, tokens)
+            if slot.meaning == "unknown":
+                return None
+            if slot.meaning == "lengths":
+                own = torch.arange(tokens) < value.flatten()[0]
+            else:
+                own = (value >= 0 if slot.meaning == "added" else value.bool()).flatten()
+                own = own if slot.meaning != "hides" else ~own
+            if own.numel() not in (tokens, tokens * tokens):
+                return None
+            seen &= own.view(-1, tokens)
+        return seen
 
     @property
     def is_module(self) -> bool:

@@ -25,6 +25,7 @@ def influence(lab: Lab, extra: Mapping[str, Any] | None = None) -> Tensor:
     Raises:
         NotTried: tokens or rows cannot be told apart.
     """
+    lab = lab.for_first_sample()
     s = lab.specimen
     if not s.has_tokens or not lab.sees_rows:
         raise NotTried("No axis of its arguments and its output stands for the tokens.")
@@ -73,6 +74,8 @@ class Influence(Law):
         rows, tokens = seen.shape
         if rows != tokens:
             raise NotTried("It gives more or fewer tokens than it takes.", applies=False)
+        if lab.specimen.masks or lab.specimen.segments:
+            return self._masked(lab, seen)
         i, j = torch.arange(rows)[:, None], torch.arange(tokens)
         causal = lab.specimen.causal
         if causal:
@@ -95,6 +98,30 @@ class Influence(Law):
             )
         if causal is False and words != "every token to every token":
             return Breach(f"It was declared not causal, and is: {words}.", is_note=True)
+        return None
+
+    @staticmethod
+    def _masked(lab: Lab, seen: Tensor) -> Breach | None:
+        """Compare with the masks that the caller passed; rows that are hidden do not count."""
+        s = lab.specimen
+        allowed = s.visible(len(seen))
+        if allowed is None:
+            names = ", ".join(slot.name for slot in s.masks)
+            raise NotTried(
+                f"Nothing says what {names} means: pass means={{{s.masks[0].name!r}: "
+                "'True keeps'} or 'True hides'."
+            )
+        if s.causal or (s.causal is None and not bool((seen & allowed).triu(1).any())):
+            allowed = allowed & torch.ones_like(allowed).tril()
+        # A residual connection lets a token see itself; what hidden rows give does not count.
+        kept = allowed.any(0) & allowed.any(1)
+        eye = torch.eye(len(seen), dtype=torch.bool)
+        if bool((bad := seen & ~allowed & kept[:, None] & ~eye).any()):
+            return Breach(f"{_where(bad)}, which is hidden from it.", None, _pair(seen, allowed))
+        if bool((bad := ~seen & allowed & kept[:, None]).any()):
+            return Breach(
+                f"{_where(bad, moves=False)}, which may see it.", None, _pair(seen, allowed)
+            )
         return None
 
 

@@ -1,7 +1,7 @@
 """Laws about the attention itself: weights that sum to 1, scores of query and key, heads apart."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import combinations
 from typing import cast
@@ -33,10 +33,14 @@ def core_of(lab: Lab) -> "Weighing":
         raise NotTried("None of its axes stands for the tokens.")
     if lab.weighing is None:
         taken = {n for slot in lab.specimen.sources.values() for n in slot.axes}
-        tokens = next(n for n in (5, 7, 6, 9, 11) if n not in taken)
-        tokens = lab.specimen.tokens if lab.specimen.is_fixed else tokens
+        s = lab.specimen
+        most = 11 if s.most_tokens is None else s.most_tokens
+        lengths = [n for n in (5, 7, 6, 9, 11, 4, 3) if n not in taken and n <= most]
+        tokens = s.tokens if s.is_fixed or not lengths else lengths[0]
         try:
-            core = Core(lab, tokens)
+            if tokens > 64:
+                raise NotTried(f"{tokens} tokens are too many: pass an example with fewer.")
+            core = Core(lab.for_first_sample(), tokens)
             lab.weighing = Weighing(core)
         except NotTried as error:
             lab.weighing = error
@@ -124,12 +128,14 @@ class Weighing:
                 found.append((channel, direction))
         return found
 
-    def weights(self, values: Values) -> Tensor:
+    def weights(self, values: Values, tokens: Sequence[int] | None = None) -> Tensor:
         """Return the weights of each head for some queries and keys, (probes, heads, rows, tokens).
 
         Args:
             values: (probes, numbers).
+            tokens: whose weights are read; None: those of all.
         """
+        tokens = range(self.core.tokens) if tokens is None else tokens
         core = self.core
         channels = [self.value[c] for c in dict.fromkeys(c for c, _ in self.heads)]
         directions = torch.stack([direction for _, direction in self.heads])
@@ -137,9 +143,9 @@ class Weighing:
             raise NotTried("A projection after the attention mixes its heads.")
         empty = core.placed(values, self.value, 0.0)
         probes = max(t.shape[0] for t in values.values())
-        ones = [core.placed(empty, channels, 1.0, j) for j in range(core.tokens)]
+        ones = [core.placed(empty, channels, 1.0, j) for j in tokens]
         many = {cut: torch.cat([one[cut] for one in ones]) for cut in empty}
-        out = core(many).view(core.tokens, probes, *self.offset.shape) - self.offset
+        out = core(many).view(len(tokens), probes, *self.offset.shape) - self.offset
         inverse = cast(Tensor, torch.linalg.pinv(directions))  # pyright: ignore[reportUnknownMemberType]
         read = out @ inverse
         return read.permute(1, 3, 2, 0)
@@ -445,8 +451,8 @@ class _Probe:
 
     def ratio(self, values: Values) -> Tensor:
         """Return log-ratios, (probes, heads)."""
-        rows = self.w.weights(values)[:, :, self.row]
-        return rows[..., self.token].log() - rows[..., self.other].log()
+        rows = self.w.weights(values, (self.token, self.other))[:, :, self.row]
+        return rows[..., 0].log() - rows[..., 1].log()
 
     def slopes(self, lab: Lab) -> tuple[list[tuple[float, float]], list[int]]:
         """Return the scale of the scores of each head, from queries and from keys, and its width.
@@ -528,25 +534,26 @@ def _parameter_factor(lab: Lab, w: Weighing) -> float:
 def _has_learned_bias(lab: Lab, w: Weighing) -> bool:
     """Return True if a parameter moves the weights where all queries and keys are 0."""
     values = w.core.placed(w.core.placed(w.core.bases(1), w.query, 0.0), w.key, 0.0)
-    return any(_moved_parameters(lab, lambda: w.weights(values), small=False))
+    return any(_moved_parameters(lab, w, lambda: w.weights(values), small=False))
 
 
 def _is_learned(lab: Lab, probe: _Probe) -> bool:
     """Return True if a parameter beside the projections sets the scale."""
-    return any(_moved_parameters(lab, lambda: torch.tensor(probe.slopes(lab)[0])))
+    return any(_moved_parameters(lab, probe.w, lambda: torch.tensor(probe.slopes(lab)[0])))
 
 
 def _moved_parameters(
-    lab: Lab, measured: Callable[[], Tensor], *, small: bool = True
+    lab: Lab, w: Weighing, measured: Callable[[], Tensor], *, small: bool = True
 ) -> Iterator[bool]:
     """Yield, for each parameter that is no projection, if it moves what is measured.
 
     Args:
         lab: runs the code.
+        w: its weights, which still sum to 1 if the parameter stands before them.
         measured: what may move.
         small: only parameters of a few numbers.
     """
-    start = measured()
+    start, sums = measured(), w.weights(w.core.bases(1)).sum(-1)
     for parameter in lab.model.parameters() if lab.model is not None else ():
         if parameter.numel() > (64 if small else 4096):
             continue
@@ -557,9 +564,10 @@ def _moved_parameters(
             parameter.copy_(before * 1.25 + 0.1 * noise)
             try:
                 moved = measured()
+                is_before = not differs(w.weights(w.core.bases(1)).sum(-1), sums, 1e-6).any()
             finally:
                 parameter.copy_(before)
-        yield bool(differs(moved, start, 1e-3).any())
+        yield is_before and bool(differs(moved, start, 1e-3).any())
 
 
 class Heads(Law):

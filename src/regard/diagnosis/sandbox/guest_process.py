@@ -16,7 +16,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -219,8 +219,36 @@ def _each(
 
 
 def _report(thing: Any, name: str, shown: str, options: dict[str, Any]) -> dict[str, Any]:
+    example = options.pop("example", None)
     check_options(thing, name, shown, options)
-    return _data(check(thing, **options))
+    if example is None:
+        return _data(check(thing, **options))
+    args, kwargs = _example(str(example))
+    return _data(check(thing, args=args, kwargs=kwargs, **options))
+
+
+def _example(written: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments that a function of an example file returns.
+
+    Raises:
+        ValueError: it names no function, or returns no arguments.
+    """
+    file, _, name = written.rpartition(":")
+    call = getattr(imported(Path(file).resolve()), name, None) if file else None
+    if not callable(call):
+        raise ValueError(
+            f"--example {written} names no function; it must be FILE:NAME.\n"
+            "    Write for example: --example example.py:call"
+        )
+    found: object = call()
+    if isinstance(found, dict):
+        return (), cast("dict[str, Any]", found)
+    if isinstance(found, tuple):
+        parts = cast("tuple[Any, ...]", found)
+        if len(parts) == 2 and isinstance(parts[0], tuple) and isinstance(parts[1], dict):
+            return cast("tuple[Any, ...]", parts[0]), cast("dict[str, Any]", parts[1])
+        return parts, {}
+    return (found,), {}
 
 
 def _data(report: Report) -> dict[str, Any]:

@@ -21,7 +21,12 @@ from typing import Any, cast
 
 from regard.errors import RegardError
 
-__all__ = ["Checked", "Limits", "check_apart"]
+__all__ = ["CannotRun", "Checked", "Limits", "check_apart"]
+
+
+class CannotRun(RegardError):
+    """The code was ended before check had an answer: it cannot be told what it is."""
+
 
 # What Python and PyTorch need to start on a busy machine, before the code's own time begins.
 _START_SECONDS = 120.0
@@ -59,11 +64,11 @@ class Checked:
 
     @property
     def exit_code(self) -> int:
-        """1 where an attention is wrong, else 2 where that cannot be told of one, else 0."""
+        """1 where an attention is wrong, else 3 where that cannot be told of one, else 0."""
         codes = {report["exit_code"] for report in self.reports}
         if 1 in codes:
             return 1
-        return 2 if 2 in codes or self.troubles else 0
+        return 3 if 3 in codes or self.troubles else 0
 
 
 def check_apart(
@@ -78,6 +83,7 @@ def check_apart(
         limits: of time and memory.
 
     Raises:
+        CannotRun: the code was ended before there was an answer.
         RegardError: it cannot be checked, in a sentence that says what to do.
         OSError: the file cannot be read.
 
@@ -98,7 +104,7 @@ def check_apart(
         code = _run(request, limits)
         answer = Path(folder, "answer.json")
         if not answer.exists():
-            raise RegardError(_ended(path, Path(folder), code, limits))
+            raise CannotRun(_ended(path, Path(folder), code, limits))
         given = cast("dict[str, Any]", json.loads(answer.read_text(encoding="utf-8")))
     if "error" in given:
         raise RegardError(given["error"])

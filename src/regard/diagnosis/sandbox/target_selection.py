@@ -170,7 +170,7 @@ def fitting_options(thing: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _settings() -> set[str]:
     settings = inspect.signature(check).parameters
-    return {key for key, p in settings.items() if p.kind is p.KEYWORD_ONLY}
+    return {key for key, p in settings.items() if p.kind is p.KEYWORD_ONLY} | {"example"}
 
 
 def _parameters(thing: Any) -> dict[str, inspect.Parameter]:

@@ -1,4 +1,4 @@
-# regard.check(MultiHeadedAttention, 4, 16)
+# regard.check(MultiHeadedAttention, 4, 16, means={"mask": "True keeps"})
 """In the way of the annotated transformer: query, key, value and mask come in, four clones of a
 linear layer, the attention itself a function of its own."""
 import copy

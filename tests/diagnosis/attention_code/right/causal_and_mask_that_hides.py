@@ -1,4 +1,4 @@
-# regard.check(attend, causal=True)
+# regard.check(attend, causal=True, means={"attn_mask": "True hides"})
 import torch
 
 

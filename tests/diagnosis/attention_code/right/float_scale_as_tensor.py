@@ -1,4 +1,4 @@
-# regard.check(Attention(16, 4))
+# regard.check(Attention(16, 4), means={"mask": "True keeps"})
 import torch
 from torch import nn
 

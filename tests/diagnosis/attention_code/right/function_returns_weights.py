@@ -1,4 +1,4 @@
-# regard.check(attention)
+# regard.check(attention, means={"mask": "True keeps"})
 import torch
 import torch.nn.functional as F
 

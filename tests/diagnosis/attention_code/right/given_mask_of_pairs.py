@@ -1,4 +1,4 @@
-# regard.check(attend)
+# regard.check(attend, means={"attn_mask": "True keeps"})
 import torch
 import torch.nn.functional as F
 

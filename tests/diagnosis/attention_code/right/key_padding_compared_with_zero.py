@@ -1,4 +1,4 @@
-# regard.check(Encoder, 24, 3)
+# regard.check(Encoder, 24, 3, means={"key_padding_mask": "True hides"})
 import torch
 from torch import nn
 

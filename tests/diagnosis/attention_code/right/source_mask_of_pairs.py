@@ -1,4 +1,4 @@
-# regard.check(MultiHeadAttention, 8, 24)
+# regard.check(MultiHeadAttention, 8, 24, means={"mask": "True keeps"})
 """(batch, 1, tokens) or (batch, tokens, tokens), 0 for what may not be seen."""
 import torch
 from torch import nn

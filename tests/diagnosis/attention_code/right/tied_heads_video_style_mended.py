@@ -1,4 +1,4 @@
-# regard.check(SelfAttention(embed_size=24, heads=3))
+# regard.check(SelfAttention(embed_size=24, heads=3), means={"mask": "True keeps"})
 import torch
 import torch.nn as nn
 

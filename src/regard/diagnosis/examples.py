@@ -1,0 +1,278 @@
+"""From an example call to what the laws are tried on: the meaning of arguments and axes."""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regard.diagnosis.laws.specimen import Slot, Specimen
+from regard.diagnosis.signature import arguments_of, axis_of_heads, declared_meaning, meaning_of
+from regard.diagnosis.subject import source_of
+
+__all__ = ["example_specimen"]
+
+_WORDS = {
+    "b": re.compile(r"^(b|n|bs|bsz|batch|batch_size|samples?)$"),
+    "t": re.compile(r"^(t|l|s|q|k|tokens?|seq|seq_len|length|len|time|steps?|q_len|kv_len)$"),
+}
+_NOT_CONTENT = re.compile(
+    r"mask|bias|cos|sin|freq|rope|rotary|pos|table|slope|alibi|cache|past|scale|temp|weight|w_|len"
+    r"|seqlen|offset|index|idx"
+)
+
+
+def example_specimen(
+    thing: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    means: Mapping[str, str],
+    axes: str | Mapping[str, str] | None,
+    causal: bool | None,
+) -> Specimen:
+    """Return code with the arguments of an example call.
+
+    Args:
+        thing: a function, or a module that nothing else uses.
+        args: by position.
+        kwargs: by name.
+        means: what True or 1 means in masks, by name.
+        axes: of the first argument, or of arguments by name: "batch tokens dim".
+        causal: what the caller declared.
+
+    Raises:
+        TypeError: the example does not fit the signature.
+        ValueError: no argument holds numbers of tokens.
+    """
+    call = thing.forward if isinstance(thing, nn.Module) else thing
+    name = getattr(thing, "__name__", type(thing).__name__)
+    try:
+        bound = inspect.signature(call).bind(*args, **kwargs).arguments
+    except TypeError as error:
+        raise TypeError(
+            f"the example does not fit {name}: {error}.\n    Pass args=(...) and kwargs={{...}} "
+            f"as a call of {name} has them."
+        ) from error
+    bound = _flattened(call, bound)
+    by_name = {parameter for parameter in kwargs if parameter in bound}
+    roles = {a.name: a.role for a in arguments_of(call, ())}
+    contents = _contents(bound, roles)
+    if not contents:
+        raise ValueError(
+            f"no argument of the example holds numbers of tokens; {name} takes {', '.join(bound)}."
+            "\n    Pass embeddings, query, key and value, or numbers of tokens as tensors."
+        )
+    named = _declared_axes(axes, contents[0])
+    first = _tensor(bound[contents[0]])
+    own = named.get(contents[0]) or _guessed(thing, first, contents, bound)
+    sizes = dict(zip(own, first.shape, strict=True)) if len(own) == first.ndim else {}
+    segments = _segments(bound, first.shape[own.index("t")] if "t" in own else 0)
+    slots = [
+        _slot(key, value, key in contents, named.get(key), own, sizes, roles.get(key, "other"))
+        for key, value in bound.items()
+    ]
+    docs = "\n".join(filter(None, (call.__doc__, type(thing).__doc__)))
+    slots = [_with_meaning(slot, roles, means, docs) for slot in slots]
+    slots = [replace(slot, by_name=slot.name in by_name) for slot in slots]
+    return _of_slots(name, thing, slots, sizes, segments, causal)
+
+
+def _of_slots(
+    name: str,
+    thing: Callable[..., Any],
+    slots: Sequence[Slot],
+    sizes: Mapping[str | int, int],
+    segments: tuple[int, ...],
+    causal: bool | None,
+) -> Specimen:
+    """Return the specimen, with the sizes that its slots allow."""
+    grid = next((slot.grid for slot in slots if slot.grid), None)
+    tokens = grid[0] * grid[1] if grid else int(sizes.get("t", 1))
+    has_tables = any(slot.kind == "given" and "t" in slot.axes for slot in slots)
+    opaque: list[Any] = [s.value for s in slots if s.kind == "fixed"]
+    return Specimen(
+        name,
+        thing,
+        tuple(slots),
+        max(2, int(sizes.get("b", 2))),
+        tokens,
+        causal,
+        is_fixed=bool(grid or segments or any(_tensors_in(value) for value in opaque)),
+        most_tokens=tokens if has_tables else None,
+        segments=segments,
+    )
+
+
+def _flattened(call: Callable[..., Any], bound: Mapping[str, Any]) -> dict[str, Any]:
+    """Return bound arguments with those of ``**kwargs`` beside the others."""
+    found: dict[str, Any] = {}
+    for name, value in bound.items():
+        kind = inspect.signature(call).parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            found |= value
+        else:
+            found[name] = value
+    return found
+
+
+def _tensor(value: Any) -> Tensor:
+    return torch.as_tensor(value) if isinstance(value, np.ndarray) else value
+
+
+def _tensors_in(value: Any) -> bool:
+    if isinstance(value, Tensor | np.ndarray):
+        return True
+    parts = list(value.values()) if isinstance(value, dict) else value  # pyright: ignore
+    return isinstance(parts, tuple | list) and any(_tensors_in(part) for part in parts)  # pyright: ignore
+
+
+def _contents(bound: Mapping[str, Any], roles: Mapping[str, str]) -> list[str]:
+    """Return the names of arguments that hold numbers of tokens."""
+    floats = [
+        name
+        for name, value in bound.items()
+        if isinstance(value, Tensor | np.ndarray)
+        and _tensor(value).is_floating_point()
+        and value.ndim >= 2
+        and (
+            roles.get(name) in ("x", "query", "key", "value", "memory")
+            or not _NOT_CONTENT.search(name.lower())
+        )
+    ]
+    if {"query", "key", "value"} <= {roles.get(name) for name in floats}:
+        return [name for name in floats if roles.get(name) in ("query", "key", "value")]
+    if floats:
+        return floats
+    return [
+        name
+        for name, value in bound.items()
+        if isinstance(value, Tensor)
+        and value.dtype in (torch.int32, torch.int64)
+        and value.ndim in (1, 2)
+        and not _NOT_CONTENT.search(name.lower())
+    ][:1]
+
+
+def _declared_axes(
+    axes: str | Mapping[str, str] | None, first: str
+) -> dict[str, tuple[str | int, ...]]:
+    if axes is None:
+        return {}
+    written = {first: axes} if isinstance(axes, str) else axes
+    found: dict[str, tuple[str | int, ...]] = {}
+    for name, words in written.items():
+        letters: list[str | int] = []
+        for place, word in enumerate(re.findall(r"\w+", words)):
+            letter = next((k for k, pattern in _WORDS.items() if pattern.match(word.lower())), None)
+            letters.append(letter or -1 - place)
+        found[name] = tuple(letters)
+    return found
+
+
+def _guessed(
+    thing: Callable[..., Any], first: Tensor, contents: Sequence[str], bound: Mapping[str, Any]
+) -> tuple[str | int, ...]:
+    """Return the likeliest axes of the first argument: "b", "t", or numbers."""
+    if not first.is_floating_point():
+        return ("b", "t")[2 - first.ndim :]
+    if first.ndim == 2:
+        return ("t", -2)
+    if _segments(bound, first.shape[0]):
+        return ("t", *range(-2, -1 - first.ndim, -1))
+    if first.ndim == 3:
+        second = isinstance(thing, nn.MultiheadAttention) and not thing.batch_first
+        return ("t", "b", -3) if second else ("b", "t", -3)
+    if first.ndim == 4 and len(contents) >= 3:
+        target = type(thing) if isinstance(thing, nn.Module) else thing
+        call = thing.forward if isinstance(thing, nn.Module) else thing
+        heads = axis_of_heads(source_of(target), arguments_of(call, ()))
+        return ("b", "t", -3, -4) if heads == 2 else ("b", -2, "t", -4)
+    if first.ndim == 4:  # an image: channels before the pixels, or behind them
+        behind = first.shape[-1] > first.shape[1]
+        return ("b", "t", "t", -4) if behind else ("b", -2, "t", "t")
+    return ("b", *range(-2, -1 - first.ndim, -1))
+
+
+def _segments(bound: Mapping[str, Any], tokens: int) -> tuple[int, ...]:
+    """Return the lengths of packed sequences from an argument such as cu_seqlens."""
+    for name, value in bound.items():
+        if not re.search(r"cu_?(seq|len)|offsets", name.lower()) or not isinstance(value, Tensor):
+            continue
+        ends = [int(n) for n in value.flatten()]
+        if len(ends) > 1 and ends[0] == 0 and ends[-1] == tokens:
+            return tuple(b - a for a, b in pairwise(ends))
+    return ()
+
+
+def _slot(
+    name: str,
+    value: Any,
+    is_content: bool,
+    named: tuple[str | int, ...] | None,
+    own: tuple[str | int, ...],
+    sizes: Mapping[str | int, int],
+    role: str,
+) -> Slot:
+    is_array = isinstance(value, np.ndarray)
+    if not isinstance(value, Tensor | np.ndarray):
+        return Slot(name, "fixed", value=value)
+    tensor = _tensor(value)
+    if is_content:
+        axes = named or (own if len(own) == tensor.ndim else _by_size(tensor, sizes))
+        grid = None
+        if axes.count("t") == 2:
+            at = axes.index("t")
+            grid = (tensor.shape[at], tensor.shape[at + 1])
+            axes = (*axes[:at], "t", *axes[at + 2 :])
+        shape = [n for place, n in enumerate(tensor.shape) if not grid or place != at + 1]  # pyright: ignore[reportPossiblyUnboundVariable]
+        lengths = tuple(a if isinstance(a, str) else n for a, n in zip(axes, shape, strict=True))
+        source = role if role in ("query", "key", "value") else name
+        high = 0 if tensor.is_floating_point() else int(tensor.max()) + 1
+        kind = "ids" if high else "content"
+        return Slot(
+            name, kind, lengths, source, tensor.dtype, high=high, is_array=is_array, grid=grid
+        )
+    axes = named or _by_size(tensor, sizes)
+    return Slot(name, "given", axes, dtype=tensor.dtype, value=value, is_array=is_array)
+
+
+def _by_size(tensor: Tensor, sizes: Mapping[str | int, int]) -> tuple[str | int, ...]:
+    """Return the axes of an argument by their lengths; only its first can be the batch."""
+    found: list[str | int] = []
+    for place, n in enumerate(tensor.shape):
+        if n == sizes.get("t") and (n != sizes.get("b") or place > 0):
+            found.append("t")
+        elif n == sizes.get("b") and "b" not in found and place == 0 and n > 1:
+            found.append("b")
+        else:
+            found.append(n)
+    return tuple(found)
+
+
+def _with_meaning(
+    slot: Slot, roles: Mapping[str, str], means: Mapping[str, str], docs: str
+) -> Slot:
+    """Return a slot with what its mask is declared to mean; ``unknown`` where nothing does."""
+    if slot.kind != "given":
+        return slot
+    name = slot.name.lower()
+    role = roles.get(slot.name)
+    if slot.name in means:
+        said = meaning_of(means[slot.name])
+    elif role == "lengths" or re.search(r"(^|_)(len|lens|length|lengths)$", name):
+        return replace(slot, meaning="lengths") if slot.axes == ("b",) else slot
+    elif role != "mask" and "mask" not in name and slot.dtype is not torch.bool:
+        return slot
+    else:
+        said = declared_meaning(slot.name, docs)
+        said = said or ("added" if slot.dtype.is_floating_point else "")
+        hides = re.search(r"padding|ignore|hide", name)
+        keeps = re.search(r"^attention_mask$|keep|valid|real|allowed", name)
+        said = said or ("hides" if hides else "keeps" if keeps else "")
+    return replace(slot, meaning=said or "unknown")

@@ -1,0 +1,66 @@
+"""Laws and mistakes as text and as plain data."""
+
+from regard.diagnosis.catalogue import FAULTS, NOTES
+from regard.diagnosis.laws.judge import LAWS
+
+__all__ = ["explanation", "laws_as_data", "mistakes_as_data"]
+
+
+def laws_as_data() -> list[dict[str, str | bool]]:
+    """Return each law with its statement, its formula and a line of code that breaks it."""
+    return [
+        {
+            "name": law.name,
+            "statement": law.statement,
+            "formula": law.formula,
+            "counterexample": law.example,
+            "is_universal": law.is_universal,
+        }
+        for law in LAWS
+    ]
+
+
+def mistakes_as_data() -> list[dict[str, str | int | list[str]]]:
+    """Return each mistake and note with its sentence, what to write instead, and its sources."""
+    return [
+        {
+            "number": fault.number,
+            "name": fault.name,
+            "statement": fault.sentence,
+            "fix": fault.mending,
+            "sources": list(fault.sources),
+            "severity": fault.severity,
+        }
+        for fault in (*FAULTS, *NOTES)
+    ]
+
+
+def explanation(name: str) -> str:
+    """Return what a law or a mistake is, in lines of text.
+
+    Args:
+        name: as a report has it.
+
+    Raises:
+        ValueError: neither a law nor a mistake has this name.
+
+    Example:
+        >>> print(explanation("samples"))
+        samples (law)
+          Each sample of a batch gives what it gives alone.
+          Formula:  f([a, b])[0] = f([a])[0]
+          Broken by:  weights = scores.softmax(dim=0)  # over the batch
+    """
+    for law in LAWS:
+        if law.name == name:
+            return (
+                f"{law.name} (law)\n  {law.statement}\n  Formula:  {law.formula}\n"
+                f"  Broken by:  {law.example}"
+            )
+    for fault in (*FAULTS, *NOTES):
+        if fault.name == name:
+            label = f"mistake {fault.number}" if fault.severity == "fault" else "note"
+            seen = f"\n  Others did the same: {', '.join(fault.sources)}" if fault.sources else ""
+            return f"{name} ({label})\n  {fault.sentence}\n  Write:  {fault.mending}{seen}"
+    names = ", ".join([*(law.name for law in LAWS), *(fault.name for fault in FAULTS)])
+    raise ValueError(f"{name!r} is no law and no mistake; it must be one of {names}.")

@@ -1,0 +1,163 @@
+"""Code whose arguments an example call shows."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import regard
+from regard.testing import assert_attention
+
+pytest_plugins = ["regard.testing.fixtures"]
+
+
+def qkv(*shape: int) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(1)
+    return tuple(torch.randn(shape, generator=generator) for _ in range(3))
+
+
+def by_numpy(q: Any, k: Any, v: Any, *, divides: bool = True) -> Any:
+    scores = q @ k.swapaxes(-1, -2) / (np.sqrt(q.shape[-1]) if divides else 1.0)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ v
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    one, other = x.chunk(2, -1)
+    return x * cos + torch.cat([-other, one], -1) * sin
+
+
+def rotary(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    q, k = turned(q, cos, sin), turned(k, cos, sin)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def rotary_of_queries(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(turned(q, cos, sin), k, v, is_causal=True)
+
+
+def packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> Tensor:
+    ends = cu_seqlens.tolist()
+    parts = [
+        F.scaled_dot_product_attention(*(x[a:b].transpose(0, 1) for x in (q, k, v)))
+        for a, b in pairwise(ends)
+    ]
+    return torch.cat(parts, 1).transpose(0, 1)
+
+
+def packed_as_one(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> Tensor:
+    q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v).transpose(0, 1)
+
+
+class OfImages(nn.Module):
+    def __init__(self, channels: int, *, divides: bool = True) -> None:
+        super().__init__()
+        self.qkv = nn.Conv2d(channels, 3 * channels, 1)
+        self.scale = channels**-0.5 if divides else 1.0
+
+    def forward(self, image: Tensor) -> Tensor:
+        q, k, v = self.qkv(image).flatten(2).mT.chunk(3, -1)
+        output = (q @ k.mT * self.scale).softmax(-1) @ v
+        return image + output.mT.view_as(image)
+
+
+ANGLES = torch.arange(7)[:, None] * 10000 ** -(torch.arange(8) % 4 / 4)
+ENDS = torch.tensor([0, 3, 5])
+
+CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, set[str]]] = {
+    "numpy": (by_numpy, tuple(np.random.RandomState(0).randn(3, 2, 7, 8)), "right", set()),
+    "rotary": (rotary, (*qkv(2, 4, 7, 8), ANGLES.cos(), ANGLES.sin()), "right", set()),
+    "rotary of queries": (
+        rotary_of_queries,
+        (*qkv(2, 4, 7, 8), ANGLES.cos(), ANGLES.sin()),
+        "cannot tell",
+        {"score"},
+    ),
+    "packed": (packed, (*qkv(5, 2, 4), ENDS), "right", set()),
+    "packed as one": (packed_as_one, (*qkv(5, 2, 4), ENDS), "wrong", {"influence"}),
+    "image": (OfImages(8), (torch.randn(2, 8, 2, 3),), "right", set()),
+    "image, no scale": (
+        OfImages(8, divides=False),
+        (torch.randn(2, 8, 2, 3),),
+        "wrong",
+        {"score"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_example_call_shows_what_arguments_are(name: str) -> None:
+    thing, args, verdict, laws = CASES[name]
+    report = regard.check(thing, args=args)
+    broken = {result.law.name for result in report.laws if result.outcome == "broken"}
+    assert (report.verdict, broken) == (verdict, laws), report
+
+
+def test_a_numpy_function_runs_without_an_example() -> None:
+    assert regard.check(by_numpy).ok
+
+
+def test_a_mistake_in_numpy_is_wrong() -> None:
+    args = tuple(np.random.RandomState(0).randn(3, 2, 7, 8))
+    report = regard.check(by_numpy, args=args, kwargs={"divides": False})
+    assert [finding.name for finding in report.faults] == ["score"]
+    assert report.faults[0].detail.startswith(
+        "The product of query and key is scaled by 1.0000; for head_dim 8 it should be 0.3536"
+    )
+
+
+def hidden(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    return scores.masked_fill(mask[:, None, None, :], float("-inf")).softmax(-1) @ v
+
+
+@pytest.mark.parametrize(
+    ("means", "verdict"),
+    [("True hides", "right"), ("True keeps", "wrong"), ("", "cannot tell")],
+    ids=["hides", "keeps", "nothing"],
+)
+def test_the_caller_says_what_a_mask_means(means: str, verdict: str) -> None:
+    mask = torch.arange(7) > torch.tensor([[4], [5]])
+    args = (*qkv(2, 4, 7, 8), mask)
+    report = regard.check(hidden, args=args, means={"mask": means} if means else None)
+    assert report.verdict == verdict, report
+    assert ("pass means={'mask': 'True keeps'}" in report.missing) == (not means)
+
+
+def test_what_cannot_be_guessed_ends_with_the_call_to_copy() -> None:
+    def dated(q: Tensor, k: Tensor, v: Tensor, days: Tensor) -> Tensor:
+        return v
+
+    with pytest.raises(ValueError, match=r"args=\(torch.randn\(2, 7, 16\), .*'days': \.\.\.\}"):
+        regard.check(dated)
+
+
+def test_an_example_that_does_not_fit_is_one_clear_error() -> None:
+    with pytest.raises(TypeError, match=r"the example does not fit hidden: "):
+        regard.check(hidden, args=qkv(2, 4, 7, 8))
+
+
+def test_a_comment_decides_nothing() -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        # The cache holds what is past: mask == 0, b, t = x.shape
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    assert regard.check(attention).verdict == "right"
+
+
+# In other people's tests
+
+
+def test_right_attention_passes_the_assertion(assert_attention: Callable[..., None]) -> None:
+    assert_attention(rotary, args=CASES["rotary"][1], causal=True)
+
+
+def test_wrong_attention_raises_with_the_report() -> None:
+    with pytest.raises(AssertionError, match="packed_as_one is wrong: influence"):
+        assert_attention(packed_as_one, args=CASES["packed as one"][1])
