@@ -1,6 +1,7 @@
 """regard record, segments and heads: what they write and show is what the library says."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -332,3 +333,28 @@ def test_record_replaces_nothing_but_recordings(run: Run, bert: str) -> None:
     assert (code, out) == (2, "")
     assert err.startswith("regard: page.html exists and is not a recording; saving would lose it.")
     assert Path("page.html").read_text() == "<!doctype html>"
+
+
+# Page
+
+
+def test_page_writes_a_recording_as_one_file(run: Run, recorded: str) -> None:
+    code, out, err = run("page", recorded, "-o", "run.html", "--layer", "1")
+    assert (code, err) == (0, "")
+    assert re.fullmatch(r"run\.html   \d+ kB, one file, opens in any browser\n", out)
+    assert Path("run.html").read_text().startswith("<!doctype html>")
+
+
+def test_a_page_needs_query_and_key(run: Run, bert: str) -> None:
+    run("record", TEXT, "-m", bert, "--answers")
+    code, out, err = run("page", "run.safetensors")
+    assert (code, out) == (2, "")
+    assert err.startswith("regard: run.safetensors has answers only, and none to this question.")
+    assert not Path("attention.html").exists()
+
+
+@pytest.mark.parametrize("place", [["--layer", "9"], ["--head", "99"]])
+def test_a_page_opens_at_a_place_that_is_there(run: Run, recorded: str, place: list[str]) -> None:
+    code, out, _ = run("page", recorded, *place)
+    assert (code, out) == (2, "")
+    assert not Path("attention.html").exists()

@@ -18,6 +18,7 @@ try:
     from regard.cli.check_command import check
     from regard.cli.heads_command import heads
     from regard.cli.learn_command import learn
+    from regard.cli.page_command import page
     from regard.cli.record_command import record
     from regard.cli.see_command import see
     from regard.cli.segments_command import segments
@@ -95,6 +96,6 @@ def regard(
         typer.echo(context.get_help())
 
 
-for command in (see, heads, record, verify, segments, serve, learn):
+for command in (see, heads, record, verify, segments, page, serve, learn):
     app.command()(command)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(check)

@@ -15,6 +15,7 @@ import torch
 from regard.analysis.head_kinds import Head
 from regard.errors import RegardError
 from regard.matrix.attention_matrix import AttentionMatrix
+from regard.recording.layers import layer_at
 from regard.recording.recording import Recording
 from regard.reductions.sums import Pool
 from regard.view.export.complete_layer import (
@@ -146,9 +147,12 @@ def _places(
     """The places of the layers to hold, that of the opened one first."""
     names = list(recording)
     places = set(range(len(names)))
+    if opened is not None and opened not in places:
+        raise ValueError(
+            f"layer is {opened}; this recording has {len(names)} layers, 0 to {len(names) - 1}."
+        )
     if layers is not None:
-        wanted = [recording[layer] for layer in layers]
-        places = {i for i, name in enumerate(names) if any(recording[name] is m for m in wanted)}
+        places = {names.index(layer_at(recording.layers, layer).name) for layer in layers}
     return sorted(places, key=lambda place: (place != opened, place))
 
 
