@@ -198,3 +198,64 @@ def test_sparse_weights_are_refused_in_words() -> None:
     reason = r"'Sparse' cannot be kept: _to_sparse \(.*\) makes others of the weights"
     with torch.no_grad(), pytest.raises(regard.RegardError, match=reason), regard.observe(model):
         model(torch.randn(5, 6))
+
+
+class Long(nn.Module):
+    """Attention with more weights than are compared row by row."""
+
+    def __init__(self, variant: Variant) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.variant = variant
+        self.query, self.key = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = [part(x).unflatten(-1, (2, 4)).transpose(1, 2) for part in (self.query, self.key)]
+        return self.variant(*heads, x.unflatten(-1, (2, 4)).transpose(1, 2))
+
+
+def whole(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return (query @ key.mT).softmax(-1) @ value
+
+
+def head_by_head(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    weights = (query @ key.mT).softmax(-1)
+    return torch.stack([weights[:, head] @ value[:, head] for head in range(2)], 1)
+
+
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+@pytest.mark.parametrize("variant", [whole, head_by_head])
+def test_many_weights_are_recorded(variant: Variant, dtype: torch.dtype) -> None:
+    model = Long(variant).to(dtype)
+    x = torch.randn(1, 601, 8, generator=torch.manual_seed(1)).to(dtype)
+    with torch.no_grad(), regard.observe(model) as seen:
+        output = model(x)
+    value = x.unflatten(-1, (2, 4)).transpose(1, 2)
+    found = (seen[0].to_dense() @ value).float()
+    torch.testing.assert_close(found, output.float(), atol=LIMITS[dtype], rtol=0.02)
+
+
+def key_written_to(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    key = key.clone()
+    weights = (query @ key.mT).softmax(-1)
+    key.numpy()[:, :, 300] = 1.0
+    return weights @ value
+
+
+def weights_written_to(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    weights = (query @ key.mT).softmax(-1)
+    weights.numpy()[...] *= 0.5
+    return weights @ value
+
+
+def heads_exchanged(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    weights = (query @ key.mT).softmax(-1)
+    return torch.stack([weights[:, 1 - head] @ value[:, head] for head in range(2)], 1)
+
+
+@pytest.mark.parametrize("variant", [key_written_to, weights_written_to, heads_exchanged])
+def test_many_weights_that_were_written_to_are_refused(variant: Variant) -> None:
+    model, x = Long(variant), torch.randn(1, 601, 8, generator=torch.manual_seed(1))
+    refused = pytest.raises(regard.RegardError, match="'Long' cannot be kept")
+    with refused, torch.no_grad(), regard.observe(model):
+        model(x)
