@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import regard
 import regard.capture.merging
-import regard.capture.tensor_storage
+import regard.capture.tensor_copies
 import regard.recording.file_writer
 from models import LLAMA, MODELS, ids, noise
 from regard.capture.slicing import some_queries, unrepeated
@@ -286,8 +286,8 @@ def test_a_full_disk_stops_no_model_and_leaves_earlier_recordings_whole(
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(**options)
 
-    real = regard.capture.tensor_storage.TemporaryFile
-    monkeypatch.setattr(regard.capture.tensor_storage, "TemporaryFile", full)
+    real = regard.capture.tensor_copies.TemporaryFile
+    monkeypatch.setattr(regard.capture.tensor_copies, "TemporaryFile", full)
     with torch.no_grad():
         plain, outputs = model(ids()).logits, list[Tensor]()
         with pytest.raises(regard.RegardError) as error, regard.observe(model, path=path) as seen:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import regard
-import regard.capture.tensor_storage
+import regard.capture.tensor_copies
 
 
 class Asks(nn.Module):
@@ -105,7 +105,7 @@ def test_a_full_disk_is_told_beside_a_layer_that_could_not_be_kept(
     def full(*_: object) -> Tensor:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(regard.capture.tensor_storage.Shelf, "empty", full)
+    monkeypatch.setattr(regard.capture.tensor_copies.TensorCopies, "empty", full)
     path = tmp_path / "run.safetensors"
     assert told(of(2, 3), heads=[2], path=path) == (
         "the attention of '0' cannot be kept: heads has 2; the layer has 2 heads.\n"

@@ -1,4 +1,4 @@
-"""What is kept of the calls that are one attention, from the first of them to the last."""
+"""The calls that are one attention, from the first to the last."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -11,7 +11,7 @@ from regard.capture.layer_entries import Entries
 from regard.capture.merged_answers import AskedOfCalls, Pairs, ask, joins
 from regard.capture.merging import Copies
 from regard.capture.recorded_values import Values
-from regard.capture.selection import Wanted
+from regard.capture.selection import Selection
 from regard.capture.slicing import some_queries
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.layers import Answers, InMemory, Layer, Queries
@@ -37,7 +37,7 @@ class _Call(NamedTuple):
 
 
 class Kept:
-    """What is kept of a run: copies of what its calls attended with, or answers asked of each.
+    """The kept part of a run: copies of its queries and masks, or answers of each call.
 
     Args:
         module: the name of the run's module.
@@ -58,7 +58,7 @@ class Kept:
         self,
         module: str,
         run: Run,
-        wanted: Wanted,
+        wanted: Selection,
         entries: Entries,
         leading: torch.Size,
         copies: Copies | None,
@@ -164,7 +164,7 @@ class Kept:
         self._set_apart(call)
 
     def _set_first_apart(self) -> None:
-        """The first call is one of several: its answers that do not join get a layer, too."""
+        """Add a layer for the answers of the first call that do not join."""
         if self._first is not None:
             self._set_apart(self._first)
         self._first = None
@@ -185,7 +185,7 @@ class Kept:
 
 
 def queries_kept(rows: range | None, ran: int, start: int = 0) -> Queries | None:
-    """Which of the queries are kept; None: all from the first token on, or it is not known.
+    """Return which of the queries are kept; None: all from the first token on, or it is not known.
 
     Args:
         rows: among those that ran.
@@ -198,7 +198,7 @@ def queries_kept(rows: range | None, ran: int, start: int = 0) -> Queries | None
 
 
 def _neighbours(parts: Sequence[range]) -> range | None:
-    """Several ranges as one; None where something lies between them."""
+    """Return several ranges as one; None where something lies between them."""
     if any(after.start != before.stop for before, after in pairwise(parts)):
         return None
     return range(parts[0].start, parts[-1].stop)

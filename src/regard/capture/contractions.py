@@ -26,7 +26,7 @@ __all__ = [
 
 @dataclass(eq=False, slots=True)
 class Mark:
-    """What stays of a product when it is gone.
+    """The part of a product that outlives it.
 
     Attributes:
         met: whether a softmax of all of it has met a value.
@@ -59,17 +59,17 @@ class Product:
 
     @property
     def sizes(self) -> Numbers:
-        """Of all its axes, in its own order."""
+        """Return the sizes of all axes, in the product's own order."""
         return self.batch + self.rows + self.columns
 
     @property
     def places(self) -> Numbers:
-        """Of one step along each axis."""
+        """Return the distance of one step along each axis."""
         return contiguous(self.sizes)
 
     @property
     def is_of_vectors(self) -> bool:
-        """Whether both factors hold vectors in one piece, as query and key do: q @ k.mT.
+        """Return True if both factors hold vectors in one piece, as query and key do: q @ k.mT.
 
         In a product of matrices the right one has its columns there.
         """
@@ -77,12 +77,12 @@ class Product:
 
     @property
     def row(self) -> int:
-        """How far apart two rows are, and one more than the columns reach."""
+        """Return how far apart two rows are, and one more than the columns reach."""
         return math.prod(self.columns)
 
     @property
     def unit(self) -> int:
-        """How far apart two batches are."""
+        """Return how far apart two batches are."""
         return self.row * math.prod(self.rows)
 
 
@@ -96,12 +96,12 @@ class Contraction:
 
     @property
     def summed(self) -> str:
-        """The axes that both have and the product has not."""
+        """Return the axes that both have and the product has not."""
         return "".join(a for a in self.left if a in self.right and a not in self.output)
 
 
 def matmul_labels(left: int, right: int) -> Contraction:
-    """The letters of ``matmul`` for tensors of so many axes.
+    """Return the letters of ``matmul`` for tensors of so many axes.
 
     Example:
         >>> matmul_labels(4, 4)
@@ -115,7 +115,7 @@ def matmul_labels(left: int, right: int) -> Contraction:
 
 
 def einsum_labels(equation: str, left: int, right: int) -> Contraction | None:
-    """The letters of an einsum of two tensors of so many axes; None where it is none.
+    """Return the letters of an einsum of two tensors of so many axes; None where it is none.
 
     Example:
         >>> einsum_labels("... q d, ... k d -> ... q k", 4, 4)
@@ -135,7 +135,7 @@ def einsum_labels(equation: str, left: int, right: int) -> Contraction | None:
 
 
 def contraction(left: Tensor, right: Tensor, labels: Contraction) -> tuple[Product, Numbers] | None:
-    """The product that was taken, and the places of its output's axes; None where it is none.
+    """Return the product and the places of its output's axes; None if it is no product.
 
     Axes of size 1 in one tensor are repeated to fit the other.
     """
@@ -191,7 +191,7 @@ class Written:
 
 
 def written(func: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Written | None:
-    """The product that an operation of ``PRODUCTS`` has run; None where it is none of two factors.
+    """Return the product that an operation has run; None if it has not two factors.
 
     Args:
         func: the operation.

@@ -1,4 +1,4 @@
-"""Where the elements of a tensor lie in the product that they came from, told by strides alone.
+"""The places of a tensor's elements in the product that they came from, from strides alone.
 
 A product of matrices has an order of its own: its batches, in them its rows, in them its columns.
 Whatever views, permutations and copies a model makes of it, one step along an axis of the result
@@ -18,7 +18,7 @@ Numbers: TypeAlias = tuple[int, ...]
 
 
 def contiguous(sizes: Sequence[int]) -> Numbers:
-    """The strides of a tensor of these sizes that lies in one piece."""
+    """Return the strides of a tensor of these sizes that lies in one piece."""
     return tuple(math.prod(sizes[axis + 1 :]) for axis in range(len(sizes)))
 
 
@@ -42,12 +42,12 @@ class Axes:
 
     @classmethod
     def of(cls, tensor: Tensor, places: Numbers, start: int = 0) -> "Axes":
-        """The axes of a tensor whose places are known."""
+        """Return the axes of a tensor whose places are known."""
         offset = int(tensor.storage_offset())
         return cls(tuple(tensor.shape), tensor.stride(), offset, places, start)
 
     def seen_as(self, view: Tensor) -> "Axes | None":
-        """The axes of another view of the same storage; None where it leaves the tensor."""
+        """Return the axes of another view of the same storage; None where it leaves the tensor."""
         strides, offset = view.stride(), int(view.storage_offset())
         if strides == self.strides and offset == self.offset and view.shape == self.sizes:
             return self
@@ -56,18 +56,18 @@ class Axes:
         return None if found is None else Axes.of(view, found[0], self.start + found[1])
 
     def along(self, place: int, size: int) -> int | None:
-        """The last axis of this size whose steps go this far in the product; None without one."""
+        """Return the last axis of this size with steps of this place; None without one."""
         for axis in reversed(range(len(self.sizes))):
             if self.sizes[axis] == size and (size == 1 or self.places[axis] == place):
                 return axis
         return None
 
     def laid_over(self, view: Tensor) -> Tensor:
-        """The whole tensor, given any view of its storage."""
+        """Return the whole tensor, given any view of its storage."""
         return view.as_strided(self.sizes, self.strides, self.offset)
 
     def moved(self, result: Tensor) -> "Axes | None":
-        """The axes of what was computed from the tensor, element by element.
+        """Return the axes of what was computed from the tensor, element by element.
 
         None where it was repeated to fit something larger.
         """
@@ -77,13 +77,13 @@ class Axes:
         return Axes.of(result, (*(0,) * new, *self.places), self.start)
 
     def reshaped(self, copy: Tensor) -> "Axes | None":
-        """The axes of a copy of the tensor in another shape."""
+        """Return the axes of a copy of the tensor in another shape."""
         basis = zip(self.sizes, contiguous(self.sizes), self.places, strict=True)
         found = translated(basis, copy.shape, contiguous(copy.shape), 0)
         return None if found is None else Axes.of(copy, found[0], self.start + found[1])
 
     def arranged(self, operand: Tensor, final: "Axes") -> Tensor | None:
-        """A view of a tensor that met this one, element by element, as it meets the final axes.
+        """Return a view of an operand of this tensor, on the final axes.
 
         An axis along which it stays the same has size 1.
 
@@ -110,7 +110,7 @@ def translated(
     strides: Sequence[int],
     offset: int,
 ) -> tuple[Numbers, int] | None:
-    """The strides and the offset of a view, from one order of the same elements to another.
+    """Return the strides and the offset of a view, from one order of the same elements to another.
 
     Args:
         basis: axes that span the elements: size, stride in the order that is known, stride in the
@@ -144,7 +144,7 @@ def translated(
 
 
 def _joined(basis: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """The axes from the largest stride down; those that run on into each other are one."""
+    """Return the axes from the largest stride down; those that run on into each other are one."""
     kept = sorted((axis for axis in basis if axis[0] > 1), key=lambda axis: -axis[1])
     axes: list[tuple[int, int, int]] = []
     for size, stride, to in kept:
@@ -156,7 +156,7 @@ def _joined(basis: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]
 
 
 def _counts(axes: list[tuple[int, int, int]], distance: int) -> list[int] | None:
-    """How many steps along each axis go this far; None where none do."""
+    """Return how many steps along each axis go this far; None where none do."""
     counts: list[int] = []
     for _, stride, _ in axes:
         count, distance = divmod(distance, stride) if stride else (0, distance)

@@ -46,7 +46,7 @@ class FlexCalls:
         self._masks: deque[tuple[BlockMask, torch.Size, Mask | None]] = deque(maxlen=4)
 
     def of_operation(self, operation: Operation) -> AttentionMatrix | None:
-        """What a call that was not compiled did; None where ``of_transformers`` will tell."""
+        """Return the matrix of an uncompiled call; None if ``of_transformers`` reads it."""
         if operation.local(_CALLER, "query") is not None:
             return None
         given = dict(zip(_NAMES, operation.args, strict=False)) | operation.kwargs
@@ -65,12 +65,12 @@ class FlexCalls:
 
     @staticmethod
     def precedes(operation: Operation) -> bool:
-        """Whether the operation is the next one after transformers' flex_attention."""
+        """Return True if the operation is the next one after transformers' flex_attention."""
         output = operation.local(_CALLER, "attention_output")
         return output is not None and operation.args[0] is output
 
     def of_transformers(self, operation: Operation) -> AttentionMatrix:
-        """What transformers' flex_attention did before this operation."""
+        """Return what transformers' flex_attention did before this operation."""
         local = partial(operation.local, _CALLER)
         query, key, softcap = local("query"), local("key"), local("softcap")
         numbers = [local("score_mask"), local("position_bias", optional=True)]
@@ -92,12 +92,12 @@ class FlexCalls:
 
     @staticmethod
     def value_of(operation: Operation) -> Tensor:
-        """The value of a call, compiled by transformers or not."""
+        """Return the value of a call, compiled by transformers or not."""
         compiled = operation.local(_CALLER, "value")
         return operation.args[_NAMES.index("value")] if compiled is None else compiled
 
     def _mask(self, block_mask: "BlockMask | None", query: Tensor, key: Tensor) -> Mask | None:
-        """The mask that it is, written out where it is not too large."""
+        """Return the mask that it is, written out where it is not too large."""
         if block_mask is None:
             return None
         shape = torch.Size((*query.shape[:-1], key.shape[-2]))
@@ -114,7 +114,7 @@ class FlexCalls:
 
 
 def _block_mask(parts: tuple[Any, ...], buffers: tuple[Any, ...]) -> "BlockMask | None":
-    """The BlockMask of what the operation is given; None of the one that stands for no mask."""
+    """Return the BlockMask of the operation's arguments; None for no mask."""
     from torch.nn.attention.flex_attention import (  # few need it
         _LARGE_SPARSE_BLOCK_SIZE,  # pyright: ignore[reportPrivateUsage]
         BlockMask,
@@ -132,13 +132,13 @@ def _block_mask(parts: tuple[Any, ...], buffers: tuple[Any, ...]) -> "BlockMask 
 
 
 def _whole(function: Any, buffers: tuple[Any, ...]) -> Callable[..., Tensor]:
-    """The callable as it was written: what it uses was taken out and is passed beside."""
+    """Return the callable as it was written: what it uses was taken out and is passed beside."""
     kept = [each.clone() if isinstance(each, Tensor) else each for each in buffers]
     return lambda *arguments: function(*arguments, *kept)
 
 
 def _is_identity(function: Any) -> bool:
-    """Whether a traced score_mod gives back the score that it is given."""
+    """Return True if a traced score_mod gives back the score that it is given."""
     if not isinstance(function, torch.fx.GraphModule):
         return False
     nodes = list(function.graph.nodes)

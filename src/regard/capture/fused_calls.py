@@ -32,7 +32,7 @@ Given = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class FusedCall:
-    """How the arguments of one fused operation are read.
+    """A reader of the arguments of one fused operation.
 
     Attributes:
         names: of its arguments, in order.
@@ -56,7 +56,7 @@ class FusedCall:
         one_query: bool = False,
         padded_to: Mapping[tuple[int, ...], int] | None = None,
     ) -> AttentionMatrix:
-        """What a call did; its tensors are the model's own.
+        """Return what a call did; its tensors are the model's own.
 
         Args:
             args: of the call.
@@ -80,7 +80,7 @@ class FusedCall:
         *,
         padded_to: Mapping[tuple[int, ...], int] | None = None,
     ) -> Tensor:
-        """What a call drew from, (..., num_kv_heads, kv_len, head_dim); see ``matrix``."""
+        """Return what a call drew from, (..., num_kv_heads, kv_len, head_dim); see ``matrix``."""
         return self.read_value(self._given(args, kwargs, padded_to))
 
     def _given(
@@ -96,7 +96,7 @@ class FusedCall:
 
 @cache
 def fused_call(operation: Callable[..., Any]) -> FusedCall | None:
-    """How the arguments of an operation are read; None where it is no fused attention.
+    """Return how the arguments of an operation are read; None where it is no fused attention.
 
     Asked of each operation that runs: to list all that PyTorch knows takes longer.
 
@@ -142,7 +142,7 @@ def attention_of(
     mask: Mask | None = None,
     scale: float | None = None,
 ) -> AttentionMatrix:
-    """The matrix of a query and a key with a mask as scaled_dot_product_attention takes it.
+    """Return the matrix of a query and a key with a mask as scaled_dot_product_attention takes it.
 
     Args:
         query: (..., num_heads, q_len, head_dim).
@@ -165,7 +165,7 @@ def attention_of(
 
 
 def _causal(query: Tensor, key: Tensor) -> Mask:
-    """What is_causal means in PyTorch, which lines up the first query with the first key."""
+    """Return what is_causal means in PyTorch, which lines up the first query with the first key."""
     return Causal() if query.shape[-2] == key.shape[-2] else Causal(align="top-left")
 
 
@@ -183,7 +183,7 @@ def _scaled_dot_product(given: Given) -> AttentionMatrix:
 
 
 def _unpacked(given: Given) -> Given:
-    """The arguments with all heads on their own axis, (batch, num_heads, 1, ...)."""
+    """Return the arguments with all heads on their own axis, (batch, num_heads, 1, ...)."""
     query, mask = given["query"], given.get("attn_mask")
     packed = query.shape[1:3]
     if mask is not None and mask.shape[1:3] == packed:
@@ -201,7 +201,7 @@ def _encoder_layer(given: Given) -> AttentionMatrix:
 
 
 def _normed(given: Given) -> tuple[Tensor, list[int] | None]:
-    """What an encoder layer's attention is given, and the length of each sequence."""
+    """Return what an encoder layer's attention is given, and the length of each sequence."""
     source, lengths = _padded(given["src"], given)
     if given["norm_first"]:
         weight, bias = given["norm_weight_1"], given["norm_bias_1"]
@@ -229,7 +229,7 @@ def _projected_value(value: Tensor, num_heads: int, given: Given) -> Tensor:
 def _projected(
     query: Tensor, key: Tensor, num_heads: int, given: Given, lengths: list[int] | None = None
 ) -> AttentionMatrix:
-    """The matrix of a layer that projects its input itself: query and key once more."""
+    """Return the matrix of a layer that projects its input itself: query and key once more."""
     query, of_query = _padded(query, given)
     key, of_key = _padded(key, given)
     lengths = lengths or of_query or of_key
@@ -242,12 +242,12 @@ def _projected(
 
 
 def _heads(x: Tensor, num_heads: int) -> Tensor:
-    """(batch, tokens, num_heads · dim) as (batch, num_heads, tokens, dim)."""
+    """Return (batch, tokens, num_heads · dim) as (batch, num_heads, tokens, dim)."""
     return x.reshape(*x.shape[:-1], num_heads, -1).transpose(1, 2)
 
 
 def _padded(tensor: Tensor, given: Given) -> tuple[Tensor, list[int] | None]:
-    """A nested tensor as an ordinary one, (batch, tokens, dim), and the length of each sequence."""
+    """Return a nested tensor as (batch, tokens, dim), and the length of each sequence."""
     if not tensor.is_nested:
         return tensor, None
     parts = list(tensor.unbind())
@@ -258,7 +258,7 @@ def _padded(tensor: Tensor, given: Given) -> tuple[Tensor, list[int] | None]:
 
 
 def _only_real(lengths: list[int], query: Tensor) -> Mask:
-    """Tokens beyond the length of their sequence do not exist: no key, and no query either."""
+    """Return the mask of tokens that exist, as keys and as queries."""
     padding = Padding(lengths)
     if min(lengths) == query.shape[-2]:
         return padding
@@ -268,7 +268,7 @@ def _only_real(lengths: list[int], query: Tensor) -> Mask:
 
 
 def _kept(mask: Tensor | None, kind: int | None) -> Tensor | None:
-    """A mask of the fast path, in which anything but 0 means *may not attend*, as True = may.
+    """Return a mask of the fast path, where 0 means *may attend*, as True = may.
 
     Its kind is 0 for (q_len, kv_len), 1 for the padding (batch, kv_len), 2 for all four axes.
     """
@@ -279,7 +279,7 @@ def _kept(mask: Tensor | None, kind: int | None) -> Tensor | None:
 
 
 def _flash(given: Given) -> AttentionMatrix:
-    """flash-attn's layout is (batch, tokens, heads, dim), or (tokens, heads, dim) for a pack."""
+    """Return a tensor of flash-attn, (batch, tokens, heads, dim), with heads before tokens."""
     for name in _UNREAD:
         if isinstance(given.get(name), Tensor) or given.get(name):
             raise ValueError(
@@ -306,7 +306,7 @@ def _value_of_flash(given: Given) -> Tensor:
 
 
 def _band(query: Tensor, key: Tensor, given: Given) -> Mask | None:
-    """A window of -1 has no end; with causal nothing after the query is seen."""
+    """Return the mask of a window, in which -1 has no end; causal sees nothing after the query."""
     left, right = given.get("window_size") or (
         given.get("window_size_left", -1),
         given.get("window_size_right", -1),
@@ -319,7 +319,7 @@ def _band(query: Tensor, key: Tensor, given: Given) -> Mask | None:
 
 
 def _pack(ends: Tensor, key_ends: Tensor, band: Mask | None) -> Mask:
-    """Several sequences side by side; each attends to itself only."""
+    """Return the mask of several sequences side by side; each attends to itself only."""
     of_queries, of_keys = _documents(ends), _documents(key_ends)
     if torch.equal(ends, key_ends):
         return Documents(of_keys) if band is None else Documents(of_keys) & band
@@ -335,7 +335,7 @@ def _pack(ends: Tensor, key_ends: Tensor, band: Mask | None) -> Mask:
 
 
 def _documents(ends: Tensor) -> Tensor:
-    """0 for each token of the first sequence, 1 for the second, ...: (tokens,)."""
+    """Return 0 for each token of the first sequence, 1 for the second, ...: (tokens,)."""
     lengths = ends.diff()
     return torch.arange(len(lengths), device=ends.device).repeat_interleave(lengths)
 

@@ -31,7 +31,7 @@ Order = tuple[int, ...]
 
 
 class Place(NamedTuple):
-    """Where a call goes on from earlier ones.
+    """The place at which a call goes on from earlier ones.
 
     Attributes:
         grows: whether it brings keys, as in self-attention; in cross-attention all stay.
@@ -80,7 +80,7 @@ class Run:
 
     @property
     def start(self) -> int:
-        """Where its first query stands among the tokens of its keys; 0 where they are others."""
+        """Return the place of its first query among its keys; 0 if they are other tokens."""
         return self.before if self.grows else 0
 
     def extend(
@@ -132,7 +132,7 @@ class Steps:
         self._written: tuple[Tensor, list[int]] | None = None
 
     def begin(self, name: str, source: QueryKeyScores, mask: Mask | None, keys: Tensor) -> Run:
-        """The first call of what may become several.
+        """Return the first call of what may become several.
 
         Args:
             name: of the module.
@@ -161,7 +161,7 @@ class Steps:
     def follow(
         self, name: str, source: QueryKeyScores, mask: Mask | None
     ) -> tuple[Run, Place] | None:
-        """The earlier calls of a layer that a call goes on from, and where; None: there are none.
+        """Return the calls of a layer that a call goes on from, and where; None: there are none.
 
         Args:
             name: of the module.
@@ -209,7 +209,7 @@ class Steps:
         self._last_keys[name] = key.clone()
 
     def _staying(self, run: Run, source: QueryKeyScores) -> Place | None:
-        """The place of a call with the keys of the last one, as in cross-attention."""
+        """Return the place of a call with the keys of the last one, as in cross-attention."""
         kv_len, q_len = source.key.shape[-2], source.query.shape[-2]
         if run.grows or kv_len != run.keys.shape[-2]:
             return None
@@ -225,7 +225,7 @@ class Steps:
         return None if None in order else Place(False, 0, kv_len, kv_len, order=_changed(order))
 
     def _origin(self, entry: int, before: Tensor, now: Tensor) -> int | None:
-        """Which entry of the batch one was, by what it had written and by the text that it reads.
+        """Return which entry of the batch one was, by what it wrote and what it reads.
 
         Beams move among those of their text; two that wrote the same can read two texts.
         """
@@ -241,7 +241,7 @@ class Steps:
     def _growing(
         self, name: str, run: Run, source: QueryKeyScores, mask: Mask | None
     ) -> Place | None:
-        """The place of a call that begins with keys of the calls before and brings its own."""
+        """Return the place of a call whose keys begin with those of the calls before."""
         q_len, stop = source.query.shape[-2], visible_stop(source, mask)
         known = stop - q_len
         if known < 1 or run.grows is False:
@@ -261,7 +261,7 @@ class Steps:
 def extended(
     kept: Tensor, first: int, more: Tensor, empty: Callable[[Sequence[int], Tensor], Tensor]
 ) -> Tensor:
-    """What is kept of each key, with more from a column on; there may be room behind it.
+    """Return what is kept of each key, with more from a column on; there may be room behind it.
 
     Args:
         kept: (..., num_kv_heads, room, dim).
@@ -281,7 +281,7 @@ def extended(
 
 
 def order_since(place: int, orders: Sequence[tuple[int, Order]]) -> Order | None:
-    """For each entry of the batch, at the end, which it was when a query ran; None: the same."""
+    """Return which entry each one at the end was when a query ran; None: the same."""
     found: Order | None = None
     for ran, order in reversed(orders):
         if ran <= place:
@@ -291,7 +291,7 @@ def order_since(place: int, orders: Sequence[tuple[int, Order]]) -> Order | None
 
 
 def visible_stop(source: QueryKeyScores, mask: Mask | None) -> int:
-    """One past the last key that the last query may attend to: after it a cache is empty.
+    """Return one past the last key that the last query may attend to: after it a cache is empty.
 
     A query that may attend to nothing tells nothing: then all keys count.
 
@@ -318,7 +318,7 @@ def visible_stop(source: QueryKeyScores, mask: Mask | None) -> int:
 
 
 def _seen(source: QueryKeyScores, mask: Mask | None, box: Box) -> Tensor:
-    """Which keys some entry or head sees, (columns,); a bias can hide keys as a mask does."""
+    """Return which keys some entry or head sees, (columns,); a bias may hide keys."""
     tensors = () if mask is None else mask.tensors
     tensors = tensors if source.bias is None else (source.bias, *tensors)
     device = tensors[0].device if tensors else torch.device("cpu")
@@ -333,7 +333,7 @@ def _seen(source: QueryKeyScores, mask: Mask | None, box: Box) -> Tensor:
 
 
 def _traits(source: QueryKeyScores) -> Hashable:
-    """What two calls that are one attention have alike; None: no call can go on from this one."""
+    """Return what two calls of one attention share; None: none can go on from this."""
     if source.position_bias is not None or source.score_mod is not None:
         return None  # what they add depends on where the call begins
     query, key = source.query, source.key
@@ -342,12 +342,12 @@ def _traits(source: QueryKeyScores) -> Hashable:
 
 
 def _in_turn(first: Run, second: Run) -> bool:
-    """Whether two runs are heads in a loop on one key: then the first goes on first."""
+    """Return True if two runs are heads in a loop on one key: then the first goes on first."""
     return first.time == second.time - 1 and not torch.equal(first.last_query, second.last_query)
 
 
 def _goes_on_from_a_copy(runs: Sequence[Run], source: QueryKeyScores, before: int) -> bool:
-    """Whether the keys before the first query are an earlier text's: of a cache copied or cut back.
+    """Return True if the first keys are an earlier text's: the cache was copied or cut back.
 
     Of one call it is not known whether it was self-attention. It can have been where its queries
     stood at all its keys. Another look at the very same keys is cross-attention then, but where it
@@ -369,17 +369,17 @@ def _goes_on_from_a_copy(runs: Sequence[Run], source: QueryKeyScores, before: in
 
 
 def _at(tensor: Tensor, run: Run) -> Tensor:
-    """Where the keys of the run are kept."""
+    """Return where the keys of the run are kept."""
     return tensor.to(run.keys.device)
 
 
 def _entries(tensor: Tensor) -> Tensor:
-    """The entries of the batch along the first axis; the only one of a tensor without a batch."""
+    """Return a tensor with the entries of the batch along the first axis."""
     return tensor if tensor.ndim > 3 else tensor[None]
 
 
 def _changed(order: Sequence[int | None]) -> Order | None:
-    """The order, where it is not as it was."""
+    """Return the order, where it is not as it was."""
     return None if list(order) == list(range(len(order))) else cast(Order, tuple(order))
 
 
@@ -390,7 +390,7 @@ def _same(first: Tensor | None, second: Tensor | None) -> bool:
 
 
 def _look_alike(keys: Tensor, base: int) -> bool:
-    """Whether two entries of the batch differ only in keys that a cache has dropped.
+    """Return True if two entries of the batch differ only in keys that a cache has dropped.
 
     Which of the two a beam goes on from the keys cannot tell then.
     """
@@ -403,7 +403,7 @@ def _look_alike(keys: Tensor, base: int) -> bool:
 
 
 def _origins(before: Tensor, now: Tensor) -> list[int] | None:
-    """For each entry of the batch the one that had its keys before; None: one is new."""
+    """Return for each entry of the batch the one that had its keys before; None: one is new."""
     everyone = range(len(now))
     if torch.equal(before, now):
         return list(everyone)

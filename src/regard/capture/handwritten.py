@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from regard.capture.contractions import Contraction, Mark, Written, contraction, written
 from regard.capture.element_axes import Axes, contiguous
 from regard.capture.merge_order import MergeOrder
-from regard.capture.product_axes import Untold
+from regard.capture.product_axes import Unsupported
 from regard.capture.proof import Sample
 from regard.capture.provenance import (
     Attention,
@@ -108,7 +108,7 @@ class Handwritten:
 
     @property
     def listeners(self) -> Mapping[Callable[..., Any], Listener]:
-        """The listener of each operation."""
+        """Return the listener of each operation."""
         on_scores = cache(self._if_any)
         return {
             **dict.fromkeys(STEPS, on_scores(self._step)),
@@ -174,7 +174,7 @@ class Handwritten:
         self._known.put(output, axes, Scores(found[0], steps))
 
     def _multiply(self, operation: Operation) -> None:
-        """A product, element by element: a step, dropout, or einsum over an axis of size 1."""
+        """Follow an elementwise product: a step, dropout, or einsum over an axis of size 1."""
         first, second = operation.args[:2]
         outer = _outer_product(first, second)
         stages = [self._known.stage_of(each) for each in (first, second)]
@@ -209,7 +209,7 @@ class Handwritten:
         return True
 
     def _sum_over(self, operation: Operation, stage: Unsummed, axis: int) -> None:
-        """Weights have met a value that is summed over an axis."""
+        """Let weights meet a value that was summed over an axis."""
         letters = _LETTERS[: stage.tensor.ndim]
         sizes = zip(letters, stage.tensor.shape, stage.value.shape, strict=True)
         own = {letter: (one, other) for letter, one, other in sizes}
@@ -294,7 +294,7 @@ class Handwritten:
     def _meet(
         self, operation: Operation, track: Track, tensor: Tensor, letters: str, product: Written
     ) -> None:
-        """Weights are multiplied with a value: record their attention, or refuse it."""
+        """Record the attention of weights that are multiplied with a value, or refuse it."""
         weights = cast(Weights, track.stage)
         own = weights.attention
         if own.name is None or own.is_refused:
@@ -448,7 +448,7 @@ class Handwritten:
         dim: int,
         source: Tensor | None,
     ) -> None:
-        """Weights follow from scores: the attention is known, and not yet recorded."""
+        """Note the attention of a softmax; it is not recorded before it meets a value."""
         output = cast(Tensor, operation.output)
         name = _owner(operation, scores.product.modules)
         own = _attention(operation, name, dim, None)
@@ -459,14 +459,14 @@ class Handwritten:
         try:
             with apart():
                 if axes is None:
-                    raise Untold("is taken of a part of the scores that cannot be told.")
+                    raise Unsupported("is taken of a part of the scores that cannot be told.")
                 given = operation.inputs() if len(axes.sizes) == 3 else []
                 heads_first = self._merges.is_heads_first(scores.product)
                 matrix, final = attention(
                     scores.product, scores.steps, axes, dim, given, heads_first=heads_first
                 )
                 self._describe(own, matrix, final, axes, output, scores, source)
-        except Untold as cause:
+        except Unsupported as cause:
             own.trouble = f"the softmax ({own.line}) {cause}"
         except (TypeError, ValueError, RuntimeError, MemoryError) as cause:
             own.trouble = str(cause)
@@ -490,7 +490,7 @@ class Handwritten:
         whole = Axes.of(output, contiguous(output.shape))
         weights = None if meeting is None else whole.arranged(output, meeting.axes)
         if meeting is None or weights is None:
-            raise Untold("is taken of a part of the scores that cannot be told.")
+            raise Unsupported("is taken of a part of the scores that cannot be told.")
         sizes = meeting.axes.sizes
         rows = None
         if source is not None:
@@ -500,7 +500,7 @@ class Handwritten:
         dtype = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
         sample = Sample.of(rows, weights.expand(sizes), dtype, len(scores.steps))
         if not sample.is_of(matrix):
-            raise Untold("gave other weights than follow from its query and key.")
+            raise Unsupported("gave other weights than follow from its query and key.")
         own.matrix, own.meeting, own.sample = matrix, meeting, sample
 
     def _put_weights(self, operation: Operation, own: Attention) -> None:
@@ -510,7 +510,7 @@ class Handwritten:
     # Steps before and after the softmax
 
     def _step(self, operation: Operation) -> None:
-        """An operation that scores may go through; weights only if it changes no number."""
+        """Follow an operation that scores may go through, and weights if it changes no number."""
         for source in tensors_in(operation.args):
             track = self._known.of(source)
             if not source.numel():
@@ -528,7 +528,7 @@ class Handwritten:
         self.pass_on(operation)
 
     def _weigh(self, operation: Operation, source: Tensor, track: Track, weights: Weights) -> None:
-        """Weights on which an operation of the table has run: they must be what they were."""
+        """Follow weights through an operation of the table, if it leaves them as they were."""
         output = cast(Tensor, operation.output)
         if not output.is_floating_point() or is_of_keys(operation, track, source, output):
             return
@@ -544,7 +544,7 @@ class Handwritten:
         self._known.put(output, found[1], found[0])
 
     def _draw(self, operation: Operation) -> None:
-        """Random numbers are drawn, into new storage or over weights."""
+        """Note random numbers, in a new storage or over weights."""
         written_into = self._known.of(operation.output)
         if written_into is None:
             self._known.put(operation.output, None, Noise())
@@ -552,7 +552,7 @@ class Handwritten:
             self.pass_on(operation)
 
     def _drop(self, operation: Operation) -> None:
-        """Dropout as one operation."""
+        """Follow weights through dropout as one operation."""
         source = operation.args[0]
         track = self._known.of(source)
         output = next(tensors_in((operation.output,)))
@@ -563,7 +563,7 @@ class Handwritten:
             self.pass_on(operation)
 
     def _copy(self, operation: Operation) -> None:
-        """A copy, of another dtype or in another shape."""
+        """Follow scores or weights into a copy, of another dtype or in another shape."""
         source, output = operation.args[0], operation.output
         if self._known.is_parameter(source):
             self._known.note_copy(output)
@@ -586,7 +586,7 @@ class Handwritten:
             self._known.put(output, axes, stage)
 
     def _copy_into(self, operation: Operation) -> None:
-        """Numbers put into a tensor that was there."""
+        """Follow scores or weights into a tensor that was there."""
         target, source = operation.args[:2]
         track, held = self._known.of(source), self._known.of(target)
         whole = target.nbytes == target.untyped_storage().nbytes()
@@ -613,7 +613,7 @@ class Handwritten:
                     self._end_chain(operation, target, each)
 
     def _join(self, operation: Operation) -> None:
-        """Tensors that are put together: scores with a column beside them; else the chain ends."""
+        """Follow scores with a column beside them; end the chain of others put together."""
         self._merges.note_join(operation)
         if not self._known:
             return
@@ -702,7 +702,7 @@ class Handwritten:
     def _lose(
         self, operation: Operation, source: Tensor, track: Track, output: Tensor | None = None
     ) -> None:
-        """Scores go through something that has no place in an AttentionMatrix."""
+        """Note that scores went through an operation that has no place in a matrix."""
         output = next(tensors_in((operation.output,)), None) if output is None else output
         scores = track.stage.scores if isinstance(track.stage, Exponentials) else track.stage
         if output is None or not isinstance(scores, Scores):

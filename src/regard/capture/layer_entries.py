@@ -27,7 +27,7 @@ class Entries:
         self._names: dict[str, list[str]] = {}  # of the layers of each module
 
     def are_of(self, module: str, origin: Origin) -> None:
-        """What the layers of a module are of their model."""
+        """Note where the layers of a module stand in their model."""
         self._origins[module] = origin
 
     def add(

@@ -1,4 +1,4 @@
-"""Whether heads come before the batch where both are merged into one axis."""
+"""Detection of heads before the batch where both are merged into one axis."""
 
 from typing import cast
 

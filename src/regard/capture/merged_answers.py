@@ -21,13 +21,13 @@ Pairs = list[tuple[Reduction, Any]]
 def ask(
     matrix: AttentionMatrix, reductions: Sequence[Reduction], device: torch.device | None
 ) -> Pairs:
-    """Each reduction with its answer, on the device; None: where the matrix is."""
+    """Return each reduction with its answer, on the device; None: where the matrix is."""
     answers = asked_of(matrix, reductions)
     return [(each, _at(answer, device)) for each, answer in zip(reductions, answers, strict=True)]
 
 
 def _at(answer: Any, device: torch.device | None) -> Any:
-    """An answer on the device: a tensor, or a named tuple of them; else as it is."""
+    """Return an answer on the device: a tensor, or a named tuple of them; else as it is."""
     if isinstance(answer, Tensor):
         return answer.detach().to(device)
     if isinstance(answer, Top):
@@ -36,7 +36,7 @@ def _at(answer: Any, device: torch.device | None) -> Any:
 
 
 def joins(reduction: Reduction) -> bool:
-    """Whether the answers of several calls make one: those of each row, and sums over the rows.
+    """Return True if the answers of several calls make one: of rows, and sums over rows.
 
     Example:
         >>> import regard
@@ -77,25 +77,25 @@ class AskedOfCalls:
                 self._of_rows.setdefault(reduction, []).append((first, (answer,)))
 
     def joined(self) -> Pairs:
-        """Each reduction with its answer for all rows."""
+        """Return each reduction with its answer for all rows."""
         rows = [(each, self._concatenated(each)) for each in self._of_rows]
         sums = [(each, self._of_all_keys(*sums)) for each, sums in self._sums.items()]
         return [*rows, *sums]
 
     def _of_all_keys(self, first: int, total: Tensor) -> Tensor:
-        """A sum over rows, with the keys that came after the last of them or without free room."""
+        """Return a sum over rows, with as many columns as there are keys."""
         missing = self._run.kv_len - total.shape[-1]
         return torch.nn.functional.pad(self._in_order(first, total), (0, missing))
 
     def _in_order(self, first: int, tensor: Tensor) -> Tensor:
-        """The entries of the batch as they are now, of an answer for rows from this place on."""
+        """Return an answer with the entries of the batch in their order by now."""
         order = order_since(first, self._run.orders)
         if order is None:
             return tensor
         return tensor.index_select(0, torch.tensor(order, device=tensor.device))
 
     def _added(self, reduction: Reduction, answer: Tensor, base: int) -> Tensor:
-        """The sum so far, of as many columns as there are keys now."""
+        """Return the sum so far, of as many columns as there are keys now."""
         run = self._run
         columns = answer.shape[-1] if run.parts == 1 else run.kv_len
         total = answer.new_zeros(*answer.shape[:-1], columns)

@@ -53,7 +53,7 @@ class _Spans(NamedTuple):
 
 
 def signature(mask: Mask | None) -> Hashable:
-    """Equal for masks that are the same: of one kind, made of the very same tensors."""
+    """Return a key that is equal for masks of one kind that are made of the same tensors."""
     match mask:
         case None:
             return None
@@ -70,7 +70,7 @@ def signature(mask: Mask | None) -> Hashable:
 
 
 def joined_mask(pieces: Sequence[Piece], shape: torch.Size, rows: range) -> Mask | None:
-    """The mask of the rows of all pieces.
+    """Return the mask of the rows of all pieces.
 
     Args:
         pieces: in the order of their rows, which are neighbours.
@@ -98,7 +98,7 @@ def joined_mask(pieces: Sequence[Piece], shape: torch.Size, rows: range) -> Mask
 
 
 def reordered(tensor: Tensor, order: Order | None) -> Tensor:
-    """The entries of the batch as they are at the end."""
+    """Return the entries of the batch as they are at the end."""
     if order is None or tensor.ndim < 4 or tensor.shape[0] == 1:
         return tensor
     return tensor.index_select(0, torch.tensor(order, device=tensor.device))
@@ -123,7 +123,7 @@ def _spans_of(piece: Piece, shape: torch.Size) -> _Spans | None:
 
 
 def _spans(mask: Mask | None, shape: torch.Size) -> _Spans | None:
-    """What the rows of a bound mask see; None where that is no span for each row."""
+    """Return what the rows of a bound mask see; None where that is no span for each row."""
     q_len, kv_len = shape[-2:]
     everything = _Spans(
         torch.zeros(q_len, device="cpu").long(), torch.full((q_len,), kv_len, device="cpu"), None
@@ -159,7 +159,7 @@ def _overlap(one: _Spans, other: _Spans) -> _Spans:
 
 
 def _factored(mask: Mask, shape: torch.Size) -> _Spans | None:
-    """A mask of any kind, looked at: whether it is a span for each row beside hidden columns."""
+    """Return the spans and hidden columns of a mask of any kind; None if it has others."""
     allowed = _allowed(mask, shape)
     columns, hull = allowed.any(-2, keepdim=True), _any_leading(allowed)
     seen = hull.any(-1)
@@ -170,7 +170,7 @@ def _factored(mask: Mask, shape: torch.Size) -> _Spans | None:
 
 
 def _allowed(mask: Mask, shape: torch.Size) -> Tensor:
-    """The whole mask of a call: every axis, those of batch and heads full or 1."""
+    """Return the whole mask of a call: every axis, those of batch and heads full or 1."""
     everywhere = tuple(slice(0, n) for n in shape)
     device = mask.tensors[0].device if mask.tensors else torch.device("cpu")
     block = mask.block(Box(everywhere[:-2], everywhere[-2], everywhere[-1]), shape, device)
@@ -179,12 +179,12 @@ def _allowed(mask: Mask, shape: torch.Size) -> Tensor:
 
 
 def _any_leading(allowed: Tensor) -> Tensor:
-    """Whether anybody of the batch or the heads sees a key, (rows, kv_len)."""
+    """Return which keys some entry of the batch or head sees, (rows, kv_len)."""
     return allowed.reshape(-1, *allowed.shape[-2:]).any(0)
 
 
 def _within(first: Tensor, last: Tensor, kv_len: int) -> Tensor:
-    """True from first to last, (rows, kv_len)."""
+    """Return a mask that is True from first to last, (rows, kv_len)."""
     kv_idx = torch.arange(kv_len, device=first.device)
     return (kv_idx >= first[:, None]) & (kv_idx < last[:, None])
 
@@ -195,7 +195,7 @@ def _within(first: Tensor, last: Tensor, kv_len: int) -> Tensor:
 def _columns(
     pieces: Sequence[Piece], spans: Sequence[_Spans | None], shape: torch.Size
 ) -> tuple[Tensor, list[bool]]:
-    """Which keys are hidden from all, and which calls see what it and their spans say."""
+    """Return which keys are hidden from all, and which calls see what it and their spans say."""
     given = [spans.columns for spans in spans if spans is not None and spans.columns is not None]
     ones = (1,) * (len(shape) - 2)
     leading = _broadcast([ones, *(columns.shape[:-2] for columns in given)])
@@ -222,7 +222,7 @@ def _columns(
 
 
 def _broadcast(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Axes of several tensors, each full or 1, together."""
+    """Return the joint sizes of axes of several tensors, each full or 1."""
     return tuple(max(axis) for axis in zip(*shapes, strict=True))
 
 
@@ -231,14 +231,14 @@ def _moved(ends: Tensor | None, piece: Piece) -> Tensor:
 
 
 def _rows_of_all(masks: Sequence[Mask], rows: range, q_len: int) -> Mask | None:
-    """Rows of one or two masks that must all allow; None: there are none."""
+    """Return the rows of masks that must all allow; None: there are none."""
     if not masks:
         return None
     return row_slice_of(masks[0] if len(masks) == 1 else And(*masks), rows, q_len)
 
 
 def _bands(first: Tensor, shape: torch.Size, rows: range) -> Iterator[list[Band]]:
-    """What the rows may be, the simplest first."""
+    """Yield what the rows may be, the simplest first."""
     yield []
     yield [Causal()]
     at = torch.arange(rows.start, rows.stop, device="cpu") + shape[-1] - shape[-2]
@@ -248,7 +248,7 @@ def _bands(first: Tensor, shape: torch.Size, rows: range) -> Iterator[list[Band]
 
 
 def _band_ends(band: list[Band], shape: torch.Size, rows: range) -> tuple[Tensor, Tensor]:
-    """The first key of each row in a band, and one past the last."""
+    """Return the first key of each row in a band, and one past the last."""
     spans = _spans(row_slice_of(band[0], rows, shape[-2]) if band else None, _sized(shape, rows))
     assert spans is not None
     return spans.first, spans.last
@@ -259,7 +259,7 @@ def _sized(shape: torch.Size, rows: range) -> torch.Size:
 
 
 def _alike(ends: tuple[Tensor, Tensor], said: tuple[Tensor, Tensor]) -> bool:
-    """Whether rows see the same keys; ends count those that are not hidden from all."""
+    """Return True if rows see the same keys; ends count those that are not hidden from all."""
     empty = (ends[0] == ends[1]) & (said[0] == said[1])
     return bool((empty | (ends[0] == said[0]) & (ends[1] == said[1])).all())
 
@@ -272,7 +272,7 @@ def _dense(
     last: Tensor,
     shape: torch.Size,
 ) -> Tensor:
-    """Who sees which key, (..., rows, kv_len); each axis of batch and heads full or 1."""
+    """Return the allowed keys, (..., rows, kv_len), each leading axis full or 1."""
     device = columns.device
     blocks: dict[int, Tensor] = {}
     for place, (piece, fits) in enumerate(zip(pieces, fitting, strict=True)):

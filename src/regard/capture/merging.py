@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.capture.generation import Order, Run, order_since
 from regard.capture.merged_masks import Piece, joined_mask, reordered, signature
-from regard.capture.tensor_storage import Shelf
+from regard.capture.tensor_copies import TensorCopies
 from regard.masks import Mask
 from regard.masks.row_slice import row_slice_of
 from regard.matrix.attention_matrix import AttentionMatrix
@@ -20,7 +20,7 @@ __all__ = ["Copies", "Shared", "Step"]
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """What is kept of one call, beside its keys.
+    """The kept part of one call, without its keys.
 
     Attributes:
         first: the place of its first query among all that ran.
@@ -40,11 +40,11 @@ class Step:
 
     @property
     def rows(self) -> range:
-        """The places of its queries."""
+        """Return the places of its queries."""
         return range(self.first, self.first + self.query.shape[-2])
 
     def only(self, wanted: range) -> "Step":
-        """The same with those of its queries alone that have a wanted place."""
+        """Return the same with those of its queries alone that have a wanted place."""
         rows = self.rows
         start = min(max(wanted.start, rows.start), rows.stop) - rows.start
         stop = max(min(wanted.stop, rows.stop) - rows.start, start)
@@ -77,7 +77,7 @@ class Shared:
     def of(
         self, steps: Sequence[Step], pieces: Sequence[_Ordered], shape: torch.Size, rows: range
     ) -> tuple[Mask | None, Tensor | None]:
-        """The mask and the bias of all steps.
+        """Return the mask and the bias of all steps.
 
         Args:
             steps: as they were kept.
@@ -105,13 +105,13 @@ class Copies:
 
     Args:
         run: the calls; it holds their keys.
-        shelf: where the copies go.
+        tensor_copies: where the copies go.
         shared: what layers share.
     """
 
-    def __init__(self, run: Run, shelf: Shelf, shared: Shared) -> None:
+    def __init__(self, run: Run, tensor_copies: TensorCopies, shared: Shared) -> None:
         self._run = run
-        self._shelf = shelf
+        self._tensor_copies = tensor_copies
         self._shared = shared
         self._steps: list[Step] = []
         self._source: QueryKeyScores | None = None
@@ -124,9 +124,9 @@ class Copies:
             first: the place of their first among all that ran.
             base: the column of its first key.
         """
-        source, once = part.source, self._shelf.copy_once
+        source, once = part.source, self._tensor_copies.copy_once
         assert isinstance(source, QueryKeyScores)
-        query = self._shelf.copy(source.query)
+        query = self._tensor_copies.copy(source.query)
         mask = None if part.mask is None else part.mask.map(once)
         bias = None if source.bias is None else once(source.bias)
         if self._source is None:
@@ -136,7 +136,7 @@ class Copies:
         self._steps.append(Step(first, query, mask, bias, base, part.shape[-1]))
 
     def matrix(self, wanted: range) -> AttentionMatrix | None:
-        """One attention of all calls; None where it has none of the wanted queries."""
+        """Return one attention of all calls; None where it has none of the wanted queries."""
         if self._source is None:
             return None
         run, ordered = self._run, list[_Ordered]()
@@ -161,7 +161,7 @@ class Copies:
 
 
 def _joined_bias(pieces: Sequence[_Ordered], shape: torch.Size) -> Tensor | None:
-    """The numbers added in each step; 0 where a step adds none, or has no such key."""
+    """Return the numbers added in each step; 0 where a step adds none, or has no such key."""
     given = [step.bias for step, _ in pieces if step.bias is not None]
     if not given:
         return None

@@ -18,7 +18,7 @@ from regard.capture.fused_calls import NESTED, FusedCall, fused_call
 from regard.capture.handwritten import Handwritten
 from regard.capture.recorded_values import TakeValue
 from regard.capture.recorder import Recorder
-from regard.capture.selection import Wanted
+from regard.capture.selection import Selection
 from regard.capture.unseen_attention import Absence, compiled_error, is_compiled
 from regard.capture.weight_operations import tensors_in
 from regard.matrix.attention_matrix import AttentionMatrix
@@ -99,7 +99,7 @@ def observe(
     """
     modules = _modules_of(model)
     seen = Recording({}, model=type(model).__name__)
-    wanted = Wanted.of(
+    wanted = Selection.of(
         layers=layers,
         heads=heads,
         queries=queries,
@@ -213,7 +213,7 @@ class _Watch:
         return {operation: safe(listener) for operation, listener in listeners.items()}
 
     def _safe(self, listener: Listener) -> Listener:
-        """A listener whose own fault is said when the block ends."""
+        """Return a listener whose own fault is said when the block ends."""
 
         def tell(operation: Operation) -> None:
             self._keeper.gradients = torch.is_grad_enabled()
@@ -258,7 +258,7 @@ class _Watch:
         )
 
     def _without_padding(self, operation: Operation) -> None:
-        """nn.TransformerEncoder leaves out the padding: how much there was is known only here."""
+        """Note how much padding nn.TransformerEncoder leaves out; only this operation knows."""
         mask = operation.args[1]
         with apart():
             self._padded_to[tuple(mask.sum(-1).tolist())] = mask.shape[-1]
@@ -275,7 +275,7 @@ class _Watch:
             )
 
     def product(self, matrix: LinearMap, value: Tensor, multiply: Callable[[], Tensor]) -> Tensor:
-        """regard's own ``A @ value``: kept as it is, whichever operations run it."""
+        """Record regard's own ``A @ value``, and return its output."""
         outer, self._multiplying = self._multiplying, True
         try:
             output = multiply()
@@ -341,7 +341,7 @@ class _Watch:
 
 
 def _is_empty(output: object) -> bool:
-    """Whether an operation gave nothing: there were no tokens, or no texts."""
+    """Return True if an operation gave nothing: there were no tokens, or no texts."""
     first = next(tensors_in((output,)), None)
     return first is not None and not first.is_nested and not first.numel()
 

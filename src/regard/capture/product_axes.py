@@ -1,4 +1,4 @@
-"""Which axes of a product are batch, heads, queries and keys."""
+"""The axes of a product: batch, heads, queries and keys."""
 
 import math
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from torch import Tensor
 from regard.capture.contractions import Product
 from regard.capture.element_axes import Axes
 
-__all__ = ["Layout", "Untold", "layout_of"]
+__all__ = ["Layout", "Unsupported", "layout_of"]
 
 
-class Untold(ValueError):
-    """What was done between product and softmax has no place in an AttentionMatrix."""
+class Unsupported(ValueError):
+    """Something between product and softmax that has no place in an AttentionMatrix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def layout_of(
     *,
     heads_first: bool = False,
 ) -> Layout:
-    """The layout of the matrix whose weights a softmax gave.
+    """Return the layout of the matrix whose weights a softmax gave.
 
     Args:
         product: of query and key.
@@ -51,12 +51,12 @@ def layout_of(
         heads_first: whether heads may come before the batch in that axis.
 
     Raises:
-        Untold: there are no rows of a query, or no whole row of keys.
+        Unsupported: there are no rows of a query, or no whole row of keys.
     """
     layout = _finest(product, passed, final, dim)
     split = _with_heads(layout, given)
     if heads_first and split is not layout and split.axes.sizes[0] > 1 < split.axes.sizes[1]:
-        raise Untold(
+        raise Unsupported(
             "is taken of scores with batch and heads in one axis, and heads may come first.\n"
             "    Merge them with the batch first, or view the scores as (batch, heads, ...)."
         )
@@ -87,13 +87,13 @@ def _layout(product: Product, axes: Axes, dim: int) -> Layout:
     if kinds[dim] == "one":
         kinds[dim] = "row" if row > 1 and unit == row else "column"
     if kinds[dim] == "batch":
-        raise Untold(
+        raise Unsupported(
             f"runs over axis {dim}, along which neither queries nor keys lie.\n"
             "    Take the softmax over the axis of the keys, dim=-1."
         )
     other = "row" if kinds[dim] == "column" else "column"
     if kinds.count(kinds[dim]) > 1 or "mixed" in kinds:
-        raise Untold("runs over a part of the keys.")
+        raise Unsupported("runs over a part of the keys.")
     rows = [axis for axis, kind in enumerate(kinds) if kind == other]
     near = [axis for axis in (dim - 1, dim + 1) if 0 <= axis < len(kinds) and kinds[axis] == "one"]
     if rows:
@@ -110,7 +110,7 @@ def _layout(product: Product, axes: Axes, dim: int) -> Layout:
 
 
 def _with_heads(layout: Layout, given: Sequence[Sequence[Tensor]]) -> Layout:
-    """The layout with an axis for the batch and one for the heads."""
+    """Return the layout with an axis for the batch and one for the heads."""
     if len(layout.axes.sizes) != 3:
         return layout
     merged, q_len, kv_len = layout.axes.sizes
@@ -124,7 +124,7 @@ def _with_heads(layout: Layout, given: Sequence[Sequence[Tensor]]) -> Layout:
 
 
 def _batch_of(given: Sequence[Tensor], q_len: int, kv_len: int) -> int | None:
-    """How many sequences a forward was given; None where its tokens are none of its arguments."""
+    """Return how many sequences a forward was given; None if its tokens are no argument."""
     floats = [t for t in given if not t.is_nested and t.is_floating_point()]
     # Numbers for each query and key are a mask, unless there is nothing else.
     tokens = [t for t in floats if t.shape[-2:] != (q_len, kv_len)] or floats[:1]

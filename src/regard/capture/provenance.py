@@ -163,7 +163,7 @@ Stage: TypeAlias = Scores | Exponentials | RowSums | Weights | Unsummed | Lost |
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """What one storage holds."""
+    """The stage that one storage holds."""
 
     storage: StorageWeakRef
     axes: Axes | None
@@ -179,7 +179,7 @@ class Track:
 
 
 class Provenance:
-    """What the storages of a running model hold.
+    """The stages that the storages of a running model hold.
 
     Args:
         model: whose parameters are no activations.

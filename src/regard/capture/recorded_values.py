@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.capture.generation import Place, extended
-from regard.capture.tensor_storage import Shelf
+from regard.capture.tensor_copies import TensorCopies
 
 __all__ = ["TakeValue", "Values"]
 
@@ -23,7 +23,7 @@ class Values:
     """The value of one attention, put together over its calls as its keys are.
 
     Args:
-        shelf: where the copies go.
+        tensor_copies: where the copies go.
 
     Attributes:
         trouble: why it cannot be kept, one sentence with its remedy; None while it can.
@@ -31,26 +31,26 @@ class Values:
 
     Example:
         >>> import torch
-        >>> from regard.capture.tensor_storage import Shelf
+        >>> from regard.capture.tensor_copies import TensorCopies
         >>> from regard.capture.recorded_values import Values
-        >>> values = Values(Shelf())
+        >>> values = Values(TensorCopies())
         >>> values.expect(None, torch.Size([2, 5, 5]))
         >>> values.add(torch.zeros(1, 5, 4))
         >>> values.whole(5).shape
         torch.Size([1, 5, 4])
     """
 
-    def __init__(self, shelf: Shelf) -> None:
+    def __init__(self, tensor_copies: TensorCopies) -> None:
         self.trouble: str | None = None
         self.in_graph: Tensor | None = None
-        self._shelf = shelf
+        self._tensor_copies = tensor_copies
         self._kept: Tensor | None = None
         self._place: Place | None = None
         self._shape = torch.Size()
         self._missing = False
 
     def expect(self, place: Place | None, shape: torch.Size) -> None:
-        """A call has run; its value comes next.
+        """Expect the value of a call that has run.
 
         Args:
             place: where it goes on from earlier ones; None: it is the first.
@@ -64,7 +64,7 @@ class Values:
             self._kept = self._kept.index_select(0, at)
 
     def add(self, value: Tensor) -> None:
-        """The value of the last call.
+        """Keep the value of the last call.
 
         Args:
             value: (..., num_kv_heads, kv_len, head_dim), where num_kv_heads divides num_heads.
@@ -82,14 +82,14 @@ class Values:
         value = value.expand(*self._shape[:-3], *value.shape[-3:])
         place = self._place
         if place is None:
-            self._kept = self._shelf.copy(value)
+            self._kept = self._tensor_copies.copy(value)
         elif place.grows and self._kept is not None:
             first = place.base + place.known
             more = value[..., place.known : place.stop, :]
-            self._kept = extended(self._kept, first, more, self._shelf.empty)
+            self._kept = extended(self._kept, first, more, self._tensor_copies.empty)
 
     def whole(self, kv_len: int) -> Tensor | None:
-        """The value, (..., num_kv_heads, kv_len, head_dim); None: ``trouble`` says why."""
+        """Return the value, (..., num_kv_heads, kv_len, head_dim); None: ``trouble`` says why."""
         if self._missing:
             self.trouble = self.trouble or _NEVER_SEEN
         if self.trouble is not None or self._kept is None:
@@ -99,7 +99,7 @@ class Values:
 
 
 def _fits(value: Tensor, shape: torch.Size) -> bool:
-    """Whether a value has one vector for each key of a matrix, for groups of its heads."""
+    """Return True if a value has one vector for each key of a matrix, for groups of its heads."""
     if value.ndim != len(shape) or value.shape[-2] != shape[-1]:
         return False
     batches = zip(value.shape[:-3], shape[:-3], strict=True)

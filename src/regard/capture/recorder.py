@@ -1,4 +1,4 @@
-"""What is kept of the attention that a model runs: copies of query and key, or answers."""
+"""The recorder of the attention that a model runs: copies of query and key, or answers."""
 
 import os
 import warnings
@@ -18,9 +18,9 @@ from regard.capture.merged_answers import ask
 from regard.capture.merging import Copies, Shared
 from regard.capture.recorded_values import TakeValue, Values
 from regard.capture.refusals import Problems
-from regard.capture.selection import Wanted
+from regard.capture.selection import Selection
 from regard.capture.slicing import some_heads, some_queries, unrepeated, value_heads
-from regard.capture.tensor_storage import Shelf
+from regard.capture.tensor_copies import TensorCopies
 from regard.capture.unseen_attention import compiled_error
 from regard.errors import RegardError, check_path, check_progress
 from regard.matrix.attention_matrix import AttentionMatrix
@@ -68,7 +68,7 @@ class Recorder:
     def __init__(
         self,
         seen: Recording,
-        wanted: Wanted | None = None,
+        wanted: Selection | None = None,
         path: str | os.PathLike[str] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> None:
@@ -78,10 +78,12 @@ class Recorder:
         self.graph = GraphTensors()
         self._with_gradients = torch.is_grad_enabled()
         self._seen = seen
-        self._wanted = wanted or Wanted()
+        self._wanted = wanted or Selection()
         self._path = None if path is None else check_path(path)
         self._writer = None if self._path is None else Writer(self._path)
-        self._shelf = Shelf(self._wanted.device, None if self._path is None else self._path.parent)
+        self._tensor_copies = TensorCopies(
+            self._wanted.device, None if self._path is None else self._path.parent
+        )
         self._shared = Shared()
         self._places: dict[str, int] = {}
         self._entries = Entries(seen)
@@ -316,8 +318,8 @@ class Recorder:
             pairs = ask(part, self._wanted.reductions, self._wanted.device)
             self._entries.add(name, None, answers=pairs, shape=part.shape, queries=queries)
             return None
-        mask = None if part.mask is None else part.mask.map(self._shelf.copy_once)
-        matrix = AttentionMatrix(part.source.map(self._shelf.copy), mask)
+        mask = None if part.mask is None else part.mask.map(self._tensor_copies.copy_once)
+        matrix = AttentionMatrix(part.source.map(self._tensor_copies.copy), mask)
         name = self._entries.add(name, matrix, shape=matrix.shape, queries=queries)
         if gradients:
             self._show_graph(name, part)
@@ -327,7 +329,7 @@ class Recorder:
         return values
 
     def _values(self) -> Values | None:
-        return Values(self._shelf) if self._wanted.values else None
+        return Values(self._tensor_copies) if self._wanted.values else None
 
     def _take(
         self, name: str, part: AttentionMatrix, source: QueryKeyScores, *, gradients: bool
@@ -338,9 +340,9 @@ class Recorder:
             source = replace(source, key=source.key[..., :1, :, :])
         found = self._steps.follow(name, source, part.mask)
         if found is None:
-            copied = self._shelf.copy(source.key)
+            copied = self._tensor_copies.copy(source.key)
             run = self._steps.begin(name, source, part.mask, copied)
-            copies = None if asking else Copies(run, self._shelf, self._shared)
+            copies = None if asking else Copies(run, self._tensor_copies, self._shared)
             kept = Kept(
                 name, run, self._wanted, self._entries, part.shape[:-2], copies, self._values()
             )
@@ -348,7 +350,7 @@ class Recorder:
         else:
             run, place = found
             kept, first, base = self._kept[run], run.q_len, place.base
-            run.extend(place, source.key, q_len, self._shelf.empty)
+            run.extend(place, source.key, q_len, self._tensor_copies.empty)
         if kept.values is not None:
             kept.values.expect(place, part.shape)
         kept.take(part, first, base)
@@ -358,7 +360,7 @@ class Recorder:
         return kept.values
 
     def _has_wanted(self) -> bool:
-        """Whether the layers and queries that were wanted ran; what did not is a problem."""
+        """Return True if the layers and queries that were wanted ran; what did not is a problem."""
         text = self._wanted.missing(
             list(self._places), any_kept=bool(self._seen.layers or self.problems)
         )

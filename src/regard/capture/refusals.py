@@ -1,4 +1,4 @@
-"""What went wrong while a model was watched, told in one error when the block ends."""
+"""Refusals and faults, reported as one error or warning when the block ends."""
 
 from regard.errors import RegardError
 
@@ -8,7 +8,7 @@ _MOST = 5
 
 
 class Problems:
-    """What could not be kept, and why: each layer's first problem, equal ones told together.
+    """The first problem of each layer; equal ones are reported together.
 
     Example:
         >>> from regard.capture.refusals import Problems
@@ -25,7 +25,7 @@ class Problems:
         self._cause: Exception | None = None
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """Return True if there are any."""
         return bool(self._told or self._alone)
 
     @property
@@ -51,7 +51,7 @@ class Problems:
         self._cause = self._cause or cause
 
     def error(self) -> RegardError | None:
-        """All of it as one error; None where nothing went wrong."""
+        """Return all of it as one error; None where nothing went wrong."""
         if not self:
             return None
         alike: dict[tuple[str, str], list[str]] = {}
@@ -66,6 +66,6 @@ class Problems:
 
 
 def _listed(names: list[str]) -> str:
-    """The first names, and how many more there are."""
+    """Return the first names, and how many more there are."""
     more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
     return ", ".join(map(repr, names[:_MOST])) + more

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.capture.contractions import Product
 from regard.capture.element_axes import Axes, Numbers, translated
-from regard.capture.product_axes import Layout, Untold, layout_of
+from regard.capture.product_axes import Layout, Unsupported, layout_of
 from regard.capture.slicing import drop_repeated_heads
 from regard.masks import Mask
 from regard.masks.recognise import FAR, recognised, split
@@ -108,7 +108,7 @@ def attention(
     *,
     heads_first: bool = False,
 ) -> tuple[AttentionMatrix, Axes]:
-    """The matrix whose weights a softmax gave, and its axes in the product.
+    """Return the matrix whose weights a softmax gave, and its axes in the product.
 
     Args:
         product: of the two activations.
@@ -124,7 +124,7 @@ def attention(
         were split further before, with those.
 
     Raises:
-        Untold: it cannot be told in a matrix; the reason is a sentence.
+        Unsupported: it cannot be told in a matrix; the reason is a sentence.
         ValueError: an argument of ``attend`` that it refuses.
         TypeError: likewise.
     """
@@ -178,14 +178,14 @@ class _Reading:
         return self._attend()
 
     def _arranged(self, numbers: Tensor | float, axes: Axes) -> Tensor:
-        """A step's operand on the axes of the matrix; size 1 where it stays the same."""
+        """Return a step's operand on the axes of the matrix; size 1 where it stays the same."""
         device = self.product.left.device
         tensor = numbers if isinstance(numbers, Tensor) else torch.tensor(numbers, device=device)
         view = axes.arranged(tensor, self.layout.axes)
         if view is None:
             view = axes.arranged(tensor.expand(axes.sizes).contiguous(), self.layout.axes)
         if view is None:
-            raise Untold("is taken of scores and numbers whose axes do not fit.")
+            raise Unsupported("is taken of scores and numbers whose axes do not fit.")
         return view
 
     def _times(self, step: Times) -> None:
@@ -198,7 +198,7 @@ class _Reading:
             if not bool(factor.all()):
                 self.zeros.append(factor == 0)
         elif self.bound is not None or self.sink is not None or self.fills or self.zeros:
-            raise Untold(
+            raise Unsupported(
                 "is taken of scores that were multiplied by different numbers after masking."
             )
         else:
@@ -207,7 +207,9 @@ class _Reading:
             elif factor.shape[-2] == 1:
                 self.by_key.append(factor)
             else:
-                raise Untold("is taken of scores that were each multiplied by a number of its own.")
+                raise Unsupported(
+                    "is taken of scores that were each multiplied by a number of its own."
+                )
             for numbers in (self.inner, self.outer, self.shifts):
                 numbers[:] = [tensor * factor for tensor in numbers]
 
@@ -234,7 +236,7 @@ class _Reading:
             # The softmax takes no notice of what a row is given alike.
             self.shifts.append(added)
         elif self.sink is not None:
-            raise Untold("is taken of scores to which numbers were added beside a sink.")
+            raise Unsupported("is taken of scores to which numbers were added beside a sink.")
         else:
             self.outer.append(added)
 
@@ -242,7 +244,7 @@ class _Reading:
         where = self._arranged(step.where, step.axes)
         where = where if where.dtype == torch.bool else where != 0
         if step.value > LOW:
-            raise Untold(
+            raise Unsupported(
                 f"is taken of scores set to {step.value:g}, which does not mask them.\n"
                 "    Set masked scores to -inf."
             )
@@ -250,7 +252,7 @@ class _Reading:
 
     def _tanh(self) -> None:
         if self.bound is not None or self.zeros or self.fills:
-            raise Untold("is taken of scores that were bounded after masking or twice.")
+            raise Unsupported("is taken of scores that were bounded after masking or twice.")
         self.inner, self.outer, self.shifts = [*self.outer, *self.shifts], [], []
         self.bound = 1.0
 
@@ -277,7 +279,9 @@ class _Reading:
             # A row that is lowered alike is uniform, which it also is where its bound is reached.
             inner += [numbers / self.bound for numbers in biases if _is_low_rows(numbers)]
             if self.bound <= 0 or not all(_is_low_rows(numbers) for numbers in biases):
-                raise Untold("is taken of scores to which numbers were added after bounding them.")
+                raise Unsupported(
+                    "is taken of scores to which numbers were added after bounding them."
+                )
             scale, biases = scale * self.bound, _multiplied(inner, self.bound)
         bias = _total(biases)
         return attend(
@@ -285,7 +289,7 @@ class _Reading:
         )
 
     def _operand(self, *, of_rows: bool) -> Tensor:
-        """Query or key, (batch..., tokens, head_dim): a view wherever one can be."""
+        """Return query or key, (batch..., tokens, head_dim): a view wherever one can be."""
         product, axes = self.product, self.layout.axes
         left = of_rows == self.layout.query_is_left
         tensor, ahead = (product.left, 0) if left else (product.right, len(product.rows))
@@ -302,17 +306,17 @@ class _Reading:
                 offset = operand.storage_offset() + found[1]
                 last = (operand.shape[-1], operand.stride(-1))
                 return operand.as_strided((*sizes, last[0]), (*found[0], last[1]), offset)
-        raise Untold("is taken of scores whose queries and keys cannot be told.")
+        raise Unsupported("is taken of scores whose queries and keys cannot be told.")
 
     def _join_heads(self, sizes: Numbers) -> None:
-        """Heads in two axes, as those that share a key may be, become one axis."""
+        """Join two axes of heads, as those that share a key may have."""
         for tensors in (self.inner, self.outer, self.zeros):
             tensors[:] = [_joined(tensor, sizes) for tensor in tensors]
         self.fills = [(_joined(where, sizes), value) for where, value in self.fills]
         self.sink = None if self.sink is None else _joined(self.sink, sizes)
 
     def _masked(self, shape: torch.Size) -> tuple[Mask | None, list[Tensor]]:
-        """The mask, and what remains to be added."""
+        """Return the mask, and what remains to be added."""
         where = [where for where, value in self.fills if value == -torch.inf]
         if len(where) == len(self.fills) == 1 and not (self.outer or self.zeros):
             return recognised(~where[0], shape), []
@@ -333,7 +337,7 @@ class _Reading:
         return joined, [rest for _, _, rest in parts if rest is not None]
 
     def _filled(self) -> Tensor:
-        """What the scores were lowered by where they were set to low numbers, one after another."""
+        """Return the numbers that stand for all fills with low numbers."""
         numbers = torch.zeros((), device=self.product.left.device)
         for where, value in self.fills:
             numbers = torch.where(where, min(value, _FILLED), numbers)
@@ -343,7 +347,7 @@ class _Reading:
         for zero in self.zeros:
             total = _total(added)
             if total is None or bool((zero & (total > LOW)).any()):
-                raise Untold(
+                raise Unsupported(
                     "is taken of scores that were set to 0 and not masked.\n"
                     "    Set masked scores to -inf."
                 )
@@ -354,7 +358,7 @@ _FILLED = -1e30
 
 
 def _joined(tensor: Tensor, sizes: Numbers) -> Tensor:
-    """A tensor with both axes of the heads in one: of size 1 where it stays the same."""
+    """Return a tensor with both axes of the heads in one: of size 1 where it stays the same."""
     if tensor.shape[-4] * tensor.shape[-3] > 1:
         tensor = tensor.expand(*tensor.shape[:-4], *sizes, *tensor.shape[-2:])
     return tensor.flatten(-4, -3)
@@ -380,9 +384,9 @@ def _is_low_rows(numbers: Tensor) -> bool:
 
 
 def _one_a_head(sink: Tensor) -> Tensor:
-    """The sink's logits, (num_heads,) or one number, of a column (..., num_heads, q_len, 1)."""
+    """Return the sink's logits, (num_heads,) or one, of a column (..., num_heads, q_len, 1)."""
     first = sink[(0,) * (sink.ndim - 3)] if sink.ndim > 2 else sink
     each = first[..., :1, :1]
     if not torch.equal(each.expand(sink.shape), sink):
-        raise Untold("counts a sink that is not one number for each head.")
+        raise Unsupported("counts a sink that is not one number for each head.")
     return each.flatten() if each.numel() > 1 else each.flatten()[0]

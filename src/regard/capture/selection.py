@@ -1,4 +1,4 @@
-"""What is to be kept of the attention that a model runs, as observe was asked; checked."""
+"""The arguments of observe that choose what is kept, checked."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,12 +11,12 @@ from regard.errors import check_whole, count_text, kind_text
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.reductions.reduction import Reduction, check_reductions
 
-__all__ = ["Wanted"]
+__all__ = ["Selection"]
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What to keep of each attention; everything unless said otherwise.
+class Selection:
+    """The layers, heads, queries and answers to keep; everything by default.
 
     Attributes:
         names: of the modules whose attention is wanted; None where nothing is left out.
@@ -28,8 +28,8 @@ class Wanted:
         device: where to keep it; None: where the model has it.
 
     Example:
-        >>> from regard.capture.selection import Wanted
-        >>> Wanted.of(layers=range(2), queries=slice(-64, None)).places
+        >>> from regard.capture.selection import Selection
+        >>> Selection.of(layers=range(2), queries=slice(-64, None)).places
         frozenset({0, 1})
     """
 
@@ -51,8 +51,8 @@ class Wanted:
         keep: Literal["qk", "qkv"] | Sequence[Reduction] = "qk",
         device: torch.device | str | None = None,
         modules: Collection[str] = (),
-    ) -> "Wanted":
-        """What was asked for, checked before any work.
+    ) -> "Selection":
+        """Return what was asked for, checked before any work.
 
         Args:
             layers: names of modules, places in the order they run, or both.
@@ -78,13 +78,13 @@ class Wanted:
         )
 
     def has_layer(self, name: str, place: int) -> bool:
-        """Whether the layer of this name, at this place in the order they run, is wanted."""
+        """Return True if the layer of this name, at this place in the order they run, is wanted."""
         if self.names is None or self.places is None:
             return True
         return name in self.names or place in self.places
 
     def head_indices(self, matrix: AttentionMatrix) -> list[int] | None:
-        """Which heads of an attention are wanted; None: all, as they are.
+        """Return which heads of an attention are wanted; None: all, as they are.
 
         Raises:
             ValueError: it does not have them.
@@ -111,7 +111,7 @@ class Wanted:
         return None if chosen == known else chosen
 
     def rows(self, first: int, q_len: int, *, all_there: bool) -> range:
-        """Which of the queries ``first`` to ``first + q_len`` are wanted, counted from the first.
+        """Return which of q_len queries from ``first`` on are wanted.
 
         Args:
             first: how many queries came before.
@@ -127,7 +127,7 @@ class Wanted:
         return range(start, max(start, wanted.stop - first))
 
     def missing(self, ran: Sequence[str], *, any_kept: bool) -> str | None:
-        """Which of the layers and queries that were wanted did not run; None: all did.
+        """Return which of the layers and queries that were wanted did not run; None: all did.
 
         Args:
             ran: the modules in which attention was seen, in their order.
@@ -231,7 +231,7 @@ def _choose(count: int) -> str:
 
 
 def _items(name: str, given: object, takes: str, remedy: str) -> list[object]:
-    """What stands in a list, a range or another collection of several things."""
+    """Return what stands in a list, a range or another collection of several things."""
     if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
         came = repr(given) if isinstance(given, str) else kind_text(cast(object, given))
         raise TypeError(f"{name} is {came}; {takes}.\n    {remedy}")

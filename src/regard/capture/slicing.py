@@ -19,7 +19,7 @@ __all__ = ["drop_repeated_heads", "some_heads", "some_queries", "unrepeated", "v
 
 
 def unrepeated(matrix: AttentionMatrix) -> AttentionMatrix:
-    """The same attention, with the keys that neighbouring heads share there once.
+    """Return the same attention, with the keys that neighbouring heads share there once.
 
     Models repeat the keys of grouped heads before they call what knows no groups.
 
@@ -38,20 +38,20 @@ def unrepeated(matrix: AttentionMatrix) -> AttentionMatrix:
 
 
 def _may_look(matrix: AttentionMatrix, source: QueryKeyScores) -> bool:
-    """Whether to look at the keys makes nobody wait, or somebody who waited for the mask."""
+    """Return True if comparing the keys adds no device synchronisation."""
     of_mask = () if matrix.mask is None else matrix.mask.tensors
     return reads_without_sync(source.key) or bool(of_mask) or source.bias is not None
 
 
 def _repeats(tensor: Tensor, group: int) -> bool:
-    """Whether the heads of each group are the same."""
+    """Return True if the heads of each group are the same."""
     *batch, num_heads, length, dim = tensor.shape
     groups = tensor.reshape(*batch, num_heads // group, group, length, dim)
     return torch.equal(groups, groups[..., :1, :, :].expand_as(groups))
 
 
 def some_heads(matrix: AttentionMatrix, heads: list[int]) -> AttentionMatrix:
-    """The attention of some heads; keys stay shared where every chosen group has one size.
+    """Return the attention of some heads; keys stay shared where every chosen group has one size.
 
     Args:
         matrix: (..., num_heads, q_len, kv_len).
@@ -89,7 +89,7 @@ def some_heads(matrix: AttentionMatrix, heads: list[int]) -> AttentionMatrix:
 
 
 def _keys(key: Tensor, kv_heads: list[int]) -> Tensor:
-    """The key head of each chosen head; one for a whole group where all groups have one size."""
+    """Return the key head of each chosen head; one for a group if all have one size."""
     distinct = list(dict.fromkeys(kv_heads))
     group = len(kv_heads) // len(distinct)
     even = kv_heads == [head for head in distinct for _ in range(group)]
@@ -97,7 +97,7 @@ def _keys(key: Tensor, kv_heads: list[int]) -> Tensor:
 
 
 def value_heads(value: Tensor, num_heads: int, group: int, heads: list[int] | None) -> Tensor:
-    """The value of some heads, with what neighbouring heads share there once, as their keys are.
+    """Return the value of some heads; neighbouring heads share one as they share a key.
 
     Args:
         value: (..., num_kv_heads, kv_len, head_dim), or with an axis of all heads.
@@ -120,7 +120,7 @@ def value_heads(value: Tensor, num_heads: int, group: int, heads: list[int] | No
 
 
 def some_queries(matrix: AttentionMatrix, rows: range) -> AttentionMatrix:
-    """The attention of some queries to all keys; row i is that of query ``rows[i]``, exactly.
+    """Return the attention of some queries to all keys; row i is that of ``rows[i]``.
 
     Args:
         matrix: (..., num_heads, q_len, kv_len).
@@ -165,7 +165,7 @@ def some_queries(matrix: AttentionMatrix, rows: range) -> AttentionMatrix:
 
 
 def _position_bias(source: QueryKeyScores, rows: range) -> Tensor:
-    """What a position bias adds to the scores of some rows, (..., num_heads, rows, kv_len)."""
+    """Return a position bias for some rows, (..., num_heads, rows, kv_len)."""
     assert source.position_bias is not None
     *leading, _, kv_len = source.shape
     everywhere = tuple(slice(0, n) for n in leading)
@@ -180,7 +180,7 @@ def _position_bias(source: QueryKeyScores, rows: range) -> Tensor:
 
 
 def _from_row(score_mod: FlexCallable, start: int) -> FlexCallable:
-    """The score_mod of a matrix whose first query was query ``start`` of the whole one."""
+    """Return the score_mod of a matrix whose first query was query ``start`` of the whole one."""
     if start == 0:
         return score_mod
     function = score_mod.function

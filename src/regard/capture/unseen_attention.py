@@ -1,4 +1,4 @@
-"""What observe has not seen: compiled code, and products that look like attention and are none."""
+"""Attention that observe has not seen: compiled code, and products without a softmax."""
 
 import warnings
 from collections.abc import Generator, Mapping
@@ -14,7 +14,7 @@ __all__ = ["Absence", "compiled_error", "is_compiled"]
 
 
 class Absence:
-    """What a module ran that might have been attention, told when the block has ended.
+    """Notes on what might have been attention, reported when the block has ended.
 
     Args:
         model: that is watched.
@@ -62,7 +62,7 @@ class Absence:
             )
 
     def error(self) -> RegardError:
-        """Why no attention was seen at all, as far as that can be told."""
+        """Return why no attention was seen at all, as far as that can be told."""
         why, remedy = self._why()
         return RegardError(
             f"no attention was seen in {type(self._model).__name__}; {why}.\n    {remedy}"
@@ -89,7 +89,7 @@ class Absence:
 
 
 def compiled_error(what: str) -> RegardError:
-    """What is told of compiled code.
+    """Return what is told of compiled code.
 
     Args:
         what: is compiled: ``"model is compiled"``.
@@ -98,7 +98,7 @@ def compiled_error(what: str) -> RegardError:
 
 
 def is_compiled(value: object) -> bool:
-    """Whether a function comes from torch.compile, and not from torch.compiler.disable.
+    """Return True if a function comes from torch.compile, and not from torch.compiler.disable.
 
     Args:
         value: anything.
@@ -113,7 +113,7 @@ def is_compiled(value: object) -> bool:
 
 
 def _compiled_parts(model: nn.Module) -> Generator[str, None, None]:
-    """Where a model keeps compiled functions: in lists, dicts and the globals of its methods."""
+    """Yield the compiled functions in lists, dicts and the globals of methods of a model."""
     for name, module in module_names(model).items():
         for attribute, value in vars(module).items():
             for key, item in _items(value):

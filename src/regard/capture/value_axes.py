@@ -1,4 +1,4 @@
-"""Where weights that are written by hand meet their value: which axis of it is whose."""
+"""The axes of the value that hand-written weights are multiplied with."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ __all__ = ["Meeting"]
 
 @dataclass(eq=False, slots=True)
 class Meeting:
-    """What is known of some weights until they meet their value.
+    """The axes of weights that have yet to meet their value.
 
     Attributes:
         axes: of the matrix, in the weights as their softmax gave them.
@@ -24,7 +24,7 @@ class Meeting:
 
     @classmethod
     def of(cls, weights: Tensor, seen: Axes, matrix: Axes, ndim: int) -> "Meeting | None":
-        """The meeting of weights that a softmax has given; None where it cannot be told.
+        """Return the meeting of weights that a softmax has given; None where it cannot be told.
 
         Args:
             weights: what the softmax gave.
@@ -40,7 +40,7 @@ class Meeting:
         return cls(axes, are_joined=ndim < len(matrix.sizes))
 
     def rows(self, rows: Tensor, seen: Axes) -> Tensor | None:
-        """Numbers of some rows of the weights, as the matrix has its rows.
+        """Return numbers of some rows of the weights, as the matrix has its rows.
 
         Args:
             rows: a number each, of size 1 along the keys.
@@ -58,7 +58,7 @@ class Meeting:
         return view.clone()
 
     def value(self, weights: Axes, product: Written, *, weights_are_left: bool) -> Tensor | None:
-        """The value that weights are multiplied with, as the matrix meets it.
+        """Return the value that weights are multiplied with, as the matrix meets it.
 
         Args:
             weights: the axes of the factor that holds them, in what the softmax gave.

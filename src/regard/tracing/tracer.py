@@ -77,7 +77,7 @@ class Operation(NamedTuple):
     name_of: Callable[[object], str | None]
 
     def caller(self) -> Caller:
-        """Who ran it. Only while the listener runs."""
+        """Return the caller. Only while the listener runs."""
         place: FrameType | None = None
         for frame in _frames():
             if not _is_in(frame.f_code.co_filename, _ENGINE):
@@ -89,7 +89,7 @@ class Operation(NamedTuple):
         return Caller(self.module(), file, line)
 
     def place(self) -> str:
-        """Where it ran, ``file:line``: in the innermost module, also where a library wrote that.
+        """Return where it ran, ``file:line``: in the innermost module, also of a library.
 
         Only while the listener runs. For all that a library's model runs, the user's own line, as
         ``caller`` has it, would be the call of the model.
@@ -105,7 +105,7 @@ class Operation(NamedTuple):
         return f"{inner.f_code.co_filename}:{inner.f_lineno}" if inner else "<unknown>:0"
 
     def running(self) -> tuple[str, ...]:
-        """The names of the modules whose methods are running, from the innermost to the model.
+        """Return the names of the running modules, from the innermost to the model.
 
         Only while the listener runs. Empty where ``module`` is None.
         """
@@ -119,7 +119,7 @@ class Operation(NamedTuple):
         return tuple(found)
 
     def module(self) -> str | None:
-        """``caller().module``, for who needs no line."""
+        """Return ``caller().module`` without looking for the line."""
         for frame in _frames():
             name = self._module_of(frame)
             if name is not None:
@@ -129,7 +129,7 @@ class Operation(NamedTuple):
         return None
 
     def is_compiled(self) -> bool:
-        """Whether a compiled function runs it that has taken the place of the model's own modules.
+        """Return True if a compiled function runs it in the place of the model's modules.
 
         Only while the listener runs. Not where a module calls one: then the module is known.
         """
@@ -182,7 +182,7 @@ class Operation(NamedTuple):
         return None
 
     def inputs(self) -> list[list[Tensor]]:
-        """The tensors among the arguments of each forward that is running, as they are by now.
+        """Return the tensors among the arguments of each running forward, as they are now.
 
         Only while the listener runs.
         """
@@ -196,7 +196,7 @@ class Operation(NamedTuple):
         return found
 
     def _module_of(self, frame: FrameType) -> str | None:
-        """The name of the module whose method a frame runs."""
+        """Return the name of the module whose method a frame runs."""
         # Reading f_locals keeps all locals of a frame alive: only where it can tell something.
         if "self" not in frame.f_code.co_varnames:
             return None
@@ -218,7 +218,7 @@ class _Modules:
         self._learn()
 
     def name_of(self, module: object) -> str | None:
-        """The name of a module as it was when it first ran; None for what is no part of the model.
+        """Return the name of a module when it first ran; None if it is not of the model.
 
         Args:
             module: or any other object.
@@ -338,7 +338,7 @@ def _unknown_version(frame: FrameType, variable: str) -> str:
 
 @cache
 def _is_composite(func: Any) -> bool:
-    """Whether an operation is made of others, so that in inference mode it comes whole.
+    """Return True if an operation is made of others, so that in inference mode it comes whole.
 
     Not one that gives a view: PyTorch still has to tell the view of its base.
     """
@@ -351,7 +351,7 @@ def _is_composite(func: Any) -> bool:
 
 
 def _state_of_the_call() -> AbstractContextManager[None]:
-    """What the model's call left to the parts of a composite operation in inference mode.
+    """Return what the model's call left to the parts of a composite operation in inference mode.
 
     A handler runs below autocast and below what makes a view know its parameter; the parts need
     both: from a view that does not know, ``linear`` chooses another kernel.
@@ -379,7 +379,7 @@ def _ordinary() -> tuple[Any, Any]:
 
 @contextmanager
 def apart() -> Generator[None, None, None]:
-    """Tensor work that nobody sees: no mode, gradient, autocast or inference mode applies to it.
+    """Run tensor work that nobody sees, outside of every mode, autocast and gradient.
 
     Inside, tensors are ordinary ones also where the model runs in inference mode.
     """
@@ -412,13 +412,13 @@ def _without_function_modes() -> Generator[None, None, None]:
 
 
 def module_names(model: nn.Module) -> dict[str, nn.Module]:
-    """Every module once, by its name; the model itself by its class's."""
+    """Return every module once, by its name; the model itself by its class's."""
     named = cast("dict[str, nn.Module]", dict(cast(Any, model.named_modules())))
     return {name or type(model).__name__: module for name, module in named.items()}
 
 
 def in_backward() -> bool:
-    """Whether this thread runs a backward pass, in which a checkpoint runs its forward again."""
+    """Return True if this thread runs a backward pass, as a checkpoint that runs again does."""
     return torch._C._current_graph_task_id() != -1  # pyright: ignore[reportPrivateUsage]
 
 
@@ -439,14 +439,14 @@ _GENERATION = tuple(f"{place}/generation/" for place in _LIBRARIES)
 
 @cache
 def _is_in(file: str, folders: tuple[str, ...]) -> bool:
-    """Whether a file lies in one of the folders, or in Python's own library."""
+    """Return True if a file lies in one of the folders, or in Python's own library."""
     if any(file.startswith(f"{folder}/") for folder in folders):
         return True
     return file.startswith((_STANDARD, "<frozen ")) and not file.startswith(_PACKAGES)
 
 
 def _frames() -> Iterator[FrameType]:
-    """The model's frames from the innermost, without the listener's own."""
+    """Yield the model's frames from the innermost, without the listener's own."""
     inner: FrameType = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     frame: FrameType | None = inner
     while frame is not None and frame.f_code is not _HANDLER:

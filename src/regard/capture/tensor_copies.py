@@ -1,4 +1,4 @@
-"""Where copies of a model's tensors go: beside them, to another device, or to files on a disk."""
+"""Copies of a model's tensors: beside them, on another device, or in files on a disk."""
 
 import mmap
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ from tempfile import TemporaryFile
 import torch
 from torch import Tensor
 
-__all__ = ["Shelf"]
+__all__ = ["TensorCopies"]
 
 _AT_ONCE = bytes(2**20)
 
 
-class Shelf:
+class TensorCopies:
     """Keeps copies of tensors, which nothing that happens to the originals can reach.
 
     A copy to the CPU is waited for, because somebody may read it at once; to another device it is
@@ -27,8 +27,8 @@ class Shelf:
 
     Example:
         >>> import torch
-        >>> from regard.capture.tensor_storage import Shelf
-        >>> Shelf().copy(torch.arange(3))
+        >>> from regard.capture.tensor_copies import TensorCopies
+        >>> TensorCopies().copy(torch.arange(3))
         tensor([0, 1, 2])
     """
 
@@ -38,13 +38,13 @@ class Shelf:
         self._shared: dict[tuple[object, ...], list[Tensor]] = {}
 
     def copy(self, tensor: Tensor) -> Tensor:
-        """A copy of its own, contiguous."""
+        """Return a copy of its own, contiguous."""
         copied = self.empty(tensor.shape, tensor)
         waits = "cpu" in (tensor.device.type, copied.device.type)
         return copied.copy_(tensor.detach(), non_blocking=not waits)
 
     def copy_once(self, tensor: Tensor) -> Tensor:
-        """A copy that serves for all tensors with the same content, as masks and biases have."""
+        """Return one copy for all tensors with the same content, as masks and biases have."""
         strides = zip(tensor.shape, tensor.stride(), strict=True)
         distinct = tensor.detach()[tuple(slice(0, n if stride else 1) for n, stride in strides)]
         device = self._device or tensor.device
@@ -58,7 +58,7 @@ class Shelf:
         return known[-1]
 
     def empty(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Room for a tensor of this shape, of the dtype of another, not yet written.
+        """Return room for a tensor of this shape, of the dtype of another, not yet written.
 
         Raises:
             OSError: the disk is full.
@@ -68,7 +68,7 @@ class Shelf:
         return torch.empty(tuple(shape), dtype=like.dtype, device=self._device or like.device)
 
     def _mapped(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A tensor whose memory is a file; the system writes it out when memory is short."""
+        """Return a tensor whose memory is a file; the system writes it out when memory is short."""
         count = prod(shape)
         if not count:
             return torch.empty(tuple(shape), dtype=dtype, device="cpu")
