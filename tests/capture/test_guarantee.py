@@ -1,6 +1,7 @@
 """Whatever is done to attention, what is recorded is what met the value, or it is refused."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import pytest
 import torch
@@ -34,12 +35,17 @@ class Layer(nn.Module):
         return self.variant(query, key, torch.eye(T, dtype=x.dtype).expand(B, H, T, T).clone())
 
 
-def verdict(variant: Variant, dtype: torch.dtype, keep: str) -> str:
+def verdict(
+    variant: Variant,
+    dtype: torch.dtype,
+    keep: str,
+    mode: Callable[[], AbstractContextManager[None]] = torch.no_grad,
+) -> str:
     """Return "right", "refused" or what is wrong."""
     model = Layer(variant).to(dtype)
     x = torch.randn(B, T, 12, generator=torch.manual_seed(1)).to(dtype)
     try:
-        with torch.no_grad(), regard.observe(model, keep=keep) as seen:
+        with mode(), regard.observe(model, keep=keep) as seen:
             output = model(x)
     except regard.RegardError as refusal:
         first, *_ = str(refusal).splitlines()
@@ -54,10 +60,13 @@ def test_there_are_enough_variants() -> None:
     assert len(VARIANTS) >= 300
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=lambda m: m.__name__)
 @pytest.mark.parametrize("keep", ["qk", "qkv"])
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
-def test_no_variant_is_recorded_as_what_it_is_not(dtype: torch.dtype, keep: str) -> None:
-    found = {name: verdict(variant, dtype, keep) for name, variant in VARIANTS.items()}
+def test_no_variant_is_recorded_as_what_it_is_not(
+    dtype: torch.dtype, keep: str, mode: Callable[[], AbstractContextManager[None]]
+) -> None:
+    found = {name: verdict(variant, dtype, keep, mode) for name, variant in VARIANTS.items()}
     wrong = {name: each for name, each in found.items() if each not in ("right", "refused")}
     assert wrong == {}
     # The checker sees right ones, too.

@@ -736,17 +736,16 @@ def _mismatch(
     if len(summed) != 1:
         return _OTHER_AXIS.format(own.line)
     axis = letters.index(summed)
-    if tensor.shape[axis] > 1 and not _is_along(seen.places[axis], own):
+    if tensor.shape[axis] > 1 and not _is_along(seen, axis, own):
         return _OTHER_AXIS.format(own.line)
     if product.alpha != 1:
         return sentence(operation, own.line, "mul")
-    query = meeting.axes.places[-2] if meeting.axes.sizes[-2] > 1 else 0
     value = product.right if tensor is product.left else product.left
     of_value = product.labels.right if tensor is product.left else product.labels.left
     shared = [a for a in of_value if a in letters and a != summed]
     shared = [a for a in shared if value.shape[of_value.index(a)] > 1]
     places = [seen.places[letters.index(a)] for a in shared if tensor.shape[letters.index(a)] > 1]
-    if query and query in places:
+    if not set(meeting.axes.places[:-2]).issuperset(places):
         return sentence(operation, own.line, "relaid")
     positional = "einsum" not in str(operation.func)
     if positional and places != sorted(places, reverse=True):
@@ -763,9 +762,13 @@ def _are_in_order(own: Attention, seen: Axes, tensor: Tensor, product: Written) 
     return (own.last[0] - last[0]) * (own.last[2] - last[2]) >= 0
 
 
-def _is_along(place: int, own: Attention) -> bool:
-    """Return True if steps of this size go along the keys."""
-    return own.place > 0 and place % own.place == 0 and 0 < place // own.place < own.length
+def _is_along(seen: Axes, axis: int, own: Attention) -> bool:
+    """Return True if an axis of weights goes along the keys of one query, and no further."""
+    step, rest = divmod(seen.places[axis], own.place) if own.place else (0, 0)
+    if rest or step < 1:
+        return False
+    first = seen.start // own.place % own.length
+    return first + step * (seen.sizes[axis] - 1) < own.length
 
 
 def _are_alike(one: Tensor | None, other: Tensor | None) -> bool:
