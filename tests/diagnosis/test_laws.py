@@ -128,7 +128,7 @@ def test_the_layer_that_the_others_change_is_right() -> None:
     report = check(Heads())
     assert report.verdict == "right", report
     outcomes = {result.law.name: result.outcome for result in report.laws}
-    assert {name for name, outcome in outcomes.items() if outcome != "held"} == {"positions"}
+    assert {n for n, outcome in outcomes.items() if outcome != "held"} == {"positions", "cache"}
 
 
 @pytest.mark.parametrize(
@@ -160,6 +160,56 @@ def test_a_broken_law_makes_it_wrong(layer: type[nn.Module], law: str) -> None:
 
 def broken(report: Report) -> set[str]:
     return {result.law.name for result in report.laws if result.outcome == "broken"}
+
+
+class Cached(Heads):
+    """Right with ``order=1``; with -1 the new keys stand before the old ones."""
+
+    def __init__(self, order: int, offset: int = 0) -> None:
+        super().__init__()
+        self.order, self.offset = order, offset
+
+    def forward(
+        self, x: Tensor, past: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        q, k, v = self.split(x)
+        if past is not None:
+            k, v = (torch.cat([a, b][:: self.order], 2) for a, b in zip(past, (k, v), strict=True))
+        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
+        mask = mask.tril(k.shape[2] - q.shape[2] - (self.offset if past is not None else 0))
+        scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~mask, float("-inf"))
+        return self.merge(scores.softmax(-1) @ v), (k, v)
+
+
+@pytest.mark.parametrize(
+    ("layer", "outcome"),
+    [(Cached(1), "held"), (Cached(-1), "held"), (Cached(1, 1), "broken")],
+    ids=["right", "another order of all keys", "mask too short"],
+)
+def test_a_cache_gives_what_the_whole_call_gives(layer: nn.Module, outcome: str) -> None:
+    # Without positions the order of keys that are all visible changes nothing.
+    report = check(layer, causal=True)
+    outcomes = {result.law.name: result.outcome for result in report.laws}
+    assert outcomes["cache"] == outcome, report
+    assert report.verdict == ("right" if outcome == "held" else "wrong"), report
+
+
+class ReadsValuesTwice(nn.Module):
+    """Takes query, key and value, and projects keys from the values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        q, k, v = self.q(query), self.k(value), self.v(value)
+        return (q @ k.mT / 4).softmax(-1) @ v
+
+
+def test_an_argument_that_is_read_for_another_is_wrong() -> None:
+    report = check(ReadsValuesTwice())
+    assert [finding.name for finding in report.faults] == ["influence"]
+    assert report.faults[0].detail.startswith("The argument for key has no influence")
 
 
 def test_a_second_softmax_is_never_right() -> None:

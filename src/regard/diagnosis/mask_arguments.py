@@ -102,7 +102,8 @@ def forms_of(argument: Argument, source: str) -> Iterator[Form]:
     first, second = (keys, pairs) if _PADDING.search(name) and name != "mask" else (pairs, keys)
     yield from first
     yield from second
-    yield from _added(argument)
+    if not argument.meaning:
+        yield from _added(argument)
 
 
 def _added(argument: Argument) -> Iterator[Form]:

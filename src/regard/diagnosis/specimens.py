@@ -53,7 +53,9 @@ def _slot(subject: Subject, argument: Argument, by_name: bool) -> Slot | None:
         if role != "x" and not argument.required:
             return None
         axes = _axes(layout, layout.num_heads, layout.dim)
-        return Slot(argument.name, "content", axes, "x", by_name=by_name)
+        # Arguments apart, so that one that is never read, or read for another, shows.
+        source = role if role in ("query", "key", "value", "memory") else "x"
+        return Slot(argument.name, "content", axes, source, by_name=by_name)
     if not own and role in ("query", "key", "value"):
         heads = layout.num_heads if role == "query" else layout.num_kv_heads
         width = layout.dim // layout.num_heads * heads

@@ -30,6 +30,8 @@ class Runs(Law):
         found = _not_finite(lab, first, s.batch, s.tokens)
         if found is not None:
             return found
+        if (turned := self._turned(lab)) is not None:
+            return turned
         for batch, tokens in self._sizes(lab):
             try:
                 run = lab.run(s.contents(batch, tokens), is_double=False, keeps=True)
@@ -44,6 +46,20 @@ class Runs(Law):
             if lab.has_batch and run.rows.shape[0] != batch:
                 return Breach(f"{_sized(batch, tokens)} gave {run.rows.shape[0]} samples.")
         return None
+
+    @staticmethod
+    def _turned(lab: Lab) -> Breach | None:
+        """The output's batch and tokens stand where the input's do."""
+        axes = next(iter(lab.specimen.sources.values())).axes
+        given = tuple(axes.index(letter) for letter in "bt") if {"b", "t"} <= set(axes) else None
+        if given is None or len(axes) != 3 or lab.output_ndim != 3 or None in lab.output_axes:
+            return None
+        if given == lab.output_axes:
+            return None
+        return Breach(
+            f"Batch and tokens are axes {given[0]} and {given[1]} of the input, and "
+            f"{lab.output_axes[0]} and {lab.output_axes[1]} of the output."
+        )
 
     @staticmethod
     def _sizes(lab: Lab) -> Iterator[tuple[int, int]]:

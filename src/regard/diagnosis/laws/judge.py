@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from regard.diagnosis.laws.arithmetic import Gradient, Large, Training
+from regard.diagnosis.laws.cached import Cache
 from regard.diagnosis.laws.calls import Pure, Runs, Samples
 from regard.diagnosis.laws.lab import Lab, NotTried
 from regard.diagnosis.laws.law import Law, Result
@@ -23,6 +24,7 @@ LAWS: tuple[Law, ...] = (
     Gradient(),
     Large(),
     Training(),
+    Cache(),
     Positions(),
 )
 
@@ -34,6 +36,7 @@ _NEEDS = {
     "score": ("runs", "pure", "samples", "mixture"),
     "heads": ("runs", "pure", "samples", "mixture"),
     "positions": ("pure",),
+    "cache": ("runs", "pure"),
     "gradient": ("pure",),
     "training": ("pure", "samples"),
 }

@@ -219,6 +219,17 @@ class Lab:
         return self._output[2] is not None
 
     @property
+    def output_axes(self) -> tuple[int | None, int | None]:
+        """The axes of the output that stand for batch and tokens."""
+        return self._output[1], self._output[2]
+
+    @cached_property
+    def output_ndim(self) -> int:
+        """The number of the output's axes."""
+        s = self.specimen
+        return len(self._shapes(s.batch, s.tokens)[self._output[0]])
+
+    @property
     def has_batch(self) -> bool:
         """Return True if arguments and output have an axis for the batch."""
         return self.specimen.has_batch and self._output[1] is not None

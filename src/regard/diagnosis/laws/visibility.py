@@ -72,6 +72,8 @@ class Influence(Law):
         """Change one token after another, and compare with what was declared."""
         seen = influence(lab)
         rows, tokens = seen.shape
+        if (idle := self._idle(lab)) is not None:
+            return idle
         if rows != tokens:
             raise NotTried("It gives more or fewer tokens than it takes.", applies=False)
         if lab.specimen.masks or lab.specimen.segments:
@@ -98,6 +100,19 @@ class Influence(Law):
             )
         if causal is False and words != "every token to every token":
             return Breach(f"It was declared not causal, and is: {words}.", is_note=True)
+        return None
+
+    @staticmethod
+    def _idle(lab: Lab) -> Breach | None:
+        """Each argument that holds tokens moves the output."""
+        s = lab.specimen
+        contents = s.contents(s.batch, s.tokens, seed=4)
+        other = s.changed(contents)
+        start = lab.run(contents).rows
+        for name in contents if len(contents) > 1 else ():
+            moved = lab.run({**contents, name: other[name]}).rows
+            if not differs(moved, start).any():
+                return Breach(f"The argument for {name} has no influence on the output.")
         return None
 
     @staticmethod
