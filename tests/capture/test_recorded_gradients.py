@@ -1,8 +1,11 @@
 """Gradients through a recording: which training they survive, and where none can flow."""
 
 import copy
+import gc
+import resource
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -240,3 +243,27 @@ def test_copies_of_a_model_are_apart() -> None:
         model(input_ids=ids())
     seen[1].entropy().sum().backward()
     assert not gradients(twin)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("with_gradients", [False, True])
+def test_many_recordings_leave_nothing(with_gradients: bool) -> None:
+    model = llama()
+
+    def once() -> None:
+        with torch.set_grad_enabled(with_gradients), regard.observe(model) as seen:
+            model(input_ids=ids())
+        if with_gradients:
+            seen[0].entropy().sum().backward()
+            model.zero_grad()
+
+    def resident() -> int:
+        gc.collect()
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    for _ in range(50):
+        once()
+    before = resident()
+    for _ in range(500):
+        once()
+    assert resident() - before < 5e6
