@@ -274,3 +274,22 @@ def test_each_softmax_of_one_product_is_seen(parts: Callable[[Tensor], list[Tens
     for matrix, expected in zip(seen.values(), weights, strict=True):
         found = matrix.to_dense().reshape(expected.shape)
         torch.testing.assert_close(found, expected.detach(), atol=1e-5, rtol=0)
+
+
+def test_a_bias_that_is_added_to_a_part_of_the_scores_is_a_bias() -> None:
+    """As MViT adds relative positions to all tokens but the first."""
+
+    class Part(Attends):
+        def forward(self, x: Tensor) -> Tensor:
+            query, key, value = self.project(x)
+            scores = query @ key.mT
+            rows = noise(2, 4, 2, 3, 2, 1)
+            part = scores[:, :, 1:, 1:]
+            scores[:, :, 1:, 1:] = (part.view(2, 4, 2, 3, 2, 3) + rows).view(2, 4, 6, 6)
+            self.used = scores.softmax(-1)
+            return (self.used @ value).transpose(1, 2).flatten(2)
+
+    model = Part(lambda scores: scores)
+    with torch.no_grad(), regard.observe(model) as seen:
+        model(noise(2, 7, 8))
+    torch.testing.assert_close(seen[0].to_dense(), model.used, atol=1e-5, rtol=0)

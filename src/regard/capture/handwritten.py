@@ -604,6 +604,8 @@ class Handwritten:
                 self._known.put(target, moved, track.stage)
             else:
                 self.pass_on(operation)
+        elif track is not None and (found := self._added_to_a_part(target, source, track, held)):
+            self._known.put(target, found[1], found[0])
         elif track is not None:
             for each in (track, held):
                 if each is not None and isinstance(each.stage, Weights):
@@ -611,6 +613,36 @@ class Handwritten:
                     self._known.put(target, None, changed(each.stage, reason))
                 elif each is not None:
                     self._end_chain(operation, target, each)
+
+    def _added_to_a_part(
+        self, target: Tensor, source: Tensor, track: Track, held: Track | None
+    ) -> tuple[Scores, Axes] | None:
+        """Return scores to a part of which numbers were added, as MViT adds them to all but one."""
+        before, after = None if held is None else held.stage, track.stage
+        if held is None or held.axes is None or not isinstance(before, Scores):
+            return None
+        there, own = held.seen_as(target), track.seen_as(source)
+        if not isinstance(after, Scores) or after.product is not before.product:
+            return None
+        more = after.steps[len(before.steps) :]
+        same = there is not None and own is not None and there.places == own.places
+        if not same or there is None or own is None or there.start != own.start:
+            return None
+        if after.steps[: len(before.steps)] != before.steps:
+            return None
+        with apart():
+            added = target.new_zeros(target.untyped_storage().nbytes() // target.element_size())
+            part = added.as_strided(target.shape, target.stride(), target.storage_offset())
+            for step in more:
+                if not isinstance(step, Plus) or not isinstance(step.numbers, Tensor):
+                    return None
+                spread = step.numbers.expand(step.axes.sizes).contiguous()
+                numbers = step.axes.arranged(spread, there)
+                if numbers is None:
+                    return None
+                part += step.factor * numbers
+            whole = added.as_strided(held.axes.sizes, held.axes.strides, held.axes.offset)
+        return replace(before, steps=(*before.steps, Plus(whole, held.axes))), held.axes
 
     def _join(self, operation: Operation) -> None:
         """Follow scores with a column beside them; end the chain of others put together."""
