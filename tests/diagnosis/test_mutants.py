@@ -32,6 +32,7 @@ ALLOWED = {
         "relative_distances",
         "relative_distances_sdpa",
     },
+    "other angles, and another order of the turned pairs, are a choice": {"rotary"},
     "sizes that are equal on what is tried: head_dim and heads, queries and keys": {
         "output_einsum_then_sum",
         "rectangular_tril",
