@@ -22,12 +22,13 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from torch import Tensor
 
 import regard
+from regard import view
 from regard.view.export.page_file import write_page
 from regard.view.server import http_server as server
 
 Open = Callable[..., Page]
 TOKEN = "secret"
-FOLDER = Path(write_page.__code__.co_filename).parent.parent / "web"
+FOLDER = Path(view.__file__).parent / "web"
 ENGINE = Path(__file__).with_name("engine.mjs")
 WORDS = ["Life", "is", "short", ",", "eat", "dessert", "first", "and", "then", "rest"]
 

@@ -121,7 +121,7 @@ def _arrays(thing: object) -> tuple[Any, ...] | None:
     if [a.role for a in needed] != ["query", "key", "value"]:
         return None
     generator = torch.Generator().manual_seed(0)
-    return tuple(torch.randn(2, 7, 16, generator=generator).numpy() for _ in needed)
+    return tuple(torch.randn(2, 7, 16, generator=generator, device="cpu").numpy() for _ in needed)
 
 
 def _is_named_causal(thing: object, options: Mapping[str, Any]) -> bool:

@@ -122,7 +122,7 @@ def _flattened(call: Callable[..., Any], bound: Mapping[str, Any]) -> dict[str, 
 
 
 def _tensor(value: Any) -> Tensor:
-    return torch.as_tensor(value) if isinstance(value, np.ndarray) else value
+    return torch.as_tensor(value, device="cpu") if isinstance(value, np.ndarray) else value
 
 
 def _tensors_in(value: Any) -> bool:

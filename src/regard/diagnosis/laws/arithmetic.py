@@ -46,7 +46,7 @@ class Gradient(Law):
                 raise NotTried("It computes without PyTorch.", applies=False)
             return Breach("The output has no gradient.", _cut(run))
         generator = torch.Generator().manual_seed(4)
-        weight = torch.randn(run.rows.shape, generator=generator, dtype=torch.float64)
+        weight = torch.randn(run.rows.shape, generator=generator, dtype=torch.float64, device="cpu")
         gradients = torch.autograd.grad((run.rows * weight).sum(), wanted, allow_unused=True)
         found = cast("tuple[Tensor | None, ...]", gradients)
         idle = [
@@ -69,7 +69,10 @@ class Gradient(Law):
         weight: Tensor,
     ) -> Breach | None:
         generator = torch.Generator().manual_seed(5)
-        ways = [torch.randn(w.shape, generator=generator, dtype=torch.float64) for w in wanted]
+        ways = [
+            torch.randn(w.shape, generator=generator, dtype=torch.float64, device="cpu")
+            for w in wanted
+        ]
         starts = [w.detach().clone() for w in wanted]
 
         def at(step: float) -> float:

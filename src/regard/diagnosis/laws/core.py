@@ -218,7 +218,7 @@ class Core:
         """Return which numbers of a cut belong to each token, (tokens, channels)."""
         if isinstance(cut, str):
             shape = self.contents[cut].shape
-            return torch.arange(shape.numel()).view(shape[1], -1)
+            return torch.arange(shape.numel(), device="cpu").view(shape[1], -1)
         found: list[Tensor] = []
         for j in range(self.tokens):
             other = self._wide(self.lab.specimen.changed(self.contents, token=j))
@@ -258,7 +258,9 @@ class Core:
                     ((cut, c) for c in range(channels)), self._of_all(cut, start)
                 )
                 continue
-            noise = 0.8 * torch.randn(channels, tokens, generator=generator, dtype=torch.float64)
+            noise = 0.8 * torch.randn(
+                channels, tokens, generator=generator, dtype=torch.float64, device="cpu"
+            )
             probes = self.base[cut].repeat(4 * channels, 1).view(4, channels, -1)
             for c in range(channels):
                 at = places[:, c]
@@ -275,7 +277,9 @@ class Core:
         """Return the role of all channels of a cut together."""
         places = self.places[cut]
         generator = torch.Generator().manual_seed(13)
-        noise = 0.8 * torch.randn(places.shape, generator=generator, dtype=torch.float64)
+        noise = 0.8 * torch.randn(
+            places.shape, generator=generator, dtype=torch.float64, device="cpu"
+        )
         probes = self.base[cut].repeat(4, 1)
         probes[0, places] += noise
         probes[1, places] -= noise

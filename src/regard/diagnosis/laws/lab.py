@@ -249,7 +249,7 @@ def as_tensors(result: Any) -> list[Tensor]:
 
 def _as_tensor(value: Any) -> Any:
     if type(value).__module__ == "numpy" and hasattr(value, "dtype"):
-        return torch.as_tensor(value)
+        return torch.as_tensor(value, device="cpu")
     if hasattr(value, "to_tuple"):
         return value.to_tuple()
     return value

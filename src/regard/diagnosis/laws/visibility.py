@@ -47,7 +47,7 @@ def pattern_of(seen: Tensor) -> str:
     rows, tokens = seen.shape
     if rows != tokens:
         return ""
-    i, j = torch.arange(rows)[:, None], torch.arange(tokens)
+    i, j = torch.arange(rows, device="cpu")[:, None], torch.arange(tokens, device="cpu")
     if bool(seen.all()):
         return "every token to every token"
     for width in range(1, tokens + 1):
@@ -78,7 +78,7 @@ class Influence(Law):
             raise NotTried("It gives more or fewer tokens than it takes.", applies=False)
         if lab.specimen.masks or lab.specimen.segments:
             return self._masked(lab, seen)
-        i, j = torch.arange(rows)[:, None], torch.arange(tokens)
+        i, j = torch.arange(rows, device="cpu")[:, None], torch.arange(tokens, device="cpu")
         causal = lab.specimen.causal
         if causal:
             if bool((bad := seen & (j > i)).any()):
@@ -130,7 +130,7 @@ class Influence(Law):
             allowed = allowed & torch.ones_like(allowed).tril()
         # A residual connection lets a token see itself; what hidden rows give does not count.
         kept = allowed.any(0) & allowed.any(1)
-        eye = torch.eye(len(seen), dtype=torch.bool)
+        eye = torch.eye(len(seen), dtype=torch.bool, device="cpu")
         if bool((bad := seen & ~allowed & kept[:, None] & ~eye).any()):
             return Breach(f"{_where(bad)}, which is hidden from it.", None, _pair(seen, allowed))
         if bool((bad := ~seen & allowed & kept[:, None]).any()):
@@ -176,7 +176,9 @@ class Positions(Law):
         noise: dict[int, Tensor] = {}
         for number in waves:
             shape = run.steps[number].outputs[0].shape
-            noise[number] = torch.rand(shape, generator=generator, dtype=torch.float64) * 2 - 1
+            noise[number] = (
+                torch.rand(shape, generator=generator, dtype=torch.float64, device="cpu") * 2 - 1
+            )
         other = lab.run(contents, replaced=noise)
         if differs(other.rows, run.rows, 1e-9).any():
             return None

@@ -86,7 +86,7 @@ class Weighing:
     def _one_each(self, token: int | None) -> Values:
         count = len(self.value)
         values = self.core.placed(self.core.bases(count), self.value, 0.0)
-        eye = torch.eye(count, dtype=torch.float64)
+        eye = torch.eye(count, dtype=torch.float64, device="cpu")
         return self.core.placed(values, self.value, eye, token)
 
     @cached_property
@@ -108,7 +108,7 @@ class Weighing:
         found: list[tuple[int, Tensor]] = []
         seen: list[Tensor] = []
         if bool((active.sum(0) <= 1).all()):
-            eye = torch.eye(constant.shape[1], dtype=torch.float64)
+            eye = torch.eye(constant.shape[1], dtype=torch.float64, device="cpu")
             pairs = [
                 (int(active[:, column].nonzero()[0]), eye[column])
                 for column in range(constant.shape[1])
@@ -419,11 +419,13 @@ class Score(Law):
         rows, tokens = weights.shape[1:]
         if rows != tokens:
             return None
-        later = torch.ones(rows, tokens, dtype=torch.bool).triu(1)
+        later = torch.ones(rows, tokens, dtype=torch.bool, device="cpu").triu(1)
         for own in weights:
             logs = own.clamp(min=1e-300).log()
             logs = logs - logs.diagonal()[:, None]
-            if differs(logs[~later], torch.zeros(()), 1e-9).any() or not bool(later.any()):
+            if differs(logs[~later], torch.zeros((), device="cpu"), 1e-9).any() or not bool(
+                later.any()
+            ):
                 continue
             level = logs[later]
             is_step = not bool(differs(level, level[:1].expand_as(level), 1e-6).any())
@@ -446,7 +448,9 @@ class _Probe:
 
     def noise(self, channels: list[Channel]) -> Tensor:
         """Return a number for each channel, (1, channels)."""
-        drawn = torch.randn(1, len(channels), generator=self._generator, dtype=torch.float64)
+        drawn = torch.randn(
+            1, len(channels), generator=self._generator, dtype=torch.float64, device="cpu"
+        )
         return 0.4 * drawn
 
     def ratio(self, values: Values) -> Tensor:
@@ -501,7 +505,7 @@ class _Probe:
         """Return how the log-ratios follow each channel, (channels, heads)."""
         start = self.ratio(values)
         many = {cut: t.repeat(len(channels), 1) for cut, t in values.items()}
-        step = 0.1 * torch.eye(len(channels), dtype=torch.float64)
+        step = 0.1 * torch.eye(len(channels), dtype=torch.float64, device="cpu")
         for k, (cut, c) in enumerate(channels):
             places = self.w.core.places[cut][:, c]
             places = places if token is None else places[token : token + 1]
@@ -539,7 +543,9 @@ def _has_learned_bias(lab: Lab, w: Weighing) -> bool:
 
 def _is_learned(lab: Lab, probe: _Probe) -> bool:
     """Return True if a parameter beside the projections sets the scale."""
-    return any(_moved_parameters(lab, probe.w, lambda: torch.tensor(probe.slopes(lab)[0])))
+    return any(
+        _moved_parameters(lab, probe.w, lambda: torch.tensor(probe.slopes(lab)[0], device="cpu"))
+    )
 
 
 def _moved_parameters(
@@ -559,7 +565,7 @@ def _moved_parameters(
             continue
         before = parameter.detach().clone()
         generator = torch.Generator().manual_seed(6)
-        noise = torch.rand(before.shape, generator=generator, dtype=torch.float64)
+        noise = torch.rand(before.shape, generator=generator, dtype=torch.float64, device="cpu")
         with torch.no_grad():
             parameter.copy_(before * 1.25 + 0.1 * noise)
             try:

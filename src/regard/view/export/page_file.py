@@ -120,7 +120,7 @@ def write_page(
     """
     if not recording.layers:
         raise RegardError("recording has no layers; a page needs at least one.")
-    wanted = _places(recording, layers, opened[0])
+    wanted = _places(recording, layers, *opened)
     target = Path(path).resolve()
     temporary = target.with_name(f".{target.name[:100]}.part")
     try:
@@ -142,7 +142,10 @@ def write_page(
 
 
 def _places(
-    recording: Recording, layers: Iterable[str | int] | None, opened: int | None
+    recording: Recording,
+    layers: Iterable[str | int] | None,
+    opened: int | None,
+    head: int | None,
 ) -> list[int]:
     """The places of the layers to hold, that of the opened one first."""
     names = list(recording)
@@ -151,6 +154,10 @@ def _places(
         raise ValueError(
             f"layer is {opened}; this recording has {len(names)} layers, 0 to {len(names) - 1}."
         )
+    shape = recording.layers[opened or 0].shape
+    num_heads = shape[-3] if len(shape) > 2 else 1
+    if head is not None and head >= num_heads:
+        raise ValueError(f"head is {head}; the layer has {num_heads} heads, 0 to {num_heads - 1}.")
     if layers is not None:
         places = {names.index(layer_at(recording.layers, layer).name) for layer in layers}
     return sorted(places, key=lambda place: (place != opened, place))
