@@ -100,7 +100,7 @@ def test_a_vector_tells_the_sum_that_made_it(show: Open) -> None:
     matrix = regard.attend(torch.zeros(2, 1), torch.zeros(2, 1))
     recording = regard.Recording({"layer": matrix}, query_tokens=["Life", " is"])
     value = torch.tensor([[2.0, 0.0], [4.0, -1.0]])
-    recording.put(replace(recording.layers[0], value=value))
+    recording.put(replace(recording.layers[0], value=InMemory(value)))
     page = opened(show(recording, "#view=steps&query=1&order=position"))
     names = page.locator("#view-steps thead th").all_inner_texts()
     said: list[str] = []
