@@ -1,19 +1,38 @@
 """The documentation as a site: complete, with links that hold, and without the network."""
 
+import inspect
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+import regard
+import regard.testing
+import regard.transformers
 from regard.lessons.lesson_pages import Lesson, all_lessons
 
 ROOT = Path(__file__).parents[2]
 # What a browser fetches without being asked; links that a reader follows are none of it.
 FETCHED = re.compile(r"<(?:link|script|img|iframe|source)\b[^>]*(?:src|href)=[\"']?(https?:)?//")
 IN_STYLES = re.compile(r"(?:url\(|@import )[\"']?(?:https?:)?//")
+
+
+REFERENCE = ROOT / "docs" / "api"
+
+
+def public_names(module: ModuleType) -> Iterator[str]:
+    """The names that people write, ``regard.plot.map``; those of a module instead of the module."""
+    for name in module.__all__:
+        item = getattr(module, name)
+        if inspect.ismodule(item):
+            yield from (f"regard.{name}.{inner}" for inner in item.__all__)
+        else:
+            yield f"{module.__name__}.{name}"
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +57,21 @@ def test_a_lesson_is_a_page_with_its_outputs_and_answers(lesson: Lesson, site: P
     assert page.count('<div class="highlight"><pre>') == fences
     assert "<summary>Show the answers</summary>" in page
     assert "```" not in page
+
+
+def test_every_public_name_is_in_the_reference_once(site: Path) -> None:
+    pages = "".join(page.read_text() for page in REFERENCE.glob("*.md"))
+    described = re.findall(r"^::: (\S+)$", pages, re.MULTILINE)
+    again = {
+        f"regard.masks.{name}" for name in regard.__all__
+    }  # regard.masks.Causal is regard.Causal
+    modules = (regard, regard.testing, regard.transformers)
+    names = {name for module in modules for name in public_names(module)} - again
+    assert sorted(described) == sorted(names)
+    html = "".join(
+        (site / "api" / f"{page.stem}.html").read_text() for page in REFERENCE.glob("*.md")
+    )
+    assert [name for name in names if f'id="{name}"' not in html] == []
 
 
 def test_the_site_asks_nothing_of_the_network(site: Path) -> None:
