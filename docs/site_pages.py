@@ -6,6 +6,7 @@ from where it is.
 
 import os
 import re
+import sys
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -40,11 +41,17 @@ def on_files(files: Files, config: Any) -> Files:
         place = _place(path.relative_to(ROOT).as_posix())
         assert place is not None
         files.append(File.generated(config, place, abs_src_path=str(path)))
+    sys.path.append(str(Path(__file__).parent))
+    import mistake_pages  # beside this file, which mkdocs loads by its path
+
+    files.append(File.generated(config, "mistakes.md", content=mistake_pages.page()))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Turn links between files of the repository into links between pages of the site."""
+    if page.file.abs_src_path is None:  # generated: its links are the site's
+        return markdown
     source = Path(page.file.abs_src_path).parent
     here = PurePosixPath(page.file.src_uri).parent
 
