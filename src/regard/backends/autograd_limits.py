@@ -10,7 +10,7 @@ __all__ = ["first_only", "only_backward", "refuse_vmap"]
 
 
 def first_only(gradient: Tensor, inputs: tuple[Tensor, ...]) -> Tensor:
-    """Return the gradient such that differentiating it again is an error instead of 0.
+    """Return the gradient; differentiating it again raises an error instead of giving 0.
 
     Args:
         gradient: the gradient of a loss.
@@ -20,7 +20,7 @@ def first_only(gradient: Tensor, inputs: tuple[Tensor, ...]) -> Tensor:
 
 
 def only_backward(*_: Any) -> NoReturn:
-    """Raise the error for vmap, jvp and other transforms; it takes any arguments.
+    """Raise the error for vmap, jvp and other transforms, whatever the arguments are.
 
     Raises:
         RuntimeError: always.
@@ -32,17 +32,17 @@ def only_backward(*_: Any) -> NoReturn:
 
 
 def refuse_vmap(tensors: Iterable[Tensor]) -> None:
-    """Raise an error if ``torch.vmap`` maps over one of the tensors, so that it has no numbers.
+    """Raise an error if ``torch.vmap`` maps over one of the tensors, which then has no numbers.
 
     Raises:
-        RuntimeError: it does.
+        RuntimeError: one of the tensors is mapped over.
     """
     functorch = cast(Any, torch)._C._functorch
     for tensor in tensors:
         while functorch.is_functorch_wrapped_tensor(tensor):
             if functorch.is_batchedtensor(tensor):
                 only_backward()
-            tensor = functorch.get_unwrapped(tensor)  # of torch.func.grad inside vmap
+            tensor = functorch.get_unwrapped(tensor)  # a wrapper of torch.func.grad inside vmap
 
 
 class _Once(torch.autograd.Function):

@@ -13,7 +13,7 @@ __all__ = ["Backend", "Unavailable"]
 
 
 class Unavailable(str):
-    """A refusal that names what the machine or the dtype lacks, whatever the question is."""
+    """A refusal that does not depend on the question; names what the machine or the dtype lacks."""
 
 
 class Backend(ABC):
@@ -25,7 +25,7 @@ class Backend(ABC):
         check_bases(cls, "Backend")
 
     def applies(self, source: Scores) -> bool:
-        """Return True if this backend is made for such matrices: their device and their size."""
+        """Return True if this backend is made for matrices of this device and this size."""
         return True
 
     @abstractmethod
@@ -43,7 +43,8 @@ class Backend(ABC):
     ) -> tuple[str, int]:
         """Return how ``reduce`` would compute this, in a phrase, and the bytes that it needs.
 
-        The bytes are an estimate of the memory beside the inputs, with the answers.
+        The bytes are an estimate of the memory needed in addition to the inputs, including the
+        answers.
         """
 
     @abstractmethod

@@ -32,7 +32,7 @@ class Choice(NamedTuple):
 
 
 def choice(source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> Choice:
-    """Return the first backend in the table that takes all reductions."""
+    """Return the first backend in the table that answers all reductions."""
     refusals: dict[str, str] = {}
     for name, backend in BACKENDS.items():
         if not backend.applies(source):
@@ -47,7 +47,7 @@ def choice(source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -
 def choose(
     source: Scores, mask: Mask | None, reductions: Sequence[Reduction], name: str | None
 ) -> Backend:
-    """Return the backend of this name, or the first one that takes all reductions.
+    """Return the backend of this name, or the first one that answers all reductions.
 
     Raises:
         ValueError: no backend has this name, or it refuses.

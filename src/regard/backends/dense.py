@@ -1,4 +1,4 @@
-"""The whole matrix at once, in float64: the definition that faster backends are compared with."""
+"""The reference that the faster backends are compared with: the whole matrix in float64."""
 
 from collections.abc import Sequence
 from typing import Any, final

@@ -1,11 +1,11 @@
 """A map over several threads that hands out its answers in the order of the items.
 
-Each thread works on an item of its own and keeps every operation to itself. PyTorch would share
-out each small operation among all threads instead, and each would wait for the slowest after each
-operation, which costs a multiple of the time as soon as another program runs.
+Each thread works on an item of its own and runs its operations without other threads. By default
+PyTorch splits each small operation among all threads, and after each operation all of them wait for
+the slowest thread. That takes several times as long as soon as another program runs.
 
-``torch.set_num_threads`` would limit a thread, but also every thread that starts later. The numbers
-of OpenMP and MKL belong to one thread, so those are set.
+``torch.set_num_threads`` would limit not only the calling thread, but also every thread that starts
+later. OpenMP and MKL keep a limit for each calling thread, so these limits are set instead.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ Answer = TypeVar("Answer")
 Setter: TypeAlias = Callable[[int], int]
 
 _AHEAD = 8  # items of each thread that may wait to be taken
-_PATIENCE = 0.1  # seconds until a waiting thread looks whether an interrupt has set the end
+_PATIENCE = 0.1  # seconds after which a waiting thread checks if an interrupt has set the end
 
 
 def map_in_order(
@@ -40,10 +40,10 @@ def map_in_order(
     Args:
         items: what to work on.
         worker: makes a function that answers one item; it is called once for each thread.
-        take: called on one of the threads. A worker may have gone on to its next item, so an answer
-            must not share memory with that.
-        threaded: whether several threads may work at once. Pass False for tensors on another device
-            than the CPU, which has a queue of its own.
+        take: called on one of the threads. The worker may already compute its next answer, so an
+            answer must not share memory with the next one.
+        threaded: whether several threads may work at once. Pass False for tensors on a device other
+            than the CPU; such a device has a queue of its own.
     """
     waiting = list(items)
     if not threaded or len(waiting) <= 1 or _number_setters()[0] is _ignore:
@@ -76,7 +76,7 @@ class _Order(Generic[Item, Answer]):
     ready takes it, and those that follow.
 
     Attributes:
-        end: no item from here on is handed out or taken.
+        end: from this position on, no item is handed out and no answer is taken.
         error: the error of the item at ``end``.
     """
 
@@ -91,7 +91,7 @@ class _Order(Generic[Item, Answer]):
         self._changed = Condition()
 
     def work(self, answer: Callable[[Item], Answer]) -> None:
-        """Answer items until there are none."""
+        """Take one item after another and compute its answer, until no item is left."""
         while (place := self._next()) is not None:
             with self._ending(place):
                 found = answer(self._items[place])
@@ -107,7 +107,7 @@ class _Order(Generic[Item, Answer]):
             return self._given - 1
 
     def _take_all(self, place: int, found: Answer) -> None:
-        """Add an answer to those that are ready, and take all whose turn it is."""
+        """Add an answer to the ready ones, and take every ready answer whose turn has come."""
         with self._changed:
             self._ready[place] = found
             if self._taking:
@@ -127,7 +127,7 @@ class _Order(Generic[Item, Answer]):
 
     @contextmanager
     def _ending(self, place: int) -> Generator[None]:
-        """End before this item if there is an error, which also ends the thread."""
+        """On an error, set ``end`` to this item and raise the error, which ends the thread."""
         try:
             yield
         except BaseException as error:
@@ -150,14 +150,14 @@ def one_thread() -> Generator[None]:
 
 def _start_thread() -> None:
     _limit_thread()
-    # Weights below about 1e-38, most of them in sharp attention, would take twice the time.
+    # Weights below about 1e-38, the majority in sharp attention, would take twice the time.
     torch.set_flush_denormal(True)
 
 
 def _limit_thread() -> Callable[[], None]:
-    """Set the numbers of the calling thread to 1, and return a function that sets them back."""
+    """Limit the calling thread to one thread; return a function that restores the old limits."""
     set_openmp, set_mkl = _number_setters()
-    threads = torch.get_num_threads()  # first: PyTorch sets both numbers when a thread first asks
+    threads = torch.get_num_threads()  # first, because a thread's first call sets both limits
     before = set_mkl(1)
     set_openmp(1)
 
@@ -170,10 +170,10 @@ def _limit_thread() -> Callable[[], None]:
 
 @cache
 def _number_setters() -> tuple[Setter, Setter]:
-    """Return what sets the number of threads of the calling thread in OpenMP and in MKL.
+    """Return the functions of OpenMP and MKL that set the calling thread's number of threads.
 
     On Linux and macOS a lookup in a library also searches the libraries that it needs, so this
-    finds the OpenMP that PyTorch runs on. What is not found is replaced by ``_ignore``.
+    finds the OpenMP that PyTorch runs on. A function that is not found is replaced by ``_ignore``.
     """
     library = ctypes.CDLL(torch._C.__file__)  # pyright: ignore[reportPrivateUsage]
     names = ("omp_set_num_threads", "MKL_Set_Num_Threads_Local")

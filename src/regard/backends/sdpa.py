@@ -20,7 +20,7 @@ from regard.scores.score_source import Scores
 
 __all__ = ["Sdpa"]
 
-_FURTHEST = 2**12  # a logsumexp of this size has an error of 2^-12, as scores of this size have
+_FURTHEST = 2**12  # a logsumexp of this size has an error of 2^-12, like scores of this size
 
 
 @final
@@ -55,7 +55,7 @@ class Sdpa(Backend):
         product = _product(source, mask, reductions)
         form = form_of(product)
         answer = product.shape[:-1].numel() * product.value.shape[-1] * source.dtype.itemsize
-        parts = 0 if form.fold is None else answer  # before they are joined
+        parts = 0 if form.fold is None else answer  # the answer in parts, before they are joined
         return form.how, answer + parts + form.mask_bytes(product)
 
     def reduce(
@@ -85,7 +85,7 @@ def _product(source: Scores, mask: Mask | None, reductions: Sequence[Reduction])
 
 
 def _may_leak(product: Product) -> bool:
-    """Return True if NaN in the value may reach rows that mask its key, and a check is cheap.
+    """Return True if NaN in the value may reach rows that mask its key, and checking is cheap.
 
     A kernel multiplies a masked value by a weight of 0, and 0 times NaN is NaN.
     """
@@ -157,7 +157,8 @@ def _of_gradients(source: QueryKeyScores, mask: Mask | None, reduction: Reductio
     furthest = abs(source.scale) * _longest(source.query) * _longest(source.key)
     if source.bias is not None:
         bias = source.bias.detach()
-        # Without a mask a row has its largest bias; a mask may hide the key that has it.
+        # Without a mask only the largest bias of each row counts. With a mask every bias counts,
+        # because the mask may hide the key with the largest one.
         bias = bias.amax(-1) if mask is None else bias
         furthest += bias.masked_fill(bias == -torch.inf, 0).abs().amax().item()
     if furthest <= _FURTHEST:
@@ -166,7 +167,7 @@ def _of_gradients(source: QueryKeyScores, mask: Mask | None, reduction: Reductio
 
 
 def _longest(tensor: Tensor) -> float:
-    """Return the largest norm of a token."""
+    """Return the largest norm of the tokens' vectors."""
     return float(cast(Tensor, tensor.detach().norm(dim=-1)).amax())
 
 

@@ -1,7 +1,8 @@
 """Tilings of weights @ value into calls of the fused kernel.
 
-The kernel knows no mask but causal; a mask tensor saves no work. A tiling therefore covers the
-visible part of the matrix with boxes, and passes a mask tensor only for boxes that need one.
+The only mask that saves the kernel work is its own causal mask; a mask tensor saves none. A tiling
+therefore covers the visible part of the matrix with boxes, and passes a mask tensor only for boxes
+that need one.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +26,8 @@ SMALL = 2**18
 # Rows per tile: enough for a fast kernel, few enough to skip hidden keys; fewer if every head has a
 # large mask of its own.
 MIN_TILE, MAX_TILE, TILE_SIZE = 64, 256, 2**25
-# Wider bands are as fast in tiles. A fold has a quarter of its width in rows, within these bounds.
+# Wider bands are as fast in tiles. The blocks of a fold have up to a quarter as many rows as the
+# band is wide, within these bounds.
 WIDEST_FOLD, MIN_FOLD, MAX_FOLD = 1024, 32, 256
 # The kernel is fastest if the number of columns is a multiple of its vector width.
 VECTOR = 16
@@ -33,7 +35,7 @@ VECTOR = 16
 
 @dataclass(frozen=True)
 class _Fold:
-    """Rows under a band, cut into equal blocks that one call takes as a batch.
+    """Rows of a band mask, cut into equal blocks that one call takes as a batch.
 
     Block i has the rows from ``first_row + i * height`` and the columns from
     ``first_column + i * height``: views of query, key and value, and one small mask for all.
@@ -98,11 +100,11 @@ class Form:
         below = self.calls[len(above) :]
         parts = [in_calls(product, [call]) for call in above]
         parts += [self.fold.attend(product), *(in_calls(product, [call]) for call in below)]
-        # The kernel stores the heads of a row together: joined along rows, parts keep their order.
+        # The kernel stores the heads of a row together; joining along the rows keeps this order.
         return torch.cat([part.movedim(-2, 0) for part in parts]).movedim(0, -2)
 
     def mask_bytes(self, product: Product) -> int:
-        """Return the bytes of the largest mask of a call: its bools and their numbers."""
+        """Return the bytes of the largest mask of a call: its bools, and these as numbers."""
         calls = [call for call in self.calls if call.hides == "some"]
         if not calls:
             return 0
@@ -133,7 +135,10 @@ def _one_call(product: Product) -> Form | None:
 
 
 def _by_sequence(product: Product) -> Form | None:
-    """Call each sequence with the keys that all its queries attend to: padding, also causal."""
+    """Compute each sequence with only the keys that all its queries attend to.
+
+    This is the form for padding, alone or combined with the causal mask.
+    """
     mask, shape = product.mask, product.shape
     assert mask is not None
     causal = [m for m in _parts_of(mask) if _is_kernels_causal(product, m)]
@@ -186,7 +191,8 @@ FORMS: tuple[Callable[[Product], Form | None], ...] = (_one_call, _by_sequence, 
 def _is_kernels_causal(product: Product, mask: Mask) -> bool:
     """Return True if a mask is the causal mask of the kernel, which is top-left.
 
-    It masks with -inf before it scales, wrong for a scale of 0 or below; it takes no bias.
+    The kernel masks with -inf before it scales, which is wrong for a scale of 0 or below. With its
+    causal mask it takes no bias.
     """
     usual = product.source.scale > 0 and product.source.bias is None
     return usual and isinstance(mask, Causal) and mask.limits(product.shape) == (None, 0)
@@ -205,7 +211,7 @@ def _band(mask: Mask, shape: torch.Size) -> tuple[int | None, int] | None:
 
 
 def _parts_of(mask: Mask) -> list[Mask]:
-    """Return the masks that must all allow a key."""
+    """Return the masks that ``&`` combines in this mask; all of them must allow a key."""
     if isinstance(mask, And):
         return [*_parts_of(mask.first), *_parts_of(mask.second)]
     return [mask]
@@ -223,7 +229,7 @@ def _tiles_of(rows: range, height: int) -> list[slice]:
 
 
 def _calls(mask: Mask, shape: torch.Size, rows: slice) -> Iterator[Call]:
-    """Yield calls for these rows; neighbouring batch entries with equal columns share one."""
+    """Yield the calls for these rows; neighbouring batch entries with equal columns share one."""
     heads = tuple(slice(0, n) for n in shape[-3:-2])
     if len(shape) < 4:
         yield _call(mask, heads, rows, shape)

@@ -59,7 +59,7 @@ class Sweep(Backend):
 
 
 def sweep(of: "SweepOf") -> tuple[Any, ...]:
-    """Return one answer for each reduction, differentiable."""
+    """Compute one differentiable answer for each reduction."""
     if torch.compiler.is_compiling():
         # A graph would hold every block. The decorator imports Dynamo, so it is applied late.
         outside: Any = torch.compiler.disable(sweep, reason=_NO_GRAPH)
@@ -76,9 +76,9 @@ class BlockSize(NamedTuple):
     """The largest sizes of blocks.
 
     Attributes:
-        together: the most scores of a block with several heads, or with all rows.
-        scores: the most scores of a block with a part of the rows of one head.
-        rows: the most rows of such a block.
+        together: the maximum number of scores in a block with several heads, or with all rows.
+        scores: the maximum number of scores in a block with a part of the rows of one head.
+        rows: the maximum number of rows in such a block.
     """
 
     together: int
@@ -110,7 +110,7 @@ def boxes(
         room = max(1, size.together // ((rows.stop - rows.start) * width(rows)))
         return list(_leading_parts(tuple(leading), room, groups))
 
-    # All blocks of one head in a row, so that its keys stay in the cache.
+    # All blocks of one head follow each other, so that its keys stay in the cache.
     for alike, heights in groupby(_heights(rows, width, size), parts):
         heights_alike = list(heights)
         for part in alike:
@@ -138,7 +138,10 @@ def _heights(rows: range, width: Callable[[slice], int], size: BlockSize) -> Ite
 def _leading_parts(
     leading: tuple[int, ...], room: int, groups: Sequence[int]
 ) -> Iterator[tuple[slice, ...]]:
-    """Yield parts of the leading axes with at most `room` matrices each, last axis first."""
+    """Yield parts of the leading axes with at most `room` matrices each.
+
+    A part extends along the last axis first.
+    """
     if not leading:
         yield ()
         return
@@ -153,11 +156,11 @@ def _leading_parts(
 
 
 NewBlock = Callable[[Box, Cut], RowStatistics]
-"""Returns the block of a box, whose tensors are cut from the inputs."""
+"""A function that returns the block of a box; the ``Cut`` cuts its tensors from the inputs."""
 
 
 class Blocks(ABC):
-    """A kind of block."""
+    """A kind of block: how large its blocks are, and how they are made."""
 
     @abstractmethod
     def size(self, shape: torch.Size, *, graded: bool) -> BlockSize:
@@ -165,7 +168,7 @@ class Blocks(ABC):
 
     @abstractmethod
     def of_thread(self, of: "SweepOf") -> NewBlock:
-        """Return what makes the blocks of one thread, which may share memory."""
+        """Return a function that makes the blocks of one thread; its blocks may share memory."""
 
 
 @final
@@ -182,12 +185,12 @@ class PlainBlocks(Blocks):
 @final
 @dataclass(frozen=True, eq=False)
 class SweepOf:
-    """The blocks that answer some reductions.
+    """A sweep over the blocks of a matrix that answers some reductions.
 
     Attributes:
         source: the scores.
-        mask: which keys a query may attend to; None: all.
-        reductions: what is asked.
+        mask: which keys a query may attend to; None for all.
+        reductions: the reductions to answer.
         blocks: the kind of block.
     """
 
@@ -198,7 +201,7 @@ class SweepOf:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All tensors with gradients, each once."""
+        """All tensors that gradients flow to, each once."""
         extra = [tensor for reduction in self.reductions for tensor in reduction.tensors]
         unique = {id(tensor): tensor for tensor in (*self.source.tensors, *extra)}
         return tuple(unique.values())
@@ -271,7 +274,7 @@ class SweepOf:
         map_in_order(self.boxes, worker, take, threaded=self.threaded)
 
     def pull_back(self, gradients: list[tuple[Tensor | None, ...]]) -> dict[int, Tensor]:
-        """Return the gradients of the inputs by index, from those of the buffers."""
+        """Return the gradients of ``tensors``, keyed by index, given those of the buffers."""
         dtype = accumulation_dtype(self.source.dtype)
         boxes = self._boxes_of(self.blocks.size(self.source.shape, graded=True))
         totals: dict[int, Tensor] = {}

@@ -1,4 +1,4 @@
-"""Checks of the arguments of questions to a matrix: operands, indices, counts, spans, memory."""
+"""Checks of arguments: operands, indices, counts, spans, paths and memory limits."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -131,7 +131,7 @@ def check_same_dtype(
 def check_same_device(
     name: str, device: torch.device, other: str, expected: torch.device, remedy: str
 ) -> None:
-    """Raise an error unless two arguments are on one device; arguments as ``check_same_dtype``.
+    """Raise an error unless two arguments are on one device; see ``check_same_dtype`` for Args.
 
     Raises:
         ValueError: the devices differ.
@@ -258,7 +258,7 @@ def check_index_bounds(index: int, length: int, axis: int) -> int:
 
 
 def is_whole(value: object) -> bool:
-    """Return True if value is an int or one of NumPy's; bools do not count."""
+    """Return True if value is a Python or NumPy integer; bools do not count."""
     try:
         index(cast(SupportsIndex, value))
     except TypeError:

@@ -76,12 +76,12 @@ class Documents(Mask):
 
     @cached_property
     def reach(self) -> Tensor:
-        """Four bounds for each key, (..., kv_len, 4), whose minima over keys are joint bounds.
+        """The bounds of each key's document and contiguous piece: four numbers, (..., kv_len, 4).
 
         With exclusive stops, they are the first key of the key's document, the negated stop of
         that document, the negated start of the contiguous piece that contains the key, and the
-        stop of that piece. The minimum over keys gives the range that contains all documents, and
-        the range that all pieces share.
+        stop of that piece. The minimum of each number over several keys gives two ranges: the
+        smallest one that contains the documents of these keys, and the overlap of their pieces.
         """
         ids = self.ids.squeeze(-2)
         order = ids.sort(dim=-1, stable=True).indices
@@ -93,7 +93,7 @@ class Documents(Mask):
 
     @cached_property
     def _on_cpu(self) -> Tensor:
-        """The reach on the CPU, copied once and not for every block."""
+        """A copy of ``reach`` on the CPU, made once and not for every block."""
         return self.reach.cpu()
 
     @property
@@ -105,7 +105,7 @@ class Documents(Mask):
 
 
 def _runs(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the positions of the first and last value of the run of equal values around each."""
+    """Return, for each value, the first and last position of the run of equal values it is in."""
     places = torch.arange(values.shape[-1], device=values.device).expand(values.shape)
     differ = values[..., 1:] != values[..., :-1]
     edge = torch.ones_like(values[..., :1], dtype=torch.bool)

@@ -41,7 +41,7 @@ def per_sequence(
     device: torch.device,
     remark: str,
 ) -> Tensor:
-    """Reshape numbers given for each sequence to broadcast to a matrix of this shape.
+    """Reshape the numbers of each sequence so that they broadcast to a matrix of this shape.
 
     The tensor has the shape ``own`` of one sequence, () or (kv_len,), or (batch, *own), where batch
     is the first axis of the matrix. A tensor that has all axes of the matrix is returned as it is.
@@ -122,7 +122,7 @@ class Padding(_Lengths):
 
     Raises:
         TypeError: lengths are not whole numbers.
-        ValueError: there is not one for each entry, or one is outside 0 to kv_len.
+        ValueError: the number of lengths is wrong, or a length is not between 0 and kv_len.
 
     Example:
         >>> import torch, regard
@@ -157,7 +157,7 @@ class PrefixLM(_Lengths):
 
     Raises:
         TypeError: lengths are not whole numbers.
-        ValueError: there is not one for each entry, or one is outside 0 to kv_len.
+        ValueError: the number of lengths is wrong, or a length is not between 0 and kv_len.
 
     Example:
         >>> import torch, regard

@@ -120,7 +120,7 @@ class Points(NamedTuple):
         return self.q_idx + (self.shape[-1] - self.shape[-2])
 
     def read(self, tensor: Tensor) -> Tensor:
-        """Return the values of a tensor that has the axes of the matrix, each full or 1."""
+        """Return the values of a tensor with the axes of the matrix, each of full length or 1."""
         return broadcast_index(tensor, self.places)
 
     def _indices(self, axis: int) -> Tensor:
@@ -171,7 +171,7 @@ class Mask(ABC):
     def allows(self, points: Points) -> Tensor:
         """Return a bool tensor that broadcasts to the points, True where the query may attend.
 
-        The mask is bound to the matrix of the points.
+        The mask must already be bound to the matrix that the points belong to.
         """
 
     @abstractmethod
@@ -233,8 +233,8 @@ class Mask(ABC):
         Args:
             shape: (..., num_heads, q_len, kv_len) or (q_len, kv_len). The mask of a matrix,
                 ``A.mask``, has its shape and device already.
-            device: of the result, for a mask by itself.
-            limit: the most bytes that the result may take, 4 GiB by default; None is no limit.
+            device: the device of the result, for a mask that is not the mask of a matrix.
+            limit: the maximum number of bytes, 4 GiB by default; None for no limit.
 
         Raises:
             ValueError: the shape is missing, or the mask does not fit it.
@@ -268,7 +268,7 @@ class Mask(ABC):
             shape: (batch, num_heads, q_len, kv_len); leading axes of 1 may be left out. The mask
                 of a matrix, ``A.mask``, has its shape and device already.
             block_size: rows and columns of the blocks that FlexAttention skips or computes.
-            device: of the result, for a mask by itself.
+            device: the device of the result, for a mask that is not the mask of a matrix.
 
         Returns:
             A BlockMask. Its batch or num_heads is 1 if all batch entries or heads share the mask.
@@ -370,7 +370,7 @@ def _block_mask_of(
     mask: Mask, shape: torch.Size, device: torch.device, block_size: int
 ) -> "BlockMask":
     """Return the BlockMask of a mask bound to (batch, num_heads, q_len, kv_len)."""
-    from torch.nn.attention.flex_attention import BlockMask  # few need it
+    from torch.nn.attention.flex_attention import BlockMask  # imported late, because few need it
 
     q_len, kv_len = shape[-2:]
     leading = (slice(0, shape[0]), slice(0, shape[1]))
@@ -471,7 +471,7 @@ def no_mask(mask: object) -> TypeError:
 
 
 def fits(tensor: Tensor, axes: Sequence[int]) -> bool:
-    """Return True if the tensor has these axes, each full or 1."""
+    """Return True if the tensor has these axes, each of full length or 1."""
     same = tensor.ndim == len(axes)
     return same and all(n in (1, full) for n, full in zip(tensor.shape, axes, strict=True))
 
@@ -493,7 +493,7 @@ def overlap(first: slice, second: slice) -> slice:
 
 
 def hull(first: slice, second: slice) -> slice:
-    """Return the smallest range around two ranges, each of which may be empty."""
+    """Return the smallest range that contains two ranges, each of which may be empty."""
     if not length(first):
         return second
     if not length(second):
@@ -511,7 +511,7 @@ def around(keys: slice, total: int) -> tuple[slice, slice]:
 @final
 @dataclass(frozen=True, eq=False, repr=False)
 class And(Mask):
-    """Two masks that must both allow: the result of ``first & second``.
+    """Two masks that must both allow a key: the result of ``first & second``.
 
     Example:
         >>> import regard

@@ -1,9 +1,9 @@
-"""Recognition of dense masks, which models pass as bool tensors or as numbers of 0 and -inf.
+"""Recognition of dense masks, which models pass as bool tensors or as float tensors of 0 and -inf.
 
 The allowed keys are found in one pass, in blocks of rows. The pass records the first allowed key,
-the last one and their number for each row, and for each key whether any query attends to it. A
-known mask equals the dense mask if its rows span the recorded keys and allow as many keys. The
-comparison forms no second dense mask.
+the last one and their number for each row, and for each key whether any query attends to it. A mask
+of a known kind equals the dense mask if each of its rows covers the recorded keys and allows the
+same number of keys. The comparison forms no second dense mask.
 """
 
 from collections import deque
@@ -72,7 +72,8 @@ def split(attn_mask: Tensor, shape: torch.Size) -> _Parts:
     ignores a number that is added to all scores. The mask allows all keys of such a row, and the
     bias keeps its value, so that the scores are rounded as in the model. If there are other
     values, the whole tensor is the bias, and a mask of a known kind is returned with it to save
-    work. A NaN, or a row with different very negative values only, gives a bias without a mask.
+    work. If there is a NaN, or a row whose values are all very negative but not all equal, the
+    whole tensor is the bias and there is no mask.
 
     Args:
         attn_mask: numbers added to the scores, broadcastable to the shape.
@@ -96,9 +97,9 @@ def split(attn_mask: Tensor, shape: torch.Size) -> _Parts:
 
 
 _Answer: TypeAlias = Callable[[Tensor], _Parts]
-"""Return the mask and bias of a tensor that was analysed before.
+"""A function that returns the mask and bias of a tensor that was analysed before.
 
-The function keeps no reference to a tensor of the model.
+It keeps no reference to a tensor of the model.
 """
 
 _MEMORY: deque[tuple[Any, tuple[object, ...], _Answer]] = deque(maxlen=8)
@@ -253,7 +254,7 @@ _Kinds = Iterator[tuple[list[Mask], Tensor, Tensor]]
 
 
 def _along(facts: _Facts, shift: int) -> _Kinds:
-    """Yield bands along the diagonal, and prefixes."""
+    """Yield candidates without documents: all keys, bands along the diagonal, and prefixes."""
     q_len, kv_len = facts.count.shape[-1], facts.keys.shape[-1]
     place = torch.arange(q_len, device=facts.count.device)
     position, zero = place + shift, torch.zeros_like(place)
@@ -268,7 +269,10 @@ def _along(facts: _Facts, shift: int) -> _Kinds:
 
 
 def _packed(facts: _Facts, shift: int) -> _Kinds:
-    """Yield documents, unless a query lies before the first key and belongs to none."""
+    """Yield candidates with documents; none if a query lies before the first key.
+
+    Such a query belongs to no document.
+    """
     if shift < 0:
         return
     position = torch.arange(facts.count.shape[-1], device=facts.count.device) + shift
@@ -282,7 +286,7 @@ def _packed(facts: _Facts, shift: int) -> _Kinds:
 
 
 def _reach(facts: _Facts, position: Tensor) -> tuple[int, int]:
-    """Return how far any query attends, back and ahead."""
+    """Return how far back and how far ahead the queries attend at most."""
     back, ahead = position - facts.first, facts.stop - 1 - position
     some = facts.count > 0
     return int(back.where(some, 0).max().clamp(min=0)), int(ahead.where(some, 0).max().clamp(min=0))
@@ -306,7 +310,7 @@ def _documents(facts: _Facts, shift: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _of_keys(keys: Tensor) -> Mask:
-    """Return the mask of keys that are allowed to all queries, (..., kv_len)."""
+    """Return the mask that allows these keys, (..., kv_len), to every query."""
     lengths = keys.sum(-1, keepdim=True)
     prefix = bool((keys == (torch.arange(keys.shape[-1], device=keys.device) < lengths)).all())
     return Padding(_narrowed(lengths[..., None])) if prefix else Keep(_narrowed(keys[..., None, :]))

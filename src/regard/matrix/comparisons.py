@@ -30,9 +30,9 @@ def kl(A: AttentionMatrix, B: AttentionMatrix) -> Tensor:
     """Compute the Kullback-Leibler divergence of each row of A from that of B, in nats.
 
     It is ``sum over j of A[i, j] (log A[i, j] - log B[i, j])``, which is 0 for equal rows. A key
-    without weight in A adds 0. A key that A may attend to and B may not makes the row inf, however
-    small its weight. A row of A without keys has 0. With a sink_bias the sum covers the keys alone,
-    and can be below 0.
+    without weight in A adds 0. If a row of A may attend to a key that B masks, the row's divergence
+    is inf, however small the weight of that key. A row of A without keys gives 0. With a sink_bias
+    the sum covers the keys alone, and can be below 0.
 
     Args:
         A: (..., num_heads, q_len, kv_len); in distillation the teacher, ``teacher.detach()``.
@@ -234,7 +234,7 @@ def _twice_js(p: Tensor, q: Tensor, p_below: Tensor, q_below: Tensor, shift: Ten
 
 
 def _crossed(block: Block, other: Block) -> Tensor:
-    """Return the cross-entropy of each row, (..., rows), as if ``other`` masked no key of it."""
+    """Return the cross-entropy of each row, (..., rows), as if ``other`` masked no key."""
     inside, _ = _columns_in(block, other)
     below = other.shifted[..., inside].to(block.weights.dtype)
     expected = cast(Tensor, torch.linalg.vecdot(block.weights, below))

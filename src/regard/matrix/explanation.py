@@ -23,9 +23,9 @@ class Explanation:
     Attributes:
         backend: "sdpa", "triton", "cpu" or "sweep".
         how: how the backend computes the answer, in a phrase.
-        refusals: for each backend before it in the table, why it does not answer.
-        memory: an estimate of the bytes needed beside the inputs, with the answers. The memory of
-            a backward pass is not included.
+        refusals: for each backend that comes before this one in the table, why it does not answer.
+        memory: an estimate of the bytes needed in addition to the inputs, including the answers
+            but not the memory of a backward pass.
 
     Example:
         >>> import torch, regard
@@ -41,7 +41,7 @@ class Explanation:
     memory: int
 
     def __str__(self) -> str:
-        """Return the backend and its memory, then the backends that refuse."""
+        """Return a line for the backend and its memory, and one for each backend that refuses."""
         lines = [f"{self.backend}: {self.how}; {bytes_text(self.memory)} of memory."]
         lines += [f"    Not {name}: {reason}." for name, reason in self.refusals.items()]
         return "\n".join(lines)
@@ -52,8 +52,8 @@ def explain(matrix: AttentionMatrix, *reductions: Reduction) -> Explanation:
 
     Args:
         matrix: the attention matrix.
-        reductions: the arguments of one ``reduce``. Without any, ``A @ value`` with a value as wide
-            as the key (for given scores, of one column).
+        reductions: the arguments of one ``reduce``. The default is the product ``A @ value``, with
+            a value as wide as the key, or of one column for given scores or weights.
 
     Returns:
         An explanation; print it to read it.

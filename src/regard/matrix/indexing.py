@@ -19,8 +19,9 @@ class ParsedIndex(NamedTuple):
         leading: one integer or slice for each leading axis.
         rows: the queries.
         columns: the keys.
-        whole: True if rows and columns were omitted or written ``:``. Only then is the part of an
-            attention matrix an attention matrix; ``0:n`` always gives a tensor.
+        whole: True if rows and columns were omitted or written ``:``. In this case the part of an
+            attention matrix is again an attention matrix. Any other index of rows or columns, even
+            ``0:n``, gives a tensor.
     """
 
     leading: Index

@@ -198,7 +198,7 @@ class TransposedMatrix(LinearMap):
     """The transpose of a lazy matrix, ``A.T``.
 
     Attributes:
-        of: the matrix itself.
+        of: the matrix that is transposed.
 
     Example:
         >>> import torch, regard

@@ -1,7 +1,7 @@
 """The hook through which a notebook view registers itself.
 
-A matrix and a recording display themselves in a notebook cell. The code that draws them lies in
-``regard.view``, which imports this module and not the reverse.
+A matrix and a recording display themselves in a notebook cell. The code that draws them is in
+``regard.view``, which imports this module, not the other way round.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ _views: list[Callable[[Any], dict[str, Any]]] = []
 
 
 def register_notebook_view(view: Callable[[Any], dict[str, Any]]) -> None:
-    """Register the function that draws a matrix or a recording, as a MIME bundle.
+    """Register the function that returns the MIME bundle of a matrix or a recording.
 
     Args:
         view: takes the object, returns its display data by MIME type; empty outside a notebook.

@@ -51,7 +51,7 @@ def rollout(
         keeps its residual share only.
 
     Raises:
-        TypeError: layers are not attention matrices, or of two dtypes; residual is not a number.
+        TypeError: layers are not attention matrices, or differ in dtype; residual is not a number.
         ValueError: no layers, or layers that are not square or differ in shape; residual is not
             between 0 and 1.
 
@@ -113,7 +113,7 @@ class Rollout(LinearMap):
         """Return a Rollout if all rows and columns are kept, otherwise a tensor.
 
         n rows cost a transposed product with n columns, and n columns cost a product. A window is
-        computed from its shorter side.
+        computed from its rows or from its columns, whichever are fewer.
         """
         asked = parse_index(key, self.shape)
         parts = tuple(layer[(*asked.leading, ...)] for layer in self.layers)

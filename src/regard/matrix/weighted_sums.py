@@ -38,20 +38,20 @@ def weighted_sum(A: AttentionMatrix, weight: Tensor | WeightOf) -> Tensor:
     Args:
         A: (..., num_heads, q_len, kv_len).
         weight: a floating tensor that broadcasts to the shape of A, or a callable
-            weight(b, h, q_idx, kv_idx) for one number. Its arguments are scalar tensors, and
-            ``torch.vmap`` runs it over blocks. b counts through all batch axes.
+            weight(b, h, q_idx, kv_idx) that returns one number. Its arguments are scalar tensors,
+            and ``torch.vmap`` runs it over blocks. b is the flat index over all batch axes.
 
     Returns:
         (..., num_heads, q_len), float32, or float64 for a float64 matrix. It is differentiable in A
-        and in a weight tensor. A row without keys has 0.
+        and in a weight tensor. A row without keys gives 0.
 
     Raises:
         TypeError: weight is not callable, and not a floating tensor.
         ValueError: weight does not broadcast to A, or the callable fails.
 
     Example:
-        Guided attention: speech and text advance together, so attention far from the diagonal is a
-        loss.
+        Guided attention: speech and text advance together, so attention far from the diagonal adds
+        to the loss.
 
         >>> import torch, regard
         >>> x = torch.zeros(3, 1)

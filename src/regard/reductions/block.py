@@ -24,7 +24,7 @@ from regard.scores.score_source import (
 
 __all__ = ["Block", "RowStatistics", "partial_boxes"]
 
-_HIDDEN = 2  # a masked key has this multiple of the lowest score
+_HIDDEN = 2  # the score of a masked key is this multiple of ``lowest_score``
 
 
 def partial_boxes(mask: Mask, box: Box, shape: torch.Size) -> Iterator[Box]:
@@ -90,8 +90,8 @@ class RowStatistics(ABC):
     def top(self, k: int) -> tuple[Tensor, Tensor]:
         """Return the k largest weights of each row, and their keys, each (..., rows, k).
 
-        Where fewer keys may be attended to, the weight is 0 and the key -1. Both are NaN and -1 in
-        a row with a score of NaN or +inf.
+        Where a row may attend to fewer than k keys, the remaining weights are 0 and the keys -1. In
+        a row with a score of NaN or +inf, all weights are NaN and all keys -1.
         """
 
     @abstractmethod
@@ -235,7 +235,7 @@ class Block(RowStatistics):
     @property
     def logsumexp(self) -> Tensor:
         logsumexp = self._reference + self.log_normalizer[..., None]
-        values = logsumexp.detach()  # what is written here keeps the gradients
+        values = logsumexp.detach()  # writing to these numbers keeps the gradients
         if self._sink is not None:  # the sum above cancels if the sink is far above the scores
             values.copy_(torch.logaddexp(self._reference + self._log_sum, self._sink).detach())
         values.masked_fill_(self._empty, -torch.inf)

@@ -1,4 +1,4 @@
-"""The product of weights and an operand: its part for a block, and NaN where it belongs."""
+"""The product of weights and an operand, in which NaN does not reach rows that mask its key."""
 
 from collections.abc import Callable
 from math import isfinite
@@ -15,7 +15,7 @@ __all__ = ["masked_product", "operand_part", "operand_width"]
 
 
 class Operands(Protocol):
-    """An object that cuts the part of an operand for some rows."""
+    """What ``operand_part`` uses of a block: its position, and ``part`` to cut operands."""
 
     shape: torch.Size
     box: Box

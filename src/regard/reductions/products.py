@@ -30,12 +30,12 @@ class Output(Reduction):
     """weights @ value, the output of an attention layer.
 
     The answer has shape (..., num_heads, q_len, value_dim) and the dtype of the value. It equals
-    ``A @ value``; as a reduction it shares its pass with others.
+    ``A @ value``; as a reduction it shares a pass with other reductions.
 
     Args:
         value: (..., num_kv_heads, kv_len, value_dim), or (kv_len,) for one number per key. Leading
-            axes broadcast; its heads may be grouped. NaN or infinity in it reaches the rows that
-            may attend to its key, and no others; docs/numerics.md has the exceptions.
+            axes broadcast; heads may be grouped. NaN or infinity in the value of a key reaches only
+            the rows that may attend to that key; docs/numerics.md has the exceptions.
 
     Raises:
         TypeError: the value is not a floating tensor.
@@ -63,7 +63,7 @@ class Output(Reduction):
         """Raise an error if the value does not fit a matrix of this shape.
 
         Raises:
-            ValueError: a length, a number of heads or the device differs.
+            ValueError: the value's length, number of heads or device does not match.
         """
         check_operand("value", self.value, "kv_len", (*shape[:-2], shape[-1]), device)
 
@@ -163,7 +163,7 @@ def meet(wanted: range, part: slice) -> tuple[slice, slice]:
 def scores_at(source: Scores, mask: Mask | None, at_rows: range, at_columns: range) -> Tensor:
     """Return the scores at some rows and columns, in the dtype of the inputs; -inf if masked.
 
-    The scores are computed a few rows at a time. Rows and columns that a range skips are discarded.
+    The scores are computed a few rows at a time. Scores between the steps of a range are discarded.
     """
     shape = source.shape
     if not (at_rows and at_columns):

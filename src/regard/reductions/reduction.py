@@ -106,7 +106,7 @@ class Reduction(ABC):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The further tensors that gradients flow to; read them with ``block.part``."""
+        """The reduction's own tensors that gradients flow to; read them with ``block.part``."""
         return ()
 
     @property
@@ -167,7 +167,7 @@ def contributions(
 
 
 class RowStatistic(Reduction):
-    """A reduction with one number for each query; the blocks concatenate."""
+    """A reduction with one number for each query; each block gives the numbers of its rows."""
 
     thread_safe = True
 

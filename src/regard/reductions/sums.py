@@ -24,13 +24,13 @@ _FEW_SPANS = 32  # up to this number, summing spans one by one is faster
 
 
 class SumsOfRows(Reduction):
-    """A reduction of the sums of weights over parts of the rows."""
+    """A reduction that sums weights over parts of the rows."""
 
     thread_safe = True
 
     @abstractmethod
     def parts(self, rows: slice, shape: torch.Size) -> list[slice]:
-        """Return the part of some rows that each sum covers, counted from the first of them.
+        """Return the part of ``rows`` that each sum covers, counted from ``rows.start``.
 
         The parts are in rising order and do not overlap.
         """
@@ -259,7 +259,7 @@ class Segments(SumsOfRows):
 
     @cached_property
     def query_pieces(self) -> list[tuple[int, int]]:
-        """Disjoint spans in rising order; each query span is a run of them."""
+        """Disjoint spans in rising order; each query span is a run of consecutive ones."""
         spans = _pairs(self._asked[0])
         opened, closed = Counter(start for start, _ in spans), Counter(stop for _, stop in spans)
         pieces: list[tuple[int, int]] = []
@@ -296,7 +296,7 @@ def _stop(span: tuple[int, int]) -> int:
 
 
 def _within(span: tuple[int, int], part: slice) -> slice:
-    """Return the slice of the part that lies in the span."""
+    """Return where a span and a part overlap, counted from the start of the part."""
     return slice(max(span[0], part.start) - part.start, min(span[1], part.stop) - part.start)
 
 
@@ -309,7 +309,8 @@ def _span_sums(numbers: Tensor, spans: Tensor | Sequence[tuple[int, int]]) -> Te
 
     Args:
         numbers: (..., length).
-        spans: (start, stop) pairs, clipped to 0 and length; many may be an int64 tensor on the CPU.
+        spans: (start, stop) pairs, clipped to 0 and length; or an int64 tensor of many pairs on the
+            CPU.
     """
     # The gradient of indexing is reproducible on a GPU, but on a CPU only in float64.
     numbers = numbers.to(sum_dtype(numbers.dtype, numbers.device))
@@ -337,8 +338,8 @@ def _span_sums(numbers: Tensor, spans: Tensor | Sequence[tuple[int, int]]) -> Te
 class Diagonal(Reduction):
     """The weights A[i, i + offset], as in ``torch.diagonal``.
 
-    Offset -1 is the attention to the previous token, 0 to itself. The answer has shape
-    (..., num_heads, n), where n is the length of that diagonal.
+    Offset -1 is the attention to the previous token, offset 0 that of each token to itself. The
+    answer has shape (..., num_heads, n), where n is the length of that diagonal.
 
     Args:
         offset: kv_idx - q_idx.

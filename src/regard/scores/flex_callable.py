@@ -21,14 +21,14 @@ __all__ = ["MASK_MOD", "SCORE_MOD", "FlexCallable", "Kind"]
 
 
 class Kind(NamedTuple):
-    """The arguments and the result of a kind of callable.
+    """A kind of callable, such as score_mod: the arguments it takes and the result it returns.
 
     Attributes:
         name: the name of the callable in messages, such as "score_mod".
         arguments: the names of its arguments, all of them scalar tensors.
         returns: the description of its result in messages.
         takes_score: True if it takes a score before the four indices.
-        otherwise: the sentence in messages that says where other callables go.
+        otherwise: the sentence in messages that says which parameter takes other callables.
         gives_bool: True if it returns a bool, False if it returns a number.
     """
 
@@ -140,7 +140,7 @@ class FlexCallable:
 
 
 def _over(function: Callable[..., Tensor], scores: int) -> Callable[..., Tensor]:
-    """Vectorise a function over vectors of indices; the result is (b, h, q_idx, kv_idx)."""
+    """Vectorise a function over vectors of indices; the result has axes (b, h, q_idx, kv_idx)."""
     for place in (3, 2, 1, 0):
         axes = tuple(0 if axis == place else None for axis in range(4))
         function = torch.vmap(function, in_dims=((0,) * scores) + axes)

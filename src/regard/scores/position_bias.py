@@ -84,7 +84,10 @@ class Bias(ABC):
     def block(
         self, box: Box, shape: torch.Size, device: torch.device, part: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """Return the bias of a box of a matrix of this shape, broadcastable to the box."""
+        """Return the part of the bias for a box, broadcastable to the box.
+
+        ``shape`` is the shape of the whole matrix.
+        """
         rows, columns = box.rows.stop - box.rows.start, box.columns.stop - box.columns.start
         least = box.columns.start - (box.rows.stop - 1) - (shape[-1] - shape[-2])
         distance = torch.arange(least, least + rows + columns, device=device)
@@ -99,7 +102,7 @@ def _skewed(along: Tensor, rows: int) -> Tensor:
     by one.
 
     Source:
-        Huang et al. 2018, "Music Transformer", section 3.4.1, skewing, the other way round.
+        Huang et al. 2018, "Music Transformer", section 3.4.1: skewing, in the opposite direction.
     """
     period = along.shape[-1]
     repeated = along.expand(*along.shape[:-2], rows, period).flatten(-2)
@@ -134,8 +137,8 @@ class ALiBi(Bias):
 
     Source:
         Press et al. 2022, "Train Short, Test Long: Attention with Linear Biases Enables Input
-        Length Extrapolation", section 3; for a num_heads that is no power of two footnote 8 and
-        the authors' ``get_slopes``.
+        Length Extrapolation", section 3; for a num_heads that is not a power of two, footnote 8
+        and the authors' ``get_slopes``.
     """
 
     slopes: Tensor
@@ -202,7 +205,7 @@ class T5Bias(Bias):
             differentiable.
         bidirectional: True if keys after the query have half of the buckets, as in an encoder.
             If False, as in a decoder, they all count as distance 0.
-        max_distance: the distance from which on all keys share the last bucket.
+        max_distance: keys at this distance or further away share the last bucket.
 
     Raises:
         TypeError: the table is not a floating tensor.
@@ -285,7 +288,7 @@ class T5Bias(Bias):
 
 
 def _by_head(tensor: Tensor, shape: torch.Size) -> Tensor:
-    """Return a tensor (num_heads, 1, n) with all leading axes of the matrix, batch axes of 1."""
+    """Return a tensor (num_heads, 1, n) with all leading axes of the matrix; batch axes are 1."""
     if len(shape) == 2:
         return tensor[0]
     return tensor.reshape(*(1 for _ in shape[:-3]), *tensor.shape)

@@ -19,7 +19,7 @@ __all__ = ["QueryKeyScores", "ScoreMod", "as_score_mod"]
 
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""score_mod(score, b, h, q_idx, kv_idx) -> score, as FlexAttention means it."""
+"""score_mod(score, b, h, q_idx, kv_idx) -> score, as in FlexAttention."""
 
 
 def as_score_mod(function: object, shape: torch.Size, query: Tensor) -> FlexCallable | None:
@@ -68,7 +68,7 @@ class QueryKeyScores(Scores):
         positions = () if self.position_bias is None else self.position_bias.tensors
         return (self.query, self.key, *given, *positions)
 
-    # Every product reads both; ``tensors`` would build a tuple.
+    # Every product reads dtype and device; the inherited properties would build a tuple each time.
     @property
     def dtype(self) -> torch.dtype:
         return self.query.dtype

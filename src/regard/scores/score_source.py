@@ -54,7 +54,7 @@ def scratch_scores(scratch: Scratch | None, box: Box, scores: "Scores") -> Tenso
 
 
 class Scores(ABC):
-    """The scores before mask and softmax, (..., num_heads, q_len, kv_len), by blocks."""
+    """The scores before mask and softmax, (..., num_heads, q_len, kv_len), block by block."""
 
     def __init_subclass__(cls) -> None:
         """Refuse to subclass a final class."""
@@ -69,11 +69,11 @@ class Scores(ABC):
     @property
     @abstractmethod
     def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors with gradients."""
+        """The tensors that gradients flow to."""
 
     @abstractmethod
     def select(self, index: Index) -> "Scores":
-        """Return the scores of a part of the leading axes; a view if PyTorch has one."""
+        """Return the scores of a part of the leading axes, as a view where possible."""
 
     @abstractmethod
     def block(self, box: Box, cut: Cut, scratch: Scratch | None = None) -> Tensor:
@@ -83,7 +83,7 @@ class Scores(ABC):
         """
 
     def factors(self, box: Box, cut: Cut) -> tuple[Tensor, Tensor] | None:
-        """Return two tensors whose product is the scores of a box; None if there is more to them.
+        """Return two tensors whose product is the scores of a box; None if there is another step.
 
         They are (..., num_heads, rows, dim) and (..., num_kv_heads, dim, columns), in the
         accumulation dtype.
@@ -101,13 +101,13 @@ class Scores(ABC):
     def map(self, function: Callable[[Tensor], Tensor]) -> "Scores":
         """Return the same scores with the function applied to every tensor of numbers.
 
-        Index tensors of a score_mod are not passed to the function; they only follow the device.
+        Index tensors of a score_mod are not passed to the function; they only change device.
         """
 
     @property
     @abstractmethod
     def facts(self) -> list[str]:
-        """The parts of the matrix's repr that describe the scores: ``scale=0.5``."""
+        """The parts of the matrix's repr that describe the scores, such as ``scale=0.5``."""
 
     @property
     def group(self) -> int:

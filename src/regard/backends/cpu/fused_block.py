@@ -27,10 +27,10 @@ from regard.scores.scratch import Scratch
 
 __all__ = ["FusedBlock", "NotFiniteError", "Wanted", "Workspace"]
 
-_GROUP = 32  # the most columns of a tile that share a group's maximum
+_GROUP = 32  # the maximum number of columns in a group; each group has one maximum
 _LEAST_GROUP = 4
 _MOST_VIEWS = 256
-_LOWEST = -1e300  # for -inf, of which -inf may be subtracted
+_LOWEST = -1e300  # in place of -inf, because -inf - -inf is NaN
 
 
 class NotFiniteError(Exception):
@@ -41,8 +41,8 @@ class Wanted(NamedTuple):
     """The statistics that some reductions read from a block.
 
     Attributes:
-        k: how many of the largest weights.
-        sums: the reductions of sums of weights over rows.
+        k: the number of largest weights of each row.
+        sums: the reductions that sum weights over rows.
         values: the value of each ``Output``.
         operands: the operand of each ``TransposedOutput``.
         windows: the columns of each ``Window``.
@@ -81,12 +81,12 @@ class Wanted(NamedTuple):
 
 
 class Workspace:
-    """Memory of one thread, which each of its blocks uses again.
+    """Memory of one thread, which all of its blocks reuse.
 
     Attributes:
-        strip: the most rows of a strip of one head.
-        tile: the most columns of a tile.
-        kept: how many scores of complete rows may be kept for the sums over rows.
+        strip: the maximum number of rows in a strip of one head.
+        tile: the maximum number of columns in a tile.
+        kept: the maximum number of scores of complete rows to keep for the sums over rows.
     """
 
     def __init__(self, strip: int, tile: int, kept: int) -> None:
@@ -142,18 +142,18 @@ class FusedBlock(RowStatistics):
         wanted: Wanted,
         workspace: Workspace,
     ) -> None:
-        """Compute everything that is wanted.
+        """Compute all statistics that ``wanted`` names.
 
         Args:
             source: the scores.
             mask: which keys a query may attend to.
             box: the rows, and all columns that they may attend to.
             cut: returns a part of an input, as a leaf if gradients are enabled.
-            wanted: what will be read.
+            wanted: the statistics that the reductions will read.
             workspace: memory of the calling thread.
 
         Raises:
-            NotFiniteError: a number is NaN or infinite; ``Block`` follows the rules for them.
+            NotFiniteError: a number is NaN or infinite; ``Block`` has rules for such numbers.
         """
         self.shape, self.box, self._cut = source.shape, box, cut
         self._source, self._mask = source, mask
@@ -203,7 +203,7 @@ class FusedBlock(RowStatistics):
     def _all_strips(self) -> list[GradedTile]:
         rows = self.box.rows
         step = self._workspace.strip if self._heads == 1 else self._size[-1]
-        if self._heads == 1 and self._wanted.weights:  # those of complete rows are kept
+        if self._heads == 1 and self._wanted.weights:  # the scores of complete rows are kept
             step = min(step, max(MIN_ROWS, self._workspace.kept // max(1, len(self._line))))
         factors = self._source.factors(self.box, self._cut)
         self._query = self._key = None
@@ -215,11 +215,11 @@ class FusedBlock(RowStatistics):
         return []
 
     def _of_one_head(self, tensor: Tensor) -> Tensor:
-        """Return a tensor without its leading axes, if the block has one head: less overhead."""
+        """Drop the leading axes of a tensor if the block has one head, for less overhead."""
         return tensor[(0,) * (tensor.ndim - 2)] if self._heads == 1 else tensor
 
     def _strip(self, rows: slice) -> None:
-        """Compute what is wanted of a strip, tile by tile."""
+        """Compute the wanted statistics of a strip of rows, tile by tile."""
         mask, columns, every = self._mask, self.box.columns, self.box.columns
         if mask is not None:
             columns, every = mask.key_bounds(self.box.leading, rows, self.shape)
@@ -269,8 +269,8 @@ class FusedBlock(RowStatistics):
             rows: its rows in the matrix.
             columns: its columns.
             kept: the number of tiles whose memory is still needed.
-            query: what gives the scores, multiplied with ``key``, or None.
-            key: the same.
+            query: the tensor whose product with ``key`` is the scores; None if there is none.
+            key: the other factor of that product, or None.
         """
         height = self._heads * (rows.stop - rows.start)
         width = columns.stop - columns.start
@@ -287,7 +287,7 @@ class FusedBlock(RowStatistics):
         return scores, numbers
 
     def _multiply(self, weights: Tensor, value: Tensor, shrunk: Tensor, total: Tensor) -> None:
-        """Add the product of a tile and a value to those of the tiles before."""
+        """Add the product of a tile and a value to the sum over the earlier tiles."""
         total.mul_(shrunk)
         if self._heads == 1:
             total.addmm_(weights, value)
@@ -295,7 +295,7 @@ class FusedBlock(RowStatistics):
             total.add_(grouped_matmul(self._shaped(weights), value).view(total.shape))
 
     def _operands_of(self, tile: slice) -> tuple[Tensor | None, list[Tensor]]:
-        """Return the columns of the key and of each value; strips share them."""
+        """Return the key and each value at the columns of a tile; all strips share them."""
         place = tile.start, tile.stop
         if place not in self._operands:
             first = self.box.columns.start
@@ -309,7 +309,7 @@ class FusedBlock(RowStatistics):
         return self._operands[place]
 
     def _graded_strip(self) -> list[GradedTile]:
-        """Compute what is wanted of all rows, and keep their scores."""
+        """Compute the wanted statistics of all rows, and keep their scores for the gradients."""
         height = len(self._rows)
         shrunk = self._workspace.take("shrunk", 0, height, 1)[1][:, 0]
         tiles: list[_Tile] = []
@@ -356,7 +356,7 @@ class FusedBlock(RowStatistics):
             scores[..., some].masked_fill_(hidden, -torch.inf)
 
     def _read_diagonals(self, scores: Tensor, rows: slice, columns: slice) -> None:
-        """Copy the scores of a tile that lie on the diagonals."""
+        """Copy the scores of a tile that lie on the wanted diagonals."""
         for offset, found in zip(self._wanted.offsets, self._on_diagonals, strict=True):
             values = scores.diagonal(offset + rows.start - columns.start, dim1=-2, dim2=-1)
             row = max(rows.start, columns.start - offset) - self.box.rows.start
@@ -365,7 +365,7 @@ class FusedBlock(RowStatistics):
                 found[:, row : row + length] = values.reshape(len(found), length).numpy()
 
     def _read_weights(self, tiles: Sequence[_Tile], at: slice, rows: slice) -> None:
-        """Read what is wanted of the weights of complete rows."""
+        """Compute the statistics that need the weights of complete rows."""
         norms, places = self._norms[at], self._places[at]
         sinks = self._sinks[at] if len(self._sinks) else self._sinks
         kernels.finish_rows(self._rows[at], sinks, norms)
@@ -387,7 +387,7 @@ class FusedBlock(RowStatistics):
         by = self._shaped(torch.from_numpy(factors))
         tile = self._shaped(torch.from_numpy(weights))
         for operand, total in zip(self._wanted.operands, self._transposed, strict=True):
-            # The heads of an operand may be grouped, so the weights are multiplied.
+            # The heads of an operand may be grouped, so the factors multiply the weights.
             part = operand_part(self, operand, rows)
             some = total[..., first : first + tile.shape[-1], :]
             some.add_(grouped_matmul((tile * by).mT, part))
@@ -412,7 +412,7 @@ class FusedBlock(RowStatistics):
     # The answers.
 
     def _found(self) -> list[Tensor]:
-        """Return all statistics with gradients, in the order that ``with_gradients`` knows."""
+        """Return all statistics with gradients, in the order that ``with_gradients`` expects."""
         norms = self._norms
         normalizer = norms[:, [kernels.NORMALIZER]]
         normalizer[np.isposinf(normalizer)] = 0.0
@@ -439,13 +439,13 @@ class FusedBlock(RowStatistics):
         return torch.from_numpy(weights).float().view(*self._size[:-1], -1)
 
     def _rows_on(self, offset: int) -> slice:
-        """Return the rows of the block in which a diagonal has a column of the block."""
+        """Return the rows of the block in which a diagonal crosses a column of the block."""
         rows, columns = self.box.rows, self.box.columns
         first = max(0, columns.start - offset - rows.start)
         return slice(first, max(first, min(self._size[-1], columns.stop - offset - rows.start)))
 
     def _picks(self) -> Picks:
-        """Return where the single weights with gradients are: the largest, and on diagonals."""
+        """Return the positions of single weights with gradients: the largest and the diagonals."""
         rows = cast(Any, np.arange(self._size[-1]))
         columns = [self._top_columns]
         for offset in self._wanted.offsets:
@@ -514,7 +514,10 @@ def _zeros(*size: int) -> Tensor:
 
 
 def _tiles(columns: slice, of_block: slice, width: int) -> list[slice]:
-    """Cut columns at the same places for all strips of a block, all tiles about as wide."""
+    """Cut columns into tiles of about equal width.
+
+    The cuts are at the same places for all strips of a block.
+    """
     whole = of_block.stop - of_block.start
     width = -(-whole // -(-whole // width))
     edges = range(of_block.start, of_block.stop, width)
@@ -539,7 +542,7 @@ def _places(edges: list[int], heads: int, rows: int) -> Any:
 
 @cache
 def _groups(width: int, k: int) -> int:
-    """Return into how many groups a row is cut to find its maximum and its k largest scores."""
+    """Return how many groups to cut a row into to find its maximum and its k largest scores."""
     size = _GROUP
     while size > _LEAST_GROUP and width < 4 * k * size:
         size //= 2

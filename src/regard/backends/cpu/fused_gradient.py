@@ -1,4 +1,4 @@
-"""The gradients of the statistics of a block: those of its scores, in one more compiled pass."""
+"""The backward pass of a block: one more compiled pass computes the gradients of its scores."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,8 @@ from regard.backends.cpu import kernels
 
 __all__ = ["GradedTile", "Picks", "with_gradients"]
 
-# The statistics before the largest weights, the sums and the diagonals.
+# The order of the statistics: four with one number for each row, then the largest weights, the sums
+# and the diagonals.
 _SINGLE = 4
 _TOP, _SUMS, _DIAGONALS = _SINGLE, _SINGLE + 1, _SINGLE + 2
 
@@ -23,7 +24,8 @@ class GradedTile(NamedTuple):
     Attributes:
         columns: their positions in the matrix.
         scores: (..., rows, columns).
-        raw: their numbers, (all rows, columns), -inf where masked; the gradients overwrite them.
+        raw: the scores as an array, (all rows, columns), -inf where masked; their gradients
+            overwrite them.
     """
 
     columns: slice
@@ -69,7 +71,7 @@ def with_gradients(
 
 
 class _Statistics(torch.autograd.Function):
-    """Statistics that were computed already."""
+    """Statistics that are already computed, with a backward pass."""
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -106,7 +108,7 @@ class _Block:
     picks: Picks
 
     def gradients(self, of: Sequence[Tensor | None]) -> Tensor:
-        """Replace the scores of each tile by their gradients; return that of each row's sink."""
+        """Replace the scores of each tile by their gradients; return those of the rows' sinks."""
         norms, zeros = self.norms, np.zeros(len(self.norms))
         single = [zeros if g is None else g.reshape(-1).double().numpy() for g in of[:_SINGLE]]
         of_log, of_mean, of_sum = single[0] + single[1], single[2], single[3]

@@ -1,8 +1,9 @@
 """The passes over a tile of scores, compiled by Numba for this machine.
 
-A tile has some columns of some rows and lies in the cache. Each row keeps three numbers while its
-tiles come one after the other: its largest score so far, m; the sum of exp(score - m); and the sum
-of exp(score - m) * (score - m). Sums are float32 over 512 columns and float64 beyond.
+A tile has some columns of some rows and fits in the cache. The tiles of a row are read one after
+another. Meanwhile the row has three running numbers: its largest score so far, m; the sum of
+exp(score - m); and the sum of exp(score - m) * (score - m). Sums are float32 over 512 columns and
+float64 beyond.
 
 Source:
     Milakov and Gimelshein 2018, "Online normalizer calculation for softmax", for the running
@@ -39,7 +40,8 @@ __all__ = [
     "sum_columns",
 ]
 
-# The numbers of a row, and those that ``finish_rows`` makes of them.
+# The columns of ``rows``, the running numbers of each row, and of ``norms``, which ``finish_rows``
+# computes from them.
 MAXIMUM, TOTAL, MOMENT = range(3)
 REFERENCE, NORMALIZER, LOGSUMEXP, MEAN, ROW_SUM, OF_SINK = range(6)
 
@@ -53,24 +55,28 @@ _f = np.float32
 _ROUNDING = _f(1.5 * 2**23)
 _LOG2_E = _f(1.4426950408889634)
 _LOG2_E_REST = _f(1.4426950408889634 - float(_LOG2_E))
-# Taylor's coefficients of 2**x, of which the last make up for those that are left out.
+# Taylor coefficients of 2**x.
 _C1, _C2, _C3 = _f(0.6931471805599453), _f(0.2402265069591007), _f(0.05550410866482158)
 _C4, _C5, _C6 = _f(0.009618129107628477), _f(0.0013333558146428443), _f(0.00015403530393381608)
-_LEAST = _f(-87.0)  # exp of less counts as 0: it would soon be a denormal number, which is slow
+# exp counts as 0 here and below, because a little lower the result is denormal, which is slow.
+_LEAST = _f(-87.0)
 _ZERO, _ONE = _f(0), _f(1)
 _NO_SCORE = _f(-np.inf)
 _LOWEST = np.finfo(np.float32).min
 _ALL_BUT_SIGN = np.int32(2**31 - 1)
 _LAST_COLUMN = 2**32 - 1
 NO_KEY = -(2**63)
-"""Less than every integer of a score and its column."""
+"""Less than every integer that ``_keyed`` returns."""
 
 
 def _compiled(*freedoms: str) -> Callable[[Any], Any]:
-    """Compile a function that holds no lock, and cache it on disk where a folder can be written.
+    """Return a decorator that compiles a function to run without Python's global lock (GIL).
+
+    The compiled function is cached on disk if a folder for it is writable.
 
     Args:
-        freedoms: what LLVM may do beyond IEEE 754. None of them lets it ignore NaN or infinity.
+        freedoms: LLVM's fast-math flags, each of which permits a deviation from IEEE 754. None of
+            those used here permits ignoring NaN or infinity.
     """
 
     def compile_it(function: Any) -> Any:
@@ -106,7 +112,7 @@ def _exp(x):
 
 @_exact
 def _below(score, maximum):
-    """Return score - maximum, at least -87, where the weight counts as 0; NaN for NaN."""
+    """Return score - maximum, raised to -87 if it is lower; NaN for NaN. At -87 the weight is 0."""
     x = score - maximum
     return _LEAST if x < _LEAST else x
 
@@ -125,9 +131,9 @@ def _exponentials(part, maximum, to):
 
 @_summing
 def add_tile(scores, weights, peaks, rows, shrunk, first, largest):
-    """Add a tile to the numbers of its rows, and write exp(score - m), 0 where masked.
+    """Update the three numbers of each row with a tile, and write exp(score - m), 0 where masked.
 
-    NaN and +inf make the third number of a row NaN.
+    A score of NaN or +inf makes the third number of its row NaN.
 
     Args:
         scores: (rows, columns), float32; -inf where masked.
@@ -135,9 +141,10 @@ def add_tile(scores, weights, peaks, rows, shrunk, first, largest):
             (0, columns): the weights overwrite the scores.
         peaks: (groups,), float32, memory that every row uses for ``_find_peaks``.
         rows: (rows, 3), float64.
-        shrunk: (rows,), float32: by what the sums of a row were multiplied.
+        shrunk: (rows,), float32: the factor by which the earlier sums of a row were multiplied.
         first: the position of the first column in the matrix.
-        largest: (rows, k), int64, the largest scores so far and their columns, as ``_keyed``.
+        largest: (rows, k), int64, the largest scores so far and their columns, both packed into one
+            integer by ``_keyed``.
     """
     height, width = scores.shape
     in_place = weights.shape[0] == 0
@@ -188,7 +195,10 @@ def add_tile(scores, weights, peaks, rows, shrunk, first, largest):
 
 @_exact
 def _find_peaks(row, peaks):
-    """Write the largest score of every group; columns j, j + groups, j + 2 groups, ... are one."""
+    """Write the largest score of each group of columns.
+
+    Group g has the columns g, g + groups, g + 2 * groups and so on.
+    """
     groups, width = peaks.shape[0], row.shape[0]
     parts = width // groups
     peaks[:] = row[:groups]
@@ -209,16 +219,17 @@ def _find_peaks(row, peaks):
 
 @_exact
 def _rising(score):
-    """Return an integer that is the larger the larger the score."""
+    """Return an integer that increases with the score."""
     bits = _f(score).view(np.int32)
     return np.int32(bits ^ ((bits >> 31) & _ALL_BUT_SIGN))
 
 
 @_exact
 def _take_largest(scores, r, peaks, first, largest, found):
-    """Take the scores of row r that belong to its k largest; ties go to the lowest column.
+    """Update the k largest scores of row r with those of a tile; ties go to the lowest column.
 
-    No branch depends on a score that may or may not be among them: half of such guesses fail.
+    No branch depends on whether a score is among them: the CPU would predict half of such branches
+    wrongly.
     """
     groups, width, k = peaks.shape[0], scores.shape[1], largest.shape[1]
     last = largest[r, k - 1]
@@ -249,7 +260,10 @@ def _take_largest(scores, r, peaks, first, largest, found):
 
 @_summing
 def _write_largest(found, begin, end, largest, r):
-    """Write the largest of a few different integers in falling order: count the larger ones."""
+    """Write the largest of a few distinct integers to row r, in descending order.
+
+    The position of an integer is the number of larger ones.
+    """
     for i in range(begin, end):
         larger = 0
         for j in range(begin, end):
@@ -260,7 +274,10 @@ def _write_largest(found, begin, end, largest, r):
 
 @_exact
 def _keyed(score, column):
-    """Return an integer that is the larger the larger the score, and then the lower the column."""
+    """Return an integer that increases with the score.
+
+    For equal scores it is larger at the lower column.
+    """
     # -0.0 + 0.0 is 0.0, its equal.
     return (np.int64(_rising(score + _ZERO)) << 32) | (_LAST_COLUMN - column)
 
@@ -272,7 +289,7 @@ def _score_of(key):
 
 
 def scores_and_columns(largest):
-    """Return the scores and the columns in an array of such integers; -inf and -1 for none."""
+    """Return the scores and the columns of integers of ``_keyed``; -inf and -1 for ``NO_KEY``."""
     rising = (largest >> 32).astype(np.int32)
     scores = (rising ^ ((rising >> 31) & _ALL_BUT_SIGN)).view(np.float32)
     columns = _LAST_COLUMN - (largest & _LAST_COLUMN)
@@ -282,7 +299,10 @@ def scores_and_columns(largest):
 
 @_exact
 def _lower_bound(peaks, k):
-    """Return a number that at least k peaks reach, if possible few more; else the lowest one."""
+    """Return a bound that at least k peaks reach, if possible not many more.
+
+    If there is no such bound near the highest peak, return ``_LOWEST``.
+    """
     high = low = peaks[0]
     for peak in peaks:
         high = peak if peak > high else high
@@ -312,13 +332,13 @@ def _count(peaks, bound):
 
 @_summing
 def finish_rows(rows, sinks, norms):
-    """Compute from the numbers of complete rows what turns their scores into weights.
+    """Compute the normalizers and the statistics of complete rows from their three numbers.
 
     Args:
         rows: (rows, 3), float64.
         sinks: (rows,), float64: logits in the denominator; (0,) for none.
-        norms: (rows, 6), float64, which is written: the maximum, 0 for a row without keys; the
-            logsumexp minus it, infinite for a row without keys; the logsumexp; the sum of
+        norms: (rows, 6), float64, is written: the maximum (0 for a row without keys); the logsumexp
+            minus the maximum (infinite for a row without keys); the logsumexp; the sum of
             weight * (score - maximum); the sum of the weights; the weight of the sink.
     """
     for r in range(rows.shape[0]):
@@ -350,14 +370,14 @@ def finish_rows(rows, sinks, norms):
 
 @_summing
 def sum_columns(weights, references, norms, places, first, sums, line):
-    """Add the weights of a tile to the sums over rows that they belong to.
+    """Add the weights of each row of a tile to the sum over rows that the row belongs to.
 
     Args:
         weights: (rows, columns), float32: exp(score - reference).
         references: (rows,), float64; -inf for a row without keys so far.
         norms: (rows, 6), float64, as ``finish_rows`` writes them.
         places: (rows,), int64: the sum that a row belongs to, in rising order; -1 for none.
-        first: the first column of the tile, among those of the sums.
+        first: the position of the tile's first column among the columns of the sums.
         sums: (places, columns of the sums), float64.
         line: (columns,), float32, memory for the sum of a few rows.
     """
@@ -434,8 +454,9 @@ def pull_back(scores, norms, given, places, constants, slopes, first, columns, p
         constants: (rows,), float32.
         slopes: (rows,), float32.
         first: the position of the first column in the matrix.
-        columns: (rows, n), int64: positions of further gradients; -1 for none.
-        picked: (rows, n), float32: these gradients, of single weights; they are overwritten.
+        columns: (rows, n), int64: the columns in the matrix of single weights that have additional
+            gradients; -1 for none.
+        picked: (rows, n), float32: these additional gradients; they are overwritten.
     """
     height, width = scores.shape
     for r in range(height):
