@@ -425,7 +425,7 @@ def test_progress_that_cannot_be_called_is_refused() -> None:
     with pytest.raises(TypeError) as refusal:
         regard.heads(regard.Recording({}), progress=3)  # type: ignore[arg-type]
     assert str(refusal.value) == (
-        "progress is an int; it takes a function of two numbers, done and total.\n"
+        "progress is an int; it must be a function of two numbers, done and total.\n"
         "    Pass for example progress=print."
     )
 

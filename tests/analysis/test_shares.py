@@ -423,7 +423,7 @@ OF_SINKS = "\n    Give positions from 0 to kv_len - 1; False takes the first and
         pytest.param(
             {"progress": 3},
             TypeError,
-            "progress is an int; it takes a function of two numbers, done and total.\n"
+            "progress is an int; it must be a function of two numbers, done and total.\n"
             "    Pass for example progress=print.",
             id="progress that cannot be called",
         ),

@@ -381,13 +381,14 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "path, a number": (
         {"path": 3},
         TypeError,
-        "path is an int; it takes the path of a file.\n"
+        "path is an int; it must be the path of a file.\n"
         '    Pass for example path="run.safetensors".',
     ),
     "path, empty": (
         {"path": ""},
         ValueError,
-        'path is empty; it takes the path of a file.\n    Pass for example path="run.safetensors".',
+        "path is empty; it must be the path of a file.\n"
+        '    Pass for example path="run.safetensors".',
     ),
     "path, a null character": (
         {"path": "run\0"},
@@ -398,7 +399,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "progress, a number": (
         {"progress": 3},
         TypeError,
-        "progress is an int; it takes a function of one number.\n"
+        "progress is an int; it must be a function of one number.\n"
         "    Pass for example progress=print.",
     ),
     "keep, something else": (

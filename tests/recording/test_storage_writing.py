@@ -179,14 +179,14 @@ def test_a_folder_is_no_file_to_write_to(tmp_path: Path) -> None:
 
 EXAMPLE = '\n    Pass for example path="run.safetensors".'
 NO_PATHS: dict[str, tuple[Any, type[Exception], str]] = {
-    "empty": ("", ValueError, "path is empty; it takes the path of a file."),
+    "empty": ("", ValueError, "path is empty; it must be the path of a file."),
     "a null character": (
         "run\0",
         ValueError,
         "path is 'run\\x00', with a null character; no file has one in its name.",
     ),
-    "bytes": (b"run", TypeError, "path is a bytes; it takes the path of a file."),
-    "a number": (3, TypeError, "path is an int; it takes the path of a file."),
+    "bytes": (b"run", TypeError, "path is a bytes; it must be the path of a file."),
+    "a number": (3, TypeError, "path is an int; it must be the path of a file."),
 }
 
 

@@ -81,9 +81,9 @@ def check_path(path: object) -> Path:
     is_path = isinstance(path, str | os.PathLike)
     text = os.fspath(cast("str | os.PathLike[str] | os.PathLike[bytes]", path)) if is_path else None
     if not isinstance(text, str):
-        raise TypeError(f"path is {kind_text(path)}; it takes the path of a file.\n    {example}")
+        raise TypeError(f"path is {kind_text(path)}; it must be the path of a file.\n    {example}")
     if not text:
-        raise ValueError(f"path is empty; it takes the path of a file.\n    {example}")
+        raise ValueError(f"path is empty; it must be the path of a file.\n    {example}")
     if "\0" in text:
         raise ValueError(
             f"path is {text!r}, with a null character; no file has one in its name.\n    {example}"
@@ -324,7 +324,7 @@ def check_progress(progress: object, numbers: str = "two numbers, done and total
     """
     if progress is not None and not callable(progress):
         raise TypeError(
-            f"progress is {kind_text(progress)}; it takes a function of {numbers}.\n"
+            f"progress is {kind_text(progress)}; it must be a function of {numbers}.\n"
             "    Pass for example progress=print."
         )
 

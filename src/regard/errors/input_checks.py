@@ -189,7 +189,9 @@ def check_scale(scale: object, head_dim: int) -> float:
     return number
 
 
-def check_broadcast(name: str, tensor: Tensor, shape: torch.Size, device: torch.device) -> Tensor:
+def check_broadcast(
+    name: str, tensor: Tensor, shape: torch.Size, device: torch.device, of: str = "query"
+) -> Tensor:
     """Return a tensor with as many axes as shape, each equal to that of shape or 1.
 
     Args:
@@ -197,11 +199,12 @@ def check_broadcast(name: str, tensor: Tensor, shape: torch.Size, device: torch.
         tensor: its value.
         shape: (..., num_heads, q_len, kv_len).
         device: the device of the matrix.
+        of: the argument that the matrix is made of.
 
     Raises:
         ValueError: it does not broadcast to shape, or is on another device.
     """
-    check_same_device(name, tensor.device, "the query", device, f"{name}.to(query.device)")
+    check_same_device(name, tensor.device, f"the {of}", device, f"{name}.to({of}.device)")
     axes = shape_text(shape)
     aligned = (1,) * (len(shape) - tensor.ndim) + tuple(tensor.shape)
     if len(aligned) == len(shape) and all(
@@ -301,7 +304,7 @@ def check_weights(weights: object) -> Tensor:
         return tensor
     sums = tensor.detach().sum(-1, dtype=torch.float64)
     tolerance = 8 * torch.finfo(tensor.dtype).eps + 1e-6
-    wrong = ((sums - 1).abs() > tolerance) & (sums != 0)
+    wrong = ((sums - 1).abs() > tolerance) & (sums != 0)  # a sum of NaN is neither
     wrong |= tensor.detach().amin(-1) < 0
     if not wrong.any():
         return tensor

@@ -185,7 +185,8 @@ class AttentionMatrix(LinearMap):
 
         Args:
             weights: (..., num_heads, q_len, kv_len) or (q_len, kv_len); not negative, and each
-                row sums to 1 or is all 0.
+                row sums to 1 or is all 0. A row may hold NaN, as the softmax of a row without
+                keys does; its answers are NaN.
             mask: not accepted; use ``from_scores(weights.log(), mask=...)``.
             bias: not accepted; use ``from_scores(weights.log() + bias)``.
 

@@ -91,7 +91,7 @@ class WeightedSum(Reduction):
     ) -> tuple[Tensor, ...]:
         if isinstance(self.weight, Tensor):
             check_floating("weight", self.weight, "(..., num_heads, q_len, kv_len)")
-            check_broadcast("weight", self.weight, shape, device)
+            check_broadcast("weight", self.weight, shape, device, "matrix")
         else:
             FlexCallable.fitted(self.weight, _KIND, shape, device)
         return (torch.zeros(shape[:-1], dtype=dtype, device=device),)

@@ -1,4 +1,4 @@
-"""bilinear: sums of weights times given numbers, the losses of guided attention."""
+"""weighted_sum: sums of weights times given numbers, the losses of guided attention."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 A = regard.attend(normal(1, 6, 4, 5), normal(1, 2, 7, 5, seed=1), mask=regard.Causal())
 
 
-def dense_bilinear(dense: oracle.Dense, weight: Tensor) -> Tensor:
+def dense_weighted_sum(dense: oracle.Dense, weight: Tensor) -> Tensor:
     return (dense.weights * weight).sum(-1)
 
 
@@ -34,17 +34,17 @@ def weight_shapes(shape: torch.Size) -> dict[str, tuple[int, ...]]:
 
 
 @parametrised([*SHAPES, *MASKED, *SCORES])
-def test_bilinear_equals_its_definition(case: Case, subtests: pytest.Subtests) -> None:
+def test_weighted_sum_equals_its_definition(case: Case, subtests: pytest.Subtests) -> None:
     doubled = Inputs(*map(oracle.double, case.inputs)).of_scores
     matrix = case.matrix(*case.inputs.of_scores)
     in_double, plain = case.dense(*doubled), case.dense(*case.inputs.of_scores)
     for kind, shape in weight_shapes(case.inputs.shape).items():
         with subtests.test(kind):
             weight = normal(*shape)
-            exact = dense_bilinear(in_double, weight.double())
+            exact = dense_weighted_sum(in_double, weight.double())
             within = oracle.allowed_error(
                 exact,
-                dense_bilinear(plain, weight),
+                dense_weighted_sum(plain, weight),
                 dtype=torch.float32,
                 scores=case.largest_score,
                 unit=float(weight.abs().max()),
@@ -68,19 +68,19 @@ def dense_slope(shape: torch.Size) -> Tensor:
 
 
 @in_turn(case=by_name(SHAPES), rows={"one-row": 1, "five-rows": 5})
-def test_bilinear_with_a_callable_equals_its_definition(
+def test_weighted_sum_with_a_callable_equals_its_definition(
     case: Case, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for constant, value in (("BLOCK_SIZE", 1), ("MIN_ROWS", rows), ("MAX_ROWS", rows)):
         monkeypatch.setattr(blocks, constant, value)
     doubled = Inputs(*map(oracle.double, case.inputs)).of_scores
-    exact = dense_bilinear(case.dense(*doubled), dense_slope(case.inputs.shape))
+    exact = dense_weighted_sum(case.dense(*doubled), dense_slope(case.inputs.shape))
     found = regard.weighted_sum(case.matrix(*case.inputs.of_scores), slope)
     oracle.assert_close(found, exact, 1e-5 * (1 + float(exact.abs().max())))
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4), (3, 1), (4,), (1, 1, 4)], ids=str)
-def test_gradients_of_bilinear_reach_matrix_and_weight(shape: tuple[int, ...]) -> None:
+def test_gradients_of_weighted_sum_reach_matrix_and_weight(shape: tuple[int, ...]) -> None:
     leaves = [normal(2, 3, 2), normal(1, 4, 2), normal(*shape)]
 
     def answer(query: Tensor, key: Tensor, weight: Tensor) -> Tensor:
@@ -89,20 +89,20 @@ def test_gradients_of_bilinear_reach_matrix_and_weight(shape: tuple[int, ...]) -
     assert torch.autograd.gradcheck(answer, [leaf.double().requires_grad_() for leaf in leaves])
 
 
-def test_a_row_without_keys_has_a_bilinear_form_of_0() -> None:
+def test_a_row_without_keys_has_the_weighted_sum_0() -> None:
     matrix = regard.attend(normal(3, 2), normal(2, 2), mask=regard.Causal())
     found = regard.weighted_sum(matrix, torch.ones(2))
     torch.testing.assert_close(found, torch.tensor([0.0, 1.0, 1.0]))
 
 
-def test_bilinear_shares_its_pass_with_others() -> None:
+def test_weighted_sum_shares_its_pass_with_others() -> None:
     weight = normal(4, 7)
     form, entropy = A.reduce(WeightedSum(weight), regard.Entropy())
     assert torch.equal(form, regard.weighted_sum(A, weight))
     torch.testing.assert_close(entropy, A.entropy())
 
 
-def test_bilinear_with_a_callable_never_makes_a_matrix() -> None:
+def test_weighted_sum_with_a_callable_never_makes_a_matrix() -> None:
     query, key, _ = inputs(gradients=True)
 
     def work() -> None:
@@ -163,6 +163,6 @@ def test_a_wrong_weight_says_what_came_and_what_to_do(
     assert str(caught.value) == text
 
 
-def test_bilinear_takes_only_a_matrix() -> None:
+def test_weighted_sum_takes_only_a_matrix() -> None:
     with pytest.raises(TypeError, match="A is a Tensor; it must be an AttentionMatrix"):
         regard.weighted_sum(torch.ones(4, 7), torch.ones(7))
