@@ -213,26 +213,14 @@ def test_what_every_key_received_has_every_key(queries: slice, way: str, tmp_pat
         torch.testing.assert_close(seen.received()[name], expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("keep", "queries", "names"),
-    [
-        pytest.param([regard.Pool(2, 2)], None, ["[0:4]", "[4:5]"], id="nothing that joins"),
-        pytest.param([regard.Pool(2, 2)], slice(4), ["[0:4]"], id="of one call"),
-        pytest.param(
-            [regard.Entropy(), regard.Pool(2, 2)], slice(4), ["", "[0:4]"], id="beside what joins"
-        ),
-    ],
-)
-@pytest.mark.parametrize("as_it_ran", [False, True], ids=["in memory", "written as it ran"])
-def test_answers_to_one_step_stand_under_its_rows(
-    keep: Any, queries: slice | None, names: list[str], as_it_ran: bool, tmp_path: Path
-) -> None:
-    path = tmp_path / "run.safetensors"
-    options = {"path": path} if as_it_ran else {}
-    seen = generated(keep=keep, queries=queries, layers=[1], **options)
-    seen, layer = regard.load(path) if as_it_ran else seen, "model.layers.1.self_attn"
-    assert list(seen.shapes)[:2] == [f"{layer}{rows}" for rows in names]
+def test_an_answer_to_one_call_that_does_not_merge_is_kept() -> None:
+    pool, layer = regard.Pool(2, 2), "model.layers.1.self_attn"
+    seen = generated(keep=[pool], queries=slice(4), layers=[1])
     whole = generated(layers=[1])[layer].to_dense()
     expected = torch.nn.functional.avg_pool2d(whole[..., :4, :4], 2)
-    torch.testing.assert_close(seen.pool(2, 2)[f"{layer}[0:4]"], expected)
-    assert seen.layers[0].shape[-2:] == ((4, 9) if names[0] == "" else (4, 4))
+    torch.testing.assert_close(seen.pool(2, 2)[layer], expected)
+
+
+def test_only_answers_that_do_not_merge_leave_nothing() -> None:
+    with pytest.raises(regard.RegardError, match="of several calls cannot be merged"):
+        generated(keep=[regard.Pool(2, 2)])

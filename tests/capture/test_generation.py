@@ -4,15 +4,14 @@ The oracle is transformers' own eager attention, step by step.
 """
 
 import copy
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import (
-    DynamicCache,
-    EncoderDecoderCache,
-)
+from transformers import DynamicCache
 
 import regard
 from decoders import (
@@ -23,7 +22,8 @@ from decoders import (
     inputs,
     layer_of,
 )
-from models import ids, noise
+from largest_tensor import LargestTensor, largest
+from models import VOCABULARY, ids, noise
 
 pytestmark = pytest.mark.usefixtures("quiet_transformers")
 
@@ -46,22 +46,16 @@ def placed(weights: Tensor, end: int, kv_len: int) -> Tensor:
     return torch.nn.functional.pad(columns, (base, kv_len - base - columns.shape[-1]))
 
 
-def joined(steps: list[Tensor], moves: list[list[int]], *, cross: bool = False) -> Tensor:
-    """The weights of all steps as one matrix, of the entries of the batch as they ended.
+def joined(steps: list[Tensor], *, cross: bool = False) -> Tensor:
+    """The weights of all steps as one matrix.
 
     Args:
         steps: of one layer.
-        moves: before each step but the first, which entry each one was.
         cross: whether all steps have the same keys.
     """
     ends = torch.tensor([step.shape[-2] for step in steps]).cumsum(0).tolist()
-    order, rows = list(range(len(steps[0]))), []
-    for number in reversed(range(len(steps))):
-        step = steps[number] if cross else placed(steps[number], ends[number], ends[-1])
-        rows.append(step[order])
-        if moves and number:
-            order = [moves[number - 1][entry] for entry in order]
-    return torch.cat(rows[::-1], -2)
+    rows = zip(steps, ends, strict=True)
+    return torch.cat([step if cross else placed(step, end, ends[-1]) for step, end in rows], -2)
 
 
 def assert_same(matrix: regard.AttentionMatrix, weights: Tensor, padded: int = 0) -> None:
@@ -94,7 +88,7 @@ def test_prompt_and_answer_are_one_matrix_with_the_weights_of_each_step(
     eager = built(name, "eager").generate(**given, output_attentions=True).attentions
     assert len(seen) == 2
     for layer, matrix in enumerate(seen.values()):
-        assert_same(matrix, joined([step[layer] for step in eager], []), padded)
+        assert_same(matrix, joined([step[layer] for step in eager]), padded)
 
 
 @pytest.mark.parametrize(
@@ -119,82 +113,34 @@ def test_layers_share_the_masks_and_biases_of_their_steps() -> None:
 
 # Beams, and two texts
 
-
-@pytest.fixture
-def moves(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """How the entries of the batch changed places in the cache, in all runs of a test."""
-    noted = list[list[int]]()
-
-    def noting(reorder: Any) -> Any:
-        def reorder_cache(self: Any, beam_idx: Tensor) -> Any:
-            noted.append(beam_idx.tolist())
-            return reorder(self, beam_idx)
-
-        return reorder_cache
-
-    for kind in (DynamicCache, EncoderDecoderCache):
-        monkeypatch.setattr(kind, "reorder_cache", noting(kind.reorder_cache))
-    return noted
+APART = "did not go on from the end of the cache, as in beam search"
 
 
-def once(moves: list[list[int]], times: int) -> list[list[int]]:
-    """The moves of one run: a cache of two caches notes each of them three times."""
-    every = len(moves) // times
-    return moves[::every]
-
-
-beams = pytest.mark.parametrize("num_beams", [1, 3], ids=["greedy", "beams"])
-WINDOWS = [name for name in DECODERS if "window" in name]
-whole_caches = pytest.mark.parametrize("name", [name for name in DECODERS if name not in WINDOWS])
-
-
-@pytest.mark.parametrize("name", [name for name in WINDOWS if "gpt" not in name])
-def test_beams_whose_keys_a_window_has_dropped_stand_apart_and_are_warned_of(name: str) -> None:
+@pytest.mark.parametrize("keep", ["qk", [regard.Entropy()]], ids=["qk", "answers"])
+@pytest.mark.parametrize("layers", [None, "some"], ids=["all layers", "some layers"])
+@pytest.mark.parametrize("name", [*DECODERS, "t5"])
+def test_beams_stand_apart_and_are_warned_of(name: str, layers: str | None, keep: Any) -> None:
     given = inputs(name, 3) | GREEDY | {"num_beams": 3, "max_new_tokens": 15}
     model = built(name)
-    apart = pytest.warns(UserWarning, match="in beams of a sliding window")
-    with apart, regard.observe(model) as seen:
-        model.generate(**given)
-    assert any("#2" in layer for layer in seen)
-
-
-@whole_caches
-def test_the_beam_indices_of_generate_say_which_entry_is_a_text(name: str) -> None:
-    given = inputs(name) | GREEDY | {"num_beams": 3, "max_new_tokens": 9}
-    model = built(name)
-    with regard.observe(model) as seen:
-        output = model.generate(**given)
-    for text, entry in zip(output.sequences, output.beam_indices[:, -1].tolist(), strict=True):
-        eager = built(name, "eager")(text[None, :-1], output_attentions=True).attentions
-        for matrix, weights in zip(seen.entry(entry).values(), eager, strict=True):
-            torch.testing.assert_close(matrix.to_dense(), weights, atol=1e-5, rtol=0)
-
-
-@beams
-@whole_caches
-def test_the_rows_of_a_beam_are_those_of_its_history(
-    name: str, num_beams: int, moves: list[list[int]]
-) -> None:
-    given = inputs(name, 3) | GREEDY | {"num_beams": num_beams, "max_new_tokens": 15}
-    eager = built(name, "eager").generate(**given, output_attentions=True).attentions
-    moved = once(moves, len(eager)) if moves else []
-    assert num_beams == 1 or any(order != sorted(order) for order in moved)
-    seen, _ = observed(built(name), given)
-    for layer, matrix in zip((0, 1), seen.values(), strict=True):
-        assert_same(matrix, joined([step[layer] for step in eager], moved), 3)
+    plain = model.generate(**copy.deepcopy(given)).sequences
+    chosen = None if layers is None else [1]
+    if name == "t5":
+        chosen = ["decoder.block.0.layer.1.EncDecAttention"] if layers else None
+    with (
+        pytest.warns(UserWarning, match=APART),
+        regard.observe(model, layers=chosen, keep=keep) as seen,
+    ):
+        output = model.generate(**given).sequences
+    assert torch.equal(plain, output)
+    assert any("#2" in layer for layer in seen.shapes)
 
 
 # Whisper's own generate gives the weights of the best beams alone.
 @pytest.mark.parametrize("padded", [0, 3], ids=["not padded", "padded"])
-@pytest.mark.parametrize(
-    ("name", "num_beams"), [("t5", 1), ("t5", 3), ("bart", 1), ("bart", 3), ("whisper", 1)]
-)
-def test_of_two_texts_rows_grow_and_the_keys_of_the_first_stay(
-    name: str, padded: int, num_beams: int, moves: list[list[int]]
-) -> None:
-    given = inputs(name, padded) | GREEDY | {"num_beams": num_beams}
+@pytest.mark.parametrize("name", ["t5", "bart", "whisper"])
+def test_of_two_texts_rows_grow_and_the_keys_of_the_first_stay(name: str, padded: int) -> None:
+    given = inputs(name, padded) | GREEDY
     eager = built(name, "eager").generate(**given, output_attentions=True)
-    moved = once(moves, len(eager.cross_attentions)) if moves else []
     seen, _ = observed(built(name), given)
     for layer_name, matrix in seen.items():
         layer = layer_of(layer_name)
@@ -203,19 +149,9 @@ def test_of_two_texts_rows_grow_and_the_keys_of_the_first_stay(
             assert_same(matrix, weights.repeat_interleave(matrix.shape[0] // len(weights), 0))
         elif "EncDec" in layer_name or "encoder_attn" in layer_name:
             steps = [step[layer] for step in eager.cross_attentions]
-            assert_same(matrix, joined(steps, moved, cross=True))
+            assert_same(matrix, joined(steps, cross=True))
         else:
-            assert_same(matrix, joined([step[layer] for step in eager.decoder_attentions], moved))
-
-
-@pytest.mark.parametrize("name", ["t5", "bart"])
-def test_beams_are_followed_where_layers_of_another_text_alone_are_kept(name: str) -> None:
-    given = inputs(name) | GREEDY | {"num_beams": 3}
-    whole, _ = observed(built(name), given)
-    cross = [each for each in whole if "EncDec" in each or "encoder_attn" in each]
-    some, _ = observed(built(name), given, cross)
-    assert list(some) == cross
-    assert all(torch.equal(some[each].to_dense(), whole[each].to_dense()) for each in cross)
+            assert_same(matrix, joined([step[layer] for step in eager.decoder_attentions]))
 
 
 # What is not one attention
@@ -284,17 +220,22 @@ def test_heads_that_share_a_key_are_attentions_of_their_own() -> None:
         torch.testing.assert_close(matrix.to_dense(), expected, atol=1e-6, rtol=0)
 
 
-def test_heads_that_share_a_cache_go_on_each_from_its_own() -> None:
+def test_heads_that_share_a_cache_stand_apart_and_are_warned_of() -> None:
     torch.manual_seed(0)
-    model, x = SharedKey(), noise(2, 9, 16)
-    with torch.no_grad(), regard.observe(model) as seen:
-        for start, stop in ((0, 6), (6, 7), (7, 8), (8, 9)):
-            model(x[:, start:stop], model.key if start else None)
-    for matrix, q in zip(seen.values(), model.q(x).chunk(4, -1), strict=True):
-        scores = q @ model.k(x).mT / 2
-        unseen = torch.ones(9, 9, dtype=torch.bool).triu(1)
-        unseen[:6, :6] = False
-        expected = scores.masked_fill(unseen, -torch.inf).softmax(-1)[:, None]
+    model, x, steps = SharedKey(), noise(2, 8, 16), ((0, 6), (6, 7), (7, 8))
+
+    def observe() -> regard.Recording:
+        with torch.no_grad(), regard.observe(model) as seen:
+            for start, stop in steps:
+                model(x[:, start:stop], model.key if start else None)
+        return seen
+
+    with pytest.warns(UserWarning, match=APART):
+        seen = observe()
+    key, heads = model.k(x), model.q(x).chunk(4, -1)
+    calls = [(q, start, stop) for start, stop in steps for q in heads]
+    for matrix, (q, start, stop) in zip(seen.values(), calls, strict=True):
+        expected = (q[:, start:stop] @ key[:, :stop].mT / 2).softmax(-1)[:, None]
         torch.testing.assert_close(matrix.to_dense(), expected, atol=1e-6, rtol=0)
 
 
@@ -397,33 +338,37 @@ def test_answers_of_rows_are_joined_and_sums_over_rows_are_added() -> None:
             )
 
 
-def test_answers_follow_their_beam() -> None:
-    model, given = built("llama"), inputs("llama", 3) | GREEDY | {"num_beams": 3}
-    whole, _ = observed(model, given)
-    asked = [regard.TopK(3), regard.Entropy(), regard.Sum(-2)]
-    with regard.observe(model, keep=asked) as seen:
-        model.generate(**given)
-    for name, matrix in whole.items():
-        for reduction in asked:
-            expected = matrix.reduce(reduction)
-            torch.testing.assert_close(seen.kept[name][reduction], expected, atol=1e-5, rtol=0)
-
-
-def test_answers_that_cannot_be_joined_are_those_of_each_step() -> None:
-    model = built("llama")
-    with regard.observe(model, keep=[regard.Entropy(), regard.Pool(2, 2)]) as seen:
+@pytest.mark.parametrize("path", [None, "run.safetensors"], ids=["memory", "file"])
+def test_answers_that_do_not_merge_are_left_out_and_warned_of(
+    path: str | None, tmp_path: Path
+) -> None:
+    model, file = built("llama"), None if path is None else tmp_path / path
+    sentence = (
+        "'model.layers.0.self_attn', 'model.layers.1.self_attn' lack answers: "
+        f"{regard.Pool(2, 2)!r} of several calls cannot be merged to one of all.\n"
+        '    Observe with keep="qk", and ask the recording.'
+    )
+    with (
+        pytest.warns(UserWarning, match=re.escape(sentence)),
+        regard.observe(model, keep=[regard.Entropy(), regard.Pool(2, 2)], path=file) as seen,
+    ):
         model.generate(inputs=ids(), **GREEDY | {"max_new_tokens": 3})
-    name = "model.layers.0.self_attn"
-    assert [each for each in seen.shapes if "layers.0" in each] == [
-        *(name, f"{name}[0:7]", f"{name}[7:8]", f"{name}[8:9]")
-    ]
-    assert [list(seen.kept[each]) for each in seen.shapes if "layers.0" in each] == [
-        [regard.Entropy()],
-        *[[regard.Pool(2, 2)]] * 3,
-    ]
-    assert seen.kept[name][regard.Entropy()].shape == (2, 4, 9)
-    layers = [name, "model.layers.1.self_attn"]
-    assert list(seen.entropy()) == layers
-    assert list(seen.pool(2, 2)) == [each for each in seen.shapes if each not in layers]
-    with pytest.raises(regard.RegardError, match=f"layer '{name}' has no answer to TopK"):
-        seen.reduce(regard.TopK(1))
+    assert [list(answers) for answers in seen.kept.values()] == [[regard.Entropy()]] * 2
+    assert seen.kept["model.layers.0.self_attn"][regard.Entropy()].shape == (2, 4, 9)
+    with pytest.raises(regard.RegardError, match="has no answer to Pool"):
+        seen.reduce(regard.Pool(2, 2))
+
+
+def test_a_long_prompt_forms_no_mask() -> None:
+    model, tokens = built("llama"), torch.arange(2048)[None] % VOCABULARY
+
+    def run() -> None:
+        cache = model(tokens, use_cache=True).past_key_values
+        model(tokens[:, :1], past_key_values=cache)
+
+    with torch.no_grad():
+        plain = largest(run)
+        with LargestTensor() as mode, regard.observe(model, layers=[0]) as seen:
+            run()
+    assert seen[0].mask.text == "Causal()"
+    assert mode.elements <= plain

@@ -115,12 +115,6 @@ def test_of_prompt_and_answer_the_queries_are_known(keep: Any, queries: slice) -
     assert {layer.queries for layer in seen.layers} == {Queries(start, 9)}
 
 
-def test_answers_to_one_step_stand_at_its_query() -> None:
-    seen = written(keep=[regard.Pool(2, 2)])
-    rows = {layer.name.rpartition("[")[2]: layer.positions for layer in seen.layers[:3]}
-    assert rows["7:8]"] == range(7, 8)
-
-
 def test_queries_that_are_no_neighbours_have_no_positions() -> None:
     class Reads(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

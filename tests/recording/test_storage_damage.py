@@ -353,12 +353,6 @@ CHANGES: dict[str, Change] = {
     "an answer of an unknown kind": lambda about: layer_of(about, 3)["answers"][0].update(
         reduction={"kind": "Output"}
     ),
-    "answers apart of no layer's name": lambda about: layer_of(about).update(
-        apart=[{"reduction": {"kind": "Entropy"}, "layers": [3]}]
-    ),
-    "answers apart of an unknown kind": lambda about: layer_of(about).update(
-        apart=[{"reduction": {"kind": "Output"}, "layers": []}]
-    ),
     "an answer of another dtype": lambda about: layer_of(about)["answers"][0]["answer"].update(
         indices="full/answers.0.values"
     ),

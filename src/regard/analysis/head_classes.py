@@ -198,7 +198,7 @@ def _answers(layer: Layer, survey: Survey) -> tuple[Any, ...]:
     """The answers that were kept, or that query and key give."""
     if layer.matrix is None:
         missing = [asked for asked in survey.reductions if asked not in layer.answers]
-        if missing and missing[0] not in layer.apart:
+        if missing:
             raise RegardError(
                 f"layer {layer.name!r} has not all the answers that kinds of heads follow from, "
                 "and its query and key were not kept.\n"

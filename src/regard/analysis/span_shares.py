@@ -226,8 +226,7 @@ def segment_shares(
 
 def _drawn(layer: Layer, question: Segments) -> Tensor:
     """The answer that was kept, or that query and key give."""
-    known = question in layer.answers or question in layer.apart
-    if layer.matrix is None and not known:
+    if layer.matrix is None and question not in layer.answers:
         spans = [each for each in layer.answers if isinstance(each, Segments)]
         kept = "; ".join(_spans_text(each) for each in spans) or "none"
         raise RegardError(

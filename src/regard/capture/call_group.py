@@ -1,57 +1,60 @@
-"""The calls that are one attention, from the first to the last."""
+"""The calls that are one attention, from the first to the last: one layer of the recording."""
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from regard.capture.generation import Run
-from regard.capture.layer_entries import Entries
-from regard.capture.merged_answers import AskedOfCalls, Pairs, ask, joins
 from regard.capture.merging import Copies
 from regard.capture.recorded_values import Values
 from regard.capture.selection import Selection
 from regard.capture.slicing import some_queries
 from regard.matrix.attention_matrix import AttentionMatrix
-from regard.recording.layers import Answers, InMemory, Layer, Queries
-from regard.reductions.reduction import Reduction
+from regard.recording.layers import Answers, InMemory, Layer, Queries, asked_of
+from regard.reductions.reduction import Reduction, RowStatistic
+from regard.reductions.sums import Sum
+from regard.reductions.top_k import Top, TopK
 
-__all__ = ["Kept", "queries_kept"]
+__all__ = ["CallGroup", "ask", "queries_kept"]
 
-
-class _Call(NamedTuple):
-    """A call of which answers are kept.
-
-    Attributes:
-        rows: the places of its queries among all that ran.
-        shape: of the matrix that was asked.
-        answers: those that do not join.
-        queries: which its rows are.
-    """
-
-    rows: range
-    shape: torch.Size
-    answers: Pairs
-    queries: Queries | None
+Pairs = list[tuple[Reduction, Any]]
 
 
-class Kept:
-    """The kept part of a run: copies of its queries and masks, or answers of each call.
+def ask(
+    matrix: AttentionMatrix, reductions: Sequence[Reduction], device: torch.device | None
+) -> Pairs:
+    """Return each reduction with its answer, on the device; None: where the matrix is."""
+    answers = asked_of(matrix, reductions)
+    return [(each, _at(answer, device)) for each, answer in zip(reductions, answers, strict=True)]
+
+
+def _at(answer: Any, device: torch.device | None) -> Any:
+    """Return an answer on the device: a tensor, or a named tuple of them; else as it is."""
+    if isinstance(answer, Tensor):
+        return answer.detach().to(device)
+    if isinstance(answer, Top):
+        return Top(_at(answer.values, device), _at(answer.indices, device))
+    return answer
+
+
+class CallGroup:
+    """The kept part of a run: copies of its queries and masks, or answers.
 
     Args:
         module: the name of the run's module.
         run: the calls.
         wanted: what to keep of them.
-        entries: get the layer, from the first call on that was wanted.
         leading: the batch axes and heads.
-        copies: None where only answers are kept.
-        values: that the calls drew from; None where they are not wanted.
+        copies: None if only answers are kept.
+        values: of the calls; None if they are not wanted.
 
     Attributes:
         module: as given.
         values: as given.
-        name: of the layer; None while none of its queries was wanted.
+        name: of the layer in the recording; None while none of its queries was wanted.
     """
 
     def __init__(
@@ -59,7 +62,6 @@ class Kept:
         module: str,
         run: Run,
         wanted: Selection,
-        entries: Entries,
         leading: torch.Size,
         copies: Copies | None,
         values: Values | None,
@@ -69,17 +71,11 @@ class Kept:
         self.name: str | None = None
         self._run = run
         self._wanted = wanted
-        self._entries = entries
         self._leading = leading
         self._copies = copies
-        self._answers = AskedOfCalls(run)
+        self._answers: list[Pairs] = []  # of each call
         self._rows: list[range] = []  # the places of the queries that answers are of, call by call
-        # Of the first call: its rows, shape and answers that do not join, until it is known not to
-        # be the only one; then the layers that hold the answers of one call each, and what these
-        # answer.
-        self._first: _Call | None = None
-        self._calls: list[str] = []
-        self._alone: list[Reduction] = []
+        self._sums: Tensor | None = None  # of Sum(-2), over all calls
 
     def take(self, matrix: AttentionMatrix, first: int, base: int) -> None:
         """Keep the wanted queries of a call: copies of them, or answers.
@@ -89,99 +85,74 @@ class Kept:
             first: the place of the call's first query among all that ran.
             base: the column of its first key.
         """
-        # What begins where others cannot go on from is all there is of it.
+        # A run that no call can continue has all its queries in its first call.
         all_there = self._copies is None or self._run.traits is None
         there = self._wanted.rows(first, matrix.shape[-2], all_there=all_there)
-        if not there:
-            return
-        wanted, first = some_queries(matrix, there), first + there.start
-        if self._copies is not None:
-            self._copies.add(wanted, first, base)
-        else:
-            pairs = ask(wanted, self._wanted.reductions, self._wanted.device)
-            self._put_answers(pairs, wanted.shape, first, base)
+        if there:
+            wanted, first = some_queries(matrix, there), first + there.start
+            if self._copies is not None:
+                self._copies.add(wanted, first, base)
+            else:
+                self._rows.append(range(first, first + wanted.shape[-2]))
+                pairs = ask(wanted, self._wanted.reductions, self._wanted.device)
+                self._answers.append([self._placed(*pair, base) for pair in pairs])
 
-    def show_first(self) -> None:
-        """Add the layer while the model runs, from the first call that was wanted."""
-        first = None if self.name is not None else self._copied(self.module)
-        if first is not None:
-            matrix = None if first.matrix is None else first.whole()
-            self.name = self._entries.add(
-                self.module, matrix, shape=first.shape, queries=first.queries
-            )
+    def layer(self) -> Layer | None:
+        """Return the layer of all calls so far; None if none of their queries is wanted.
 
-    def put_together(self) -> None:
-        """Make one layer of all calls; there will be no other."""
-        if self._run.parts == 1 or self.name is None:
-            return
-        self._set_first_apart()
-        layer = self._copied(self.name) if self._copies is not None else self._asked(self.name)
-        if layer is not None:
-            self._entries.complete(self.module, layer)
-        elif self._calls:
-            self._entries.remove_one(self.module, self.name)
-
-    def _copied(self, name: str) -> Layer | None:
-        rows = self._wanted.rows(0, self._run.q_len, all_there=True)
-        matrix = None if self._copies is None else self._copies.matrix(rows)
-        if matrix is None:
-            return None
-        queries = queries_kept(rows, self._run.q_len, self._run.start)
-        return Layer(name, matrix.shape, InMemory(matrix), Answers(), queries=queries)
-
-    def _asked(self, name: str) -> Layer | None:
-        pairs = self._answers.joined()
-        if not pairs:
-            return None
-        shape = torch.Size((*self._leading, sum(map(len, self._rows)), self._run.kv_len))
-        queries = queries_kept(_neighbours(self._rows), self._run.q_len, self._run.start)
-        apart = Answers([(each, tuple(self._calls)) for each in self._alone])
-        return Layer(name, shape, None, Answers(pairs), queries=queries, apart=apart)
-
-    def _put_answers(self, pairs: Pairs, shape: torch.Size, first: int, base: int) -> None:
-        """Keep answers. Those that do not join are layers of their own, ``name[7:8]``.
-
-        Args:
-            pairs: the reductions and their answers.
-            shape: of the matrix that was asked.
-            first: the place of its first row among all that ran.
-            base: the column of its first key.
+        It has no answers of the reductions that do not merge.
         """
         run = self._run
-        joining = [pair for pair in pairs if joins(pair[0])]
-        alone = [pair for pair in pairs if not joins(pair[0])]
-        self._answers.add(joining, first, base)
-        rows = range(first, first + shape[-2])
-        self._rows.append(rows)
-        call = _Call(rows, shape, alone, queries_kept(rows, run.q_len, run.start))
-        if self.name is None:
-            self.name = self._entries.add(
-                self.module, None, shape=shape, answers=pairs, queries=call.queries
-            )
-            self._first = call
-            return
-        self._set_first_apart()
-        self._set_apart(call)
+        if self._copies is not None:
+            rows = self._wanted.rows(0, run.q_len, all_there=True)
+            matrix = self._copies.matrix(rows)
+            if matrix is None:
+                return None
+            queries = queries_kept(rows, run.q_len, run.start)
+            return Layer(self.module, matrix.shape, InMemory(matrix), Answers(), queries=queries)
+        if not self._answers:
+            return None
+        left_out = [] if len(self._answers) == 1 else self.unmerged
+        asked = [each for each, _ in self._answers[0]]
+        answers = [(each, self._merged(each)) for each in asked if each not in left_out]
+        shape = torch.Size((*self._leading, sum(map(len, self._rows)), run.kv_len))
+        if run.parts == 1:
+            shape = torch.Size((*shape[:-1], run.keys.shape[-2]))
+        queries = queries_kept(_neighbours(self._rows), run.q_len, run.start)
+        return Layer(self.module, shape, None, Answers(answers), queries=queries)
 
-    def _set_first_apart(self) -> None:
-        """Add a layer for the answers of the first call that do not join."""
-        if self._first is not None:
-            self._set_apart(self._first)
-        self._first = None
+    def _placed(self, reduction: Reduction, answer: Any, base: int) -> tuple[Reduction, Any]:
+        """Return the answer of a call with the keys at their columns."""
+        if reduction == Sum(-2):
+            columns = answer.shape[-1] if self._run.parts == 1 else self._run.kv_len
+            total = answer.new_zeros(*answer.shape[:-1], columns)
+            if self._sums is not None:
+                shared = min(columns, self._sums.shape[-1])
+                total[..., :shared] += self._sums[..., :shared]
+            there = total[..., base : base + answer.shape[-1]]
+            there += answer[..., : there.shape[-1]]
+            self._sums = answer = total
+        elif isinstance(answer, Top) and base:
+            answer = Top(answer.values, answer.indices + base * (answer.indices >= 0))
+        return reduction, answer
 
-    def _set_apart(self, call: _Call) -> None:
-        if not call.answers:
-            return
-        added = self._entries.add(
-            self.module,
-            None,
-            shape=call.shape,
-            answers=call.answers,
-            queries=call.queries,
-            name=f"{self.name}[{call.rows.start}:{call.rows.stop}]",
-        )
-        self._calls.append(added)
-        self._alone = [reduction for reduction, _ in call.answers]
+    @property
+    def unmerged(self) -> list[Reduction]:
+        """Return the reductions whose answers of several calls are no answer of all of them."""
+        asked = [each for each, _ in self._answers[0]] if len(self._answers) > 1 else []
+        return [each for each in asked if not isinstance(each, RowStatistic | TopK | Sum)]
+
+    def _merged(self, reduction: Reduction) -> Any:
+        """Return the answer of all calls to a reduction."""
+        parts = [Answers(pairs)[reduction] for pairs in self._answers]
+        if reduction == Sum(-2):
+            missing = max(self._run.kv_len - parts[-1].shape[-1], 0)
+            return torch.nn.functional.pad(parts[-1], (0, missing))
+        if len(parts) == 1:
+            return parts[0]
+        if isinstance(reduction, TopK):
+            return Top(*(torch.cat(tensors, -2) for tensors in zip(*parts, strict=True)))
+        return torch.cat(parts, -1)
 
 
 def queries_kept(rows: range | None, ran: int, start: int = 0) -> Queries | None:
@@ -189,8 +160,8 @@ def queries_kept(rows: range | None, ran: int, start: int = 0) -> Queries | None
 
     Args:
         rows: among those that ran.
-        ran: how many ran.
-        start: where the first of them stands.
+        ran: the number of queries that ran.
+        start: the place of the first of them.
     """
     if rows is None or (rows == range(ran) and not start):
         return None
@@ -198,7 +169,7 @@ def queries_kept(rows: range | None, ran: int, start: int = 0) -> Queries | None
 
 
 def _neighbours(parts: Sequence[range]) -> range | None:
-    """Return several ranges as one; None where something lies between them."""
+    """Return several ranges as one; None if something lies between them."""
     if any(after.start != before.stop for before, after in pairwise(parts)):
         return None
     return range(parts[0].start, parts[-1].stop)

@@ -1,69 +1,61 @@
-"""Generation: the calls of a layer with a KV cache, prompt and answer, found to be one attention.
+"""Detection of the calls of a layer with a KV cache that are one attention, prompt and answer.
 
-Nothing is asked of the model or its cache. A call goes on from earlier ones of the same module when
-the keys that it attends to begin with theirs: it then brings its queries as rows and its new keys
-as columns. So all caches look alike: those that grow, that lie ready at their full length, that
-drop their oldest keys, and whose batch entries change places (beams). A call whose keys do not
-agree is the beginning of another attention. So the calls of assisted decoding stay apart wherever
-the cache was cut back.
+Nothing is asked of the model or its cache. A call continues earlier calls of the same module if its
+keys begin with theirs: it then adds its queries as rows and its new keys as columns. This covers
+caches that grow, that have their full length from the start, and that drop their oldest keys. A
+call whose keys differ begins another attention. So beams and assisted decoding stay in pieces.
 
-Calls that share all their keys are one attention only where the model wrote in between, as a
-decoder does between two looks at its other text; else they are heads in a loop, or other queries.
+Calls that share all their keys are one attention only if the model wrote a token in between, as a
+decoder does between two looks at its other text. Otherwise they are heads in a loop or other
+queries.
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
-from itertools import combinations, count, pairwise
-from typing import NamedTuple, cast
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from regard.capture.tensor_copies import TensorCopies
 from regard.masks import Mask
 from regard.masks.recognise import FAR
 from regard.scores.box import Box
 from regard.scores.query_key import QueryKeyScores
 
-__all__ = ["Order", "Place", "Run", "Steps", "extended", "order_since", "visible_stop"]
-
-Order = tuple[int, ...]
-"""For each entry of the batch the one that it was before."""
+__all__ = ["Place", "Run", "Runs", "extended"]
 
 
 class Place(NamedTuple):
-    """The place at which a call goes on from earlier ones.
+    """The place at which a call continues earlier calls.
 
     Attributes:
-        grows: whether it brings keys, as in self-attention; in cross-attention all stay.
         base: the column of its first key.
-        known: how many of its keys are known already, the first ones.
-        stop: how many of its keys count; a cache may lie ready for more.
-        order: how the entries of the batch have changed places; None: not at all.
+        known: the number of its first keys that are known already.
+        stop: the number of its keys that count; a cache may have room for more.
     """
 
-    grows: bool
     base: int
     known: int
     stop: int
-    order: Order | None = None
 
 
 @dataclass(eq=False)
 class Run:
-    """Calls of one layer that are one attention, so far.
+    """The calls of one layer that are one attention, so far.
 
     Attributes:
-        traits: what all its calls have alike; None: another call cannot go on from it.
+        traits: what all its calls have in common; None: no call can continue it.
         sink_bias: of all its calls.
         last_query: of the first call, (..., num_heads, 1, head_dim).
         keys: (..., num_kv_heads, room, head_dim), of which the first kv_len are filled.
-        kv_len: how many keys there are.
-        q_len: how many queries ran.
-        before: how many keys the first call had before its queries, if its queries have keys.
-        parts: how many calls there are.
-        grows: whether calls bring keys; None: not known from one call.
-        orders: how the entries of the batch changed places, and how many queries had run by then.
+        kv_len: the number of keys.
+        q_len: the number of queries that ran.
+        before: the number of keys before the queries of the first call.
         time: of the last call, on the clock of all layers.
+        parts: the number of calls.
+        grows: True if calls add keys; None: not known from one call.
     """
 
     traits: Hashable
@@ -76,140 +68,100 @@ class Run:
     time: int
     parts: int = 1
     grows: bool | None = None
-    orders: list[tuple[int, Order]] = field(default_factory=list[tuple[int, Order]])
 
     @property
     def start(self) -> int:
         """Return the place of its first query among its keys; 0 if they are other tokens."""
         return self.before if self.grows else 0
 
-    def extend(
-        self,
-        place: Place,
-        key: Tensor,
-        q_len: int,
-        empty: Callable[[Sequence[int], Tensor], Tensor],
-    ) -> None:
-        """Take in the queries and the new keys of a call that goes on from here.
 
-        Args:
-            place: of the call.
-            key: its keys.
-            q_len: how many queries it has.
-            empty: gives room of a shape for what is like a tensor.
-        """
-        if place.order is not None:
-            self.orders.append((self.q_len, place.order))
-            at = torch.tensor(place.order, device=self.keys.device)
-            self.keys = self.keys[..., : self.kv_len, :].index_select(0, at)
-        self.grows = place.grows
-        self.parts += 1
-        self.q_len += q_len
-        if not place.grows:
-            self.kv_len = place.stop
-            return
-        first, self.kv_len = place.base + place.known, place.base + place.stop
-        self.keys = extended(self.keys, first, key[..., place.known : place.stop, :], empty)
-
-
-class Steps:
-    """Finds which calls belong together.
+class Runs:
+    """Finds the calls that are one attention.
 
     Attributes:
-        fell_apart: the modules of which a call went on from keys before the last ones, or from one
-            of several beams of which nobody can tell which.
+        fell_apart: the modules with a call that continued no run, although its first key is one
+            of an earlier run.
     """
 
     def __init__(self) -> None:
         self.fell_apart: dict[str, None] = {}
         self._runs: dict[str, list[Run]] = {}
-        self._clock = count(1)
-        self._began_again = 0  # when last a layer did not go on from its earlier calls
-        self._grew = 0  # when last a layer went on with new keys
-        self._last_keys: dict[str, Tensor] = {}  # of one head of layers that nobody wants
-        # Of the last call that brought keys: what each entry of the batch had written before it,
-        # and which of these entries each one goes on from.
-        self._written: tuple[Tensor, list[int]] | None = None
+        self._clock = 0
+        self._began_again = 0  # when a layer last did not continue its earlier calls
+        self._grew = 0  # when a layer last continued with new keys
 
-    def begin(self, name: str, source: QueryKeyScores, mask: Mask | None, keys: Tensor) -> Run:
-        """Return the first call of what may become several.
+    def take(
+        self, name: str, source: QueryKeyScores, mask: Mask | None, copies: TensorCopies
+    ) -> tuple[Run, Place | None]:
+        """Return the run that a call belongs to, and its place there; None: it is the first.
 
         Args:
             name: of the module.
             source: of the call.
             mask: bound to the shape of the call's matrix.
-            keys: a copy of its keys.
+            copies: makes the copies of its keys.
         """
-        q_len, stop = source.query.shape[-2], visible_stop(source, mask)
-        sink_bias = None if source.sink_bias is None else source.sink_bias.clone()
-        last_query, before = source.query[..., -1:, :].clone(), stop - q_len
-        runs = self._runs.setdefault(name, [])
-        went_back = _goes_on_from_a_copy(runs, source, before)
+        self._clock += 1
+        runs, stop = self._runs.setdefault(name, []), visible_stop(source, mask)
+        found = self._found(name, runs, source, stop)
+        if found is None:
+            return self._begin(name, runs, source, stop, copies), None
+        run, place = found
+        run.time, run.grows = self._clock, place.known < place.stop
+        run.parts += 1
+        run.q_len += source.query.shape[-2]
+        if run.grows:
+            self._grew = self._clock
+            first, run.kv_len = place.base + place.known, place.base + place.stop
+            more = source.key[..., place.known : place.stop, :]
+            run.keys = extended(run.keys, first, more, copies.empty)
+        return run, place
+
+    def _begin(
+        self,
+        name: str,
+        runs: list[Run],
+        source: QueryKeyScores,
+        stop: int,
+        copies: TensorCopies,
+    ) -> Run:
+        q_len = source.query.shape[-2]
+        went_back = _has_first_key(runs, source, stop)
         if went_back:
             self.fell_apart[name] = None
+        if runs and runs[-1].time >= self._began_again:
+            self._began_again = self._clock
         run = Run(
-            *(_traits(source), sink_bias, last_query, keys, stop, q_len, before),
-            time=next(self._clock),
+            traits=_traits(source),
+            sink_bias=None if source.sink_bias is None else source.sink_bias.clone(),
+            last_query=source.query[..., -1:, :].clone(),
+            keys=copies.copy(source.key),
+            kv_len=stop,
+            q_len=q_len,
+            before=stop - q_len,
+            time=self._clock,
             grows=True if went_back else None,
         )
-        self._written = None
-        if runs and runs[-1].time >= self._began_again:
-            self._began_again = run.time
         runs.append(run)
         return run
 
-    def follow(
-        self, name: str, source: QueryKeyScores, mask: Mask | None
+    def _found(
+        self, name: str, runs: Sequence[Run], source: QueryKeyScores, stop: int
     ) -> tuple[Run, Place] | None:
-        """Return the calls of a layer that a call goes on from, and where; None: there are none.
-
-        Args:
-            name: of the module.
-            source: of the call.
-            mask: bound to the shape of the call's matrix.
-        """
-        traits = _traits(source)
-        if traits is None:
+        """Return the one run that a call continues; None: there is none, or there are several."""
+        traits, found = _traits(source), list[tuple[Run, Place]]()
+        for run in runs if traits is not None else ():
+            if run.traits == traits and _same(run.sink_bias, source.sink_bias):
+                place = self._staying(run, source) or _growing(run, source, stop)
+                if place is not None:
+                    found.append((run, place))
+        if len(found) > 1 or any(_has_alike(run, place) for run, place in found):
+            self.fell_apart[name] = None  # heads that share a key, or beams
             return None
-        found: tuple[Run, Place] | None = None
-        for run in reversed(self._runs.get(name, [])):
-            if run.traits != traits or not _same(run.sink_bias, source.sink_bias):
-                continue
-            if found is not None and not _in_turn(run, found[0]):
-                break
-            place = self._staying(run, source) or self._growing(name, run, source, mask)
-            if place is not None:
-                found = run, place
-            elif found is not None:
-                break
-        if found is not None:
-            run, place = found
-            run.time = next(self._clock)
-            self._grew = run.time if place.grows else self._grew
-        return found
-
-    def pass_by(self, name: str, source: QueryKeyScores, mask: Mask | None) -> None:
-        """Note whether a layer of which nothing is kept went on with new keys, and how beams moved.
-
-        Args:
-            name: of the module.
-            source: of the call.
-            mask: bound to the shape of the call's matrix.
-        """
-        stop = visible_stop(source, mask)
-        key, known = _entries(source.key)[..., :1, :stop, :], stop - source.query.shape[-2]
-        before = self._last_keys.get(name)
-        if before is not None and known > 0:
-            both = min(known, before.shape[-2])
-            there, now = before[..., -both:, :], key[..., known - both : known, :]
-            origins = _origins(there, now) if there.shape == now.shape else None
-            if origins is not None:
-                self._grew = next(self._clock)
-                self._written = there, origins
-        self._last_keys[name] = key.clone()
+        return found[0] if found else None
 
     def _staying(self, run: Run, source: QueryKeyScores) -> Place | None:
-        """Return the place of a call with the keys of the last one, as in cross-attention."""
+        """Return the place of a call with the keys of the last call, as in cross-attention."""
         kv_len, q_len = source.key.shape[-2], source.query.shape[-2]
         if run.grows or kv_len != run.keys.shape[-2]:
             return None
@@ -217,45 +169,7 @@ class Steps:
             return None
         if q_len == kv_len and torch.equal(run.last_query, source.query[..., -1:, :]):
             return None  # one text, read twice
-        before, now = _entries(run.keys), _entries(_at(source.key, run))
-        if self._written is None or len(self._written[1]) != len(now):
-            alone = not any(torch.equal(one, other) for one, other in pairwise(before))
-            return Place(False, 0, kv_len, kv_len) if alone and torch.equal(before, now) else None
-        order = [self._origin(entry, before, now) for entry in range(len(now))]
-        return None if None in order else Place(False, 0, kv_len, kv_len, order=_changed(order))
-
-    def _origin(self, entry: int, before: Tensor, now: Tensor) -> int | None:
-        """Return which entry of the batch one was, by what it wrote and what it reads.
-
-        Beams move among those of their text; two that wrote the same can read two texts.
-        """
-        assert self._written is not None
-        written, origins = self._written
-        own = origins[entry]
-        for place in (own, *range(len(now))):
-            wrote_it = place == own or torch.equal(written[place], written[own])
-            if wrote_it and torch.equal(before[place], now[entry]):
-                return place
-        return None
-
-    def _growing(
-        self, name: str, run: Run, source: QueryKeyScores, mask: Mask | None
-    ) -> Place | None:
-        """Return the place of a call whose keys begin with those of the calls before."""
-        q_len, stop = source.query.shape[-2], visible_stop(source, mask)
-        known = stop - q_len
-        if known < 1 or run.grows is False:
-            return None
-        key, base = _at(source.key[..., :known, :], run), run.kv_len - known
-        there = run.keys[..., max(base, 0) : run.kv_len, :]
-        origins = _origins(_entries(there), _entries(key)) if base >= 0 else None
-        if origins is not None and _look_alike(_entries(run.keys[..., : run.kv_len, :]), base):
-            self.fell_apart[name] = None
-            return None  # the keys cannot tell which beam went on
-        if origins is not None:
-            self._written = _entries(there), origins
-            return Place(True, base, known, stop, order=_changed(origins))
-        return None
+        return Place(0, kv_len, kv_len) if torch.equal(run.keys, _at(source.key, run)) else None
 
 
 def extended(
@@ -267,7 +181,7 @@ def extended(
         kept: (..., num_kv_heads, room, dim).
         first: the column.
         more: (..., num_kv_heads, columns, dim).
-        empty: gives room of a shape for what is like a tensor.
+        empty: returns room of a shape, of the dtype of a tensor.
     """
     stop = first + more.shape[-2]
     if kept.shape[-2] < stop:
@@ -280,20 +194,10 @@ def extended(
     return kept
 
 
-def order_since(place: int, orders: Sequence[tuple[int, Order]]) -> Order | None:
-    """Return which entry each one at the end was when a query ran; None: the same."""
-    found: Order | None = None
-    for ran, order in reversed(orders):
-        if ran <= place:
-            break
-        found = order if found is None else tuple(order[entry] for entry in found)
-    return found
-
-
 def visible_stop(source: QueryKeyScores, mask: Mask | None) -> int:
     """Return one past the last key that the last query may attend to: after it a cache is empty.
 
-    A query that may attend to nothing tells nothing: then all keys count.
+    All keys count if the last query may attend to none.
 
     Args:
         source: of the scores.
@@ -301,14 +205,10 @@ def visible_stop(source: QueryKeyScores, mask: Mask | None) -> int:
     """
     shape = source.shape
     q_len, kv_len = shape[-2:]
-    hides = mask is not None or source.bias is not None
-    if not hides or q_len == kv_len:
+    if (mask is None and source.bias is None) or q_len == kv_len:
         return kv_len
-    last = q_len - 1
-    leading, some = tuple(slice(0, n) for n in shape[:-2]), slice(0, kv_len)
-    row = slice(last, last + 1)
-    if mask is not None:
-        some = mask.key_bounds(leading, row, shape).any
+    leading, row = tuple(slice(0, n) for n in shape[:-2]), slice(q_len - 1, q_len)
+    some = slice(0, kv_len) if mask is None else mask.key_bounds(leading, row, shape).any
     end = slice(max(some.stop - 1, some.start), some.stop)
     for columns in (end, some):
         seen = _seen(source, mask, Box(leading, row, columns)).nonzero()
@@ -332,8 +232,18 @@ def _seen(source: QueryKeyScores, mask: Mask | None, box: Box) -> Tensor:
     return seen.flatten(0, -2).any(0)
 
 
+def _growing(run: Run, source: QueryKeyScores, stop: int) -> Place | None:
+    """Return the place of a call whose keys begin with those of the calls before."""
+    known = stop - source.query.shape[-2]
+    base = run.kv_len - known
+    if known < 1 or base < 0 or run.grows is False:
+        return None
+    there, key = run.keys[..., base : run.kv_len, :], _at(source.key[..., :known, :], run)
+    return Place(base, known, stop) if torch.equal(there, key) else None
+
+
 def _traits(source: QueryKeyScores) -> Hashable:
-    """Return what two calls of one attention share; None: none can go on from this."""
+    """Return what the calls of one attention have in common; None: no call can continue this."""
     if source.position_bias is not None or source.score_mod is not None:
         return None  # what they add depends on where the call begins
     query, key = source.query, source.key
@@ -341,26 +251,21 @@ def _traits(source: QueryKeyScores) -> Hashable:
     return (outer, query.dtype, query.device, source.scale, source.softcap)
 
 
-def _in_turn(first: Run, second: Run) -> bool:
-    """Return True if two runs are heads in a loop on one key: then the first goes on first."""
-    return first.time == second.time - 1 and not torch.equal(first.last_query, second.last_query)
+def _has_first_key(runs: Sequence[Run], source: QueryKeyScores, stop: int) -> bool:
+    """Return True if an earlier text has the first key: beams, or a cache that was cut back.
 
-
-def _goes_on_from_a_copy(runs: Sequence[Run], source: QueryKeyScores, before: int) -> bool:
-    """Return True if the first keys are an earlier text's: the cache was copied or cut back.
-
-    Of one call it is not known whether it was self-attention. It can have been where its queries
-    stood at all its keys. Another look at the very same keys is cross-attention then, but where it
-    ends with the same query: that is the end of the text, read again.
+    Other queries that read the very same keys are cross-attention, unless the last query is the
+    same: that is the end of the text, read again.
     """
-    if before < 1:
+    if stop <= source.query.shape[-2]:
         return False
-    traits, stop = _traits(source), before + source.query.shape[-2]
+    traits = _traits(source)
     for run in runs:
         if run.traits != traits or not (run.grows or (run.grows is None and not run.before)):
             continue
         key, known = _at(source.key[..., :stop, :], run), run.keys[..., : run.kv_len, :]
-        if not torch.equal(known[..., :before, :], key[..., :before, :]):
+        first, there = _of_first_head(key[..., :1, :]), _of_first_head(known)
+        if not bool((there == first[:, None]).all(-1).any()):
             continue
         reads_again = torch.equal(run.last_query, source.query[..., -1:, :])
         if run.grows or reads_again or not torch.equal(known, key):
@@ -368,49 +273,36 @@ def _goes_on_from_a_copy(runs: Sequence[Run], source: QueryKeyScores, before: in
     return False
 
 
+def _has_alike(run: Run, place: Place) -> bool:
+    """Return True if two texts of the batch cannot be told apart by the keys that a call has.
+
+    Then nobody knows which of the two a beam continues.
+    """
+    keys = run.keys[..., : run.kv_len, :]
+    if keys.ndim < 4:
+        return False
+    if place.known == place.stop:
+        return any(torch.equal(one, other) for one, other in pairwise(keys))
+    seen = keys[..., place.base :, :]
+    return place.base > 0 and any(
+        torch.equal(seen[one], seen[other]) and not torch.equal(keys[one], keys[other])
+        for one, other in combinations(range(len(keys)), 2)
+    )
+
+
+def _of_first_head(keys: Tensor) -> Tensor:
+    """Return the keys of one head, (batch, kv_len, head_dim)."""
+    while keys.ndim < 4:
+        keys = keys[None]
+    return keys.flatten(0, -4)[:, 0]
+
+
 def _at(tensor: Tensor, run: Run) -> Tensor:
     """Return where the keys of the run are kept."""
     return tensor.to(run.keys.device)
-
-
-def _entries(tensor: Tensor) -> Tensor:
-    """Return a tensor with the entries of the batch along the first axis."""
-    return tensor if tensor.ndim > 3 else tensor[None]
-
-
-def _changed(order: Sequence[int | None]) -> Order | None:
-    """Return the order, where it is not as it was."""
-    return None if list(order) == list(range(len(order))) else cast(Order, tuple(order))
 
 
 def _same(first: Tensor | None, second: Tensor | None) -> bool:
     if first is None or second is None:
         return first is second
     return torch.equal(first, second)
-
-
-def _look_alike(keys: Tensor, base: int) -> bool:
-    """Return True if two entries of the batch differ only in keys that a cache has dropped.
-
-    Which of the two a beam goes on from the keys cannot tell then.
-    """
-    if base == 0:
-        return False
-    return any(
-        torch.equal(one[..., base:, :], other[..., base:, :]) and not torch.equal(one, other)
-        for one, other in combinations(keys, 2)
-    )
-
-
-def _origins(before: Tensor, now: Tensor) -> list[int] | None:
-    """Return for each entry of the batch the one that had its keys before; None: one is new."""
-    everyone = range(len(now))
-    if torch.equal(before, now):
-        return list(everyone)
-    origins: list[int] = []
-    for entry in everyone if len(now) > 1 else ():
-        found = [place for place in everyone if torch.equal(before[place], now[entry])][:1]
-        if not found:
-            return None
-        origins += found
-    return origins or None

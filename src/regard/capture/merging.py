@@ -1,25 +1,32 @@
-"""The calls that are one attention, put together: their queries, their biases and their masks."""
+"""The calls that are one attention, merged: their queries, biases and masks.
 
-from collections.abc import Hashable, Sequence
+Each row of the merged mask allows what it allowed in its call. A band with hidden keys (causal, a
+sliding window, padding) stays one: it costs nothing to keep and makes answers cheap. Any other mask
+becomes a bool for each query and key.
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.capture.generation import Order, Run, order_since
-from regard.capture.merged_masks import Piece, joined_mask, reordered, signature
+from regard.capture.generation import Run
 from regard.capture.tensor_copies import TensorCopies
-from regard.masks import Mask
+from regard.masks import And, Causal, Keep, Mask, SlidingWindow
+from regard.masks.bands import Band
 from regard.masks.row_slice import row_slice_of
 from regard.matrix.attention_matrix import AttentionMatrix
+from regard.scores.box import Box
 from regard.scores.query_key import QueryKeyScores
 
-__all__ = ["Copies", "Shared", "Step"]
+__all__ = ["Copies"]
+
+_ROWS = 1024  # of a mask, looked at together
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class _Call:
     """The kept part of one call, without its keys.
 
     Attributes:
@@ -28,7 +35,7 @@ class Step:
         mask: bound to (..., num_heads, rows, kv_len); None: all keys.
         bias: numbers added; every axis of the call's matrix, full or 1.
         base: the column of its first key.
-        kv_len: how many keys it had.
+        kv_len: the number of its keys.
     """
 
     first: int
@@ -43,8 +50,8 @@ class Step:
         """Return the places of its queries."""
         return range(self.first, self.first + self.query.shape[-2])
 
-    def only(self, wanted: range) -> "Step":
-        """Return the same with those of its queries alone that have a wanted place."""
+    def only(self, wanted: range) -> "_Call":
+        """Return the part of the call whose queries have a wanted place."""
         rows = self.rows
         start = min(max(wanted.start, rows.start), rows.stop) - rows.start
         stop = max(min(wanted.stop, rows.stop) - rows.start, start)
@@ -59,61 +66,18 @@ class Step:
         return replace(self, first=rows.start + start, query=query, mask=mask, bias=bias)
 
 
-class _Ordered(NamedTuple):
-    """A step, and how the entries of the batch, at the end, were ordered then."""
-
-    step: Step
-    order: Order | None
-
-
-class Shared:
-    """The joined masks and biases that layers whose calls had the same ones share."""
-
-    def __init__(self) -> None:
-        self._masks: dict[Hashable, Mask | None] = {}
-        self._biases: dict[Hashable, Tensor | None] = {}
-        self._met: list[object] = []  # alive, so that nothing else has the same id
-
-    def of(
-        self, steps: Sequence[Step], pieces: Sequence[_Ordered], shape: torch.Size, rows: range
-    ) -> tuple[Mask | None, Tensor | None]:
-        """Return the mask and the bias of all steps.
-
-        Args:
-            steps: as they were kept.
-            pieces: those of their queries that are wanted.
-            shape: (..., num_heads, q_len, kv_len) with every query that ran.
-            rows: the places of the wanted queries.
-        """
-        calls = [(s.first, len(s.rows), s.base, s.kv_len, order) for s, order in pieces]
-        alike = (shape, rows.start, rows.stop, *calls)
-        masks = (alike, *(signature(step.mask) for step in steps))
-        if masks not in self._masks:
-            parts = [
-                Piece(s.mask, s.first, len(s.rows), s.base, s.kv_len, order) for s, order in pieces
-            ]
-            self._masks[masks] = joined_mask(parts, shape, rows)
-        biases = (alike, *(id(step.bias) for step in steps))
-        if biases not in self._biases:
-            self._biases[biases] = _joined_bias(pieces, shape)
-        self._met += [(step.mask, step.bias) for step in steps]
-        return self._masks[masks], self._biases[biases]
-
-
 class Copies:
-    """Copies of what the calls of one attention attended with.
+    """Copies of the queries, masks and biases of the calls of one attention.
 
     Args:
         run: the calls; it holds their keys.
-        tensor_copies: where the copies go.
-        shared: what layers share.
+        tensor_copies: makes the copies.
     """
 
-    def __init__(self, run: Run, tensor_copies: TensorCopies, shared: Shared) -> None:
+    def __init__(self, run: Run, tensor_copies: TensorCopies) -> None:
         self._run = run
         self._tensor_copies = tensor_copies
-        self._shared = shared
-        self._steps: list[Step] = []
+        self._calls: list[_Call] = []
         self._source: QueryKeyScores | None = None
 
     def add(self, part: AttentionMatrix, first: int, base: int) -> None:
@@ -133,45 +97,197 @@ class Copies:
             nothing = query.new_empty(0)
             without = replace(source, query=nothing, key=nothing, bias=None)
             self._source = without.map(lambda each: each if each is nothing else once(each))
-        self._steps.append(Step(first, query, mask, bias, base, part.shape[-1]))
+        self._calls.append(_Call(first, query, mask, bias, base, part.shape[-1]))
 
     def matrix(self, wanted: range) -> AttentionMatrix | None:
-        """Return one attention of all calls; None where it has none of the wanted queries."""
-        if self._source is None:
+        """Return one attention of all calls; None if it has none of the wanted queries."""
+        calls = [part for call in self._calls if (part := call.only(wanted)).rows]
+        if self._source is None or not calls:
             return None
-        run, ordered = self._run, list[_Ordered]()
-        for step in self._steps:
-            part = step.only(wanted)
-            if part.rows:
-                ordered.append(_Ordered(part, order_since(step.first, run.orders)))
-        if not ordered:
-            return None
-        queries = [reordered(step.query, order) for step, order in ordered]
+        run, queries = self._run, [call.query for call in calls]
         # One alone is a copy already; a part of one would keep the whole alive.
         alone = len(queries) == 1 and queries[0].nbytes == queries[0].untyped_storage().nbytes()
         query = queries[0] if alone else torch.cat(queries, -2)
-        mask, bias, key = ordered[0].step.mask, ordered[0].step.bias, run.keys
+        mask, bias, key = calls[0].mask, calls[0].bias, run.keys
         if run.parts > 1:
             # Room for keys that never came is not kept.
             key = run.keys[..., : run.kv_len, :].contiguous()
-            shape = torch.Size((*query.shape[:-2], run.q_len, run.kv_len))
-            rows = range(ordered[0].step.rows.start, ordered[-1].step.rows.stop)
-            mask, bias = self._shared.of(self._steps, ordered, shape, rows)
+            shape, once = torch.Size((*query.shape[:-1], run.kv_len)), self._tensor_copies.copy_once
+            mask = _merged_mask(calls, shape, run.q_len)
+            mask = None if mask is None else mask.map(once)
+            bias = _merged_bias(calls, shape)
+            bias = None if bias is None else once(bias)
         return AttentionMatrix(replace(self._source, query=query, key=key, bias=bias), mask)
 
 
-def _joined_bias(pieces: Sequence[_Ordered], shape: torch.Size) -> Tensor | None:
-    """Return the numbers added in each step; 0 where a step adds none, or has no such key."""
-    given = [step.bias for step, _ in pieces if step.bias is not None]
+def _merged_bias(calls: Sequence[_Call], shape: torch.Size) -> Tensor | None:
+    """Return the numbers added in each call; 0 where a call adds none, or has no such key."""
+    given = [call.bias for call in calls if call.bias is not None]
     if not given:
         return None
     leading = [max(axis) for axis in zip(*(bias.shape[:-2] for bias in given), strict=True)]
-    count = sum(len(step.rows) for step, _ in pieces)
-    joined, row = given[0].new_zeros(*leading, count, shape[-1]), 0
-    for step, order in pieces:
-        there = joined[..., row : row + len(step.rows), step.base : step.base + step.kv_len]
-        row += len(step.rows)
-        if step.bias is not None:
-            whole = step.bias.expand(*step.bias.shape[:-2], len(step.rows), step.kv_len)
-            there.copy_(reordered(whole, order)[..., : there.shape[-1]])
-    return joined
+    merged, row = given[0].new_zeros(*leading, *shape[-2:]), 0
+    for call in calls:
+        there = merged[..., row : row + len(call.rows), call.base : call.base + call.kv_len]
+        row += len(call.rows)
+        if call.bias is not None:
+            whole = call.bias.expand(*call.bias.shape[:-2], len(call.rows), call.kv_len)
+            there.copy_(whole[..., : there.shape[-1]])
+    return merged
+
+
+def _merged_mask(calls: Sequence[_Call], shape: torch.Size, q_len: int) -> Mask | None:
+    """Return the mask of the rows of all calls, bound; None: every row sees every key.
+
+    Args:
+        calls: in the order of their rows, which are neighbours.
+        shape: (..., num_heads, rows, kv_len).
+        q_len: the number of queries that ran, kept or not.
+    """
+    rows = range(calls[0].rows.start, calls[-1].rows.stop)
+    for band in _bands(calls, shape, q_len):
+        if any(_is_band(call, band, shape, q_len) is False for call in calls):
+            continue
+        columns = _visible_keys(calls, band, shape, q_len)
+        if all(_agrees(call, band, columns, shape, q_len) for call in calls):
+            hidden = [] if bool(columns.all()) else [Keep(columns)]
+            masks = hidden if band is None else [band, *hidden]
+            mask = And(*masks) if len(masks) == 2 else next(iter(masks), None)
+            return None if mask is None else row_slice_of(mask, rows, q_len)
+    blocks = [_allowed(call, range(len(call.rows)), shape) for call in calls]
+    blocks = [block[(None,) * (len(shape) - block.ndim)] for block in blocks]
+    leading = [max(axis) for axis in zip(*(block.shape[:-2] for block in blocks), strict=True)]
+    whole = [block.expand((*leading, *block.shape[-2:])) for block in blocks]
+    return Keep(torch.cat(whole, -2))
+
+
+def _bands(calls: Sequence[_Call], shape: torch.Size, q_len: int) -> Iterator[Band | None]:
+    """Yield the bands that the rows may be, the simplest first."""
+    yield None
+    yield Causal()
+    lefts = [0]
+    for call in calls:
+        last = len(call.rows) - 1
+        seen = _allowed(call, range(last, last + 1), shape).flatten(0, -2).any(0).nonzero()
+        if len(seen):
+            lefts.append(call.rows[last] + shape[-1] - q_len - int(seen[0]))
+    yield SlidingWindow(max(lefts), 0)
+
+
+def _visible_keys(
+    calls: Sequence[_Call], band: Band | None, shape: torch.Size, q_len: int
+) -> Tensor:
+    """Return which keys some row sees, or no row of the band, (..., 1, kv_len)."""
+    device = calls[0].query.device
+    seen = torch.zeros(1, shape[-1], dtype=torch.bool, device=device)
+    reached = seen.clone()
+    for call in calls:
+        if _is_band(call, band, shape, q_len):
+            seen = seen | _unhidden(call, shape)
+            reached = reached.index_fill(-1, _columns(call, shape), True)
+            continue
+        for rows in _blocks(call):
+            seen = seen | _allowed(call, rows, shape).any(-2, keepdim=True)
+            reached = reached | _band_rows(call, rows, band, shape, q_len).any(-2, keepdim=True)
+    columns = seen | ~reached
+    return columns[(None,) * (len(shape) - columns.ndim)]
+
+
+def _agrees(call: _Call, band: Band | None, columns: Tensor, shape: torch.Size, q_len: int) -> bool:
+    """Return True if the rows of a call see the keys of the band that are not hidden."""
+    if _is_band(call, band, shape, q_len):
+        others = columns & ~_unhidden(call, shape)
+        return not bool(others.index_select(-1, _columns(call, shape)).any())
+    for rows in _blocks(call):
+        expected = _band_rows(call, rows, band, shape, q_len) & columns
+        allowed = _allowed(call, rows, shape)
+        if bool((expected ^ allowed).any()):
+            return False
+    return True
+
+
+def _is_band(call: _Call, band: Band | None, shape: torch.Size, q_len: int) -> bool | None:
+    """Return True if all but the hidden keys of a mask is the band; None: its rows are compared."""
+    known, count = _of_kind(call.mask), len(call.rows)
+    place, end = call.first + shape[-1] - q_len, call.base + call.kv_len
+    if known is None or end - count != place:
+        return None
+    if band is None and end < shape[-1]:
+        return False
+    reach = band.left if isinstance(band, SlidingWindow) else shape[-1]
+    first = max(0, place - reach)
+    if count == 1 and known[0] in (None, Causal()):
+        return call.base == first
+    # No row of a short call reaches the end of a window.
+    same = known[0] == (Causal() if band is not None and end - 1 <= reach else band)
+    return same and call.base <= first
+
+
+def _unhidden(call: _Call, shape: torch.Size) -> Tensor:
+    """Return the keys of a call that are not hidden, (..., 1, kv_len)."""
+    known = _of_kind(call.mask)
+    columns = None if known is None else known[1]
+    visible = torch.zeros(1, shape[-1], dtype=torch.bool, device=call.query.device)
+    if columns is not None:
+        visible = visible.expand(*columns.shape[:-1], shape[-1]).clone()
+    visible[..., call.base : call.base + call.kv_len] = True if columns is None else columns
+    return visible
+
+
+def _of_kind(mask: Mask | None) -> tuple[Band | None, Tensor | None] | None:
+    """Return a mask as a band and the keys that are not hidden; None if it is something else."""
+    match mask:
+        case None:
+            return None, None
+        case Causal(align="bottom-right") | SlidingWindow(right=0):
+            return mask, None
+        case Keep(allowed) if allowed.shape[-2] == 1:
+            return None, allowed
+        case And(Band() as band, Keep(allowed)) if allowed.shape[-2] == 1:
+            known = _of_kind(band)
+            return None if known is None else (known[0], allowed)
+        case _:
+            return None
+
+
+def _blocks(call: _Call) -> Iterator[range]:
+    """Yield the rows of a call in blocks, so that no mask is formed as a whole."""
+    count = len(call.rows)
+    return (range(i, min(i + _ROWS, count)) for i in range(0, count, _ROWS))
+
+
+def _columns(call: _Call, shape: torch.Size) -> Tensor:
+    """Return the columns of the keys of a call."""
+    stop = min(call.base + call.kv_len, shape[-1])
+    return torch.arange(call.base, stop, device=call.query.device)
+
+
+def _allowed(call: _Call, rows: range, shape: torch.Size) -> Tensor:
+    """Return which keys some rows of a call see, (..., rows, kv_len) of all calls."""
+    size, device = (*call.query.shape[:-1], call.kv_len), call.query.device
+    if call.mask is None:
+        block = torch.ones(len(rows), call.kv_len, dtype=torch.bool, device=device)
+    else:
+        everywhere = tuple(slice(0, n) for n in size)
+        box = Box(everywhere[:-2], slice(rows.start, rows.stop), everywhere[-1])
+        block = call.mask.block(box, torch.Size(size), device)
+        block = block.expand(*block.shape[:-2], len(rows), call.kv_len)
+    whole = block.new_zeros(*block.shape[:-1], shape[-1])
+    there = whole[..., call.base : call.base + call.kv_len]
+    there.copy_(block[..., : there.shape[-1]])
+    return whole
+
+
+def _band_rows(
+    call: _Call, rows: range, band: Band | None, shape: torch.Size, q_len: int
+) -> Tensor:
+    """Return which keys a band of all queries allows for some rows of a call, (rows, kv_len)."""
+    device = call.query.device
+    if band is None:
+        return torch.ones(len(rows), shape[-1], dtype=torch.bool, device=device)
+    size = torch.Size((*shape[:-2], q_len, shape[-1]))
+    start = call.first + rows.start
+    leading = tuple(slice(0, n) for n in size[:-2])
+    box = Box(leading, slice(start, start + len(rows)), slice(0, shape[-1]))
+    block = band.block(box, size, device)
+    return block.reshape(-1, *block.shape[-2:])[0].expand(len(rows), shape[-1])

@@ -67,8 +67,8 @@ def observe(
         queries: which to keep, a slice of positions, ``slice(-64, None)``; all when left out.
         keep: "qk", all of query and key; "qkv", the value too, for ``seen.value(name)``; or
             reductions, ``[TopK(8), Entropy()]``, which are asked as the model runs, and nothing but
-            their answers is kept, in ``seen.kept``. Answers that do not join over the calls of a
-            generation, ``Pool``'s, stay apart as ``name[0:10]``.
+            their answers is kept, in ``seen.kept``. Answers that do not merge over the calls of a
+            generation, ``Pool``'s, are left out with a warning.
         device: where to keep it; where the model has it when left out.
         path: of a file to keep it in, layer by layer, instead of memory. For tokens in it, set
             ``seen.query_tokens`` and ``seen.key_tokens`` before the block ends.

@@ -59,9 +59,6 @@ class Values:
         if self._missing:
             self.trouble = self.trouble or _NEVER_SEEN
         self._place, self._shape, self._missing = place, shape, True
-        if place is not None and place.order is not None and self._kept is not None:
-            at = torch.tensor(place.order, device=self._kept.device)
-            self._kept = self._kept.index_select(0, at)
 
     def add(self, value: Tensor) -> None:
         """Keep the value of the last call.
@@ -83,7 +80,7 @@ class Values:
         place = self._place
         if place is None:
             self._kept = self._tensor_copies.copy(value)
-        elif place.grows and self._kept is not None:
+        elif place.known < place.stop and self._kept is not None:
             first = place.base + place.known
             more = value[..., place.known : place.stop, :]
             self._kept = extended(self._kept, first, more, self._tensor_copies.empty)

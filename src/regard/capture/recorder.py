@@ -9,13 +9,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from regard.capture.call_group import Kept, queries_kept
+from regard.capture.call_group import CallGroup, ask, queries_kept
 from regard.capture.contractions import Mark
-from regard.capture.generation import Run, Steps
+from regard.capture.generation import Run, Runs
 from regard.capture.gradients import GraphTensors, is_checkpointed_without_graph
-from regard.capture.layer_entries import Entries
-from regard.capture.merged_answers import ask
-from regard.capture.merging import Copies, Shared
+from regard.capture.merging import Copies
 from regard.capture.recorded_values import TakeValue, Values
 from regard.capture.refusals import Problems
 from regard.capture.selection import Selection
@@ -26,7 +24,7 @@ from regard.errors import RegardError, check_path, check_progress
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.file_reader import read
 from regard.recording.file_writer import Writer
-from regard.recording.layers import InMemory, Origin, layer_at
+from regard.recording.layers import Answers, InMemory, Layer, Origin, layer_at
 from regard.recording.recording import Recording, Refusal
 from regard.scores.query_key import QueryKeyScores
 
@@ -40,6 +38,10 @@ _ON_META = (
 _CHECKPOINTED = (
     "it ran in a reentrant checkpoint, through which no gradient of a recording can flow.\n"
     "    Checkpoint with use_reentrant=False."
+)
+_UNMERGED = (
+    "{} of several calls cannot be merged to one of all.\n"
+    '    Observe with keep="qk", and ask the recording.'
 )
 _REFUSED = "the attention of {} cannot be kept"
 
@@ -84,16 +86,16 @@ class Recorder:
         self._tensor_copies = TensorCopies(
             self._wanted.device, None if self._path is None else self._path.parent
         )
-        self._shared = Shared()
         self._places: dict[str, int] = {}
-        self._entries = Entries(seen)
+        self._origins: dict[str, Origin] = {}
+        self._names: dict[str, list[str]] = {}  # of the layers of each module
         self._refused: set[str] = set()
         self._doubts: list[tuple[str, str, str | None, Mark]] = []
         self._progress = progress
         self._taken = 0
         self._gave_up = False
-        self._steps = Steps()
-        self._kept: dict[Run, Kept] = {}
+        self._runs = Runs()
+        self._kept: dict[Run, CallGroup] = {}
         self._alone: list[tuple[str, Values, int]] = []
 
     def take(self, name: str, matrix: AttentionMatrix) -> TakeValue | None:
@@ -137,7 +139,8 @@ class Recorder:
             if name not in self._refused:
                 self._seen.refused.append(Refusal(name, line, reason))
         self._refused.add(name)
-        self._entries.remove(name)
+        for layer in self._names.pop(name, ()):
+            self._seen.remove(layer)
         self._kept = {run: kept for run, kept in self._kept.items() if kept.module != name}
         self._alone = [alone for alone in self._alone if alone[0] in self._seen]
 
@@ -171,7 +174,8 @@ class Recorder:
         if name in self._refused or not self._wanted.has_layer(name, place):
             if isinstance(matrix.source, QueryKeyScores):
                 with torch.no_grad():
-                    self._steps.pass_by(name, matrix.source, matrix.mask)
+                    source = _with_one_key_head(matrix.source)
+                    self._runs.take(name, source, matrix.mask, self._tensor_copies)
             return None
         if matrix.device.type == "meta":
             self.refuse(name, _ON_META)
@@ -189,7 +193,7 @@ class Recorder:
         with torch.inference_mode(False), torch.no_grad():
             if self._wanted.names is not None or heads is not None:
                 origin = Origin(place, None if heads is None else tuple(heads))
-                self._entries.are_of(name, origin)
+                self._origins[name] = origin
             try:
                 if isinstance(part.source, QueryKeyScores):
                     values = self._take(name, part, part.source, gradients=gradients)
@@ -249,7 +253,7 @@ class Recorder:
                 try:
                     if run.parts > 1 and kept.name is not None:
                         lost += [repr(kept.name)] * self._has_graph(kept.name)
-                    kept.put_together()
+                        self._merge(kept, kept.name)
                 except Exception as cause:  # noqa: BLE001  no fault of one layer loses the run
                     reason = f"{_reason(cause)}\n    Of this layer the first call alone is kept."
                     self.problems.add(_APART, kept.name or kept.module, reason, cause)
@@ -272,6 +276,18 @@ class Recorder:
         elif self._writer is not None:
             self._writer.abandon()
 
+    def _merge(self, kept: CallGroup, name: str) -> None:
+        """Make one layer of all calls, without the answers that do not merge."""
+        layer = kept.layer()
+        if layer is not None and (layer.matrix is not None or layer.answers):
+            self._seen.put(replace(layer, name=name, origin=self._origins.get(kept.module)))
+        elif layer is not None:
+            self._names[kept.module].remove(name)
+            self._seen.remove(name)
+        if kept.unmerged:
+            reason = _UNMERGED.format(", ".join(map(repr, kept.unmerged)))
+            self.problems.add("{} lack answers", name, reason)
+
     def abandon(self) -> None:
         """Put together what there is, and write no file: the block was left by an exception."""
         if self._writer is not None:
@@ -285,15 +301,15 @@ class Recorder:
 
     def warn(self, stacklevel: int) -> None:
         """Warn of layers whose calls could not be followed: they stand apart, in pieces."""
-        names = [name for name in self._steps.fell_apart if name in self._seen.shapes]
+        names = [name for name in self._runs.fell_apart if name in self._seen.shapes]
         if names:
             more = f" and {len(names) - 1} more layers" if len(names) > 1 else ""
             warnings.warn(
-                f"{names[0]!r}{more} did not go on from the end of the cache, as in assisted "
-                "decoding, after a cache was cut back or copied, and in beams of a sliding window; "
-                "what follows stands apart as '#2', '#3', ..., and tokens that were taken back are "
-                "among the rows.\n"
-                "    Generate without assistant and beams to record one matrix for each layer.",
+                f"{names[0]!r}{more} did not go on from the end of the cache, as in beam search "
+                "and assisted decoding, or after a cache was cut back or copied; what follows is "
+                "recorded apart as '#2', '#3', ..., and tokens that were taken back are among the "
+                "rows.\n"
+                "    Generate without beams and assistant to record one matrix for each layer.",
                 stacklevel=stacklevel + 1,
             )
 
@@ -316,11 +332,12 @@ class Recorder:
         queries, part = queries_kept(rows, part.shape[-2]), some_queries(part, rows)
         if self._wanted.reductions:
             pairs = ask(part, self._wanted.reductions, self._wanted.device)
-            self._entries.add(name, None, answers=pairs, shape=part.shape, queries=queries)
+            self._add(Layer(name, part.shape, None, Answers(pairs), queries=queries))
             return None
         mask = None if part.mask is None else part.mask.map(self._tensor_copies.copy_once)
         matrix = AttentionMatrix(part.source.map(self._tensor_copies.copy), mask)
-        name = self._entries.add(name, matrix, shape=matrix.shape, queries=queries)
+        layer = Layer(name, matrix.shape, InMemory(matrix), Answers(), queries=queries)
+        name = self._add(layer)
         if gradients:
             self._show_graph(name, part)
         if values is not None:
@@ -335,29 +352,37 @@ class Recorder:
         self, name: str, part: AttentionMatrix, source: QueryKeyScores, *, gradients: bool
     ) -> Values | None:
         asking, q_len = bool(self._wanted.reductions), part.shape[-2]
-        # Where no keys are kept, those of one head tell which calls belong together.
-        if asking and source.key.ndim > 2:
-            source = replace(source, key=source.key[..., :1, :, :])
-        found = self._steps.follow(name, source, part.mask)
-        if found is None:
-            copied = self._tensor_copies.copy(source.key)
-            run = self._steps.begin(name, source, part.mask, copied)
-            copies = None if asking else Copies(run, self._tensor_copies, self._shared)
-            kept = Kept(
-                name, run, self._wanted, self._entries, part.shape[:-2], copies, self._values()
+        # If no keys are kept, those of one head tell which calls belong together.
+        one = _with_one_key_head(source) if asking else source
+        run, place = self._runs.take(name, one, part.mask, self._tensor_copies)
+        if place is None:
+            copies = None if asking else Copies(run, self._tensor_copies)
+            self._kept[run] = CallGroup(
+                name, run, self._wanted, part.shape[:-2], copies, self._values()
             )
-            self._kept[run], first, base, place = kept, 0, 0, None
-        else:
-            run, place = found
-            kept, first, base = self._kept[run], run.q_len, place.base
-            run.extend(place, source.key, q_len, self._tensor_copies.empty)
+        kept = self._kept[run]
         if kept.values is not None:
             kept.values.expect(place, part.shape)
-        kept.take(part, first, base)
-        kept.show_first()
-        if gradients and found is None and kept.name is not None:
+        kept.take(part, run.q_len - q_len, 0 if place is None else place.base)
+        layer = None if kept.name is not None else kept.layer()
+        if layer is not None:
+            kept.name = self._add(layer)
+        if gradients and place is None and kept.name is not None:
             self._show_graph(kept.name, part)
         return kept.values
+
+    def _add(self, layer: Layer) -> str:
+        """Add a layer under the name of its module, and return its own name."""
+        name = self._seen.add(
+            layer.name,
+            None if layer.matrix is None else layer.matrix(),
+            answers=layer.answers.items(),
+            shape=layer.shape,
+            origin=self._origins.get(layer.name),
+            queries=layer.queries,
+        )
+        self._names.setdefault(layer.name, []).append(name)
+        return name
 
     def _has_wanted(self) -> bool:
         """Return True if the layers and queries that were wanted ran; what did not is a problem."""
@@ -400,6 +425,10 @@ class Recorder:
                 "    The recording itself is whole; keep what you need of it.",
                 cause,
             )
+
+
+def _with_one_key_head(source: QueryKeyScores) -> QueryKeyScores:
+    return replace(source, key=source.key[..., :1, :, :]) if source.key.ndim > 2 else source
 
 
 def _reason(cause: Exception) -> str:

@@ -39,7 +39,6 @@ from regard.masks import (
 from regard.masks.mask import fits
 from regard.masks.recognise import recognised
 from regard.matrix.attention_matrix import AttentionMatrix, attend
-from regard.recording.layers import Answers
 from regard.reductions.reduction import Reduction
 from regard.reductions.row_statistics import Entropy, LogSumExp, NormalizedEntropy
 from regard.reductions.sums import Diagonal, Pool, Segments, Sum
@@ -56,10 +55,8 @@ __all__ = [
     "Put",
     "Take",
     "answer_of",
-    "apart_of",
     "matrix_of",
     "plain_answers",
-    "plain_apart",
     "plain_matrix",
     "reduction_of",
     "wrong_numbers",
@@ -252,15 +249,6 @@ def plain_answers(answers: Mapping[Reduction, Any], put: Put) -> list[Plain]:
     ]
 
 
-def plain_apart(apart: Mapping[Reduction, Sequence[str]]) -> list[Plain]:
-    """Return which layers hold the answers of single calls, for the reductions of regard.
-
-    Saving the layers that hold those answers raises an error of its own.
-    """
-    known = [reduction for reduction in apart if _is_known(reduction)]
-    return [{"reduction": _plain_reduction(each), "layers": list(apart[each])} for each in known]
-
-
 def _is_known(reduction: Reduction) -> bool:
     if isinstance(reduction, Segments):
         return True
@@ -422,21 +410,6 @@ def answer_of(plain: Plain, shape: torch.Size, take: Take) -> Any:
     """
     question = plain["reduction"]
     return _answer_of(plain["answer"], _reduction_of(question), shape, _take_of(question, take))
-
-
-def apart_of(plain: Any) -> Answers:
-    """Return which layers hold the answers of single calls.
-
-    Raises:
-        LookupError, TypeError, ValueError: the plain data are none of this kind.
-    """
-    return Answers((_reduction_of(each["reduction"]), _names(each["layers"])) for each in plain)
-
-
-def _names(plain: Any) -> tuple[str, ...]:
-    if not isinstance(plain, list) or not all(isinstance(name, str) for name in cast(Any, plain)):
-        raise TypeError("a layer whose name is no text")
-    return tuple(cast("list[str]", plain))
 
 
 def _reduction_of(plain: Plain) -> Reduction:

@@ -21,7 +21,6 @@ from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.file_format import (
     Take,
     answer_of,
-    apart_of,
     matrix_of,
     reduction_of,
     wrong_numbers,
@@ -241,10 +240,9 @@ class _StoredLayer:
                 self._stored("matrix", _matrix, plain["matrix"]),
                 Answers.reading((asked, read) for asked, read in answers if read is not None),
                 _origin(plain["origin"], shape),
-                # Older files have no queries, values and answers of separate calls.
+                # Older files have no queries and values.
                 _queries(plain.get("queries"), shape),
                 self._stored("value", _value, plain.get("value")),
-                apart_of(plain.get("apart", [])),
             )
         except _WRONG as error:
             raise ValueError(f"layer {name!r}: {_reason(error)}") from error

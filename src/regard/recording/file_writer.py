@@ -23,7 +23,6 @@ from regard.errors import RegardError, check_path, dtype_text
 from regard.recording.file_format import (
     Plain,
     plain_answers,
-    plain_apart,
     plain_matrix,
     wrong_numbers,
 )
@@ -337,7 +336,6 @@ def _plain_layer(layer: Layer, pending: dict[str, Tensor]) -> Plain:
             "matrix": None if layer.matrix is None else plain_matrix(layer.whole(), put),
             "answers": plain_answers(layer.answers, put),
             "value": None if layer.value is None else put("value", layer.whole_value()),
-            "apart": plain_apart(layer.apart),
         }
     except RegardError as error:
         raise RegardError(f"layer {layer.name!r} cannot be saved: {error}") from error

@@ -1,7 +1,7 @@
 """One layer of a recording: its matrix, or the answers that were kept instead of it."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -205,7 +205,6 @@ class Layer:
         queries: which queries its rows are; None: all that ran.
         value: a function that returns the model's value, (..., num_kv_heads, kv_len, head_dim), so
             that ``matrix @ value`` is the layer's output; None if it was not kept.
-        apart: for the answers of separate calls, the names of the layers that hold them.
 
     Example:
         >>> import torch, regard
@@ -222,7 +221,6 @@ class Layer:
     origin: Origin | None = None
     queries: Queries | None = None
     value: Callable[[], Tensor] | None = None
-    apart: Answers = field(default_factory=Answers)
 
     @property
     def positions(self) -> range:
@@ -292,13 +290,6 @@ class Layer:
         """
         missing = [reduction for reduction in reductions if reduction not in self.answers]
         if missing and self.matrix is None:
-            if missing[0] in self.apart:
-                names = ", ".join(map(repr, self.apart[missing[0]]))
-                raise RegardError(
-                    f"layer {self.name!r} has no answer to {_short(missing[0])} over all calls; "
-                    "answers that do not join stand apart, call by call.\n"
-                    f"    Ask the layers {names}."
-                )
             raise RegardError(
                 f"layer {self.name!r} has no answer to {_short(missing[0])}, and its query and key "
                 f"were not kept; it has {_listed(self.answers)}.\n"
