@@ -13,8 +13,8 @@ from torch import Tensor, inf, nan
 
 import oracle
 import regard
-from regard.matrix.comparisons import CrossEntropy, JensenShannon, KullbackLeibler
 from regard.matrix.weighted_sums import WeightedSum
+from regard.reductions.divergences import CrossEntropy, JensenShannon, KullbackLeibler
 from regard.reductions.products import TransposedOutput, Window
 
 LENGTH, WIDTH, HEADS, KV_HEADS = 37, 5, 2, 1  # more than one tile of the Triton kernels
@@ -307,11 +307,15 @@ ASKED: dict[str, OfReduction | OfMatrix] = {
         lambda x: WeightedSum(x.numbers),
         lambda d, x, _: torch.where(d.masked, 0.0, d.weights * x.numbers).sum(-1),
     ),
-    "kl": OfReduction(lambda x: KullbackLeibler(x.plain), lambda d, _, p: kl(d, p)),
-    "cross-entropy": OfReduction(
-        lambda x: CrossEntropy(x.plain), lambda d, _, p: cross_entropy(d, p)
+    "kl": OfReduction(
+        lambda x: KullbackLeibler(x.plain.source, x.plain.mask), lambda d, _, p: kl(d, p)
     ),
-    "js": OfReduction(lambda x: JensenShannon(x.plain), lambda d, _, p: js(d, p)),
+    "cross-entropy": OfReduction(
+        lambda x: CrossEntropy(x.plain.source, x.plain.mask), lambda d, _, p: cross_entropy(d, p)
+    ),
+    "js": OfReduction(
+        lambda x: JensenShannon(x.plain.source, x.plain.mask), lambda d, _, p: js(d, p)
+    ),
     "kl-from": OfMatrix(lambda x, A: regard.kl(x.plain, A), lambda d, _, p: kl(p, d)),
     "js-from": OfMatrix(lambda x, A: regard.js(x.plain, A), lambda d, _, p: js(p, d)),
     "row": OfMatrix(lambda _, A: A[..., BAD, :], lambda d, *_: d.weights[..., BAD, :]),

@@ -16,7 +16,8 @@ import regard
 from cases import MASKS, full_but, in_turn
 from largest_tensor import MOST, inputs, largest
 from regard.backends import sweep as blocks
-from regard.matrix.comparisons import CrossEntropy, JensenShannon, KullbackLeibler
+from regard.backends.cpu import cpu_backend
+from regard.reductions.divergences import CrossEntropy, JensenShannon, KullbackLeibler
 
 SHAPE = torch.Size((2, 6, 7, 11))
 LOG_2 = math.log(2)
@@ -219,6 +220,21 @@ def test_a_divergence_from_small_blocks_equals_its_definition(
     assert_exact(pair, subtests)
 
 
+TILES = {"one-tile": (256, 2048), "uneven-tiles": (3, 4), "one-by-one": (1, 1)}
+
+
+@in_turn(pair={pair.name: pair for pair in PAIRS}, tiles=TILES)
+def test_a_divergence_by_the_compiled_kernels_equals_its_definition(
+    pair: Pair,
+    tiles: tuple[int, int],
+    subtests: pytest.Subtests,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for constant, value in zip(("_LEAST", "STRIP", "TILE"), (0, *tiles), strict=True):
+        monkeypatch.setattr(cpu_backend, constant, value)
+    assert_exact(pair, subtests)
+
+
 @pairs
 def test_the_gradients_to_both_matrices_equal_those_of_the_definition(
     pair: Pair, subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch
@@ -334,10 +350,10 @@ def test_both_divergences_and_the_entropy_in_one_pass_are_those_of_each() -> Non
     pair = PAIRS[5]
     a, b = (side.matrix(*each) for side, each in zip((pair.a, pair.b), pair.inputs, strict=True))
     divergence, crossed, entropy, apart = a.reduce(
-        KullbackLeibler(b),
-        CrossEntropy(b),
+        KullbackLeibler(b.source, b.mask),
+        CrossEntropy(b.source, b.mask),
         regard.Entropy(),
-        JensenShannon(b),
+        JensenShannon(b.source, b.mask),
     )
     torch.testing.assert_close(divergence, regard.kl(a, b))
     torch.testing.assert_close(crossed, regard.cross_entropy(a, b))
@@ -350,7 +366,9 @@ def test_gradients_of_several_divergences_in_one_pass_add_up() -> None:
 
     def all_of(query: Tensor, key: Tensor) -> Tensor:
         a, b = regard.attend(query, key), regard.attend(key, key, mask=regard.Causal())
-        answers = a.reduce(JensenShannon(b), regard.Entropy(), JensenShannon(a))
+        answers = a.reduce(
+            JensenShannon(b.source, b.mask), regard.Entropy(), JensenShannon(a.source, a.mask)
+        )
         return torch.stack(answers)
 
     leaves = [tensor.requires_grad_() for tensor in (query, key)]
@@ -488,11 +506,11 @@ def test_a_wrong_pair_says_what_came_and_what_to_do(
 @pytest.mark.parametrize("reduction", [KullbackLeibler, CrossEntropy])
 def test_a_question_between_matrices_of_two_dtypes_has_an_answer(reduction: Any) -> None:
     A, B = (regard.attend(torch.eye(3), scale * torch.eye(3)) for scale in (1.0, 2.0))
-    exact = A.to(torch.float64).reduce(reduction(B.to(torch.float64)))
+    exact = A.to(torch.float64).reduce(reduction(B.to(torch.float64).source, B.mask))
     for answer in (
-        A.reduce(reduction(B), backend="dense"),
-        A.to(torch.float64).reduce(reduction(B)),
-        A.reduce(reduction(B.to(torch.float64))),
+        A.reduce(reduction(B.source, B.mask), backend="dense"),
+        A.to(torch.float64).reduce(reduction(B.source, B.mask)),
+        A.reduce(reduction(B.to(torch.float64).source, B.mask)),
     ):
         oracle.assert_close(answer, exact, 1e-6)  # a few roundings of float32 below 2
 
@@ -506,7 +524,7 @@ def test_the_dense_backend_computes_both_matrices_in_float64(
 ) -> None:
     tensors = [torch.randn(2, 7, 5) for _ in range(4)]
     a, b = regard.attend(*tensors[:2]), regard.attend(*tensors[2:])
-    found = a.reduce(reduction(b), backend="dense")  # type: ignore[call-arg]
+    found = a.reduce(reduction(b.source, b.mask), backend="dense")  # type: ignore[call-arg]
     doubled = [tensor.double() for tensor in tensors]
     exact = definition(oracle.attend(*doubled[:2]), oracle.attend(*doubled[2:]))
     oracle.assert_close(found, exact, 1e-13)

@@ -10,6 +10,7 @@ from torch import Tensor
 import regard
 from cases import QUESTIONS, Inputs
 from regard.backends import sweep as blocks
+from regard.backends.cpu import cpu_backend
 from special_numbers import ASKED, MASKS, REDUCTIONS, differing
 
 full = pytest.mark.full
@@ -58,6 +59,12 @@ def test_the_dense_backend_follows_the_table(mask: str) -> None:
 @few_masks
 def test_blocks_of_few_rows_follow_the_table(mask: str, small_blocks: None) -> None:
     assert differing(REDUCTIONS, mask, "sweep") == []
+
+
+@every_mask
+def test_the_compiled_kernels_follow_the_table(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_backend, "_LEAST", 0)  # they leave small matrices to others
+    assert differing(ASKED, mask, None) == []
 
 
 # What the table leaves open.

@@ -10,6 +10,7 @@ from regard.backends.backend import Backend, Unavailable
 from regard.backends.sweep import Blocks, BlockSize, NewBlock, SweepOf, sweep
 from regard.masks import Mask
 from regard.reductions.block import Block, RowStatistics
+from regard.reductions.divergences import CrossEntropy, JensenShannon, KullbackLeibler
 from regard.reductions.products import Output, TransposedOutput, Window
 from regard.reductions.reduction import Reduction
 from regard.reductions.row_statistics import Entropy, LogSumExp
@@ -40,6 +41,9 @@ _ANSWERED = (
     Output,
     TransposedOutput,
     Window,
+    KullbackLeibler,
+    CrossEntropy,
+    JensenShannon,
 )
 
 

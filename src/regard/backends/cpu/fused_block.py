@@ -1,7 +1,7 @@
 """Statistics of complete rows, from tiles of scores that are read while they lie in the cache."""
 
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
+from functools import cache, cached_property
 from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple, cast, final
@@ -15,6 +15,7 @@ from regard.backends.cpu.fused_gradient import GradedTile, Picks, with_gradients
 from regard.backends.sweep import MIN_ROWS
 from regard.masks import Mask
 from regard.reductions.block import RowStatistics, partial_boxes
+from regard.reductions.divergences import Divergence, JensenShannon
 from regard.reductions.masked_product import operand_part, operand_width
 from regard.reductions.products import Output, TransposedOutput, Window, meet
 from regard.reductions.reduction import Reduction
@@ -47,6 +48,7 @@ class Wanted(NamedTuple):
         operands: the operand of each ``TransposedOutput``.
         windows: the columns of each ``Window``.
         offsets: the offset of each ``Diagonal``.
+        divergences: the divergences from other matrices.
     """
 
     k: int
@@ -55,6 +57,7 @@ class Wanted(NamedTuple):
     operands: tuple[Tensor, ...]
     windows: tuple[range, ...]
     offsets: tuple[int, ...]
+    divergences: tuple[Divergence, ...]
 
     @property
     def weights(self) -> bool:
@@ -64,7 +67,7 @@ class Wanted(NamedTuple):
     @property
     def has_gradients(self) -> bool:
         """True if a compiled kernel gives all gradients."""
-        return not (self.values or self.operands or self.windows)
+        return not (self.values or self.operands or self.windows or self.divergences)
 
     @classmethod
     def by(cls, reductions: Sequence[Reduction]) -> "Wanted":
@@ -77,6 +80,7 @@ class Wanted(NamedTuple):
             tuple(each.operand for each in reductions if isinstance(each, TransposedOutput)),
             tuple(each.at_columns for each in reductions if isinstance(each, Window)),
             tuple({each.offset for each in reductions if isinstance(each, Diagonal)}),
+            tuple(each for each in reductions if isinstance(each, Divergence)),
         )
 
 
@@ -93,6 +97,11 @@ class Workspace:
         self.strip, self.tile, self.kept = strip, tile, kept
         self._scratches: dict[tuple[str, int], Scratch] = {}
         self._views: dict[tuple[str, int, int, int], tuple[Tensor, Any]] = {}
+
+    @cached_property
+    def another(self) -> "Workspace":
+        """Memory for a second block that exists at the same time."""
+        return Workspace(self.strip, self.tile, self.kept)
 
     def scratch(self, name: str, number: int) -> Scratch:
         """Return the memory of this name for the tile with this number in its strip."""
@@ -111,6 +120,20 @@ class Workspace:
         return found
 
 
+class _Place(NamedTuple):
+    """The place of a tile in the matrix.
+
+    Attributes:
+        rows: the rows of its strip.
+        columns: its columns.
+        has_hidden: whether the mask may hide a key in it.
+    """
+
+    rows: slice
+    columns: slice
+    has_hidden: bool
+
+
 class _Tile(NamedTuple):
     """A tile of a strip, whose weights are needed once its rows are complete.
 
@@ -123,6 +146,9 @@ class _Tile(NamedTuple):
     first: int
     weights: Any
     references: Any
+
+
+_NOTHING = Wanted(0, (), (), (), (), (), ())
 
 
 @final
@@ -189,6 +215,7 @@ class FusedBlock(RowStatistics):
         self.maximum = self._of_rows(self._rows[:, kernels.MAXIMUM, None])
         self._top_scores, self._top_columns = kernels.scores_and_columns(self._largest)
         self._answers = self._found()
+        self._compared = [self._diverge(each) for each in wanted.divergences]
         if graded:
             self._answers = with_gradients(
                 self._answers, graded, self._norms, self._places, self._picks(), sink
@@ -210,8 +237,10 @@ class FusedBlock(RowStatistics):
         if factors is not None:
             self._query, self._key = map(self._of_one_head, factors)
         self._operands: dict[tuple[int, int], tuple[Tensor | None, list[Tensor]]] = {}
-        for start in range(rows.start, rows.stop, step):
-            self._strip(slice(start, min(start + step, rows.stop)))
+        starts = range(rows.start, rows.stop, step)
+        self._strips = [slice(start, min(start + step, rows.stop)) for start in starts]
+        for strip in self._strips:
+            self._strip(strip)
         return []
 
     def _of_one_head(self, tensor: Tensor) -> Tensor:
@@ -220,37 +249,82 @@ class FusedBlock(RowStatistics):
 
     def _strip(self, rows: slice) -> None:
         """Compute the wanted statistics of a strip of rows, tile by tile."""
-        mask, columns, every = self._mask, self.box.columns, self.box.columns
-        if mask is not None:
-            columns, every = mask.key_bounds(self.box.leading, rows, self.shape)
-            if columns.start >= columns.stop:
-                return
-        first = rows.start - self.box.rows.start
-        inner = slice(first, first + rows.stop - rows.start)
-        # All rows of the block, if it has several heads.
-        at = inner if self._heads == 1 else slice(0, len(self._rows))
-        query = None if self._query is None else self._query[..., inner, :]
+        at = self._rows_at(rows)
         rows_here, largest = self._rows[at], self._largest[at]
         by, shrunk = self._workspace.take("shrunk", 0, len(rows_here), 1)
         totals = [product[at] for product in self._products]
-        tiles: list[_Tile] = []
-        for number, tile in enumerate(_tiles(columns, self.box.columns, self._workspace.tile)):
-            key, values = self._operands_of(tile)
-            kept = number if self._wanted.weights else 0
-            scores, numbers = self._scores(rows, tile, kept, query, key)
-            if tile.start < every.start or tile.stop > every.stop:
-                self._hide(self._shaped(scores), self.box._replace(rows=rows, columns=tile))
+        kept: list[_Tile] = []
+        for tile in self._tiles_of(rows):
+            scores, numbers = self._masked(tile, len(kept))
             if self._on_diagonals:
-                self._read_diagonals(self._shaped(scores), rows, tile)
-            here = rows_here, shrunk[:, 0], tile.start, largest
+                self._read_diagonals(self._shaped(scores), rows, tile.columns)
+            here = rows_here, shrunk[:, 0], tile.columns.start, largest
             kernels.add_tile(numbers, numbers[:0], self._peaks(numbers), *here)
+            values = self._operands_of(tile.columns)[1]
             for total, value in zip(totals, values, strict=True):
                 self._multiply(scores, value, by, total)
             if self._wanted.weights:
                 references = rows_here[:, kernels.MAXIMUM].copy()
-                tiles.append(_Tile(tile.start - self.box.columns.start, numbers, references))
-        if tiles:
-            self._read_weights(tiles, at, rows)
+                kept.append(_Tile(tile.columns.start - self.box.columns.start, numbers, references))
+        if kept:
+            self._read_weights(kept, at, rows)
+
+    def _rows_at(self, rows: slice) -> slice:
+        """Return the place of a strip among all rows of the block."""
+        if self._heads > 1:  # the strip has all rows
+            return slice(0, len(self._rows))
+        return slice(rows.start - self.box.rows.start, rows.stop - self.box.rows.start)
+
+    def _tiles_of(self, rows: slice) -> Iterator[_Place]:
+        """Yield the tiles of a strip of rows that its rows may attend to."""
+        columns = every = self.box.columns
+        if self._mask is not None:
+            columns, every = self._mask.key_bounds(self.box.leading, rows, self.shape)
+            if columns.start >= columns.stop:
+                return
+        for tile in _tiles(columns, self.box.columns, self._workspace.tile):
+            yield _Place(rows, tile, tile.start < every.start or tile.stop > every.stop)
+
+    def _masked(self, tile: _Place, kept: int = 0) -> tuple[Tensor, Any]:
+        """Return the masked scores of a tile as a tensor and as an array, (all rows, columns).
+
+        Args:
+            tile: its place.
+            kept: the number of tiles whose memory is still needed.
+        """
+        first = tile.rows.start - self.box.rows.start
+        inner = slice(first, first + tile.rows.stop - tile.rows.start)
+        query = None if self._query is None else self._query[..., inner, :]
+        key, _ = self._operands_of(tile.columns)
+        scores, numbers = self._scores(tile.rows, tile.columns, kept, query, key)
+        if tile.has_hidden:
+            box = self.box._replace(rows=tile.rows, columns=tile.columns)
+            self._hide(self._shaped(scores), box)
+        return scores, numbers
+
+    def _diverge(self, of: Divergence) -> "tuple[FusedBlock, tuple[Tensor, Tensor]]":
+        """Return the other matrix of a divergence, and the sums over both.
+
+        Scores are computed twice: the sums need the normalizers of both matrices.
+        """
+        box = self.box._replace(columns=of.columns(self.box))
+        workspace = self._workspace.another
+        other = FusedBlock(of.source, of.mask, box, self._cut, _NOTHING, workspace)
+        symmetric = isinstance(of, JensenShannon)
+        add = kernels.jensen_shannon if symmetric else kernels.cross
+        sums = np.zeros((len(self._rows), 2))
+        for strip in self._strips:
+            at = self._rows_at(strip)
+            for tile in self._tiles_of(strip):
+                own = self._masked(tile)[1]
+                beside = other._masked(tile._replace(has_hidden=of.mask is not None))[1]
+                add(own, beside, self._norms[at], other._norms[at], sums[at])
+        first, second = (self._of_rows(sums[:, [place]]).squeeze(-1) for place in range(2))
+        if symmetric:
+            outside = (other.row_sum - second).clamp(min=0)
+            complete = self._mask is None and box == self.box
+            second = torch.zeros_like(outside) if complete else outside
+        return other, (first, second)
 
     def _peaks(self, scores: Any) -> Any:
         """Return memory for the maxima of groups in each row of a tile."""
@@ -366,6 +440,8 @@ class FusedBlock(RowStatistics):
 
     def _read_weights(self, tiles: Sequence[_Tile], at: slice, rows: slice) -> None:
         """Compute the statistics that need the weights of complete rows."""
+        if not np.isfinite(self._rows[at, kernels.MOMENT]).all():
+            raise NotFiniteError
         norms, places = self._norms[at], self._places[at]
         sinks = self._sinks[at] if len(self._sinks) else self._sinks
         kernels.finish_rows(self._rows[at], sinks, norms)
@@ -507,6 +583,10 @@ class FusedBlock(RowStatistics):
                 values = torch.from_numpy(found).view(*self._size, width)
                 return values[..., rows, :]
         raise KeyError(columns)
+
+    def compared(self, divergence: object) -> tuple[RowStatistics, tuple[Tensor, Tensor]] | None:
+        pairs = zip(self._wanted.divergences, self._compared, strict=True)
+        return next((found for each, found in pairs if each is divergence), None)
 
 
 def _zeros(*size: int) -> Tensor:

@@ -33,8 +33,10 @@ __all__ = [
     "ROW_SUM",
     "TOTAL",
     "add_tile",
+    "cross",
     "expect",
     "finish_rows",
+    "jensen_shannon",
     "pull_back",
     "scores_and_columns",
     "sum_columns",
@@ -60,7 +62,10 @@ _C1, _C2, _C3 = _f(0.6931471805599453), _f(0.2402265069591007), _f(0.05550410866
 _C4, _C5, _C6 = _f(0.009618129107628477), _f(0.0013333558146428443), _f(0.00015403530393381608)
 # exp counts as 0 here and below, because a little lower the result is denormal, which is slow.
 _LEAST = _f(-87.0)
-_ZERO, _ONE = _f(0), _f(1)
+_ZERO, _ONE, _TWO = _f(0), _f(1), _f(2)
+_LN_2 = _f(math.log(2))
+_A3, _A5, _A7, _A9, _A11, _A13 = (_f(1 / n) for n in range(3, 15, 2))  # of the series of atanh
+_FAR = _f(-1e30)  # less than the logarithm of any weight that counts
 _NO_SCORE = _f(-np.inf)
 _LOWEST = np.finfo(np.float32).min
 _ALL_BUT_SIGN = np.int32(2**31 - 1)
@@ -78,12 +83,14 @@ def _compiled(*freedoms: str) -> Callable[[Any], Any]:
         freedoms: LLVM's fast-math flags, each of which permits a deviation from IEEE 754. None of
             those used here permits ignoring NaN or infinity.
     """
+    # Python's error model tests for division by 0, which keeps a loop from vector instructions.
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": set(freedoms)}
 
     def compile_it(function: Any) -> Any:
         try:
-            return njit(nogil=True, cache=True, fastmath=set(freedoms))(function)
+            return njit(cache=True, **options)(function)
         except RuntimeError:  # no folder for the cache
-            return njit(nogil=True, fastmath=set(freedoms))(function)
+            return njit(**options)(function)
 
     return compile_it
 
@@ -414,6 +421,91 @@ def _factor(reference, norms):
     if reference == -math.inf:
         return _ZERO
     return _f(math.exp(reference - norms[REFERENCE] - norms[NORMALIZER]))
+
+
+@_summing
+def cross(own, other, own_norms, other_norms, sums):
+    """Add the sums of ``CrossEntropy`` and ``KullbackLeibler`` over a tile of two matrices.
+
+    Args:
+        own: (rows, columns), float32, the scores of the first matrix; -inf where masked.
+        other: (rows, columns), float32, those of the second.
+        own_norms: (rows, 6), float64, as ``finish_rows`` writes them.
+        other_norms: the same of the second matrix.
+        sums: (rows, 2), float64: weight * (score of the second - its maximum), and the number of
+            keys that only the second masks.
+    """
+    height, width = own.shape
+    for r in range(height):
+        maximum, reference = _f(own_norms[r, REFERENCE]), _f(other_norms[r, REFERENCE])
+        inverse = math.exp(-own_norms[r, NORMALIZER])
+        total, masked = 0.0, 0.0
+        for start in range(0, width, _CHUNK):
+            a, b = own[r, start : start + _CHUNK], other[r, start : start + _CHUNK]
+            some, hidden = _ZERO, _ZERO
+            for j in range(a.shape[0]):
+                is_hidden = b[j] == _NO_SCORE
+                below = _ZERO if is_hidden else b[j] - reference
+                some += _exp(_below(a[j], maximum)) * below
+                hidden += _ONE if is_hidden & (a[j] > _NO_SCORE) else _ZERO
+            total += some
+            masked += hidden
+        sums[r, 0] += total * inverse
+        sums[r, 1] += masked
+
+
+@_inlined
+def _log_weight(score, maximum, normalizer):
+    """Return log(weight), at least ``_FAR``, also for a masked key."""
+    x = (score - maximum) - normalizer
+    return _FAR if x < _FAR else x
+
+
+@_summing
+def jensen_shannon(own, other, own_norms, other_norms, sums):
+    """Add the sums of ``JensenShannon`` over a tile of two matrices.
+
+    log(1 + r) is 2 atanh(r / (2 + r)), whose series converges fast for r up to 1.
+
+    Args:
+        own: (rows, columns), float32, the scores of the first matrix; -inf where masked.
+        other: (rows, columns), float32, those of the second.
+        own_norms: (rows, 6), float64, as ``finish_rows`` writes them.
+        other_norms: the same of the second matrix.
+        sums: (rows, 2), float64: twice the divergence, and the weights of the second matrix.
+    """
+    height, width = own.shape
+    for r in range(height):
+        maximum, reference = _f(own_norms[r, REFERENCE]), _f(other_norms[r, REFERENCE])
+        normalizer, other_normalizer = _f(own_norms[r, NORMALIZER]), _f(other_norms[r, NORMALIZER])
+        total, inside = 0.0, 0.0
+        for start in range(0, width, _CHUNK):
+            a, b = own[r, start : start + _CHUNK], other[r, start : start + _CHUNK]
+            some, weights = _ZERO, _ZERO
+            for j in range(a.shape[0]):
+                log_p = _log_weight(a[j], maximum, normalizer)
+                log_q = _log_weight(b[j], reference, other_normalizer)
+                larger = log_p if log_p > log_q else log_q
+                apart = abs(log_p - log_q)
+                apart = -_LEAST if apart > -_LEAST else apart
+                ratio = _exp(-apart)
+                t = ratio / (_TWO + ratio)
+                u = t * t
+                series = _A13
+                series = series * u + _A11
+                series = series * u + _A9
+                series = series * u + _A7
+                series = series * u + _A5
+                series = series * u + _A3
+                series = series * u + _ONE
+                of_larger = (_ONE + ratio) * (_LN_2 - _TWO * t * series) - apart * ratio
+                weight = _exp(_below(larger, _ZERO))
+                some += weight * of_larger
+                weights += weight * (ratio if log_p > log_q else _ONE)
+            total += some
+            inside += weights
+        sums[r, 0] += total
+        sums[r, 1] += inside
 
 
 @_summing
