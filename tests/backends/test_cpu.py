@@ -13,6 +13,7 @@ from torch import Tensor
 import regard
 from regard.backends.choose import choice
 from regard.backends.cpu import cpu_backend, fused_block
+from regard.matrix.weighted_sums import WeightedSum
 from regard.reductions.row_statistics import NormalizedEntropy
 
 LONG = 700  # so that one matrix has more scores than the kernels' least number
@@ -68,7 +69,7 @@ def test_the_kernels_take_every_kind_of_score(make: Callable[[], regard.Attentio
 @pytest.mark.parametrize(
     ("A", "reduction", "refusal"),
     [
-        (matrix(), NormalizedEntropy(), "no compiled kernel gives NormalizedEntropy"),
+        (matrix(), WeightedSum(torch.ones(LONG)), "no compiled kernel gives WeightedSum"),
         (matrix(), regard.TopK(200), "the compiled kernels give at most 128 largest weights"),
         (matrix().to(torch.float64), regard.Entropy(), "the compiled kernels compute in float32"),
     ],
@@ -125,6 +126,21 @@ def test_a_block_with_nan_follows_the_rules_of_the_sweep(
         torch.testing.assert_close(found[2].values, expected[2].values, **options)
         assert torch.equal(found[2].indices, expected[2].indices)
         torch.testing.assert_close(found[3], expected[3], **options)
+
+
+@pytest.mark.parametrize("rise", [0.0, 1_000.0, 3_000.0, 6_000.0, 1e9, 3e38])
+@pytest.mark.parametrize("low", [-2_000.0, -4_000.0, -1e4, -1e9, -3e38])
+def test_keys_are_counted_as_the_maximum_rises(
+    low: float, rise: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_backend, "TILE", 64)
+    scores = torch.randn(300, 300)
+    scores[:, 20:100] += low
+    scores[:, 200] += rise
+    A = regard.AttentionMatrix.from_scores(scores, mask=regard.Causal())
+    found = A.reduce(NormalizedEntropy(), backend="cpu")
+    expected = A.reduce(NormalizedEntropy(), backend="dense").float()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("k", [1, 5, 64, 128])

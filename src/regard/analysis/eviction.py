@@ -15,9 +15,9 @@ from regard.recording.layers import Layer, able_to_answer
 from regard.recording.recording import Recording
 from regard.reductions.block import Block
 from regard.reductions.reduction import Contribution, Reduction
-from regard.reductions.row_statistics import MASKED_SCORE
 from regard.reductions.sums import Sum
 from regard.scores.query_key import QueryKeyScores
+from regard.scores.score_source import MASKED_SCORE
 
 __all__ = ["to_kvpress"]
 

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from regard.masks import And, Drop, Keep, Mask, Or, Padding
 from regard.matrix.attention_matrix import AttentionMatrix
-from regard.reductions.row_statistics import MASKED_SCORE
 from regard.scores.box import Box, broadcast_index
 from regard.scores.given_scores import GivenScores
 from regard.scores.query_key import QueryKeyScores
+from regard.scores.score_source import MASKED_SCORE
 
 __all__ = ["texts_of"]
 

@@ -15,6 +15,7 @@ from regard.reductions.largest import largest
 from regard.reductions.masked_product import masked_product, operand_part
 from regard.scores.box import Box, Cut, Index, cut_whole
 from regard.scores.score_source import (
+    MASKED_SCORE,
     Scores,
     accumulation_dtype,
     lowest_score,
@@ -77,6 +78,15 @@ class RowStatistics(ABC):
     @abstractmethod
     def row_sum(self) -> Tensor:
         """The sum of the weights of each row, (..., rows): 1; less with a sink, 0 without keys."""
+
+    @property
+    @abstractmethod
+    def visible_keys(self) -> Tensor:
+        """The number of visible keys of each row, (..., rows).
+
+        A key is hidden by a mask, or by a bias that puts its score 5,000 or more below the maximum
+        of its row: ``MASKED_SCORE``.
+        """
 
     @abstractmethod
     def sum_rows(self, parts: Sequence[slice]) -> Tensor:
@@ -259,6 +269,10 @@ class Block(RowStatistics):
             return self.weights.sum(-1)
         row_sum = (~self._empty).to(self._dtype).masked_fill(self._undefined, torch.nan)
         return row_sum.squeeze(-1)
+
+    @property
+    def visible_keys(self) -> Tensor:
+        return (self.shifted.detach() > MASKED_SCORE).sum(-1, dtype=torch.int32)
 
     def sum_rows(self, parts: Sequence[slice]) -> Tensor:
         # One split instead of slices: the gradient of a slice is as large as the block.

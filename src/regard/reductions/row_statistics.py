@@ -3,16 +3,10 @@
 from dataclasses import dataclass
 from typing import final
 
-import torch
-
-from regard.reductions.block import Block, RowStatistics
+from regard.reductions.block import RowStatistics
 from regard.reductions.reduction import Contribution, RowStatistic
 
-__all__ = ["MASKED_SCORE", "Entropy", "LogSumExp", "NormalizedEntropy"]
-
-# Some models mask by adding a low number, which may be the lowest of their dtype or only -10,000.
-MASKED_SCORE = -5_000.0
-"""A bias this low, or a score this far below the maximum of its row, counts as masked."""
+__all__ = ["Entropy", "LogSumExp", "NormalizedEntropy"]
 
 
 @final
@@ -72,9 +66,9 @@ class NormalizedEntropy(RowStatistic):
         tensor([0., 1., 1.])
     """
 
-    def update(self, block: Block) -> tuple[Contribution, ...]:
+    def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
         entropy = block.log_normalizer * block.row_sum - block.mean_shifted
-        keys = (block.shifted.detach() > MASKED_SCORE).sum(-1, dtype=torch.int32)
+        keys = block.visible_keys
         # log(1) is 0, but with a sink the entropy of one key is not. Multiplying by 0 keeps NaN.
         spread = (entropy / keys.clamp(min=2).log()).clamp(0, 1) * (keys > 1)
         return (Contribution(block.box.at_rows, spread),)

@@ -13,7 +13,7 @@ from regard.reductions.block import Block, RowStatistics
 from regard.reductions.divergences import CrossEntropy, JensenShannon, KullbackLeibler
 from regard.reductions.products import Output, TransposedOutput, Window
 from regard.reductions.reduction import Reduction
-from regard.reductions.row_statistics import Entropy, LogSumExp
+from regard.reductions.row_statistics import Entropy, LogSumExp, NormalizedEntropy
 from regard.reductions.sums import Diagonal, Pool, Segments, Sum, SumsOfRows
 from regard.reductions.top_k import TopK
 from regard.scores.box import Box, Cut
@@ -33,6 +33,7 @@ _LEAST = 2**16  # scores; below, starting Numba takes longer than the plain swee
 _ANSWERED = (
     LogSumExp,
     Entropy,
+    NormalizedEntropy,
     Sum,
     TopK,
     Pool,

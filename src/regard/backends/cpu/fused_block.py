@@ -19,11 +19,12 @@ from regard.reductions.divergences import Divergence, JensenShannon
 from regard.reductions.masked_product import operand_part, operand_width
 from regard.reductions.products import Output, TransposedOutput, Window, meet
 from regard.reductions.reduction import Reduction
+from regard.reductions.row_statistics import NormalizedEntropy
 from regard.reductions.sums import Diagonal, Sum, SumsOfRows
 from regard.reductions.top_k import TopK
 from regard.scores.box import Box, Cut, Index
 from regard.scores.grouped_heads import grouped_matmul
-from regard.scores.score_source import Scores, lowest_score
+from regard.scores.score_source import MASKED_SCORE, Scores, lowest_score
 from regard.scores.scratch import Scratch
 
 __all__ = ["FusedBlock", "NotFiniteError", "Wanted", "Workspace"]
@@ -31,11 +32,12 @@ __all__ = ["FusedBlock", "NotFiniteError", "Wanted", "Workspace"]
 _GROUP = 32  # the maximum number of columns in a group; each group has one maximum
 _LEAST_GROUP = 4
 _MOST_VIEWS = 256
+_NEAR = np.float32(MASKED_SCORE)
 _LOWEST = -1e300  # in place of -inf, because -inf - -inf is NaN
 
 
 class NotFiniteError(Exception):
-    """A score, a sink or a product is NaN or infinite."""
+    """A score, a sink or a product is NaN or infinite, or keys cannot be counted in one pass."""
 
 
 class Wanted(NamedTuple):
@@ -49,6 +51,7 @@ class Wanted(NamedTuple):
         windows: the columns of each ``Window``.
         offsets: the offset of each ``Diagonal``.
         divergences: the divergences from other matrices.
+        keys: whether the visible keys of each row are counted.
     """
 
     k: int
@@ -58,6 +61,7 @@ class Wanted(NamedTuple):
     windows: tuple[range, ...]
     offsets: tuple[int, ...]
     divergences: tuple[Divergence, ...]
+    keys: bool
 
     @property
     def weights(self) -> bool:
@@ -81,6 +85,7 @@ class Wanted(NamedTuple):
             tuple(each.at_columns for each in reductions if isinstance(each, Window)),
             tuple({each.offset for each in reductions if isinstance(each, Diagonal)}),
             tuple(each for each in reductions if isinstance(each, Divergence)),
+            any(isinstance(each, NormalizedEntropy) for each in reductions),
         )
 
 
@@ -148,7 +153,7 @@ class _Tile(NamedTuple):
     references: Any
 
 
-_NOTHING = Wanted(0, (), (), (), (), (), ())
+_NOTHING = Wanted(0, (), (), (), (), (), (), keys=False)
 
 
 @final
@@ -190,6 +195,8 @@ class FusedBlock(RowStatistics):
         self._rows = np.zeros((height, 3))
         self._rows[:, kernels.MAXIMUM] = -np.inf
         self._norms = np.empty((height, 6))
+        self._keys = np.zeros((height, 2))
+        self._keys[:, 1] = np.inf
         self._largest = np.full((height, wanted.k), kernels.NO_KEY)
         self._edges = _edges(wanted.sums, box.rows, self.shape)
         self._places = _places(self._edges, self._heads, self._size[-1])
@@ -258,6 +265,7 @@ class FusedBlock(RowStatistics):
             scores, numbers = self._masked(tile, len(kept))
             if self._on_diagonals:
                 self._read_diagonals(self._shaped(scores), rows, tile.columns)
+            self._count_keys(numbers, at)
             here = rows_here, shrunk[:, 0], tile.columns.start, largest
             kernels.add_tile(numbers, numbers[:0], self._peaks(numbers), *here)
             values = self._operands_of(tile.columns)[1]
@@ -325,6 +333,11 @@ class FusedBlock(RowStatistics):
             complete = self._mask is None and box == self.box
             second = torch.zeros_like(outside) if complete else outside
         return other, (first, second)
+
+    def _count_keys(self, scores: Any, at: slice) -> None:
+        if self._wanted.keys:
+            rows, counts = self._rows[at], self._keys[at]
+            kernels.count_keys(scores, self._peaks(scores), rows, _NEAR, counts)
 
     def _peaks(self, scores: Any) -> Any:
         """Return memory for the maxima of groups in each row of a tile."""
@@ -410,6 +423,7 @@ class FusedBlock(RowStatistics):
             raw = numbers.view(height, wide).numpy()
             kept = height if self._wanted.sums else 1
             weights = self._workspace.take("weights", len(graded), kept, wide)[1]
+            self._count_keys(raw, slice(0, height))
             here = self._rows, shrunk, tile.start, self._largest
             kernels.add_tile(raw, weights, self._peaks(raw), *here)
             graded.append(GradedTile(tile, scores, raw))
@@ -480,6 +494,7 @@ class FusedBlock(RowStatistics):
 
     def _check(self) -> None:
         finite = np.isfinite(self._rows[:, kernels.MOMENT]).all()
+        finite = finite and np.isfinite(self._keys[:, 0]).all()
         finite = finite and (self._sinks < np.inf).all()  # NaN is not less, either
         products = (*self._products, *self._transposed)
         if not (finite and all(bool(each.sum().isfinite()) for each in products)):
@@ -547,6 +562,10 @@ class FusedBlock(RowStatistics):
     @property
     def row_sum(self) -> Tensor:
         return self._answers[3]
+
+    @property
+    def visible_keys(self) -> Tensor:
+        return self._of_rows(self._keys[:, [0]]).squeeze(-1)
 
     def top(self, k: int) -> tuple[Tensor, Tensor]:
         shifted = self._top_scores[:, :k] - self._norms[:, [kernels.REFERENCE]]

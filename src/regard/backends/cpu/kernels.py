@@ -33,6 +33,7 @@ __all__ = [
     "ROW_SUM",
     "TOTAL",
     "add_tile",
+    "count_keys",
     "cross",
     "expect",
     "finish_rows",
@@ -198,6 +199,42 @@ def add_tile(scores, weights, peaks, rows, shrunk, first, largest):
         shrunk[r] = factor
         rows[r, TOTAL] += total
         rows[r, MOMENT] += moment
+
+
+@_summing
+def count_keys(scores, peaks, rows, bound, counts):
+    """Count the keys of each row of a tile whose score is near the maximum, before ``add_tile``.
+
+    The maximum may rise with a later tile. Then no counted key may be near it any more. If that is
+    true of some of them only, or cannot be told, the count is NaN.
+
+    Args:
+        scores: (rows, columns), float32; -inf where masked.
+        peaks: (groups,), float32, memory that every row uses for ``_find_peaks``.
+        rows: (rows, 3), float64, the running numbers of each row before this tile.
+        bound: a key counts if its score minus the maximum is above this negative number.
+        counts: (rows, 2), float64: the number of keys, and a lower bound of their scores.
+    """
+    height, width = scores.shape
+    for r in range(height):
+        row, before = scores[r], _f(rows[r, MAXIMUM])
+        _find_peaks(row, peaks)
+        maximum = before
+        for peak in peaks:
+            maximum = peak if peak > maximum else maximum
+        if maximum == -math.inf:
+            continue
+        if counts[r, 0] > 0 and counts[r, 1] - maximum <= bound:
+            counts[r, 0] = 0.0 if before - maximum <= bound else math.nan
+            counts[r, 1] = math.inf
+        near, nearer = _ZERO, _ZERO  # two counts, because the lowest score would be slow to find
+        for j in range(width):
+            below = row[j] - maximum
+            near += _ONE if below > bound else _ZERO
+            nearer += _ONE if below > bound / _TWO else _ZERO
+        lowest = maximum + (bound / _TWO if near == nearer else bound)
+        counts[r, 0] += near
+        counts[r, 1] = min(counts[r, 1], lowest)
 
 
 @_exact
