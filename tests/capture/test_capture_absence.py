@@ -239,29 +239,6 @@ def test_several_modules_without_a_softmax_are_counted() -> None:
         model(noise(2, 5, 22))
 
 
-class Product(nn.Module):
-    def forward(self, left: Tensor, right: Tensor) -> Tensor:
-        return left @ right
-
-
-class Assembled(nn.Module):
-    """Attention without a softmax whose products are modules."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.query, self.scores, self.output = nn.Linear(22, 22), Product(), Product()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.output(self.scores(self.query(x), x.mT).sigmoid(), x)
-
-
-def test_attention_without_a_softmax_is_warned_of_where_its_products_are_modules() -> None:
-    model = nn.Sequential(Softmax(), Assembled())
-    text = "^'1' is missing from the recording: scores meet a value .* sigmoid .* in its place"
-    with pytest.warns(UserWarning, match=text), regard.observe(model):
-        model(noise(2, 5, 22))
-
-
 def positions(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The product of scores and positions is part of an attention."""
     near = (q @ k.mT / 3).sigmoid() @ v

@@ -135,7 +135,7 @@ def test_one_warning_names_what_was_refused_and_the_rest_is_kept() -> None:
     softmax = next(start + i for i, text in enumerate(lines) if "softmax" in text)
     first, second = seen.refused
     assert (first.module, first.line) == ("1", f"{__file__}:{softmax}")
-    assert first.reason.startswith(f"where ({__file__}:{softmax + 1}) changes the weights")
+    assert first.reason.startswith(f"where ({__file__}:{softmax + 1}) makes others of the")
     assert second.module == "3"
     assert second.reason.startswith(f"sinh ({__file__}:")
     assert first.reason in str(caught[0].message)
@@ -187,7 +187,7 @@ class Beside(Heads):
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
-@pytest.mark.parametrize("way", BESIDE.values(), ids=BESIDE)
+@pytest.mark.parametrize("way", [BESIDE[name] for name in BESIDE if name != "product"])
 def test_what_is_pooled_of_the_scores_beside_their_own_softmax_refuses_nothing(
     way: Callable[[Tensor], Tensor], first: bool
 ) -> None:
@@ -195,6 +195,12 @@ def test_what_is_pooled_of_the_scores_beside_their_own_softmax_refuses_nothing(
     with torch.no_grad(), regard.observe(model) as seen:
         model(noise(3, 7, 22))
     assert list(seen) == ["0", "1", "2"]
+
+
+def test_a_softmax_of_pooled_scores_that_meets_a_value_is_refused() -> None:
+    way = BESIDE["product"]
+    model = nn.Sequential(Plain(), Beside(way, first=True, attends=True), Plain())
+    assert list(refused(model)) == ["0", "2"]
 
 
 def test_what_is_pooled_of_scores_that_have_no_softmax_of_their_own_is_refused() -> None:

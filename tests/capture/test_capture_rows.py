@@ -73,7 +73,7 @@ def test_rows_that_are_set_to_0_have_weights_of_0(
 
 def test_rows_that_are_made_to_sum_to_1_again_are_refused() -> None:
     model = Changing(made_to_sum_to_1_again)
-    reason = "mul .* changes the weights after their softmax"
+    reason = "mul .* makes others of the weights after their softmax"
     with pytest.raises(regard.RegardError, match=reason), regard.observe(model):
         model(noise(2, 9, 12))
 
@@ -113,11 +113,18 @@ def zeroed_for_each_of_two_values(weights: Tensor, value: Tensor) -> Tensor:
     return first @ value + second @ (2 * value)
 
 
-@pytest.mark.parametrize("output", [by_queries, by_heads, for_two_values])
-def test_rows_without_keys_may_be_made_0_part_by_part(
+@pytest.mark.parametrize("output", [by_queries, by_heads])
+def test_rows_without_keys_that_are_made_0_part_by_part_are_refused(
     output: Callable[[Tensor, Tensor], Tensor],
 ) -> None:
     model = Masked(output)
+    reason = "some of the weights of the softmax .* meet a value on their own"
+    with torch.no_grad(), pytest.raises(regard.RegardError, match=reason), regard.observe(model):
+        model(noise(2, 9, 12))
+
+
+def test_rows_without_keys_may_be_made_0() -> None:
+    model = Masked(for_two_values)
     with torch.no_grad(), regard.observe(model) as seen:
         model(noise(2, 9, 12))
     rows = torch.tensor([0.0] * 3 + [1.0] * 6)
@@ -159,7 +166,7 @@ def test_rows_that_the_mask_hides_already_change_no_mask() -> None:
 
 def test_rows_that_chance_sets_to_0_stay_what_the_softmax_gave() -> None:
     def dropped(weights: Tensor) -> Tensor:
-        return weights * (torch.rand(2, 3, 9, 1) < 0.5) / 0.5
+        return weights * ((torch.rand(2, 3, 9, 1) < 0.5) / 0.5)
 
     model = Changing(dropped)
     with torch.no_grad(), regard.observe(model) as seen:
@@ -198,7 +205,7 @@ def test_weights_that_meet_one_value_with_rows_of_0_and_one_without_are_refused(
 def test_zeros_that_are_put_before_some_of_the_rows_are_refused() -> None:
     model = Changing(lambda w: torch.cat([torch.zeros_like(w[:, :, :2]), w[:, :, 2:]], 2))
     with (
-        pytest.raises(regard.RegardError, match="puts weights together after their softmax"),
+        pytest.raises(regard.RegardError, match="makes others of the weights after their softmax"),
         torch.no_grad(),
         regard.observe(model),
     ):

@@ -52,7 +52,7 @@ class Seen:
 
 @contextmanager
 def watch(model: nn.Module, seen: Seen) -> Generator[None, None, None]:
-    handwritten = Handwritten(model, seen.take, seen.refuse, seen.refuse, Absence(model))
+    handwritten = Handwritten(model, seen.take, seen.refuse, Absence(model))
     try:
         with Tracer(model, handwritten.listeners, handwritten.pass_on):
             yield
@@ -405,7 +405,7 @@ def alive(
         return tensor
 
     model = layer(lambda q, k, v: way(q, k, v, note) is None)
-    handwritten = Handwritten(model, *[lambda *_: None] * 3, Absence(model))
+    handwritten = Handwritten(model, *[lambda *_: None] * 2, Absence(model))
     with torch.no_grad(), Tracer(model, handwritten.listeners, handwritten.pass_on):
         model(noise())
         return [not reference.expired() for reference in noted]

@@ -291,31 +291,6 @@ def test_regards_own_product_tells_its_value() -> None:
     assert seen.value(0).shape == (2, 3, 5, 2)
 
 
-class ByHeads(nn.Module):
-    """Weights meet their value head by head."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        heads = x.unflatten(-1, (2, -1)).transpose(0, 1)
-        weights = (heads @ (heads + 1).mT).softmax(-1)
-        return torch.stack([weights[head] @ heads[head] for head in range(2)])
-
-
-@torch.no_grad()
-def test_a_value_that_cannot_be_told_is_said_when_the_block_ends_and_the_rest_is_kept() -> None:
-    model = nn.Sequential(ByHeads())
-    with (
-        pytest.raises(RegardError) as error,
-        regard.observe(model, keep="qkv", strict=True) as seen,
-    ):
-        model(torch.randn(5, 4))
-    assert str(error.value) == (
-        "the value of '0' cannot be kept: no product of its weights with a value was seen that "
-        "tells which value is whose.\n"
-        '    Write it as weights @ value over the keys, or observe with keep="qk".'
-    )
-    assert seen["0"].shape == (2, 5, 5)
-
-
 @torch.no_grad()
 def test_values_that_were_not_kept_are_an_error_that_says_how_to_keep_them() -> None:
     model = llama()

@@ -14,7 +14,6 @@ from regard.tracing.operations import ADDED_PRODUCTS
 
 __all__ = [
     "Contraction",
-    "Mark",
     "Product",
     "Written",
     "contraction",
@@ -22,17 +21,6 @@ __all__ = [
     "matmul_labels",
     "written",
 ]
-
-
-@dataclass(eq=False, slots=True)
-class Mark:
-    """The part of a product that outlives it.
-
-    Attributes:
-        met: whether a softmax of all of it has met a value.
-    """
-
-    met: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -45,7 +33,6 @@ class Product:
         batch: sizes of the axes that both have.
         rows: sizes of the axes that only the left one has.
         columns: sizes of the axes that only the right one has.
-        mark: that no other product has; it may outlive the product.
         modules: the names of those that were running when it was taken.
     """
 
@@ -54,7 +41,6 @@ class Product:
     batch: Numbers
     rows: Numbers
     columns: Numbers
-    mark: Mark = field(default_factory=Mark, kw_only=True)
     modules: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
@@ -188,6 +174,12 @@ class Written:
     added: Tensor | None = None
     beta: float = 0.0
     alpha: float = 1.0
+
+    def seen_from(self, factor: Tensor) -> tuple[str, Tensor, str]:
+        """Return the letters of one factor, the other factor, and its letters."""
+        if factor is self.left:
+            return self.labels.left, self.right, self.labels.right
+        return self.labels.right, self.left, self.labels.left
 
 
 def written(func: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Written | None:

@@ -10,7 +10,7 @@ prove that the recorded query, key, mask and bias give these weights (``proof.py
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any, cast
@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from regard.capture.contractions import Contraction, Mark, Written, contraction, written
+from regard.capture.contractions import Contraction, Written, contraction, written
 from regard.capture.element_axes import Axes, contiguous
 from regard.capture.merge_order import MergeOrder
 from regard.capture.product_axes import Unsupported
@@ -31,11 +31,8 @@ from regard.capture.provenance import (
     Provenance,
     RowSums,
     Scores,
-    Stage,
     Track,
-    Unsummed,
     Weights,
-    changed,
     storage_key,
 )
 from regard.capture.recorded_values import TakeValue
@@ -44,13 +41,9 @@ from regard.capture.score_operations import STEPS, next_scores, with_sink
 from regard.capture.unseen_attention import Absence
 from regard.capture.value_axes import Meeting
 from regard.capture.weight_operations import (
-    after_dropout,
     after_operation,
     change_of,
-    is_of_keys,
-    is_of_rows,
     place_of,
-    sentence,
     tensors_in,
     without_rows,
     written_by,
@@ -71,7 +64,7 @@ from regard.tracing.operations import (
     SHAPES_ALONE,
     SOFTMAXES,
 )
-from regard.tracing.tracer import Listener, Operation, apart, module_names
+from regard.tracing.tracer import Listener, Operation, apart
 
 __all__ = ["Handwritten"]
 
@@ -84,8 +77,6 @@ class Handwritten:
         take: called with the module's name and the matrix of the model's own tensors; returns what
             the value is given to, or None if nobody wants it.
         refuse: called with the module's name, the reason and the line of the softmax.
-        doubt: likewise, with the mark of a product of which scores were pooled: features, if the
-            product's own softmax meets a value as well.
         absence: is told what else might have been attention.
     """
 
@@ -94,14 +85,11 @@ class Handwritten:
         model: nn.Module,
         take: Callable[[str, AttentionMatrix], TakeValue | None],
         refuse: Callable[[str, str, str], None],
-        doubt: Callable[[str, str, str, Mark], None],
         absence: Absence,
     ) -> None:
-        self._take, self._refuse, self._doubt = take, refuse, doubt
+        self._take, self._refuse = take, refuse
         self._absence = absence
         self._buffers = model.buffers
-        names = module_names(model)  # of those that can only be a function written as a module
-        self._bare = {name for name, module in names.items() if _is_bare(module)}
         self._known = Provenance(model)
         self._merges = MergeOrder()
         self._pending: list[Attention] = []
@@ -174,146 +162,78 @@ class Handwritten:
         self._known.put(output, axes, Scores(found[0], steps))
 
     def _multiply(self, operation: Operation) -> None:
-        """Follow an elementwise product: a step, dropout, or einsum over an axis of size 1."""
+        """Follow an elementwise product: a step, dropout, or einsum over a single key."""
         first, second = operation.args[:2]
+        for tensor, value in ((first, second), (second, first)):
+            track = self._known.of(tensor)
+            if track is None or not isinstance(track.stage, Weights):
+                continue
+            if track.stage.attention.length == 1 and isinstance(value, Tensor):
+                product = _of_one_key(tensor, value)
+                if product is not None:
+                    self._meet(operation, track, product.left, product)
+                    return
         outer = _outer_product(first, second)
-        stages = [self._known.stage_of(each) for each in (first, second)]
-        for stage, tensor, value in zip(stages, (first, second), (second, first), strict=True):
-            if isinstance(stage, Weights) and self._spread(operation, tensor, value):
-                return
-        if outer is not None and stages == [None, None]:
+        if outer is not None and not any(map(self._known.of, (first, second))):
             if not any(map(self._known.is_parameter, (first, second))):
                 self._score(operation, outer)
         elif self._known:
             self._step(operation)
 
-    def _spread(self, operation: Operation, weights: Tensor, value: Any) -> bool:
-        """Return True if weights are multiplied with a value whose sum is yet to come."""
-        track = self._known.of(weights)
-        output = cast(Tensor, operation.output)
-        if track is None or not isinstance(value, Tensor) or track.lies_in(output):
-            return False
-        pairs = zip(weights.shape[::-1], value.shape[::-1], strict=False)
-        if not any(own == 1 < other for own, other in pairs) or output.ndim != weights.ndim:
-            return False
-        seen, new = track.seen_as(weights), weights.ndim - value.ndim
-        with apart():
-            view = value[(None,) * new]
-        stage = Unsummed(replace(track, axes=seen), weights, view)
-        own = cast(Weights, track.stage).attention
-        keys = None if seen is None else seen.along(own.place, own.length)
-        if own.length == 1 or (keys is not None and weights.shape[keys] == 1):
-            self._sum_over(operation, stage, weights.ndim - 1 if keys is None else keys)
-        else:
-            self._known.put(output, None, stage)
-        return True
-
-    def _sum_over(self, operation: Operation, stage: Unsummed, axis: int) -> None:
-        """Let weights meet a value that was summed over an axis."""
-        letters = _LETTERS[: stage.tensor.ndim]
-        sizes = zip(letters, stage.tensor.shape, stage.value.shape, strict=True)
-        own = {letter: (one, other) for letter, one, other in sizes}
-        kept = [a for a in letters if a != letters[axis]]
-        depth = [a for a in kept if own[a][0] == 1 < own[a][1]]
-        left = "".join(a for a in letters if a not in depth)
-        with apart():
-            tensor = stage.tensor.squeeze(tuple(letters.index(a) for a in depth))
-        product = Written(tensor, stage.value, Contraction(left, letters, "".join(kept)))
-        self._meet(operation, stage.weights, tensor, left, product)
-
     def _meets_value(self, operation: Operation, product: Written) -> bool:
         """Return True if one of the factors is weights, or scores without a softmax."""
-        labels = product.labels
-        sides = ((product.left, labels.left), (product.right, labels.right))
-        for tensor, letters in sides:
+        for tensor, other in ((product.left, product.right), (product.right, product.left)):
             track = self._known.of(tensor)
             if track is None or not isinstance(track.stage, Weights):
                 continue
-            other = product.right if tensor is product.left else product.left
-            if track.stage.changed is not None and self._known.is_parameter(other):
-                return True  # features by now
-            if self._mixes_heads(track, tensor, letters, product, other):
-                reason = change_of(operation, track.stage.attention.line)
-                self._known.put(operation.output, None, changed(track.stage, reason))
-            else:
-                self._meet(operation, track, tensor, letters, product)
+            if isinstance(self._known.stage_of(other), Weights):
+                self._end_chain(operation, cast(Tensor, operation.output), track)
+            elif track.stage.attention.trouble is None or not self._known.is_parameter(other):
+                self._meet(operation, track, tensor, product)
             return True
         stage = self._known.stage_of(product.left)
         if isinstance(stage, Exponentials):
-            self._suspect(operation, product, "exp is divided by no sum over the same keys")
+            self._suspect(operation, stage.scores, "exp is divided by no sum over the same keys")
             return True
+        if self._known.is_parameter(product.right):
+            return False
         if isinstance(stage, Lost):
-            self._suspect(operation, product, f"{stage.through} stands in its place")
+            self._suspect(operation, stage, f"{stage.through} stands in its place")
         elif isinstance(stage, Scores) and (stage.steps or stage.product.is_of_vectors):
-            self._suspect(operation, product, "nothing stands in its place")
+            self._suspect(operation, stage, "nothing stands in its place")
         return False
 
-    def _mixes_heads(
-        self, track: Track, tensor: Tensor, letters: str, product: Written, other: Tensor
-    ) -> bool:
-        """Return True if a product makes other weights: with weights, or over their heads."""
-        meeting = cast(Weights, track.stage).attention.meeting
-        if isinstance(self._known.stage_of(other), Weights):
-            return True
-        if track.seen_as(tensor) is None or meeting is None:
-            return meeting is not None and self._known.is_parameter(other)
-        matrix = meeting.axes
-        pairs = zip(matrix.sizes[:-2], matrix.places[:-2], strict=True)
-        heads = {place for size, place in pairs if size > 1}
-        seen = cast(Axes, track.seen_as(tensor))
-        summed = [letters.index(a) for a in product.labels.summed]
-        summed = [axis for axis in summed if tensor.shape[axis] > 1]
-        return bool(summed) and heads.issuperset(seen.places[axis] for axis in summed)
-
-    def _suspect(self, operation: Operation, product: Written, instead: str) -> None:
-        """Note scores, on the left, that meet a value without a softmax."""
-        stage = self._known.stage_of(product.left)
-        name, before = operation.module(), _modules_of(stage)
-        owner = self._owner_of_both(operation, before)
-        if name is None or (isinstance(stage, Lost) and before and owner is None):
-            return  # where others run, they are features by now that have gone through the model
-        known = {storage_key(buffer) for buffer in self._buffers()}
-        factors = [product.left, product.right]
-        if isinstance(stage, Scores):
-            factors += [stage.product.left, stage.product.right]
-        if not any(self._known.is_parameter(t) or storage_key(t) in known for t in factors):
+    def _suspect(self, operation: Operation, stage: Scores | Lost, instead: str) -> None:
+        """Note scores that meet a value without a softmax, in the module that ran their product."""
+        modules = stage.modules if isinstance(stage, Lost) else stage.product.modules
+        name, factors = operation.module(), tensors_in(operation.args)
+        constants = {storage_key(buffer) for buffer in self._buffers()}
+        if name in modules and not any(storage_key(each) in constants for each in factors):
             how = f"scores meet a value ({operation.place()}) without a softmax; {instead}"
-            self._absence.note_unlike(owner or name, how)
-
-    def _owner_of_both(self, operation: Operation, before: Collection[str]) -> str | None:
-        """Return the module that runs a product and ran one before; it may be a function's own."""
-        for name in operation.running():
-            if name in before:
-                return name
-            if name not in self._bare:
-                break
-        return None
+            self._absence.note_unlike(name, how)
 
     # The value
 
-    def _meet(
-        self, operation: Operation, track: Track, tensor: Tensor, letters: str, product: Written
-    ) -> None:
+    def _meet(self, operation: Operation, track: Track, tensor: Tensor, product: Written) -> None:
         """Record the attention of weights that are multiplied with a value, or refuse it."""
         weights = cast(Weights, track.stage)
         own = weights.attention
         if own.name is None or own.is_refused:
             return
+        if own.trouble is not None:
+            self._refuse_attention(own, own.trouble)
+            return
         seen = track.seen_as(tensor)
         with apart():
-            reason = own.trouble or weights.changed
-            if reason is None:
-                reason = _mismatch(operation, own, seen, tensor, letters, product)
-            if reason is None and not self._is_proved(weights, cast(Axes, seen), tensor):
-                reason = _UNPROVED.format(own.line)
-            if reason is None and own.is_recorded and not _are_alike(own.emptied, weights.emptied):
-                reason = _TWO_ROWS.format(own.line)
-            if reason is None and not _are_in_order(own, cast(Axes, seen), tensor, product):
-                reason = sentence(operation, own.line, "relaid")
+            reason = _mismatch(operation, own, seen, tensor, product)
             if reason is not None:
-                self._refuse_attention(own, reason)
-            elif not own.is_recorded and self._have_all_met(track, cast(Axes, seen), tensor):
+                own.changed = own.changed or reason
+            elif not self._is_proved(weights, cast(Axes, seen), tensor):
+                self._refuse_attention(own, _UNPROVED.format(own.line))
+            elif not own.is_recorded:
                 self._record(weights, cast(Axes, seen), tensor, product)
+            elif not _are_alike(own.emptied, weights.emptied):
+                self._refuse_attention(own, _TWO_ROWS.format(own.line))
 
     def _is_proved(self, weights: Weights, seen: Axes, tensor: Tensor) -> bool:
         """Return True if numbers prove that these are weights of the recorded matrix."""
@@ -323,62 +243,38 @@ class Handwritten:
         if own.matrix is not None and not own.sample.is_of(own.matrix):
             return False
         used = seen.arranged(tensor, own.meeting.axes)
-        if used is not None:
-            used = used.expand(own.meeting.axes.sizes)
-            return own.sample.meets(used, weights.rounding, is_dropped=weights.is_dropped)
-        dropped, matrix = weights.is_dropped, own.meeting.axes
-        return own.sample.meets_part(tensor, seen, matrix, weights.rounding, is_dropped=dropped)
-
-    def _have_all_met(self, track: Track, seen: Axes, tensor: Tensor) -> bool:
-        """Return True if all weights that are not 0 have met a value by now, each once."""
-        own = cast(Weights, track.stage).attention
-        whole = math.prod(cast(Meeting, own.meeting).axes.sizes)
-        sides = zip(seen.sizes, seen.places, strict=True)
-        if math.prod(size for size, place in sides if place) == whole:
-            return True
-        if own.unmet is None:
-            own.unmet = torch.ones(whole, dtype=torch.bool, device=tensor.device)
-            axes = cast(Axes, track.axes)
-            if math.prod(axes.sizes) == whole:
-                own.unmet.as_strided(axes.sizes, axes.places).copy_(axes.laid_over(tensor) != 0)
-        own.unmet.as_strided(seen.sizes, seen.places, seen.start).fill_(False)
-        return not bool(own.unmet.any())
+        if used is None:
+            return False
+        used = used.expand(own.meeting.axes.sizes)
+        return own.sample.meets(used, weights.rounding, is_dropped=weights.is_dropped)
 
     def _record(self, weights: Weights, seen: Axes, tensor: Tensor, product: Written) -> None:
         own = weights.attention
-        own.is_recorded, own.emptied, own.unmet = True, weights.emptied, None
+        own.is_recorded, own.emptied = True, weights.emptied
         matrix, own.matrix = cast(AttentionMatrix, own.matrix), None
-        if own.mark is not None:
-            own.mark.met = True
         self._pending = [each for each in self._pending if each is not own]
         take_value = self._take(cast(str, own.name), without_rows(matrix, weights.emptied))
         if take_value is not None:
-            left = tensor is product.left
-            value = cast(Meeting, own.meeting).value(seen, product, weights_are_left=left)
+            value = cast(Meeting, own.meeting).value(seen, product, tensor)
             if value is not None:
                 take_value(value)
 
     def _refuse_attention(self, own: Attention, reason: str) -> None:
-        own.is_refused, own.matrix, own.sample, own.unmet = True, None, None, None
+        own.is_refused, own.matrix, own.sample = True, None, None
         self._pending = [each for each in self._pending if each is not own]
-        if own.name is None or own.is_outer:
-            return
-        if own.pooled is None:
+        if own.name is not None and not own.is_outer:
             self._refuse(own.name, reason, own.line)
-        else:
-            self._doubt(own.name, reason, own.line, own.pooled)
 
     def _give_up(self, own: Attention) -> None:
         """Refuse an attention whose weights are gone, or of which the block has seen the last."""
-        if own.trouble is None:  # else they have met no value, and were features
-            part = _SOME_UNMET if own.unmet is not None else _UNMET
-            self._refuse_attention(own, own.changed or part.format(own.line))
+        self._refuse_attention(own, own.changed or _UNMET.format(own.line))
 
     def _forget(self) -> None:
         """Let go of storages that are gone, and of attentions whose weights are."""
         self._known.forget()
         if self._pending:
-            alive = {id(a) for each in self._known for a in _attentions_of(each.stage)}
+            stages = [track.stage for track in self._known]
+            alive = {id(stage.attention) for stage in stages if isinstance(stage, Weights)}
             gone = [each for each in self._pending if id(each) not in alive]
             self._pending = [each for each in self._pending if id(each) in alive]
             for each in gone:
@@ -399,7 +295,6 @@ class Handwritten:
             )
             name = _owner(operation, track.stage.modules)
             own = _attention(operation, name, dim % source.ndim, reason)
-            own.pooled = track.stage.pooled
             self._put_weights(operation, own)
         else:
             self.pass_on(operation)
@@ -421,8 +316,6 @@ class Handwritten:
         if isinstance(stage, Exponentials) and len(dims) == 1:
             sums = RowSums(stage.scores, dims[0] % source.ndim - source.ndim)
             self._known.put(operation.output, None, sums)
-        elif isinstance(stage, Unsummed) and len(dims) == 1:
-            self._sum_over(operation, stage, dims[0] % source.ndim)
         else:
             self.pass_on(operation)
 
@@ -452,8 +345,7 @@ class Handwritten:
         output = cast(Tensor, operation.output)
         name = _owner(operation, scores.product.modules)
         own = _attention(operation, name, dim, None)
-        own.mark, own.is_outer = scores.product.mark, scores.product.left.shape[-1] == 1
-        self._known.spend(scores.product)
+        own.is_outer = scores.product.left.shape[-1] == 1
         if name is None:
             return
         try:
@@ -518,7 +410,7 @@ class Handwritten:
             if track is not None and isinstance(track.stage, Scores):
                 found = next_scores(operation, source, track, track.stage)
                 if found is None:
-                    self._lose(operation, source, track)
+                    self._lose(operation, track.stage, cast(Tensor, operation.output))
                 else:
                     self._known.put(operation.output, found[1], found[0])
                 return
@@ -529,19 +421,18 @@ class Handwritten:
 
     def _weigh(self, operation: Operation, source: Tensor, track: Track, weights: Weights) -> None:
         """Follow weights through an operation of the table, if it leaves them as they were."""
-        output = cast(Tensor, operation.output)
-        if not output.is_floating_point() or is_of_keys(operation, track, source, output):
+        if not cast(Tensor, operation.output).is_floating_point():
             return
-        others = [t for t in tensors_in(operation.args) if t is not source]
-        noisy = any(isinstance(self._known.stage_of(each), Noise) for each in others)
-        if any(isinstance(self._known.stage_of(each), Weights) for each in others):
-            noisy, found = False, None
-        else:
+        others = [self._known.stage_of(t) for t in tensors_in(operation.args) if t is not source]
+        noisy = any(isinstance(stage, Noise) for stage in others)
+        found = None
+        if not any(isinstance(stage, Weights) for stage in others):
             with apart():
                 found = after_operation(operation, source, track, weights, noisy=noisy)
         if found is None:
-            found = changed(weights, change_of(operation, weights.attention.line)), None
-        self._known.put(output, found[1], found[0])
+            self._end_chain(operation, operation.output, track)
+        else:
+            self._known.put(operation.output, found[1], found[0])
 
     def _draw(self, operation: Operation) -> None:
         """Note random numbers, in a new storage or over weights."""
@@ -558,7 +449,7 @@ class Handwritten:
         output = next(tensors_in((operation.output,)))
         if track is not None and isinstance(track.stage, Weights):
             axes = track.axes if track.lies_in(output) else _axes_after(track, source, output)
-            self._known.put(output, axes, after_dropout(track.stage))
+            self._known.put(output, axes, replace(track.stage, is_dropped=True))
         else:
             self.pass_on(operation)
 
@@ -582,7 +473,7 @@ class Handwritten:
             self._known.put(output, axes, replace(stage, rounding=rounding))
         elif not exact or (axes is None and isinstance(stage, Scores | Exponentials)):
             self.pass_on(operation)
-        elif not isinstance(stage, Unsummed):
+        else:
             self._known.put(output, axes, stage)
 
     def _copy_into(self, operation: Operation) -> None:
@@ -608,10 +499,7 @@ class Handwritten:
             self._known.put(target, found[1], found[0])
         elif track is not None:
             for each in (track, held):
-                if each is not None and isinstance(each.stage, Weights):
-                    reason = sentence(operation, each.stage.attention.line, "stack")
-                    self._known.put(target, None, changed(each.stage, reason))
-                elif each is not None:
+                if each is not None:
                     self._end_chain(operation, target, each)
 
     def _added_to_a_part(
@@ -659,9 +547,6 @@ class Handwritten:
                 self._known.put(operation.output, found[1], found[0])
                 return
         self.pass_on(operation)
-        lost = next((stage for stage in stages if isinstance(stage, Lost)), None)
-        if lost is not None and self._known.of(operation.output) is None:
-            self._known.put(operation.output, None, lost)
 
     # The end of a chain
 
@@ -679,72 +564,46 @@ class Handwritten:
             if track is None or any(tensor is source for tensor in written_in):
                 continue
             for output in tensors_in((operation.output,)):
-                if track.lies_in(output):
-                    continue
-                numbers = output.is_sparse or output.is_floating_point() or output.is_complex()
-                if numbers or isinstance(track.stage, Noise):
-                    self._pass_on_to(operation, source, track, output)
+                if not track.lies_in(output) and self._may_hold(operation, track, source, output):
+                    self._end_chain(operation, output, track)
 
-    def _pass_on_to(
-        self, operation: Operation, source: Tensor, track: Track, output: Tensor
-    ) -> None:
-        """Note what an unknown operation has made of scores or weights."""
-        stage = track.stage
-        if isinstance(stage, Noise):
-            if output.numel() == source.numel() and self._known.of(output) is None:
-                self._known.put(output, None, stage)
-        elif isinstance(stage, Weights):
-            if not is_of_keys(operation, track, source, output):
-                self._end_chain(operation, output, track)
-        elif isinstance(stage, Lost):
-            if output.numel() == source.numel() and self._may_be_lost(output):
-                self._known.put(output, None, stage)
-        elif isinstance(stage, Scores | Exponentials) and self._may_be_lost(output):
-            same = output.numel() == source.numel()
-            if same or self._are_others(operation, track, source, output):
-                self._lose(operation, source, track, output)
-
-    def _may_be_lost(self, output: Tensor) -> bool:
-        """Return True if a tensor holds nothing that is better known."""
-        return not isinstance(self._known.stage_of(output), Weights)
-
-    def _are_others(
-        self, operation: Operation, track: Track, source: Tensor, output: Tensor
-    ) -> bool:
-        """Return True if more or fewer numbers than the scores are scores of queries and keys."""
-        stage = track.stage.scores if isinstance(track.stage, Exponentials) else track.stage
-        if not isinstance(stage, Scores) or output.numel() == 1:
+    def _may_hold(self, operation: Operation, track: Track, source: Tensor, output: Tensor) -> bool:
+        """Return True if an operation of another kind has made scores or weights of others."""
+        if isinstance(track.stage, Noise):
+            return output.numel() == source.numel() and self._known.of(output) is None
+        numbers = output.is_sparse or output.is_floating_point() or output.is_complex()
+        if not numbers or isinstance(self._known.stage_of(output), Weights):
             return False
-        if any(map(self._known.is_parameter, tensors_in(operation.args))):
+        if output.numel() == source.numel() or isinstance(track.stage, Weights):
+            return True
+        if output.numel() == 1 or any(map(self._known.is_parameter, tensors_in(operation.args))):
             return False  # what a layer makes of them are features, not scores
-        return not is_of_rows(operation, stage.product, track, source, output)
+        return all(output.numel() * size != source.numel() for size in source.shape[-2:])
 
     def _end_chain(self, operation: Operation, tensor: Tensor, track: Track) -> None:
         """Note that an operation has made something else of scores or weights, in this tensor."""
-        if isinstance(track.stage, Weights):
-            reason = change_of(operation, track.stage.attention.line)
-            self._known.put(tensor, None, changed(track.stage, reason))
-        elif isinstance(track.stage, Lost):
-            self._known.put(tensor, None, track.stage)
-        elif isinstance(track.stage, Scores | Exponentials):
-            self._lose(operation, tensor, track, tensor)
-        elif not isinstance(track.stage, Noise):
+        stage = track.stage
+        if isinstance(stage, Weights):
+            own = stage.attention
+            own.changed = own.changed or change_of(operation, own.line)
+            if own.trouble is not None and (operation.func in JOINS or _has_size(track, tensor)):
+                self._known.put(tensor, None, stage)
+            elif track.lies_in(tensor):
+                self._known.drop(tensor)
+        elif isinstance(stage, Lost | Noise):
+            self._known.put(tensor, None, stage)
+        elif isinstance(stage, Scores | Exponentials):
+            self._lose(operation, stage, tensor)
+        elif track.lies_in(tensor):
             self._known.drop(tensor)
 
-    def _lose(
-        self, operation: Operation, source: Tensor, track: Track, output: Tensor | None = None
-    ) -> None:
+    def _lose(self, operation: Operation, stage: Scores | Exponentials, output: Tensor) -> None:
         """Note that scores went through an operation that has no place in a matrix."""
-        output = next(tensors_in((operation.output,)), None) if output is None else output
-        scores = track.stage.scores if isinstance(track.stage, Exponentials) else track.stage
-        if output is None or not isinstance(scores, Scores):
-            return
+        scores = stage.scores if isinstance(stage, Exponentials) else stage
         if scores.product.left.shape[-1] == 1:
             self._known.drop(output)  # an outer product, as of positions and frequencies
-            return
-        others = output.numel() != source.numel()
-        pooled = scores.product.mark if others else None
-        self._known.put(output, None, Lost(place_of(operation), scores.product.modules, pooled))
+        else:
+            self._known.put(output, None, Lost(place_of(operation), scores.product.modules))
 
 
 def _attention(operation: Operation, name: str | None, dim: int, trouble: str | None) -> Attention:
@@ -754,44 +613,30 @@ def _attention(operation: Operation, name: str | None, dim: int, trouble: str | 
 
 
 def _mismatch(
-    operation: Operation,
-    own: Attention,
-    seen: Axes | None,
-    tensor: Tensor,
-    letters: str,
-    product: Written,
+    operation: Operation, own: Attention, seen: Axes | None, tensor: Tensor, product: Written
 ) -> str | None:
     """Return why a product of weights is none with a value over the keys; None if it is one."""
+    of_weights, value, of_value = product.seen_from(tensor)
     summed, meeting = product.labels.summed, own.meeting
     if seen is None or meeting is None:
-        return sentence(operation, own.line, "relaid")
+        return change_of(operation, own.line)
     if len(summed) != 1:
         return _OTHER_AXIS.format(own.line)
-    axis = letters.index(summed)
+    axis = of_weights.index(summed)
     if tensor.shape[axis] > 1 and not _is_along(seen, axis, own):
-        return _OTHER_AXIS.format(own.line)
-    if product.alpha != 1:
-        return sentence(operation, own.line, "mul")
-    value = product.right if tensor is product.left else product.left
-    of_value = product.labels.right if tensor is product.left else product.labels.left
-    shared = [a for a in of_value if a in letters and a != summed]
-    shared = [a for a in shared if value.shape[of_value.index(a)] > 1]
-    places = [seen.places[letters.index(a)] for a in shared if tensor.shape[letters.index(a)] > 1]
-    if not set(meeting.axes.places[:-2]).issuperset(places):
-        return sentence(operation, own.line, "relaid")
+        over_queries = seen.places[axis] == meeting.axes.places[-2]
+        return _OTHER_AXIS.format(own.line) if over_queries else change_of(operation, own.line)
+    sides = zip(seen.sizes, seen.places, strict=True)
+    if math.prod(size for size, place in sides if place) != math.prod(meeting.axes.sizes):
+        return _PART.format(own.line)
+    shared = [a for a in of_value if a in of_weights and a != summed]
+    shared = [of_weights.index(a) for a in shared if value.shape[of_value.index(a)] > 1]
+    places = [seen.places[at] for at in shared if tensor.shape[at] > 1]
     positional = "einsum" not in str(operation.func)
-    if positional and places != sorted(places, reverse=True):
-        return sentence(operation, own.line, "relaid")
-    return None
-
-
-def _are_in_order(own: Attention, seen: Axes, tensor: Tensor, product: Written) -> bool:
-    """Return True if parts of weights meet parts of one value in the same order."""
-    value = product.right if tensor is product.left else product.left
-    last, own.last = own.last, (seen.start, storage_key(value), int(value.storage_offset()))
-    if last is None or last[1] != own.last[1]:
-        return True
-    return (own.last[0] - last[0]) * (own.last[2] - last[2]) >= 0
+    in_order = not positional or places == sorted(places, reverse=True)
+    if product.alpha == 1 and in_order and set(meeting.axes.places[:-2]).issuperset(places):
+        return None
+    return change_of(operation, own.line)
 
 
 def _is_along(seen: Axes, axis: int, own: Attention) -> bool:
@@ -803,6 +648,11 @@ def _is_along(seen: Axes, axis: int, own: Attention) -> bool:
     return first + step * (seen.sizes[axis] - 1) < own.length
 
 
+def _has_size(track: Track, tensor: Tensor) -> bool:
+    """Return True if a tensor has as many numbers as what its storage came from."""
+    return track.axes is None or math.prod(track.axes.sizes) == tensor.numel()
+
+
 def _are_alike(one: Tensor | None, other: Tensor | None) -> bool:
     return one is other or (one is not None and other is not None and torch.equal(one, other))
 
@@ -810,6 +660,25 @@ def _are_alike(one: Tensor | None, other: Tensor | None) -> bool:
 def _axes_after(track: Track, source: Tensor, output: Tensor) -> Axes | None:
     seen = track.seen_as(source)
     return None if seen is None else seen.moved(output) or seen.reshaped(output)
+
+
+def _of_one_key(weights: Tensor, value: Tensor) -> Written | None:
+    """Return the product that einsum writes as ``mul`` over a single key; None: it is none."""
+    if weights.ndim < value.ndim:
+        return None
+    value = value[(None,) * (weights.ndim - value.ndim)]
+    letters = _LETTERS[: weights.ndim]
+    sizes = zip(letters, weights.shape, value.shape, strict=True)
+    depth = [letter for letter, own, other in sizes if own == 1 < other]
+    if not depth:
+        return None
+    left = "".join(a for a in letters if a not in depth)
+    keys = [a for a in left if weights.shape[letters.index(a)] == 1]
+    if not keys:
+        return None
+    with apart():
+        tensor = weights.squeeze(tuple(letters.index(a) for a in depth))
+    return Written(tensor, value, Contraction(left, letters, letters.replace(keys[-1], "")))
 
 
 def _outer_product(first: Any, second: Any) -> Written | None:
@@ -830,31 +699,6 @@ def _outer_product(first: Any, second: Any) -> Written | None:
     labels = Contraction(letters.replace(column, ""), letters.replace(row, ""), letters[:-1])
     with apart():
         return Written(first.squeeze(columns[0]), second.squeeze(rows[0]), labels)
-
-
-def _is_bare(module: nn.Module) -> bool:
-    """Return True if a module has neither parameters nor modules."""
-    return next(module.parameters(), None) is None and next(module.children(), None) is None
-
-
-def _attentions_of(stage: Stage) -> Iterator[Attention]:
-    if isinstance(stage, Weights):
-        yield stage.attention
-    elif isinstance(stage, Unsummed):
-        yield from _attentions_of(stage.weights.stage)
-
-
-def _modules_of(stage: Stage | None) -> tuple[str, ...]:
-    """Return the names of the modules that were running as the product of scores was taken."""
-    match stage:
-        case Scores(product=product):
-            return product.modules
-        case Exponentials(scores=scores) | RowSums(scores=scores):
-            return scores.product.modules
-        case Lost(modules=modules):
-            return modules
-        case _:
-            return ()
 
 
 def _owner(operation: Operation, before: Collection[str]) -> str | None:
@@ -887,7 +731,8 @@ _UNMET = (
     "the weights of the softmax ({}) met no value.\n"
     "    Multiply the weights that the softmax gave with the value, as weights @ value."
 )
-_SOME_UNMET = (
-    "some of the weights of the softmax ({}) met no value: heads, queries or keys were left out.\n"
-    "    Mask the scores before the softmax, with -inf, and multiply all weights with the value."
+_PART = (
+    "some of the weights of the softmax ({}) meet a value on their own, as in a loop over heads or "
+    "blocks.\n"
+    "    Multiply all weights with the value in one product, as weights @ value."
 )

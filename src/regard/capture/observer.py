@@ -12,7 +12,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from regard.capture.contractions import Mark
 from regard.capture.flex_calls import AFTER_FLEX_ATTENTION, FLEX_ATTENTION, FlexCalls
 from regard.capture.fused_calls import NESTED, FusedCall, fused_call
 from regard.capture.handwritten import Handwritten
@@ -193,9 +192,7 @@ class _Watch:
         self._padded_to: dict[tuple[int, ...], int] = {}
         self._multiplying = False
         self.absence = Absence(model)
-        handwritten = Handwritten(
-            model, self._take_handwritten, self._refuse, self._doubt, self.absence
-        )
+        handwritten = Handwritten(model, self._take_handwritten, self._refuse, self.absence)
         self.finish = handwritten.finish
         self._pass_on = handwritten.pass_on
         self.tracer = Tracer(model, self._listeners(handwritten), self._safe(self._other))
@@ -334,10 +331,6 @@ class _Watch:
     ) -> None:
         if not self._multiplying:
             self._keeper.refuse(name, reason, line, cause)
-
-    def _doubt(self, name: str, reason: str, line: str, product: Mark) -> None:
-        if not self._multiplying:
-            self._keeper.doubt(name, reason, line, product)
 
 
 def _is_empty(output: object) -> bool:

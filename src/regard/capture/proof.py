@@ -12,7 +12,6 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from regard.capture.element_axes import Axes
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.reductions.products import Window
 from regard.scores.query_key import QueryKeyScores
@@ -119,27 +118,6 @@ class Sample:
             if not _are_same(part, weights, rounding, is_dropped=is_dropped):
                 return False
         return True
-
-    def meets_part(
-        self, used: Tensor, seen: Axes, matrix: Axes, rounding: float, *, is_dropped: bool
-    ) -> bool:
-        """Return True if some weights that meet a value are those that the softmax gave.
-
-        Of many weights nobody looks at numbers here; provenance alone says which they are.
-
-        Args:
-            used: some of the weights.
-            seen: their axes in what the softmax gave.
-            matrix: the axes of the matrix there.
-            rounding: the largest relative error of a cast.
-            is_dropped: whether dropout made some 0 and the others larger.
-        """
-        if len(self.rows) > 1:
-            return True
-        whole = self.weights[0].new_zeros(math.prod(matrix.sizes))
-        whole.as_strided(matrix.sizes, matrix.places, matrix.start).copy_(self.weights[0])
-        weights = whole.as_strided(seen.sizes, seen.places, seen.start)
-        return _are_same(used, weights, rounding, is_dropped=is_dropped)
 
 
 def _are_same(used: Tensor, weights: Tensor, rounding: float, *, is_dropped: bool) -> bool:

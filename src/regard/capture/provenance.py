@@ -6,13 +6,13 @@ may be taken of them.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from regard.capture.contractions import Mark, Product
+from regard.capture.contractions import Product
 from regard.capture.element_axes import Axes
 from regard.capture.proof import Sample
 from regard.capture.score_chain import Step
@@ -29,7 +29,6 @@ __all__ = [
     "Scores",
     "Stage",
     "Track",
-    "Unsummed",
     "Weights",
     "storage_key",
 ]
@@ -71,11 +70,7 @@ class Attention:
         matrix: of the model's own tensors, until it is recorded.
         meeting: which axes of a value are whose; None where nobody can tell.
         sample: rows of its scores and weights.
-        mark: of the product; None where nobody knows.
-        pooled: the mark of a product of which more or fewer scores were made before the softmax.
-        changed: what happened first to its weights, one sentence; None: nothing.
-        unmet: True for weights that have met no value yet, one a weight; None: no product so far.
-        last: where the last weights that met a value start, and that value in its storage.
+        changed: the first operation that made something else of its weights, in a sentence.
         emptied: the rows of the matrix that were made 0 as a whole when they met the value.
         is_outer: whether the vectors have one number, as positions and frequencies do; what is no
             attention then is ignored.
@@ -91,11 +86,7 @@ class Attention:
     matrix: AttentionMatrix | None = None
     meeting: Meeting | None = None
     sample: Sample | None = None
-    mark: Mark | None = None
-    pooled: Mark | None = None
     changed: str | None = None
-    unmet: Tensor | None = None
-    last: tuple[int, int | None, int] | None = None
     emptied: Tensor | None = None
     is_outer: bool = False
     is_recorded: bool = False
@@ -108,34 +99,15 @@ class Weights:
 
     Attributes:
         attention: whose they are.
-        changed: why they are no longer what the softmax gave, one sentence.
         is_dropped: whether dropout has made some of them 0.
-        is_unscaled: whether dropout has not scaled up the others yet.
         rounding: the largest relative error of a cast.
         emptied: the rows of the matrix that were made 0 as a whole.
     """
 
     attention: Attention
-    changed: str | None = None
     rounding: float = 0.0
     is_dropped: bool = False
-    is_unscaled: bool = False
     emptied: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Unsummed:
-    """Weights times value, element by element, to be summed over the keys.
-
-    Attributes:
-        weights: what was multiplied, with its axes.
-        tensor: the weights.
-        value: the value.
-    """
-
-    weights: "Track"
-    tensor: Tensor
-    value: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +117,10 @@ class Lost:
     Attributes:
         through: the operation, with its line.
         modules: the names of those that ran the product.
-        pooled: the mark of the product where there are more or fewer scores now.
     """
 
     through: str
     modules: tuple[str, ...] = ()
-    pooled: Mark | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +128,7 @@ class Noise:
     """Random numbers of which dropout is made."""
 
 
-Stage: TypeAlias = Scores | Exponentials | RowSums | Weights | Unsummed | Lost | Noise
+Stage: TypeAlias = Scores | Exponentials | RowSums | Weights | Lost | Noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +162,6 @@ class Provenance:
         self._copies: dict[int, StorageWeakRef] = {}
         self._room = 64
         self._tracks: dict[int, Track] = {}
-        self._spent: list[Product] = []
 
     def __bool__(self) -> bool:
         return bool(self._tracks)
@@ -221,19 +190,14 @@ class Provenance:
         """Note that the storage of a tensor holds nothing of interest any more."""
         self._tracks.pop(cast(int, storage_key(tensor)), None)
 
-    def spend(self, product: Product) -> None:
-        """Note that a softmax has been taken of a product: its exponentials have served."""
-        self._spent.append(product)
-
     def forget(self) -> None:
         """Let go of storages that are gone."""
         if self._tracks:
             self._tracks = {
                 key: track
                 for key, track in self._tracks.items()
-                if not (cast(bool, track.storage.expired()) or self._is_spent(track.stage))
+                if not cast(bool, track.storage.expired())
             }
-            self._spent.clear()
         if len(self._copies) > self._room:
             copies = self._copies.items()
             self._copies = {key: copy for key, copy in copies if not copy.expired()}
@@ -259,22 +223,10 @@ class Provenance:
             reference = StorageWeakRef(parameter.untyped_storage())
             self._copies[reference.cdata] = reference
 
-    def _is_spent(self, stage: Stage) -> bool:
-        if not isinstance(stage, Exponentials | RowSums):
-            return False
-        return any(stage.scores.product is one for one in self._spent)
-
 
 def _parameters_of(model: nn.Module) -> set[int | None]:
     """Return the storages of a model's parameters."""
     return {storage_key(parameter) for parameter in model.parameters()} - {None}
-
-
-def changed(weights: Weights, reason: str) -> Weights:
-    """Return weights that are no longer what the softmax gave."""
-    if weights.attention.changed is None:
-        weights.attention.changed = reason
-    return replace(weights, changed=weights.changed or reason)
 
 
 def storage_key(tensor: Tensor) -> int | None:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from regard.capture.call_group import CallGroup, ask, queries_kept
-from regard.capture.contractions import Mark
 from regard.capture.generation import Run, Runs
 from regard.capture.gradients import GraphTensors, is_checkpointed_without_graph
 from regard.capture.merging import Copies
@@ -90,7 +89,6 @@ class Recorder:
         self._origins: dict[str, Origin] = {}
         self._names: dict[str, list[str]] = {}  # of the layers of each module
         self._refused: set[str] = set()
-        self._doubts: list[tuple[str, str, str | None, Mark]] = []
         self._progress = progress
         self._taken = 0
         self._gave_up = False
@@ -154,18 +152,6 @@ class Recorder:
         reason = str(compiled_error(what))
         self.problems.add("{} is not looked into", name, reason)
         self._seen.refused.append(Refusal(name, None, reason))
-
-    def doubt(self, name: str, reason: str, line: str | None, product: Mark) -> None:
-        """Refuse what a module attended to, unless a product turns out to be kept by the end.
-
-        Args:
-            name: the module's.
-            reason: as ``refuse`` takes it.
-            line: likewise.
-            product: whose own softmax may still meet a value.
-        """
-        self._places.setdefault(name, len(self._places))
-        self._doubts.append((name, reason, line, product))
 
     def _keep(self, name: str, matrix: AttentionMatrix) -> TakeValue | None:
         place = self._places.setdefault(name, len(self._places))
@@ -243,10 +229,6 @@ class Recorder:
 
     def close(self) -> None:
         """Put together what belongs together: the block has ended."""
-        for name, reason, line, product in self._doubts:
-            if not product.met:
-                self.refuse(name, reason, line)
-        self._doubts.clear()
         lost: list[str] = []
         with torch.inference_mode(False), torch.no_grad():
             for run, kept in self._kept.items():

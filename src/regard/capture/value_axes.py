@@ -57,22 +57,19 @@ class Meeting:
             view = view.expand(*view.shape[:-4], *heads, *view.shape[-2:]).flatten(-4, -3)
         return view.clone()
 
-    def value(self, weights: Axes, product: Written, *, weights_are_left: bool) -> Tensor | None:
+    def value(self, weights: Axes, product: Written, tensor: Tensor) -> Tensor | None:
         """Return the value that weights are multiplied with, as the matrix meets it.
 
         Args:
             weights: the axes of the factor that holds them, in what the softmax gave.
             product: of the two.
-            weights_are_left: which factor that is.
+            tensor: that factor.
 
         Returns:
             (..., num_kv_heads, kv_len, head_dim), where an axis along which it stays the same has
             size 1; None where no view is that.
         """
-        value, letters = product.right, product.labels.left
-        of_value = product.labels.right
-        if not weights_are_left:
-            value, letters, of_value = product.left, of_value, letters
+        letters, value, of_value = product.seen_from(tensor)
         shared = [axis for axis in letters if axis in of_value]
         own = [axis for axis in of_value if axis not in letters]
         if product.alpha != 1 or len(product.labels.summed) != 1 or len({*of_value}) < value.ndim:
