@@ -57,6 +57,8 @@ def in_blocks_of(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every pass over a layer has blocks of so few rows, on one thread."""
     monkeypatch.setattr("regard.backends.sweep.BLOCK_SIZE", 1)
     monkeypatch.setattr("regard.backends.sweep.MIN_ROWS", rows)
+    monkeypatch.setattr("regard.backends.cpu.cpu_backend.STRIP", rows)
+    monkeypatch.setattr("regard.backends.cpu.cpu_backend._MOST_STRIPS", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
 
 

@@ -56,6 +56,9 @@ class Reduction(ABC):
 
     Attributes:
         thread_safe: True if ``update`` may run on several threads at once; False by default.
+        reads_statistics: True if ``update`` reads no more of a block than ``box``, ``maximum``,
+            ``log_normalizer``, ``logsumexp``, ``mean_shifted``, ``row_sum`` and ``visible_keys``.
+            The compiled kernels of a CPU then give them. False by default.
 
     Example:
         >>> import torch, regard
@@ -75,6 +78,7 @@ class Reduction(ABC):
     """
 
     thread_safe: ClassVar[bool] = False
+    reads_statistics: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         """Refuse to subclass a final class."""
@@ -170,6 +174,7 @@ class RowStatistic(Reduction):
     """A reduction with one number for each query; each block gives the numbers of its rows."""
 
     thread_safe = True
+    reads_statistics = True
 
     def start(
         self, shape: torch.Size, dtype: torch.dtype, device: torch.device

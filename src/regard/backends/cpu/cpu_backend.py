@@ -10,11 +10,10 @@ from regard.backends.backend import Backend, Unavailable
 from regard.backends.sweep import Blocks, BlockSize, NewBlock, SweepOf, sweep
 from regard.masks import Mask
 from regard.reductions.block import Block, RowStatistics
-from regard.reductions.divergences import CrossEntropy, JensenShannon, KullbackLeibler
+from regard.reductions.divergences import Divergence
 from regard.reductions.products import Output, TransposedOutput, Window
 from regard.reductions.reduction import Reduction
-from regard.reductions.row_statistics import Entropy, LogSumExp, NormalizedEntropy
-from regard.reductions.sums import Diagonal, Pool, Segments, Sum, SumsOfRows
+from regard.reductions.sums import Diagonal, SumsOfRows
 from regard.reductions.top_k import TopK
 from regard.scores.box import Box, Cut
 from regard.scores.score_source import Scores
@@ -30,22 +29,7 @@ _HAS_NUMBA = find_spec("numba") is not None
 _MISSING = "Numba is not installed; with pip install 'regard[cpu]' this takes about half the time"
 _BYTES = torch.float32.itemsize
 _LEAST = 2**16  # scores; below, starting Numba takes longer than the plain sweep
-_ANSWERED = (
-    LogSumExp,
-    Entropy,
-    NormalizedEntropy,
-    Sum,
-    TopK,
-    Pool,
-    Segments,
-    Diagonal,
-    Output,
-    TransposedOutput,
-    Window,
-    KullbackLeibler,
-    CrossEntropy,
-    JensenShannon,
-)
+_ANSWERED = (SumsOfRows, TopK, Diagonal, Output, TransposedOutput, Window, Divergence)
 
 
 @final
@@ -58,7 +42,11 @@ class Cpu(Backend):
     def refusal(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
     ) -> str | None:
-        others = [type(r).__name__ for r in reductions if type(r) not in _ANSWERED]
+        others = [
+            type(r).__name__
+            for r in reductions
+            if not (r.reads_statistics or isinstance(r, _ANSWERED))
+        ]
         if others:
             return f"no compiled kernel gives {', '.join(others)}"
         if any(isinstance(r, TopK) and r.k > MAX_K for r in reductions):

@@ -8,16 +8,16 @@ import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, cast, final
+from itertools import accumulate, pairwise
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from regard.matrix.attention_matrix import AttentionMatrix
-from regard.reductions.block import Block
+from regard.reductions.block import RowStatistics
 from regard.reductions.reduction import Contribution, Reduction
-from regard.reductions.sums import Pool, Sum
+from regard.reductions.sums import Pool, Sum, SumsOfRows
 from regard.reductions.top_k import Top, TopK
 from regard.view.tiles.manifest import SMALL, small_numbers
 from regard.view.tiles.mask_intervals import intervals
@@ -43,7 +43,7 @@ WHOLE = 1e-5  # how far the weights of a row may be from 1 and still be said to 
 
 @final
 @dataclass(frozen=True)
-class BlockMeans(Reduction):
+class BlockMeans(SumsOfRows):
     """The mean weight of each block of ``size`` x ``size`` tokens, counted from token 0.
 
     The answer has shape (..., num_heads, ceil(q_len / size), ceil(kv_len / size)); a block at the
@@ -61,9 +61,11 @@ class BlockMeans(Reduction):
                 [0.3333, 0.3333]])
     """
 
-    thread_safe = True
-
     size: int
+
+    def parts(self, rows: slice, shape: torch.Size) -> list[slice]:
+        edges = accumulate(_met(rows, self.size)[1], initial=0)
+        return [slice(start, stop) for start, stop in pairwise(edges)]
 
     def start(
         self, shape: torch.Size, dtype: torch.dtype, device: torch.device
@@ -71,12 +73,11 @@ class BlockMeans(Reduction):
         rows, columns = (-(-length // self.size) for length in shape[-2:])
         return (torch.zeros(*shape[:-2], rows, columns, dtype=dtype, device=device),)
 
-    def update(self, block: Block) -> tuple[Contribution, ...]:
-        rows, heights = _met(block.box.rows, self.size)
+    def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
+        rows, _ = _met(block.box.rows, self.size)
         start, stop = block.box.columns.start, block.box.columns.stop
         columns = slice(start // self.size, -(-stop // self.size))
-        parts = cast(tuple[Tensor, ...], block.weights.split(heights, -2))
-        sums = torch.stack([part.sum(-2) for part in parts], -2)
+        sums = block.sum_rows(self.parts(block.box.rows, block.shape))
         edges = (start - columns.start * self.size, columns.stop * self.size - stop)
         sums = torch.nn.functional.pad(sums, edges)
         blocks = sums.reshape(*sums.shape[:-1], -1, self.size).sum(-1)

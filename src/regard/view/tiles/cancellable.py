@@ -1,63 +1,13 @@
 """Questions to a matrix that end soon after nobody waits for their answers any more."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, final
-
-import torch
-from torch import Tensor
+from dataclasses import replace
 
 from regard.recording.layers import Answers, Layer
-from regard.reductions.block import Block
-from regard.reductions.reduction import Contribution, Reduction
+from regard.reductions.reduction import Reduction
+from regard.view.tiles.each_block import EachBlock
 
-__all__ = ["Watched", "answered"]
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class Watched(Reduction):
-    """Another reduction, with the same answer, that is interrupted between blocks of rows.
-
-    Attributes:
-        asked: the other one, which is safe on several threads.
-        pause: called before each block; what it raises ends the pass.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.view.tiles.cancellable import Watched
-        >>> even = regard.attend(torch.zeros(2, 1), torch.zeros(2, 1))
-        >>> even.reduce(Watched(regard.Pool(1, 1), lambda: None))
-        tensor([[0.5000]])
-    """
-
-    thread_safe = True
-
-    asked: Reduction
-    pause: Callable[[], None]
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.asked.tensors
-
-    @property
-    def group(self) -> int:
-        return self.asked.group
-
-    def rows(self, q_len: int) -> range:
-        return self.asked.rows(q_len)
-
-    def start(
-        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
-    ) -> tuple[Tensor, ...]:
-        return self.asked.start(shape, dtype, device)
-
-    def update(self, block: Block) -> tuple[Contribution, ...]:
-        self.pause()
-        return self.asked.update(block)
-
-    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Any:
-        return self.asked.finish(buffers, shape)
+__all__ = ["answered"]
 
 
 def answered(layer: Layer, reductions: Sequence[Reduction], pause: Callable[[], None]) -> Layer:
@@ -79,7 +29,6 @@ def answered(layer: Layer, reductions: Sequence[Reduction], pause: Callable[[], 
     missing = [reduction for reduction in reductions if reduction not in layer.answers]
     if not missing:
         return layer
-    first, *others = missing  # all see the same blocks: it is enough that one pauses
-    found = layer.whole().reduce(Watched(first, pause), *others)
-    pairs = zip(missing, found if len(missing) > 1 else (found,), strict=True)
+    found = layer.whole().reduce(*missing, EachBlock(lambda _: pause()))
+    pairs = zip(missing, found[:-1], strict=True)
     return replace(layer, answers=Answers(pairs).before(layer.answers))

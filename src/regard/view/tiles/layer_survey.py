@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +13,8 @@ from regard.analysis.head_classes import survey_of
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.layers import Answers, Layer
 from regard.recording.recording import Recording
-from regard.reductions.block import Block
-from regard.reductions.reduction import Contribution, Reduction
+from regard.reductions.reduction import Reduction
+from regard.view.tiles.each_block import EachBlock
 from regard.view.tiles.layer_kinds import known_kinds
 from regard.view.tiles.manifest import told
 
@@ -51,28 +51,6 @@ class Tally:
                 self.tell(self.done, self.rows)
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class _Counted(Reduction):
-    """Asks nothing; counts the rows that pass by."""
-
-    thread_safe = True
-
-    tally: Tally
-
-    def start(
-        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
-    ) -> tuple[Tensor, ...]:
-        return ()
-
-    def update(self, block: Block) -> tuple[Contribution, ...]:
-        self.tally.add(prod(part.stop - part.start for part in block.box.at_rows))
-        return ()
-
-    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> None:
-        return None
-
-
 def swept(matrix: AttentionMatrix, reductions: Sequence[Reduction], tally: Tally) -> list[Any]:
     """The answers to several questions, from one pass.
 
@@ -93,7 +71,7 @@ def swept(matrix: AttentionMatrix, reductions: Sequence[Reduction], tally: Tally
     """
     step = 1 if prod(matrix.shape[-2:]) > _LONG else matrix.shape[0]
     parts = [matrix[start : start + step] for start in range(0, matrix.shape[0], step)]
-    found = [part.reduce(*reductions, _Counted(tally))[:-1] for part in parts]
+    found = [part.reduce(*reductions, EachBlock(tally.add))[:-1] for part in parts]
     return [_joined(answers) for answers in zip(*found, strict=True)]
 
 

@@ -20,7 +20,8 @@ from regard.analysis.span_shares import checked_parts, segment_shares
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.recording import Recording
 from regard.reductions.sums import Pool
-from regard.view.tiles.cancellable import Watched, answered
+from regard.view.tiles.cancellable import answered
+from regard.view.tiles.each_block import EachBlock
 from regard.view.tiles.layer_kinds import known_kinds
 from regard.view.tiles.manifest import SMALL, first_sequence, first_value, sink_keys, small_numbers
 from regard.view.tiles.pyramid import Place, Pyramid, Spans, Tile, check_place, checked
@@ -296,7 +297,8 @@ class Answers:
         heads, q_len, kv_len = matrix.shape
         pause = self._until_gone(wanted)
         if q_len * kv_len <= _MOST_CELLS:
-            return small_numbers(matrix.reduce(Watched(Pool(SMALL, SMALL), pause)))
+            found = matrix.reduce(Pool(SMALL, SMALL), EachBlock(lambda _: pause()))
+            return small_numbers(found[0])
         step = q_len // _SAMPLED_ROWS
         rows = range(step // 2, q_len, step)
         maps = [_sampled(matrix[head], rows, pause) for head in range(heads)]
