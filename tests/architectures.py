@@ -37,7 +37,7 @@ class Architecture:
     config: str
     options: dict[str, Any]
     inputs: dict[str, Tensor] = field(default_factory=dict)
-    kinds: tuple[str, ...] = ("sdpa", "eager", "flex_attention")
+    kinds: tuple[str, ...] = ("sdpa", "eager")
     says: tuple[str, str] = ("", "")
 
     def build(self, kind: str) -> torch.nn.Module:
@@ -120,7 +120,7 @@ ARCHITECTURES = {
         "Gemma2Config",
         {**HEAD, **ALTERNATING, "query_pre_attn_scalar": 11, "attn_logit_softcapping": 0.5},
         text(short=5),
-        kinds=("eager", "flex_attention"),
+        kinds=("eager",),
         says=(f"softcap=0.5, {WINDOW}", f"softcap=0.5, {FULL}"),
     ),
     "Gemma 3": Architecture(

@@ -21,24 +21,11 @@ SURROUNDINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "no_grad": torch.no_grad,
     "inference_mode": torch.inference_mode,
 }
-# Compiling takes seconds for each: those that differ in what flex_attention is given.
-COMPILED = ("Llama", "Gemma 2")
-
-
-def of_compiling(kind: str) -> list[pytest.MarkDecorator]:
-    """PyTorch's compiler warns of PyTorch's own code, and of how transformers uses it."""
-    marks = [pytest.mark.filterwarnings("ignore::DeprecationWarning"), pytest.mark.full]
-    return marks if kind == "flex_attention" else []
-
-
 RUNS = [
-    pytest.param(
-        name, kind, surroundings, id=f"{name}-{kind}-{surroundings}", marks=of_compiling(kind)
-    )
+    pytest.param(name, kind, surroundings, id=f"{name}-{kind}-{surroundings}")
     for name, architecture in ARCHITECTURES.items()
     for kind in architecture.kinds
     for surroundings in SURROUNDINGS
-    if kind != "flex_attention" or (name in COMPILED and surroundings == "no_grad")
 ]
 
 
@@ -133,10 +120,9 @@ def test_every_layer_has_its_name_and_the_weights_of_eager_attention(
 @pytest.mark.parametrize(
     ("architecture", "kind"),
     [
-        pytest.param(name, kind, id=f"{name}-{kind}", marks=of_compiling(kind))
+        pytest.param(name, kind, id=f"{name}-{kind}")
         for name, architecture in ARCHITECTURES.items()
         for kind in architecture.kinds
-        if kind != "flex_attention" or name in COMPILED
     ],
 )
 def test_the_repr_says_what_the_layers_did(architecture: str, kind: str) -> None:
@@ -152,7 +138,6 @@ def test_the_repr_says_what_the_layers_did(architecture: str, kind: str) -> None
         pytest.param(name, kind, id=f"{name}-{kind}")
         for name, architecture in ARCHITECTURES.items()
         for kind in architecture.kinds
-        if kind != "flex_attention"
     ],
 )
 def test_gradients_through_a_recording_are_those_of_eager_attention(name: str, kind: str) -> None:

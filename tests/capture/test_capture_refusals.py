@@ -9,9 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import regard
-from models import Heads, ImportedByName, Stack, noise
+from models import LLAMA, Heads, ImportedByName, Stack, noise
 from regard.capture.recorder import Recorder
 
 
@@ -330,3 +331,26 @@ def test_what_cannot_be_kept_stops_no_model_and_is_said_when_the_block_ends(
     ):
         output = built(inputs)
     torch.testing.assert_close(output, plain, atol=0, rtol=0, equal_nan=True)
+
+
+def test_flex_attention_that_transformers_compiles_is_refused() -> None:
+    model = LlamaForCausalLM(LlamaConfig(**LLAMA, attn_implementation="flex_attention"))
+    with pytest.raises(regard.RegardError) as caught, regard.observe(model):
+        pass  # compiling takes half a minute
+    assert str(caught.value) == (
+        "'LlamaForCausalLM' is not looked into: transformers compiles its flex_attention; observe "
+        "cannot look into compiled code.\n"
+        "    Load the model with attn_implementation='sdpa' or 'eager'."
+    )
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3])
+def test_heads_in_the_axis_of_the_tokens_are_told_from_tokens(tokens: int) -> None:
+    """transformers packs two heads that share a key into the axis of a single token."""
+    sizes = LLAMA | {"num_attention_heads": 4, "num_key_value_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, attn_implementation="sdpa")).eval()
+    given = torch.arange(1, 4)[None]
+    with torch.no_grad(), regard.observe(model) as seen:
+        cache = model(given, use_cache=True).past_key_values
+        model(given[:, :tokens], past_key_values=cache)
+    assert {tuple(matrix.shape) for matrix in seen.values()} == {(1, 4, 3 + tokens, 3 + tokens)}

@@ -163,37 +163,6 @@ def test_the_place_in_the_users_own_model_is_the_users_own_line() -> None:
     assert places_of(model, lambda: model(x)) == expected
 
 
-def test_a_local_variable_below_the_module_can_be_asked() -> None:
-    class Helped(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return helper(x)
-
-    def helper(x: Tensor) -> Tensor:
-        known = 7
-        return torch.softmax(x, known - 8)
-
-    found: list[Any] = []
-
-    def ask(operation: Operation) -> None:
-        names = (("helper", "known"), ("helper", "unknown"), ("ask_above", "model"))
-        found.extend(operation.local(*each, optional=True) for each in names)
-        with pytest.raises(RuntimeError) as caught:
-            operation.local("helper", "unknown")
-        found.append(str(caught.value))
-
-    def ask_above() -> None:
-        model = Helped()
-        with Tracer(model, {SOFTMAX: ask}):
-            model(torch.zeros(3))
-
-    ask_above()
-    assert found[:3] == [7, None, None]
-    assert found[3] == (
-        f"helper of {__name__.partition('.')[0]} of another version has no 'unknown', which "
-        "observe reads there; it knows others.\n    Install that version."
-    )
-
-
 class Encoder(nn.TransformerEncoder):
     def __init__(self) -> None:
         super().__init__(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)

@@ -1,15 +1,12 @@
 """FlexAttention's calls, read as the AttentionMatrix of what they did.
 
-Called as it is, ``flex_attention`` is an operation that a Tracer sees. Compiled, as it is meant to
-be, it runs as one kernel that no PyTorch mode sees, and a mode that stopped the compiler would
-change the output and form the matrix. So what transformers' compiled call was given is read where
-it still stands: in the function that made the call, at the operation that follows it.
+Called as it is, ``flex_attention`` is an operation that a Tracer sees. Compiled, it runs as one
+kernel that no PyTorch mode sees.
 """
 
 from collections import deque
 from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,19 +20,15 @@ from regard.tracing.tracer import Operation
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-__all__ = ["AFTER_FLEX_ATTENTION", "FLEX_ATTENTION", "FlexCalls"]
+__all__ = ["FLEX_ATTENTION", "FlexCalls"]
 
 FLEX_ATTENTION = torch.ops.higher_order.flex_attention
-AFTER_FLEX_ATTENTION = torch.ops.aten.transpose.int
-"""What transformers does first with the output of its compiled flex_attention."""
-
 _NAMES = (
     *("query", "key", "value", "score_mod", "block_mask", "scale", "kernel_options"),
     *("score_mod_other_buffers", "mask_mod_other_buffers"),
 )
 # A larger mask stays a callable: to know which it is, it would have to be formed.
 _LARGEST = 2**26
-_CALLER = "flex_attention_forward"
 
 
 class FlexCalls:
@@ -45,10 +38,8 @@ class FlexCalls:
         # Of the last few: a model has one for each kind of layer. Held, so that its id stays its.
         self._masks: deque[tuple[BlockMask, torch.Size, Mask | None]] = deque(maxlen=4)
 
-    def of_operation(self, operation: Operation) -> AttentionMatrix | None:
-        """Return the matrix of an uncompiled call; None if ``of_transformers`` reads it."""
-        if operation.local(_CALLER, "query") is not None:
-            return None
+    def matrix(self, operation: Operation) -> AttentionMatrix:
+        """Return the matrix of a call."""
         given = dict(zip(_NAMES, operation.args, strict=False)) | operation.kwargs
         score_mod = _whole(given["score_mod"], given.get("score_mod_other_buffers", ()))
         return attend(
@@ -64,37 +55,9 @@ class FlexCalls:
         )
 
     @staticmethod
-    def precedes(operation: Operation) -> bool:
-        """Return True if the operation is the next one after transformers' flex_attention."""
-        output = operation.local(_CALLER, "attention_output")
-        return output is not None and operation.args[0] is output
-
-    def of_transformers(self, operation: Operation) -> AttentionMatrix:
-        """Return what transformers' flex_attention did before this operation."""
-        local = partial(operation.local, _CALLER)
-        query, key, softcap = local("query"), local("key"), local("softcap")
-        numbers = [local("score_mask"), local("position_bias", optional=True)]
-        numbers = [each for each in numbers if each is not None]
-        if softcap is not None and numbers:
-            raise ValueError(
-                "flex_attention has a softcap and numbers added after it.\n"
-                "    Load the model with attn_implementation='eager'."
-            )
-        return attend(
-            query,
-            key,
-            mask=self._mask(local("block_mask"), query, key),
-            scale=local("scaling"),
-            bias=cast("Tensor | None", sum(numbers)) if numbers else None,
-            softcap=softcap,
-            sink_bias=local("s_aux", optional=True),
-        )
-
-    @staticmethod
-    def value_of(operation: Operation) -> Tensor:
-        """Return the value of a call, compiled by transformers or not."""
-        compiled = operation.local(_CALLER, "value")
-        return operation.args[_NAMES.index("value")] if compiled is None else compiled
+    def value(operation: Operation) -> Tensor:
+        """Return the value of a call."""
+        return operation.args[_NAMES.index("value")]
 
     def _mask(self, block_mask: "BlockMask | None", query: Tensor, key: Tensor) -> Mask | None:
         """Return the mask that it is, written out where it is not too large."""

@@ -1,6 +1,5 @@
 """observe(model): what a model really attended to, and the model untouched."""
 
-import sys
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from regard.capture.flex_calls import AFTER_FLEX_ATTENTION, FLEX_ATTENTION, FlexCalls
+from regard.capture.flex_calls import FLEX_ATTENTION, FlexCalls
 from regard.capture.fused_calls import NESTED, FusedCall, fused_call
 from regard.capture.handwritten import Handwritten
 from regard.capture.recorded_values import TakeValue
@@ -57,7 +56,7 @@ def observe(
     It is seen however it is written: ``scaled_dot_product_attention``, ``flex_attention``,
     flash-attn, ``nn.MultiheadAttention`` and ``nn.TransformerEncoder`` on their fast path and off
     it, products and a softmax by hand, and regard's own ``A @ value``. What a compiled function
-    runs is not seen, but for transformers' ``flex_attention``.
+    runs is not seen.
 
     Args:
         model: any module: Hugging Face with any ``attn_implementation``, timm, your own.
@@ -122,7 +121,9 @@ def observe(
     if watch.absence.is_compiled:
         keeper.problems.add_text(str(compiled_error("model is compiled")))
     for name, what in compiled.items():
-        keeper.refuse_compiled(name, what)
+        keeper.refuse_compiled(name, str(compiled_error(what)))
+    if _runs_flex_attention(model) and not watch.saw_flex_attention:
+        keeper.refuse_compiled(seen.model, _COMPILED_FLEX)
     keeper.close()
     problem = keeper.problems.error()
     if problem is not None and (strict or keeper.problems.are_fatal or not seen.layers):
@@ -182,6 +183,7 @@ class _Watch:
         tracer: tells it what the model runs.
         finish: to be called when the block has ended.
         absence: what might have been attention.
+        saw_flex_attention: whether it ran uncompiled.
     """
 
     def __init__(self, model: nn.Module, keeper: Recorder, *, has_compiled_parts: bool) -> None:
@@ -189,6 +191,7 @@ class _Watch:
         self._root = type(model).__name__
         self._keeper = keeper
         self._flex = FlexCalls()
+        self.saw_flex_attention = False
         self._padded_to: dict[tuple[int, ...], int] = {}
         self._multiplying = False
         self.absence = Absence(model)
@@ -201,8 +204,6 @@ class _Watch:
         listeners: dict[Callable[..., Any], Listener] = {**handwritten.listeners}
         listeners[FLEX_ATTENTION] = self._flexible
         more = {_SOFTMAX_OF_NESTED: self._nested, _NESTED_FROM_MASK: self._without_padding}
-        if "transformers.integrations.flex_attention" in sys.modules:
-            more[AFTER_FLEX_ATTENTION] = self._after_flexible
         for operation, listener in more.items():
             first = listeners.get(operation, self._pass_on)
             listeners[operation] = _in_turn(first, listener)
@@ -233,26 +234,21 @@ class _Watch:
 
     def _fused(self, operation: Operation, call: FusedCall) -> None:
         args, kwargs = operation.args, operation.kwargs
-        batched = operation.local("multi_head_attention_forward", "is_batched")
 
         def read() -> AttentionMatrix:
-            one_query = operation.local(*_ONE_QUERY, optional=True) == 1
-            matrix = call.matrix(args, kwargs, one_query=one_query, padded_to=self._padded_to)
-            return matrix[0] if batched is False and matrix.ndim == 4 else matrix
+            one_query = _has_packed_heads(operation.innermost(), args)
+            return call.matrix(args, kwargs, one_query=one_query, padded_to=self._padded_to)
 
         def value() -> Tensor:
-            value = call.value(args, kwargs, padded_to=self._padded_to)
-            return value[0] if batched is False and value.ndim == 4 else value
+            return call.value(args, kwargs, padded_to=self._padded_to)
 
         if self._keeper.gradients:
             self._keeper.graph.note(operation, is_attention=True)
         self._keep(operation, read, value, call.inside)
 
     def _flexible(self, operation: Operation) -> None:
-        flex = self._flex
-        self._keep(
-            operation, lambda: flex.of_operation(operation), lambda: flex.value_of(operation)
-        )
+        self.saw_flex_attention, flex = True, self._flex
+        self._keep(operation, lambda: flex.matrix(operation), lambda: flex.value(operation))
 
     def _without_padding(self, operation: Operation) -> None:
         """Note how much padding nn.TransformerEncoder leaves out; only this operation knows."""
@@ -263,13 +259,6 @@ class _Watch:
     def _nested(self, operation: Operation) -> None:
         if operation.args[0].is_nested and (name := operation.module()) is not None:
             self._refuse(name, NESTED, operation.place())
-
-    def _after_flexible(self, operation: Operation) -> None:
-        if self._flex.precedes(operation):
-            flex = self._flex
-            self._keep(
-                operation, lambda: flex.of_transformers(operation), lambda: flex.value_of(operation)
-            )
 
     def product(self, matrix: LinearMap, value: Tensor, multiply: Callable[[], Tensor]) -> Tensor:
         """Record regard's own ``A @ value``, and return its output."""
@@ -287,7 +276,7 @@ class _Watch:
     def _keep(
         self,
         operation: Operation,
-        read: Callable[[], AttentionMatrix | None],
+        read: Callable[[], AttentionMatrix],
         value: Callable[[], Tensor],
         inside: str = "",
     ) -> None:
@@ -304,8 +293,7 @@ class _Watch:
         self.absence.note_attention(name)
         try:
             with apart(), torch.set_grad_enabled(self._keeper.gradients):
-                matrix = read()
-                take_value = None if matrix is None else self._keeper.take(name, matrix)
+                take_value = self._keeper.take(name, read())
                 if take_value is not None:
                     take_value(value())
         except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
@@ -333,6 +321,36 @@ class _Watch:
             self._keeper.refuse(name, reason, line, cause)
 
 
+def _runs_flex_attention(model: nn.Module) -> bool:
+    """Return True if a model of transformers runs its flex_attention, which is compiled."""
+    return getattr(getattr(model, "config", None), "_attn_implementation", None) == "flex_attention"
+
+
+def _has_packed_heads(module: nn.Module | None, args: tuple[Any, ...]) -> bool:
+    """Return True if the axis of the tokens holds the heads that share a key.
+
+    transformers packs them so for a single query token (``pack_gqa``).
+    """
+    group = getattr(module, "num_key_value_groups", 1)
+    query, key = args[:2]
+    if group == 1 or query.ndim != 4 or query.shape[1:3] != (key.shape[1], group):
+        return False
+    num_heads = getattr(getattr(module, "config", None), "num_attention_heads", None)
+    if num_heads is None:
+        raise ValueError(
+            f"query has {group} tokens or heads in one axis, and its module has no "
+            "config.num_attention_heads that says which.\n"
+            "    Observe it with attn_implementation='eager'."
+        )
+    return query.shape[1] * group == num_heads
+
+
+_COMPILED_FLEX = (
+    "transformers compiles its flex_attention; observe cannot look into compiled code.\n"
+    "    Load the model with attn_implementation='sdpa' or 'eager'."
+)
+
+
 def _is_empty(output: object) -> bool:
     """Return True if an operation gave nothing: there were no tokens, or no texts."""
     first = next(tensors_in((output,)), None)
@@ -347,6 +365,5 @@ def _in_turn(first: Listener, second: Listener) -> Listener:
     return tell
 
 
-_ONE_QUERY = ("sdpa_attention_forward", "q_length")  # transformers 5.0 has none, and packs no heads
 _NESTED_FROM_MASK = torch.ops.aten._nested_tensor_from_mask.default
 _SOFTMAX_OF_NESTED = torch.ops.aten._safe_softmax.default

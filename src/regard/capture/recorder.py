@@ -18,7 +18,6 @@ from regard.capture.refusals import Problems
 from regard.capture.selection import Selection
 from regard.capture.slicing import some_heads, some_queries, unrepeated, value_heads
 from regard.capture.tensor_copies import TensorCopies
-from regard.capture.unseen_attention import compiled_error
 from regard.errors import RegardError, check_path, check_progress
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.file_reader import read
@@ -142,14 +141,8 @@ class Recorder:
         self._kept = {run: kept for run, kept in self._kept.items() if kept.module != name}
         self._alone = [alone for alone in self._alone if alone[0] in self._seen]
 
-    def refuse_compiled(self, name: str, what: str) -> None:
-        """Note a compiled part of the model: what it runs is not recorded.
-
-        Args:
-            name: of the module.
-            what: is compiled, ``"model has a compiled module at '0'"``.
-        """
-        reason = str(compiled_error(what))
+    def refuse_compiled(self, name: str, reason: str) -> None:
+        """Note a compiled part of the model: what it runs is not recorded."""
         self.problems.add("{} is not looked into", name, reason)
         self._seen.refused.append(Refusal(name, None, reason))
 

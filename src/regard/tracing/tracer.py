@@ -14,12 +14,12 @@ set. What it sees:
 
 What a backward pass runs is not told, nor the forward that a checkpoint runs again inside it.
 
-A listener is asked for by the operation: the mapping from operations to listeners is looked up once
-for each operation, and one without a listener costs nothing more. A listener for all the others is
-there for who must know that nothing was missed. The listener is called after the
-operation, while the model's frames still stand, so ``caller`` and ``local`` must be asked there and
-then. An error in a listener would stop the model: a listener catches its own. It works with tensors
-inside ``apart()``, or not at all.
+A listener is found by the operation: the mapping from operations to listeners is looked up once
+for each operation, and one without a listener costs nothing more. Another listener hears all the
+others, for those who must know that nothing was missed. The listener is called after the operation,
+while the model's frames still stand, so it must ask for ``caller`` there and then. An error in a
+listener would stop the model: a listener catches its own. It works with tensors inside ``apart()``,
+or not at all.
 """
 
 import sys
@@ -158,27 +158,11 @@ class Operation(NamedTuple):
                 return False
         return False
 
-    def local(self, function: str, variable: str, *, optional: bool = False) -> Any:
-        """Return a local variable of a function that runs below the innermost module, or None.
-
-        Only while the listener runs. For what a library knows and does not pass on.
-
-        Args:
-            function: the function's name.
-            variable: the variable's name.
-            optional: whether the function may have no variable of that name.
-
-        Raises:
-            RuntimeError: another version of the library has no variable of that name.
-        """
+    def innermost(self) -> nn.Module | None:
+        """Return the innermost running module. Only while the listener runs."""
         for frame in _frames():
-            if frame.f_code.co_name == function:
-                code = frame.f_code
-                if not optional and variable not in code.co_varnames + code.co_cellvars:
-                    raise RuntimeError(_unknown_version(frame, variable))
-                return frame.f_locals.get(variable)
             if self._module_of(frame) is not None:
-                return None
+                return cast(nn.Module, frame.f_locals["self"])
         return None
 
     def inputs(self) -> list[list[Tensor]]:
@@ -322,18 +306,8 @@ def _leave_uncompiled() -> None:
     except AttributeError as cause:
         raise RuntimeError(
             f"torch {torch.__version__} has another compiler than observe and check know; they "
-            f"know {_KNOWN['torch']}.\n    Install that version."
+            f"know {_KNOWN}.\n    Install that version."
         ) from cause
-
-
-def _unknown_version(frame: FrameType, variable: str) -> str:
-    """Return the sentence for a function of a library that lacks a variable."""
-    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-    version = getattr(sys.modules.get(package), "__version__", "of another version")
-    return (
-        f"{frame.f_code.co_name} of {package} {version} has no {variable!r}, which observe reads "
-        f"there; it knows {_KNOWN.get(package, 'others')}.\n    Install that version."
-    )
 
 
 @cache
@@ -427,7 +401,7 @@ def _folder(module: object) -> str:
 
 
 _HANDLER = Tracer.__torch_dispatch__.__code__
-_KNOWN = {"torch": "torch 2.13", "transformers": "transformers 5.0 to 5.23"}
+_KNOWN = "torch 2.13"
 # The place of installed packages lies inside that of Python's own library.
 _PACKAGES = tuple(sysconfig.get_paths()[name] for name in ("purelib", "platlib"))
 _COMPILER = str(Path(_folder(torch), "_dynamo", "eval_frame.py"))
