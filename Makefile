@@ -51,7 +51,7 @@ format: .venv/.installed-dev ## let ruff fix what it can
 	$(BIN)/ruff check --fix-only $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-bench: .venv/.installed-dev ## the benchmarks: memory, speed, start-up
+bench: .venv/.installed-bench ## the benchmarks: memory, speed, start-up
 	$(BIN)/python -m benchmarks
 
 docs: .venv/.installed-docs ## the documentation and the lessons as a site, in site/
@@ -62,7 +62,7 @@ clean: ## remove .venv, caches and builds
 	rm -rf .venv .venv-oldest node_modules .smollm2* build dist .hypothesis .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/.installed-demo .venv/.installed-dev .venv/.installed-docs: .venv/.installed-%: pyproject.toml constraints.txt | $(BIN)/pip
+.venv/.installed-demo .venv/.installed-dev .venv/.installed-docs .venv/.installed-bench: .venv/.installed-%: pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "Installing regard[$*] into .venv; the first time takes a few minutes ..."
 	@$(PIP) --editable '.[$*]'
 	@touch $@
