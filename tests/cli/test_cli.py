@@ -351,7 +351,7 @@ def test_a_missing_extra_is_said_with_the_command_to_install_it(missing: str) ->
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         f"regard: the command needs {missing}, which is not installed.\n"
-        "    Run: pip install 'regard[demo]'\n"
+        "    Run: pip install 'regard[cli]'\n"
     )
 
 

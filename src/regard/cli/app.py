@@ -29,7 +29,7 @@ except ModuleNotFoundError as missing:
     name = str(missing.name).partition(".")[0]
     sys.stderr.write(
         f"regard: the command needs {name}, which is not installed.\n"
-        "    Run: pip install 'regard[demo]'\n"
+        "    Run: pip install 'regard[cli]'\n"
     )
     raise SystemExit(2) from None
 

@@ -34,7 +34,7 @@ def serve(run: Run, port: Port = None, no_browser: NoBrowser = False) -> None:
     except ModuleNotFoundError as missing:
         name = str(missing.name).partition(".")[0]
         raise RegardError(
-            f"serve needs {name}, which is not installed.\n    Run: pip install 'regard[serve]'"
+            f"serve needs {name}, which is not installed.\n    Run: pip install 'regard[cli]'"
         ) from missing
     server.serve(run, port=port, open_browser=not no_browser, tell=_tell)
 

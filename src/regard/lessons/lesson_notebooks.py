@@ -11,7 +11,7 @@ from regard.lessons.lesson_pages import Lesson, Piece
 __all__ = ["as_notebook", "write_notebooks"]
 
 _FIRST = (
-    "This is a lesson of regard; it needs `pip install 'regard[demo]'`. Run the cells with\n"
+    "This is a lesson of regard; it needs `pip install 'regard[all]'`. Run the cells with\n"
     "Shift-Enter in order, and change them as you like. Answers are at the end."
 )
 # Jupyter shows it as HTML where it is displayed, and as text where it is printed.

