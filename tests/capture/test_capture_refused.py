@@ -154,6 +154,19 @@ def test_a_fused_call_that_is_refused_has_its_line() -> None:
     assert [refusal.line for refusal in seen.refused] == [f"{__file__}:{call}"]
 
 
+@pytest.mark.parametrize("as_it_ran", [False, True], ids=["saved", "written as it ran"])
+@pytest.mark.filterwarnings("ignore:the attention of '1' cannot be kept")
+def test_a_file_says_what_was_refused(as_it_ran: bool, tmp_path: Path) -> None:
+    model, path = nn.Sequential(Plain(), Thresholded()), tmp_path / "run.safetensors"
+    with torch.no_grad(), regard.observe(model, path=path if as_it_ran else None) as seen:
+        model(noise(3, 7, 22))
+    if not as_it_ran:
+        seen.save(path)
+    loaded = regard.load(path)
+    assert loaded.refused == loaded.part([0]).refused == seen.refused
+    assert loaded.refused[0].module == "1"
+
+
 def test_a_recording_of_which_nothing_was_refused_says_so() -> None:
     model = nn.Sequential(Plain())
     with torch.no_grad(), regard.observe(model, strict=True) as seen:

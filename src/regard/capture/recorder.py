@@ -22,8 +22,8 @@ from regard.errors import RegardError, check_path, check_progress
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.file_reader import read
 from regard.recording.file_writer import Writer
-from regard.recording.layers import Answers, InMemory, Layer, Origin, layer_at
-from regard.recording.recording import Recording, Refusal
+from regard.recording.layers import Answers, InMemory, Layer, Origin, Refusal, layer_at
+from regard.recording.recording import Recording
 from regard.scores.query_key import QueryKeyScores
 
 __all__ = ["Recorder"]
@@ -386,8 +386,12 @@ class Recorder:
             for layer in self._seen.layers:
                 writer.add(layer)
             seen = self._seen
-            tokens = seen.query_tokens, seen.key_tokens
-            writer.finish(model=seen.model, query_tokens=tokens[0], key_tokens=tokens[1])
+            writer.finish(
+                model=seen.model,
+                query_tokens=seen.query_tokens,
+                key_tokens=seen.key_tokens,
+                refused=seen.refused,
+            )
             for layer in read(writer.path).layers:
                 self._seen.put(layer)
         except RegardError as error:

@@ -26,7 +26,7 @@ from regard.recording.file_format import (
     wrong_numbers,
 )
 from regard.recording.file_writer import FORMAT, KEY
-from regard.recording.layers import Answers, Layer, Origin, Queries
+from regard.recording.layers import Answers, Layer, Origin, Queries, Refusal
 from regard.recording.tensor_file import DamagedError, TensorFile
 from regard.reductions.top_k import Top
 from regard.scores.given_scores import GivenScores
@@ -64,11 +64,12 @@ class Stored:
         query_tokens: one token for each query; None when not known.
         key_tokens: one token for each key; None when not known.
         layers: with functions that read their numbers.
+        refused: the modules whose attention was not recorded; older files have none.
         has_checksums: whether damage to any number is noticed; files of format 1 have none.
 
     Example:
         >>> from regard.recording.file_reader import Stored
-        >>> Stored("Tiny", None, None, (), has_checksums=True).model
+        >>> Stored("Tiny", None, None, (), (), has_checksums=True).model
         'Tiny'
     """
 
@@ -76,6 +77,7 @@ class Stored:
     query_tokens: tuple[Token, ...] | None
     key_tokens: tuple[Token, ...] | None
     layers: tuple[Layer, ...]
+    refused: tuple[Refusal, ...]
     has_checksums: bool
 
 
@@ -118,9 +120,17 @@ def read(path: str | os.PathLike[str]) -> Stored:
             raise ValueError("two layers have one name")
         for layer in layers:
             layer.check_tokens(queries, keys)
-        return Stored(str(about["model"]), queries, keys, layers, file.has_checksums)
+        refused = tuple(map(_refusal, about.get("refused", [])))
+        return Stored(str(about["model"]), queries, keys, layers, refused, file.has_checksums)
     except _WRONG as error:
         raise _damaged(path, _reason(error)) from error
+
+
+def _refusal(plain: Any) -> Refusal:
+    module, line, reason = plain
+    if not (isinstance(module, str) and isinstance(reason, str)):
+        raise TypeError("a refusal that is no text")
+    return Refusal(module, None if line is None else str(line), reason)
 
 
 def verify(

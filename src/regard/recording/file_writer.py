@@ -26,7 +26,7 @@ from regard.recording.file_format import (
     plain_matrix,
     wrong_numbers,
 )
-from regard.recording.layers import Layer
+from regard.recording.layers import Layer, Refusal
 from regard.recording.tensor_file import DTYPES, checksum, packed_header
 from regard.recording.version import version
 from regard.text.tokens import Token, as_tokens
@@ -148,6 +148,7 @@ class Writer:
         model: str = "",
         query_tokens: Iterable[Token] | None = None,
         key_tokens: Iterable[Token] | None = None,
+        refused: Iterable[Refusal] = (),
     ) -> None:
         """Write what is known of all layers, and give the file its name.
 
@@ -155,6 +156,7 @@ class Writer:
             model: the name of the model.
             query_tokens: one token for each query.
             key_tokens: one token for each key.
+            refused: the modules whose attention was not recorded.
 
         Raises:
             RegardError: the disk is full; the partial file is gone then.
@@ -166,6 +168,7 @@ class Writer:
             "model": model,
             "query_tokens": _plain_tokens("query_tokens", query_tokens),
             "key_tokens": _plain_tokens("key_tokens", key_tokens),
+            "refused": list(refused),
             "layers": self._layers,
         }
         try:
@@ -246,6 +249,7 @@ def write(
     model: str = "",
     query_tokens: Iterable[Token] | None = None,
     key_tokens: Iterable[Token] | None = None,
+    refused: Iterable[Refusal] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Write a recording as one file; see ``Writer``.
@@ -256,6 +260,7 @@ def write(
         model: the name of the model.
         query_tokens: one token for each query.
         key_tokens: one token for each key.
+        refused: the modules whose attention was not recorded.
         progress: called with the layers written and the layers in all.
 
     Raises:
@@ -280,7 +285,9 @@ def write(
             writer.add(layer)
             if progress is not None:
                 progress(done, len(layers))
-        writer.finish(model=model, query_tokens=query_tokens, key_tokens=key_tokens)
+        writer.finish(
+            model=model, query_tokens=query_tokens, key_tokens=key_tokens, refused=refused
+        )
     except BaseException:
         writer.abandon()
         raise

@@ -21,6 +21,7 @@ __all__ = [
     "NotKeptError",
     "Origin",
     "Queries",
+    "Refusal",
     "able_to_answer",
     "asked_of",
     "layer_at",
@@ -190,6 +191,20 @@ class Queries(NamedTuple):
 
     start: int
     ran: int
+
+
+class Refusal(NamedTuple):
+    """An attention that ran and was not recorded.
+
+    Attributes:
+        module: the name of the module that ran it.
+        line: where, ``file:line``; None where nobody knows.
+        reason: what happened, and what to do.
+    """
+
+    module: str
+    line: str | None
+    reason: str
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ def load(path: str | os.PathLike[str]) -> Recording:
     seen = Recording(
         {}, model=stored.model, query_tokens=stored.query_tokens, key_tokens=stored.key_tokens
     )
+    seen.refused = list(stored.refused)
     for layer in stored.layers:
         seen.put(layer)
     return seen

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from regard.recording.layers import (
     Layer,
     Origin,
     Queries,
+    Refusal,
     layer_at,
     reduce_all,
     tokens_of_rows,
@@ -31,20 +32,6 @@ from regard.text.escaping import visible
 from regard.text.tokens import Token, as_tokens
 
 __all__ = ["Recording", "Refusal"]
-
-
-class Refusal(NamedTuple):
-    """An attention that ran and was not recorded.
-
-    Attributes:
-        module: the name of the module that ran it.
-        line: where, ``file:line``; None where nobody knows.
-        reason: what happened, and what to do.
-    """
-
-    module: str
-    line: str | None
-    reason: str
 
 
 class Recording(Mapping[str, AttentionMatrix]):
@@ -61,8 +48,7 @@ class Recording(Mapping[str, AttentionMatrix]):
         model: the name of the model.
         query_tokens: one token for each query of the matrices; None when not known.
         key_tokens: one token for each key; None when not known.
-        refused: the modules whose attention ran and was not recorded, each with line and reason; a
-            file does not keep them.
+        refused: the modules whose attention ran and was not recorded, each with line and reason.
 
     Example:
         >>> import torch, regard, regard.nn
@@ -238,6 +224,7 @@ class Recording(Mapping[str, AttentionMatrix]):
         """Return a recording of the same model."""
         tokens = {"query_tokens": query_tokens, "key_tokens": key_tokens}
         same = Recording({}, model=self.model, **tokens)
+        same.refused = list(self.refused)
         for layer in layers:
             same.put(layer)
         return same
@@ -359,8 +346,15 @@ class Recording(Mapping[str, AttentionMatrix]):
             >>> regard.load("run.safetensors").model
             'Tiny'
         """
-        text = {"query_tokens": self.query_tokens, "key_tokens": self.key_tokens}
-        write(path, self.layers, model=self.model, **text, progress=progress)
+        write(
+            path,
+            self.layers,
+            model=self.model,
+            query_tokens=self.query_tokens,
+            key_tokens=self.key_tokens,
+            refused=self.refused,
+            progress=progress,
+        )
 
     def rollout(self, residual: float = 0.5) -> Rollout:
         """Return where the tokens of the last layer come from; see ``rollout``."""
