@@ -76,7 +76,7 @@ def test_both_tables_list_the_strongest(show: Open) -> None:
     recording = recorded()
     page = show(recording)
     go(page, 0, 1, 2, 3)
-    names = ["CLS", *WORDS]
+    names = ["[CLS]", *WORDS]
     for table, weights in [("looks", recording[0][0, 1, 2]), ("looked", recording[0][0, 1][:, 3])]:
         order = weights.argsort(descending=True).tolist()
         shown = page.locator(f"#{table}-table button").all_inner_texts()

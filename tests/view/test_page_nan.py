@@ -64,7 +64,7 @@ def test_a_column_with_one_wrong_number_has_its_strongest(show: Open) -> None:
     page = show(recording, "#view=text&layer=0&head=0&query=0")
     page.wait_for_selector("#sentence:has-text('looked at most by')")
     best = recording[0].to_dense()[0, 0, :, 0].nan_to_num(0).argmax()
-    assert page.inner_text("#looked-table tbody button >> nth=0") == ("CLS", *pages.WORDS)[best]
+    assert page.inner_text("#looked-table tbody button >> nth=0") == ("[CLS]", *pages.WORDS)[best]
 
 
 def test_on_the_map_what_is_not_a_number_has_a_colour_of_its_own(show: Open) -> None:
@@ -121,7 +121,7 @@ def test_a_layer_that_is_not_numbers_leaves_the_others_their_kinds(
         else served(browser, recording, address)
     )
     with opened as page:
-        page.wait_for_selector("#view-overview .row:nth-child(2) .score:not(:empty)")
+        page.wait_for_selector("#view-overview .row:nth-child(2) .kind:not(:empty)")
         buttons = page.locator("#view-overview .row:nth-child(2) button")
         kinds = tuple(buttons.locator(".kind").all_inner_texts())
         assert kinds == regard.heads(regard.Recording({"right": recording[1]}))["kind"]

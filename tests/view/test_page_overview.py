@@ -114,9 +114,10 @@ def test_each_of_many_heads_stands_right_of_its_layer_with_its_kind(width: int, 
     label = "#view-overview .row:first-child .layer"
     end = page.eval_on_selector(label, "one => one.offsetLeft + one.offsetWidth")
     assert len(lefts) == 12
-    assert min(lefts) >= end
+    # On a phone the layer is a line over its heads.
+    assert min(lefts) >= (end if width > 700 else 0)
     kind = page.locator("#view-overview button .kind").first
     assert kind.is_visible()
-    title = page.locator("#view-overview button").first.get_attribute("title")
-    assert title is not None
-    assert kind.inner_text() in title
+    about = page.locator("#view-overview button").first.get_attribute("aria-label")
+    assert about is not None
+    assert kind.inner_text() in about

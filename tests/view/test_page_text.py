@@ -179,7 +179,7 @@ def test_the_two_texts_of_a_pair_face_each_other(show: Open) -> None:
     page = show(recording, "#view=text&head=1&query=6")
     read(page, "0,1,6,6,0")
     texts = page.locator("#view-text .flow").all_inner_texts()
-    assert texts == ["CLS Life is short SEP", "eat dessert SEP"]
+    assert texts == ["[CLS] Life is short [SEP]", "eat dessert [SEP]"]
     assert page.inner_text("#view-text .direction") == "Where “dessert” looks"
     row = recording[0][0, 1, 6]
     for place, part in enumerate((row[:5], row[5:])):

@@ -1,5 +1,6 @@
 /** The map view: one map, or two side by side, and what chooses their heads. */
 
+import { ceilingOf } from "./ceiling.js";
 import { cellTable } from "./cells.js";
 import { beside, headline, headsName, shown, shownName } from "./compare.js";
 import { MapView } from "./map.js";
@@ -52,7 +53,7 @@ export class Atlas {
   /** Which heads are on the stage, in words. @param {State} state */
   name(state) {
     const { layers } = this.page.recording;
-    this.section.dataset.compare = state.compare;
+    document.body.dataset.compare = state.compare;
     const isBeside = state.compare === "beside";
     /** @type {HTMLElement} */ (this.second.holder.parentElement).hidden = !isBeside;
     const which = shown(state, layers);
@@ -77,6 +78,11 @@ export class Atlas {
   /** @returns {MapView[]} those on the stage */
   maps() {
     return this.page.store.state.compare === "beside" ? [this.first, this.second] : [this.first];
+  }
+
+  /** @returns {number} the weight of the darkest colour on the fitted scale, one for all maps on the stage */
+  ceiling() {
+    return Math.max(...this.maps().map(({ which }) => ceilingOf(this.page, which)));
   }
 
   /** @returns {boolean} */

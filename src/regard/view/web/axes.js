@@ -25,6 +25,7 @@ const LARGEST = 84; // pixels of a cell, so that one token is not a poster
 const LABEL = 13; // pixels of type
 const SLANT = -Math.PI / 3;
 const APART = 17; // pixels between two labels
+const NAMES = 66; // pixels of the names of the axes, in the corner
 const MEASURED = 2000; // labels of a long text, to know the widest
 
 /** @param {CanvasRenderingContext2D} context @param {Token} token @param {string} family */
@@ -97,7 +98,7 @@ export class Axes {
     this.setLimit(Math.round(Math.max(60, Math.min(124, stage.width * 0.12))));
     // With fewer pixels than labels need, each label carries its position: "250 the".
     const counter = queries.length * APART > stage.height * 0.8 ? positionWidth(queries) : 0;
-    const left = Math.ceil(this.widest(queries) + counter + 16);
+    const left = Math.max(NAMES, Math.ceil(this.widest(queries) + counter + 16));
     const room = { width: stage.width - left - 2, height: stage.height - 30 };
     const flat = Math.min(room.width / keys.length, room.height / queries.length, LARGEST);
     const slanted = this.widest(keys) > flat - 10;
@@ -130,6 +131,13 @@ export class Axes {
    * @param {Frame} frame @param {Token[]} queries @param {Token[]} keys @param {Ink} ink
    */
   draw(frame, queries, keys, ink) {
+    this.context.font = `11px ${this.family}`;
+    this.context.letterSpacing = "0px";
+    this.context.textAlign = "right";
+    this.context.textBaseline = "alphabetic";
+    this.context.fillStyle = ink.faint;
+    this.context.fillText("keys →", frame.left - 8, frame.top - 20);
+    this.context.fillText("queries ↓", frame.left - 8, frame.top - 7);
     const down = stride(frame.cellHeight);
     const across = stride(frame.cellWidth);
     for (let i = aligned(frame.row - 0.5, down); i <= frame.row + frame.rows - 0.5; i += down) {

@@ -63,3 +63,11 @@ export function middle(cell, { first, end, size }) {
 export function edge(cell, length, cells) {
   return Math.floor((cell * length) / cells);
 }
+
+/**
+ * The cell that holds a position, of a length divided as `edge` divides it.
+ * @param {number} position @param {number} length @param {number} cells @returns {number}
+ */
+export function blockOf(position, length, cells) {
+  return Math.floor(((position + 1) * cells - 1) / length);
+}

@@ -3,7 +3,7 @@
  * blind (lightness alone orders it). Weight 0 is the ground itself. Differences go from the ground
  * to orange where there is more, to blue where there is less.
  *
- * @typedef {"linear" | "log" | "row"} Scale
+ * @typedef {"fit" | "linear" | "log" | "row"} Scale
  */
 
 // After the ground, [lightness, chroma, hue] at even steps: to deep indigo; to warm light.
@@ -176,7 +176,7 @@ export function logFloor(keys) {
  * @param {number} weight
  * @param {Scale} scale
  * @param {number} floor of the log scale
- * @param {number} highest weight of the row, for the scale by row
+ * @param {number} highest weight, for the fitted scale and the scale by row
  * @returns {number}
  */
 export function level(weight, scale, floor, highest) {
@@ -184,15 +184,15 @@ export function level(weight, scale, floor, highest) {
   if (weight <= 0) return 0;
   let t = weight;
   if (scale === "log") t = 1 - Math.log(weight) / Math.log(floor);
-  if (scale === "row") t = highest > 0 ? weight / highest : 0;
+  if (scale === "row" || scale === "fit") t = highest > 0 ? weight / highest : 0;
   return Math.max(0, Math.min(255, Math.round(t * 255)));
 }
 
 /**
  * Where a difference lies on its scale: 255 is none, 0 all less, 510 all more; NaN for NaN.
- * @param {number} difference @param {Scale} scale @param {number} floor
+ * @param {number} difference @param {Scale} scale @param {number} floor @param {number} highest
  * @returns {number}
  */
-export function differenceLevel(difference, scale, floor) {
-  return 255 + Math.sign(difference) * level(Math.abs(difference), scale, floor, 1);
+export function differenceLevel(difference, scale, floor, highest) {
+  return 255 + Math.sign(difference) * level(Math.abs(difference), scale, floor, highest);
 }

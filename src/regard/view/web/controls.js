@@ -3,13 +3,15 @@
 import { BINDINGS, writeHelp } from "./keys.js";
 import { counted, grouped } from "./numbers.js";
 import { find } from "./prose.js";
-import { visible } from "./tokens.js";
+import { sinkNames, visible } from "./tokens.js";
 import { bringIntoView } from "./travel.js";
 
 /**
  * @typedef {import("./state.js").State} State
  * @typedef {import("./main.js").Page} Page
  */
+
+const HINT = "regard-hint";
 
 export class Controls {
   /** @param {Page} page */
@@ -18,6 +20,7 @@ export class Controls {
     this.layer = /** @type {HTMLSelectElement} */ (part("layer"));
     this.head = /** @type {HTMLSelectElement} */ (part("head"));
     this.describe();
+    this.hint();
     this.layer.replaceChildren(...page.recording.layers.map((_, i) => option(i)));
     this.layer.addEventListener("change", () => page.store.set({ layer: Number(this.layer.value) }));
     this.head.addEventListener("change", () => page.store.set({ head: Number(this.head.value) }));
@@ -57,8 +60,24 @@ export class Controls {
         key,
         new KeyboardEvent("keydown", { key }),
       );
+    if (button.id === "understood") this.understand();
     if (button.id === "theme") this.turnTheme();
     if (button.id === "close") /** @type {HTMLDialogElement} */ (part("help")).close();
+  }
+
+  /** The line that explains rows and columns, until it is dismissed; a browser may keep that. */
+  hint() {
+    part("hint").hidden = remembered(HINT) !== null;
+  }
+
+  understand() {
+    part("hint").hidden = true;
+    try {
+      localStorage.setItem(HINT, "understood");
+    } catch {
+      // A frame of a notebook keeps nothing; the line comes back with the next page.
+    }
+    this.page.redraw();
   }
 
   turnTheme() {
@@ -104,10 +123,20 @@ export class Controls {
     }
     part("theme").textContent = isDark() ? "Light" : "Dark";
     part("sinks").setAttribute("aria-pressed", String(state.hidden));
+    part("sinks").textContent = `Hide ${sinkNames(this.page.axes(state.layer).keys)}`;
     part("distances").setAttribute("aria-pressed", String(state.distances));
     part("fold").textContent = state.folded ? "Show the text" : "Fold";
-    part("whole").hidden = state.zoom === 1;
+    for (const id of ["whole", "out"]) part(id).hidden = state.zoom === 1;
     part("closer").hidden = Math.max(info.q_len, info.kv_len) <= 8;
+  }
+}
+
+/** @param {string} name @returns {string | null} */
+function remembered(name) {
+  try {
+    return localStorage.getItem(name);
+  } catch {
+    return null;
   }
 }
 

@@ -17,6 +17,7 @@ import { inProse } from "./tokens.js";
  * @property {HTMLSpanElement[] | null} spans null: not built
  */
 
+const LABEL_LETTER = 6; // pixels of a letter above a token
 const WHOLE = 512; // tokens that are one block
 const PARAGRAPH = 192; // tokens of a block that may end at a line break,
 const SENTENCE = 320; // at the end of a sentence; and anywhere after WHOLE
@@ -247,6 +248,13 @@ export class Flow {
     const label = this.labels.get(at);
     if (label) span.dataset.share = label;
     else delete span.dataset.share;
+    if (label) span.classList.toggle("at-end", this.isAtEnd(span, label));
+  }
+
+  /** Would the number above a token be cut at the right edge? @param {HTMLSpanElement} span @param {string} label */
+  isAtEnd(span, label) {
+    const { right } = this.scroller.getBoundingClientRect();
+    return span.getBoundingClientRect().left + label.length * LABEL_LETTER > right;
   }
 
   clear() {

@@ -34,7 +34,10 @@ export class HeadsView {
     this.grid = made("div", "heads");
     this.grid.setAttribute("role", "group");
     this.grid.setAttribute("aria-label", "Heads. Arrow keys move, Enter opens the map.");
-    pane.append(this.choices, this.count, this.grid);
+    this.pane = pane;
+    this.details = made("p", "details");
+    this.details.hidden = true;
+    pane.append(this.choices, this.count, this.grid, this.details);
     /** @type {Tile[]} */ this.tiles = [];
     /** @type {Map<Element, Tile>} */ this.tileOf = new Map();
     this.columns = 1;
@@ -46,7 +49,7 @@ export class HeadsView {
     this.grid.addEventListener("click", (event) => this.open(event.target));
     this.grid.addEventListener("pointerover", (event) => this.say(event.target));
     this.grid.addEventListener("focusin", (event) => this.say(event.target));
-    this.grid.addEventListener("pointerleave", () => this.tell());
+    for (const name of ["pointerleave", "focusout"]) this.grid.addEventListener(name, () => this.say(null));
     this.grid.addEventListener("keydown", (event) => this.go(event));
     new ResizeObserver(() => this.resized()).observe(pane);
   }
@@ -164,14 +167,15 @@ export class HeadsView {
         button.type = "button";
         button.tabIndex = -1;
         button.setAttribute("aria-label", described(tile));
-        button.title = described(tile);
         const name = made("span", "name");
-        name.textContent = `L${tile.layer}H${tile.head}`;
+        name.textContent = inLayer ? `H${tile.head}` : `L${tile.layer}H${tile.head}`;
         const kind = made("span", "kind");
         kind.textContent = tile.kind ? tile.kind.kind : "";
         const score = made("span", "score");
-        score.textContent = tile.kind ? whole(tile.kind[shownFor(this.page.store.state.sort)]) : "";
-        const words = inLayer ? [kind, " ", score] : [name, score, kind];
+        const shown = shownFor(this.page.store.state.sort);
+        const isTold = tile.kind && (shown !== "score" || tile.kind.kind !== "mixed");
+        score.textContent = tile.kind && isTold ? whole(tile.kind[shown]) : "";
+        const words = [name, score, kind];
         button.append(document.createElement("canvas"), ...words);
         this.tileOf.set(button, tile);
         this.seen.observe(button);
@@ -187,7 +191,7 @@ export class HeadsView {
     const { scale } = this.page.store.state;
     if (!tile) return;
     const map = this.page.maps[tile.layer];
-    button.querySelector("canvas")?.replaceWith(picturedMap(map, tile.head, scale, this.page.look.ramp));
+    button.querySelector("canvas")?.replaceWith(picturedMap(map, tile.head, scale, this.page.look.ramp, this.page.gridCeiling));
   }
 
   /** What is on screen gets its colours at once, the rest when it comes into view. */
@@ -215,17 +219,24 @@ export class HeadsView {
     if (tile) this.page.store.set({ layer: tile.layer, head: tile.head, view: "map" });
   }
 
-  /** @param {EventTarget | null} target the head that is pointed at */
+  /** What there is to know of a head, at its tile. @param {EventTarget | null} target */
   say(target) {
-    const button = /** @type {HTMLElement} */ (target).closest("button");
+    const button = /** @type {HTMLElement | null} */ (target)?.closest("button");
     const tile = button && this.tileOf.get(button);
-    this.tell(tile ? `: ${described(tile)}` : "");
+    this.details.hidden = !tile;
+    if (!tile) return;
+    this.details.textContent = described(tile);
+    const [box, pane] = [button.getBoundingClientRect(), this.pane.getBoundingClientRect()];
+    const left = Math.min(box.left - pane.left, pane.width - this.details.offsetWidth);
+    this.details.style.left = `${Math.max(0, left)}px`;
+    const below = box.bottom - pane.top + 2;
+    const fits = below + this.details.offsetHeight <= pane.height;
+    this.details.style.top = `${fits ? below : box.top - pane.top - this.details.offsetHeight - 2}px`;
   }
 
-  /** @param {string} [more] */
-  tell(more = "") {
+  tell() {
     const of = this.tiles.length === this.total ? "" : ` of ${this.total}`;
-    this.count.textContent = `${this.tiles.length}${of} ${this.total === 1 ? "head" : "heads"}${more}`;
+    this.count.textContent = `${this.tiles.length}${of} ${this.total === 1 ? "head" : "heads"}`;
   }
 
   /** @param {KeyboardEvent} event arrows go from tile to tile */
@@ -291,8 +302,8 @@ function shownFor(sort) {
 function described({ layer, head, kind }) {
   const name = `layer ${layer} head ${head}`;
   if (!kind) return kind === null ? `${name}, ${NO_KIND}` : name;
-  const parts = [`score ${share(kind.score)}`, `entropy ${share(kind.entropy)}`, `sinks ${share(kind.sink)}`];
-  return `${name}, ${kind.kind}, ${parts.join(", ")}`;
+  const parts = [kind.kind === "mixed" ? "" : `score ${share(kind.score)}`, `entropy ${share(kind.entropy)}`, `sinks ${share(kind.sink)}`];
+  return `${name}, ${kind.kind}, ${parts.filter(Boolean).join(", ")}`;
 }
 
 /** @param {string} kind @returns {string} as the address writes it */

@@ -17,7 +17,7 @@ import { bringIntoView, zoomBy } from "./travel.js";
 const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 /** @type {Record<string, import("./state.js").State["view"]>} */
 const VIEW_OF_KEY = { 1: "overview", 2: "map", 3: "text", 4: "steps", 5: "segments" };
-const SCALES = /** @type {const} */ (["linear", "log", "row"]);
+const SCALES = /** @type {const} */ (["fit", "linear", "log", "row"]);
 
 const COMPARISONS = /** @type {const} */ (["alone", "beside", "difference"]);
 
@@ -41,7 +41,7 @@ export const BINDINGS = [
     does: "previous, next layer",
     run: (page, key) => page.step("layer", key === "{" ? -1 : 1),
   },
-  { keys: ["+", "="], shown: "+", does: "zoom in", run: (page) => zoomBy(page, 2) },
+  { keys: ["+", "="], shown: "+", does: "zoom in; so do the wheel, a double click, two fingers", run: (page) => zoomBy(page, 2) },
   { keys: ["-"], shown: "−", does: "zoom out", run: (page) => zoomBy(page, 0.5) },
   {
     keys: ["0"],
@@ -62,7 +62,7 @@ export const BINDINGS = [
     run: (page) => page.store.set({ heads: page.store.state.heads === "one" ? "mean" : "one" }),
   },
   { keys: ["c"], shown: "c", does: "compare with another head: beside, difference", run: nextComparison },
-  { keys: ["l"], shown: "l", does: "scale: linear, log, by row", run: nextScale },
+  { keys: ["l"], shown: "l", does: "scale: fitted, 0 to 100 %, log, by row", run: nextScale },
   {
     keys: ["s"],
     shown: "s",

@@ -1,7 +1,7 @@
 /** The scale, always in sight: its colours, its units, and whether it is linear, log or by row. */
 
 import { logFloor } from "./colours.js";
-import { digits } from "./numbers.js";
+import { digits, plain } from "./numbers.js";
 
 /**
  * @typedef {import("./colours.js").Scale} Scale
@@ -10,15 +10,21 @@ import { digits } from "./numbers.js";
 
 /**
  * The marks under the scale.
- * @param {Scale} scale @param {number} blocks of keys
+ * @param {Scale} scale @param {number} blocks of keys @param {number} ceiling of the fitted scale
  * @returns {Mark[]}
  */
-export function marks(scale, blocks) {
+export function marks(scale, blocks, ceiling) {
   if (scale === "row")
     return [
       { at: 0, text: "0" },
       { at: 0.5, text: "half" },
       { at: 1, text: "row’s highest" },
+    ];
+  if (scale === "fit")
+    return [
+      { at: 0, text: "0" },
+      { at: 0.5, text: plain(ceiling * 50) },
+      { at: 1, text: `${ceiling < 1 ? "≥\u202f" : ""}${plain(ceiling * 100)}\u202f%` },
     ];
   if (scale === "linear")
     return [0, 0.25, 0.5, 0.75, 1].map((at) => ({ at, text: `${at * 100}${at === 1 ? "\u202f%" : ""}` }));
@@ -28,7 +34,7 @@ export function marks(scale, blocks) {
   return all.map((power) => {
     // In percent; a power of ten where digits would take the room of the next mark.
     const small = `10\u207b${"\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079"[power - 2]}`;
-    const short = power > 4 ? small : digits(100 * 10 ** -power).replace(/\.0+$|(\.\d*?)0+$/, "$1");
+    const short = power > 4 ? small : plain(100 * 10 ** -power);
     return {
       at: 1 - power / powers,
       text: power === 0 ? "100\u202f%" : power === powers ? `≤\u202f${short}` : short,
@@ -38,11 +44,11 @@ export function marks(scale, blocks) {
 
 /**
  * The marks of a difference: 0 in the middle, less on the left.
- * @param {Scale} scale @param {number} blocks
+ * @param {Scale} scale @param {number} blocks @param {number} ceiling
  * @returns {Mark[]}
  */
-function differenceMarks(scale, blocks) {
-  const end = scale === "row" ? "1" : "100";
+function differenceMarks(scale, blocks, ceiling) {
+  const end = scale === "row" ? "1" : scale === "fit" ? plain(ceiling * 100) : "100";
   const found = [
     { at: 0, text: `\u2212${end}` },
     { at: 0.5, text: "0" },
@@ -52,6 +58,12 @@ function differenceMarks(scale, blocks) {
   const one = (1 + 2 / Math.log10(logFloor(blocks))) / 2; // where 1 point lies
   if (one < 0.1) return found;
   return [...found, { at: 0.5 - one, text: "\u22121" }, { at: 0.5 + one, text: "+1" }];
+}
+
+/** @param {number} ceiling @param {boolean} isDifference @returns {string} */
+export function darkest(ceiling, isDifference = false) {
+  const unit = isDifference ? "points" : "%";
+  return `darkest = ${plain(ceiling * 100)}\u202f${unit}${ceiling < 1 ? " or more" : ""}`;
 }
 
 const KINDS = {
@@ -66,8 +78,9 @@ const KINDS = {
  * @param {number} blocks of keys
  * @param {string} unit what a cell of the map is
  * @param {import("./colours.js").Ramp} ramp of weights, or of differences
+ * @param {number} ceiling the weight of the darkest colour, on the fitted scale
  */
-export function drawLegend(legend, scale, blocks, unit, ramp) {
+export function drawLegend(legend, scale, blocks, unit, ramp, ceiling) {
   const canvas = /** @type {HTMLCanvasElement} */ (legend.querySelector("canvas"));
   const count = ramp.packed.length;
   const isDifference = count > 256;
@@ -79,7 +92,7 @@ export function drawLegend(legend, scale, blocks, unit, ramp) {
   context.putImageData(image, 0, 0);
   const ticks = /** @type {HTMLElement} */ (legend.querySelector(".ticks"));
   ticks.replaceChildren(
-    ...(isDifference ? differenceMarks : marks)(scale, blocks).map(({ at, text }) => {
+    ...(isDifference ? differenceMarks : marks)(scale, blocks, ceiling).map(({ at, text }) => {
       const tick = document.createElement("span");
       tick.textContent = text;
       tick.className = at === 0 ? "first" : at === 1 ? "last" : "";
@@ -87,5 +100,6 @@ export function drawLegend(legend, scale, blocks, unit, ramp) {
       return tick;
     }),
   );
-  /** @type {HTMLElement} */ (legend.querySelector(".unit")).textContent = `${unit}, ${KINDS[scale]}`;
+  /** @type {HTMLElement} */ (legend.querySelector(".unit")).textContent =
+    `${unit}, ${scale === "fit" ? darkest(ceiling, isDifference) : KINDS[scale]}`;
 }

@@ -9,6 +9,7 @@
 
 import { Atlas } from "./atlas.js";
 import { Blend } from "./blend.js";
+import { ceilingOfAll } from "./ceiling.js";
 import { Client } from "./client.js";
 import { differenceRamp, ramp } from "./colours.js";
 import { beside, fittedHeads, isDifference, shown } from "./compare.js";
@@ -23,6 +24,7 @@ import { listen } from "./keys.js";
 import { drawLegend } from "./legend.js";
 import { Overview, smallMap } from "./overview.js";
 import { notes } from "./notes.js";
+import { openingCell, openingHead } from "./opening.js";
 import { Damaged, readRecording } from "./payload.js";
 import { Prose } from "./prose.js";
 import { Reader } from "./reading.js";
@@ -31,6 +33,7 @@ import { SaveMenu } from "./save.js";
 import { SegmentsView } from "./segments.js";
 import { blockSentence, ReadingView } from "./sentence.js";
 import { Store } from "./state.js";
+import { Standing } from "./standing.js";
 import { StepsView } from "./steps.js";
 import { TextView } from "./text.js";
 import { forAxis, sinksOf } from "./tokens.js";
@@ -62,21 +65,24 @@ export class Page {
     /** @type {Reading | null} */ this.reading = null;
     /** @type {Map<object, Error>} who has no answer, and why */ this.troubles = new Map();
     this.isGathering = false;
+    this.gridCeiling = 1;
     this.remembering = 0;
     this.redrawing = 0;
     this.overview = new Overview(part("overview"), recording.layers, this.maps, this.store);
+    this.standing = new Standing(this);
     this.atlas = new Atlas(part("view-map"), this);
     this.map = this.atlas.first;
     this.legend = "";
     this.prose = new Prose(part("prose"), this);
     // A copy that a browser saved of an open page has what stood in them.
     for (const view of document.querySelectorAll(".view:not(#view-map)")) view.replaceChildren();
+    this.segments = new SegmentsView(part("view-segments"), this);
     this.views = new Views({
       overview: new HeadsView(part("view-overview"), this),
       map: this.atlas,
       text: new TextView(part("view-text"), this),
       steps: new StepsView(part("view-steps"), this),
-      segments: new SegmentsView(part("view-segments"), this),
+      segments: this.segments,
     });
     this.words = new ReadingView(this);
     this.controls = new Controls(this);
@@ -100,10 +106,17 @@ export class Page {
     cancelAnimationFrame(this.redrawing);
     this.redrawing = requestAnimationFrame(() => {
       const { state } = this.store;
-      this.overview.draw(state.scale, this.look.ramp, this.look.ink);
+      this.drawOverview();
       this.views.update(state, new Set(["maps"]));
+      this.standing.list();
+      this.explain(state);
       this.note(state);
     });
+  }
+
+  drawOverview() {
+    this.gridCeiling = ceilingOfAll(this);
+    this.overview.draw(this.store.state.scale, this.look.ramp, this.look.ink, this.gridCeiling);
   }
 
   start() {
@@ -113,9 +126,7 @@ export class Page {
     // Not location.hash: remember() may have put the last state back before this event comes.
     window.addEventListener("hashchange", ({ newURL }) => this.store.go(new URL(newURL).hash));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
-    window.addEventListener("resize", () =>
-      this.overview.draw(this.store.state.scale, this.look.ramp, this.look.ink),
-    );
+    window.addEventListener("resize", () => this.drawOverview());
     this.store.go(location.hash);
     this.show(this.store.state, new Set(Object.keys(this.store.state)));
     part("failure").textContent = "";
@@ -130,24 +141,23 @@ export class Page {
     requestAnimationFrame(() => (this.isGathering = false)); // after the last drawing
   }
 
-  /** @returns {State} the middle of the model, the last word: something to see at once */
+  /** @returns {State} the head that stands out most, at a word that shows what it does */
   freshState() {
     const { layers, opened } = this.recording;
-    const whole = layers.findIndex(({ kind }) => kind !== "map");
-    const layer = within(opened[0] ?? Math.max(0, whole), layers.length);
-    const { q_len, kv_len } = layers[layer];
-    const { queries } = this.axesFor(q_len, kv_len);
-    const words = queries.flatMap((token, i) => (token.special ? [] : [i]));
+    const asked = openingHead(layers, opened);
+    const layer = within(asked.layer, layers.length);
+    const { heads, q_len, kv_len } = layers[layer];
+    const { query, key } = openingCell(heads?.[asked.head], this.axesFor(q_len, kv_len), this.maps[layer], asked.head);
     return {
       view: "map",
       layer,
-      head: opened[1] ?? 0,
-      query: words.at(-1) ?? q_len - 1,
-      key: null,
+      head: asked.head,
+      query,
+      key,
       queryTo: null,
       keyTo: null,
       hover: null,
-      scale: kv_len > 48 ? "log" : "linear",
+      scale: "fit",
       hidden: false,
       side: "looks",
       order: kv_len > 32 ? "weight" : "position",
@@ -244,6 +254,13 @@ export class Page {
     this.store.set({ [what]: this.store.state[what] + by });
   }
 
+  /** Opens a head at a word that shows what it does. @param {number} layer @param {number} head */
+  openHead(layer, head) {
+    const kind = this.recording.layers[layer].heads?.[head];
+    const cell = openingCell(kind, this.axes(layer), this.maps[layer], head);
+    this.store.set({ layer, head, heads: "one", ...cell, hover: null });
+  }
+
   help() {
     /** @type {HTMLDialogElement} */ (part("help")).showModal();
   }
@@ -256,8 +273,9 @@ export class Page {
     this.warn();
     if (changed.has("layer")) this.open(state);
     if (["layer", "scale", "theme"].some((name) => changed.has(name))) {
-      this.overview.draw(state.scale, this.look.ramp, this.look.ink);
+      this.drawOverview();
     }
+    if (["layer", "head", "heads", "compare"].some((name) => changed.has(name))) this.standing.show(state);
     if (changed.has("layer") || changed.has("head")) {
       this.overview.name();
       this.overview.outline();
@@ -327,12 +345,19 @@ export class Page {
   explain(state) {
     const { kv_len } = this.recording.layers[state.layer];
     const unit = this.unit(state);
-    const scale = state.view === "segments" ? "linear" : state.scale;
-    const name = [unit, scale, kv_len, this.look.name].join();
+    const scale = state.view === "segments" ? "fit" : state.scale;
+    const ceiling = this.ceiling(state);
+    const name = [unit, scale, kv_len, this.look.name, ceiling].join();
     if (name === this.legend) return;
     this.legend = name;
     const ramp = this.isCompared(state) ? this.look.differences : this.look.ramp;
-    drawLegend(part("legend"), scale, kv_len / this.blockSize(state), unit, ramp);
+    drawLegend(part("legend"), scale, kv_len / this.blockSize(state), unit, ramp, ceiling);
+  }
+
+  /** @param {State} state @returns {number} the weight of the darkest colour on the fitted scale */
+  ceiling({ view }) {
+    if (view === "segments") return this.segments.ceiling;
+    return view === "overview" ? this.gridCeiling : this.atlas.ceiling();
   }
 
   /** @param {Reading} reading */

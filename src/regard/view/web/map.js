@@ -200,8 +200,9 @@ export class MapView {
     context.beginPath();
     context.rect(frame.left, frame.top, frame.width, frame.height);
     context.clip();
+    const ceiling = this.page.atlas.ceiling();
     const palette = /** @param {number} blocks */ (blocks) =>
-      paletteOf(look, state.scale, blocks, isDifference(this.which));
+      paletteOf(look, state.scale, blocks, isDifference(this.which), ceiling);
     const small = smallPicture(this.page, this.which, state.scale === "row", palette);
     const isWhole = this.mosaic.draw(context, frame, part, palette, small, this.info());
     const all = small ?? this.mosaic.painted(this.whole());

@@ -65,17 +65,18 @@ export function placesOf({ level, top, bottom, left, right }) {
  * the same for every head at the same zoom.
  * @param {import("./map.js").Look} look @param {import("./colours.js").Scale} scale
  * @param {number} blocks of keys @param {boolean} isDifference
+ * @param {number} ceiling the weight of the darkest colour, on the fitted scale
  * @returns {Palette}
  */
-export function paletteOf(look, scale, blocks, isDifference) {
+export function paletteOf(look, scale, blocks, isDifference, ceiling) {
   // By row the source has divided each row by its highest weight already.
   const kind = scale === "row" ? "linear" : scale;
   const floor = logFloor(blocks);
   const ramp = isDifference ? look.differences : look.ramp;
   const at = isDifference
-    ? /** @param {number} share */ (share) => differenceLevel(share, kind, floor)
-    : /** @param {number} share */ (share) => level(share, kind, floor, 1);
-  return { name: [kind, floor, isDifference, look.name].join(), ramp, at };
+    ? /** @param {number} share */ (share) => differenceLevel(share, kind, floor, ceiling)
+    : /** @param {number} share */ (share) => level(share, kind, floor, ceiling);
+  return { name: [kind, floor, isDifference, look.name, kind === "fit" ? ceiling : 1].join(), ramp, at };
 }
 
 export class Mosaic {

@@ -21,11 +21,23 @@ export function digits(value) {
 }
 
 /**
+ * The same without zeros at its end, for the marks of a scale: "2.5", "10".
+ * @param {number} value
+ * @returns {string}
+ */
+export function plain(value) {
+  return digits(value).replace(/\.0+$|(\.\d*?)0+$/, "$1");
+}
+
+const LEAST = 1e-5; // a share that is written; the line below the map has all digits of a smaller one
+
+/**
  * A weight as a share: "31.2 %".
  * @param {number} weight
  * @returns {string}
  */
 export function share(weight) {
+  if (weight > 0 && weight < LEAST) return `<0.001${THIN}%`;
   return Number.isNaN(weight) ? "not a number" : `${digits(weight * 100)}${THIN}%`;
 }
 

@@ -5,6 +5,7 @@ import { edge } from "./blocks.js";
 import { level, logFloor, pixelOf } from "./colours.js";
 import { withHead } from "./compare.js";
 import { NO_NUMBER } from "./held.js";
+import { darkest } from "./legend.js";
 
 /**
  * @typedef {import("./payload.js").LayerInfo} LayerInfo
@@ -60,15 +61,21 @@ export class Overview {
     this.top = 18;
     this.step = 0;
     this.gap = 0;
+    this.ceiling = 1;
     /** @type {{layer: number, head: number} | null} */ this.pointed = null;
     /** @type {HTMLCanvasElement | null} */ this.picture = null;
     /** @type {import("./axes.js").Ink | null} */ this.ink = null;
   }
 
-  /** Tiles as large as the pane allows, from 10 to 44 pixels. */
+  /** Tiles as large as the pane allows, from 10 to 44 pixels: what stands under them is seen too. */
   measure() {
-    const width = Number.parseFloat(getComputedStyle(this.pane).getPropertyValue("--grid-width"));
-    this.step = Math.max(10, Math.min(44, Math.floor((width - this.left) / this.heads)));
+    const style = getComputedStyle(this.pane);
+    const width = Number.parseFloat(style.getPropertyValue("--grid-width"));
+    const isBeside = this.pane.clientHeight > this.pane.clientWidth && style.maxHeight !== "none";
+    const under = Array.from(this.pane.children, (child) => (child === this.canvas ? 0 : child.clientHeight + 14));
+    const height = this.pane.clientHeight - this.top - under.reduce((sum, each) => sum + each, 40);
+    const most = isBeside ? Math.max(14, Math.floor(height / this.layers.length)) : 44;
+    this.step = Math.max(10, Math.min(44, most, Math.floor((width - this.left) / this.heads)));
     this.gap = this.step >= 18 ? 4 : 2;
   }
 
@@ -104,7 +111,8 @@ export class Overview {
     const { layer, head } = this.pointed ?? this.store.state;
     const { kind } = this.layers[layer];
     const missing = kind === "map" ? ", small map only" : kind === "pyramid" ? ", block means only" : "";
-    this.caption.textContent = `${this.pointed ? "Open" : "Open now:"} layer ${layer}, head ${head}${missing}`;
+    const fitted = this.store.state.scale === "fit" ? ` · ${darkest(this.ceiling)}` : "";
+    this.caption.textContent = `${this.pointed ? "Open" : "Open now:"} layer ${layer}, head ${head}${missing}${fitted}`;
     this.canvas.setAttribute(
       "aria-label",
       `Small maps of every head. ${this.caption.textContent}. Arrow keys move.`,
@@ -115,9 +123,11 @@ export class Overview {
    * @param {Scale} scale
    * @param {ReturnType<import("./colours.js").ramp>} ramp
    * @param {import("./axes.js").Ink} ink
+   * @param {number} ceiling of all heads, on the fitted scale
    */
-  draw(scale, ramp, ink) {
+  draw(scale, ramp, ink, ceiling) {
     this.ink = ink;
+    this.ceiling = ceiling;
     this.measure();
     const ratio = devicePixelRatio;
     const width = this.left + this.heads * this.step + 2;
@@ -132,8 +142,9 @@ export class Overview {
     this.labels(context);
     context.imageSmoothingQuality = "high";
     this.layers.forEach((info, layer) => {
-      for (let head = 0; head < info.num_heads; head++) this.tile(context, layer, head, scale, ramp);
+      for (let head = 0; head < info.num_heads; head++) this.tile(context, layer, head, scale, ramp, ceiling);
     });
+    this.name();
     this.outline();
   }
 
@@ -155,10 +166,10 @@ export class Overview {
 
   /**
    * @param {CanvasRenderingContext2D} context @param {number} layer @param {number} head
-   * @param {Scale} scale @param {ReturnType<import("./colours.js").ramp>} ramp
+   * @param {Scale} scale @param {ReturnType<import("./colours.js").ramp>} ramp @param {number} ceiling
    */
-  tile(context, layer, head, scale, ramp) {
-    const picture = picturedMap(this.maps[layer], head, scale, ramp);
+  tile(context, layer, head, scale, ramp, ceiling) {
+    const picture = picturedMap(this.maps[layer], head, scale, ramp, ceiling);
     const side = this.step - this.gap;
     const { width, height } = picture;
     // Fewer pixels than cells: let the browser average. More: keep the cells' edges sharp.
@@ -198,10 +209,10 @@ export class Overview {
 /**
  * One small map, a pixel for each cell.
  * @param {SmallMap} map @param {number} head @param {Scale} scale
- * @param {ReturnType<import("./colours.js").ramp>} ramp
+ * @param {ReturnType<import("./colours.js").ramp>} ramp @param {number} ceiling on the fitted scale
  * @returns {HTMLCanvasElement}
  */
-export function picturedMap(map, head, scale, ramp) {
+export function picturedMap(map, head, scale, ramp, ceiling) {
   const { rows, columns } = map;
   const canvas = document.createElement("canvas");
   canvas.width = columns;
@@ -212,7 +223,7 @@ export function picturedMap(map, head, scale, ramp) {
   const floor = logFloor(columns);
   for (let row = 0; row < rows; row++) {
     const shares = map.shares.subarray((head * rows + row) * columns, (head * rows + row + 1) * columns);
-    const highest = shares.reduce((most, share) => (share > most ? share : most), 0);
+    const highest = scale === "fit" ? ceiling : shares.reduce((most, share) => (share > most ? share : most), 0);
     shares.forEach((share, i) => {
       pixels[row * columns + i] = pixelOf(ramp, level(share, scale, floor, highest));
     });

@@ -28,8 +28,9 @@ export function wordAt(tokens, at) {
 /** @param {Token[]} tokens @param {number} at @returns {[number, number]} first and last token of its sentence */
 export function sentenceAt(tokens, at) {
   let [first, last] = [at, at];
-  while (first > 0 && !endsSentence(tokens, first - 1)) first--;
-  while (!endsSentence(tokens, last) && !tokens[last + 1].special) last++;
+  if (tokens[at].special) return [at, at];
+  while (first > 0 && !tokens[first - 1].special && !endsSentence(tokens, first - 1)) first--;
+  while (last + 1 < tokens.length && !tokens[last + 1].special && !endsSentence(tokens, last)) last++;
   return [first, last];
 }
 

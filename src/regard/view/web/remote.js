@@ -11,7 +11,7 @@
 /** The server is gone, or has another recording by now: nothing can be asked until it is started again. */
 export class Lost extends Error {}
 
-const GONE = "The server does not answer any more. Start regard serve again, and open the address that it prints.";
+const GONE = "The server does not answer any more. Start regard serve again, and open the file that it names.";
 const STATUSES_OF_THE_LOST = [403, 409];
 
 export class Remote {
@@ -113,7 +113,7 @@ export class Remote {
       String(typeof value === "boolean" ? Number(value) : value),
     ]);
     try {
-      const answer = await fetch(`/api/${kind}?${new URLSearchParams(texts)}`, { signal: signal ?? own.signal });
+      const answer = await fetch(`api/${kind}?${new URLSearchParams(texts)}`, { signal: signal ?? own.signal });
       if (answer.ok) return answer;
       const sentence = await answer.text();
       throw STATUSES_OF_THE_LOST.includes(answer.status) ? new Lost(sentence) : new Error(sentence);

@@ -8,7 +8,6 @@ const LEAST = 0.01; // thinner ribbons are not drawn
 const LINE = 22; // pixels of a part's own line at least
 const NODE = 5; // width of the bar of a part
 const NAMES = 230; // width of the names on each side
-const LETTER = 6.4; // pixels, in the mean
 const SVG = "http://www.w3.org/2000/svg";
 
 /**
@@ -17,11 +16,12 @@ const SVG = "http://www.w3.org/2000/svg";
  * @param {import("./segments.js").Part[]} flows.keys
  * @param {Float32Array} flows.values (query parts, key parts)
  * @param {import("./map.js").Look} flows.look
+ * @param {number} flows.ceiling the share of the darkest colour
  * @param {number} flows.width
  * @param {number} flows.height at least
  * @returns {SVGSVGElement}
  */
-export function ribbons({ queries, keys, values: shares, look, width, height }) {
+export function ribbons({ queries, keys, values: shares, look, ceiling, width, height }) {
   const values = shares.map((value) => value || 0); // NaN has no thickness; the table says it
   const names = Math.min(NAMES, width / 4);
   const most = Math.max(queries.length, keys.length);
@@ -49,7 +49,7 @@ export function ribbons({ queries, keys, values: shares, look, width, height }) 
       const middle = (x1 + x2) / 2;
       const path = node("path", {
         d: `M${x1} ${y1}C${middle} ${y1} ${middle} ${y2} ${x2} ${y2}L${x2} ${y2 + thick}C${middle} ${y2 + thick} ${middle} ${y1 + thick} ${x1} ${y1 + thick}Z`,
-        fill: look.ramp.css[Math.max(40, level(value, "linear", 0, 1))],
+        fill: look.ramp.css[Math.max(40, level(value, "fit", 0, ceiling))],
         "fill-opacity": 0.75,
         role: "img",
         tabindex: picture.childElementCount === 0 ? 0 : -1,
@@ -92,7 +92,7 @@ function placed(sizes, height, scale) {
  */
 function sided(picture, places, parts, { x, at, anchor }, { ink }) {
   const width = Number(picture.getAttribute("width"));
-  const most = (anchor === "end" ? at : width - at) / LETTER;
+  const room = anchor === "end" ? at : width - at;
   places.forEach(({ y, height }, i) => {
     picture.append(node("rect", { x, y, width: NODE, height: Math.max(1, height), fill: ink.grey }));
     const text = node("text", {
@@ -102,16 +102,31 @@ function sided(picture, places, parts, { x, at, anchor }, { ink }) {
       fill: ink.ink,
       "font-size": 12,
     });
-    text.textContent = shortened(parts[i].name, most);
+    text.textContent = shortened(parts[i].name, room);
     picture.append(text);
   });
 }
 
-/** @param {string} name @param {number} most letters @returns {string} */
-function shortened(name, most) {
+/** @param {string} name @param {number} room pixels @returns {string} what of it fits */
+function shortened(name, room) {
   const letters = [...name];
-  return letters.length > most ? `${letters.slice(0, Math.floor(most) - 1).join("")}…` : name;
+  let text = name;
+  while (letters.length > 1 && widthOf(text) > room) {
+    letters.pop();
+    text = `${letters.join("")}…`;
+  }
+  return text;
 }
+
+/** @param {string} text @returns {number} pixels */
+function widthOf(text) {
+  const context = /** @type {CanvasRenderingContext2D} */ ((measured ??= document.createElement("canvas")).getContext("2d"));
+  context.font = "12px system-ui, sans-serif";
+  return context.measureText(text).width;
+}
+
+/** @type {HTMLCanvasElement | null} */
+let measured = null;
 
 /** @param {Float32Array} values @param {number} row @param {number} columns */
 function total(values, row, columns) {

@@ -11,6 +11,7 @@
  * @property {Span} span
  */
 
+import { roundedUp } from "./ceiling.js";
 import { level, tintOf } from "./colours.js";
 import { isWhole } from "./held.js";
 import { missing } from "./held_words.js";
@@ -45,9 +46,14 @@ export class SegmentsView {
     this.line = made("p", "line");
     this.line.setAttribute("role", "status");
     this.body = made("div", "scroller");
-    pane.append(tools, this.line, this.body);
+    this.overflow = made("p", "overflow");
+    this.overflow.textContent = "More columns on the right: scroll →";
+    this.overflow.hidden = true;
+    this.body.addEventListener("scroll", () => this.showOverflow());
+    pane.append(tools, this.line, this.overflow, this.body);
     /** @type {AbortController | null} */ this.asking = null;
     this.isAsking = false;
+    this.ceiling = 1; // the share of the darkest colour
     /** @type {{queries: Part[], keys: Part[], values: Float32Array} | null} */ this.found = null;
     this.body.addEventListener("pointerover", (event) => this.say(event.target));
     this.body.addEventListener("focusin", (event) => {
@@ -83,7 +89,9 @@ export class SegmentsView {
         return this.fail(missing(this.page.recording.layers[state.layer], state.layer, "what parts give to each other"));
       const values = await this.mean(heads, asked, state.hidden, asking.signal);
       this.found = { ...asked, values };
+      this.ceiling = roundedUp(values.reduce((most, value) => (value > most ? value : most), 0));
       this.draw();
+      this.page.explain(this.page.store.state);
     } catch (error) {
       if (asking.signal.aborted) return;
       this.fail("");
@@ -161,14 +169,23 @@ export class SegmentsView {
         ? ribbons({
             ...this.found,
             look: this.page.look,
+            ceiling: this.ceiling,
             width: this.body.clientWidth - 8,
             height: this.body.clientHeight - 8,
           })
         : this.tabled(this.found);
     const focused = this.body.contains(document.activeElement) ? document.activeElement : null;
     this.body.replaceChildren(picture);
+    this.showOverflow();
     this.tell();
     if (focused) this.focus(/** @type {HTMLElement | SVGElement} */ (focused).dataset);
+  }
+
+  /** Says that there are more columns than fit: a scroll bar may be invisible until it is used. */
+  showOverflow() {
+    const { scrollLeft, scrollWidth, clientWidth } = this.body;
+    const rest = scrollWidth - clientWidth - scrollLeft;
+    this.overflow.hidden = rest < 2;
   }
 
   /** The cell or flow of two parts; where they have no flow, the first. @param {DOMStringMap} parts */
@@ -194,7 +211,7 @@ export class SegmentsView {
       keys.forEach((_, column) => {
         const value = values[row * keys.length + column];
         const cell = line.insertCell();
-        const tint = tintOf(ramp, level(value, "linear", 0, 1));
+        const tint = tintOf(ramp, level(value, "fit", 0, this.ceiling));
         cell.style.background = tint.css;
         cell.style.color = tint.onTop;
         cell.dataset.row = String(row);

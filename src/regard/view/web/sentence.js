@@ -1,6 +1,6 @@
 /** The cell as a sentence, and the readable twin of the map: the strongest of its row and column. */
 
-import { edge } from "./blocks.js";
+import { blockOf, edge } from "./blocks.js";
 import { headsName, isDifference, lessName } from "./compare.js";
 import { coarsest } from "./held.js";
 import { blockAt, heldSentence, heldValue, meansName, strongestBlocks } from "./held_words.js";
@@ -126,7 +126,7 @@ export function blockSentence({ rows, columns, shares }, { q_len, kv_len }, { he
 
 /** @param {number} position @param {number} length @param {number} cells */
 function block(position, length, cells) {
-  const at = Math.floor(((position + 1) * cells - 1) / length);
+  const at = blockOf(position, length, cells);
   const [first, last] = [edge(at, length, cells), edge(at + 1, length, cells) - 1];
   return { at, name: first === last ? `token ${first}` : `tokens ${first} to ${last}` };
 }

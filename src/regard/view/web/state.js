@@ -43,7 +43,7 @@
 
 const WORDS = {
   view: ["overview", "map", "text", "steps", "segments"],
-  scale: ["linear", "log", "row"],
+  scale: ["fit", "linear", "log", "row"],
   side: ["looks", "looked"],
   order: ["weight", "position"],
   theme: ["auto", "light", "dark"],
@@ -121,13 +121,18 @@ export class Store {
    */
   go(address) {
     /** @type {Record<string, unknown>} */ const patch = { ...this.fresh };
-    for (const [name, text] of new URLSearchParams(address.replace(/^#/, ""))) {
+    const named = new URLSearchParams(address.replace(/^#/, ""));
+    for (const [name, text] of named) {
       if (COUNTS.includes(name) && /^\d{1,9}(\.\d{1,3})?$/.test(text)) patch[name] = Number(text);
       const words = Object.hasOwn(WORDS, name) ? WORDS[/** @type {"scale"} */ (name)] : [];
       if (words.includes(text)) patch[name] = text;
       if (Object.hasOwn(NAMES, name) && NAMES[name].test(text)) patch[name] = text;
       if (FLAGS.includes(name)) patch[name] = text === "1";
     }
+    // The fresh cell is one of the fresh head.
+    const isElsewhere = ["layer", "head", "query"].some((name) => named.has(name));
+    if (named.has("layer") && !named.has("head")) patch.head = 0;
+    if (isElsewhere && !named.has("key")) patch.key = null;
     this.set(patch);
   }
 }

@@ -31,7 +31,7 @@ const ARROWS = {
 };
 const NO_VALUES =
   "The output, weights times values, is not shown: there are no values here. " +
-  'observe(model, keep="qkv") keeps them.';
+  'regard record --values keeps them; in Python, observe(model, keep="qkv").';
 const NO_VECTORS =
   "Of this layer only the weights are known here; a recording that is served keeps every step of most models.";
 
@@ -172,7 +172,9 @@ export class StepsView {
     if (!steps.vector) ends.push(NO_VECTORS);
     else if (!steps.output) ends.push(NO_VALUES);
     this.notes.textContent = ends.join("");
-    this.activate([clamp(this.active[0], rows.length), clamp(this.active[1], columns.length - 1)]);
+    const chosen = held ? -1 : this.placeOfKey();
+    const at = chosen < 0 ? clamp(this.active[0], rows.length) : chosen;
+    this.activate([at, clamp(this.active[1], columns.length - 1)]);
     if (held) this.cell(this.active)?.focus({ preventScroll: true });
     // Where nothing is left to unfold, the focus goes on to the first key that was.
     if (unfolded !== null && this.more.hidden) this.cell([unfolded, this.active[1]])?.focus();
@@ -304,9 +306,18 @@ export class StepsView {
     if (this.grid.matches(":hover")) this.page.hover({ query: this.query, key: step.key });
   }
 
-  /** The key that is read below, here too. */
+  /** @returns {number} the row of the key that is read below; -1 where it is not shown */
+  placeOfKey() {
+    const { key } = this.page.cell();
+    return this.steps?.rows.findIndex((step) => step.key === key) ?? -1;
+  }
+
+  /** The key that is read below, here too: marked, and its sum told while nobody points at another. */
   mark() {
     const { key } = this.page.cell();
+    const at = this.placeOfKey();
+    const isElsewhere = this.grid.matches(":hover") || this.grid.contains(document.activeElement);
+    if (at >= 0 && at !== this.active[0] && !isElsewhere) this.activate([at, this.active[1]]);
     this.steps?.rows.forEach((step, i) => {
       this.grid.querySelector(`[data-row="${i}"]`)?.classList.toggle("chosen", step.key === key);
     });

@@ -82,9 +82,8 @@ export function inProse(token) {
  * @returns {string}
  */
 export function named(token, length = 28) {
-  const bare = token.special ? token.text.replace(/^[[<|]+(?=.)|(?<=.)[\]>|]+$/g, "") : token.text;
-  const trimmed = bare.trim();
-  if (trimmed === "") return blank(bare);
+  const trimmed = token.text.trim();
+  if (trimmed === "") return blank(token.text);
   const text = visible(trimmed.replace(/\r\n|\n/g, "↵").replace(/\t/g, "⇥"));
   return text.length > length ? `${cut(text, length - 1)}…` : text;
 }
@@ -136,11 +135,23 @@ export function forAxis(tokens, length) {
   return Array.from({ length }, (_, i) => ({ text: ` ${i}`, special: false }));
 }
 
+/** @type {WeakMap<Token[], number[]>} */
+const sinks = new WeakMap();
+
 /**
- * The positions that `hide sinks` sets aside: the first token and the special ones.
+ * The positions that are set aside as sinks: the first token and the special ones.
  * @param {Token[]} tokens
  * @returns {number[]}
  */
 export function sinksOf(tokens) {
-  return tokens.flatMap((token, i) => (i === 0 || token.special ? [i] : []));
+  let found = sinks.get(tokens);
+  if (!found) sinks.set(tokens, (found = tokens.flatMap((token, i) => (i === 0 || token.special ? [i] : []))));
+  return found;
+}
+
+/** @param {Token[]} tokens @returns {string} the sinks by name: "[CLS], [SEP]"; at most three */
+export function sinkNames(tokens) {
+  const found = sinksOf(tokens);
+  const names = [...new Set(found.map((at) => (tokens[at].special ? named(tokens[at], 16) : "the first token")))];
+  return names.length > 3 ? `${names.slice(0, 2).join(", ")} …` : names.join(", ");
 }

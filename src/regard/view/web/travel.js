@@ -1,5 +1,10 @@
 /**
- * Moving over the map: pointing, choosing, dragging, zooming with the wheel.
+ * Moving over the map: pointing, choosing, dragging, zooming with the wheel, two fingers or a double click.
+ *
+ * It is not d3-zoom: that keeps one scale and one offset in pixels, while a place here is a row, a
+ * column and a zoom in the page's address, with cells of whole device pixels that differ in height
+ * and width. Translating between the two would take more code than the gestures, and add 45 kB to
+ * every page.
  *
  * @typedef {import("./axes.js").Frame} Frame
  */
@@ -60,50 +65,79 @@ function seen(first, at, shown) {
   return at + 1 > first + shown ? at + 1 - shown : first;
 }
 
+/** Nothing around the map scrolls, so a plain wheel may zoom. @returns {boolean} */
+function isAlone() {
+  const { scrollHeight } = /** @type {Element} */ (document.scrollingElement);
+  return window === window.top && scrollHeight <= window.innerHeight + 1;
+}
+
 /**
+ * One pointer points, chooses and drags; two pinch.
  * @param {import("./map.js").MapView} map
  * @param {import("./main.js").Page} page
  */
 export function followPointer(map, page) {
   const { over, holder } = map;
-  /** @type {{x: number, y: number, row: number, column: number} | null} */ let drag = null;
-  let moved = false;
+  /** @type {Map<number, {x: number, y: number}>} */ const pointers = new Map();
+  let [moved, pinched] = [false, false];
   const onMap = /** @param {MouseEvent} event */ ({ offsetX, offsetY }) =>
     map.frame ? { x: offsetX - map.frame.left, y: offsetY - map.frame.top } : undefined;
   over.addEventListener("pointerdown", (event) => {
     if (!map.frame) return;
-    const { row, column } = map.frame;
-    drag = { x: event.clientX, y: event.clientY, row, column };
-    moved = false;
+    if (pointers.size === 0) [moved, pinched] = [false, false];
+    pointers.set(event.pointerId, { x: event.clientX, y: event.clientY });
+    pinched ||= pointers.size > 1;
     over.setPointerCapture(event.pointerId);
   });
   over.addEventListener("pointermove", (event) => {
-    if (!drag || !map.frame) return page.hover(map.at(event));
-    const [dx, dy] = [event.clientX - drag.x, event.clientY - drag.y];
-    moved ||= Math.hypot(dx, dy) > 4;
+    const before = pointers.get(event.pointerId);
+    if (!before || !map.frame) return page.hover(map.at(event));
+    const now = { x: event.clientX, y: event.clientY };
+    moved ||= Math.hypot(now.x - before.x, now.y - before.y) > 4;
     if (!moved) return;
-    const { cellWidth, cellHeight } = map.frame;
-    page.store.set({ row: drag.row - dy / cellHeight, column: drag.column - dx / cellWidth, hover: null });
+    const [other] = [...pointers].filter(([id]) => id !== event.pointerId).map(([, point]) => point);
+    pointers.set(event.pointerId, now);
+    if (other) pinch(map, page, other, before, now);
+    else drag(map, page, now.x - before.x, now.y - before.y);
   });
   over.addEventListener("pointerup", (event) => {
-    drag = null;
     const cell = map.at(event);
-    if (!moved && cell) page.store.set({ ...cell, hover: null });
+    if (pointers.delete(event.pointerId) && !moved && !pinched && cell) page.store.set({ ...cell, hover: null });
     holder.focus({ preventScroll: true });
   });
-  over.addEventListener("pointercancel", () => {
-    drag = null;
-  });
+  over.addEventListener("pointercancel", (event) => pointers.delete(event.pointerId));
+  // Two fingers belong to the map; one scrolls what the page stands in while the whole map is seen.
+  over.addEventListener("touchstart", (event) => event.touches.length > 1 && event.preventDefault(), { passive: false });
   over.addEventListener("pointerleave", () => page.hover(null));
   over.addEventListener("dblclick", (event) => zoomBy(page, 2, onMap(event), map));
   over.addEventListener(
     "wheel",
     (event) => {
-      // A plain wheel scrolls what the page stands in (a notebook); with Ctrl, or pinching, it zooms.
-      if (!event.ctrlKey && !event.metaKey) return;
+      // Where something scrolls (a notebook, a phone), a plain wheel does that, and Ctrl or a pinch zooms.
+      if (!event.ctrlKey && !event.metaKey && !isAlone()) return;
       event.preventDefault();
       zoomBy(page, 2 ** (-event.deltaY / 200), onMap(event), map);
     },
     { passive: false },
   );
+}
+
+/** @param {import("./map.js").MapView} map @param {import("./main.js").Page} page @param {number} x pixels @param {number} y */
+function drag(map, page, x, y) {
+  const frame = map.framed(page.store.state);
+  page.store.set({ row: frame.row - y / frame.cellHeight, column: frame.column - x / frame.cellWidth, hover: null });
+}
+
+/**
+ * The part between two fingers follows them.
+ * @param {import("./map.js").MapView} map @param {import("./main.js").Page} page
+ * @param {{x: number, y: number}} still @param {{x: number, y: number}} before @param {{x: number, y: number}} now
+ */
+function pinch(map, page, still, before, now) {
+  const far = /** @param {{x: number, y: number}} point */ ({ x, y }) => Math.max(20, Math.hypot(x - still.x, y - still.y));
+  const { left, top } = map.over.getBoundingClientRect();
+  const frame = /** @type {Frame} */ (map.frame);
+  const point = { x: (before.x + still.x) / 2 - left - frame.left, y: (before.y + still.y) / 2 - top - frame.top };
+  zoomBy(page, far(now) / far(before), point, map);
+  drag(map, page, (now.x - before.x) / 2, (now.y - before.y) / 2);
 }
