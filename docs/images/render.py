@@ -185,9 +185,10 @@ def served(seen: regard.Recording, folder: Path, _: str) -> str:
     seen.save(folder / "run.safetensors")
     options = {"open_browser": False, "tell": addresses.put}
     threading.Thread(
-        target=serve, args=[folder / "run.safetensors"], kwargs=options, daemon=True
+        target=serve, args=[[folder / "run.safetensors"]], kwargs=options, daemon=True
     ).start()
-    return addresses.get(timeout=60)
+    launch, _, _ = addresses.get(timeout=60).partition("   ")
+    return Path(launch).as_uri()
 
 
 def settle(tab) -> None:

@@ -1,6 +1,7 @@
 """regard serve: one line, one page, and a clean end; a real server on a free port."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -20,7 +21,9 @@ from starlette.types import ASGIApp
 
 import regard
 from commands import REGARD, Run
+from regard.cli import serve_command
 from regard.view.server import http_server as server
+from regard.view.server.launch_file import LaunchFile
 
 
 def saved(folder: Path, tokens: int = 9) -> Path:
@@ -30,20 +33,34 @@ def saved(folder: Path, tokens: int = 9) -> Path:
     return path
 
 
+LAUNCH = re.compile(r"(\S+open\.html)   opens (http://127\.0\.0\.1:\d+/) in a browser")
+
+
+def way_in(line: str) -> str:
+    """The address that the launch file of a printed line leads to."""
+    found = LAUNCH.fullmatch(line.strip())
+    assert found is not None, line
+    address = re.search(r'url=([^"]+)"', Path(found[1]).read_text())
+    assert address is not None
+    assert address[1].startswith(found[2])
+    return address[1]
+
+
 @dataclass
 class Running:
     """``regard serve`` as a process of its own."""
 
     process: subprocess.Popen[str]
-    address: str
+    printed: str
 
     @contextmanager
     def client(self) -> Iterator[httpx.Client]:
         """A browser that has opened the page."""
-        url = httpx.URL(self.address)
+        address = way_in(self.printed)
+        url = httpx.URL(address)
         base = f"http://{url.host}:{url.port}"
         with httpx.Client(base_url=base, follow_redirects=True, timeout=120) as client:
-            client.get(self.address).raise_for_status()
+            client.get(address).raise_for_status()
             yield client
 
     def end(self, number: int = signal.SIGINT) -> tuple[int, str]:
@@ -77,7 +94,7 @@ TILE = "/api/tile?layer=0&head=0&level=0&row={row}&column={column}"
 
 
 @pytest.mark.full
-def test_it_prints_its_address_serves_the_page_and_ends_with_ctrl_c(running: Running) -> None:
+def test_it_prints_its_launch_file_serves_the_page_and_ends_with_ctrl_c(running: Running) -> None:
     with running.client() as client:
         assert "<title>" in client.get("/").text
         assert client.get("/api/row?layer=0&head=1&query=5").status_code == 200
@@ -124,24 +141,39 @@ def test_ctrl_c_in_the_middle_of_a_long_answer_ends_it(tmp_path: Path) -> None:
         assert time.monotonic() - begun < 30  # a second or two on a quiet machine
 
 
+Served = list[tuple[ASGIApp, str]]
+
+
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[ASGIApp]:
-    """What would be served, in the place of serving it."""
-    apps: list[ASGIApp] = []
+def served(monkeypatch: pytest.MonkeyPatch) -> Served:
+    """What would be served and the launch file's address, in the place of serving it."""
+    found: Served = []
+    printed: list[str] = []
+    tell = serve_command._tell
+
+    def kept(line: str) -> None:
+        printed.append(line)
+        tell(line)
+
+    monkeypatch.setattr(serve_command, "_tell", kept)
     monkeypatch.setattr(
-        server.uvicorn.Server, "run", lambda self, **_: apps.append(self.config.app)
+        server.uvicorn.Server,
+        "run",
+        lambda self, **_: found.append((self.config.app, way_in(printed[-1]))),
     )
-    return apps
+    return found
 
 
 @pytest.mark.parametrize("change", ["written again", "removed"])
 def test_a_recording_that_has_changed_on_disk_is_told(
-    change: str, run: Run, tmp_path: Path, served: list[ASGIApp]
+    change: str, run: Run, tmp_path: Path, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(LaunchFile, "accepts", lambda *_: True)
     path = saved(tmp_path)
-    _, out, _ = run("serve", str(path), "--no-browser")
-    with TestClient(served[0], follow_redirects=True, base_url=out.partition("?")[0]) as client:
-        assert client.get(out.strip()).status_code == 200
+    run("serve", str(path), "--no-browser")
+    app, address = served[0]
+    with TestClient(app, follow_redirects=True, base_url=address.partition("?")[0]) as client:
+        assert client.get(address).status_code == 200
         if change == "removed":
             path.unlink()
         else:
@@ -205,12 +237,70 @@ def test_without_starlette_the_command_says_what_to_install(
 
 
 @pytest.mark.parametrize("opens", [True, False], ids=["browser", "no browser"])
-def test_the_browser_opens_what_is_printed(
-    opens: bool, run: Run, tmp_path: Path, served: list[ASGIApp], monkeypatch: pytest.MonkeyPatch
+def test_the_browser_opens_the_file_that_is_printed(
+    opens: bool, run: Run, tmp_path: Path, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
     monkeypatch.setattr(server.webbrowser, "open", opened.append)
     code, out, err = run("serve", str(saved(tmp_path)), *([] if opens else ["--no-browser"]))
     assert (code, err) == (0, "")
-    assert opened == ([out.strip()] if opens else [])
-    assert out.startswith("http://127.0.0.1:")
+    found = LAUNCH.fullmatch(out.strip())
+    assert found is not None
+    assert opened == ([Path(found[1]).as_uri()] if opens else [])
+    assert "token" not in out
+    assert not Path(found[1]).exists()  # it is gone with the server
+
+
+def test_the_launch_file_is_private_and_its_token_works_once(tmp_path: Path) -> None:
+    with LaunchFile("http://127.0.0.1:8000/") as launch:
+        assert launch.path.stat().st_mode & 0o077 == 0
+        assert launch.path.parent.stat().st_mode & 0o077 == 0
+        line = f"{launch.path}   opens http://127.0.0.1:8000/ in a browser"
+        first = way_in(line).partition("token=")[2]
+        assert not launch.accepts("")
+        assert launch.accepts(first)
+        assert not launch.accepts(first)
+        assert launch.accepts(way_in(line).partition("token=")[2])
+    assert not launch.path.parent.exists()
+
+
+@pytest.mark.full
+def test_1200_idle_connections_do_not_keep_a_browser_waiting(tmp_path: Path) -> None:
+    running = started(saved(tmp_path))
+    address = httpx.URL(way_in(running.printed))
+    idle: list[socket.socket] = []
+    try:
+        for _ in range(1200):
+            one = socket.create_connection((address.host, address.port or 80), timeout=60)
+            one.sendall(b"GET / HTTP/1.1\r\n")  # and never the rest
+            idle.append(one)
+        with running.client() as client:
+            assert client.get("/api/row?layer=0&head=1&query=5").status_code == 200
+        # The last one is not pushed out by others, but its headers are late.
+        idle[-1].settimeout(60)
+        assert idle[-1].recv(100) == b""
+    finally:
+        for one in idle:
+            one.close()
+    assert running.end() == (0, "")
+
+
+def test_several_recordings_are_listed_and_each_has_its_page(tmp_path: Path) -> None:
+    paths = [saved(tmp_path / name) for name in ("one", "two<b>") if not (tmp_path / name).mkdir()]
+    x = torch.randn(2, 5, 8)
+    regard.Recording({"a": regard.attend(x, x)}, model="tiny").save(paths[1])
+    served = [server._opened(path, several=True) for path in paths]
+    app = server._application(served, lambda given: given == "secret")
+    with TestClient(app, base_url="http://127.0.0.1:8000") as client:
+        assert client.get("/1/").status_code == 403
+        index = client.get("/", params={"token": "secret"}).text
+        assert '<a href="/1/">' in index
+        assert '<a href="/2/">' in index
+        assert "9 tokens" in index
+        assert "5 tokens" in index
+        assert "<script" not in index
+        assert "<title>" in client.get("/2/").text
+        weights = client.get("/2/api/row?layer=0&head=1&query=4").content[: 4 * 5]
+        row = torch.frombuffer(bytearray(weights), dtype=torch.float32)
+        torch.testing.assert_close(row, regard.load(paths[1])[0][1, 4])
+        assert client.get("/api/heads").status_code == 404

@@ -10,15 +10,17 @@ from regard.errors import RegardError
 
 __all__ = ["serve"]
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="A recording from regard record.")]
+Runs = Annotated[
+    list[Path], typer.Argument(metavar="RUN...", help="Recordings from regard record.")
+]
 Port = Annotated[
     int | None,
     typer.Option(
         "--port",
         min=1,
         max=65535,
-        metavar="PORT",
-        help="Listen here; at any free port when left out.",
+        metavar="N",
+        help="Listen at this port; at any free one when left out.",
         show_default=False,
     ),
 ]
@@ -27,8 +29,8 @@ NoBrowser = Annotated[
 ]
 
 
-def serve(run: Run, port: Port = None, no_browser: NoBrowser = False) -> None:
-    """Show a recording of any length as a page, until Ctrl-C."""
+def serve(runs: Runs, port: Port = None, no_browser: NoBrowser = False) -> None:
+    """Show recordings of any length as pages, until Ctrl-C."""
     try:
         from regard.view.server import http_server as server
     except ModuleNotFoundError as missing:
@@ -36,7 +38,7 @@ def serve(run: Run, port: Port = None, no_browser: NoBrowser = False) -> None:
         raise RegardError(
             f"serve needs {name}, which is not installed.\n    Run: pip install 'regard[cli]'"
         ) from missing
-    server.serve(run, port=port, open_browser=not no_browser, tell=_tell)
+    server.serve(runs, port=port, open_browser=not no_browser, tell=_tell)
 
 
 def _tell(address: str) -> None:

@@ -6,6 +6,7 @@ A web page from elsewhere can send requests to this machine, under any name that
 
 from collections.abc import Callable
 from hmac import compare_digest
+from secrets import token_urlsafe
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -31,19 +32,18 @@ class Guard:
 
     Args:
         app: that is guarded.
-        token: what the first request must bring; a cookie remembers it.
-        changed: whether the recording is another one than when the server was started.
+        accepts: returns True for the token that the first request must bring.
 
     Example:
         >>> from starlette.responses import PlainTextResponse
         >>> from regard.view.server.access_guard import Guard
-        >>> guarded = Guard(PlainTextResponse("numbers"), "secret", lambda: False)
+        >>> guarded = Guard(PlainTextResponse("numbers"), lambda token: token == "secret")
     """
 
-    def __init__(self, app: ASGIApp, token: str, changed: Callable[[], bool]) -> None:
+    def __init__(self, app: ASGIApp, accepts: Callable[[str], bool]) -> None:
         self._app = app
-        self._token = token
-        self._changed = changed
+        self._accepts = accepts
+        self._secret = token_urlsafe(32)  # what the cookie remembers, never the token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request: refused, or handed on, with the same headers either way."""
@@ -71,18 +71,13 @@ class Guard:
             return _text(403, "another page asks; this server answers its own page only.")
         cookie = f"regard-{port or 80}"  # two servers on one machine share their cookies
         given = request.query_params.get("token")
-        if request.url.path == "/" and given is not None and self._fits(given):
+        if request.url.path == "/" and given is not None and self._accepts(given):
             answer = RedirectResponse("/", status_code=303)
-            answer.set_cookie(cookie, self._token, path="/", httponly=True, samesite="strict")
+            answer.set_cookie(cookie, self._secret, path="/", httponly=True, samesite="strict")
             return answer
-        if not self._fits(request.cookies.get(cookie, "")):
-            return _text(403, "the token is missing or wrong; open the address that was printed.")
-        if self._changed():
-            return _text(409, "the recording has changed on disk; start regard serve again.")
+        if not compare_digest(request.cookies.get(cookie, "").encode(), self._secret.encode()):
+            return _text(403, "the token is missing or was used; open the file that was printed.")
         return None
-
-    def _fits(self, given: str) -> bool:
-        return compare_digest(given.encode(), self._token.encode())
 
 
 def _is_own_page(headers: Headers, host: str) -> bool:

@@ -1,20 +1,24 @@
-"""The page of a recording over HTTP, for this machine alone, computed as it is looked at.
+"""The pages of recordings over HTTP, for this machine alone, computed as they are looked at.
 
-``/`` is the page. It asks ``/api/row``, ``/api/column``, ``/api/tile``, ``/api/progress``,
+``/`` is the page of one recording; of several it lists them, and each has its page under its
+number, ``/1/``. A page asks ``/api/row``, ``/api/column``, ``/api/tile``, ``/api/progress``,
 ``/api/steps``, ``/api/segments`` and ``/api/heads``. Numbers come as little-endian float32, what
 has a structure as JSON, and what is wrong as one sentence of text.
 """
 
 import asyncio
+import hashlib
 import json
 import os
-import secrets
 import socket
 import webbrowser
-from collections.abc import AsyncGenerator, Callable
+from base64 import b64encode
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from errno import EADDRINUSE
 from functools import partial
+from hmac import compare_digest
+from html import escape
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,7 +28,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, Route
 
 from regard.errors import RegardError
 from regard.recording.loading import load
@@ -32,6 +36,8 @@ from regard.recording.recording import Recording
 from regard.text.escaping import visible
 from regard.view.export.page_template import filled_template, json_block
 from regard.view.server.access_guard import Guard
+from regard.view.server.connection_limits import LimitedProtocol
+from regard.view.server.launch_file import LaunchFile
 from regard.view.server.request_queue import Answer, Busy, Desk
 from regard.view.tiles.manifest import live_layers, manifest
 from regard.view.tiles.packing import memory
@@ -57,7 +63,7 @@ def application(
 
     Args:
         recording: what was seen; each of its layers with query and key.
-        token: the first request brings it, as ``/?token=...``; a cookie remembers it.
+        token: the first request brings it, as ``/?token=...``; a cookie lets later ones in.
         title: what stands at the top of the page.
         changed: whether the recording is another one by now; nothing is answered then.
 
@@ -70,66 +76,165 @@ def application(
         >>> even = regard.attend(torch.zeros(2, 3, 4), torch.zeros(2, 3, 4))
         >>> app = application(regard.Recording({"layer": even}), token="secret")
     """
-    answers = Answers(recording)
-    quick, long = Desk(threads=2, room=128 * MIB), Desk(threads=2, room=8 * MIB)
-    first = manifest(recording, live_layers(recording), title=title)
-    page = "".join(filled_template([json_block("recording", first)], connects="'self'"))
+    served = _Served(recording, title, changed)
+    return _application([served], lambda given: compare_digest(given.encode(), token.encode()))
 
+
+def _application(served: Sequence["_Served"], accepts: Callable[[str], bool]) -> Starlette:
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
         try:
             yield
         finally:
-            for desk in (quick, long):
-                desk.close()
-            await asyncio.to_thread(answers.close)
+            for one in served:
+                await one.close()
 
-    async def index(_: Request) -> Response:
-        return HTMLResponse(page)
-
-    def route(name: str, question: Question, desk: Desk) -> Route:
-        return Route(f"/api/{name}", partial(_endpoint, answers, desk, question), methods=["GET"])
-
-    routes = [Route("/", index, methods=["GET"])]
-    routes += [
-        route(name, question, long if question.long else quick)
-        for name, question in QUESTIONS.items()
-    ]
+    if len(served) == 1:
+        routes: list[BaseRoute] = list(served[0].routes)
+    else:
+        routes = [Route("/", _List(served).answer, methods=["GET"])]
+        routes += [
+            Mount(f"/{number}", routes=one.routes) for number, one in enumerate(served, start=1)
+        ]
     return Starlette(
         routes=routes,
-        middleware=[Middleware(Guard, token=token, changed=changed)],
+        middleware=[Middleware(Guard, accepts=accepts)],
         exception_handlers={HTTPException: _no_such_thing, Exception: _went_wrong},
         lifespan=lifespan,
     )
 
 
+class _Served:
+    """One recording: its page, and who answers what the page asks."""
+
+    def __init__(self, recording: Recording, title: str, changed: Callable[[], bool]) -> None:
+        self.recording = recording
+        self.title = title
+        self._changed = changed
+        self._answers = Answers(recording)
+        self._quick, self._long = Desk(threads=2, room=128 * MIB), Desk(threads=2, room=8 * MIB)
+        first = manifest(recording, live_layers(recording), title=title)
+        self._page = "".join(filled_template([json_block("recording", first)], connects="'self'"))
+        self.routes = [Route("/", self._index, methods=["GET"])]
+        self.routes += [
+            Route(f"/api/{name}", partial(self._ask, question), methods=["GET"])
+            for name, question in QUESTIONS.items()
+        ]
+
+    async def close(self) -> None:
+        for desk in (self._quick, self._long):
+            desk.close()
+        await asyncio.to_thread(self._answers.close)
+
+    async def _index(self, _: Request) -> Response:
+        return self._refusal() or HTMLResponse(self._page)
+
+    async def _ask(self, question: Question, request: Request) -> Response:
+        desk = self._long if question.long else self._quick
+        return self._refusal() or await _endpoint(self._answers, desk, question, request)
+
+    def _refusal(self) -> Response | None:
+        if not self._changed():
+            return None
+        return PlainTextResponse(
+            "the recording has changed on disk; start regard serve again.", 409
+        )
+
+
+class _List:
+    """The page that lists several recordings."""
+
+    def __init__(self, served: Sequence[_Served]) -> None:
+        rows = "".join(
+            f'<li><a href="/{number}/">{escape(one.title)}</a> {escape(_size(one.recording))}</li>'
+            for number, one in enumerate(served, start=1)
+        )
+        self._page = _LIST.format(
+            digest=b64encode(hashlib.sha256(_LIST_STYLE.encode()).digest()).decode(),
+            style=_LIST_STYLE,
+            rows=rows,
+        )
+
+    async def answer(self, _: Request) -> Response:
+        return HTMLResponse(self._page)
+
+
+def _size(recording: Recording) -> str:
+    shape = next(iter(recording.shapes.values()))
+    heads = shape[-3] if len(shape) > 2 else 1
+    layers = len(recording.shapes)
+    return f"{visible(recording.model)} · {shape[-1]:,} tokens · {layers} layers × {heads} heads"
+
+
+_LIST_STYLE = (
+    ":root{color-scheme:light dark}"
+    "body{max-width:70ch;margin:3rem auto;padding:0 1rem;font:16px/1.6 system-ui,sans-serif}"
+    "ol{padding:0;list-style:none}li{padding:.6rem 0;opacity:.85}a{font-weight:600}"
+)
+_LIST = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy"
+  content="default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Recordings · regard</title>
+<style>{style}</style>
+<h1>Recordings</h1>
+<ol>{rows}</ol>
+</html>
+"""
+
+
 def serve(
-    path: str | os.PathLike[str],
+    paths: Sequence[str | os.PathLike[str]],
     *,
     port: int | None = None,
     open_browser: bool = True,
     tell: Callable[[str], object] = print,
 ) -> None:
-    """Serves the page of a recording until Ctrl-C.
+    """Serve the pages of recordings until Ctrl-C.
 
     Args:
-        path: of the recording.
+        paths: of the recordings.
         port: where to listen; any free one for None.
         open_browser: whether to open the page.
-        tell: is given the page's address, once it can be opened.
+        tell: called with the place of the file that opens the page, and the server's address.
 
     Raises:
         FileNotFoundError: there is no such file.
         RegardError: it is no recording, or has answers only.
-        ValueError: the port is in use, or none that this user may have.
+        ValueError: there is no path, or the port is in use or none that this user may have.
 
     Example:
         >>> from regard.view.server.http_server import serve
-        >>> serve("nothing.safetensors")
+        >>> serve(["nothing.safetensors"])
         Traceback (most recent call last):
         FileNotFoundError: there is no file nothing.safetensors; ...
     """
-    path = Path(path)
+    if not paths:
+        raise ValueError("paths is empty; there must be one recording at least.")
+    served = [_opened(Path(path), several=len(paths) > 1) for path in paths]
+    with _listening(port) as listener:
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        with LaunchFile(address) as launch:
+            tell(f"{launch.path}   opens {address} in a browser")
+            if open_browser:
+                webbrowser.open(launch.path.as_uri())
+            config = uvicorn.Config(
+                _application(served, launch.accepts),
+                http=LimitedProtocol,
+                access_log=False,
+                log_config=None,
+                log_level="critical",  # Ctrl-C in the middle of an answer is no error
+                server_header=False,
+                timeout_graceful_shutdown=1,
+                ws="none",
+            )
+            with suppress(KeyboardInterrupt):  # that is how it is ended
+                uvicorn.Server(config).run(sockets=[listener])
+
+
+def _opened(path: Path, *, several: bool) -> _Served:
     seen = load(path)
     found = _identity(path)
     whole = seen.part([layer.name for layer in seen.layers if layer.matrix is not None])
@@ -138,26 +243,8 @@ def serve(
             f"{path} has answers only; the page needs query and key.\n"
             "    Record again without --answers, or ask it with regard heads."
         )
-    token = secrets.token_urlsafe(32)
-    with _listening(port) as listener:
-        title = visible(seen.model) or path.name
-        changed = partial(_is_another, path, found)
-        app = application(whole, token, title=title, changed=changed)
-        address = f"http://127.0.0.1:{listener.getsockname()[1]}/?token={token}"
-        tell(address)
-        if open_browser:
-            webbrowser.open(address)
-        config = uvicorn.Config(
-            app,
-            access_log=False,
-            log_config=None,
-            log_level="critical",  # Ctrl-C in the middle of an answer is no error
-            server_header=False,
-            timeout_graceful_shutdown=1,
-            ws="none",
-        )
-        with suppress(KeyboardInterrupt):  # that is how it is ended
-            uvicorn.Server(config).run(sockets=[listener])
+    title = path.name if several else visible(seen.model) or path.name
+    return _Served(whole, title, partial(_is_another, path, found))
 
 
 def _listening(port: int | None) -> socket.socket:
