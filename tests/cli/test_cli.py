@@ -21,8 +21,8 @@ import tiny_models
 from commands import REGARD, Run, left_behind
 from regard.analysis import head_kinds as kinds
 from regard.cli import app as cli
+from regard.cli import options, progress
 from regard.cli import output_files as files
-from regard.cli import progress
 from regard.cli import recording_argument as recordings
 from regard.cli import see_command as command
 from regard.cli import text_argument as texts
@@ -46,7 +46,8 @@ def piped(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_sentence_is_seen_in_the_terminal_and_as_a_page(working_folder: Path) -> None:
     started = time.monotonic()
     done = subprocess.run([REGARD, "see", SENTENCE], check=False, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert all(line.startswith("regard: ") for line in done.stderr.splitlines())  # progress
     assert done.stdout.startswith("all-MiniLM-L6-v2   9 tokens · 6 layers × 12 heads\n")
     # Known of this model and sentence: the second head of layer 0 looks at the token before.
     words = " ".join(done.stdout.split())
@@ -127,7 +128,7 @@ def test_output_that_lacks_a_sign_shows_another(
 ) -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", out)
-    model = {"see": ("-m", bert), "heads": (bert,), "record": ("-m", bert)}
+    model = dict.fromkeys(("see", "heads", "record"), ("-m", bert))
     with pytest.raises(SystemExit) as end:
         cli.main([*arguments, *model.get(arguments[0], ())])
     out.flush()
@@ -157,12 +158,93 @@ def test_control_characters_and_html_are_shown_as_text(
     assert "<script>alert(1)" not in (working_folder / "attention.html").read_text()
 
 
+def test_no_page_is_written_where_none_is_wanted(run: Run, bert: str, working_folder: Path) -> None:
+    code, out, _ = run("see", SENTENCE, "-m", bert, "--no-page")
+    assert (code, left_behind(working_folder)) == (0, [])
+    assert "attention.html" not in out
+    code, _, err = run("see", SENTENCE, "-m", bert, "--no-page", "--open")
+    assert code == 2
+    assert err.startswith("regard: --no-page is given beside --output or --open;")
+
+
+def test_the_page_is_opened(
+    run: Run, bert: str, working_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda address: bool(opened.append(address)) or True)
+    assert run("see", SENTENCE, "-m", bert, "--open")[0] == 0
+    assert opened == [(working_folder / "attention.html").resolve().as_uri()]
+
+
+def test_json_has_no_number_that_json_cannot_write(capsys: pytest.CaptureFixture[str]) -> None:
+    files.write_json({"a": [float("nan"), 1.5], "b": (float("inf"),)})
+    assert json.loads(capsys.readouterr().out) == {"a": [None, 1.5], "b": [None]}
+
+
+def test_progress_reaches_a_pipe(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.02)
+    with progress.progress() as tell:
+        tell("asking every head", 3, 6)
+        deadline = time.monotonic() + 30
+        told = ""
+        while not told and time.monotonic() < deadline:
+            time.sleep(0.02)
+            told = capfd.readouterr().err
+    assert told == "regard: asking every head: 50 %\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param(["serve", "x", "--port", "70000"], "must be at most 65535", id="most"),
+        pytest.param(["see", "x", "--top", "0"], "must be at least 1", id="least"),
+        pytest.param(["see", "x", "--top", "a"], "must be a whole number", id="no number"),
+    ],
+)
+def test_a_usage_error_is_in_plain_words_and_names_its_own_help(
+    arguments: list[str], message: str, run: Run
+) -> None:
+    code, _, err = run(*arguments)
+    option = arguments[-2]
+    assert (code, err) == (
+        2,
+        f"regard: Invalid value for '{option}': {message}\n"
+        f"    regard {arguments[0]} --help says what there is.\n",
+    )
+
+
+def test_a_shell_can_complete_the_command(tmp_path: Path) -> None:
+    environment = {
+        "_REGARD_COMPLETE": "complete_bash",
+        "COMP_WORDS": "regard ver",
+        "COMP_CWORD": "1",
+    }
+    done = subprocess.run(
+        [REGARD], check=False, capture_output=True, text=True, env=os.environ | environment
+    )
+    assert done.stdout.split() == ["verify"]
+
+
 # Help, version, examples
 
 
 @pytest.mark.parametrize(
     "module",
-    [cli, files, kinds, pretrained, progress, recordings, summary, terminal, texts, visible],
+    [
+        cli,
+        files,
+        options,
+        kinds,
+        pretrained,
+        progress,
+        recordings,
+        summary,
+        terminal,
+        texts,
+        visible,
+    ],
     ids=lambda m: m.__name__,
 )
 def test_the_examples_in_docstrings_give_what_they_say(module: ModuleType) -> None:
@@ -297,7 +379,7 @@ def test_a_model_without_attention_is_refused(run: Run, working_folder: Path) ->
 def test_the_output_is_checked_before_a_model_is_looked_for(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pretrained, "load", lambda _: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(Pretrained, "load", lambda *_, **__: pytest.fail("a model was loaded"))
     assert run("see", "x", "-o", "no/page.html")[0] == 2
 
 
@@ -330,7 +412,7 @@ def test_a_page_that_fails_leaves_nothing_printed_and_the_old_one_whole(
 def test_what_happens_inside_ends_quietly(
     error: BaseException, code: int, message: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def load(name: str) -> None:
+    def load(name: str, **_: object) -> None:
         raise error
 
     monkeypatch.setattr(Pretrained, "load", load)
@@ -338,7 +420,7 @@ def test_what_happens_inside_ends_quietly(
 
 
 def test_a_mistake_of_ours_is_not_hidden(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Pretrained, "load", lambda _: {}["a bug"])
+    monkeypatch.setattr(Pretrained, "load", lambda *_, **__: {}["a bug"])
     with pytest.raises(KeyError):
         cli.main(["see", "x"])
 

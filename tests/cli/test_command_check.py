@@ -125,7 +125,7 @@ def test_a_file_that_is_not_there_is_one_clear_error(run: Run) -> None:
 @pytest.mark.full
 def test_code_that_never_ends_is_ended(run: Run) -> None:
     Path("mine.py").write_text("while True:\n    pass\n")
-    code, _, err = run("mine.py", "--seconds", "1")
+    code, _, err = run("mine.py", "--timeout", "1")
     assert code == 3
     assert err.startswith("regard: mine.py")
 
@@ -167,3 +167,11 @@ def test_an_example_file_gives_the_arguments(run: Run) -> None:
     code, out, err = run("mine.py:attention", "--example", "example.py:call")
     assert (code, err) == (0, ""), out
     assert "attention is right: it gives what attention gives; 9 laws of attention hold" in out
+
+
+@pytest.mark.parametrize(("old", "new"), [("--seconds", "--timeout"), ("--gib=2", "--memory")])
+def test_an_old_spelling_gets_a_sentence_with_the_new_one(old: str, new: str, run: Run) -> None:
+    Path("mine.py").write_text(RIGHT)
+    name = old.partition("=")[0]
+    message = f"regard: {name} is now {new}; write {new} instead.\n"
+    assert run("mine.py", old) == (2, "", message)

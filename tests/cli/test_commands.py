@@ -1,6 +1,7 @@
 """regard record, segments and heads: what they write and show is what the library says."""
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -91,7 +92,7 @@ def test_a_recording_of_the_last_tokens_has_their_rows(run: Run, bert: str) -> N
 def test_a_recording_that_cannot_be_written_is_refused_before_any_work(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pretrained, "load", lambda _: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(Pretrained, "load", lambda *_, **__: pytest.fail("a model was loaded"))
     code, _, err = run("record", TEXT, "-o", "no/run.safetensors")
     assert code == 2
     assert err.startswith("regard: output is 'no/run.safetensors', which cannot be written")
@@ -101,7 +102,7 @@ def test_segments_are_those_of_the_library(run: Run, recorded: str) -> None:
     code, out, err = run("segments", recorded, "--by", "sentence")
     seen = regard.load(recorded)
     expected = regard.segment_shares(seen, regard.spans.by_sentence(seen.key_tokens))
-    assert (code, out.splitlines(), err) == (0, [*share_lines(expected)], "")
+    assert (code, out.splitlines(), err) == (0, [*share_lines(expected, 80)], "")
 
 
 def test_parts_are_ranges_of_tokens_and_patterns(run: Run, recorded: str) -> None:
@@ -168,6 +169,35 @@ def test_parts_that_are_wrong_are_one_clear_error(
     code, out, err = run("segments", recorded, *options)
     assert (code, out) == (2, "")
     assert err.startswith(f"regard: {message}")
+
+
+def test_what_a_query_drew_beyond_another_is_that_of_the_library(run: Run, recorded: str) -> None:
+    queries = ("-q", "before=11:12", "-q", "answer=17:18")
+    options = ("--by", "sentence", *queries, "--beyond", "before")
+    _, out, _ = run("segments", recorded, *options, "--json")
+    seen = regard.load(recorded)
+    parts = regard.spans.by_sentence(seen.key_tokens)
+    asked = {"before": (11, 12), "answer": (17, 18)}
+    expected = regard.segment_shares(seen, parts, queries=asked).beyond("before").total()
+    shown = [row["share"] for row in json.loads(out)["shares"]]
+    assert shown == pytest.approx(expected.flatten().tolist(), abs=1e-6)
+    code, _, err = run("segments", recorded, "--by", "sentence", "--beyond", "nobody")
+    assert code == 2
+    assert err.startswith("regard: beyond is 'nobody'; it must be one of several queries")
+
+
+def test_many_parts_are_shown_by_the_strongest_in_the_width_of_the_terminal(
+    run: Run, recorded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    _, out, _ = run("segments", recorded, "--by", "word")
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 70
+    assert lines[-1] == "the strongest 2 of 15 parts; --json gives all"
+    seen = regard.load(recorded)
+    words = regard.spans.by_word(seen.key_tokens)
+    best = regard.segment_shares(seen, words).total()[0].max()
+    assert f"{100 * float(best):.1f} %" in lines[2]
 
 
 def test_a_recording_of_the_last_tokens_says_how_to_ask_it(run: Run, bert: str) -> None:
@@ -269,11 +299,11 @@ def test_a_file_that_is_no_recording_is_one_clear_error(
 
 @pytest.mark.full
 def test_the_heads_of_a_model_are_shown_by_kind(run: Run, bert: str) -> None:
-    code, out, err = run("heads", bert)
+    code, out, err = run("heads", "--model", bert)
     assert (code, err) == (0, "")
     assert out.startswith("bert   8 heads, seen on ")
     assert "\nlayer 1  " in out
-    _, out, _ = run("heads", bert, "--json")
+    _, out, _ = run("heads", "-m", bert, "--json")
     told = json.loads(out)
     assert [head["name"] for head in told["heads"]][-1] == "L1H3"
     assert {"induction", "duplicate token"} <= set(told["heads"][0]["scores"])
@@ -281,7 +311,7 @@ def test_the_heads_of_a_model_are_shown_by_kind(run: Run, bert: str) -> None:
 
 def test_the_heads_of_a_model_of_few_tokens_are_shown(run: Run, working_folder: Path) -> None:
     dna = str(tiny_models.dna(working_folder / "dna"))
-    code, out, err = run("heads", dna, "-t", "ACGTTGCAAC", "--json")
+    code, out, err = run("heads", "-m", dna, "-t", "ACGTTGCAAC", "--json")
     assert (code, err) == (0, "")
     scores = json.loads(out)["heads"][0]["scores"]
     assert {"induction", "duplicate token", "retrieval"} <= set(scores)
@@ -289,9 +319,11 @@ def test_the_heads_of_a_model_of_few_tokens_are_shown(run: Run, working_folder: 
 
 def test_a_model_that_reads_too_little_for_a_trial_says_so(run: Run, working_folder: Path) -> None:
     dna = str(tiny_models.dna(working_folder / "dna", n_positions=5))
-    code, out, err = run("heads", dna, "-t", "ACGTT")
+    code, out, err = run("heads", "-m", dna, "-t", "ACGTT")
     assert (code, out.splitlines()[0]) == (0, "dna   8 heads, seen on 5 tokens")
-    assert err == "reads at most 5 tokens and knows 5: induction and duplicate token left out\n"
+    assert err == (
+        f"regard: {dna} reads at most 5 tokens: induction and duplicate token left out\n"
+    )
 
 
 def test_the_heads_of_a_recording_are_those_of_the_library(run: Run, recorded: str) -> None:
@@ -303,9 +335,131 @@ def test_a_recording_has_its_own_text(run: Run, recorded: str) -> None:
     code, _, err = run("heads", recorded, "--text", "x")
     assert code == 2
     assert err == (
-        f"regard: text is given and {recorded!r} is a recording, which has its own.\n"
-        "    Leave the text out, or name the model.\n"
+        f"regard: a text is given beside the recording {recorded}, which has its own.\n"
+        "    Leave out one of them.\n"
     )
+
+
+def test_a_model_in_the_place_of_a_recording_gets_the_new_spelling(run: Run) -> None:
+    assert run("heads", "all-MiniLM-L6-v2") == (
+        2,
+        "",
+        "regard: all-MiniLM-L6-v2 is no recording; a recording is a file from regard record.\n"
+        "    For the heads of a model write: regard heads --model all-MiniLM-L6-v2\n",
+    )
+
+
+# What a model reads, and how
+
+
+def test_a_long_text_is_cut_with_a_warning(run: Run, bert: str) -> None:
+    code, _, err = run("record", TEXT, "-m", bert, "--max-tokens", "7")
+    seen = regard.load("run.safetensors")
+    kept = "".join(token.text for token in seen.key_tokens or () if not token.special)
+    assert (code, len(seen.key_tokens or ())) == (0, 7)
+    assert TEXT.startswith(kept)
+    assert err == (
+        f"regard: the text is cut to its first 7 tokens: {len(kept)} of {len(TEXT)} characters\n"
+    )
+
+
+def test_a_text_that_is_short_enough_is_not_cut(run: Run, bert: str) -> None:
+    code, _, err = run("record", TEXT, "-m", bert, "--max-tokens", "20")
+    assert (code, err) == (0, "")
+    assert len(regard.load("run.safetensors").key_tokens or ()) == 20
+
+
+def test_a_text_that_is_too_long_names_the_option_that_cuts_it(run: Run, bert: str) -> None:
+    code, _, err = run("record", "word " * 3000, "-m", bert)
+    assert code == 2
+    assert re.search(
+        r"\n    Give a part of it \(--max-tokens \d+\), or choose a model that reads more", err
+    )
+
+
+def test_some_layers_and_heads_are_recorded(run: Run, bert: str) -> None:
+    code, _, _ = run("record", TEXT, "-m", bert, "--layers", "1", "--heads", "0,2-3")
+    seen = regard.load("run.safetensors")
+    expected = Pretrained.load(bert).observe(TEXT)[1].to_dense()[:, [0, 2, 3]]
+    assert (code, len(seen)) == (0, 1)
+    assert torch.equal(seen[0].to_dense(), expected)
+
+
+def test_the_dtype_of_the_weights_is_chosen(run: Run, bert: str) -> None:
+    run("record", TEXT, "-m", bert, "--dtype", "bfloat16")
+    assert regard.load("run.safetensors")[0].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param(["--layers", "a"], "layers is 'a'; it must be places", id="layers"),
+        pytest.param(["--device", "foo"], "device is 'foo', which cannot be used: ", id="device"),
+        pytest.param(["--chat"], "chat is asked for and ", id="no template"),
+        pytest.param(["--max-tokens", "2"], "max_tokens is 2; ", id="special tokens alone"),
+        pytest.param(["--generate", "2", "--last", "3"], "queries is slice(-3, ", id="generate"),
+    ],
+)
+def test_options_of_the_model_that_are_wrong_are_one_clear_error(
+    options: list[str], message: str, run: Run, bert: str
+) -> None:
+    code, out, err = run("record", TEXT, "-m", bert, *options)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"regard: {message}")
+
+
+@pytest.fixture
+def gpt(tmp_path: Path) -> str:
+    """A model that writes, with a chat template."""
+    folder = tiny_models.save(tmp_path / "models" / "gpt", tiny_models.llama())
+    template = "{% for m in messages %}[CLS]{{ m.content }}[SEP]{% endfor %}so"
+    (folder / "chat_template.jinja").write_text(template)
+    return str(folder)
+
+
+def test_what_a_model_writes_is_recorded(run: Run, gpt: str) -> None:
+    code, _, err = run("record", TEXT, "-m", gpt, "--generate", "4")
+    seen = regard.load("run.safetensors")
+    plain = Pretrained.load(gpt).observe(TEXT)
+    length = plain[0].shape[-1]
+    assert (code, err) == (0, "")
+    assert seen[0].shape[-2:] == (length + 3, length + 3)
+    assert (seen.key_tokens or ())[:length] == plain.key_tokens
+    torch.testing.assert_close(seen[0].to_dense()[..., :length, :length], plain[0].to_dense())
+
+
+def test_a_text_is_given_in_the_chat_template(run: Run, gpt: str) -> None:
+    code, _, err = run("record", "Who has a boat?", "-m", gpt, "--chat")
+    tokens = regard.load("run.safetensors").key_tokens or ()
+    assert (code, err) == (0, "")
+    assert [token.text for token in tokens if token.special] == ["[CLS]", "[SEP]"]
+    text = "".join(token.text for token in tokens if not token.special)
+    assert text == "Who has a boat?so"
+
+
+# Compare
+
+
+def test_two_recordings_are_compared_head_by_head(run: Run, bert: str, recorded: str) -> None:
+    run("record", TEXT.replace("boat", "house"), "-m", bert, "-o", "other.safetensors")
+    code, out, err = run("compare", recorded, "other.safetensors", "--json")
+    told = json.loads(out)
+    one, two = regard.load(recorded), regard.load("other.safetensors")
+    expected = [regard.js(one[layer], two[layer]).mean((0, 2)) / math.log(2) for layer in (0, 1)]
+    assert (code, err) == (0, "")
+    shown = [head["difference"] for head in told["heads"]]
+    assert shown == pytest.approx(torch.cat(expected).tolist(), rel=1e-4)
+    _, out, _ = run("compare", recorded, "other.safetensors", "--top", "1")
+    assert out.splitlines()[-1].startswith(
+        f"L{max(told['heads'], key=lambda h: h['difference'])['layer']}H"
+    )
+
+
+def test_recordings_of_other_shapes_are_not_compared(run: Run, bert: str, recorded: str) -> None:
+    run("record", "Anna has", "-m", bert, "-o", "other.safetensors")
+    code, out, err = run("compare", recorded, "other.safetensors")
+    assert (code, out) == (2, "")
+    assert err.endswith("Compare texts of as many tokens, in models of the same shape.\n")
 
 
 # Verify

@@ -245,7 +245,7 @@ def test_a_text_that_is_too_long_is_refused_without_tokenising_it_all(
         loaded.observe(text)
     assert str(refusal.value) == (
         f"text has {count} tokens ({len(text):,} characters); {loaded.name} reads at most 512 "
-        "tokens.\n    Give a part of it, or choose a model that reads more."
+        "tokens.\n    Give a part of it (--max-tokens 512), or choose a model that reads more."
     )
     assert sum(tokenised) <= 200_000
 

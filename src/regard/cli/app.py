@@ -1,9 +1,10 @@
 """The command ``regard``; each of its commands calls the library and shows what comes back.
 
-Results go to standard output; progress goes to standard error, and only where that is a terminal.
-What a user can put right ends in a sentence and exit code 2, with nothing half-written.
+Results go to standard output, progress and warnings to standard error. A mistake that a user can
+correct ends in one sentence and exit code 2, and leaves no half-written file.
 """
 
+import re
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
@@ -16,6 +17,7 @@ try:
     import typer
 
     from regard.cli.check_command import check
+    from regard.cli.compare_command import compare
     from regard.cli.heads_command import heads
     from regard.cli.learn_command import learn
     from regard.cli.page_command import page
@@ -37,7 +39,6 @@ __all__ = ["main"]
 
 app = typer.Typer(
     name="regard",
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         # Typer returns an exit code where it did not run a command to its end: 130 for Ctrl-C.
         code = app(arguments, prog_name="regard", standalone_mode=False) or 0
     except typer.TyperException as error:
-        code = _refuse(f"{error.format_message()}\n    regard --help says what there is.")
+        code = _refuse(_usage(error))
     except MemoryError as error:
         code = _refuse(str(error) or "there is not enough memory for this.")
     except OSError as error:
@@ -74,6 +75,29 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         code = 130
     sys.exit(code)
+
+
+# Validators speak of inputs; a person gave an option.
+_VALIDATORS = (
+    (re.compile(r"Input should be (less|greater) than or equal to (\S+)"), "must be {} {}"),
+    (re.compile(r"Input should be a valid (\w+).*"), "must be {0}"),
+)
+_WORDS = {"less": "at most", "greater": "at least", "integer": "a whole number"}
+
+
+def _usage(error: typer.TyperException) -> str:
+    """Return the message of a wrong call, with the command whose help has the answer."""
+    message = error.format_message()
+    for pattern, words in _VALIDATORS:
+        message = pattern.sub(
+            lambda found, words=words: words.format(
+                *(_WORDS.get(part, part) for part in found.groups())
+            ),
+            message,
+        )
+    context = getattr(error, "ctx", None)
+    command = "regard" if context is None else context.command_path
+    return f"{message}\n    {command} --help says what there is."
 
 
 def _refuse(message: str) -> int:
@@ -96,6 +120,6 @@ def regard(
         typer.echo(context.get_help())
 
 
-for command in (see, heads, record, verify, segments, page, serve, learn):
+for command in (see, record, page, serve, heads, segments, compare, learn, verify):
     app.command()(command)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(check)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from regard.cli.options import AsJson
+from regard.cli.output_files import write_json
 from regard.cli.progress import progress
 from regard.diagnosis.explanations import explanation
 from regard.diagnosis.sandbox.sandbox_process import CannotRun, Checked, Limits, check_apart
@@ -27,20 +28,21 @@ Target = Annotated[
 Explain = Annotated[
     str, typer.Option("--explain", metavar="NAME", help="Say what a law or a mistake is.")
 ]
-Seconds = Annotated[
-    float, typer.Option("--seconds", min=1, metavar="COUNT", help="How long the code may run.")
+Timeout = Annotated[
+    float, typer.Option("--timeout", min=1, metavar="SECONDS", help="How long the code may run.")
 ]
-Gib = Annotated[
-    float, typer.Option("--gib", min=0.1, metavar="COUNT", help="How much memory it may take.")
+Memory = Annotated[
+    float, typer.Option("--memory", min=0.1, metavar="GIB", help="How much memory it may take.")
 ]
+_RENAMED = {"--seconds": "--timeout", "--gib": "--memory"}
 
 
 def check(
     context: typer.Context,
     target: Target = "",
     explain: Explain = "",
-    seconds: Seconds = _USUAL.seconds,
-    gib: Gib = _USUAL.gib,
+    timeout: Timeout = _USUAL.seconds,
+    memory: Memory = _USUAL.gib,
     as_json: AsJson = False,
 ) -> None:
     """Say what is wrong with attention code, and on which line.
@@ -56,20 +58,27 @@ def check(
         raise ValueError(
             "no file is given; check needs one.\n    Write for example: regard check my_file.py"
         )
+    for word in context.args:
+        name = word.partition("=")[0]
+        if name in _RENAMED:
+            raise ValueError(f"{name} is now {_RENAMED[name]}; write {_RENAMED[name]} instead.")
     options = named_options(context.args)
     if target.partition(":")[0].endswith(".ipynb"):
         sys.stderr.write(
             f"runs the cells of {visible(target)} in a process of their own, "
-            f"{seconds:g} s at most\n"
+            f"{timeout:g} s at most\n"
         )
     with progress() as tell:
         tell(f"checking {target}")
         try:
-            found = check_apart(target, options, limits=Limits(seconds, gib))
+            found = check_apart(target, options, limits=Limits(timeout, memory))
         except CannotRun as error:
             sys.stderr.write(f"regard: {visible(str(error))}\n")
             raise typer.Exit(3) from error
-    sys.stdout.write(json.dumps(_as_json(found)) + "\n" if as_json else _as_text(found))
+    if as_json:
+        write_json(_as_json(found))
+    else:
+        sys.stdout.write(_as_text(found))
     raise typer.Exit(found.exit_code)
 
 

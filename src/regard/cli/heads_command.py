@@ -1,6 +1,5 @@
 """``regard heads``: what kind every head of a model is."""
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -13,12 +12,13 @@ from rich.console import Console
 
 from regard.analysis.head_classes import Trial, classify, head_table
 from regard.analysis.head_kinds import Head
-from regard.cli.options import AsJson, TextFile
+from regard.cli.options import AsJson, Device, Dtype, MaxTokens, TextFile, shortened
+from regard.cli.output_files import write_json
 from regard.cli.progress import progress
 from regard.cli.recording_argument import answered, opened
 from regard.cli.text_argument import given_text
 from regard.models.pretrained import DEFAULT_MODEL, Pretrained, check_text
-from regard.models.trials import needle, repeated_tokens
+from regard.models.trials import needle, repetition
 from regard.recording.recording import Recording
 from regard.text.escaping import visible
 from regard.view.terminal.head_grid import HeadsView
@@ -38,10 +38,10 @@ _TEXT = (
 )
 _NEEDLE_LENGTH = 512
 
-Subject = Annotated[
-    str,
+Recorded = Annotated[
+    Path | None,
     typer.Argument(
-        metavar="MODEL", help="A Hugging Face model, its name or folder; or a recording of one."
+        metavar="[RUN]", help="A recording from regard record; --model runs a model instead."
     ),
 ]
 Words = Annotated[
@@ -50,7 +50,17 @@ Words = Annotated[
         "--text",
         "-t",
         metavar="TEXT",
-        help="What the model reads: a short story when left out.",
+        help="Text for the model: a short story when left out.",
+        show_default=False,
+    ),
+]
+ModelToRun = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="NAME",
+        help=f"A Hugging Face model: its name or its folder; {DEFAULT_MODEL} without RUN.",
         show_default=False,
     ),
 ]
@@ -78,33 +88,50 @@ class _Found(NamedTuple):
 
 
 def heads(
-    model: Subject = DEFAULT_MODEL,
+    run: Recorded = None,
+    model: ModelToRun = None,
     text: Words = None,
     file: TextFile = None,
+    device: Device = "cpu",
+    dtype: Dtype = None,
+    max_tokens: MaxTokens = None,
     no_trials: NoTrials = False,
     every: All = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what kind every head of a model is."""
+    """Show what kind every head is, of a recording or of a model."""
     words = None if text is None and file is None else check_text(given_text(text, file))
+    if run is not None:
+        _check_recording(run, model, words)
     with progress() as tell:
-        tell(f"opening {model}")
-        path = Path(model)
-        if path.is_file():
-            if words is not None:
-                raise ValueError(
-                    f"text is given and {model!r} is a recording, which has its own.\n"
-                    "    Leave the text out, or name the model."
-                )
-            found = _of_recording(path, tell)
+        tell(f"opening {run or model or DEFAULT_MODEL}")
+        if run is not None:
+            found = _of_recording(run, tell)
         else:
-            found = _of_model(Pretrained.load(model), words or _TEXT, not no_trials, tell)
+            pretrained = Pretrained.load(model or DEFAULT_MODEL, device=device, dtype=dtype)
+            words = shortened(pretrained, words or _TEXT, max_tokens)
+            found = _of_model(pretrained, words, not no_trials, tell)
     if as_json:
-        sys.stdout.write(json.dumps(_as_json(found)) + "\n")
+        write_json(_as_json(found))
     elif every:
         sys.stdout.write(head_table(found.heads).text() + "\n")
     else:
         _show(found)
+
+
+def _check_recording(run: Path, model: str | None, words: str | None) -> None:
+    """Refuse a model where a recording belongs, as it was written once, and two subjects."""
+    if run.is_dir() or not (run.exists() or run.suffix == ".safetensors"):
+        raise ValueError(
+            f"{run} is no recording; a recording is a file from regard record.\n"
+            f"    For the heads of a model write: regard heads --model {run}"
+        )
+    given = "--model" if model is not None else "a text" if words is not None else None
+    if given is not None:
+        raise ValueError(
+            f"{given} is given beside the recording {run}, which has its own.\n"
+            "    Leave out one of them."
+        )
 
 
 def _of_recording(path: Path, tell: Callable[..., None]) -> _Found:
@@ -132,17 +159,14 @@ def _of_model(
 
 
 def _of_repetition(pretrained: Pretrained) -> list[Trial]:
-    """What random tokens that come twice show; nothing where the model reads too few of them."""
-    limit, known = pretrained.limit, pretrained.config.get_text_config().vocab_size
-    # A third of what it reads: the text twice, and what stands before it.
-    length = min(64, limit // 3, known)
-    if length < 2:
+    """Return what random tokens that come twice show, or nothing if the model reads too few."""
+    trials = repetition(pretrained.model, limit=pretrained.limit)
+    if not trials:
         sys.stderr.write(
-            f"reads at most {limit} tokens and knows {known}: induction and duplicate token "
-            "left out\n"
+            f"regard: {pretrained.name} reads at most {pretrained.limit} tokens: induction and "
+            "duplicate token left out\n"
         )
-        return []
-    return [repeated_tokens(pretrained.model, length=length)]
+    return trials
 
 
 def _show(found: _Found) -> None:

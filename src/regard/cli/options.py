@@ -1,11 +1,46 @@
 """The arguments and options that several commands take."""
 
+import re
+import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-__all__ = ["AsJson", "HeadOfLayer", "Layer", "Model", "Output", "Text", "TextFile", "Top"]
+from regard.models.pretrained import Pretrained
+
+__all__ = [
+    "AsJson",
+    "Chat",
+    "Device",
+    "Dtype",
+    "FirstHead",
+    "FirstLayer",
+    "Generate",
+    "Heads",
+    "Layers",
+    "MaxTokens",
+    "Model",
+    "Open",
+    "Run",
+    "Text",
+    "TextFile",
+    "Values",
+    "places",
+    "shortened",
+]
+
+_PLACES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
+
+
+class Number(StrEnum):
+    """The dtypes in which a model can run."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
 
 Text = Annotated[
     str | None,
@@ -19,32 +54,106 @@ TextFile = Annotated[
     Path | None,
     typer.Option("--file", "-f", metavar="FILE", help="Read the text from this file."),
 ]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A recording from regard record.")]
 Model = Annotated[
     str,
     typer.Option(
         "--model", "-m", metavar="NAME", help="A Hugging Face model: its name or its folder."
     ),
 ]
-Layer = Annotated[
-    int | None, typer.Option(min=0, metavar="PLACE", help="Show this layer only, counted from 0.")
+Device = Annotated[
+    str, typer.Option("--device", metavar="DEVICE", help="Where the model runs: cpu, cuda, mps.")
 ]
-HeadOfLayer = Annotated[
+Dtype = Annotated[
+    Number | None,
+    typer.Option("--dtype", help="Dtype of the weights; that of the file when left out."),
+]
+MaxTokens = Annotated[
     int | None,
-    typer.Option(min=0, metavar="PLACE", help="Show this head of the layer only, counted from 0."),
+    typer.Option("--max-tokens", min=1, metavar="N", help="Cut the text to its first N tokens."),
 ]
-Top = Annotated[
-    int, typer.Option(min=1, metavar="COUNT", help="How many tokens to name for each token.")
+Chat = Annotated[
+    bool, typer.Option("--chat", help="Give the text as a user's message, in the chat template.")
 ]
-Output = Annotated[
-    Path | None,
+Generate = Annotated[
+    int, typer.Option("--generate", min=0, metavar="N", help="Let the model write N tokens more.")
+]
+Values = Annotated[
+    bool,
     typer.Option(
-        "--output",
-        "-o",
-        metavar="FILE",
-        help="Write the page to this file: attention.html, or none with --json.",
-        show_default=False,
+        "--values", help="Keep the value of each layer, too: weights times values are its output."
     ),
 ]
+Layers = Annotated[
+    str | None,
+    typer.Option(
+        "--layers", metavar="PLACES", help="Record these layers only: 0,5-7.", show_default=False
+    ),
+]
+Heads = Annotated[
+    str | None,
+    typer.Option(
+        "--heads", metavar="PLACES", help="Record these heads only: 0,3.", show_default=False
+    ),
+]
+FirstLayer = Annotated[
+    int | None, typer.Option("--layer", min=0, metavar="N", help="Open the page at this layer.")
+]
+FirstHead = Annotated[
+    int | None,
+    typer.Option("--head", min=0, metavar="N", help="Open the page at this head of the layer."),
+]
+Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print numbers for programs, and nothing else.")
 ]
+
+
+def places(option: str, written: str | None) -> list[int] | None:
+    """Return the places that an option names.
+
+    Args:
+        option: its name, for the error.
+        written: as in a shell; None stays None.
+
+    Raises:
+        ValueError: it is no list of places.
+
+    Example:
+        >>> from regard.cli.options import places
+        >>> places("layers", "0,5-7")
+        [0, 5, 6, 7]
+    """
+    if written is None:
+        return None
+    if not _PLACES.fullmatch(written.replace(" ", "")):
+        raise ValueError(
+            f"{option} is {written!r}; it must be places, counted from 0.\n"
+            f"    Write for example: --{option} 0,5-7"
+        )
+    found: set[int] = set()
+    for part in written.replace(" ", "").split(","):
+        first, _, last = part.partition("-")
+        if int(last or first) - int(first) > 10_000:
+            raise ValueError(f"{option} is {written!r}; no model has so many {option}.")
+        found |= set(range(int(first), int(last or first) + 1))
+    return sorted(found)
+
+
+def shortened(pretrained: Pretrained, text: str, max_tokens: int | None) -> str:
+    """Return the text, cut to its first tokens with a warning on standard error.
+
+    Args:
+        pretrained: whose tokens they are.
+        text: that was given.
+        max_tokens: how many are kept at most, special ones included; all when None.
+    """
+    if max_tokens is None:
+        return text
+    cut = pretrained.first_tokens(text, max_tokens)
+    if cut != text:
+        sys.stderr.write(
+            f"regard: the text is cut to its first {max_tokens:,} tokens: {len(cut):,} of "
+            f"{len(text):,} characters\n"
+        )
+    return cut

@@ -1,9 +1,17 @@
-"""The files that commands write."""
+"""What commands write: files, and JSON for programs."""
 
+import json
+import math
+import sys
 import tempfile
+import webbrowser
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, cast
 
-__all__ = ["check_output"]
+from regard.text.escaping import visible
+
+__all__ = ["check_output", "page_line", "show_page", "write_json"]
 
 
 def check_output(path: Path) -> None:
@@ -39,3 +47,38 @@ def check_output(path: Path) -> None:
             f"output is {str(path)!r}, which cannot be written: {reason}.\n"
             "    Name a file in a folder that exists and that you may write to."
         )
+
+
+def page_line(page: Path) -> str:
+    """Return the line that says where a page is, and how large."""
+    size = f"{page.stat().st_size / 1000:,.0f} kB"
+    return f"{visible(str(page))}   {size}, one file, opens in any browser"
+
+
+def show_page(page: Path) -> None:
+    """Open a page in a browser, or say that there is none."""
+    if not webbrowser.open(page.resolve().as_uri()):
+        sys.stderr.write(f"regard: no browser was found; open {visible(str(page))} yourself\n")
+
+
+def write_json(value: object) -> None:
+    """Write one line of JSON to standard output.
+
+    A number that JSON cannot write, NaN or infinity, becomes null.
+
+    Example:
+        >>> from regard.cli.output_files import write_json
+        >>> write_json({"score": float("nan"), "layers": ("a", "b")})
+        {"score": null, "layers": ["a", "b"]}
+    """
+    sys.stdout.write(json.dumps(_finite(value), allow_nan=False) + "\n")
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(one) for name, one in cast(Mapping[str, Any], value).items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in cast(list[Any], value)]
+    return value

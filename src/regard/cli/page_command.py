@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.output_files import check_output
+from regard.cli.options import FirstHead, FirstLayer, Open, Run
+from regard.cli.output_files import check_output, page_line, show_page
 from regard.cli.progress import progress
 from regard.cli.recording_argument import answered, opened
 from regard.text.escaping import visible
@@ -15,26 +16,24 @@ from regard.view.export.page_file import write_page
 
 __all__ = ["page"]
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="A recording from regard record.")]
 File = Annotated[
     Path, typer.Option("--output", "-o", metavar="FILE", help="Write the page to this file.")
-]
-First = Annotated[
-    int | None, typer.Option(min=0, metavar="N", help="Open the page here, counted from 0.")
 ]
 
 
 def page(
     run: Run,
     output: File = Path("attention.html"),
-    layer: First = None,
-    head: First = None,
+    layer: FirstLayer = None,
+    head: FirstHead = None,
+    open_page: Open = False,
 ) -> None:
-    """Write a recording as a page, one file that opens in any browser without a network."""
+    """Write a recording as a page: one file for any browser."""
     check_output(output)
     seen = opened(run)
     with answered(run, seen), progress() as tell:
         told = partial(tell, f"writing {output}")
         write_page(seen, output, title=visible(seen.model), opened=(layer, head), progress=told)
-    size = f"{output.stat().st_size / 1000:,.0f} kB"
-    sys.stdout.write(f"{visible(str(output))}   {size}, one file, opens in any browser\n")
+    sys.stdout.write(f"{page_line(output)}\n")
+    if open_page:
+        show_page(output)

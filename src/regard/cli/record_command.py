@@ -1,14 +1,28 @@
 """``regard record``: run a model on a text, and keep what it attended to as a file."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from regard.cli.options import AsJson, Model, Text, TextFile
-from regard.cli.output_files import check_output
+from regard.cli.options import (
+    AsJson,
+    Chat,
+    Device,
+    Dtype,
+    Generate,
+    Heads,
+    Layers,
+    MaxTokens,
+    Model,
+    Text,
+    TextFile,
+    Values,
+    places,
+    shortened,
+)
+from regard.cli.output_files import check_output, write_json
 from regard.cli.progress import progress
 from regard.cli.text_argument import given_text
 from regard.models.pretrained import DEFAULT_MODEL, Pretrained, check_text
@@ -24,7 +38,7 @@ __all__ = ["record"]
 # What people ask most, in a file that grows with the length alone.
 _ANSWERS = (TopK(8), Entropy(), Sum(-2), Pool(64, 64))
 
-Run = Annotated[
+Output = Annotated[
     Path,
     typer.Option("--output", "-o", metavar="FILE", help="Write the recording to this file."),
 ]
@@ -36,18 +50,9 @@ Answers = Annotated[
         "and a picture of each head, asked as the model runs.",
     ),
 ]
-Values = Annotated[
-    bool,
-    typer.Option(
-        "--values",
-        help="Keep the value of each layer, too: weights times values are its output.",
-    ),
-]
 Last = Annotated[
     int | None,
-    typer.Option(
-        "--last", min=1, metavar="COUNT", help="Keep what the last tokens attend to, so many."
-    ),
+    typer.Option("--last", min=1, metavar="N", help="Record only the last N queries."),
 ]
 
 
@@ -55,7 +60,14 @@ def record(
     text: Text = None,
     file: TextFile = None,
     model: Model = DEFAULT_MODEL,
-    output: Run = Path("run.safetensors"),
+    device: Device = "cpu",
+    dtype: Dtype = None,
+    max_tokens: MaxTokens = None,
+    chat: Chat = False,
+    generate: Generate = 0,
+    layers: Layers = None,
+    heads: Heads = None,
+    output: Output = Path("run.safetensors"),
     answers: Answers = False,
     values: Values = False,
     last: Last = None,
@@ -72,7 +84,8 @@ def record(
     words = check_text(given_text(text, file))
     with progress() as tell:
         tell(f"loading {model}")
-        pretrained = Pretrained.load(model)
+        pretrained = Pretrained.load(model, device=device, dtype=dtype)
+        words = shortened(pretrained, words, max_tokens)
 
         def told(done: int, total: int | None) -> None:
             tell(f"running {model}" if done != total else f"writing {output}", done, total)
@@ -80,12 +93,16 @@ def record(
         seen = pretrained.observe(
             words,
             keep=_ANSWERS if answers else "qkv" if values else "qk",
+            layers=places("layers", layers),
+            heads=places("heads", heads),
+            chat=chat,
+            generate=generate,
             queries=None if last is None else slice(-last, None),
             path=output,
             progress=told,
         )
     if as_json:
-        sys.stdout.write(json.dumps(_as_json(seen, output)) + "\n")
+        write_json(_as_json(seen, output))
     else:
         sys.stdout.write(_as_text(seen, output))
 
@@ -98,7 +115,11 @@ def _as_text(seen: Recording, output: Path) -> str:
     return (
         f"{visible(seen.model)}   {lengths}, {kept} of each\n"
         f"{name}   {size}; open it with regard.load({str(output)!r})\n"
-        + ("" if seen.kept else f"    regard segments {name} {_parts(seen)}\n")
+        + (
+            ""
+            if seen.kept
+            else f"    regard page {name}\n    regard segments {name} {_parts(seen)}\n"
+        )
     )
 
 

@@ -1,19 +1,18 @@
 """``regard segments``: how much each part of a text drew from each other part."""
 
-import json
 import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from regard.analysis.span_shares import Shares, segment_shares
-from regard.cli.options import AsJson
+from regard.cli.options import AsJson, Run
+from regard.cli.output_files import write_json
 from regard.cli.progress import progress
 from regard.cli.recording_argument import answered, opened
 from regard.recording.recording import Recording
@@ -39,7 +38,6 @@ class Per(StrEnum):
     HEAD = "head"
 
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="A recording from regard record.")]
 Parts = Annotated[
     list[str] | None,
     typer.Option(
@@ -68,6 +66,15 @@ NoSinks = Annotated[
     bool,
     typer.Option("--no-sinks", help="Leave out the first token and special ones, and renormalise."),
 ]
+Beyond = Annotated[
+    str | None,
+    typer.Option(
+        "--beyond",
+        metavar="NAME",
+        help="Show how much more the other queries drew than this one did.",
+        show_default=False,
+    ),
+]
 Rows = Annotated[Per, typer.Option("--per", help="A row for the mean, each layer, or each head.")]
 
 _RANGE = re.compile(r"(\d+):(\d+)")
@@ -79,6 +86,7 @@ def segments(
     queries: Queries = None,
     by: Cut = None,
     no_sinks: NoSinks = False,
+    beyond: Beyond = None,
     per: Rows = Per.TOTAL,
     as_json: AsJson = False,
 ) -> None:
@@ -105,13 +113,24 @@ def segments(
         with answered(run, seen):
             told = partial(tell, "asking every layer")
             drawn = segment_shares(seen, cut, queries=asking, sinks=not no_sinks, progress=told)
+    drawn = drawn if beyond is None else _beyond(drawn, beyond)
     if as_json:
-        sys.stdout.write(json.dumps(_as_json(seen, drawn, per)) + "\n")
+        write_json(_as_json(seen, drawn, per))
     elif per is Per.TOTAL:
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        width = shutil.get_terminal_size().columns
         sys.stdout.writelines(f"{line}\n" for line in share_lines(drawn, width))
     else:
         sys.stdout.write(drawn.table(_per(per)).text() + "\n")
+
+
+def _beyond(drawn: Shares, name: str) -> Shares:
+    if name not in drawn.queries or len(drawn.queries) < 2:
+        raise ValueError(
+            f"beyond is {name!r}; it must be one of several queries, and there are "
+            f"{', '.join(map(repr, drawn.queries))}.\n"
+            "    Name both, for example: --query before=40:42 --query answer=42:50 --beyond before"
+        )
+    return drawn.beyond(name)
 
 
 def _per(per: Per) -> Literal["head", "layer", "total"]:
@@ -188,5 +207,6 @@ def _as_json(seen: Recording, drawn: Shares, per: Per) -> dict[str, Any]:
         "model": seen.model,
         "layers": list(drawn.layers),
         "sinks_left_out": list(drawn.sinks),
+        "beyond": drawn.over,
         "shares": drawn.table(_per(per)).records(),
     }

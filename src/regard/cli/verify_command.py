@@ -1,17 +1,12 @@
 """``regard verify``: compare every number of a recording with its checksum."""
 
 import sys
-from pathlib import Path
-from typing import Annotated
 
-import typer
-
+from regard.cli.options import Run
 from regard.cli.progress import progress
 from regard.recording.file_reader import verify as verify_file
 
 __all__ = ["verify"]
-
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="A recording from regard record.")]
 
 
 def verify(run: Run) -> None:

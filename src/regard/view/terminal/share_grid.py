@@ -17,14 +17,16 @@ _GAP = 2
 # Longer names than this stand at the rows alone, or under the table, and their numbers above it.
 _LONGEST_ABOVE = 12
 _LONGEST_BESIDE = 40
+_TOP = 5  # parts that are named of those that do not fit
+_LEAST = 22  # cells of a named part and its share
 
 
-def share_lines(shares: Shares, width: int | None = None) -> Iterator[str]:
-    r"""The mean over all layers and heads, queries down, keys across.
+def share_lines(shares: Shares, width: int = 80) -> Iterator[str]:
+    r"""The mean over all layers and heads: a table, or where it does not fit the strongest parts.
 
     Args:
         shares: of a recording.
-        width: of a line; as many keys are shown as fit, at least one. All when left out.
+        width: of a line.
 
     Example:
         >>> import torch, regard
@@ -45,32 +47,44 @@ def share_lines(shares: Shares, width: int | None = None) -> Iterator[str]:
     if max(map(cell_len, keys)) > _LONGEST_ABOVE:
         above = [str(number) for number in range(1, len(keys) + 1)]
         queries = numbered if shares.queries == shares.keys else queries
-    beside = min(max(map(cell_len, queries)), _LONGEST_BESIDE)
-    beside = beside if width is None else min(beside, max(10, width // 3))
-    column = _GAP + max(_NUMBER, *map(cell_len, above))
-    shown = len(keys) if width is None else max(1, (width - beside) // column)
+    beside = min(max(map(cell_len, queries)), _LONGEST_BESIDE, max(10, width // 3))
+    column = _GAP + max(_NUMBER + (shares.over is not None), *map(cell_len, above))
     layers, heads = shares.weights.shape[:2]
     without = f", without {count_text(len(shares.sinks), 'sink')}" if shares.sinks else ""
     of = f"{count_text(heads, 'head')} in {count_text(layers, 'layer')}{without}"
-    yield f"What each part draws from each   mean of {of}"
+    beyond = "" if shares.over is None else f" more than {visible(shares.over)!r}"
+    yield f"What each part draws{beyond} from each   mean of {of}"
     yield ""
-    yield " " * beside + "".join(_right(name, column) for name in above[:shown])
-    rows = cast(list[list[float]], shares.total()[:, :shown].tolist())
+    rows = cast(list[list[float]], shares.total().tolist())
+    if beside + column * len(keys) > width:
+        yield from _strongest(queries, numbered, rows, beside, width)
+        return
+    yield " " * beside + "".join(_right(name, column) for name in above)
     for name, row in zip(queries, rows, strict=True):
         yield fitted(name, beside) + "".join(f"{share:{column}.4f}" for share in row)
-    yield from _under(numbered[:shown] if above != keys and queries != numbered else [], width)
-    if shown < len(keys):
-        yield ""
-        yield f"and {count_text(len(keys) - shown, 'more part')} to draw from; --json gives all"
+    if above != keys and queries != numbered:
+        yield from ("", *(fitted(entry, width).rstrip() for entry in numbered))
+
+
+def _strongest(
+    queries: Sequence[str],
+    keys: Sequence[str],
+    rows: Sequence[Sequence[float]],
+    beside: int,
+    width: int,
+) -> Iterator[str]:
+    """Yield for each query the parts that it draws most from, as many as fit into a line."""
+    count = max(1, min(_TOP, len(keys), (width - beside) // _LEAST))
+    cells = (width - beside) // count - _GAP
+    for name, row in zip(queries, rows, strict=True):
+        best = sorted(range(len(row)), key=lambda place: -row[place])[:count]
+        parts = (
+            " " * _GAP + fitted(keys[at], cells - 8) + f"{100 * row[at]:6.1f} %" for at in best
+        )
+        yield fitted(name, beside) + "".join(parts)
+    yield ""
+    yield f"the strongest {count} of {len(keys)} parts; --json gives all"
 
 
 def _right(name: str, cells: int) -> str:
     return " " * (cells - cell_len(name)) + name
-
-
-def _under(legend: Sequence[str], width: int | None) -> Iterator[str]:
-    """What the numbers above the table mean, where no row says it."""
-    if legend:
-        yield ""
-    for entry in legend:
-        yield entry if width is None else fitted(entry, width).rstrip()

@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from regard.analysis.head_classes import classify
+from regard.analysis.head_classes import Trial, classify
 from regard.analysis.head_kinds import Head
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.layers import Layer
@@ -105,6 +105,7 @@ def summarise(
     *,
     selection: Selection | None = None,
     top: int = 3,
+    trials: Sequence[Trial] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> Summary:
     """What each token attends to most, and what kind of head each head is.
@@ -113,6 +114,7 @@ def summarise(
         recording: of self-attention, one text, with tokens.
         selection: the layer and head to show; the mean over all heads when left out.
         top: how many tokens to name for each; all of them in a shorter text.
+        trials: what the model does where there is something to repeat or to find, for the kinds.
         progress: called with the steps done and the steps in all.
 
     Raises:
@@ -139,7 +141,7 @@ def summarise(
         if progress is not None:
             progress(done, steps)
 
-    heads = classify(recording.layers, tokens, progress=lambda done, _: tell(done))
+    heads = classify(recording.layers, tokens, trials=trials, progress=lambda done, _: tell(done))
     sinks = _sinks(tokens, heads)
     rows: list[Row] = []
     for block in _mean_rows(matrices):
