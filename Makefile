@@ -54,7 +54,7 @@ format: .venv/.installed-dev ## let ruff fix what it can
 bench: .venv/.installed-bench ## the benchmarks: memory, speed, start-up
 	$(BIN)/python -m benchmarks
 
-docs: .venv/.installed-docs ## the documentation and the lessons as a site, in site/
+docs: .venv/.installed-docs node_modules/.installed ## the documentation and the lessons as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "site/index.html is the first page; to search: $(BIN)/python -m http.server -d site"
 

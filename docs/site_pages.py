@@ -7,12 +7,15 @@ from where it is.
 import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
+KATEX = ROOT / "node_modules" / "katex"
 _ELSEWHERE = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
@@ -34,6 +37,18 @@ def _place(path: str) -> str | None:
     return None
 
 
+def _katex(config: Any) -> Iterator[File]:
+    """Yield KaTeX, its fonts and its licence as files of the site."""
+    if not KATEX.exists():
+        raise PluginError("KaTeX, which draws the formulas, is not installed.\n    Run: make docs")
+    dist = KATEX / "dist"
+    scripts = [dist / "katex.min.js", dist / "katex.min.css"]
+    for path in (*scripts, *sorted(dist.glob("fonts/*.woff2"))):
+        place = f"katex/{path.relative_to(dist).as_posix()}"
+        yield File.generated(config, place, abs_src_path=str(path))
+    yield File.generated(config, "katex/LICENSE.txt", abs_src_path=str(KATEX / "LICENSE"))
+
+
 def on_files(files: Files, config: Any) -> Files:
     """Add what stands outside of docs/."""
     pictures = ROOT.glob("benchmarks/results/*.svg")
@@ -41,6 +56,8 @@ def on_files(files: Files, config: Any) -> Files:
         place = _place(path.relative_to(ROOT).as_posix())
         assert place is not None
         files.append(File.generated(config, place, abs_src_path=str(path)))
+    for file in _katex(config):
+        files.append(file)
     sys.path.append(str(Path(__file__).parent))
     import mistake_pages  # beside this file, which mkdocs loads by its path
 

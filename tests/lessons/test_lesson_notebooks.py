@@ -49,7 +49,7 @@ def shown(outputs: list[NotebookNode]) -> str:
     texts = [
         output.text if output.output_type == "stream" else output.data["text/plain"] + "\n"
         for output in outputs
-        if output.get("name") != "stderr"
+        if output.get("name") != "stderr" and "image/png" not in output.get("data", {})
     ]
     return "".join(texts)
 

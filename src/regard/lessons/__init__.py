@@ -1,4 +1,4 @@
-"""Eight lessons, from averages to a transformer that learns: text with code that runs.
+"""Lessons from averages to a transformer that learns and writes: text with code that runs.
 
-Their texts are in docs/lessons of the repository: ``text`` is a link, of which a wheel has a copy.
+Their pages are in ``docs/lessons`` of the repository, and in ``text`` of a wheel.
 """

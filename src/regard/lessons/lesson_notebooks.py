@@ -6,20 +6,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from regard.lessons.lesson_pages import Lesson, Piece
+from regard.lessons.lesson_pages import Lesson, Piece, figure_of, figure_svg
 
 __all__ = ["as_notebook", "write_notebooks"]
 
 _FIRST = (
-    "This is a lesson of regard; it needs `pip install 'regard[all]'`. Run the cells with\n"
-    "Shift-Enter in order, and change them as you like. Answers are at the end."
+    "This is a lesson of regard. It needs `pip install 'regard[all]'`. Run the cells in\n"
+    "order with Shift-Enter, and change them as you like. The solutions are folded."
 )
+_LESSON = re.compile(r"\]\((\d+_\w+)\.md\)")
 # Jupyter shows it as HTML where it is displayed, and as text where it is printed.
 _PRINTED_TABLE = re.compile(r"^print\((.*\.(?:table|steps)\(.*\))\)$", re.MULTILINE)
 
 
 def as_notebook(lesson: Lesson) -> dict[str, Any]:
-    """A lesson as the JSON of a notebook; its outputs stand where running it puts them.
+    """Return a lesson as the JSON of a notebook, with the outputs and figures of its cells.
 
     Tables are displayed where the page prints them.
 
@@ -35,6 +36,8 @@ def as_notebook(lesson: Lesson) -> dict[str, Any]:
     for piece in (heading, Piece("text", _FIRST), *pieces):
         if piece.kind == "output":
             cells[-1]["outputs"] = [_stream(piece.text)]
+        elif piece.kind == "figure":
+            cells[-1]["outputs"].append(_drawing(piece))
         else:
             cells.append(_cell(piece, f"lesson-{lesson.number}-{len(cells)}"))
     python = {"display_name": "Python 3", "language": "python", "name": "python3"}
@@ -50,8 +53,8 @@ def write_notebooks(folder: Path, lessons: Sequence[Lesson]) -> list[Path]:
     """Write lessons as notebooks into a folder, all of them or none.
 
     Args:
-        folder: is made where it is not there.
-        lessons: which.
+        folder: created if it does not exist.
+        lessons: the lessons to write.
 
     Returns:
         The files.
@@ -99,10 +102,14 @@ def _cell(piece: Piece, name: str) -> dict[str, Any]:
     text = piece.text.rstrip("\n")
     if piece.kind == "code":
         text = _PRINTED_TABLE.sub(r"display(\1)", text)
+    else:
+        text = _LESSON.sub(r"](\1.ipynb)", text)
+        if piece.is_solution:
+            text = f"<details>\n<summary>Solution</summary>\n\n{text}\n\n</details>"
     source = text.splitlines(keepends=True)
     if piece.kind == "text":
         return {"cell_type": "markdown", "id": name, "metadata": {}, "source": source}
-    hidden = {"jupyter": {"source_hidden": True}} if piece.is_answer else {}
+    hidden = {"jupyter": {"source_hidden": True}} if piece.is_solution else {}
     return {
         "cell_type": "code",
         "execution_count": None,
@@ -115,3 +122,12 @@ def _cell(piece: Piece, name: str) -> dict[str, Any]:
 
 def _stream(text: str) -> dict[str, Any]:
     return {"name": "stdout", "output_type": "stream", "text": text.splitlines(keepends=True)}
+
+
+def _drawing(piece: Piece) -> dict[str, Any]:
+    name, description = figure_of(piece)
+    data = {
+        "image/svg+xml": figure_svg(name).splitlines(keepends=True),
+        "text/plain": [description],
+    }
+    return {"data": data, "metadata": {}, "output_type": "display_data"}

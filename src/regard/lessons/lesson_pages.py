@@ -1,4 +1,4 @@
-"""The lessons as they are on their pages: text, code, and what the code prints."""
+"""The pages of the lessons, cut into text, code, output and figures."""
 
 import re
 from collections.abc import Iterator
@@ -8,12 +8,21 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["Lesson", "Piece", "all_lessons", "asked_lesson"]
+__all__ = ["Lesson", "Piece", "all_lessons", "asked_lesson", "figure_of", "figure_svg"]
 
 _NAME = re.compile(r"(\d+)_(\w+)\.md")
-# They fold the answers away on a web page, and mean nothing elsewhere.
-_FOLDING = re.compile(r"^</?(details|summary)>.*\n\n?", re.MULTILINE)
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
+_FIGURE = re.compile(r"^!\[(?P<description>.*)\]\(figures/(?P<name>\S+)\)\n", re.MULTILINE)
+_SOLUTION = re.compile(r"^<details>\n<summary>[^\n]*\n(.*?)^</details>\n", re.MULTILINE | re.DOTALL)
+# A terminal folds nothing, draws no figure and knows no LaTeX. The comment in front of a formula
+# holds the formula as one line of text.
+_FOR_TERMINAL = [
+    (re.compile(r"^</?details>\n+", re.MULTILINE), ""),
+    (re.compile(r"^<summary>(.*)</summary>$", re.MULTILINE), r"**\1.**"),
+    (re.compile(r"^<!-- (.*) -->\n\n\$\$\n.*?\n\$\$$", re.MULTILINE | re.DOTALL), r"    \1"),
+    (re.compile(r"(?<![\w$])\$([^$\n]+)\$"), r"`\1`"),
+    (_FIGURE, r"*Figure: \g<description>.*\n"),
+]
 
 
 @dataclass(frozen=True)
@@ -21,14 +30,15 @@ class Piece:
     """A piece of a lesson.
 
     Attributes:
-        kind: text in Markdown, Python code, or what the code before it prints.
+        kind: text in Markdown, Python code, the output of the code before it, or the figure that
+            this code draws, as an image in Markdown.
         text: without fences.
-        is_answer: whether it stands under the answers.
+        is_solution: True if it belongs to the solution of an exercise.
     """
 
-    kind: Literal["text", "code", "output"]
+    kind: Literal["text", "code", "output", "figure"]
     text: str
-    is_answer: bool = False
+    is_solution: bool = False
 
 
 @dataclass(frozen=True)
@@ -37,7 +47,7 @@ class Lesson:
 
     Attributes:
         number: its place, from 1.
-        name: in a word.
+        name: the middle of its file's name.
         page: its text in Markdown.
 
     Example:
@@ -60,23 +70,32 @@ class Lesson:
 
     @property
     def text(self) -> str:
-        """The page as it is read in a terminal: the answers are not folded away."""
-        return _FOLDING.sub("", self.page).rstrip("\n") + "\n"
+        """The page for a terminal: solutions unfolded, formulas in one line, figures in words."""
+        text = self.page
+        for pattern, replacement in _FOR_TERMINAL:
+            text = pattern.sub(replacement, text)
+        return text.rstrip("\n") + "\n"
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """Its text, code and outputs in order."""
-        return tuple(_pieces(self.text))
+        """Its text, code, outputs and figures in order."""
+        found: list[Piece] = []
+        done = 0
+        for solution in _SOLUTION.finditer(self.page):
+            found += _pieces(self.page[done : solution.start()], is_solution=False)
+            found += _pieces(solution[1], is_solution=True)
+            done = solution.end()
+        return (*found, *_pieces(self.page[done:], is_solution=False))
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """The page in parts that are read one at a time: each ends with code and its output."""
+        """The text for a terminal in parts; each ends with code and its output."""
         return tuple(_steps(self.text))
 
 
 @cache
 def all_lessons() -> tuple[Lesson, ...]:
-    """The lessons in order.
+    """Return the lessons in order.
 
     Example:
         >>> from regard.lessons.lesson_pages import all_lessons
@@ -99,7 +118,7 @@ def _folder() -> Path:
 
 
 def asked_lesson(asked: str) -> Lesson:
-    """The lesson of a number or a name.
+    """Return the lesson with a number or a name.
 
     Args:
         asked: "4", or "query_key_value".
@@ -123,22 +142,63 @@ def asked_lesson(asked: str) -> Lesson:
     )
 
 
-def _pieces(text: str) -> Iterator[Piece]:
-    done, is_answer = 0, False
-    after_code = False
+def figure_of(piece: Piece) -> tuple[str, str]:
+    r"""Return the file name and the description of a piece that is a figure.
+
+    Args:
+        piece: of kind "figure".
+
+    Raises:
+        ValueError: it is of another kind.
+
+    Example:
+        >>> from regard.lessons.lesson_pages import Piece, figure_of
+        >>> figure_of(Piece("figure", "![Six averages](figures/1_averages.svg)\n"))
+        ('1_averages.svg', 'Six averages')
+    """
+    image = _FIGURE.fullmatch(piece.text)
+    if image is None:
+        raise ValueError(f"piece is {piece.text!r}; it must be an image in figures/.")
+    return image["name"], image["description"]
+
+
+def figure_svg(name: str) -> str:
+    """Return a figure of the lessons as SVG.
+
+    Args:
+        name: its file name.
+
+    Example:
+        >>> from regard.lessons.lesson_pages import figure_svg
+        >>> figure_svg("1_averages.svg").startswith("<?xml")
+        True
+    """
+    return (_folder() / "figures" / name).read_text(encoding="utf-8")
+
+
+def _pieces(text: str, *, is_solution: bool) -> Iterator[Piece]:
+    done, after_code = 0, False
     for block in _FENCE.finditer(text):
         between = text[done : block.start()]
         kind = block[1]
         if kind == "text" and not (after_code and not between.strip()):
             continue  # an output that the text speaks about: it stays in the text
-        is_answer = is_answer or "## Answers" in between
-        if between.strip():
-            yield Piece("text", between.strip("\n"), is_answer)
+        yield from _text_and_figures(between, is_solution=is_solution)
         after_code = kind == "python"
-        yield Piece("code" if after_code else "output", block[2], is_answer)
+        yield Piece("code" if after_code else "output", block[2], is_solution)
         done = block.end()
+    yield from _text_and_figures(text[done:], is_solution=is_solution)
+
+
+def _text_and_figures(text: str, *, is_solution: bool) -> Iterator[Piece]:
+    done = 0
+    for image in _FIGURE.finditer(text):
+        if text[done : image.start()].strip():
+            yield Piece("text", text[done : image.start()].strip("\n"), is_solution)
+        yield Piece("figure", image[0], is_solution)
+        done = image.end()
     if text[done:].strip():
-        yield Piece("text", text[done:].strip("\n"), is_answer)
+        yield Piece("text", text[done:].strip("\n"), is_solution)
 
 
 def _steps(text: str) -> Iterator[str]:
