@@ -1,1 +1,1 @@
-"""What recordings show: kinds of heads, shares of text segments, eviction scores."""
+"""Analyses of recordings: kinds of heads, shares of text segments, eviction scores."""

@@ -1,4 +1,4 @@
-"""Which keys of a cache may go: scores as kvpress takes them, without the whole matrix.
+"""Eviction scores of cached keys as kvpress computes them, without the whole matrix.
 
 The scores are those of kvpress 0.5, which is not imported. A key with a low score is evicted first.
 """
@@ -83,7 +83,7 @@ def to_kvpress(
 
 
 def _grouped(per_head: Tensor, num_kv_heads: int, kv_len: int) -> Tensor:
-    """The mean over the heads that share a key head, (batch, num_kv_heads, kv_len).
+    """Return the mean over the heads that share a key head, (batch, num_kv_heads, kv_len).
 
     Keys of a window have no score: they are never evicted, and get more than every other.
     """
@@ -94,7 +94,7 @@ def _grouped(per_head: Tensor, num_kv_heads: int, kv_len: int) -> Tensor:
 
 
 def _received_by_observers(layer: Layer) -> Tensor:
-    """The mean weight that each key receives from the queries that can see it."""
+    """Return the mean weight that each key receives from the queries that can see it."""
     if layer.matrix is None:
         return layer.reduce(Sum(-2)) / _causal_observers(layer).clamp(min=1)
     received, observers = layer.reduce(Sum(-2), _Observers())
@@ -102,7 +102,7 @@ def _received_by_observers(layer: Layer) -> Tensor:
 
 
 def _causal_observers(layer: Layer) -> Tensor:
-    """How many of the rows stand at each key or after it, (kv_len,)."""
+    """Return the number of rows at each key or after it, (kv_len,)."""
     if not layer.reads_itself:
         raise RegardError(
             f"layer {layer.name!r} has answers only, and as many keys as queries did not run; "
@@ -116,7 +116,7 @@ def _causal_observers(layer: Layer) -> Tensor:
 @final
 @dataclass(frozen=True)
 class _Observers(Reduction):
-    """How many queries can see each key, (..., num_heads, kv_len).
+    """Return the number of queries that can see each key, (..., num_heads, kv_len).
 
     A score so low that it masks counts as a mask, but in a row of nothing else, which looks at all
     of them alike; so does a weight of 0 that was given.
@@ -138,7 +138,7 @@ class _Observers(Reduction):
 
 
 def _received_in_window(layer: Layer, window: int, kernel_size: int) -> Tensor:
-    """The mean weight from the last queries to the keys before them, smoothed."""
+    """Return the mean weight from the last queries to the keys before them, smoothed."""
     q_len, kv_len = layer.shape[-2:]
     if window >= kv_len or window > q_len:
         raise ValueError(
@@ -189,7 +189,7 @@ class _FromLast(Reduction):
 
 
 def _num_kv_heads(layer: Layer, given: int | None) -> int:
-    """How many heads of keys a layer has, as it was told or as its key says."""
+    """Return the number of key heads of a layer, as given or as its key has them."""
     num_heads = layer.shape[-3] if len(layer.shape) > 2 else 1
     if given is None:
         source = None if layer.matrix is None else layer.whole().source

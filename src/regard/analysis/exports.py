@@ -1,4 +1,4 @@
-"""What was seen, in the form that other tools take; dense forms state their size first.
+"""Exports of a recording to other tools; dense forms state their size first.
 
 The forms are those of BertViz 1.4, TransformerLens 2, CircuitsVis 1.43 and attnview 0.5, none of
 which is imported.
@@ -66,7 +66,7 @@ class Patterns(Mapping[str, Tensor]):
         self._limit = limit
 
     def __getitem__(self, key: str | tuple[str, int] | tuple[str, int, str]) -> Tensor:
-        """The weights of a layer, (batch, num_heads, q_len, kv_len).
+        """Return the weights of a layer, (batch, num_heads, q_len, kv_len).
 
         Raises:
             KeyError: it names no pattern of these layers.
@@ -76,7 +76,7 @@ class Patterns(Mapping[str, Tensor]):
         return _dense(self._layers[self._place(key)], 'cache["pattern", layer]', self._limit)
 
     def __contains__(self, key: object) -> bool:
-        """Whether the key names one of the layers; nothing is computed."""
+        """Return True if the key names one of the layers; nothing is computed."""
         try:
             self._place(key)
         except KeyError:
@@ -84,15 +84,15 @@ class Patterns(Mapping[str, Tensor]):
         return True
 
     def __iter__(self) -> Iterator[str]:
-        """The names of the hooks, in the order the layers ran."""
+        """Return the names of the hooks, in the order the layers ran."""
         return (f"blocks.{place}.attn.hook_pattern" for place in self._layers)
 
     def __len__(self) -> int:
-        """How many layers there are."""
+        """Return the number of layers."""
         return len(self._layers)
 
     def __repr__(self) -> str:
-        """How many layers, and how to ask for one."""
+        """Return the number of layers and an example of a key."""
         return f'Patterns(of {len(self)} layers: cache["pattern", layer])'
 
     def _place(self, key: object) -> int:
@@ -273,7 +273,7 @@ def to_numpy(seen: Recording, *, limit: int | None = DENSE_LIMIT) -> dict[str, A
 
 
 def _dense(layer: Layer, call: str, limit: int | None) -> Tensor:
-    """The weights, (batch, num_heads, q_len, kv_len), batch axes made one."""
+    """Return the weights, (batch, num_heads, q_len, kv_len), with one batch axis."""
     matrix = layer.whole()
     _check_size(call, layer.shape, matrix.dtype, limit)
     weights = matrix.to_dense(limit=None)

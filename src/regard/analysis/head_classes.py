@@ -23,7 +23,7 @@ Scores = Mapping[str, Sequence[float]]
 
 @dataclass(frozen=True)
 class Trial:
-    """What a run made for the purpose showed of each head; ``regard.trials`` makes them.
+    """Scores of each head in a run that was made to measure them; see ``regard.trials``.
 
     Attributes:
         scores: for each layer, by its name in a recording of the same model, the scores of its
@@ -103,7 +103,7 @@ def classify(
 
 
 def head_table(heads: Sequence[Head]) -> Table:
-    """The heads as a table: a row for each, a column for each score that was measured.
+    """Return a table with a row for each head and a column for each measured score.
 
     Args:
         heads: from ``classify``.
@@ -168,7 +168,7 @@ def heads(
 def survey_of(
     layer: Layer, query_tokens: Sequence[Token] | None, key_tokens: Sequence[Token] | None
 ) -> Survey:
-    """What ``classify`` asks of a layer, whose answers may be kept in it before.
+    """Return the reductions that ``classify`` asks of a layer.
 
     Args:
         layer: of a recording.
@@ -195,7 +195,7 @@ def survey_of(
 
 
 def _answers(layer: Layer, survey: Survey) -> tuple[Any, ...]:
-    """The answers that were kept, or that query and key give."""
+    """Return the answers that were kept, or compute them from query and key."""
     if layer.matrix is None:
         missing = [asked for asked in survey.reductions if asked not in layer.answers]
         if missing:
@@ -225,7 +225,7 @@ def _check_trials(trials: Sequence[object]) -> None:
 
 
 def _tried(trial: Trial, layer: Layer, num_heads: int) -> Scores:
-    """The scores of a trial for a layer."""
+    """Return the scores of a trial for a layer."""
     if layer.name not in trial.scores:
         known = ", ".join(list(trial.scores)[:3]) or "none at all"
         more = ", ..." if len(trial.scores) > 3 else ""

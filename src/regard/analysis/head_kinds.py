@@ -89,7 +89,7 @@ class Head:
 
 
 def kind_of(scores: Mapping[str, float]) -> tuple[Kind, float]:
-    """The kind of a head with these scores, and the score that makes it one.
+    """Return the kind of a head with these scores, and the score that decides it.
 
     Of the kinds whose score reaches ``least``, the one of the lowest rank; of one rank, the one
     with the largest score.

@@ -1,4 +1,4 @@
-"""What one text shows of a head: the mean of its weights over the queries that are text.
+"""Scores of heads on one text: means of their weights over the queries that are text.
 
 The scores are the ones the field uses to describe heads (Clark et al. 2019, "What Does BERT Look
 At?", section 3; Voita et al. 2019, "Analyzing Multi-Head Self-Attention", section 5.1), with one
@@ -30,7 +30,7 @@ _FROM = 5 * _NEAR
 
 @dataclass(frozen=True)
 class Survey:
-    """What to ask of a layer that read a text, and the scores that follow from the answers.
+    """The reductions to ask of a layer that read a text, and the scores of their answers.
 
     Its ``reductions`` in ``observe(model, keep=...)`` are all that ``regard.heads(seen)`` needs.
 
@@ -63,7 +63,7 @@ class Survey:
         return (NormalizedEntropy(), to_keys, *(Diagonal(offset) for offset in near))
 
     def scores(self, answers: Sequence[Any]) -> dict[str, Tensor]:
-        """The scores of all heads by the names of the kinds they make.
+        """Return the scores of all heads, by the names of the kinds that they decide.
 
         Each is (..., num_heads); where entries of a batch are padded each in its own way, those
         entries that have the score come one after another.
@@ -106,7 +106,7 @@ class Survey:
     def _near_scores(
         self, text: range, queries: list[int], diagonals: Sequence[Tensor]
     ) -> dict[str, Tensor]:
-        """The scores that speak of positions."""
+        """Return the scores that depend on positions."""
         near, first, neighbours = range(-_NEAR, _NEAR + 1), self._first, self._words(text)
         at = {
             n: _at(first + n, diagonal, len(self.queries))
@@ -137,7 +137,7 @@ class Survey:
         return self.queries if self.keys is None else self.keys
 
     def _words(self, text: range) -> set[int]:
-        """The positions of the keys that are text, without the first."""
+        """Return the positions of the keys that are text, without the first."""
         return {place for place in text[1:] if not self._special[place]}
 
     @cached_property
@@ -194,19 +194,19 @@ def of_each_head(scores: Mapping[str, Tensor]) -> dict[str, list[float]]:
 
 
 def _at(offset: int, diagonal: Tensor, q_len: int) -> Tensor:
-    """The weights A[i, i + offset] at each query i, 0 where there is no such key."""
+    """Return the weights A[i, i + offset] of each query i, 0 if there is no such key."""
     before = min(max(0, -offset), q_len)
     after = q_len - before - diagonal.shape[-1]
     return torch.nn.functional.pad(diagonal, (before, after))
 
 
 def _mean(values: Tensor, places: list[int]) -> Tensor:
-    """The mean of the values at these places; 0 where there are none."""
+    """Return the mean of the values at these places; 0 if there are none."""
     return values[..., places].mean(-1) if places else values.new_zeros(values.shape[:-1])
 
 
 def _runs(values: Sequence[_Value]) -> dict[tuple[int, int], _Value]:
-    """The spans (start, stop) of neighbours that are equal, each with what they are."""
+    """Return the spans (start, stop) of equal neighbours, each with its value."""
     spans: dict[tuple[int, int], _Value] = {}
     start = 0
     for value, group in groupby(values):

@@ -1,4 +1,4 @@
-"""How much each part of a text drew from each other part, layer by layer and head by head."""
+"""The attention from each part of a text to each other part, by layer and head."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ _MOST_KEYS = 8
 
 @dataclass(frozen=True, eq=False)
 class Shares:
-    """How much each part of the queries drew from each part of the keys.
+    """The attention from each part of the queries to each part of the keys.
 
     Entry [layer, head, i, j] is the weight that a query of part i gives to part j as a whole, in
     the mean over the queries of part i. Where the parts cover every key, each row sums to 1.
@@ -61,7 +61,7 @@ class Shares:
     over: str | None = None
 
     def beyond(self, query: str) -> "Shares":
-        """How much more each other part of the queries drew than this one did, head by head.
+        """Return by how much the share of each other part exceeds that of this part, by head.
 
         What does not depend on what is asked falls out: attention to sinks that no list has, of
         heads that look nearby, to long parts. Ours; ``docs/heads.md`` has its figures.
@@ -103,11 +103,11 @@ class Shares:
         return replace(self, weights=weights, queries=queries, over=query)
 
     def total(self) -> Tensor:
-        """The mean over all layers and heads, (query parts, key parts)."""
+        """Return the mean over all layers and heads, (query parts, key parts)."""
         return self.weights.mean((0, 1))
 
     def table(self, per: Literal["head", "layer", "total"] = "head") -> Table:
-        """A row for each pair of parts, its share the mean weight.
+        """Return a table with a row for each pair of parts; its share is the mean weight.
 
         Args:
             per: "head": for each layer and head; "layer": for each layer, the mean over its heads;
@@ -137,7 +137,7 @@ class Shares:
         return Table(columns)
 
     def __repr__(self) -> str:
-        """The mean over all layers and heads, queries down, keys across."""
+        """Return the mean over all layers and heads as text: queries down, keys across."""
         layers, num_heads = self.weights.shape[:2]
         columns: dict[str, Sequence[Cell]] = {" ": [_short(name) for name in self.queries]}
         by_key = cast(list[list[float]], self.total().T[:_MOST_KEYS].tolist())
@@ -225,7 +225,7 @@ def segment_shares(
 
 
 def _drawn(layer: Layer, question: Segments) -> Tensor:
-    """The answer that was kept, or that query and key give."""
+    """Return the answer that was kept, or compute it from query and key."""
     if layer.matrix is None and question not in layer.answers:
         spans = [each for each in layer.answers if isinstance(each, Segments)]
         kept = "; ".join(_spans_text(each) for each in spans) or "none"
@@ -249,7 +249,7 @@ def _check_one_text(
     query_tokens: Sequence[Token] | None,
     key_tokens: Sequence[Token] | None,
 ) -> None:
-    """That the parts of the keys are parts of the queries, too, as far as tokens tell."""
+    """Raise an error if the tokens say that queries and keys are two texts."""
     for layer in layers:
         if layer.reads_itself and not one_text(query_tokens, key_tokens, layer.positions):
             raise ValueError(
@@ -260,7 +260,7 @@ def _check_one_text(
 
 
 def _all_ran(layers: Sequence[Layer]) -> bool:
-    """Whether the rows are all queries of the text that the keys are, too."""
+    """Return True if the rows are all queries of the text of the keys."""
     return all(layer.reads_itself and layer.queries is None for layer in layers)
 
 
@@ -292,7 +292,7 @@ def _asking(
 
 
 def _checked_queries(queries: object, layer: Layer) -> dict[str, tuple[int, int]]:
-    """The parts of the queries, counted in rows."""
+    """Return the parts of the queries, counted in rows."""
     first = 0 if layer.queries is None else layer.queries.start
     return checked_parts("queries", queries, "q_len", layer.shape[-2], first)
 
@@ -440,7 +440,7 @@ def _check_apart(argument: str, parts: dict[str, tuple[int, int]]) -> None:
 
 
 def _own_sinks(layers: Sequence[Layer], tokens: Sequence[Token] | None) -> tuple[int, ...]:
-    """The first position of the text that is no padding, and its special tokens, rising."""
+    """Return the first position that is no padding, and the special tokens in order."""
     special = {place for place, token in enumerate(tokens or ()) if token.special}
     texts = [text for layer in layers for text in layer.texts]
     if not texts:  # answers alone do not tell what is padding
@@ -450,7 +450,7 @@ def _own_sinks(layers: Sequence[Layer], tokens: Sequence[Token] | None) -> tuple
 
 
 def _named_sinks(sinks: object, length: int) -> tuple[int, ...]:
-    """The positions whose weight is taken out, as they were given, rising."""
+    """Return the positions whose weight is taken out, in order."""
     if sinks is True:
         return ()
     remedy = "    Give positions from 0 to kv_len - 1; False takes the first and special tokens."

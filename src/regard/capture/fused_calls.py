@@ -348,7 +348,7 @@ _UNREAD = (
     *("k_new", "qv", "page_table", "block_table", "kv_batch_idx", "leftpad_k", "seqused_q"),
     *("seqused_k", "rotary_cos", "q_descale", "k_descale", "attention_chunk"),
 )
-"""What flash-attn's calls may have beside what a matrix has."""
+"""Arguments of flash-attn that a matrix cannot have."""
 
 _OUR_NAMES = {
     "attn_bias": "attn_mask",
@@ -360,7 +360,7 @@ _OUR_NAMES = {
     "cu_seq_q": "cu_seqlens_q",
     "cu_seq_k": "cu_seqlens_k",
 }
-"""What some operations call what ``scaled_dot_product_attention`` calls otherwise."""
+"""Names of arguments that ``scaled_dot_product_attention`` names otherwise."""
 
 _Reading = tuple[Callable[[Given], AttentionMatrix], Callable[[Given], Tensor], str]
 _TORCH: dict[str, _Reading] = {

@@ -269,14 +269,14 @@ class Pretrained:
 
     @property
     def _title(self) -> str:
-        """Of a folder its last part says what the model is, and leaves room for the rest."""
+        """Return the name of the model; of a folder it is the last part."""
         is_folder = self.name != DEFAULT_MODEL and Path(self.source).is_dir()
         return Path(self.source).resolve().name if is_folder else self.name
 
     def encode(
         self, text: str, *, chat: bool = False, room: int = 0
     ) -> tuple[tuple[Token, ...], dict[str, torch.Tensor]]:
-        """The tokens of a text as people write them, and as the model reads them.
+        """Return the tokens of a text as people write them, and as the model reads them.
 
         Args:
             text: as in ``observe``, which raises the same.
@@ -385,7 +385,7 @@ class Pretrained:
 
 
 def check_text(text: str) -> str:
-    """The text itself, if it has something to read.
+    """Return the text if it has something to read.
 
     Raises:
         ValueError: it is empty, or has surrogates, which are no characters.
@@ -459,7 +459,7 @@ def _check_name(model: object) -> None:
 
 
 def _locate(model: str) -> str:
-    """The folder or the name on the hub that a name stands for."""
+    """Return the folder or the name on the hub that a name stands for."""
     if model == DEFAULT_MODEL:
         return str(_default_folder())
     path = Path(model).expanduser()
@@ -507,7 +507,7 @@ def _check_sha256(path: Path, expected: str) -> None:
 
 
 def _hub_gives(model: str) -> bool:
-    """Whether the hub can be asked, with one question: its own client tries for 23 seconds.
+    """Return True if the hub answers one request; its own client tries for 23 seconds.
 
     Raises:
         ValueError: it answers, and has no model of that name.
@@ -603,7 +603,7 @@ def _refusal(name: str, not_here: bool, what: str = "cannot be loaded") -> Gener
 
 
 def _cause(error: Exception) -> str:
-    """What a library says, as one sentence that is short enough to read."""
+    """Return the message of a library as one short sentence."""
     text = " ".join(str(error).split())
     if "ignore_mismatched_sizes" in text:
         text = "its weights have other shapes than its config.json says"

@@ -237,7 +237,7 @@ def _hidden(
 def _weights(
     model: nn.Module, ids: Tensor, query: int, keys: Mapping[str, int], count: int
 ) -> dict[str, dict[str, list[float]]]:
-    """The mean weight from query + i to key + i, i below count: by layer, kind and head."""
+    """Return the mean weight from query + i to key + i, i < count: by layer, kind and head."""
     device = next((parameter.device for parameter in model.parameters()), ids.device)
     # Of these queries alone: the first one kept is row 0, and key + i lies on the diagonal at key.
     diagonals = {kind: Diagonal(key) for kind, key in keys.items()}
@@ -258,7 +258,7 @@ def _weights(
 def _mean(
     runs: Sequence[Mapping[str, Mapping[str, Sequence[float]]]],
 ) -> dict[str, dict[str, list[float]]]:
-    """The mean of several runs of one model."""
+    """Return the mean of several runs of one model."""
     return {
         layer: {
             kind: [

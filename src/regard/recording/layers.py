@@ -245,7 +245,7 @@ class Layer:
 
     @property
     def reads_itself(self) -> bool:
-        """Whether queries and keys can be one text: there are as many keys as queries that ran."""
+        """True if queries and keys can be one text: as many keys as queries that ran."""
         ran = self.shape[-2] if self.queries is None else self.queries.ran
         return ran == self.shape[-1]
 

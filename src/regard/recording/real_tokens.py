@@ -1,4 +1,4 @@
-"""Where the text of a matrix lies among its keys: what no query may attend to is padding."""
+"""The keys of a matrix that are text; a key that no query may attend to is padding."""
 
 from collections.abc import Iterator
 from math import prod

@@ -1,4 +1,4 @@
-"""Whether the queries and the keys of layers are one text, as far as their tokens tell."""
+"""Comparison of the tokens of queries and keys: are they one text?"""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,7 +12,7 @@ __all__ = ["one_text", "rollout_of_text"]
 def one_text(
     query_tokens: Sequence[Token] | None, key_tokens: Sequence[Token] | None, rows: range
 ) -> bool:
-    """Whether queries and keys can be one text: their tokens are the same, or not known.
+    """Return True if queries and keys can be one text: equal tokens, or unknown ones.
 
     Args:
         query_tokens: one for each row.

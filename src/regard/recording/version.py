@@ -1,4 +1,4 @@
-"""Which version of regard this is."""
+"""The version of regard."""
 
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as _version

@@ -15,7 +15,7 @@ _HIDDEN = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}
 
 
 def visible(text: str) -> str:
-    r"""The text with a symbol for every character that shows nothing or steers the terminal.
+    r"""Return the text with a symbol for each character that is invisible or steers a terminal.
 
     Control characters have the pictures that Unicode has for them; what else is invisible, such as
     the marks that turn the direction of writing, is shown by its number.

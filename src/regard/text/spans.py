@@ -24,7 +24,7 @@ _SENTENCE_END = re.compile(
 
 
 def by_word(tokens: Sequence[Token] | None) -> dict[str, tuple[int, int]]:
-    """The words of a text: letters and digits, with the hyphens and apostrophes between them.
+    """Return the words of a text: letters and digits, with hyphens and apostrophes between them.
 
     A word that comes again has ``#2``, ``#3`` after it. A word that has no token of its own, as
     where one token holds two words, is left out.
@@ -53,7 +53,7 @@ def by_word(tokens: Sequence[Token] | None) -> dict[str, tuple[int, int]]:
 
 
 def by_sentence(tokens: Sequence[Token] | None) -> dict[str, tuple[int, int]]:
-    """The sentences of a text: up to a full stop, question or exclamation mark, or an empty line.
+    """Return the sentences of a text; they end with a mark (.?!) or an empty line.
 
     Every token of the text is in one of them; special tokens end a sentence.
 
@@ -87,7 +87,7 @@ def by_pattern(
     tokens: Sequence[Token] | None,
     pattern: str | re.Pattern[str] | Mapping[str, str | re.Pattern[str]],
 ) -> dict[str, tuple[int, int]]:
-    """What regular expressions find in a text.
+    """Return the spans of a text that regular expressions match.
 
     Where a pattern has a group, the first group is the part, as in ``re.findall``. A span goes from
     its first token to its last, special tokens between them included.
@@ -171,7 +171,7 @@ def _numbered(named: Iterable[tuple[str, tuple[int, int]]]) -> dict[str, tuple[i
 
 
 def _stretches(tokens: Sequence[Token]) -> Iterator["_Stretch"]:
-    """The runs of tokens between special ones."""
+    """Return the runs of tokens between special tokens."""
     for special, run in groupby(enumerate(tokens), lambda item: item[1].special):
         if not special:
             yield _Stretch.of(run)
@@ -180,7 +180,7 @@ def _stretches(tokens: Sequence[Token]) -> Iterator["_Stretch"]:
 def _matches(
     name: str, compiled: re.Pattern[str], text: str
 ) -> Iterator[tuple[str, tuple[int, int]]]:
-    """What a pattern or its first group finds, but nothing empty; by its name or its own text."""
+    """Return the matches of a pattern or its first group that are not empty, by their name."""
     group = min(1, compiled.groups)
     for match in compiled.finditer(text):
         if match[group]:

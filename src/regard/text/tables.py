@@ -15,7 +15,7 @@ from regard.text.escaping import visible
 __all__ = ["Cell", "Table"]
 
 Cell = str | float | int | bool | None
-"""What one cell of a table holds; None: there is nothing."""
+"""The content of one cell of a table; None: it is empty."""
 
 # A longer table shows its beginning and its end.
 _MOST_ROWS = 20
@@ -62,7 +62,7 @@ class Table:
         return tuple(self._columns)
 
     def __getitem__(self, name: str) -> tuple[Cell, ...]:
-        """The values of a column.
+        """Return the values of a column.
 
         Raises:
             KeyError: there is no column of that name.
@@ -72,16 +72,16 @@ class Table:
         return self._columns[name]
 
     def __len__(self) -> int:
-        """How many rows it has."""
+        """Return the number of rows."""
         return len(next(iter(self._columns.values())))
 
     def __iter__(self) -> Iterator[dict[str, Cell]]:
-        """The rows, each a dict."""
+        """Yield the rows, each a dict."""
         for values in zip(*self._columns.values(), strict=True):
             yield dict(zip(self._columns, values, strict=True))
 
     def __eq__(self, other: object) -> bool:
-        """Whether the other is a table of the same columns in the same order."""
+        """Return True if the other is a table of the same columns in the same order."""
         if not isinstance(other, Table):
             return NotImplemented
         return list(self._columns.items()) == list(other._columns.items())
@@ -89,15 +89,15 @@ class Table:
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
     def records(self) -> list[dict[str, Cell]]:
-        """The rows as plain dicts."""
+        """Return the rows as plain dicts."""
         return list(self)
 
     def to_json(self) -> str:
-        """The rows as a JSON list of objects; what is no number (NaN, inf) is null."""
+        """Return the rows as a JSON list of objects; NaN and inf become null."""
         return json.dumps([{name: _jsonable(row[name]) for name in row} for row in self])
 
     def to_pandas(self) -> Any:
-        """The table as a ``pandas.DataFrame``.
+        """Return the table as a ``pandas.DataFrame``.
 
         Raises:
             RegardError: pandas is not installed.
@@ -105,7 +105,7 @@ class Table:
         return _package("to_pandas()", "pandas").DataFrame(dict(self._columns))
 
     def to_polars(self) -> Any:
-        """The table as a ``polars.DataFrame``.
+        """Return the table as a ``polars.DataFrame``.
 
         Raises:
             RegardError: polars is not installed.
@@ -113,7 +113,7 @@ class Table:
         return _package("to_polars()", "polars").DataFrame(dict(self._columns))
 
     def to_arrow(self) -> Any:
-        """The table as a ``pyarrow.Table``.
+        """Return the table as a ``pyarrow.Table``.
 
         Raises:
             RegardError: pyarrow is not installed.
@@ -149,7 +149,7 @@ class Table:
         return "\n".join(self._lines(range(len(self))))
 
     def __repr__(self) -> str:
-        """The rows in columns under their names; of a long table the beginning and the end."""
+        """Return the rows in columns under their names; a long table is cut in the middle."""
         rows = len(self)
         if rows <= _MOST_ROWS:
             return self.text()
@@ -158,7 +158,7 @@ class Table:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """The rows as HTML, for a notebook; of a long table the beginning and the end."""
+        """Return the rows as HTML for a notebook; a long table is cut in the middle."""
         rows = len(self)
         half = _SHOWN_AT_AN_END
         shown = [*range(rows)] if rows <= _MOST_ROWS else [*range(half), *range(rows - half, rows)]
@@ -189,7 +189,7 @@ def _checked_name(name: object) -> str:
 
 
 def _checked(name: str, column: Sequence[Cell]) -> tuple[Cell, ...]:
-    """The values of a column, all of one kind."""
+    """Return the values of a column, all of one kind."""
     values = tuple(column)
     kinds = {type(value) for value in values if value is not None}
     if kinds == {int, float}:
@@ -214,7 +214,7 @@ def _jsonable(value: Cell) -> Cell:
 
 
 def _texts(name: str, column: tuple[Cell, ...], shown: Sequence[int]) -> list[str]:
-    """The name and the chosen cells of a column, all of one width; numbers to the right."""
+    """Return the name and the chosen cells of a column in one width; numbers to the right."""
     values = [column[place] for place in shown]
     is_text = any(isinstance(value, str) for value in values)
     pattern = _float_pattern(column)

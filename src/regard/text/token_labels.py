@@ -13,7 +13,7 @@ SUBSCRIPTS = "₀₁₂₃₄₅₆₇₈₉"
 
 
 def labels(tokens: Sequence[Token]) -> list[str]:
-    r"""A short name for each token, different for each: with its place where a word comes again.
+    r"""Return a short name for each token; a word that occurs again has its place added.
 
     Args:
         tokens: of one text.
@@ -35,7 +35,7 @@ def labels(tokens: Sequence[Token]) -> list[str]:
 
 
 def bare(text: str) -> str:
-    r"""A token without the white space around it; what cannot be seen has a symbol.
+    r"""Return a token without the white space around it; invisible characters become symbols.
 
     Args:
         text: of the token.

@@ -65,7 +65,7 @@ def as_tokens(name: str, given: Iterable[Token | str] | None) -> tuple[Token, ..
 
 
 def tokens_of(tokenizer: Any, ids: Sequence[int] | Tensor) -> list[Token]:
-    """The tokens of a text as people write it, given what a model has read.
+    """Return the tokens of a text as people write it, from the ids that a model has read.
 
     Where several ids share a character, as the bytes of an emoji, the first has it and the others
     have an empty text. Where the tokenizer keeps the text as it is, the tokens give it again,
@@ -98,7 +98,7 @@ def tokens_of(tokenizer: Any, ids: Sequence[int] | Tensor) -> list[Token]:
 
 
 def _pieces(tokenizer: Any, ids: list[int]) -> Iterator[str]:
-    """What each id adds to the text; a tokenizer says it of several only, as one sets the space."""
+    """Return the text that each id adds; its space can depend on the ids before it."""
     before = start = 0
     for stop in range(1, len(ids) + 1):
         old, new = (
@@ -116,7 +116,7 @@ def _pieces(tokenizer: Any, ids: list[int]) -> Iterator[str]:
 
 
 def _special_ids(tokenizer: Any) -> set[int]:
-    """The ids that are no text; an unknown word is text, whatever stands for it."""
+    """Return the ids that are no text; the id of an unknown word is text."""
     added = tokenizer.added_tokens_decoder.items()
     special = {*tokenizer.all_special_ids, *(number for number, token in added if token.special)}
     ends = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
