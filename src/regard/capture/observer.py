@@ -98,12 +98,7 @@ def observe(
     modules = _modules_of(model)
     seen = Recording({}, model=type(model).__name__)
     wanted = Selection.of(
-        layers=layers,
-        heads=heads,
-        queries=queries,
-        keep=keep,
-        device=device,
-        modules=modules,
+        layers=layers, heads=heads, queries=queries, keep=keep, device=device, modules=modules
     )
     keeper = Recorder(seen, wanted, path, progress)
     compiled = _compiled_parts(modules)
