@@ -231,8 +231,7 @@ def test_without_starlette_the_command_says_what_to_install(
     code, out, err = run("serve", "run.safetensors")
     assert (code, out) == (2, "")
     assert err == (
-        "regard: serve needs uvicorn, which is not installed.\n"
-        "    Run: pip install 'regard[cli]'\n"
+        "regard: serve needs uvicorn, which is not installed.\n    Run: pip install 'regard[cli]'\n"
     )
 
 

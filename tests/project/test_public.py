@@ -26,9 +26,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "regard"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 PYTHON = sorted(
-    path
-    for top in ("src", "tests", "benchmarks")
-    for path in (ROOT / top).rglob("*.py")
+    path for top in ("src", "tests", "benchmarks") for path in (ROOT / top).rglob("*.py")
 )
 # What a core module may import: its own layers, PyTorch, Python's own. The direction of imports
 # between layers is import-linter's to check: pyproject.toml has the list, `make lint` runs it.

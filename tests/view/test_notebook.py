@@ -1,8 +1,10 @@
 """Attention in a notebook: shown whole while it is small, and harmlessly; elsewhere as a file."""
 
+import base64
 import html
 import re
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +59,8 @@ def shown(executed: Any, cell: int) -> dict[str, str]:
 
 def page_in(media: dict[str, str]) -> str:
     [page] = re.findall(r'srcdoc="([^"]*)"', media["text/html"])
-    return html.unescape(page)
+    packed = re.findall(r'id="page">([^<]*)<', html.unescape(page))[0]
+    return zlib.decompress(base64.b64decode(packed)).decode()
 
 
 @pytest.mark.full
@@ -146,10 +149,14 @@ def saved(folder: Path) -> Path:
 def test_elsewhere_it_is_a_file_and_its_place_is_said(
     x: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    regard.show(x(tmp_path), tokens=["a", "b", "c"])
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "work"))
+    for _ in range(2):
+        regard.show(x(tmp_path), tokens=["a", "b", "c"])
+    assert [path.name for path in Path().iterdir()] == ["attention.html"]
     said = capsys.readouterr().out
-    place = re.fullmatch(r"The page is in file://(.*/attention\.html)\n", said)
+    place = re.fullmatch(r"(?:The page is in file://(.*/attention\.html)\n){2}", said)
     assert place is not None
     assert '"texts":["a","b","c"]' in Path(place[1]).read_text()
 
@@ -219,3 +226,9 @@ def test_answers_alone_are_text(in_a_notebook: None) -> None:
     with regard.observe(model, keep=[regard.Entropy()]) as seen:
         model(torch.randn(5, 16))
     assert seen._repr_mimebundle_() == {}
+
+
+def test_a_small_matrix_adds_little_to_a_notebook() -> None:
+    """The page's code is 290 kB; nearly all of what a 3 x 3 matrix takes is that, compressed."""
+    media = notebook._drawn(regard.Recording({"attention": head()}))
+    assert len(media["text/html"]) < 140_000

@@ -40,7 +40,10 @@ def show(
     tokens: Iterable[Token | str] | None = None,
     key_tokens: Iterable[Token | str] | None = None,
 ) -> None:
-    """Show attention as the page: in a notebook's cell, elsewhere as a file whose place it says.
+    """Show attention as the page: in a notebook's cell, elsewhere as a file.
+
+    The file is ``attention.html`` in the working folder, as ``regard see`` writes it; the next call
+    replaces it. ``regard.page`` writes to a place of your choice.
 
     In a notebook small recordings are in the cell whole, and stay when the kernel has ended; larger
     ones ask the kernel for what they show, which needs anywidget.
@@ -55,6 +58,7 @@ def show(
         TypeError: x is something else, or the tokens are none.
         ValueError: x is a tensor whose rows are no weights, or the tokens are too few or too many.
         RegardError: the recording is empty, or has answers only.
+        OSError: the file cannot be written.
 
     Example:
         >>> import torch, regard
@@ -66,8 +70,7 @@ def show(
     if is_notebook():
         import_module("IPython.display").display(_drawn(seen), raw=True)
         return
-    folder = Path(tempfile.mkdtemp(prefix="regard-"))
-    page = write_page(seen, folder / "attention.html", title=_title(seen))
+    page = write_page(seen, "attention.html", title=_title(seen))
     sys.stdout.write(f"The page is in {page.resolve().as_uri()}\n")
 
 

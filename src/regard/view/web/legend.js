@@ -60,10 +60,11 @@ function differenceMarks(scale, blocks, ceiling) {
   return [...found, { at: 0.5 - one, text: "\u22121" }, { at: 0.5 + one, text: "+1" }];
 }
 
-/** @param {number} ceiling @param {boolean} isDifference @returns {string} */
+/** @param {number} ceiling @param {boolean} isDifference @returns {string} of a light page; on a dark one weights are bright */
 export function darkest(ceiling, isDifference = false) {
   const unit = isDifference ? "points" : "%";
-  return `darkest = ${plain(ceiling * 100)}\u202f${unit}${ceiling < 1 ? " or more" : ""}`;
+  const isDark = getComputedStyle(document.documentElement).colorScheme === "dark";
+  return `${isDark ? "brightest" : "darkest"} = ${plain(ceiling * 100)}\u202f${unit}${ceiling < 1 ? " or more" : ""}`;
 }
 
 const KINDS = {

@@ -218,7 +218,7 @@ export class SegmentsView {
         cell.dataset.column = String(column);
         cell.tabIndex = row === 0 && column === 0 ? 0 : -1;
         cell.setAttribute("aria-label", share(value));
-        if (keys.length <= NUMBERED) cell.textContent = digits(value * 100);
+        if (keys.length <= NUMBERED) cell.textContent = inCell(value);
       });
     });
     return table;
@@ -307,6 +307,11 @@ export class SegmentsView {
     ]);
     return [["part", ...keys.map(({ name }) => name)], ...rows];
   }
+}
+
+/** @param {number} value @returns {string} in percent */
+function inCell(value) {
+  return value > 0 && value < 1e-5 ? "<0.001" : digits(value * 100);
 }
 
 /** Why there are no parts. @param {State} state @returns {string} */
