@@ -41,7 +41,9 @@ NAMES = [
     "transformer",
 ]
 
-GOAL = re.compile(r"\*\*After this lesson you can\*\* (?P<goal>[^.]+)\. (?P<minutes>\d+) minutes\.")
+GOAL = re.compile(
+    r"\*\*After this lesson you can\*\* (?P<goal>[^.]+)\.\s(?P<minutes>\d+) minutes\."
+)
 KATEX = Path(__file__).parents[2] / "node_modules" / "katex"
 
 rewritten_lesson = pytest.mark.parametrize(

@@ -19,7 +19,7 @@ _SOLUTION = re.compile(r"^<details>\n<summary>[^\n]*\n(.*?)^</details>\n", re.MU
 _FOR_TERMINAL = [
     (re.compile(r"^</?details>\n+", re.MULTILINE), ""),
     (re.compile(r"^<summary>(.*)</summary>$", re.MULTILINE), r"**\1.**"),
-    (re.compile(r"^<!-- (.*) -->\n\n\$\$\n.*?\n\$\$$", re.MULTILINE | re.DOTALL), r"    \1"),
+    (re.compile(r"^<!-- ([^\n]*) -->\n\n\$\$\n.*?\n\$\$$", re.MULTILINE | re.DOTALL), r"    \1"),
     (re.compile(r"(?<![\w$])\$([^$\n]+)\$"), r"`\1`"),
     (_FIGURE, r"*Figure: \g<description>.*\n"),
 ]
