@@ -23,7 +23,7 @@ def refusal(model: nn.Module, run: Callable[[], object]) -> str:
 
 
 NOT_RUN = """none of its modules ran a product of matrices in the block, on this thread.
-    Run the model inside the block, on the thread that opened it."""
+    Run the model inside the block, without torch.compile, on the thread that opened it."""
 
 
 def test_a_model_that_did_not_run_is_told_to_be_run() -> None:
@@ -40,6 +40,13 @@ def test_a_model_that_ran_on_another_thread_is_told_to_run_on_this_one() -> None
         thread.join()
 
     assert refusal(model, run) == f"no attention was seen in Stack; {NOT_RUN}"
+
+
+def test_a_model_that_hides_a_compiled_function_is_told_to_run_without() -> None:
+    model = nn.Sequential(nn.ReLU())
+    model.hidden = [torch.compile(lambda x: 2 * x, backend="eager")]
+    message = f"no attention was seen in Sequential; {NOT_RUN}"
+    assert refusal(model, lambda: model.hidden[0](noise(3, 5))) == message
 
 
 class Multihead(nn.Module):
@@ -76,46 +83,7 @@ def test_a_model_without_attention_over_tokens_says_so(
         f"no attention was seen in {type(model).__name__}; its modules ran, and ran no attention "
         "over tokens that observe knows.\n"
         "    observe sees softmax attention that PyTorch or flash-attn runs on this thread, and no "
-        "other kernels."
-    )
-
-
-def doubled(x: Tensor) -> Tensor:
-    return 2 * x
-
-
-COMPILED = torch.compile(doubled, backend="eager")
-
-
-class Hiding(nn.Module):
-    """Has a compiled function where no attribute tells."""
-
-    def __init__(self, ways: object) -> None:
-        super().__init__()
-        self.ways = ways
-
-
-class Calling(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return COMPILED(x)
-
-
-@pytest.mark.parametrize(
-    ("model", "place"),
-    [
-        pytest.param(Hiding([None, COMPILED]), "'1.ways[1]'", id="in a list"),
-        pytest.param(Hiding({"fast": COMPILED}), "'1.ways['fast']'", id="in a dict"),
-        pytest.param(Calling(), "'COMPILED', which '1' calls,", id="a global"),
-    ],
-)
-def test_a_compiled_function_that_the_door_did_not_find_is_named(
-    model: nn.Module, place: str
-) -> None:
-    model = nn.Sequential(nn.ReLU(), model)
-    assert refusal(model, lambda: None) == (
-        f"no attention was seen in Sequential; {place} is a compiled function, and observe cannot "
-        "look into compiled code.\n"
-        "    Observe the same model without torch.compile."
+        "other kernels or compiled functions."
     )
 
 

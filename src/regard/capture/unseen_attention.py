@@ -1,14 +1,11 @@
 """Attention that observe has not seen: compiled code, and products without a softmax."""
 
 import warnings
-from collections.abc import Generator, Mapping
-from types import FunctionType
-from typing import Any, cast
 
 from torch import nn
 
 from regard.errors import RegardError
-from regard.tracing.tracer import Operation, module_names
+from regard.tracing.tracer import Operation
 
 __all__ = ["Absence", "compiled_error", "is_compiled"]
 
@@ -71,20 +68,16 @@ class Absence:
     def _why(self) -> tuple[str, str]:
         for name, how in self._unlike.items():
             return f"in {name!r}, {how}", _SOFTMAX_ALONE
-        for place in _compiled_parts(self._model):
-            return (
-                f"{place} is a compiled function, and observe cannot look into compiled code",
-                _UNCOMPILED,
-            )
         if not self._ran:
             return (
                 "none of its modules ran a product of matrices in the block, on this thread",
-                "Run the model inside the block, on the thread that opened it.",
+                "Run the model inside the block, without torch.compile, on the thread that opened "
+                "it.",
             )
         return (
             "its modules ran, and ran no attention over tokens that observe knows",
             "observe sees softmax attention that PyTorch or flash-attn runs on this thread, and "
-            "no other kernels.",
+            "no other kernels or compiled functions.",
         )
 
 
@@ -110,27 +103,6 @@ def is_compiled(value: object) -> bool:
     """
     known = getattr(value, "__dict__", {}) if callable(value) else {}
     return "_torchdynamo_orig_callable" in known and not known.get("_torchdynamo_disable", False)
-
-
-def _compiled_parts(model: nn.Module) -> Generator[str, None, None]:
-    """Yield the compiled functions in lists, dicts and the globals of methods of a model."""
-    for name, module in module_names(model).items():
-        for attribute, value in vars(module).items():
-            for key, item in _items(value):
-                if is_compiled(item):
-                    yield f"'{name}.{attribute}[{key!r}]'"
-        for method in vars(type(module)).values():
-            if isinstance(method, FunctionType):
-                for word in method.__code__.co_names:
-                    if is_compiled(method.__globals__.get(word)):
-                        yield f"{word!r}, which {name!r} calls,"
-
-
-def _items(value: object) -> Generator[tuple[object, object], None, None]:
-    if isinstance(value, list | tuple):
-        yield from enumerate(cast("list[Any]", value))
-    elif isinstance(value, dict):
-        yield from cast("Mapping[Any, Any]", value).items()
 
 
 _UNCOMPILED = "Observe the same model without torch.compile."
