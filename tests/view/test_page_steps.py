@@ -221,7 +221,7 @@ def test_without_values_it_says_how_to_see_the_output(show: Open) -> None:
     page = opened(show(notebook(), "#view=steps"))
     assert page.inner_text("#view-steps .note") == (
         "The output, weights times values, is not shown: there are no values here. "
-        'observe(model, keep="qkv") keeps them.'
+        'regard record --values keeps them; in Python, observe(model, keep="qkv").'
     )
 
 

@@ -34,7 +34,8 @@ def opened(browser: Browser, serving: pages.Serving) -> Iterator[Page]:
     page = browser.new_page()
     try:
         page.goto(f"{serving.address}/?token={pages.TOKEN}")
-        page.goto(f"{serving.address}/api/heads")  # of the server, and empty
+        # Of the server, in its folder, and empty.
+        page.goto(f"{serving.address}/nothing")
         page.evaluate(f"(() => {{ {code}; Object.assign(window, {{ Remote, Lost }}); }})()")
         page.evaluate("window.remote = new Remote([{ q_len: 9, kv_len: 9 }])")
         yield page
