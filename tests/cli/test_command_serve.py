@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 import torch
+from playwright.sync_api import Browser
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp
 
@@ -303,3 +304,26 @@ def test_several_recordings_are_listed_and_each_has_its_page(tmp_path: Path) -> 
         row = torch.frombuffer(bytearray(weights), dtype=torch.float32)
         torch.testing.assert_close(row, regard.load(paths[1])[0][1, 4])
         assert client.get("/api/heads").status_code == 404
+
+
+@pytest.mark.browser
+@pytest.mark.full
+def test_the_launch_file_opens_the_page_in_a_browser(tmp_path: Path, browser: Browser) -> None:
+    (tmp_path / "other").mkdir()
+    running = started(saved(tmp_path), str(saved(tmp_path / "other", 7)))
+    found = LAUNCH.fullmatch(running.printed)
+    assert found is not None
+    page = browser.new_page()
+    try:
+        page.goto(Path(found[1]).as_uri())
+        page.wait_for_selector("ol a")
+        assert page.url == found[2]
+        page.click("ol li:nth-child(2) a")
+        page.wait_for_selector("body.ready")
+        page.wait_for_selector("#sentence:not(:empty)")
+        assert page.url.startswith(f"{found[2]}2/")
+        assert "7 tokens" in page.inner_text("#about")
+    finally:
+        page.close()
+        running.process.terminate()
+        running.process.communicate()

@@ -179,7 +179,7 @@ def test_the_token_becomes_a_cookie_that_no_script_can_read(stranger: TestClient
     assert cookie.startswith("regard-8000=")
     assert TOKEN not in cookie
     assert "HttpOnly" in cookie
-    assert "SameSite=strict" in cookie
+    assert "SameSite=lax" in cookie
     assert "referrer-policy" in got.headers
 
 

@@ -73,7 +73,8 @@ class Guard:
         given = request.query_params.get("token")
         if request.url.path == "/" and given is not None and self._accepts(given):
             answer = RedirectResponse("/", status_code=303)
-            answer.set_cookie(cookie, self._secret, path="/", httponly=True, samesite="strict")
+            # Not "strict": the launch file is another site, and the redirect would lack the cookie.
+            answer.set_cookie(cookie, self._secret, path="/", httponly=True, samesite="lax")
             return answer
         if not compare_digest(request.cookies.get(cookie, "").encode(), self._secret.encode()):
             return _text(403, "the token is missing or was used; open the file that was printed.")
