@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from playwright.sync_api import Page
+from playwright.sync_api import Browser, Page
 
 import regard
-from pages import Open, address, ready, recorded, sentence
+from pages import TOKEN, Open, Serving, address, ready, recorded, sentence
 
 pytestmark = pytest.mark.browser
 
@@ -250,3 +250,18 @@ def test_special_tokens_have_one_spelling(show: Open, tmp_path: Path) -> None:
     ready(page)
     assert page.inner_text("#sinks") == "Hide [CLS], [SEP]"
     assert page.locator("#prose .special").all_inner_texts() == ["[CLS]", "[SEP]"]
+
+
+@pytest.mark.full
+def test_a_short_recording_that_is_served_opens_there_too(browser: Browser) -> None:
+    serving = Serving(story())
+    page = browser.new_page()
+    try:
+        page.goto(f"{serving.address}/?token={TOKEN}")
+        page.wait_for_selector("body.ready")
+        assert page.inner_text("#introduction").startswith(
+            "Layer 0, head 1 is a previous-token head"
+        )
+    finally:
+        page.close()
+        serving.end()

@@ -351,8 +351,8 @@ def test_steps_that_are_not_numbers_are_refused_in_a_sentence() -> None:
 
 
 def test_what_goes_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server.Answers, "heads", lambda *_, **__: 1 / 0)
     app = server.application(recorded(), TOKEN)
+    monkeypatch.setattr(server.Answers, "heads", lambda *_, **__: 1 / 0)
     with TestClient(app, base_url=BASE, raise_server_exceptions=False) as client:
         client.get("/", params={"token": TOKEN})
         got = client.get("/api/heads")

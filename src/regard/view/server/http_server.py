@@ -39,7 +39,7 @@ from regard.view.server.access_guard import Guard
 from regard.view.server.connection_limits import LimitedProtocol
 from regard.view.server.launch_file import LaunchFile
 from regard.view.server.request_queue import Answer, Busy, Desk
-from regard.view.tiles.manifest import live_layers, manifest
+from regard.view.tiles.manifest import PageLayer, live_layers, manifest, told
 from regard.view.tiles.packing import memory
 from regard.view.tiles.page_answers import Answers, Gone
 from regard.view.tiles.page_questions import QUESTIONS, WRONG, Question, Told
@@ -49,6 +49,7 @@ __all__ = ["application", "serve"]
 
 MIB = 2**20
 _LOOK_AGAIN = 0.1  # seconds
+_AT_ONCE = 2**24  # weights whose kinds of heads take a moment
 _LEFT = 499  # what nginx calls a client that has closed its request
 
 
@@ -113,7 +114,7 @@ class _Served:
         self._changed = changed
         self._answers = Answers(recording)
         self._quick, self._long = Desk(threads=2, room=128 * MIB), Desk(threads=2, room=8 * MIB)
-        first = manifest(recording, live_layers(recording), title=title)
+        first = manifest(recording, _told_at_once(recording, self._answers), title=title)
         self._page = "".join(filled_template([json_block("recording", first)], connects="'self'"))
         self.routes = [Route("/", self._index, methods=["GET"])]
         self.routes += [
@@ -139,6 +140,18 @@ class _Served:
         return PlainTextResponse(
             "the recording has changed on disk; start regard serve again.", 409
         )
+
+
+def _told_at_once(recording: Recording, answers: Answers) -> list[PageLayer]:
+    """Return the layers; of a short recording with what opens the page on the right head."""
+    layers = live_layers(recording)
+    if sum(layer.num_heads * layer.q_len * layer.kv_len for layer in layers) > _AT_ONCE:
+        return layers
+    kinds = told(answers.heads())
+    for place, layer in enumerate(layers):
+        layer.overview = answers.overview(place)
+        layer.heads, kinds = kinds[: layer.num_heads], kinds[layer.num_heads :]
+    return layers
 
 
 class _List:
