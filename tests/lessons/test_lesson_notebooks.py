@@ -56,7 +56,7 @@ def shown(outputs: list[NotebookNode]) -> str:
 
 def test_they_are_notebooks_for_jupyter(tmp_path: Path) -> None:
     notebooks = written(tmp_path)
-    assert len(notebooks) == 8
+    assert len(notebooks) == 9
     for notebook in notebooks:
         nbformat.validate(notebook)
 

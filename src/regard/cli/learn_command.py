@@ -1,4 +1,4 @@
-"""``regard learn``: eight lessons, in the terminal or as notebooks."""
+"""``regard learn``: the lessons, in the terminal or as notebooks."""
 
 import re
 import sys

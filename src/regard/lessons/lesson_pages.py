@@ -100,7 +100,7 @@ def all_lessons() -> tuple[Lesson, ...]:
     Example:
         >>> from regard.lessons.lesson_pages import all_lessons
         >>> [lesson.number for lesson in all_lessons()]
-        [1, 2, 3, 4, 5, 6, 7, 8]
+        [1, 2, 3, 4, 5, 6, 7, 8, 9]
     """
     files = _folder().iterdir()
     found = [
