@@ -3,9 +3,9 @@
     .venv/bin/python docs/images/render.py              everything; a few minutes
     .venv/bin/python docs/images/render.py minilm-map   those whose names begin so
 
-Needs regard[dev] and chromium. The page is drawn of MiniLM and the dessert sentence, of SmolLM2 on
-2,048 tokens where it is there (`python -m benchmarks.smollm2`, or its folder in SMOLLM2), and of
-131,072 made-up tokens. The views are those whose tabs the page shows. Whoever works in a busy tree
+Needs regard[dev] and chromium. The page is drawn of MiniLM and the dessert sentence, of SmolLM2
+reading 2,048 tokens of Python's language reference where it is there (`python -m benchmarks.smollm2`,
+or its folder in SMOLLM2), and of 131,072 made-up tokens. The views are those whose tabs the page shows. Whoever works in a busy tree
 gives another folder to write to with REGARD_IMAGES.
 """
 
@@ -19,6 +19,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import matplotlib
 import torch
@@ -90,9 +91,9 @@ def smollm2_folder() -> Path | None:
 
 
 def smollm2() -> regard.Recording:
-    """Two real texts that are always there, as far as it goes."""
+    """A real text that comes with every Python, as far as it goes."""
     model = Pretrained.load(str(smollm2_folder()))
-    text = "".join((ROOT / name).read_text() for name in ("CONTRIBUTING.md", "CHANGELOG.md"))
+    text = topics["compound"]
     seen = model.observe(longest(model, text, TOKENS))
     seen.model = "SmolLM2-135M-Instruct"
     return seen
@@ -175,6 +176,70 @@ def pages(browser: Browser, name: str, wanted: list[str]) -> Iterator[Path]:
         tab.close()
 
 
+# The moving picture: from all heads to one head, and down to one cell.
+
+STEPS = 10  # of the way down
+SHOWN = 40  # tokens across, in the end
+MOVING = (1280, 860)
+HOLD, STEP, LAST = 2000, 130, 3500  # milliseconds
+INDUCTION = (18, 6)  # layer and head
+FAR = 500  # tokens
+
+
+def moving(browser: Browser) -> Path:
+    """Show how an induction head of SmolLM2 finds what came after the same word, far above."""
+    with tempfile.TemporaryDirectory() as folder:
+        seen = smollm2()
+        query, key = repeated(seen)
+        opened = f"layer={INDUCTION[0]}&head={INDUCTION[1]}&query={query}&key={key}"
+        tab = browser.new_page(viewport=dict(zip(("width", "height"), MOVING, strict=True)))
+        tab.set_default_timeout(300_000)
+        tab.goto(f"{served(seen, Path(folder), 'smollm2')}")
+        tab.wait_for_selector("body.ready")
+        if tab.is_visible("text=Got it"):
+            tab.click("text=Got it")
+        addresses = [f"view=overview&{opened}", opened]
+        for step in range(1, STEPS + 1):
+            zoom = (TOKENS / SHOWN) ** (step / STEPS)
+            row, column = (max(0, place - TOKENS / zoom / 2) for place in (query, key))
+            addresses.append(f"{opened}&zoom={zoom:.4g}&row={row:.0f}&column={column:.0f}")
+        frames: list[Image.Image] = []
+        for place, each in enumerate(addresses):
+            tab.evaluate("where => { location.hash = where }", each)
+            if place in (0, 1, len(addresses) - 1):
+                settle(tab)
+            else:
+                tab.wait_for_timeout(1500)
+            picture = Image.open(io.BytesIO(tab.screenshot())).convert("RGB")
+            size = [side * 3 // 4 for side in MOVING]
+            frames.append(picture.resize(size, Image.Resampling.LANCZOS))
+        tab.close()
+    path = FOLDER / "moving.webp"
+    times = [HOLD, HOLD, *[STEP] * (STEPS - 1), LAST]
+    first, *others = frames
+    first.save(path, save_all=True, append_images=others, duration=times, loop=0, quality=80)
+    return path
+
+
+def repeated(seen: regard.Recording) -> tuple[int, int]:
+    """Return a query and the key after the same word, far above, with the largest weight."""
+    layer, head = INDUCTION
+    words = [token.text for token in seen.query_tokens]
+    top = seen[layer][0, head].topk(2)  # the largest is often the sink, the first token
+    found = [
+        (weight, query, key)
+        for query, row in enumerate(zip(top.values.tolist(), top.indices.tolist(), strict=True))
+        for weight, key in zip(*row, strict=True)
+        if key > 0
+        and query - key > FAR
+        and words[key - 1] == words[query]
+        and words[query].strip().isalpha()
+        and words[key].strip().isalpha()
+    ]
+    _, query, key = max(found)
+    return query, key
+
+
 def written(seen: regard.Recording, folder: Path, name: str) -> str:
     return regard.page(seen, folder / "page.html", title=title(name)).as_uri()
 
@@ -215,7 +280,7 @@ def small(png: bytes, path: Path) -> Path:
 
 
 def title(name: str) -> str:
-    return {"minilm": SENTENCE, "smollm2": "How to contribute to regard", "long": "A long text"}[
+    return {"minilm": SENTENCE, "smollm2": "Compound statements", "long": "A long text"}[
         name
     ]
 
@@ -262,6 +327,8 @@ def pictures(prefixes: list[str]) -> Iterator[Path]:
             if not some or (name == "smollm2" and smollm2_folder() is None):
                 continue
             yield from pages(browser, name, some)
+        if wanted("moving.webp") and smollm2_folder() is not None:
+            yield moving(browser)
         browser.close()
 
 

@@ -43,7 +43,7 @@ def check_bases(made: type, root: str) -> None:
 
     Args:
         made: the new class.
-        root: name of the abstract class to subclass instead.
+        root: the name of the abstract class that the error suggests instead.
 
     Raises:
         TypeError: a base of the new class is final.

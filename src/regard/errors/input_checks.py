@@ -199,7 +199,7 @@ def check_broadcast(
         tensor: its value.
         shape: (..., num_heads, q_len, kv_len).
         device: the device of the matrix.
-        of: the argument that the matrix is made of.
+        of: the argument whose device the error names, such as query.
 
     Raises:
         ValueError: it does not broadcast to shape, or is on another device.

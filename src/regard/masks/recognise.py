@@ -110,9 +110,9 @@ def _remembered(
 ) -> _Parts:
     """Return the mask and bias of a tensor, from a cache if the tensor has not changed.
 
-    The layers of a model share masks, so recent answers are cached. A short tensor is compared by
-    its values, which takes far less time than recognising it again. A long tensor is compared by
-    its storage, to which the cache has only a weak reference.
+    The layers of a model share masks, so recent answers are cached. A small tensor is compared by
+    its values, which takes far less time than recognising it again. A larger tensor is compared by
+    its storage; the cache keeps only a weak reference to it.
     """
     with torch.inference_mode(False):  # autograd may use the answer later
         dense = without_repeats(tensor)
@@ -254,7 +254,7 @@ _Kinds = Iterator[tuple[list[Mask], Tensor, Tensor]]
 
 
 def _along(facts: _Facts, shift: int) -> _Kinds:
-    """Yield candidates without documents: all keys, bands along the diagonal, and prefixes."""
+    """Yield the candidates that have no documents: all keys, bands and prefixes."""
     q_len, kv_len = facts.count.shape[-1], facts.keys.shape[-1]
     place = torch.arange(q_len, device=facts.count.device)
     position, zero = place + shift, torch.zeros_like(place)

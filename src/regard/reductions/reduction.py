@@ -117,8 +117,8 @@ class Reduction(ABC):
     def group(self) -> int:
         """Group size: a block holds whole groups of heads or lies inside one.
 
-        Only a reduction that also reads a second matrix, such as ``KullbackLeibler``, has a group
-        size above 1: that of the second matrix's grouped-query heads.
+        It is above 1 only for a reduction that also reads a second matrix, such as
+        ``KullbackLeibler``: the number of query heads that share a key head in that matrix.
         """
         return 1
 

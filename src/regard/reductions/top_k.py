@@ -18,8 +18,9 @@ class Top(NamedTuple):
 
     Attributes:
         values: weights, in falling order.
-        indices: int64 positions of the keys. The index is -1, with weight 0, beyond the number of
-            keys that a row may attend to. It is -1, with weight NaN, if a score is NaN or +inf.
+        indices: int64 positions of the keys. If a row may attend to fewer than k keys, the rest of
+            its indices are -1, with weight 0. They are -1, with weight NaN, if a score is NaN or
+            +inf.
 
     Example:
         >>> import torch, regard

@@ -60,7 +60,7 @@ def with_gradients(
             (..., rows, k); the sums, (..., parts, columns); and each diagonal.
         tiles: the scores that they depend on.
         norms: as ``kernels.finish_rows`` writes them.
-        places: the sum that each row belongs to, (all rows,).
+        places: for each row, which of the sums it is added to, or -1, (all rows,).
         picks: where the largest weights and the diagonals are.
         sink: (..., rows, 1), the logit in the denominator.
     """

@@ -322,7 +322,7 @@ def _keyed(score, column):
 
     For equal scores it is larger at the lower column.
     """
-    # -0.0 + 0.0 is 0.0, its equal.
+    # Adding 0.0 turns -0.0 into 0.0, so that both give the same integer.
     return (np.int64(_rising(score + _ZERO)) << 32) | (_LAST_COLUMN - column)
 
 
