@@ -152,6 +152,13 @@ def test_the_text_for_a_terminal_has_no_html_no_latex_and_no_images(lesson: Less
     assert all(f"\n    {formula}\n" in lesson.text for formula in formulas)
 
 
+@every_lesson
+def test_formulas_use_only_what_github_renders(lesson: Lesson) -> None:
+    """GitHub's Markdown removes a backslash before punctuation, and it refuses \\operatorname."""
+    for formula in re.findall(r"^\$\$\n(.*?)\n\$\$$", lesson.page, re.MULTILINE | re.DOTALL):
+        assert not re.search(r"\\[^A-Za-z]|\\operatorname", formula), formula
+
+
 @pytest.mark.skipif(not KATEX.exists(), reason="KaTeX comes with `make lint`")
 def test_katex_draws_every_formula(tmp_path: Path) -> None:
     formulas = [
