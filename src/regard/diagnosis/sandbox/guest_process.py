@@ -169,8 +169,8 @@ def _notebook(
     path: Path, shown: str, name: str | None, options: dict[str, Any], clock: _Clock
 ) -> dict[str, Any]:
     cells = read_cells(path)
-    module = namespace(path.stem, cells)
-    sys.path.insert(0, str(path.parent))
+    module = namespace(f"{path.stem} (checked)", cells)  # torch.ipynb is no torch
+    sys.path.append(str(path.parent))  # a file called types.py hides no module of Python's
     troubles: list[str] = []
     replaced: list[tuple[str, Any]] = []  # a class that a later cell writes anew is checked too
     for cell in cells:
@@ -276,14 +276,15 @@ def imported(path: Path) -> Any:
     while (root / "__init__.py").exists():  # `from .layers import Linear` works as it does there
         parts.insert(0, root.name)
         root = root.parent
-    sys.path.insert(0, str(root))
+    sys.path.append(str(root))  # a file called types.py hides no module of Python's
     if len(parts) > 1:
         return importlib.import_module(".".join(parts))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    name = f"{path.stem} (checked)"  # torch.py is no torch
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None  # for the checker of types: the suffix is .py
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 
