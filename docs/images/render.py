@@ -41,7 +41,6 @@ FOLDER = Path(os.environ.get("REGARD_IMAGES", HERE))
 ROOT = HERE.parent.parent
 SENTENCE = "Life is short, eat dessert first"
 COLUMNS = 80
-LARGEST = 150_000  # bytes of a picture; beyond, it has 256 colours
 LONG = 131_072
 TOKENS = 2_048
 # Sixteen colours on a near-white ground: readable on GitHub's light and dark pages.
@@ -128,13 +127,12 @@ def long() -> regard.Recording:
 RECORDINGS: dict[str, Recorded] = {"minilm": minilm, "smollm2": smollm2, "long": long}
 VIEWS = ("overview", "map", "text", "steps", "segments")
 PAGES: dict[str, tuple[str, str]] = {
-    "page.png": ("minilm", "layer=2&head=3"),
-    **{f"minilm-{view}.png": ("minilm", f"view={view}&layer=2&head=3") for view in VIEWS},
-    "minilm-map-dark.png": ("minilm", "view=map&layer=2&head=3&theme=dark"),
-    "minilm-segments.png": ("minilm", r"view=segments&parts=pattern&pattern=\w%2B&of=all"),
-    **{f"smollm2-{view}.png": ("smollm2", f"view={view}") for view in VIEWS},
-    "long-map.png": ("long", "view=map"),
-    "long-map-closer.png": ("long", "view=map&zoom=512&row=60000&column=59900"),
+    **{f"minilm-{view}.webp": ("minilm", f"view={view}&layer=2&head=9") for view in VIEWS},
+    "minilm-segments.webp": ("minilm", r"view=segments&parts=pattern&pattern=\w%2B&of=all"),
+    "smollm2-overview.webp": ("smollm2", "view=overview"),
+    "smollm2-map.webp": ("smollm2", "view=map&layer=18&head=6&query=1418&key=99"),
+    "long-map.webp": ("long", "view=map"),
+    "long-map-closer.webp": ("long", "view=map&zoom=512&row=60000&column=59900"),
 }
 """Each picture of the page: of which recording, and the address of what is seen."""
 
@@ -158,8 +156,8 @@ def terminal(seen: regard.Recording, path: Path) -> None:
 def pages(browser: Browser, name: str, wanted: list[str]) -> Iterator[Path]:
     """The pictures of one recording, as Chromium shows it; views that it lacks are left out."""
     with tempfile.TemporaryDirectory() as folder:
-        first = (served if name == "long" else written)(RECORDINGS[name](), Path(folder), name)
-        tab = browser.new_page(viewport={"width": 1280, "height": 800})
+        first = (written if name == "minilm" else served)(RECORDINGS[name](), Path(folder), name)
+        tab = browser.new_page(viewport={"width": 1280, "height": 800}, device_scale_factor=2)
         tab.set_default_timeout(300_000)
         for picture in wanted:
             address = PAGES[picture][1]
@@ -269,13 +267,7 @@ def settle(tab) -> None:
 
 def small(png: bytes, path: Path) -> Path:
     with Image.open(io.BytesIO(png)) as image:
-        picture = image.convert("RGB")
-        picture.save(path, optimize=True)
-        if path.stat().st_size > LARGEST:
-            few = picture.quantize(
-                256, Image.Quantize.MEDIANCUT, kmeans=1, dither=Image.Dither.NONE
-            )
-            few.save(path, optimize=True)
+        image.convert("RGB").save(path, quality=88, method=6)
     return path
 
 

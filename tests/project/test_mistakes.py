@@ -17,7 +17,7 @@ assert spec.loader is not None
 pages: Any = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(pages)
 FILES = sorted(pages.FOLDER.glob("[0-9]*.py"))
-# Those that check finds from query, key and value alone, without being told about a mask or axes.
+# Those that check finds from the arguments alone, without being told about a mask or axes.
 FOUND = [2, 3, 4, 5, 6, 11, 12, 18, 19, 21, 22, 23, 25, 27]
 
 
