@@ -169,8 +169,8 @@ def _notebook(
     path: Path, shown: str, name: str | None, options: dict[str, Any], clock: _Clock
 ) -> dict[str, Any]:
     cells = read_cells(path)
-    module = namespace(f"{path.stem} (checked)", cells)  # torch.ipynb is no torch
-    sys.path.append(str(path.parent))  # a file called types.py hides no module of Python's
+    module = namespace(path.stem, cells)
+    sys.path.insert(0, str(path.parent))
     troubles: list[str] = []
     replaced: list[tuple[str, Any]] = []  # a class that a later cell writes anew is checked too
     for cell in cells:
@@ -276,15 +276,14 @@ def imported(path: Path) -> Any:
     while (root / "__init__.py").exists():  # `from .layers import Linear` works as it does there
         parts.insert(0, root.name)
         root = root.parent
-    sys.path.append(str(root))  # a file called types.py hides no module of Python's
+    sys.path.insert(0, str(root))
     if len(parts) > 1:
         return importlib.import_module(".".join(parts))
-    name = f"{path.stem} (checked)"  # torch.py is no torch
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None  # for the checker of types: the suffix is .py
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     return module
 
