@@ -364,9 +364,18 @@ def _read(
             slot = chosen[argument.name].slot(by_name=by_name)
         elif argument.name in positions:
             slot = Slot(argument.name, "fixed", value=positions[argument.name], by_name=by_name)
-        else:
+        elif argument.role == "x" and vocabulary:
+            axes = _axes(order, 1, 1)[:2] if order != "td" else ("t",)
+            slot = Slot(argument.name, "ids", axes, "x", torch.int64, high=vocabulary)
+            slot = replace(slot, by_name=by_name)
+        elif argument.role in _CONTENTS and kind == "embeddings":
+            if argument.role == "x" or argument.required:
+                # Arguments apart, so that one that is never read, or read for another, shows.
+                axes = _axes(order, 1, width)
+                slot = Slot(argument.name, "content", axes, argument.role, by_name=by_name)
+        elif argument.role in ("query", "key", "value") and kind == "qkv":
             axes = _axes(order, heads, width // heads)
-            slot = _content(thing, argument, axes, vocabulary, by_name=by_name)
+            slot = Slot(argument.name, "content", axes, argument.role, by_name=by_name)
         if slot is None:
             leading = False
         else:
@@ -377,52 +386,27 @@ def _read(
         slots = [*contents, *(replace(slot, by_name=True) for slot in slots)]
     slots += [Slot(name, "fixed", value=v, by_name=True) for name, v in thing.options.items()]
     slots.sort(key=lambda slot: slot.by_name)
-    values = [slot.value for slot in slots if slot.kind == "fixed"]
+    is_fixed = any(
+        slot.kind == "fixed" and isinstance(slot.value, tuple | list | Tensor) for slot in slots
+    )
+    taken = takes_masks(thing.arguments)
     return Specimen(
         thing.name,
         call,
         tuple(slots),
         _BATCH if order != "td" else 1,
         tokens,
-        is_fixed=any(isinstance(value, tuple | list | Tensor) for value in values),
-        forms=_forms(thing, chosen),
+        is_fixed=is_fixed,
+        forms=tuple(
+            (chosen[a.name], *(f for f in forms_of(a, thing.source) if f != chosen[a.name]))
+            if a.name in chosen
+            else tuple(forms_of(a, thing.source))
+            for a in taken
+        ),
         original=thing.original,
         has_own_size=kind == "scores",
         is_installed=is_installed(thing.call),
     )
-
-
-def _content(
-    thing: Thing,
-    argument: Argument,
-    axes: tuple[str | int, ...],
-    vocabulary: int,
-    *,
-    by_name: bool,
-) -> Slot | None:
-    """Return an argument that holds numbers of tokens; None for any other."""
-    name, role = argument.name, argument.role
-    if role == "x" and vocabulary:
-        ids = tuple(axis for axis in axes if isinstance(axis, str))
-        return Slot(name, "ids", ids, "x", torch.int64, high=vocabulary, by_name=by_name)
-    is_own = role in _CONTENTS and (role == "x" or argument.required)
-    if thing.kind == "embeddings" and is_own:
-        # Arguments apart, so that one that is never read, or read for another, shows.
-        return Slot(name, "content", axes, role, by_name=by_name)
-    if thing.kind == "qkv" and role in ("query", "key", "value"):
-        return Slot(name, "content", axes, role, by_name=by_name)
-    return None
-
-
-def _forms(thing: Thing, chosen: Mapping[str, Form]) -> tuple[tuple[Form, ...], ...]:
-    """Return the forms to try of each mask, the one that a reading has chosen first."""
-    found: list[tuple[Form, ...]] = []
-    for argument in takes_masks(thing.arguments):
-        forms = tuple(forms_of(argument, thing.source))
-        first = chosen.get(argument.name)
-        rest = tuple(form for form in forms if form != first)
-        found.append(rest if first is None else (first, *rest))
-    return tuple(found)
 
 
 def _axes(order: Order, heads: int, each: int) -> tuple[str | int, ...]:
