@@ -30,6 +30,8 @@ UNNAMED = {
     "faulty/03_by_hand_exp_sum": "its maximum runs over the wrong axis as well as its sum",
     "faulty/03_channels_first": "scores with keys first, or weights that are turned round",
     "faulty/15_sdpa_mask_of_rows": "a number added to a whole row changes no weight",
+    "faulty/25_square_functions": "it runs with as many tokens as columns alone",
+    "faulty/27_weights_times_columns": "it runs with as many tokens as columns alone",
     "faulty/notebook_001_last_cell": "it runs with as many tokens as columns alone",
     "faulty/pair_tiled_heads_and_queries_as_values": "of its two mistakes one is named",
 }

@@ -48,13 +48,7 @@ _NAMES = {
     ("cache", "top-left"): "causal-top-left",
 }
 # The code is no attention any more, so that other laws say nothing.
-_LAST = (
-    "values-mixed-along-wrong-axis",
-    "heads-and-tokens-exchanged",
-    "wrong-values",
-    "attends-across-batch",
-    "mask-unused",
-)
+_LAST = ("heads-and-tokens-exchanged", "wrong-values", "attends-across-batch", "mask-unused")
 _BY_LINE = ("wrong-projection", "kv-heads-repeated-in-wrong-order")
 _OF_STRUCTURE = (
     "heads-split-without-transpose",
@@ -166,12 +160,6 @@ def _of_law(lab: Lab, law: str, breach: Breach, idle: Sequence[str]) -> Iterator
     name = _NAMES.get((law, breach.kind))
     if law == "gradient" or (breach.kind == "missing" and " or as " not in breach.says):
         name = next(filter(None, map(_idle_name, idle)), None)
-    if lab.specimen.has_own_size and lines is not None:
-        number = lines.columnwise()
-        if number is not None:
-            place = lines.place(number)
-            yield [_Told("values-mixed-along-wrong-axis", place, None, breach)]
-            return
     if breach.kind == "factor":
         yield [_scale(lab, breach, lines)]
         return

@@ -153,20 +153,6 @@ class Lines:
         first = self.mixing()
         return found or ([] if first is None else [first])
 
-    def columnwise(self) -> int | None:
-        """Return weights times values number by number, as if values lay in columns."""
-        for number, step in self._after():
-            tensors = tensors_in(step.args)
-            if step.name == "mul" and len(tensors) == 2 and self._uses(step) == 2:
-                behind = [_at(t) in self._behind for t in tensors]
-                if tensors[0].shape == tensors[1].shape and sum(behind) == 1:
-                    return number
-        return None
-
-    def place(self, number: int) -> Place | None:
-        """Return the line of an operation."""
-        return self._steps[number].place
-
     def masking(self) -> int | None:
         if self._is_fused():
             return self._softmax

@@ -33,15 +33,8 @@ def report_of(readings: Sequence[Specimen]) -> Report:
         tried.append((lab, judged(lab)))
         if _held(tried[-1][1]) == len(LAWS):
             break
-    # Other axes count if they make the code right; of one order the reading that obeys the most.
-    own = [slot.axes for slot in tried[0][0].specimen.sources.values()]
-    alike = [
-        each
-        for each in tried
-        if [slot.axes for slot in each[0].specimen.sources.values()] == own
-        or _held(each[1]) == len(LAWS)
-    ]
-    lab, results = max(alike, key=lambda each: _held(each[1]))
+    # Of several readings that break a law the one that obeys the most before it.
+    lab, results = max(tried, key=lambda each: _held(each[1]))
     s = lab.specimen
     notes = tuple(lab.notes)
     plain = Report(s.name, (), _read_as(lab, results), "", tuple(results), notes)
@@ -100,7 +93,7 @@ def _read_as(lab: Lab, results: Sequence[Result]) -> str:
     """Return how the arguments were read, how many heads there are, and what a token sees."""
     s = lab.specimen
     words = [s.words if s.is_example else _axes(s)]
-    with suppress(Exception):  # a law has said already why nothing can be cut out
+    with suppress(NotTried):
         heads = len(core_of(lab).heads)
         words.append("one head" if heads == 1 else f"{heads} heads")
     if any(r.law.name == "influence" and not r.reason for r in results):
