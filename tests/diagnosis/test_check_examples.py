@@ -106,7 +106,7 @@ def test_a_numpy_function_runs_without_an_example() -> None:
 def test_a_mistake_in_numpy_is_wrong() -> None:
     args = tuple(np.random.RandomState(0).randn(3, 2, 7, 8))
     report = regard.check(by_numpy, args=args, kwargs={"divides": False})
-    assert [finding.name for finding in report.faults] == ["no-scale"]
+    assert [finding.name for finding in report.faults] == ["score"]
     assert report.faults[0].detail.startswith(
         "The product of query and key is scaled by 1.0000; for head_dim 8 it should be 0.3536"
     )

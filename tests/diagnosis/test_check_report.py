@@ -80,10 +80,11 @@ def twice_wrong(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def test_of_two_mistakes_each_is_shown_alone() -> None:
     axis, scale = regard.check(twice_wrong).findings
     assert (axis.name, scale.name) == ("softmax-wrong-axis", "no-scale")
-    for finding in (axis, scale):
-        assert finding.did is not None
-        assert finding.attention is not None
-        assert finding.caption == "weights: queries down, keys across"
+    assert axis.caption.endswith("queries down, keys across; were this the only mistake")
+    assert scale.did is not None
+    assert scale.attention is not None
+    ratios = [matrix[0].log().diff() for matrix in (scale.did, scale.attention)]
+    assert torch.allclose(ratios[0], ratios[1] * 24**0.5)  # and the softmax over the keys
 
 
 def test_what_nobody_can_tell_is_not_called_wrong() -> None:

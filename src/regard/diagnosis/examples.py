@@ -106,7 +106,6 @@ def _of_slots(
         is_fixed=bool(grid or segments or any(_tensors_in(value) for value in opaque)),
         most_tokens=tokens if has_tables else None,
         segments=segments,
-        is_example=True,
     )
 
 

@@ -1,5 +1,6 @@
 """Laws about calls: any size runs, nothing changes, samples stay apart."""
 
+import traceback
 from collections.abc import Iterator
 
 import torch
@@ -9,7 +10,7 @@ from regard.diagnosis.laws.arithmetic import DROPS
 from regard.diagnosis.laws.lab import Lab, NotTried, Run, differs
 from regard.diagnosis.laws.law import Breach, Law
 from regard.diagnosis.laws.specimen import Contents
-from regard.diagnosis.laws.tape import Place, Step, place_of, tensors_in
+from regard.diagnosis.laws.tape import Place, Step, is_theirs, tensors_in
 
 __all__ = ["Pure", "Runs", "Samples"]
 
@@ -25,10 +26,7 @@ class Runs(Law):
     def breach(self, lab: Lab) -> Breach | None:
         """Run with other sizes, down to one sample and one token."""
         s = lab.specimen
-        contents = s.contents(s.batch, s.tokens)
-        if (overflow := lab.overflow(contents, {})) is not None:
-            return Breach(overflow[0], overflow[1], kind="overflow")
-        first = lab.run(contents, is_double=False, keeps=True)
+        first = lab.run(s.contents(s.batch, s.tokens), is_double=False, keeps=True)
         found = _not_finite(lab, first, s.batch, s.tokens)
         if found is not None:
             return found
@@ -85,9 +83,6 @@ class Runs(Law):
             sizes |= {v for v in vars(part).values() if isinstance(v, int)}
             config = getattr(part, "config", None)
             sizes |= {v for v in getattr(config, "__dict__", {}).values() if isinstance(v, int)}
-        widths = {n for slot in s.sources.values() for n in slot.axes}
-        if s.tokens in widths and tokens != s.tokens:
-            return False  # it runs with as many tokens as columns alone
         if tokens > s.tokens:
             return any(s.tokens <= n < tokens for n in sizes)
         if tokens != s.tokens:
@@ -102,10 +97,14 @@ def _sized(batch: int, tokens: int) -> str:
 
 def _raised(error: Exception, batch: int, tokens: int) -> Breach:
     said = (str(error).strip() or "no message").splitlines()[0][:200]
+    places = [
+        Place(frame.filename, frame.lineno or 0)
+        for frame in traceback.extract_tb(error.__traceback__)
+    ]
+    own = [p for p in places if is_theirs(p.file)]
     return Breach(
         f"{_sized(batch, tokens)}: {type(error).__name__}: {said.rstrip('.')}.",
-        place_of(error),
-        kind="raises",
+        own[-1] if own else None,
     )
 
 
@@ -123,7 +122,6 @@ def _not_finite(lab: Lab, run: Run, batch: int, tokens: int) -> Breach | None:
     return Breach(
         f"{_sized(batch, tokens)}: {wrong} of {run.rows.numel()} numbers are NaN or infinite.",
         lab.first_place(run.steps, begins),
-        kind="nan",
     )
 
 
@@ -149,7 +147,6 @@ class Pure(Law):
             return Breach(
                 f"Two calls with other random seeds differ by up to {most:.3g}.",
                 _first_difference(run.steps, other.steps),
-                kind="random",
                 is_definite=any(step.name in DROPS for step in run.steps),
             )
         again = lab.run(contents, call=run.call)

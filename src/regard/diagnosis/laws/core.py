@@ -112,14 +112,6 @@ class Core:
         """Return True if the output is read before any later product with a parameter."""
         return self.is_direct or self.plan.exit is not None
 
-    @property
-    def ends_with_values(self) -> bool:
-        """Return True if no later operation has a parameter."""
-        last = self.plan.scores
-        own = {p.untyped_storage().data_ptr() for p in self.run.parameters}
-        used = [t for step in self.run.steps[last + 1 :] for t in tensors_in(step.args)]
-        return not any(t.untyped_storage().data_ptr() in own for t in used)
-
     @staticmethod
     def _of(run: Run, contents: Contents, cut: Cut | None, exit_: Any = None) -> Tensor:
         """Return the tensor at a cut of a run, or at its exit."""

@@ -3,14 +3,11 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    from regard.diagnosis.laws.mask_forms import Form
 
 __all__ = ["Contents", "Slot", "Specimen"]
 
@@ -112,11 +109,6 @@ class Specimen:
         is_fixed: the number of tokens cannot be changed.
         most_tokens: with how many it can be called; None: any number.
         segments: lengths of sequences that stand one after another in the tokens; empty: one.
-        forms: of each mask that the code takes and the caller left to check, the forms to try.
-        original: the module as it came, if some of its numbers have fewer bits than float32.
-        has_own_size: the size of the numbers is given, as that of scores, so that none is larger.
-        is_example: the caller gave an example of a call.
-        is_installed: the code belongs to an installed package, whose masks mean what it documents.
     """
 
     name: str
@@ -128,11 +120,6 @@ class Specimen:
     is_fixed: bool = False
     most_tokens: int | None = None
     segments: tuple[int, ...] = ()
-    forms: tuple[tuple["Form", ...], ...] = ()
-    original: nn.Module | None = None
-    has_own_size: bool = False
-    is_example: bool = False
-    is_installed: bool = False
 
     @property
     def words(self) -> str:

@@ -21,8 +21,8 @@ from typing import Any, cast
 import torch
 
 from regard.diagnosis.checker import check
+from regard.diagnosis.notebook_attention import Flows
 from regard.diagnosis.notebook_cells import namespace, read_cells, refuse_null_bytes, run_cell
-from regard.diagnosis.notebook_function import report_of_cells
 from regard.diagnosis.report import Report
 from regard.diagnosis.sandbox.target_selection import (
     attentions,
@@ -172,11 +172,12 @@ def _notebook(
     module = namespace(path.stem, cells)
     sys.path.insert(0, str(path.parent))
     troubles: list[str] = []
+    flows = Flows(cells)
     replaced: list[tuple[str, Any]] = []  # a class that a later cell writes anew is checked too
     for cell in cells:
         before = attentions(module)
         try:
-            with clock.share():
+            with clock.share(), flows.tracer():
                 run_cell(cell, module)
         except BaseException as error:  # noqa: BLE001  # the next cells may do without it
             troubles.append(_told(error, path, shown))
@@ -188,13 +189,8 @@ def _notebook(
     found = [*replaced, *attentions(module).items()]
     reports, others = _each(found, path, shown, options, clock)
     troubles += others
-    own = None
-    try:
-        with clock.share():
-            own = report_of_cells(path.name, cells, module)
-    except BaseException as error:  # noqa: BLE001  # the classes are checked all the same
-        troubles.append(_told(error, path, shown))
-    if own is not None and (own.faults or own.ok or not reports):
+    own = flows.report(path.name, alone=not reports)
+    if own is not None:
         reports.insert(0, _data(own))
     if not reports and not troubles:
         raise RegardError(

@@ -3,5 +3,4 @@ import torch
 
 
 def masked_softmax(scores, mask):
-    """mask: True where a query may attend to a key"""
     return torch.softmax(scores.masked_fill(mask == 0, -1e9), dim=-1)
