@@ -2,6 +2,7 @@
 
 import base64
 import csv
+import http.client
 import json
 import re
 import shutil
@@ -72,10 +73,12 @@ class Serving:
     Attributes:
         address: with ``?token=...`` a browser opens it.
         changed: whether the recording is another one by now.
+        secret: the value of the cookie, once ``enter`` has exchanged the token for it.
     """
 
     def __init__(self, recording: regard.Recording) -> None:
         self.changed = False
+        self.secret = ""
         app = server.application(recording, TOKEN, changed=lambda: self.changed)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -83,6 +86,13 @@ class Serving:
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([self._listener],))
         self._thread.start()
+
+    def enter(self) -> None:
+        connection = http.client.HTTPConnection(self.address.removeprefix("http://"), timeout=60)
+        connection.request("GET", f"/?token={TOKEN}")
+        cookie = connection.getresponse().headers["set-cookie"]
+        self.secret = cookie.partition("=")[2].partition(";")[0]
+        connection.close()
 
     def end(self) -> None:
         self._server.should_exit = self._server.force_exit = True

@@ -78,7 +78,7 @@ def test_every_question_has_numbers_or_one_sentence(
         assert "\n" not in answer.text
 
 
-COOKIE = b"Host: 127.0.0.1:PORT\r\nCookie: regard-PORT=secret\r\nConnection: close\r\n\r\n"
+COOKIE = b"Host: 127.0.0.1:PORT\r\nCookie: regard-PORT=SECRET\r\nConnection: close\r\n\r\n"
 ROW = f"/api/row?{urlencode({'layer': 0, 'head': 1, 'query': 3})}".encode()
 RAW = {
     "a long number": b"GET /api/row?layer=" + 60_000 * b"1" + b" HTTP/1.1\r\n" + COOKIE,
@@ -95,6 +95,7 @@ RAW = {
 @pytest.fixture(scope="module")
 def serving() -> Iterator[pages.Serving]:
     serving = pages.Serving(recorded())
+    serving.enter()
     yield serving
     serving.end()
 
@@ -104,12 +105,16 @@ def connected(serving: pages.Serving) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=60)
 
 
+def with_cookie(request: bytes, serving: pages.Serving) -> bytes:
+    port = serving.address.rpartition(":")[2]
+    return request.replace(b"PORT", port.encode()).replace(b"SECRET", serving.secret.encode())
+
+
 def sent(serving: pages.Serving, request: bytes) -> bytes:
     """The first line of the answer; nothing where the connection is closed instead."""
-    port = serving.address.rpartition(":")[2].encode()
     with connected(serving) as connection:
         try:
-            connection.sendall(request.replace(b"PORT", port))
+            connection.sendall(with_cookie(request, serving))
             return connection.recv(65536).partition(b"\r\n")[0]
         except (ConnectionResetError, BrokenPipeError):
             return b""
@@ -143,8 +148,7 @@ def test_200_who_send_half_a_request_hold_up_nobody(serving: pages.Serving) -> N
 def test_200_who_leave_before_the_answer_hold_up_nobody(name: str, serving: pages.Serving) -> None:
     known = {each: text for each, text in GOOD.items() if each in QUESTIONS[name].parameters}
     address = f"GET /api/{name}?{urlencode(known)} HTTP/1.1\r\n".encode()
-    port = serving.address.rpartition(":")[2].encode()
     for _ in range(200):
         with connected(serving) as connection:
-            connection.sendall(address + COOKIE.replace(b"PORT", port))
+            connection.sendall(with_cookie(address + COOKIE, serving))
     assert sent(serving, b"GET " + ROW + b" HTTP/1.1\r\n" + COOKIE) == b"HTTP/1.1 200 OK"
