@@ -1,12 +1,13 @@
 """The map as a street map: tiles are the library's means, and one moves over them."""
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 from torch import Tensor
 
 import regard
@@ -290,9 +291,8 @@ def test_a_long_text_goes_from_the_whole_to_single_cells(show: Open) -> None:
     page.keyboard.press("0")
     for _ in range(9):
         page.keyboard.press("+")
-    page.wait_for_function(
-        "() => Number(document.querySelector('.map').dataset.frame.split(',')[2]) >= 80"
-    )
+    drawn_from_80 = re.compile(r"^[^,]*,[^,]*,(?:[89]\d|\d{3,})(?:\.\d+)?(?:,|$)")
+    expect(page.locator(".map").first).to_have_attribute("data-frame", drawn_from_80)
     level, row, column, rows, columns = shown(page)
     assert level == 0
     assert row <= 1500 < row + rows
@@ -328,7 +328,7 @@ def test_the_mean_of_all_heads_is_read_and_drawn(show: Open) -> None:
     page = show(recording, "#layer=1&query=4&key=6&scale=linear")
     page.keyboard.press("m")
     mean = recording[1][0].to_dense().mean(0)
-    page.wait_for_function("() => document.querySelector('#sentence').textContent.includes('mean')")
+    expect(page.locator("#sentence")).to_contain_text("mean")
     assert f"gives {three_digits(float(mean[4, 6]))} of its attention to" in sentence(page)
     assert sentence(page).endswith("mean of the 3 heads of layer 1.")
     ready(page)

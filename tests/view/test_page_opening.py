@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, expect
 
 import regard
 from pages import TOKEN, Open, Serving, address, ready, recorded, sentence
@@ -91,7 +91,7 @@ def test_the_scale_fits_the_weights_and_says_its_darkest_value(show: Open) -> No
     )
     assert darkest < 250  # on the scale from 0 to 100 % the sink alone is so dark
     page.click("[data-set='scale=linear']")
-    page.wait_for_function("document.querySelector('#legend .unit').textContent.includes('linear')")
+    expect(page.locator("#legend .unit")).to_contain_text("linear")
 
 
 @pytest.mark.full

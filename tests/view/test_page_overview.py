@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 import pages
 import regard
@@ -52,7 +52,7 @@ def test_every_head_is_named_with_its_kind_score_entropy_and_sinks(show: Open) -
 )
 def test_heads_are_sorted_and_filtered(address: str, order: list[str], show: Open) -> None:
     page = show(even_and_one(), f"#view=overview{address}")
-    page.wait_for_function("document.querySelector('#view-overview .count').textContent !== ''")
+    expect(page.locator("#view-overview .count")).not_to_be_empty()
     expected = [f"layer {place.split()[0]} head {place.split()[1]}" for place in order]
     assert (heads(page) if order else []) == expected
     count = page.inner_text("#view-overview .count")

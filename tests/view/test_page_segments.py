@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import pytest
 import torch
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 import pages
 import regard
@@ -86,7 +86,7 @@ def test_a_typed_pattern_is_in_the_address_and_comes_back(show: Open) -> None:
 @pytest.mark.parametrize("pattern", ["(", "[", "a{999999999999}", "\\"])
 def test_a_pattern_that_is_no_expression_means_its_own_letters(pattern: str, show: Open) -> None:
     page = show(three_sentences(), f"#view=segments&parts=pattern&pattern={quote(pattern)}")
-    page.wait_for_function("document.querySelector('#view-segments .line').textContent")
+    expect(page.locator("#view-segments .line")).not_to_be_empty()
     assert page.inner_text("#view-segments .line") == "Nothing in the text fits the pattern."
 
 
