@@ -20,7 +20,9 @@ from regard.errors.argument_checks import (
     check_same_dtype,
     check_spans,
     check_whole,
+    is_sharded,
     is_whole,
+    refuse_sharded,
 )
 from regard.errors.exceptions import RegardError
 from regard.errors.formatting import (
@@ -78,8 +80,10 @@ __all__ = [
     "check_width",
     "count_text",
     "dtype_text",
+    "is_sharded",
     "is_whole",
     "kind_text",
+    "refuse_sharded",
     "shape_text",
     "with_article",
 ]

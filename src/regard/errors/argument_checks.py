@@ -1,6 +1,7 @@
 """Checks of arguments: operands, indices, counts, spans, paths and memory limits."""
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from math import prod
 from operator import index
@@ -28,7 +29,9 @@ __all__ = [
     "check_same_dtype",
     "check_spans",
     "check_whole",
+    "is_sharded",
     "is_whole",
+    "refuse_sharded",
 ]
 
 GIB = 2**30
@@ -102,8 +105,29 @@ def check_product(name: str, operand: object, dtype: torch.dtype) -> Tensor:
             f"{name} is {kind_text(operand)}; an attention matrix multiplies tensors.\n"
             f"    Use torch.as_tensor({name}); for a second matrix B use A @ (B @ x)."
         )
+    refuse_sharded(name, operand)
     check_same_dtype(name, operand.dtype, "the matrix", dtype, f"{name}.to({dtype})")
     return operand
+
+
+def is_sharded(value: object) -> bool:
+    """Return True for a DTensor; PyTorch imports that class only where it is used."""
+    module: Any = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def refuse_sharded(name: str, value: object) -> None:
+    """Raise an error for a DTensor.
+
+    Raises:
+        TypeError: the value is a DTensor.
+    """
+    if is_sharded(value):
+        raise TypeError(
+            f"{name} is a DTensor, which lies on several processes; it must be an ordinary "
+            f"tensor.\n    Use {name}.full_tensor() for the whole of it, or {name}.to_local() "
+            "for the part of this process."
+        )
 
 
 def check_same_dtype(

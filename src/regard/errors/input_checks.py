@@ -5,7 +5,12 @@ from math import inf, isfinite
 import torch
 from torch import Tensor
 
-from regard.errors.argument_checks import check_number, check_same_device, check_same_dtype
+from regard.errors.argument_checks import (
+    check_number,
+    check_same_device,
+    check_same_dtype,
+    refuse_sharded,
+)
 from regard.errors.formatting import dtype_text, kind_text, shape_text
 
 __all__ = [
@@ -42,6 +47,7 @@ def check_floating(name: str, value: object, axes: str) -> Tensor:
             f"{name} is {kind_text(value)}; it must be a tensor of shape {axes}.\n"
             f"    Use torch.as_tensor({name})."
         )
+    refuse_sharded(name, value)
     if not value.is_floating_point():
         raise TypeError(
             f"{name} is {dtype_text(value.dtype)}; attention needs a floating dtype.\n"
@@ -204,6 +210,7 @@ def check_broadcast(
     Raises:
         ValueError: it does not broadcast to shape, or is on another device.
     """
+    refuse_sharded(name, tensor)
     check_same_device(name, tensor.device, f"the {of}", device, f"{name}.to({of}.device)")
     axes = shape_text(shape)
     aligned = (1,) * (len(shape) - tensor.ndim) + tuple(tensor.shape)

@@ -6,7 +6,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from regard.errors import check_broadcast, shape_text
+from regard.errors import check_broadcast, refuse_sharded, shape_text
 from regard.masks.mask import NO_KEYS, KeyBounds, Mask, Points, converter, no_mask
 
 __all__ = ["Drop", "Keep"]
@@ -22,6 +22,7 @@ class _BoolTensor(Mask):
         mask: object = self.mask
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
             raise no_mask(mask)
+        refuse_sharded("mask", mask)
 
     def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
         return KeyBounds(slice(0, shape[-1]), NO_KEYS)
