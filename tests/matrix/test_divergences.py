@@ -252,6 +252,25 @@ def test_the_gradients_to_both_matrices_equal_those_of_the_definition(
                 oracle.assert_close(actual, exact, roundings)
 
 
+@pairs
+def test_the_gradients_by_the_compiled_kernels_equal_those_of_the_definition(
+    pair: Pair, subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_backend, "_LEAST", 0)
+    monkeypatch.setattr(cpu_backend, "STRIP", 4)  # several blocks
+    wide = double_pair(pair)
+    inputs = [tensor for side in pair.inputs for tensor in side]
+    doubles = [tensor.double() for tensor in inputs]
+    for name, (of_regard, definition) in DIVERGENCES.items():
+        with subtests.test(name):
+            found = oracle.gradients(pair.of(of_regard, dense=False), inputs)
+            right = oracle.gradients(wide.of(definition, dense=True), doubles)
+            for actual, exact in zip(found, right, strict=True):
+                size = 1 + float(exact.abs().max())
+                unit = torch.finfo(actual.dtype).eps + 1e-6 * (1 + pair.largest_score)
+                oracle.assert_close(actual, exact, unit * size)
+
+
 SMALL = torch.Size((2, 2, 3))
 CHECKED = [
     Pair("plain", "no mask", Side(2, 2), Side(1, 3)),

@@ -120,11 +120,8 @@ class RowStatistics(ABC):
     def window(self, rows: slice, columns: slice) -> Tensor:
         """Return the weights at some rows and columns of the block, those of a ``Window``."""
 
-    def compared(self, divergence: object) -> "tuple[RowStatistics, tuple[Tensor, Tensor]] | None":
-        """Return the same rows of a ``Divergence``'s other matrix, and the sums over both.
-
-        None if they are not computed yet, as in a plain ``Block``.
-        """
+    def divergence(self, of: object) -> Tensor | None:
+        """Return the numbers of a ``Divergence``, (..., rows); None if they are not computed."""
         return None
 
 

@@ -74,11 +74,10 @@ class Divergence(Reduction):
         return slice(min(box.columns.start, some.start), max(box.columns.stop, some.stop))
 
     def update(self, block: Block) -> tuple[Contribution, ...]:
-        compared = block.compared(self)
-        if compared is None:
+        numbers = block.divergence(self)
+        if numbers is None:
             other = block.aligned_block(self.source, self.mask, self.columns(block.box))
-            compared = other, self.sums(block, other)
-        numbers = self.combine(block, *compared)
+            numbers = self.combine(block, other, self.sums(block, other))
         return (Contribution(block.box.at_rows, numbers),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:

@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 
 from regard.backends.cpu import kernels
-from regard.backends.cpu.fused_gradient import GradedTile, Picks, with_gradients
+from regard.backends.cpu.fused_gradient import (
+    GradedRows,
+    GradedTile,
+    Picks,
+    with_divergence_gradients,
+    with_gradients,
+)
 from regard.backends.sweep import MIN_ROWS
 from regard.masks import Mask
 from regard.reductions.block import RowStatistics, partial_boxes
@@ -52,6 +58,7 @@ class Wanted(NamedTuple):
         offsets: the offset of each ``Diagonal``.
         divergences: the divergences from other matrices.
         keys: whether the visible keys of each row are counted.
+        alone: whether no more than one reduction reads them.
     """
 
     k: int
@@ -62,6 +69,7 @@ class Wanted(NamedTuple):
     offsets: tuple[int, ...]
     divergences: tuple[Divergence, ...]
     keys: bool
+    alone: bool
 
     @property
     def weights(self) -> bool:
@@ -71,7 +79,8 @@ class Wanted(NamedTuple):
     @property
     def has_gradients(self) -> bool:
         """True if a compiled kernel gives all gradients."""
-        return not (self.values or self.operands or self.windows or self.divergences)
+        products = self.values or self.operands or self.windows
+        return not products and (self.alone or not self.divergences)
 
     @classmethod
     def by(cls, reductions: Sequence[Reduction]) -> "Wanted":
@@ -86,6 +95,7 @@ class Wanted(NamedTuple):
             tuple({each.offset for each in reductions if isinstance(each, Diagonal)}),
             tuple(each for each in reductions if isinstance(each, Divergence)),
             any(isinstance(each, NormalizedEntropy) for each in reductions),
+            len(reductions) <= 1,
         )
 
 
@@ -153,7 +163,7 @@ class _Tile(NamedTuple):
     references: Any
 
 
-_NOTHING = Wanted(0, (), (), (), (), (), (), keys=False)
+_NOTHING = Wanted.by(())
 
 
 @final
@@ -186,6 +196,9 @@ class FusedBlock(RowStatistics):
         Raises:
             NotFiniteError: a number is NaN or infinite; ``Block`` has rules for such numbers.
         """
+        graded = torch.is_grad_enabled()
+        if graded and wanted.divergences:  # both matrices then have the same columns
+            box = box._replace(columns=wanted.divergences[0].columns(box))
         self.shape, self.box, self._cut = source.shape, box, cut
         self._source, self._mask = source, mask
         self._wanted, self._workspace = wanted, workspace
@@ -216,16 +229,17 @@ class FusedBlock(RowStatistics):
         ]
         sink = source.sink(box, cut)
         self._sinks = np.zeros(0) if sink is None else sink.detach().double().reshape(-1).numpy()
-        graded = self._graded_strip() if torch.is_grad_enabled() else self._all_strips()
+        self._sink = sink
+        self._graded = self._graded_strip() if graded else self._all_strips()
         self._check()
         kernels.finish_rows(self._rows, self._sinks, self._norms)
         self.maximum = self._of_rows(self._rows[:, kernels.MAXIMUM, None])
         self._top_scores, self._top_columns = kernels.scores_and_columns(self._largest)
         self._answers = self._found()
-        self._compared = [self._diverge(each) for each in wanted.divergences]
+        self._divergences = [self._diverge(each) for each in wanted.divergences]
         if graded:
             self._answers = with_gradients(
-                self._answers, graded, self._norms, self._places, self._picks(), sink
+                self._answers, self._graded, self._norms, self._places, self._picks(), sink
             )
 
     def part(self, tensor: Tensor, index: Index) -> Tensor:
@@ -310,29 +324,44 @@ class FusedBlock(RowStatistics):
             self._hide(self._shaped(scores), box)
         return scores, numbers
 
-    def _diverge(self, of: Divergence) -> "tuple[FusedBlock, tuple[Tensor, Tensor]]":
-        """Return the other matrix of a divergence, and the sums over both.
-
-        Scores are computed twice: the sums need the normalizers of both matrices.
-        """
+    def _diverge(self, of: Divergence) -> Tensor:
+        """Return the divergence of each row from the same row of another matrix, (..., rows)."""
         box = self.box._replace(columns=of.columns(self.box))
         workspace = self._workspace.another
         other = FusedBlock(of.source, of.mask, box, self._cut, _NOTHING, workspace)
         symmetric = isinstance(of, JensenShannon)
         add = kernels.jensen_shannon if symmetric else kernels.cross
         sums = np.zeros((len(self._rows), 2))
-        for strip in self._strips:
-            at = self._rows_at(strip)
+        for at, own, beside in self._pairs(other):
+            add(own, beside, self._norms[at], other._norms[at], sums[at])
+        first, second = (self._of_rows(sums[:, [place]]).squeeze(-1) for place in range(2))
+        with torch.no_grad():
+            if symmetric:
+                outside = (other.row_sum - second).clamp(min=0)
+                complete = self._graded or (self._mask is None and box == self.box)
+                second = torch.zeros_like(outside) if complete else outside
+            numbers = of.combine(self, other, (first, second))
+        if self._graded:
+            return with_divergence_gradients(of, numbers, self._graded_rows, other._graded_rows)
+        return numbers
+
+    def _pairs(self, other: "FusedBlock") -> Iterator[tuple[slice, Any, Any]]:
+        """Yield the scores of each tile and those of another matrix, after the rows' places.
+
+        Without gradients they are computed a second time: divergences need both normalizers.
+        """
+        for own, beside in zip(self._graded, other._graded, strict=True):
+            yield slice(None), own.raw, beside.raw
+        for strip in [] if self._graded else self._strips:
             for tile in self._tiles_of(strip):
                 own = self._masked(tile)[1]
-                beside = other._masked(tile._replace(has_hidden=of.mask is not None))[1]
-                add(own, beside, self._norms[at], other._norms[at], sums[at])
-        first, second = (self._of_rows(sums[:, [place]]).squeeze(-1) for place in range(2))
-        if symmetric:
-            outside = (other.row_sum - second).clamp(min=0)
-            complete = self._mask is None and box == self.box
-            second = torch.zeros_like(outside) if complete else outside
-        return other, (first, second)
+                beside = other._masked(tile._replace(has_hidden=other._mask is not None))[1]
+                yield self._rows_at(strip), own, beside
+
+    @property
+    def _graded_rows(self) -> GradedRows:
+        (tile,) = self._graded
+        return GradedRows(tile, self._norms, self._sink)
 
     def _count_keys(self, scores: Any, at: slice) -> None:
         if self._wanted.keys:
@@ -404,6 +433,7 @@ class FusedBlock(RowStatistics):
         # A bfloat16 query is cut once, so that the sum of its tiles' gradients is rounded once.
         factors = self._source.factors(self.box, self._cut)
         whole = factors is None and self._source.dtype != torch.float32
+        whole = whole or bool(self._wanted.divergences) or self._wanted is _NOTHING
         width = self.shape[-1] if whole else self._workspace.tile
         parts = _tiles(self.box.columns, self.box.columns, width)
         widths = [part.stop - part.start for part in parts]
@@ -603,9 +633,9 @@ class FusedBlock(RowStatistics):
                 return values[..., rows, :]
         raise KeyError(columns)
 
-    def compared(self, divergence: object) -> tuple[RowStatistics, tuple[Tensor, Tensor]] | None:
-        pairs = zip(self._wanted.divergences, self._compared, strict=True)
-        return next((found for each, found in pairs if each is divergence), None)
+    def divergence(self, of: object) -> Tensor | None:
+        pairs = zip(self._wanted.divergences, self._divergences, strict=True)
+        return next((found for each, found in pairs if each is of), None)
 
 
 def _zeros(*size: int) -> Tensor:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from regard.backends.cpu import kernels
+from regard.reductions.divergences import Divergence, JensenShannon, KullbackLeibler
 
-__all__ = ["GradedTile", "Picks", "with_gradients"]
+__all__ = ["GradedRows", "GradedTile", "Picks", "with_divergence_gradients", "with_gradients"]
 
 # The order of the statistics: four with one number for each row, then the largest weights, the sums
 # and the diagonals.
@@ -31,6 +32,20 @@ class GradedTile(NamedTuple):
     columns: slice
     scores: Tensor
     raw: Any
+
+
+class GradedRows(NamedTuple):
+    """Complete rows of one of the two matrices of a divergence.
+
+    Attributes:
+        tile: the only tile, with all columns.
+        norms: as ``kernels.finish_rows`` writes them.
+        sink: (..., rows, 1), the logit in the denominator; None without.
+    """
+
+    tile: GradedTile
+    norms: Any
+    sink: Tensor | None
 
 
 class Picks(NamedTuple):
@@ -177,3 +192,78 @@ class _Block:
             weights = np.exp(shifted - norms[..., kernels.NORMALIZER])
             expected += np.where(inside, weights * picked, 0.0).sum(-1)
         return expected
+
+
+def with_divergence_gradients(
+    of: Divergence, numbers: Tensor, own: GradedRows, other: GradedRows
+) -> Tensor:
+    """Return the divergence of each row, (..., rows), as a part of autograd's graph.
+
+    Args:
+        of: the divergence.
+        numbers: its values, (..., rows).
+        own: the rows of the first matrix.
+        other: the same rows of the second.
+    """
+    none = torch.zeros((), dtype=torch.float32, device="cpu")
+    sinks = (none if rows.sink is None else rows.sink for rows in (own, other))
+    inputs = (own.tile.scores, other.tile.scores, *sinks)
+    return cast(Tensor, _Divergence.apply(of, (numbers,), (own, other), *inputs))
+
+
+class _Divergence(torch.autograd.Function):
+    """Divergences that are already computed, with a backward pass.
+
+    With D the divergence and E = sum(p dD/dp) over a row, the gradient of a score is
+    ``p (dD/dp - E)`` and that of a sink ``-p E``.
+    """
+
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any,
+        of: Divergence,
+        numbers: tuple[Tensor],
+        pair: tuple[GradedRows, GradedRows],
+        *_inputs: Tensor,
+    ) -> Tensor:
+        ctx.of, ctx.pair = of, pair
+        ctx.finite = numbers[0].isfinite()
+        ctx.numbers = numbers[0].clone()
+        return numbers[0]
+
+    @staticmethod
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        pair: tuple[GradedRows, GradedRows] = ctx.pair
+        own, other = pair
+        # A key that only the second matrix masks makes the divergence infinite: a constant.
+        finite = ctx.finite.reshape(-1).numpy()
+        gradients = np.where(finite, grad_outputs[0].reshape(-1).float().numpy(), np.float32(0))
+        arrays = own.tile.raw, other.tile.raw, own.norms, other.norms, gradients
+        expected = np.zeros((len(gradients), 2))
+        if isinstance(ctx.of, JensenShannon):
+            kernels.pull_back_jensen_shannon(*arrays, expected)
+        else:
+            sums = own.norms[:, kernels.ROW_SUM]
+            of_entropy = np.float32(isinstance(ctx.of, KullbackLeibler))
+            numbers = np.where(finite, ctx.numbers.reshape(-1).numpy(), 0)
+            expected[:, 0] = numbers + of_entropy * sums
+            expected[:, 1] = -sums
+            constants = (expected[:, 0] - of_entropy).astype(np.float32)
+            kernels.pull_back_cross(*arrays, of_entropy, constants)
+        scores = (
+            torch.from_numpy(rows.tile.raw).view(rows.tile.scores.shape) if wanted else None
+            for rows, wanted in zip(pair, ctx.needs_input_grad[3:5], strict=True)
+        )
+        sinks = (
+            _of_sink(rows, gradients * expected[:, place]) if wanted else None
+            for place, (rows, wanted) in enumerate(zip(pair, ctx.needs_input_grad[5:], strict=True))
+        )
+        return None, None, None, *scores, *sinks
+
+
+def _of_sink(rows: GradedRows, expected: Any) -> Tensor:
+    """Return the gradients of the sinks, (..., rows, 1)."""
+    found = torch.from_numpy(-expected * rows.norms[:, kernels.OF_SINK]).float()
+    return found.view(*rows.tile.scores.shape[:-1], 1)

@@ -39,6 +39,8 @@ __all__ = [
     "finish_rows",
     "jensen_shannon",
     "pull_back",
+    "pull_back_cross",
+    "pull_back_jensen_shannon",
     "scores_and_columns",
     "sum_columns",
 ]
@@ -491,6 +493,45 @@ def cross(own, other, own_norms, other_norms, sums):
         sums[r, 1] += masked
 
 
+@_summing
+def pull_back_cross(own, other, own_norms, other_norms, gradients, of_entropy, constants):
+    """Replace the scores of two matrices by gradients of ``CrossEntropy`` or ``KullbackLeibler``.
+
+    With the weights p and q, and p_sum the sum of p over a row, the scores of the first become
+    ``p (of_entropy log(p) - log(q) - constant)``, those of the second ``p_sum q - p``, each times
+    the gradient of the row.
+
+    Args:
+        own: (rows, columns), float32, the scores of the first matrix; -inf where masked.
+        other: (rows, columns), float32, those of the second.
+        own_norms: (rows, 6), float64, as ``finish_rows`` writes them.
+        other_norms: the same of the second matrix.
+        gradients: (rows,), float32, of the divergences; 0 where only the second masks a key.
+        of_entropy: 1 for the Kullback-Leibler divergence, 0 for the cross entropy.
+        constants: (rows,), float32.
+    """
+    height, width = own.shape
+    for r in range(height):
+        maximum, reference = _f(own_norms[r, REFERENCE]), _f(other_norms[r, REFERENCE])
+        normalizer, other_normalizer = _finite(own_norms[r]), _finite(other_norms[r])
+        inverse = _f(math.exp(-normalizer))
+        other_inverse = _f(math.exp(-other_normalizer) * own_norms[r, ROW_SUM])
+        gradient, constant = gradients[r], constants[r] + of_entropy * normalizer - other_normalizer
+        a, b = own[r], other[r]
+        for j in range(width):
+            x = _below(a[j], maximum)
+            y = _ZERO if b[j] == _NO_SCORE else b[j] - reference
+            p, q = _exp(x) * inverse, _exp(_below(b[j], reference)) * other_inverse
+            a[j] = gradient * p * (of_entropy * x - y - constant)
+            b[j] = gradient * (q - p)
+
+
+@_exact
+def _finite(norms):
+    """Return the normalizer of a row, and 0 for a row without keys."""
+    return _ZERO if norms[NORMALIZER] == math.inf else _f(norms[NORMALIZER])
+
+
 @_inlined
 def _log_weight(score, maximum, normalizer):
     """Return log(weight), at least ``_FAR``, also for a masked key."""
@@ -498,11 +539,30 @@ def _log_weight(score, maximum, normalizer):
     return _FAR if x < _FAR else x
 
 
+@_inlined
+def _mixture(log_p, log_q):
+    """Return |log(p / q)|, the ratio r of the smaller weight to the larger, and log(2 / (1 + r)).
+
+    log(1 + r) is 2 atanh(r / (2 + r)), whose series converges fast for r up to 1.
+    """
+    apart = abs(log_p - log_q)
+    apart = -_LEAST if apart > -_LEAST else apart
+    ratio = _exp(-apart)
+    t = ratio / (_TWO + ratio)
+    u = t * t
+    series = _A13
+    series = series * u + _A11
+    series = series * u + _A9
+    series = series * u + _A7
+    series = series * u + _A5
+    series = series * u + _A3
+    series = series * u + _ONE
+    return apart, ratio, _LN_2 - _TWO * t * series
+
+
 @_summing
 def jensen_shannon(own, other, own_norms, other_norms, sums):
     """Add the sums of ``JensenShannon`` over a tile of two matrices.
-
-    log(1 + r) is 2 atanh(r / (2 + r)), whose series converges fast for r up to 1.
 
     Args:
         own: (rows, columns), float32, the scores of the first matrix; -inf where masked.
@@ -522,27 +582,63 @@ def jensen_shannon(own, other, own_norms, other_norms, sums):
             for j in range(a.shape[0]):
                 log_p = _log_weight(a[j], maximum, normalizer)
                 log_q = _log_weight(b[j], reference, other_normalizer)
+                apart, ratio, log_share = _mixture(log_p, log_q)
                 larger = log_p if log_p > log_q else log_q
-                apart = abs(log_p - log_q)
-                apart = -_LEAST if apart > -_LEAST else apart
-                ratio = _exp(-apart)
-                t = ratio / (_TWO + ratio)
-                u = t * t
-                series = _A13
-                series = series * u + _A11
-                series = series * u + _A9
-                series = series * u + _A7
-                series = series * u + _A5
-                series = series * u + _A3
-                series = series * u + _ONE
-                of_larger = (_ONE + ratio) * (_LN_2 - _TWO * t * series) - apart * ratio
                 weight = _exp(_below(larger, _ZERO))
-                some += weight * of_larger
+                some += weight * ((_ONE + ratio) * log_share - apart * ratio)
                 weights += weight * (ratio if log_p > log_q else _ONE)
             total += some
             inside += weights
         sums[r, 0] += total
         sums[r, 1] += inside
+
+
+@_summing
+def pull_back_jensen_shannon(own, other, own_norms, other_norms, gradients, expected):
+    """Replace the scores of two matrices by the gradients of ``JensenShannon``.
+
+    With the weights p and q, and ``P = log(2 p / (p + q)) / 2``, the scores of the first matrix
+    become p (P - sum(p P)), those of the second the same with p and q exchanged, each times the
+    gradient of the row.
+
+    Args:
+        own: (rows, columns), float32, the scores of the first matrix; -inf where masked.
+        other: (rows, columns), float32, those of the second.
+        own_norms: (rows, 6), float64, as ``finish_rows`` writes them.
+        other_norms: the same of the second matrix.
+        gradients: (rows,), float32, of the divergences.
+        expected: (rows, 2), float64, is written: sum(p P), and the same of the second matrix.
+    """
+    height, width = own.shape
+    half = _f(0.5)
+    for r in range(height):
+        maximum, reference = _f(own_norms[r, REFERENCE]), _f(other_norms[r, REFERENCE])
+        normalizer, other_normalizer = _f(own_norms[r, NORMALIZER]), _f(other_norms[r, NORMALIZER])
+        first, second = 0.0, 0.0
+        for start in range(0, width, _CHUNK):
+            a, b = own[r, start : start + _CHUNK], other[r, start : start + _CHUNK]
+            some, some_other = _ZERO, _ZERO
+            for j in range(a.shape[0]):
+                log_p = _log_weight(a[j], maximum, normalizer)
+                log_q = _log_weight(b[j], reference, other_normalizer)
+                apart, _, log_share = _mixture(log_p, log_q)
+                of_p = log_share - (_ZERO if log_p > log_q else apart)
+                of_q = log_share - (apart if log_p > log_q else _ZERO)
+                some += half * _exp(_below(log_p, _ZERO)) * of_p
+                some_other += half * _exp(_below(log_q, _ZERO)) * of_q
+            first += some
+            second += some_other
+        expected[r, 0], expected[r, 1] = first, second
+        mean, other_mean, gradient = _f(first), _f(second), gradients[r]
+        a, b = own[r], other[r]
+        for j in range(width):
+            log_p = _log_weight(a[j], maximum, normalizer)
+            log_q = _log_weight(b[j], reference, other_normalizer)
+            apart, _, log_share = _mixture(log_p, log_q)
+            of_p = half * (log_share - (_ZERO if log_p > log_q else apart)) - mean
+            of_q = half * (log_share - (apart if log_p > log_q else _ZERO)) - other_mean
+            a[j] = gradient * _exp(_below(log_p, _ZERO)) * of_p
+            b[j] = gradient * _exp(_below(log_q, _ZERO)) * of_q
 
 
 @_summing
