@@ -1,7 +1,6 @@
 """The site's pages that stand elsewhere in the repository, and links that hold in both places.
 
-mkdocs calls ``on_files`` and ``on_page_markdown``. The README is the first page: the site takes it
-from where it is.
+mkdocs calls ``on_files`` and ``on_page_markdown``. Links to the README lead to the first page.
 """
 
 import os
@@ -17,17 +16,17 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parent.parent
 KATEX = ROOT / "node_modules" / "katex"
 _ELSEWHERE = {
-    "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
-    "benchmarks/README.md": "benchmarks.md",
 }
 _LINK = re.compile(r"\]\((?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?\)")
 _LINK_WITH_TEXT = re.compile(r"(?<!!)\[([^\]]*)\]\((?![a-z]+:|#)([^)\s#]+)(?:#[^)\s]*)?\)")
 
 
 def _place(path: str) -> str | None:
-    """Where a file of the repository stands on the site; None where it is no part of it."""
+    """Return the place of a file of the repository on the site; None if it is not part of it."""
+    if path == "README.md":
+        return "index.md"
     if path in _ELSEWHERE:
         return _ELSEWHERE[path]
     if path.startswith("docs/") and not path.endswith(".py"):
@@ -50,7 +49,7 @@ def _katex(config: Any) -> Iterator[File]:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add what stands outside of docs/."""
+    """Add the files from outside of docs/, and the generated pages."""
     pictures = ROOT.glob("benchmarks/results/*.svg")
     for path in (*(ROOT / name for name in _ELSEWHERE), *pictures):
         place = _place(path.relative_to(ROOT).as_posix())

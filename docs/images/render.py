@@ -1,14 +1,15 @@
-"""Make the pictures of README and docs anew: the terminal, every view of the page, the plots.
+"""Make the pictures of README and docs: the terminal, every view of the page, the plots.
 
-    .venv/bin/python docs/images/render.py              everything; a few minutes
-    .venv/bin/python docs/images/render.py minilm-map   those whose names begin so
+    .venv/bin/python docs/images/render.py              all of them, in about ten minutes
+    .venv/bin/python docs/images/render.py minilm-map   those whose names begin like this
 
-Needs regard[dev] and chromium. The page is drawn of MiniLM and the dessert sentence, of SmolLM2
-reading 2,048 tokens of Python's language reference where it is there (`python -m benchmarks.smollm2`,
-or its folder in SMOLLM2), and of 131,072 made-up tokens. The views are those whose tabs the page shows. Whoever works in a busy tree
-gives another folder to write to with REGARD_IMAGES.
+Needs regard[dev], Chromium, and Inter, the font, which `make lint` installs. The page shows MiniLM
+with one sentence, SmolLM2 with two real texts, and 131,072 made-up tokens. SmolLM2 is left out if
+`python -m benchmarks.smollm2` did not fetch it and SMOLLM2 does not name its folder. REGARD_IMAGES
+names another folder to write to.
 """
 
+import base64
 import io
 import os
 import queue
@@ -40,9 +41,13 @@ HERE = Path(__file__).parent
 FOLDER = Path(os.environ.get("REGARD_IMAGES", HERE))
 ROOT = HERE.parent.parent
 SENTENCE = "Life is short, eat dessert first"
+# The quickstart's: one head finds the subject of the verb.
+SUBJECT = "The keys to the old cabinet are on the table."
 COLUMNS = 80
 LONG = 131_072
 TOKENS = 2_048
+NEEDLE_TOKENS = 8_192
+FONT = ROOT / "node_modules/@fontsource-variable/inter/files/inter-latin-wght-normal.woff2"
 # Sixteen colours on a near-white ground: readable on GitHub's light and dark pages.
 THEME = TerminalTheme(
     (250, 250, 248),
@@ -79,8 +84,8 @@ Recorded = Callable[[], regard.Recording]
 # What is shown
 
 
-def minilm() -> regard.Recording:
-    return Pretrained.load().observe(SENTENCE)
+def minilm(text: str = SENTENCE) -> regard.Recording:
+    return Pretrained.load().observe(text)
 
 
 def smollm2_folder() -> Path | None:
@@ -92,21 +97,32 @@ def smollm2_folder() -> Path | None:
 def smollm2() -> regard.Recording:
     """A real text that comes with every Python, as far as it goes."""
     model = Pretrained.load(str(smollm2_folder()))
-    text = topics["compound"]
-    seen = model.observe(longest(model, text, TOKENS))
+    seen = model.observe(longest(model, topics["compound"], TOKENS))
+    seen.model = "SmolLM2-135M-Instruct"
+    return seen
+
+
+def needle() -> regard.Recording:
+    """One sentence about a gate in 8,192 tokens about Python, and a question at the end."""
+    model = Pretrained.load(str(smollm2_folder()))
+    secret = "The code of the garden gate is seven blue lanterns."
+    question = f"\n\nQuestion: What is the code of the garden gate?\nAnswer: {secret}"
+    names = ("compound", "typesseq", "specialnames", "objects", "execmodel", "formatstrings")
+    hay = "\n\n".join(topics[name] for name in names)
+    # The tokens at the seams may be others than those of the parts.
+    room = NEEDLE_TOKENS - len(model.encode(f"{secret}\n\n{question}")[0]) - 4
+    hay = longest(model, hay, room)
+    place = hay.index("\n\n", len(hay) * 2 // 5)
+    text = f"{hay[:place]}\n\n{secret}{hay[place:]}{question}"
+    seen = model.observe(text, layers=[RETRIEVAL[0]])
     seen.model = "SmolLM2-135M-Instruct"
     return seen
 
 
 def longest(model: Pretrained, text: str, tokens: int) -> str:
-    """As many characters of a text as make so many tokens."""
-    start, stop = 0, len(text)
-    while start < stop:
-        middle = (start + stop + 1) // 2
-        start, stop = (
-            (middle, stop) if len(model.encode(text[:middle])[0]) <= tokens else (start, middle - 1)
-        )
-    return text[:start]
+    """Return the beginning of a text that has so many tokens."""
+    places = model.tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
+    return text[: places[:tokens][-1][1]]
 
 
 def long() -> regard.Recording:
@@ -124,15 +140,24 @@ def long() -> regard.Recording:
     return regard.Recording({"a layer": matrix}, model="131,072 made-up tokens")
 
 
-RECORDINGS: dict[str, Recorded] = {"minilm": minilm, "smollm2": smollm2, "long": long}
+RECORDINGS: dict[str, Recorded] = {
+    "minilm": lambda: minilm(SUBJECT),
+    "smollm2": smollm2,
+    "needle": needle,
+    "long": long,
+}
 VIEWS = ("overview", "map", "text", "steps", "segments")
+SUBJECT_HEAD = "layer=3&head=1&query=7&key=2"
+# Width and height of the window in pixels, if a view does not fit 1280 x 800.
+WINDOWS = {"minilm-steps.webp": (1280, 700), "minilm-segments.webp": (1560, 780)}
 PAGES: dict[str, tuple[str, str]] = {
-    **{f"minilm-{view}.webp": ("minilm", f"view={view}&layer=2&head=9") for view in VIEWS},
+    **{f"minilm-{view}.webp": ("minilm", f"view={view}&{SUBJECT_HEAD}") for view in VIEWS},
     "minilm-segments.webp": ("minilm", r"view=segments&parts=pattern&pattern=\w%2B&of=all"),
     "smollm2-overview.webp": ("smollm2", "view=overview"),
     "smollm2-map.webp": ("smollm2", "view=map&layer=18&head=6&query=1418&key=99"),
-    "long-map.webp": ("long", "view=map"),
-    "long-map-closer.webp": ("long", "view=map&zoom=512&row=60000&column=59900"),
+    "needle.webp": ("needle", "view=map&scale=log&layer=0&head=2&{needle}"),
+    "long-map.webp": ("long", "view=map&scale=log"),
+    "long-map-closer.webp": ("long", "view=map&scale=log&zoom=512&row=60000&column=59900"),
 }
 """Each picture of the page: of which recording, and the address of what is seen."""
 
@@ -156,22 +181,56 @@ def terminal(seen: regard.Recording, path: Path) -> None:
 def pages(browser: Browser, name: str, wanted: list[str]) -> Iterator[Path]:
     """The pictures of one recording, as Chromium shows it; views that it lacks are left out."""
     with tempfile.TemporaryDirectory() as folder:
-        first = (written if name == "minilm" else served)(RECORDINGS[name](), Path(folder), name)
-        tab = browser.new_page(viewport={"width": 1280, "height": 800}, device_scale_factor=2)
-        tab.set_default_timeout(300_000)
+        seen = RECORDINGS[name]()
+        first = (written if name == "minilm" else served)(seen, Path(folder), name)
+        tab = opened(browser, first, width=1280, height=800, device_scale_factor=2)
         for picture in wanted:
             address = PAGES[picture][1]
-            tab.goto("about:blank")
-            tab.goto(f"{first}#{address}")
-            tab.wait_for_selector("body.ready, body.failed")
+            if name == "needle":
+                query, key = copied(seen)
+                address = address.format(needle=f"query={query}&key={key}")
+            width, height = WINDOWS.get(picture, (1280, 800))
+            tab.set_viewport_size({"width": width, "height": height})
+            go(tab, address, len(seen) if picture == "smollm2-overview.webp" else 0)
             view = re.search(r"view=(\w+)", address)
-            if view and not tab.is_visible(f'#tabs button[data-set="view={view[1]}"]'):
-                continue
-            if not view or view[1] == "map":
-                tab.wait_for_selector('.map[data-ready]:not([data-ready=""])')
+            assert view and tab.is_visible(f'#tabs button[data-set="view={view[1]}"]')
+            if view[1] == "map":
+                tab.wait_for_selector('.map[data-exact="true"]:not([data-ready=""])')
             settle(tab)
             yield small(tab.screenshot(), FOLDER / picture)
         tab.close()
+
+
+def opened(browser: Browser, address: str, *, width: int, height: int, **options: float):
+    """Open a page in the bundled font, and close its hint."""
+    size = {"width": width, "height": height}
+    tab = browser.new_page(viewport=size, bypass_csp=True, **options)
+    tab.set_default_timeout(300_000)
+    tab.goto(address)
+    tab.wait_for_selector("body.ready")
+    font = base64.b64encode(FONT.read_bytes()).decode()
+    tab.add_style_tag(
+        content="@font-face { font-family: Inter; font-weight: 100 900;"
+        f" src: url(data:font/woff2;base64,{font}) }} :root body {{ font-family: Inter }}"
+    )
+    if tab.is_visible("text=Got it"):
+        tab.click("text=Got it")
+        tab.mouse.move(0, 0)
+    return tab
+
+
+SMALL_MAPS = "layer => fetch(`/api/overview?layer=${layer}`).then(answer => answer.arrayBuffer())"
+
+
+def go(tab, address: str, layers: int = 0) -> None:
+    """Change the view without a new request: the address of a server works once.
+
+    Until a server has computed the small maps of its layers, an overview is empty.
+    """
+    tab.evaluate("where => { location.hash = where }", address)
+    for layer in range(layers):
+        tab.evaluate(SMALL_MAPS, layer)
+    tab.wait_for_timeout(500)
 
 
 # The moving picture: from all heads to one head, and down to one cell.
@@ -181,6 +240,7 @@ SHOWN = 40  # tokens across, in the end
 MOVING = (1280, 860)
 HOLD, STEP, LAST = 2000, 130, 3500  # milliseconds
 INDUCTION = (18, 6)  # layer and head
+RETRIEVAL = (23, 2)
 FAR = 500  # tokens
 
 
@@ -189,21 +249,17 @@ def moving(browser: Browser) -> Path:
     with tempfile.TemporaryDirectory() as folder:
         seen = smollm2()
         query, key = repeated(seen)
-        opened = f"layer={INDUCTION[0]}&head={INDUCTION[1]}&query={query}&key={key}"
-        tab = browser.new_page(viewport=dict(zip(("width", "height"), MOVING, strict=True)))
-        tab.set_default_timeout(300_000)
-        tab.goto(f"{served(seen, Path(folder), 'smollm2')}")
-        tab.wait_for_selector("body.ready")
-        if tab.is_visible("text=Got it"):
-            tab.click("text=Got it")
-        addresses = [f"view=overview&{opened}", opened]
+        head = f"layer={INDUCTION[0]}&head={INDUCTION[1]}&query={query}&key={key}"
+        address = served(seen, Path(folder), "smollm2")
+        tab = opened(browser, address, width=MOVING[0], height=MOVING[1])
+        addresses = [f"view=overview&{head}", f"view=map&{head}"]
         for step in range(1, STEPS + 1):
             zoom = (TOKENS / SHOWN) ** (step / STEPS)
             row, column = (max(0, place - TOKENS / zoom / 2) for place in (query, key))
-            addresses.append(f"{opened}&zoom={zoom:.4g}&row={row:.0f}&column={column:.0f}")
+            addresses.append(f"view=map&{head}&zoom={zoom:.4g}&row={row:.0f}&column={column:.0f}")
         frames: list[Image.Image] = []
         for place, each in enumerate(addresses):
-            tab.evaluate("where => { location.hash = where }", each)
+            go(tab, each, 0 if place else len(seen))
             if place in (0, 1, len(addresses) - 1):
                 settle(tab)
             else:
@@ -217,6 +273,12 @@ def moving(browser: Browser) -> Path:
     first, *others = frames
     first.save(path, save_all=True, append_images=others, duration=times, loop=0, quality=80)
     return path
+
+
+def copied(seen: regard.Recording) -> tuple[int, int]:
+    """Return the query that predicts the needle's last word, and the key of that word."""
+    words = [token.text for token in seen.key_tokens]
+    return len(words) - 1 - words[::-1].index(" blue"), words.index(" lanterns")
 
 
 def repeated(seen: regard.Recording) -> tuple[int, int]:
@@ -272,9 +334,7 @@ def small(png: bytes, path: Path) -> Path:
 
 
 def title(name: str) -> str:
-    return {"minilm": SENTENCE, "smollm2": "Compound statements", "long": "A long text"}[
-        name
-    ]
+    return {"minilm": SUBJECT, "smollm2": "Compound statements"}.get(name, "A long text")
 
 
 # The plots
@@ -292,6 +352,9 @@ def plots(wanted: Callable[[str], bool]) -> Iterator[Path]:
             regard.segment_shares(seen, regard.spans.by_word(seen.query_tokens), sinks=False)
         ),
     }
+    if wanted("plot-sinks.svg") and smollm2_folder() is not None:
+        read = smollm2()
+        drawn["plot-sinks.svg"] = lambda: regard.plot.heads(read, score="first-token sink")
     # The same bytes from the same numbers.
     with matplotlib.rc_context({"svg.hashsalt": "regard"}):
         for name, draw in drawn.items():
@@ -316,7 +379,7 @@ def pictures(prefixes: list[str]) -> Iterator[Path]:
         for name in RECORDINGS:
             of_it = [picture for picture, (of, _) in PAGES.items() if of == name]
             some = [picture for picture in of_it if wanted(picture)]
-            if not some or (name == "smollm2" and smollm2_folder() is None):
+            if not some or (name in ("smollm2", "needle") and smollm2_folder() is None):
                 continue
             yield from pages(browser, name, some)
         if wanted("moving.webp") and smollm2_folder() is not None:
