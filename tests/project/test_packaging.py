@@ -39,6 +39,29 @@ def test_every_direct_dependency_is_pinned_and_torch_to_the_tested_version() -> 
     assert pinned["torch"] == "2.13.0"
 
 
+def test_every_package_for_development_but_torch_has_hashes() -> None:
+    locked = (ROOT / "requirements" / "dev.txt").read_text()
+    found = re.findall(
+        r"^([\w.-]+)==([\w.]+)(.*(?:\n    --hash=sha256:[0-9a-f]{64}.*)*)", locked, re.MULTILINE
+    )
+    pinned = pins((ROOT / "constraints.txt").read_text())
+    assert [name for name, _, rest in found if "--hash" not in rest] == []
+    versions = {normal(name): version for name, version, _ in found}
+    needed = direct_dependencies() - {"torch", "pykeops"}  # pykeops is for `make bench` alone
+    assert needed <= versions.keys()
+    assert "torch" not in versions
+    assert {
+        name for name in versions.keys() & pinned.keys() if versions[name] != pinned[name]
+    } == set()
+
+
+def test_no_lock_names_a_registry() -> None:
+    locked = (ROOT / "package-lock.json").read_text()
+    assert '"integrity"' in locked
+    assert "resolved" not in locked
+    assert "://" not in (ROOT / "requirements" / "dev.txt").read_text()
+
+
 def test_import_regard_requires_pytorch_alone() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["dependencies"] == ["torch>=2.10"]
