@@ -185,6 +185,19 @@ def damaged(path: Path, what: str) -> str:
     return f"^{re.escape(f'{path} is damaged: {what}.{copy}')}$"
 
 
+@pytest.mark.parametrize("byte", [b"\x00", b"\xff", b"{", b'"'], ids=repr)
+@pytest.mark.parametrize("place", [200, 1000, 2**16 - 4], ids=str)
+def test_a_damaged_header_is_said_before_its_json_is_read(
+    place: int, byte: bytes, path: Path
+) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:place] + byte + content[place + 1 :])
+    with pytest.raises(
+        regard.RegardError, match=damaged(path, "its header differs from its checksum")
+    ):
+        read(path)
+
+
 def test_tokens_of_another_count_are_said(path: Path) -> None:
     changed(path, lambda about: about["query_tokens"]["text"].append("d"))
     with pytest.raises(

@@ -110,15 +110,19 @@ class TensorFile:
         if not 2 <= length <= size - 8:
             raise ValueError("it has no header, or is cut off")
         packed = self._bytes(0, self._data)
+        if packed[8:].startswith(_BEFORE_DIGEST):  # before JSON that damage made unreadable
+            _check_header(packed)
         try:
             header = json.loads(packed[8:])
             self.metadata = _texts(header.pop(_METADATA, {}))
             self._entries = {name: _entry(each) for name, each in header.items()}
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError) as error:
             raise ValueError("its header is no header of tensors") from error
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ValueError("its header is not JSON") from error
         self.has_checksums = _HEADER in self.metadata
         if self.has_checksums:
-            _check_header(packed, self.metadata[_HEADER])
+            _check_header(packed)
         self._checksums = _texts(json.loads(self.metadata.get(_TENSORS, "{}")))
         _check_places(self._entries, size - self._data)
         for name, entry in self._entries.items():
@@ -202,11 +206,12 @@ def _entry(plain: Any) -> _Entry:
     return _Entry(dtype, tuple(shape), start, stop)
 
 
-def _check_header(packed: bytes, found: str) -> None:
+def _check_header(packed: bytes) -> None:
     start = 8 + len(_BEFORE_DIGEST)
     stop = start + 2 * _DIGEST
     blank = packed[:start] + _NO_DIGEST.encode() + packed[stop:]
-    if packed[8:start] != _BEFORE_DIGEST or checksum(blank) != found:
+    found = packed[start:stop]
+    if packed[8:start] != _BEFORE_DIGEST or checksum(blank).encode() != found:
         raise DamagedError("its header differs from its checksum")
 
 
