@@ -22,11 +22,10 @@ FOLDER = Path(__file__).parent / "mistakes"
 _CELL = 22
 _TOP = """# 28 ways attention goes wrong
 
-Wrong attention code still trains. Its shapes are right, its loss goes down, and no error tells anybody.
-Each mistake on this page was made in public code; "seen in" says where. For each there is the wrong
-line, the right one, and two pictures of what it does. A picture has a row for each output token and a
-column for each input token, unless it says otherwise. A cell is darker, the more the output depends on
-the input. For plain attention that is its matrix.
+Wrong attention code still trains. Its shapes are right, its loss goes down, and no error appears. Most of
+these mistakes were found in public code, which "Seen in" names. Each one has the wrong line, the right line, and
+two pictures. A picture has a row for each output token and a column for each input token, unless it says otherwise.
+A cell is darker if the output depends more on the input. For plain attention this is the attention matrix.
 
 `regard.check` looks for all of them in your own code, and names the line: [Checking code](check.md).
 
