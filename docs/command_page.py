@@ -13,15 +13,14 @@ __all__ = ["page"]
 PLACE = Path(__file__).with_name("command.md")
 _BEGINNING = """# The command
 
-This page is what `regard --help` and the help of each subcommand say; `python docs/command_page.py`
-writes it.
+This page shows the help of `regard` and of each subcommand.
 
-- A word without an option is the command's subject: a text for `see` and `record`, a recording for
-  `page`, `serve`, `heads`, `segments`, `compare` and `verify`.
-- Results go to standard output, warnings and progress to standard error. `--json` prints one line
-  of JSON and nothing else; a number that JSON cannot write, such as NaN, is `null`.
-- Exit code 0: done. 1: `check` found something wrong. 2: a wrong call, or a file or model that
-  cannot be read. 3: `check` cannot tell.
+- A word without an option is the subject of the command: a text for `see` and `record`, a recording for `page`,
+  `serve`, `heads`, `segments`, `compare` and `verify`.
+- Results go to standard output, warnings and progress to standard error. `--json` prints one line of JSON and
+  nothing else. A number that JSON cannot write, such as NaN, is `null`.
+- Exit codes: 0: done. 1: `check` found a mistake. 2: a wrong call, or a file or model that cannot be read. 3: `check`
+  cannot tell.
 - `regard --install-completion` lets your shell complete commands and options.
 
 """

@@ -231,7 +231,7 @@ def test_the_help_says_what_it_takes(run: Run) -> None:
     _, out, _ = run("learn", "--help")
     words = " ".join(out.split())
     assert "Learn attention, from averages to a transformer that learns." in words
-    assert "Its number or name; the list of all when left out." in words
+    assert "Number or name of a lesson. Without it, list all lessons." in words
     assert "Write the lesson, or all of them, as notebooks into this folder." in words
 
 

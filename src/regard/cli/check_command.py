@@ -1,4 +1,4 @@
-"""``regard check``: what is wrong with somebody's attention, in a process of its own."""
+"""``regard check``: find mistakes in attention code, in a process of its own."""
 
 import json
 import sys
@@ -26,13 +26,13 @@ Target = Annotated[
     ),
 ]
 Explain = Annotated[
-    str, typer.Option("--explain", metavar="NAME", help="Say what a law or a mistake is.")
+    str, typer.Option("--explain", metavar="NAME", help="Explain a law or a mistake.")
 ]
 Timeout = Annotated[
-    float, typer.Option("--timeout", min=1, metavar="SECONDS", help="How long the code may run.")
+    float, typer.Option("--timeout", min=1, metavar="SECONDS", help="Time limit of the code.")
 ]
 Memory = Annotated[
-    float, typer.Option("--memory", min=0.1, metavar="GIB", help="How much memory it may take.")
+    float, typer.Option("--memory", min=0.1, metavar="GIB", help="Memory limit of the code.")
 ]
 _RENAMED = {"--seconds": "--timeout", "--gib": "--memory"}
 
@@ -45,11 +45,11 @@ def check(
     memory: Memory = _USUAL.gib,
     as_json: AsJson = False,
 ) -> None:
-    """Say what is wrong with attention code, and on which line.
+    """Find mistakes in attention code, with their lines.
 
-    Any other option goes to the class or function: --embed-dim 16 --num-heads 4 --causal.
+    All other options are arguments of the class or function: --embed-dim 16 --num-heads 4 --causal.
     --example example.py:call passes what the function call() returns: args, or args and kwargs.
-    Exit code 0 where it is right, 1 where it is wrong, 3 where that cannot be told.
+    Exit codes: 0 right, 1 wrong, 3 cannot tell.
     """
     if explain:
         sys.stdout.write(f"{explanation(explain)}\n")
@@ -83,7 +83,7 @@ def check(
 
 
 def named_options(words: Sequence[str]) -> dict[str, Any]:
-    """Options as they are written in a shell, as arguments by name.
+    """Parse options of the shell into arguments by name.
 
     Args:
         words: ``--num-heads 4``, ``--num-heads=4``; ``--causal`` alone is True. A value is what

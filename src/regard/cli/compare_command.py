@@ -19,7 +19,7 @@ from regard.text.tables import Table
 __all__ = ["compare"]
 
 Other = Annotated[Path, typer.Argument(metavar="OTHER", help="Another recording.")]
-Top = Annotated[int, typer.Option("--top", min=1, metavar="N", help="How many heads to name.")]
+Top = Annotated[int, typer.Option("--top", min=1, metavar="N", help="Number of heads to print.")]
 
 
 class _Difference(NamedTuple):
@@ -33,8 +33,8 @@ class _Difference(NamedTuple):
 def compare(run: Run, other: Other, top: Top = 10, as_json: AsJson = False) -> None:
     """Show which heads attend differently in two recordings.
 
-    Both need as many tokens. The difference of a head is the mean Jensen-Shannon divergence of
-    its rows: 0 % where both attend alike, 100 % where they share no token.
+    Both need the same number of tokens. The difference of a head is the mean Jensen-Shannon
+    divergence of its rows: 0 % if both attend alike, 100 % if they share no token.
     """
     one, two = opened(run), opened(other)
     _check_alike(run, one, other, two)

@@ -1,4 +1,4 @@
-"""``regard heads``: what kind every head of a model is."""
+"""``regard heads``: the kind of every head."""
 
 import sys
 from collections.abc import Callable
@@ -50,7 +50,7 @@ Words = Annotated[
         "--text",
         "-t",
         metavar="TEXT",
-        help="Text for the model: a short story when left out.",
+        help="Text for the model. Default: a short story.",
         show_default=False,
     ),
 ]
@@ -68,21 +68,21 @@ NoTrials = Annotated[
     bool,
     typer.Option(
         "--no-trials",
-        help="Read the text only: nothing that shows induction, duplicate token or retrieval.",
+        help="Skip the trials, which find induction, duplicate-token and retrieval heads.",
     ),
 ]
 All = Annotated[bool, typer.Option("--all", help="Print every head with all its scores.")]
 
 
 class _Found(NamedTuple):
-    """What was seen, and what its heads are."""
+    """A recording, and the kinds of its heads."""
 
     seen: Recording
     heads: tuple[Head, ...]
 
     @property
     def num_tokens(self) -> int | None:
-        """How many tokens were read; None where the recording has none."""
+        """The number of tokens, or None if the recording has none."""
         tokens = self.seen.key_tokens
         return None if tokens is None else len(tokens)
 
@@ -99,7 +99,7 @@ def heads(
     every: All = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what kind every head is, of a recording or of a model."""
+    """Show the kind of every head of a recording or a model."""
     words = None if text is None and file is None else check_text(given_text(text, file))
     if run is not None:
         _check_recording(run, model, words)
@@ -120,7 +120,7 @@ def heads(
 
 
 def _check_recording(run: Path, model: str | None, words: str | None) -> None:
-    """Refuse a model where a recording belongs, as it was written once, and two subjects."""
+    """Raise an error for a model in place of a recording, and for two subjects."""
     if run.is_dir() or not (run.exists() or run.suffix == ".safetensors"):
         raise ValueError(
             f"{run} is no recording; a recording is a file from regard record.\n"
@@ -159,7 +159,7 @@ def _of_model(
 
 
 def _of_repetition(pretrained: Pretrained) -> list[Trial]:
-    """Return what random tokens that come twice show, or nothing if the model reads too few."""
+    """Run the trial of repeated tokens, unless the model reads too few tokens."""
     trials = repetition(pretrained.model, limit=pretrained.limit)
     if not trials:
         sys.stderr.write(

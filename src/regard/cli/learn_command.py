@@ -31,7 +31,7 @@ Asked = Annotated[
     str | None,
     typer.Argument(
         metavar="LESSON",
-        help="Its number or name; the list of all when left out.",
+        help="Number or name of a lesson. Without it, list all lessons.",
         show_default=False,
     ),
 ]
@@ -84,7 +84,7 @@ def _read(lesson: Lesson, console: Console) -> None:
 
 
 def parts(step: str) -> Iterator[Markdown | Padding]:
-    """A step as a terminal shows it: its text and code, and outputs with their weights in colour.
+    """Yield a step for the terminal: its text, its code, and its outputs with coloured weights.
 
     Args:
         step: in Markdown.

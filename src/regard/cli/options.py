@@ -46,7 +46,7 @@ Text = Annotated[
     str | None,
     typer.Argument(
         metavar="TEXT",
-        help="What the model reads; - is standard input, which is also read when piped.",
+        help="Text for the model. - reads standard input, and so does a pipe.",
         show_default=False,
     ),
 ]
@@ -62,27 +62,25 @@ Model = Annotated[
     ),
 ]
 Device = Annotated[
-    str, typer.Option("--device", metavar="DEVICE", help="Where the model runs: cpu, cuda, mps.")
+    str, typer.Option("--device", metavar="DEVICE", help="Device of the model: cpu, cuda, mps.")
 ]
 Dtype = Annotated[
     Number | None,
-    typer.Option("--dtype", help="Dtype of the weights; that of the file when left out."),
+    typer.Option("--dtype", help="Dtype of the weights. Default: the dtype of the file."),
 ]
 MaxTokens = Annotated[
     int | None,
     typer.Option("--max-tokens", min=1, metavar="N", help="Cut the text to its first N tokens."),
 ]
 Chat = Annotated[
-    bool, typer.Option("--chat", help="Give the text as a user's message, in the chat template.")
+    bool, typer.Option("--chat", help="Wrap the text as a user's message in the chat template.")
 ]
 Generate = Annotated[
-    int, typer.Option("--generate", min=0, metavar="N", help="Let the model write N tokens more.")
+    int, typer.Option("--generate", min=0, metavar="N", help="Let the model write N more tokens.")
 ]
 Values = Annotated[
     bool,
-    typer.Option(
-        "--values", help="Keep the value of each layer, too: weights times values are its output."
-    ),
+    typer.Option("--values", help="Also record the value of each layer, for its output."),
 ]
 Layers = Annotated[
     str | None,
@@ -104,13 +102,11 @@ FirstHead = Annotated[
     typer.Option("--head", min=0, metavar="N", help="Open the page at this head of the layer."),
 ]
 Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
-AsJson = Annotated[
-    bool, typer.Option("--json", help="Print numbers for programs, and nothing else.")
-]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 
 def places(option: str, written: str | None) -> list[int] | None:
-    """Return the places that an option names.
+    """Return the positions that an option names.
 
     Args:
         option: its name, for the error.

@@ -1,4 +1,4 @@
-"""What commands write: files, and JSON for programs."""
+"""Output of the commands: files, and JSON for programs."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""``regard record``: run a model on a text, and keep what it attended to as a file."""
+"""``regard record``: run a model on a text, and save its attention."""
 
 import sys
 from pathlib import Path
@@ -46,8 +46,8 @@ Answers = Annotated[
     bool,
     typer.Option(
         "--answers",
-        help="Keep no query and key: each token's 8 strongest keys, its entropy, what it receives, "
-        "and a picture of each head, asked as the model runs.",
+        help="Record answers instead of query and key: the 8 largest weights of each token, its "
+        "entropy, the attention it receives, and a picture of each head.",
     ),
 ]
 Last = Annotated[
@@ -73,7 +73,7 @@ def record(
     last: Last = None,
     as_json: AsJson = False,
 ) -> None:
-    """Keep what a model attends to when it reads a text, as one file."""
+    """Save what a model attends to when it reads a text."""
     check_output(output)
     check_replaceable(output)
     if answers and values:
@@ -130,7 +130,7 @@ def _kept(seen: Recording) -> str:
 
 
 def _parts(seen: Recording) -> str:
-    """What to write after ``regard segments RUN``."""
+    """Return example options for ``regard segments RUN``."""
     rows, columns = len(seen.query_tokens or ()), len(seen.key_tokens or ())
     return "--by sentence" if rows == columns else f"--by sentence --query last=0:{rows}"
 

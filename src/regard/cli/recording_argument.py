@@ -1,4 +1,4 @@
-"""The recording that a command was given."""
+"""The recording argument of a command."""
 
 import contextlib
 from collections.abc import Generator
@@ -12,7 +12,7 @@ __all__ = ["answered", "opened"]
 
 
 def opened(run: Path) -> Recording:
-    """The recording in a file, with a layer at least.
+    """Load the recording of a file, which must have at least one layer.
 
     Args:
         run: the file.
@@ -42,7 +42,7 @@ def opened(run: Path) -> Recording:
 
 @contextlib.contextmanager
 def answered(run: Path, seen: Recording) -> Generator[None]:
-    """Say in the words of a command that a recording of answers has not those that are asked for.
+    """Explain, in the words of the command, that a recording lacks the needed answers.
 
     Args:
         run: the file.

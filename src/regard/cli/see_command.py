@@ -50,7 +50,7 @@ HeadOfLayer = Annotated[
     typer.Option("--head", min=0, metavar="N", help="Show this head of the layer only."),
 ]
 Top = Annotated[
-    int, typer.Option("--top", min=1, metavar="N", help="How many tokens to name for each token.")
+    int, typer.Option("--top", min=1, metavar="N", help="Number of tokens to print for each token.")
 ]
 Output = Annotated[
     Path | None,
@@ -58,7 +58,7 @@ Output = Annotated[
         "--output",
         "-o",
         metavar="FILE",
-        help="Write the page to this file: attention.html, or none with --json.",
+        help="Write the page to this file. Default: attention.html; no page with --json.",
         show_default=False,
     ),
 ]
@@ -147,7 +147,7 @@ def _show(summary: Summary, page: Path | None) -> None:
 
 
 def _as_json(summary: Summary, page: Path | None) -> dict[str, Any]:
-    """The summary in plain lists and dictionaries; places count from 0, shares go from 0 to 1."""
+    """Return the summary as lists and dictionaries: positions from 0, shares from 0 to 1."""
     return {
         "model": summary.model,
         "tokens": [token._asdict() for token in summary.tokens],

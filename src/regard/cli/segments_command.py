@@ -1,4 +1,4 @@
-"""``regard segments``: how much each part of a text drew from each other part."""
+"""``regard segments``: how much the parts of a text attend to each other."""
 
 import re
 import shutil
@@ -24,14 +24,14 @@ __all__ = ["segments"]
 
 
 class By(StrEnum):
-    """What a text is cut into."""
+    """The parts that a text is split into."""
 
     SENTENCE = "sentence"
     WORD = "word"
 
 
 class Per(StrEnum):
-    """What a row of the table stands for."""
+    """The subject of each row of the table."""
 
     TOTAL = "total"
     LAYER = "layer"
@@ -44,8 +44,8 @@ Parts = Annotated[
         "--part",
         "-p",
         metavar="NAME=WHAT",
-        help="A part of the text, once for each: tokens START:STOP, or a regular expression, of "
-        "which the first group counts.",
+        help="A part of the text: tokens START:STOP, or a regular expression, whose first group "
+        "counts. Repeat it for more parts.",
         show_default=False,
     ),
 ]
@@ -55,27 +55,29 @@ Queries = Annotated[
         "--query",
         "-q",
         metavar="NAME=WHAT",
-        help="A part that asks, as for --part; all parts ask when left out.",
+        help="A part whose queries count, as for --part. Default: all parts.",
         show_default=False,
     ),
 ]
 Cut = Annotated[
-    By | None, typer.Option("--by", help="Cut the whole text into these.", show_default=False)
+    By | None, typer.Option("--by", help="Split the whole text into these.", show_default=False)
 ]
 NoSinks = Annotated[
     bool,
-    typer.Option("--no-sinks", help="Leave out the first token and special ones, and renormalise."),
+    typer.Option("--no-sinks", help="Exclude the first token and special tokens, and renormalise."),
 ]
 Beyond = Annotated[
     str | None,
     typer.Option(
         "--beyond",
         metavar="NAME",
-        help="Show how much more the other queries drew than this one did.",
+        help="Subtract the shares of this query part from those of the others.",
         show_default=False,
     ),
 ]
-Rows = Annotated[Per, typer.Option("--per", help="A row for the mean, each layer, or each head.")]
+Rows = Annotated[
+    Per, typer.Option("--per", help="One row for the mean, for each layer, or for each head.")
+]
 
 _RANGE = re.compile(r"(\d+):(\d+)")
 
@@ -90,7 +92,7 @@ def segments(
     per: Rows = Per.TOTAL,
     as_json: AsJson = False,
 ) -> None:
-    """Show how much each part of a text drew from each other part."""
+    """Show how much the parts of a text attend to each other."""
     if not run.exists():
         raise FileNotFoundError(2, "No such file or directory", str(run))
     if (by is None) == (not parts):
@@ -142,7 +144,7 @@ def _cut(by: By, tokens: Sequence[Token] | None) -> dict[str, tuple[int, int]]:
 
 
 def _can_ask(parts: Mapping[str, tuple[int, int]], seen: Recording) -> bool:
-    """Whether the parts can ask themselves: all queries were kept, or some that lie in them."""
+    """Return True if the parts contain recorded queries."""
     if all(layer.queries is None for layer in seen.layers):
         return seen.query_tokens == seen.key_tokens
     rows = [layer.positions for layer in seen.layers if layer.reads_itself]
@@ -154,7 +156,7 @@ def _can_ask(parts: Mapping[str, tuple[int, int]], seen: Recording) -> bool:
 def _named(
     option: str, given: Sequence[str], tokens: Sequence[Token] | None
 ) -> dict[str, tuple[int, int]]:
-    """Each part as it was written: ``name=start:stop`` or ``name=pattern``."""
+    """Parse the parts: ``name=start:stop`` or ``name=pattern``."""
     found: dict[str, tuple[int, int]] = {}
     for written in given:
         name, equals, what = written.partition("=")

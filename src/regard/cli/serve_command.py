@@ -1,4 +1,4 @@
-"""``regard serve``: the page of a recording, computed as it is looked at."""
+"""``regard serve``: show recordings of any length as pages."""
 
 import sys
 from pathlib import Path
@@ -20,12 +20,12 @@ Port = Annotated[
         min=1,
         max=65535,
         metavar="N",
-        help="Listen at this port; at any free one when left out.",
+        help="Port of the server. Default: any free port.",
         show_default=False,
     ),
 ]
 NoBrowser = Annotated[
-    bool, typer.Option("--no-browser", help="Print the page's address, and open nothing.")
+    bool, typer.Option("--no-browser", help="Print the address without opening a browser.")
 ]
 
 

@@ -1,4 +1,4 @@
-"""The text that a command was given."""
+"""The text argument of a command."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ MOST_BYTES = 64 * 2**20
 
 
 def given_text(text: str | None, file: Path | None) -> str:
-    """The text from where it was given.
+    """Return the text from the argument, the file or standard input.
 
     Args:
         text: as an argument; "-" is standard input, which is read without any text when piped.

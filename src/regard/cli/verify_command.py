@@ -10,7 +10,7 @@ __all__ = ["verify"]
 
 
 def verify(run: Run) -> None:
-    """Read a whole recording, and say whether it is as it was written."""
+    """Read a whole recording, and check all its numbers."""
     with progress() as tell:
         found = verify_file(run, progress=lambda done, total: tell(f"reading {run}", done, total))
     sys.stdout.write(f"{run}: {found}\n")
