@@ -5,6 +5,7 @@ from regard.analysis import exports
 from regard.analysis.head_classes import heads
 from regard.analysis.span_shares import Shares, segment_shares
 from regard.capture.observer import observe
+from regard.corpus.surveying import survey
 from regard.diagnosis.checker import check
 from regard.errors import RegardError
 from regard.masks import (
@@ -98,6 +99,7 @@ __all__ = [
     "show",
     "spans",
     "steps",
+    "survey",
     "table",
     "tokens_of",
     "trials",

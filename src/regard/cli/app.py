@@ -25,6 +25,7 @@ try:
     from regard.cli.see_command import see
     from regard.cli.segments_command import segments
     from regard.cli.serve_command import serve
+    from regard.cli.survey_command import survey
     from regard.cli.verify_command import verify
     from regard.text.escaping import visible
 except ModuleNotFoundError as missing:
@@ -120,6 +121,6 @@ def regard(
         typer.echo(context.get_help())
 
 
-for command in (see, record, page, serve, heads, segments, compare, learn, verify):
+for command in (see, record, page, serve, heads, segments, compare, survey, learn, verify):
     app.command()(command)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(check)

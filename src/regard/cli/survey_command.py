@@ -1,0 +1,123 @@
+"""``regard survey``: measure every head of a model on every text of a corpus."""
+
+import os
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from time import monotonic
+from typing import Annotated
+
+import typer
+
+from regard.cli.options import AsJson, Device, Dtype
+from regard.cli.output_files import write_json
+from regard.cli.progress import progress
+from regard.corpus.surveying import survey as survey_corpus
+from regard.errors import count_text
+from regard.models.pretrained import Pretrained
+from regard.text.escaping import visible
+
+__all__ = ["survey"]
+
+ModelName = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A Hugging Face model: its name or its folder.")
+]
+Corpus = Annotated[
+    Path,
+    typer.Argument(
+        metavar="CORPUS", help="Text with one text per line, JSON lines (.jsonl) or Parquet."
+    ),
+]
+Out = Annotated[Path, typer.Argument(metavar="OUT", help="The folder of the Parquet files.")]
+Column = Annotated[
+    str,
+    typer.Option("--column", metavar="NAME", help="The name of the texts in JSON lines, Parquet."),
+]
+Parts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--part",
+        "-p",
+        metavar="NAME=PATTERN",
+        help="A column more, once for each: the share of attention on what a regular expression "
+        "finds.",
+        show_default=False,
+    ),
+]
+CutTo = Annotated[
+    int | None,
+    typer.Option("--max-tokens", min=1, metavar="N", help="Cut each text to its first N tokens."),
+]
+
+
+def survey(
+    model: ModelName,
+    corpus: Corpus,
+    out: Out,
+    column: Column = "text",
+    parts: Parts = None,
+    max_tokens: CutTo = None,
+    device: Device = "cpu",
+    dtype: Dtype = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure every head on every text of a corpus, as Parquet files.
+
+    Run it again to go on after an interruption. On many processes: torchrun --nproc-per-node 8
+    -m regard survey MODEL CORPUS OUT.
+    """
+    named = dict(map(_part, parts or []))
+    if device == "cuda" and "LOCAL_RANK" in os.environ:
+        device = f"cuda:{os.environ['LOCAL_RANK']}"
+    with progress() as tell:
+        tell(f"loading {model}")
+        pretrained = Pretrained.load(model, device=device, dtype=dtype)
+        tell(f"checking {corpus}")
+        rate = _Rate(tell)
+        found = survey_corpus(
+            pretrained,
+            corpus,
+            out,
+            column=column,
+            parts=named,
+            max_tokens=max_tokens,
+            progress=rate.tell,
+        )
+    files, rows = len(found.files), found.count_rows()
+    if as_json:
+        write_json({"out": str(out), "files": files, "rows": rows})
+    else:
+        name = visible(str(out))
+        sys.stdout.write(f"{name}   {rows:,} rows in {count_text(files, 'Parquet file')}\n")
+
+
+def _part(written: str) -> tuple[str, str]:
+    name, equals, pattern = written.partition("=")
+    if not (name and equals and pattern):
+        raise ValueError(
+            f"part is {written!r}; it must be NAME=PATTERN.\n"
+            "    Write for example --part 'question=Who .*'."
+        )
+    return name, pattern
+
+
+class _Rate:
+    """Progress with texts per second and the time that is left."""
+
+    def __init__(self, tell: Callable[..., None]) -> None:
+        self._tell = tell
+        self._begin: tuple[float, int] | None = None
+
+    def tell(self, done: int, total: int) -> None:
+        """Report that so many texts are finished."""
+        now = monotonic()
+        if self._begin is None:  # finished before, or in the first batch, which is slower
+            self._begin = now, done
+        begin, before = self._begin
+        what = f"{done:,} of {total:,} texts"
+        if done > before:
+            rate = (done - before) / (now - begin)
+            left = timedelta(seconds=round((total - done) / rate))
+            what += f", {rate:.3g} a second, {left} left"
+        self._tell(what, done, total)
