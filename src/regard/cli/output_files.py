@@ -22,11 +22,6 @@ def check_output(path: Path) -> None:
 
     Raises:
         ValueError: a folder, something that is no ordinary file, or no right to write there.
-
-    Example:
-        >>> from pathlib import Path
-        >>> from regard.cli.output_files import check_output
-        >>> check_output(Path("attention.html"))
     """
     reason = None
     if path.is_dir():

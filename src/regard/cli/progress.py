@@ -22,11 +22,6 @@ def progress() -> Generator[Callable[..., None]]:
 
     A terminal shows a line that is gone at the end. A file or a pipe gets a line every 10 seconds
     if there is something new.
-
-    Example:
-        >>> from regard.cli.progress import progress
-        >>> with progress() as tell:
-        ...     tell("asking every head", 3, 6)
     """
     if sys.stderr is None or not sys.stderr.isatty():
         with _lines() as tell:

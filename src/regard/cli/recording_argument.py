@@ -20,13 +20,6 @@ def opened(run: Path) -> Recording:
     Raises:
         OSError: there is no such file, or no right to read it.
         RegardError: it is no recording, or one without layers.
-
-    Example:
-        >>> from pathlib import Path
-        >>> from regard.cli.recording_argument import opened
-        >>> opened(Path("missing.safetensors"))
-        Traceback (most recent call last):
-        FileNotFoundError: [Errno 2] No such file or directory: 'missing.safetensors'
     """
     if run.is_file() or not run.exists():
         with run.open("rb"):
@@ -47,13 +40,6 @@ def answered(run: Path, seen: Recording) -> Generator[None]:
     Args:
         run: the file.
         seen: the recording in it.
-
-    Example:
-        >>> from pathlib import Path
-        >>> import regard
-        >>> from regard.cli.recording_argument import answered
-        >>> with answered(Path("run.safetensors"), regard.Recording({})):
-        ...     pass
     """
     try:
         yield

@@ -19,11 +19,6 @@ def given_text(text: str | None, file: Path | None) -> str:
 
     Raises:
         ValueError: both or none was given, or it is a file's name, no text, or too long.
-
-    Example:
-        >>> from regard.cli.text_argument import given_text
-        >>> given_text("Life is short", None)
-        'Life is short'
     """
     if file is not None and text is not None:
         raise ValueError(

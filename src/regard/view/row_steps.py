@@ -293,14 +293,7 @@ def _row(source: Scores, mask: Mask | None, place: int) -> _Row:
 
 
 def parts_of(source: Scores) -> list[tuple[str, Scores]]:
-    """The source up to each of its steps by name, the steps that do nothing left out.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.view.row_steps import parts_of
-        >>> [name for name, _ in parts_of(regard.attend(torch.ones(1, 4), torch.ones(1, 4)).source)]
-        ['query·key', 'scaled']
-    """
+    """The source up to each of its steps by name, the steps that do nothing left out."""
     if not isinstance(source, QueryKeyScores):
         return []
     bare = replace(source, scale=1.0, bias=None, position_bias=None, score_mod=None, softcap=None)

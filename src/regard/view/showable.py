@@ -33,12 +33,6 @@ def as_recording(
     Raises:
         TypeError: x is something else, or the tokens are none.
         ValueError: x is a tensor whose rows are no weights; or the tokens are too few or too many.
-
-    Example:
-        >>> import torch
-        >>> from regard.view.showable import as_recording
-        >>> as_recording(torch.eye(2), ["to", " be"]).query_tokens[1].text
-        ' be'
     """
     if isinstance(x, str | os.PathLike):
         x = load(Path(x))

@@ -55,13 +55,6 @@ class Whole:
         block: its query and key, or its weights, and the keys that each row may attend to.
         shown: the matrix that the page computes from them; of weights the one they are from.
         size: the number of bytes it takes at most, those of its rows' normalizers included.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.view.export.complete_layer import Whole
-        >>> A = regard.attend(torch.zeros(1, 3, 2), torch.zeros(1, 3, 2))
-        >>> Whole({"query": "eNo=", "key": "eNo="}, A).size
-        328
     """
 
     block: Block
@@ -78,12 +71,6 @@ def fits_never(matrix: AttentionMatrix) -> bool:
 
     Args:
         matrix: (num_heads, q_len, kv_len).
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.view.export.complete_layer import fits_never
-        >>> fits_never(regard.attend(torch.randn(1, 9, 4), torch.randn(1, 9, 4), softcap=2.0))
-        False
     """
     if math.prod(matrix.shape) <= MOST_WEIGHTS:
         return False
@@ -96,12 +83,6 @@ def least_size(matrix: AttentionMatrix, stored: Stored) -> int:
     Args:
         matrix: (num_heads, q_len, kv_len).
         stored: how its numbers are.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.view.export.complete_layer import least_size
-        >>> least_size(regard.attend(torch.randn(1, 9, 4), torch.randn(1, 9, 4)), "float16")
-        36
     """
     if not isinstance(matrix.source, QueryKeyScores) or not _is_plain(matrix):
         # Weights may be nearly all zero, and then hundreds of them fit into a byte.
@@ -117,15 +98,6 @@ def embed(layer: PageLayer, matrix: AttentionMatrix, stored: Stored) -> Whole:
         layer: what the page is told of it.
         matrix: (num_heads, q_len, kv_len), one that fits.
         stored: how its numbers are.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.view.tiles.manifest import live_layers
-        >>> from regard.view.export.complete_layer import embed
-        >>> A = regard.attend(torch.zeros(1, 3, 2), torch.zeros(1, 3, 2))
-        >>> seen = regard.Recording({"layer": A})
-        >>> sorted(embed(live_layers(seen)[0], seen[0], "float32").block)
-        ['key', 'query']
     """
     spans = intervals(matrix)
     source = matrix.source
@@ -165,12 +137,6 @@ def questions_of_whole(layer: PageLayer, aside: Sequence[int]) -> list[Reduction
     Args:
         layer: what the page is told of it.
         aside: the keys that are set aside where sinks are hidden.
-
-    Example:
-        >>> from regard.view.tiles.manifest import PageLayer
-        >>> from regard.view.export.complete_layer import questions_of_whole
-        >>> questions_of_whole(PageLayer("layer", 1, 9, 9, kind="query-key"), (0,))
-        [Pool(rows_wanted=32, columns_wanted=32), RowNormalizers(aside=(0,))]
     """
     if layer.kind == "weights":  # of which the page sums a row itself
         return [Pool(SMALL, SMALL)]
@@ -187,12 +153,6 @@ def embed_row_normalizers(numbers: Tensor) -> Block:
 
     Args:
         numbers: the answer to ``RowNormalizers``, (num_heads, q_len, 4).
-
-    Example:
-        >>> import torch
-        >>> from regard.view.export.complete_layer import embed_row_normalizers
-        >>> list(embed_row_normalizers(torch.zeros(1, 3, 4)))
-        ['rows']
     """
     stored = numbers.float()
     lost = (numbers - stored)[..., ::2].nan_to_num(0.0)  # an infinite maximum loses nothing
@@ -206,13 +166,6 @@ def embed_means(layer: PageLayer, means: Tensor) -> Block:
     Args:
         layer: what the page is told of it.
         means: the answer to ``BlockMeans``, (num_heads, rows, columns).
-
-    Example:
-        >>> import torch
-        >>> from regard.view.tiles.manifest import PageLayer
-        >>> from regard.view.export.complete_layer import embed_means
-        >>> list(embed_means(PageLayer("layer", 1, 99, 99), torch.zeros(1, 2, 2)))
-        ['means']
     """
     layer.block = MEANS
     rounded = _rounded(means, "float24")
@@ -225,15 +178,6 @@ def embed_value(layer: PageLayer, value: Tensor) -> dict[str, str]:
     Args:
         layer: what the page is told of it.
         value: (num_kv_heads, kv_len, value_dim).
-
-    Example:
-        >>> import torch
-        >>> from regard.view.tiles.manifest import PageLayer
-        >>> from regard.view.export.complete_layer import embed_value
-        >>> layer = PageLayer("layer", num_heads=2, q_len=3, kv_len=3)
-        >>> block = embed_value(layer, torch.zeros(1, 3, 4))
-        >>> list(block), layer.value_dim
-        (['value'], 4)
     """
     rounded, layer.value_unit = _in_units(value, layer.dtype)
     layer.value_heads, _, layer.value_dim = value.shape

@@ -43,11 +43,6 @@ def number_block(name: str, text: str) -> str:
     Args:
         name: the element's id.
         text: what ``packed`` gives.
-
-    Example:
-        >>> from regard.view.export.page_template import number_block
-        >>> number_block("layer-0-query", "eNo=").rstrip()
-        '<script type="text/plain" id="layer-0-query">eNo=</script>'
     """
     return f'<script type="text/plain" id="{name}">{text}</script>\n'
 
@@ -61,11 +56,6 @@ def filled_template(data: list[str], *, connects: str = "'none'") -> list[str]:
 
     Raises:
         RegardError: the page's code cannot stand in one script.
-
-    Example:
-        >>> from regard.view.export.page_template import filled_template, json_block
-        >>> "".join(filled_template([json_block("recording", {})])).count("<script")
-        2
     """
     style, code = _source("page.css"), _script()
     policy = "; ".join(

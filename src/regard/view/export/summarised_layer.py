@@ -102,13 +102,6 @@ class Held:
         maximum: the largest mean.
         octaves: so many powers of two below it are the lowest ones that are told apart.
         span_heads: 0 where the allowed keys of a row are no single interval; else 1, or num_heads.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.view.export.summarised_layer import held, questions_of_held
-        >>> A = regard.attend(torch.zeros(1, 4, 2), torch.zeros(1, 4, 2))
-        >>> held(A, A.reduce(*questions_of_held(A.shape, strongest=False))).maximum
-        0.25
     """
 
     overview: dict[str, Any]
@@ -139,11 +132,6 @@ def most_bytes(shape: Sequence[int]) -> int:
 
     Args:
         shape: of the matrix, (num_heads, q_len, kv_len).
-
-    Example:
-        >>> from regard.view.export.summarised_layer import most_bytes
-        >>> most_bytes((1, 131_072, 131_072))
-        350557
     """
     size = block_of(shape)
     cells = shape[0] * math.prod(-(-length // size) for length in shape[-2:])
@@ -155,11 +143,6 @@ def least_bytes_of_rows(shape: Sequence[int]) -> int:
 
     Args:
         shape: of the matrix, (num_heads, q_len, kv_len).
-
-    Example:
-        >>> from regard.view.export.summarised_layer import least_bytes_of_rows
-        >>> least_bytes_of_rows((1, 131_072, 131_072))
-        131072
     """
     return math.prod(shape[:-1]) * count_of(shape) // 8
 
@@ -169,11 +152,6 @@ def count_of(shape: Sequence[int]) -> int:
 
     Args:
         shape: of the matrix, (..., kv_len).
-
-    Example:
-        >>> from regard.view.export.summarised_layer import count_of
-        >>> count_of((1, 131_072, 131_072)), count_of((1, 3, 3))
-        (8, 3)
     """
     return min(STRONGEST, shape[-1])
 
@@ -184,11 +162,6 @@ def questions_of_held(shape: Sequence[int], *, strongest: bool) -> list[Reductio
     Args:
         shape: of the matrix, (num_heads, q_len, kv_len).
         strongest: whether to look for the 8 strongest keys of each row.
-
-    Example:
-        >>> from regard.view.export.summarised_layer import questions_of_held
-        >>> len(questions_of_held((1, 4, 4), strongest=False))
-        2
     """
     asked: list[Reduction] = [Pool(SMALL, SMALL), BlockMeans(block_of(shape))]
     return [*asked, Sum(-1), TopK(count_of(shape))] if strongest else asked
@@ -200,13 +173,6 @@ def held(matrix: AttentionMatrix, answers: Sequence[Any]) -> Held:
     Args:
         matrix: (num_heads, q_len, kv_len).
         answers: to ``questions_of_held``.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.view.export.summarised_layer import held, questions_of_held
-        >>> A = regard.attend(torch.randn(2, 5, 4), torch.randn(2, 5, 4))
-        >>> sorted(held(A, A.reduce(*questions_of_held(A.shape, strongest=True))).rows)
-        ['keys', 'weights']
     """
     small, means, *of_rows = answers
     levels, maximum, octaves = levels_of(means)

@@ -85,11 +85,6 @@ def log_floor(keys: int) -> float:
 
     Args:
         keys: how many there are.
-
-    Example:
-        >>> from regard.view.figures.figure_style import log_floor
-        >>> log_floor(10), log_floor(2048)
-        (0.01, 0.0001)
     """
     return float(10.0 ** min(-2, floor(log10(0.5 / keys))))
 
@@ -102,10 +97,6 @@ def check_package(call: str) -> None:
 
     Raises:
         RegardError: it is not installed.
-
-    Example:
-        >>> from regard.view.figures.figure_style import check_package
-        >>> check_package("plot.map()")
     """
     if find_spec("matplotlib") is None:
         raise RegardError(
@@ -120,12 +111,6 @@ def axes_of(ax: "Axes | None", width: float, height: float) -> "Axes":
         ax: None for new ones.
         width: of the new figure, in inches.
         height: of the new figure, in inches.
-
-    Example:
-        >>> from regard.view.figures.figure_style import axes_of
-        >>> ax = axes_of(None, 4, 3)
-        >>> axes_of(ax, 8, 6) is ax
-        True
     """
     from matplotlib import pyplot
 
@@ -140,14 +125,6 @@ def draw_cells(ax: "Axes", picture: Picture) -> None:
     Args:
         ax: where to draw.
         picture: what.
-
-    Example:
-        >>> import torch
-        >>> from regard.view.figures.figure_style import Picture, axes_of, draw_cells
-        >>> ax = axes_of(None, 4, 3)
-        >>> draw_cells(ax, Picture(torch.eye(2), "linear", "share", (2, 2)))
-        >>> ax.figure.axes[1].get_ylabel()
-        'share\nlinear'
     """
     import numpy
     from matplotlib.colors import LogNorm, Normalize
@@ -184,15 +161,6 @@ def write_shares(ax: "Axes", weights: Tensor) -> None:
     Args:
         ax: on which the cells are drawn.
         weights: (rows, columns).
-
-    Example:
-        >>> import torch
-        >>> from regard.view.figures.figure_style import Picture, axes_of, draw_cells, write_shares
-        >>> ax = axes_of(None, 4, 3)
-        >>> draw_cells(ax, Picture(torch.eye(2) / 8, "linear", "share", (2, 2)))
-        >>> write_shares(ax, torch.eye(2) / 8)
-        >>> [text.get_text() for text in ax.texts]
-        ['12', '12']
     """
     rows, columns = weights.shape
     width, height = (_points_along(axis) for axis in (ax.xaxis, ax.yaxis))
@@ -214,15 +182,6 @@ def write_on(ax: "Axes", row: int, column: int, share: float, text: str) -> None
         column: of the cell.
         share: what the cell shows.
         text: some characters.
-
-    Example:
-        >>> import torch
-        >>> from regard.view.figures.figure_style import Picture, axes_of, draw_cells, write_on
-        >>> ax = axes_of(None, 4, 3)
-        >>> draw_cells(ax, Picture(torch.eye(2), "linear", "share", (2, 2)))
-        >>> write_on(ax, 0, 0, 1.0, "P")
-        >>> ax.texts[0].get_color()
-        '#fbfaf7'
     """
     import numpy
 
@@ -238,13 +197,6 @@ def keep_quiet(ax: "Axes") -> None:
 
     Args:
         ax: the axes.
-
-    Example:
-        >>> from regard.view.figures.figure_style import axes_of, keep_quiet
-        >>> ax = axes_of(None, 4, 3)
-        >>> keep_quiet(ax)
-        >>> ax.spines["left"].get_linewidth()
-        0.5
     """
     ax.tick_params(length=0)
     for spine in ax.spines.values():
@@ -258,11 +210,6 @@ def room_for(names: Iterable[str]) -> float:
 
     Args:
         names: the labels.
-
-    Example:
-        >>> from regard.view.figures.figure_style import room_for
-        >>> room_for(["a"]) < room_for(["question"])
-        True
     """
     return 0.2 + 0.085 * min(_LONGEST_LABEL, max(map(len, names), default=0))
 
@@ -275,14 +222,6 @@ def label_tokens(axis: "Axis", tokens: Sequence[Token] | None, length: int, what
         tokens: one for each place; None where they are not known.
         length: how many places there are.
         what: "query" or "key", for the axis's own label.
-
-    Example:
-        >>> from regard import Token
-        >>> from regard.view.figures.figure_style import axes_of, label_tokens
-        >>> ax = axes_of(None, 4, 3)
-        >>> label_tokens(ax.xaxis, [Token("$x$"), Token(" is")], 2, "key")
-        >>> [label.get_text() for label in ax.get_xticklabels()], ax.get_xlabel()
-        (['$x$', 'is'], 'key')
     """
     if tokens is None or length * _label_points() > _points_along(axis):
         number(axis, f"{what} position")
@@ -300,13 +239,6 @@ def number(axis: "Axis", what: str) -> None:
     Args:
         axis: the one to label.
         what: they count.
-
-    Example:
-        >>> from regard.view.figures.figure_style import axes_of, number
-        >>> ax = axes_of(None, 4, 3)
-        >>> number(ax.xaxis, "layer")
-        >>> ax.get_xlabel()
-        'layer'
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -323,13 +255,6 @@ def label_names(axis: "Axis", names: Sequence[str]) -> None:
     Args:
         axis: the one to label.
         names: one for each place.
-
-    Example:
-        >>> from regard.view.figures.figure_style import axes_of, label_names
-        >>> ax = axes_of(None, 4, 3)
-        >>> label_names(ax.yaxis, ["question", "\U00013000"])
-        >>> [label.get_text() for label in ax.get_yticklabels()]
-        ['question', '‹U+13000›']
     """
     known = _characters()
     axis.set_ticks(range(len(names)), [_drawable(name, known) for name in names])
@@ -347,13 +272,6 @@ def label_places(axis: "Axis", places: Sequence[int], what: str) -> None:
         axis: the one to label.
         places: the number at each place of the axis.
         what: they are.
-
-    Example:
-        >>> from regard.view.figures.figure_style import axes_of, label_places
-        >>> ax = axes_of(None, 4, 3)
-        >>> label_places(ax.yaxis, range(200, 500), "layer")
-        >>> [label.get_text() for label in ax.get_yticklabels()][:3]
-        ['200', '250', '300']
     """
     fitting = max(1, int(_points_along(axis) / (2 * _label_points())))
     step = next(n for n in _STEPS if n * fitting >= len(places))
@@ -367,13 +285,6 @@ def explain_letters(ax: "Axes", meanings: Mapping[str, str]) -> None:
     Args:
         ax: the axes.
         meanings: of each letter.
-
-    Example:
-        >>> from regard.view.figures.figure_style import axes_of, explain_letters
-        >>> ax = axes_of(None, 4, 3)
-        >>> explain_letters(ax, {"p": "previous token", "u": "uniform"})
-        >>> ax.get_title(loc="left")
-        'p previous token   u uniform'
     """
     entries = (
         f"{letter} {meaning}   ".replace(" ", "\xa0") for letter, meaning in meanings.items()
@@ -393,13 +304,6 @@ def write_beside(ax: "Axes", x: float, y: float, text: str, colour: "ColorType")
         y: of the point.
         text: the name.
         colour: of the text.
-
-    Example:
-        >>> from regard.view.figures.figure_style import axes_of, write_beside
-        >>> ax = axes_of(None, 4, 3)
-        >>> write_beside(ax, 0.5, 0.5, "mean", "black")
-        >>> [text.get_text() for text in ax.texts]
-        ['mean']
     """
     at = "offset points"
     ax.annotate(text, (x, y), (6, 0), textcoords=at, va="center", fontsize="small", color=colour)
@@ -448,12 +352,6 @@ def ramp(ax: "Axes") -> "LinearSegmentedColormap":
 
     Args:
         ax: whose ground is the colour of nothing.
-
-    Example:
-        >>> from regard.view.figures.figure_style import axes_of, ramp
-        >>> from matplotlib.colors import to_hex
-        >>> to_hex(ramp(axes_of(None, 4, 3))(0.0))
-        '#ffffff'
     """
     from matplotlib.colors import LinearSegmentedColormap, to_rgb
 

@@ -82,12 +82,6 @@ def bundle(x: Recording | AttentionMatrix) -> dict[str, Any]:
 
     Returns:
         Nothing outside a notebook, and where there is nothing to draw: the text stands then.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.view.notebook.notebook_page import bundle
-        >>> bundle(regard.attend(torch.zeros(2, 1), torch.zeros(2, 1)))
-        {}
     """
     if not is_notebook():
         return {}
@@ -97,13 +91,7 @@ def bundle(x: Recording | AttentionMatrix) -> dict[str, Any]:
 
 
 def is_notebook() -> bool:
-    """Whether cells can show more than text: a kernel of Jupyter runs this.
-
-    Example:
-        >>> from regard.view.notebook.notebook_page import is_notebook
-        >>> is_notebook()
-        False
-    """
+    """Whether cells can show more than text: a kernel of Jupyter runs this."""
     return "ipykernel" in sys.modules and import_module("IPython").get_ipython() is not None
 
 

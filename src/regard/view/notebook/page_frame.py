@@ -45,11 +45,6 @@ def framed(page: str, title: str) -> str:
     Args:
         page: HTML.
         title: for those who do not see it.
-
-    Example:
-        >>> from regard.view.notebook.page_frame import framed
-        >>> framed("<p>" * 1000, 'a "model"').count("<p>")
-        0
     """
     packed = b64encode(zlib.compress(page.encode(), 9)).decode("ascii")
     return (
@@ -79,13 +74,6 @@ def notebook_pages(recording: Recording, title: str) -> Pages:
 
     Raises:
         RegardError: a layer has answers only.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.view.notebook.page_frame import notebook_pages
-        >>> A = regard.attend(torch.zeros(3, 1), torch.zeros(3, 1))
-        >>> '"kind":"live"' in notebook_pages(regard.Recording({"layer": A}), "A run").live
-        True
     """
 
     def page() -> str:

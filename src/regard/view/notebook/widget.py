@@ -34,15 +34,6 @@ class PageWidget(anywidget.AnyWidget):  # pyright: ignore[reportUntypedBaseClass
     Attributes:
         still: the page with small maps alone, for where no kernel answers; None where they would
             take too long.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.view.notebook.widget import PageWidget
-        >>> even = regard.attend(torch.zeros(2, 3, 4), torch.zeros(2, 3, 4))
-        >>> widget = PageWidget(regard.Recording({"layer": even}), "A run")
-        >>> widget.title
-        'A run'
-        >>> widget.close()
     """
 
     _esm = Path(__file__).parent.parent / "web" / "widget.js"
@@ -101,13 +92,6 @@ def view(seen: Recording, title: str) -> dict[str, Any]:
     Args:
         seen: what was seen.
         title: what stands at the top of the page.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.view.notebook.widget import view
-        >>> even = regard.attend(torch.zeros(2, 3, 4), torch.zeros(2, 3, 4))
-        >>> sorted(view(regard.Recording({"layer": even}), "A run"))
-        ['application/vnd.jupyter.widget-view+json', 'text/html', 'text/plain']
     """
     widget: Any = PageWidget(seen, title)
     media = widget._repr_mimebundle_()[0]

@@ -25,15 +25,6 @@ def reply(answers: Answers, question: Mapping[str, Any], wanted: Wanted) -> Repl
         answers: of the recording.
         question: as the page sent it, which may be anything.
         wanted: asked now and then.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.view.tiles.page_answers import Answers
-        >>> from regard.view.notebook.widget_messages import reply
-        >>> even = regard.attend(torch.zeros(1, 2, 4), torch.zeros(1, 2, 4))
-        >>> with Answers(regard.Recording({"layer": even})) as answers:
-        ...     reply(answers, {"id": 1, "kind": "row", "layer": 0, "head": 5}, lambda: True)
-        ({'id': 1, 'error': 'head is 5; it must be from 0 to 0.'}, [])
     """
     name, kind = {"id": question.get("id")}, question.get("kind")
     if not isinstance(kind, str) or kind not in QUESTIONS:

@@ -70,12 +70,6 @@ def application(
 
     Raises:
         RegardError: a layer has answers only.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.view.server.http_server import application
-        >>> even = regard.attend(torch.zeros(2, 3, 4), torch.zeros(2, 3, 4))
-        >>> app = application(regard.Recording({"layer": even}), token="secret")
     """
     served = _Served(recording, title, changed)
     return _application([served], lambda given: compare_digest(given.encode(), token.encode()))
@@ -217,12 +211,6 @@ def serve(
         FileNotFoundError: there is no such file.
         RegardError: it is no recording, or has answers only.
         ValueError: there is no path, or the port is in use or none that this user may have.
-
-    Example:
-        >>> from regard.view.server.http_server import serve
-        >>> serve(["nothing.safetensors"])
-        Traceback (most recent call last):
-        FileNotFoundError: there is no file nothing.safetensors; ...
     """
     if not paths:
         raise ValueError("paths is empty; there must be one recording at least.")

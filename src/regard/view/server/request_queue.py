@@ -30,11 +30,6 @@ class Answer:
         kind: of content, as MIME names it.
         headers: besides.
         final: whether the same question has this answer for ever.
-
-    Example:
-        >>> from regard.view.server.request_queue import Answer
-        >>> Answer(b"{}", "application/json").final
-        False
     """
 
     content: bytes
@@ -65,14 +60,6 @@ class Desk:
     Args:
         threads: how many answers are computed at once.
         room: so many bytes of answers are kept.
-
-    Example:
-        >>> import asyncio
-        >>> from regard.view.server.request_queue import Answer, Desk
-        >>> desk = Desk(threads=1, room=100)
-        >>> asyncio.run(desk.ask("greeting", lambda wanted: Answer(b"hello", "text/plain"))).content
-        b'hello'
-        >>> desk.close()
     """
 
     def __init__(self, threads: int, room: int) -> None:

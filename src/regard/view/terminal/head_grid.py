@@ -41,16 +41,6 @@ class HeadsView:
         model: its name.
         num_tokens: how many it read; None where that is not known.
         heads: all of them.
-
-    Example:
-        >>> from rich.console import Console
-        >>> from regard.analysis.head_kinds import Head
-        >>> from regard.view.terminal.head_grid import HeadsView
-        >>> console = Console(width=60)
-        >>> with console.capture() as capture:
-        ...     console.print(HeadsView("tiny", 9, [Head(0, 0, "self", 0.9, {"uniform": 0.1})]))
-        >>> print(capture.get().splitlines()[-1].rstrip())
-        self  1 of 1 heads   L0H0 90 %
     """
 
     model: str
@@ -99,13 +89,6 @@ def overview(heads: Sequence[Head], width: int) -> list[Text]:
     Args:
         heads: of all layers, as ``regard.analysis.head_classes`` gives them.
         width: of a line; wider layers are shown in parts.
-
-    Example:
-        >>> from regard.analysis.head_kinds import Head
-        >>> from regard.view.terminal.head_grid import overview
-        >>> previous = Head(0, 0, "previous token", 0.9, {"uniform": 0.25})
-        >>> overview([previous], 60)[3].plain
-        'layer 0  P▆  '
     """
     layers = [
         [head for head in heads if head.layer == layer]
@@ -179,12 +162,6 @@ def standing_out(heads: Sequence[Head], width: int) -> list[Text]:
     Args:
         heads: as for ``overview``.
         width: of a line.
-
-    Example:
-        >>> from regard.analysis.head_kinds import Head
-        >>> from regard.view.terminal.head_grid import standing_out
-        >>> [line.plain for line in standing_out([Head(0, 0, "mixed", 0.3, {})], 60)]
-        ['No head stands out: all are mixed.']
     """
     found = stand_out(heads)
     if not found:

@@ -119,16 +119,6 @@ def summarise(
 
     Raises:
         ValueError: the recording has no tokens, or no such layer or head.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.view.terminal.summary import summarise
-        >>> x = torch.tensor([[3.0, 0.0], [0.0, 3.0]])
-        >>> tokens = [regard.Token("to"), regard.Token(" be")]
-        >>> seen = regard.Recording({"layer": regard.attend(x, x)}, query_tokens=tokens)
-        >>> row = summarise(seen, top=1).rows[1]
-        >>> row.top[0].token, round(row.top[0].share, 3)
-        (1, 0.998)
     """
     selection = selection or Selection()
     tokens = recording.query_tokens

@@ -35,20 +35,6 @@ class TerminalView:
     Attributes:
         summary: what to show.
         most_rows: so many tokens get a row when the text has over half as many again.
-
-    Example:
-        >>> import torch, regard
-        >>> from rich.console import Console
-        >>> from regard.view.terminal.summary import summarise
-        >>> from regard.view.terminal.terminal_view import TerminalView
-        >>> tokens = [regard.Token("to"), regard.Token(" be")]
-        >>> A = regard.attend(torch.zeros(2, 1), torch.zeros(2, 1))
-        >>> seen = regard.Recording({"layer": A}, model="tiny", query_tokens=tokens)
-        >>> console = Console(width=60)
-        >>> with console.capture() as capture:
-        ...     console.print(TerminalView(summarise(seen)))
-        >>> print(capture.get().splitlines()[0])
-        tiny   2 tokens · 1 layer × 1 head
     """
 
     summary: Summary

@@ -17,14 +17,6 @@ def answered(layer: Layer, reductions: Sequence[Reduction], pause: Callable[[], 
         layer: with its matrix.
         reductions: the questions.
         pause: called before each block of rows; what it raises ends the pass.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.view.tiles.cancellable import answered
-        >>> even = regard.attend(torch.zeros(2, 1), torch.zeros(2, 1))
-        >>> [layer] = regard.Recording({"layer": even}).layers
-        >>> answered(layer, [regard.Sum(-1)], lambda: None).answers
-        Answers(Sum(dim=-1))
     """
     missing = [reduction for reduction in reductions if reduction not in layer.answers]
     if not missing:

@@ -25,17 +25,6 @@ def known_kinds(
         place: of the layer in its recording.
         query_tokens: as for ``classify``.
         key_tokens: likewise.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.view.tiles.layer_kinds import known_kinds
-        >>> even = regard.Recording({"layer": regard.attend(torch.zeros(4, 1), torch.zeros(4, 1))})
-        >>> known_kinds(even.layers[0], 0, None, None)[0].kind
-        'uniform'
-        >>> wrong = torch.full((2, 4, 4), torch.nan)
-        >>> wrong = regard.Recording({"layer": regard.AttentionMatrix.from_weights(wrong)})
-        >>> known_kinds(wrong.layers[0], 0, None, None)
-        [None, None]
     """
     try:
         heads = classify([layer], query_tokens, key_tokens)

@@ -31,11 +31,6 @@ class Tally:
         rows: in all, those of every head.
         tell: called with the rows done and the rows in all.
         done: rows so far.
-
-    Example:
-        >>> from regard.view.tiles.layer_survey import Tally
-        >>> Tally(6, print).add(2)
-        2 6
     """
 
     rows: int
@@ -60,14 +55,6 @@ def swept(matrix: AttentionMatrix, reductions: Sequence[Reduction], tally: Tally
         matrix: (num_heads, q_len, kv_len), or with other axes before them.
         reductions: the questions; each answer must have the first axis of the matrix.
         tally: told of the rows as they pass.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.view.tiles.layer_survey import Tally, swept
-        >>> x = torch.zeros(2, 4, 1)
-        >>> swept(regard.attend(x, x), [regard.Pool(1, 1)], Tally(8, print))[0].shape
-        8 8
-        torch.Size([2, 1, 1])
     """
     step = 1 if prod(matrix.shape[-2:]) > _LONG else matrix.shape[0]
     parts = [matrix[start : start + step] for start in range(0, matrix.shape[0], step)]
@@ -91,17 +78,6 @@ class Sweeps:
         recording: what was seen.
         ask_kinds: whether what tells the kinds of the heads is asked in the same passes.
         progress: called with the rows done and the rows in all, those of every head.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.view.tiles.manifest import first_sequence
-        >>> from regard.view.tiles.layer_survey import Sweeps
-        >>> seen = regard.Recording({"layer": regard.attend(torch.zeros(4, 1), torch.zeros(4, 1))})
-        >>> sweeps = Sweeps(seen, ask_kinds=True, progress=None)
-        >>> sweeps.over(0, first_sequence(seen[0]), [regard.Pool(1, 1)])
-        [tensor([[[0.2500]]])]
-        >>> sweeps.kinds()[0]["kind"]
-        'uniform'
     """
 
     def __init__(

@@ -87,15 +87,7 @@ def told(heads: Iterable[Head | None]) -> list[dict[str, Any] | None]:
 
 
 def live_layers(recording: Recording) -> list[PageLayer]:
-    """Each layer, for a host that answers every question itself; nothing is computed.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.view.tiles.manifest import live_layers
-        >>> A = regard.attend(torch.randn(2, 5, 4), torch.randn(2, 5, 4))
-        >>> live_layers(regard.Recording({"layer": A}))[0].kind
-        'live'
-    """
+    """Each layer, for a host that answers every question itself; nothing is computed."""
     layers: list[PageLayer] = []
     for name in recording:
         num_heads, q_len, kv_len = first_sequence(recording[name]).shape
@@ -117,14 +109,6 @@ def manifest(
         layers: its layers, as ``live_layers`` gives them or the file's writer has filled them in.
         title: what stands at the top.
         opened: places of the layer and the head that it shows first; the first ones for None.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.view.tiles.manifest import live_layers, manifest
-        >>> A = regard.attend(torch.randn(2, 5, 4), torch.randn(2, 5, 4))
-        >>> seen = regard.Recording({"layer": A})
-        >>> manifest(seen, live_layers(seen), title="A run")["layers"][0]["q_len"]
-        5
     """
     return {
         "version": 1,
@@ -147,12 +131,6 @@ def first_sequence(matrix: AttentionMatrix) -> AttentionMatrix:
 
     Returns:
         (num_heads, q_len, kv_len): of every other axis the first entry.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.view.tiles.manifest import first_sequence
-        >>> first_sequence(regard.attend(torch.randn(5, 4), torch.randn(5, 4))).shape
-        torch.Size([1, 5, 5])
     """
     matrix = matrix.detach()
     while matrix.ndim > 3:
@@ -172,12 +150,6 @@ def first_value(value: Tensor) -> Tensor:
 
     Returns:
         (num_kv_heads, kv_len, value_dim).
-
-    Example:
-        >>> import torch
-        >>> from regard.view.tiles.manifest import first_value
-        >>> first_value(torch.zeros(3, 2, 5, 4)).shape
-        torch.Size([2, 5, 4])
     """
     while value.ndim > 3:
         value = value[0]
@@ -192,13 +164,6 @@ def sink_keys(recording: Recording, kv_len: int) -> tuple[int, ...]:
     Args:
         recording: what was seen.
         kv_len: of the layer; tokens of another text say nothing of its keys.
-
-    Example:
-        >>> import regard
-        >>> from regard.view.tiles.manifest import sink_keys
-        >>> tokens = [regard.Token("a"), regard.Token("b"), regard.Token("[SEP]", special=True)]
-        >>> sink_keys(regard.Recording({}, query_tokens=tokens), 3)
-        (0, 2)
     """
     tokens = recording.key_tokens
     known = () if tokens is None or len(tokens) != kv_len else tokens
@@ -223,13 +188,6 @@ def small_map(matrix: AttentionMatrix) -> dict[str, Any]:
     """The pooled matrix; a mean is maximum * (level / 254)²: fine steps where weights are small.
 
     Level 255 is a mean that is not a number.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.view.tiles.manifest import small_map
-        >>> weights = torch.eye(3)[None]
-        >>> small_map(regard.AttentionMatrix.from_weights(weights))["maximum"]
-        1.0
     """
     return small_numbers(matrix.pool(SMALL, SMALL))
 
@@ -239,12 +197,6 @@ def small_numbers(means: Tensor) -> dict[str, Any]:
 
     Args:
         means: (num_heads, rows, columns).
-
-    Example:
-        >>> import torch
-        >>> from regard.view.tiles.manifest import small_numbers
-        >>> small_numbers(torch.ones(1, 2, 3))["columns"]
-        3
     """
     means = means.float()
     known = means.nan_to_num(0.0)

@@ -33,24 +33,11 @@ def packed(tensor: Tensor, strategy: int, width: int = 4) -> str:
 
 
 def memory(tensor: Tensor) -> bytes:
-    """The tensor's memory, without numpy, which torch does not bring along.
-
-    Example:
-        >>> import torch
-        >>> from regard.view.tiles.packing import memory
-        >>> list(memory(torch.tensor([1, 2], dtype=torch.int16)))
-        [1, 0, 2, 0]
-    """
+    """The tensor's memory, without numpy, which torch does not bring along."""
     whole = tensor.contiguous().cpu()
     return ctypes.string_at(whole.data_ptr(), whole.nbytes)
 
 
 def base64_text(data: bytes) -> str:
-    """Bytes as text.
-
-    Example:
-        >>> from regard.view.tiles.packing import base64_text
-        >>> base64_text(b"abc")
-        'YWJj'
-    """
+    """Bytes as text."""
     return base64.b64encode(data).decode("ascii")

@@ -49,11 +49,6 @@ class Which(NamedTuple):
         head: its place in the layer.
         hidden: whether sinks, the first key and special tokens, are set aside and what is left of
             each row is made to sum to 1.
-
-    Example:
-        >>> from regard.view.tiles.page_answers import Which
-        >>> Which(3, 7).hidden
-        False
     """
 
     layer: int
@@ -68,12 +63,6 @@ class RowOfWeights:
     Attributes:
         values: the weight of each key, (kv_len,), float32.
         mask: True where it may attend, (kv_len,); a key that is set aside is none of these.
-
-    Example:
-        >>> import torch
-        >>> from regard.view.tiles.page_answers import RowOfWeights
-        >>> RowOfWeights(torch.ones(1), torch.ones(1, dtype=torch.bool)).values
-        tensor([1.])
     """
 
     values: Tensor
@@ -87,11 +76,6 @@ class Progress:
     Attributes:
         done: from 0 to 1.
         seconds: that are left; None while that is not known.
-
-    Example:
-        >>> from regard.view.tiles.page_answers import Progress
-        >>> Progress(1.0, 0.0).done
-        1.0
     """
 
     done: float
@@ -99,13 +83,7 @@ class Progress:
 
 
 def is_wanted() -> bool:
-    """Of an answer that is waited for however long it takes.
-
-    Example:
-        >>> from regard.view.tiles.page_answers import is_wanted
-        >>> is_wanted()
-        True
-    """
+    """Of an answer that is waited for however long it takes."""
     return True
 
 
@@ -118,14 +96,6 @@ class Answers:
     Args:
         recording: what was seen.
         limit: about how many bytes may be held for heads that were looked at.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.view.tiles.page_answers import Answers, Which
-        >>> even = regard.attend(torch.zeros(2, 3, 4), torch.zeros(2, 3, 4), mask=regard.Causal())
-        >>> with Answers(regard.Recording({"layer": even})) as answers:
-        ...     answers.row(Which(0, 1), 1).values
-        tensor([0.5000, 0.5000, 0.0000])
     """
 
     def __init__(self, recording: Recording, *, limit: int = 512 * MIB) -> None:

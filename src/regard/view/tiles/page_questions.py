@@ -31,11 +31,6 @@ class Told:
         content: what has a structure, as JSON can hold it; beside arrays, what they are.
         arrays: numbers, float32 or uint8.
         final: whether the same question has this answer for ever.
-
-    Example:
-        >>> from regard.view.tiles.page_questions import Told
-        >>> Told({"done": 1.0}).final
-        True
     """
 
     content: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -56,11 +51,6 @@ class Question:
         answer: gives it; raises ``WRONG`` where it asks for what is not there.
         waits: whether it needs a pass over a long head to be through.
         long: whether it takes more than a moment then.
-
-    Example:
-        >>> from regard.view.tiles.page_questions import QUESTIONS
-        >>> QUESTIONS["row"].asked({"layer": "3", "head": "1", "query": "5"}).whole("query")
-        5
     """
 
     parameters: tuple[str, ...]

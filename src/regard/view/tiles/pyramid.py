@@ -55,11 +55,6 @@ class Place:
         row: tiles of 256 x 256 cells, counted from the top.
         column: counted from the left.
         by_row: whether the weights of each row are divided by its highest first.
-
-    Example:
-        >>> from regard.view.tiles.pyramid import Place
-        >>> Place(level=2, row=1, column=0).rows(q_len=1500)
-        slice(1024, 1500, None)
     """
 
     level: int
@@ -88,11 +83,6 @@ class Tile:
         values: the mean weight of each cell, (rows, columns), float32.
         exact: whether they are; else they come from a sample, and it pays to ask again.
         sampled: where it is a sample: one query in so many was looked at.
-
-    Example:
-        >>> import torch
-        >>> from regard.view.tiles.pyramid import Tile
-        >>> Tile(torch.zeros(2, 3), exact=True).sampled
     """
 
     values: Tensor
@@ -101,13 +91,7 @@ class Tile:
 
 
 def highest_level(shape: Sequence[int]) -> int:
-    """The level at which one tile holds a whole matrix, (q_len, kv_len).
-
-    Example:
-        >>> from regard.view.tiles.pyramid import highest_level
-        >>> highest_level((256, 20)), highest_level((10, 131_072))
-        (0, 9)
-    """
+    """The level at which one tile holds a whole matrix, (q_len, kv_len)."""
     return (-(-max(shape) // TILE) - 1).bit_length()
 
 
@@ -116,10 +100,6 @@ def check_place(place: Place, shape: Sequence[int]) -> None:
 
     Raises:
         IndexError: it has none.
-
-    Example:
-        >>> from regard.view.tiles.pyramid import Place, check_place
-        >>> check_place(Place(1, 0, 1), (300, 700))
     """
     checked("level", place.level, highest_level(shape) + 1)
     for name, tile, tokens in zip(("row", "column"), (place.row, place.column), shape, strict=True):
@@ -131,11 +111,6 @@ def checked(name: str, value: int, count: int) -> int:
 
     Raises:
         IndexError: there is none.
-
-    Example:
-        >>> from regard.view.tiles.pyramid import checked
-        >>> checked("layer", 3, 6)
-        3
     """
     if not 0 <= value < count:
         raise IndexError(f"{name} is {value}; it must be from 0 to {count - 1}.")
@@ -149,16 +124,6 @@ class Pyramid:
         head: whose scores they are.
         base: the finest level of which sums are kept.
         seconds: that the pass has taken so far.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.view.tiles.pyramid import Place, Pyramid
-        >>> from regard.view.tiles.strips import HeadScores
-        >>> weights = torch.tensor([[0.25, 0.75], [0.5, 0.5]])
-        >>> pyramid = Pyramid(HeadScores.of(regard.AttentionMatrix.from_weights(weights)))
-        >>> pyramid.tile(Place(level=0, row=0, column=0), lambda: None).values
-        tensor([[0.2500, 0.7500],
-                [0.5000, 0.5000]])
     """
 
     def __init__(self, head: HeadScores) -> None:

@@ -30,11 +30,6 @@ class KeysAsked:
         by: "weight": the strongest first, equal ones as in the text; "position": as in the text.
         start: the first place of that order.
         count: how many.
-
-    Example:
-        >>> from regard.view.tiles.query_steps import KeysAsked
-        >>> KeysAsked("weight", 0, 16).count
-        16
     """
 
     by: Literal["weight", "position"]
@@ -58,11 +53,6 @@ class KeyStep:
         score: what the softmax is given.
         weight: of the key.
         value: of the key; None where none was kept.
-
-    Example:
-        >>> from regard.view.tiles.query_steps import KeyStep
-        >>> KeyStep(0, None, None, None, None, None, None, True, None, 1.0).weight
-        1.0
     """
 
     key: int
@@ -95,15 +85,6 @@ class QuerySteps:
         total: of the weights.
         rows: the keys that were asked for.
         output: the weights times the values of all keys; None where none were kept.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.view.tiles.query_steps import KeysAsked, query_steps
-        >>> from regard.view.tiles.strips import HeadScores
-        >>> A = regard.attend(torch.ones(2, 1), torch.ones(2, 1), mask=regard.Causal())
-        >>> steps = query_steps(HeadScores.of(A), 0, KeysAsked("weight", 0, 1))
-        >>> steps.allowed, steps.rows[0].dot, steps.rows[0].weight
-        (1, 1.0, 1.0)
     """
 
     vector: Vector | None
@@ -129,14 +110,6 @@ def query_steps(
         query: which row.
         part: which of its keys.
         value: of every key, (kv_len, value_dim).
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.view.tiles.query_steps import KeysAsked, query_steps
-        >>> from regard.view.tiles.strips import HeadScores
-        >>> A = regard.AttentionMatrix.from_weights(torch.tensor([[0.25, 0.75]]))
-        >>> [step.key for step in query_steps(HeadScores.of(A), 0, KeysAsked("weight", 0, 2)).rows]
-        [1, 0]
     """
     source, keys = head.source, slice(0, head.shape[1])
     scratch, row = Scratch(keys.stop), Neighbours(head, slice(query, query + 1))

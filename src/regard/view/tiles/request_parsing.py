@@ -23,15 +23,6 @@ class Asked:
 
     Raises:
         ValueError: another name.
-
-    Example:
-        >>> from regard.view.tiles.request_parsing import Asked
-        >>> asked = Asked({"layer": "3", "hidden": "1"}, ("layer", "head", "hidden"))
-        >>> asked.whole("layer"), asked.flag("hidden")
-        (3, True)
-        >>> asked.whole("head")
-        Traceback (most recent call last):
-        ValueError: head is missing; it must be a whole number.
     """
 
     def __init__(self, parameters: Mapping[str, str], known: Sequence[str]) -> None:

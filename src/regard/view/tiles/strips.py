@@ -53,13 +53,6 @@ class HeadScores:
         source: of shape (q_len, kv_len).
         mask: of that shape; None: every key is allowed.
         aside: the keys that count as masked, rising.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.view.tiles.strips import HeadScores
-        >>> head = HeadScores.of(regard.attend(torch.ones(3, 1), torch.ones(3, 1)))
-        >>> head.shape
-        torch.Size([3, 3])
     """
 
     source: Scores
@@ -157,13 +150,6 @@ class Neighbours(Strip):
 
     Attributes:
         rows: which.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.view.tiles.strips import HeadScores, Neighbours
-        >>> head = HeadScores.of(regard.attend(torch.ones(3, 1), torch.ones(3, 1)))
-        >>> Neighbours(head, slice(1, 3)).height
-        2
     """
 
     head: HeadScores
@@ -201,13 +187,6 @@ class Picked(Strip):
 
     Attributes:
         places: of the rows.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.view.tiles.strips import HeadScores, Picked
-        >>> head = HeadScores.of(regard.attend(torch.ones(3, 1), torch.ones(3, 1)))
-        >>> Picked(head, (0, 2)).height
-        2
     """
 
     head: HeadScores
@@ -353,14 +332,6 @@ def sums(strip: Strip, cell: int | None, scratch: Scratch, pause: Pause) -> Sums
         cell: keys in a cell; cells count from key 0. None: any size, for the normalizers alone.
         scratch: memory that is used again.
         pause: called before each part; an exception that it raises ends the pass.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.scores.scratch import Scratch
-        >>> from regard.view.tiles.strips import HeadScores, Neighbours, sums
-        >>> head = HeadScores.of(regard.attend(torch.zeros(1, 1), torch.zeros(4, 1)))
-        >>> sums(Neighbours(head, slice(0, 1)), 2, Scratch(4), lambda: None).cells
-        tensor([[0.5000, 0.5000]])
     """
     step = max(1, PART // max(_LEAST, strip.height))
     cell = cell or step
