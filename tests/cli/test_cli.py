@@ -1,6 +1,5 @@
 """The command: what it prints and writes, and what it says when it cannot."""
 
-import doctest
 import io
 import json
 import os
@@ -12,25 +11,17 @@ import time
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 import regard
 import tiny_models
 from commands import REGARD, Run, left_behind
-from regard.analysis import head_kinds as kinds
 from regard.cli import app as cli
-from regard.cli import options, progress
 from regard.cli import output_files as files
-from regard.cli import recording_argument as recordings
+from regard.cli import progress
 from regard.cli import see_command as command
-from regard.cli import text_argument as texts
-from regard.models import pretrained
 from regard.models.pretrained import Pretrained
-from regard.text import token_labels as visible
-from regard.view.terminal import summary
-from regard.view.terminal import terminal_view as terminal
 
 SENTENCE = "Life is short, eat dessert first"
 
@@ -228,29 +219,6 @@ def test_a_shell_can_complete_the_command(tmp_path: Path) -> None:
 
 
 # Help, version, examples
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        cli,
-        files,
-        options,
-        kinds,
-        pretrained,
-        progress,
-        recordings,
-        summary,
-        terminal,
-        texts,
-        visible,
-    ],
-    ids=lambda m: m.__name__,
-)
-def test_the_examples_in_docstrings_give_what_they_say(module: ModuleType) -> None:
-    failed, tried = doctest.testmod(module)
-    assert failed == 0
-    assert tried > 0
 
 
 @pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",)], ids=["nothing", "--help", "-h"])

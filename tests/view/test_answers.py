@@ -1,10 +1,8 @@
 """What server and notebook answer the page: exact numbers of every kind of matrix, at any scale."""
 
-import doctest
 import threading
 from collections.abc import Callable, Sequence
 from itertools import pairwise, product
-from types import ModuleType
 
 import pytest
 import torch
@@ -14,8 +12,7 @@ import oracle
 import regard
 from cases import CASES, Case, parametrised
 from oracle import assert_close
-from regard.view.tiles import page_answers as answers_module
-from regard.view.tiles import pyramid, query_steps, strips
+from regard.view.tiles import pyramid, strips
 from regard.view.tiles.page_answers import Answers, Gone, Progress, Which
 from regard.view.tiles.pyramid import Place, highest_level
 from regard.view.tiles.query_steps import KeysAsked
@@ -439,12 +436,3 @@ def test_a_wrong_question_is_told_in_a_sentence(
     with Answers(recording(matrix)) as answers, pytest.raises((IndexError, ValueError)) as error:
         ask(answers)
     assert str(error.value) == message
-
-
-@pytest.mark.parametrize(
-    "module", [answers_module, pyramid, query_steps, strips], ids=lambda module: module.__name__
-)
-def test_the_examples_give_what_they_say(module: ModuleType) -> None:
-    failed, tried = doctest.testmod(module)
-    assert failed == 0
-    assert tried > 0

@@ -1,11 +1,8 @@
 """The server: the same numbers as the library's, for its own page alone, whoever comes and goes."""
 
-import doctest
 import json
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from types import ModuleType
 
 import pytest
 import torch
@@ -13,10 +10,7 @@ from starlette.testclient import TestClient
 from torch import Tensor
 
 import regard
-from regard.view.server import access_guard as guard
 from regard.view.server import http_server as server
-from regard.view.server import request_queue as desk
-from regard.view.tiles import request_parsing as asked
 from regard.view.tiles.manifest import first_sequence, small_map
 from regard.view.tiles.page_answers import Answers, Which
 from regard.view.tiles.pyramid import Place
@@ -369,13 +363,3 @@ def test_a_recording_that_has_changed_is_not_answered_for() -> None:
         state["changed"] = True
         got = client.get("/api/heads")
     assert (got.status_code, got.text) == (409, CHANGED)
-
-
-@pytest.mark.parametrize("module", [asked, desk, guard, server], ids=lambda module: module.__name__)
-def test_the_examples_give_what_they_say(module: ModuleType) -> None:
-    # On a thread of its own: a browser of another test may keep an event loop running on this one.
-    with ThreadPoolExecutor(1) as pool:
-        examples = pool.submit(doctest.testmod, module, optionflags=doctest.ELLIPSIS)
-    failed, tried = examples.result()
-    assert failed == 0
-    assert tried > 0

@@ -1,13 +1,11 @@
 """What nobody waits for any more ends soon, in the middle of a layer too."""
 
-import doctest
 from collections.abc import Sequence
 
 import pytest
 import torch
 
 import regard
-from regard.view.tiles import cancellable as watched
 from regard.view.tiles import pyramid
 from regard.view.tiles.page_answers import Answers, Gone, Which
 
@@ -106,9 +104,3 @@ def test_the_layers_whose_heads_are_known_are_not_asked_again(
             answers.heads(wanted=leaves)
         assert answers.heads(wanted=again) == kinds
     assert again.asked < whole.asked - 50
-
-
-def test_the_examples_give_what_they_say() -> None:
-    failed, tried = doctest.testmod(watched)
-    assert failed == 0
-    assert tried > 0

@@ -5,7 +5,7 @@ reach them between cells.
 """
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from regard.recording.recording import Recording
 from regard.view.notebook.page_frame import HEIGHT, SANDBOX, framed, notebook_pages
 from regard.view.notebook.widget_messages import reply
 from regard.view.tiles.page_answers import Answers
-from regard.view.tiles.page_questions import QUESTIONS
+from regard.view.tiles.page_questions import QUESTIONS, Threads
 
 __all__ = ["PageWidget", "view"]
 
@@ -45,7 +45,7 @@ class PageWidget(anywidget.AnyWidget):  # pyright: ignore[reportUntypedBaseClass
     def __init__(self, seen: Recording, title: str) -> None:
         # First, for a widget that cannot be made is closed all the same.
         self._answers = Answers(seen, limit=128 * _MIB)
-        self._quick, self._waits, self._long = (ThreadPoolExecutor(2, "regard") for _ in range(3))
+        self._threads = Threads()
         self._waiting: set[str] = set()
         live, self.still = notebook_pages(seen, title)
         super().__init__(page=live, title=title)
@@ -60,16 +60,10 @@ class PageWidget(anywidget.AnyWidget):  # pyright: ignore[reportUntypedBaseClass
             self._waiting.discard(name)
         elif len(self._waiting) < _MOST_WAITING:
             self._waiting.add(name)
-            self._threads(question.get("kind")).submit(self._answer, question, name)
+            asked = QUESTIONS.get(str(question.get("kind")), QUESTIONS["row"])
+            self._threads.submit(asked, partial(self._answer, question, name))
         else:
             self.send({"id": question.get("id"), "error": "too much is asked at once."})
-
-    def _threads(self, kind: object) -> ThreadPoolExecutor:
-        """What waits for a pass over a long head holds up only what waits too."""
-        question = QUESTIONS.get(str(kind))
-        if question is None or not (question.waits or question.long):
-            return self._quick
-        return self._waits if question.waits else self._long
 
     def _answer(self, question: Mapping[str, Any], name: str) -> None:
         answer = reply(self._answers, question, lambda: name in self._waiting)
@@ -80,8 +74,7 @@ class PageWidget(anywidget.AnyWidget):  # pyright: ignore[reportUntypedBaseClass
     def close(self) -> None:
         """Ends what runs in the background, and the widget."""
         self._waiting.clear()
-        for threads in (self._quick, self._waits, self._long):
-            threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
         self._answers.close()
         super().close()
 

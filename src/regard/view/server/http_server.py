@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import socket
+import threading
 import webbrowser
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -38,17 +39,13 @@ from regard.view.export.page_template import filled_template, json_block
 from regard.view.server.access_guard import Guard
 from regard.view.server.connection_limits import LimitedProtocol
 from regard.view.server.launch_file import LaunchFile
-from regard.view.server.request_queue import Answer, Busy, Desk
 from regard.view.tiles.manifest import PageLayer, live_layers, manifest, told
 from regard.view.tiles.packing import memory
 from regard.view.tiles.page_answers import Answers, Gone
-from regard.view.tiles.page_questions import QUESTIONS, WRONG, Question, Told
-from regard.view.tiles.request_parsing import Asked
+from regard.view.tiles.page_questions import QUESTIONS, WRONG, Question, Threads, Told
 
 __all__ = ["application", "serve"]
 
-MIB = 2**20
-_LOOK_AGAIN = 0.1  # seconds
 _AT_ONCE = 2**24  # weights whose kinds of heads take a moment
 _LEFT = 499  # what nginx calls a client that has closed its request
 
@@ -107,7 +104,7 @@ class _Served:
         self.title = title
         self._changed = changed
         self._answers = Answers(recording)
-        self._quick, self._long = Desk(threads=2, room=128 * MIB), Desk(threads=2, room=8 * MIB)
+        self._threads = Threads()
         first = manifest(recording, _told_at_once(recording, self._answers), title=title)
         self._page = "".join(filled_template([json_block("recording", first)], connects="'self'"))
         self.routes = [Route("/", self._index, methods=["GET"])]
@@ -117,16 +114,14 @@ class _Served:
         ]
 
     async def close(self) -> None:
-        for desk in (self._quick, self._long):
-            desk.close()
+        self._threads.close()
         await asyncio.to_thread(self._answers.close)
 
     async def _index(self, _: Request) -> Response:
         return self._refusal() or HTMLResponse(self._page)
 
     async def _ask(self, question: Question, request: Request) -> Response:
-        desk = self._long if question.long else self._quick
-        return self._refusal() or await _endpoint(self._answers, desk, question, request)
+        return self._refusal() or await _endpoint(self._answers, self._threads, question, request)
 
     def _refusal(self) -> Response | None:
         if not self._changed():
@@ -272,65 +267,42 @@ def _is_another(path: Path, found: tuple[int, ...]) -> bool:
         return True
 
 
-def _sent(told: Told) -> Answer:
+def _sent(told: Told) -> Response:
     """Arrays one after the other, with what they are in headers; what has none as JSON."""
     if not told.arrays:
         text = json.dumps(told.content, allow_nan=False, separators=(",", ":"))
-        return Answer(text.encode(), "application/json", final=told.final)
+        return Response(text, media_type="application/json")
     known = {name: value for name, value in told.content.items() if value is not None}
     headers = {f"X-{name.title()}": str(int(value)) for name, value in known.items()}
     content = b"".join(memory(array) for array in told.arrays)
-    return Answer(content, "application/octet-stream", headers, final=told.final)
+    return Response(content, headers=headers, media_type="application/octet-stream")
 
 
 # One request
 
 
-async def _endpoint(answers: Answers, desk: Desk, question: Question, request: Request) -> Response:
-    answering = asyncio.ensure_future(_answer(answers, desk, question, request))
+async def _endpoint(
+    answers: Answers, threads: Threads, question: Question, request: Request
+) -> Response:
+    gone = threading.Event()
+
+    def work() -> Response:
+        asked = question.asked(request.query_params)
+        return _sent(question.answer(answers, asked, lambda: not gone.is_set()))
+
+    answering = asyncio.wrap_future(threads.submit(question, work))
     leaving = asyncio.ensure_future(_left(request))
     try:
         await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not answering.done():
-            return Response(status_code=_LEFT)
-        answer = answering.result()
-        return Response(answer.content, headers=answer.headers, media_type=answer.kind)
+        return answering.result() if answering.done() else Response(status_code=_LEFT)
     except WRONG as error:
         return PlainTextResponse(str(error).partition("\n")[0], 400)
-    except Busy:
-        return PlainTextResponse("too much is asked at once; ask again in a moment.", 503)
     except (Gone, asyncio.CancelledError):
         return Response(status_code=_LEFT)
     finally:
+        gone.set()
         answering.cancel()
         leaving.cancel()
-
-
-async def _answer(answers: Answers, desk: Desk, question: Question, request: Request) -> Answer:
-    asked = question.asked(request.query_params)
-    key = (request.url.path, asked.key)
-
-    def work(wanted: Callable[[], bool]) -> Answer:
-        return _sent(question.answer(answers, asked, wanted))
-
-    if question.waits:
-        with suppress(Gone):  # what asks for what is not there is told so at once
-            return await desk.ask(("at once", key), lambda _: work(lambda: False))
-        await _until_rows_are_known(answers, desk, asked)
-    return await desk.ask(key, work)
-
-
-async def _until_rows_are_known(answers: Answers, desk: Desk, asked: Asked) -> None:
-    """Waits here and not in a thread, of which there are few."""
-    of_head = asked.only("layer", "head", "hidden")
-    progress = QUESTIONS["progress"]
-    while True:
-        answer = await desk.ask(
-            ("waits", of_head.key), lambda wanted: _sent(progress.answer(answers, of_head, wanted))
-        )
-        if json.loads(answer.content)["done"] == 1:
-            return
-        await asyncio.sleep(_LOOK_AGAIN)
 
 
 async def _left(request: Request) -> None:

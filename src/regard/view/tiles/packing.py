@@ -19,12 +19,6 @@ def packed(tensor: Tensor, strategy: int, width: int = 4) -> str:
         tensor: numbers of any dtype and shape.
         strategy: of the deflation, one of zlib's.
         width: how many bytes of each number are kept, its last ones.
-
-    Example:
-        >>> import torch, zlib
-        >>> from regard.view.tiles.packing import packed
-        >>> packed(torch.zeros(4), zlib.Z_DEFAULT_STRATEGY)
-        'eNpjYEAFAAAQAAE='
     """
     # Flat first: an axis of length 1 may have any stride, and then its bytes cannot be viewed.
     flat = tensor.cpu().flatten().view(torch.uint8).reshape(-1, tensor.element_size())

@@ -1,9 +1,10 @@
 """What the page asks of a recording, whoever carries the questions: a server, or a notebook."""
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from math import isnan
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,9 +16,13 @@ from regard.view.tiles.pyramid import Place
 from regard.view.tiles.query_steps import KeysAsked
 from regard.view.tiles.request_parsing import Asked
 
-__all__ = ["QUESTIONS", "WRONG", "Question", "Told", "Wanted"]
+__all__ = ["QUESTIONS", "WRONG", "Question", "Threads", "Told", "Wanted"]
 
 _MOST_KEYS = 1000
+_AT_ONCE = 2  # answers of a kind that are computed side by side
+_WAITING = 32  # threads that only wait for the pass over a head
+
+Answer = TypeVar("Answer")
 
 WRONG = (ValueError, IndexError, RegardError)
 """What a question raises that asks for what is not there; its first line is the sentence."""
@@ -30,12 +35,10 @@ class Told:
     Attributes:
         content: what has a structure, as JSON can hold it; beside arrays, what they are.
         arrays: numbers, float32 or uint8.
-        final: whether the same question has this answer for ever.
     """
 
     content: dict[str, Any] = field(default_factory=dict[str, Any])
     arrays: tuple[Tensor, ...] = ()
-    final: bool = True
 
 
 Wanted = Callable[[], bool]
@@ -87,12 +90,12 @@ def _tile(answers: Answers, asked: Asked, wanted: Wanted) -> Told:
     tile = answers.tile(_which_head(asked), place, wanted=wanted)
     height, width = tile.values.shape
     content = {"height": height, "width": width, "exact": tile.exact, "sampled": tile.sampled}
-    return Told(content, (tile.values.float(),), final=tile.exact)
+    return Told(content, (tile.values.float(),))
 
 
 def _progress(answers: Answers, asked: Asked, _: Wanted) -> Told:
     asked.flag("by_row")  # one pass serves both
-    return Told(asdict(answers.progress(_which_head(asked))), final=False)
+    return Told(asdict(answers.progress(_which_head(asked))))
 
 
 def _steps(answers: Answers, asked: Asked, _: Wanted) -> Told:
@@ -133,3 +136,22 @@ QUESTIONS = {
     "heads": Question((), _heads, long=True),
 }
 """Every question by its name."""
+
+
+class Threads:
+    """Threads that answer questions, so that a long answer never holds up a quick one."""
+
+    def __init__(self) -> None:
+        self._quick, self._long = (ThreadPoolExecutor(_AT_ONCE, "regard") for _ in range(2))
+        self._waits = ThreadPoolExecutor(_WAITING, "regard")
+
+    def submit(self, question: Question, work: Callable[[], Answer]) -> "Future[Answer]":
+        """Run the work that answers a question."""
+        if question.waits:
+            return self._waits.submit(work)
+        return (self._long if question.long else self._quick).submit(work)
+
+    def close(self) -> None:
+        """Drop the work that has not begun; the rest ends by itself."""
+        for threads in (self._quick, self._waits, self._long):
+            threads.shutdown(wait=False, cancel_futures=True)
