@@ -135,7 +135,7 @@ def question(tokens: int, level: int, at: float = 0.75) -> dict[str, Any]:
     """A tile of a level on the diagonal, at this share of the text."""
     level = min(level, highest_level((tokens, tokens)))
     place = int(at * tokens) // (256 << level)
-    return {"kind": "tile", "place": {"level": level, "row": place, "column": place}}
+    return {"kind": "tile", "level": level, "row": place, "column": place}
 
 
 def first_offline(effort: Effort) -> Measured:

@@ -11,7 +11,7 @@ void ask({ id: -1, kind: "load", layer: 0, info: layer, raw: bytes, sinks });
 function answered(question, id) {
   return new Promise((resolve) => {
     waiting.set(id, resolve);
-    void ask({ id, layer: 0, head: 0, hidden: false, byRow: false, ...question });
+    void ask({ id, layer: 0, head: 0, hidden: false, by_row: false, ...question });
   });
 }
 
@@ -22,7 +22,7 @@ for (const [at, question] of questions.entries()) {
     do {
       await new Promise((resolve) => setTimeout(resolve, 5));
       progress = await answered(question, 1000 + at);
-    } while (progress.part < 1);
+    } while (progress.done < 1);
     answers.push(progress);
     continue;
   }

@@ -287,7 +287,7 @@ def tile_of(answer: dict[str, Any]) -> Tensor:
 
 
 def place(level: int, row: int = 0, column: int = 0) -> dict[str, Any]:
-    return {"kind": "tile", "place": {"level": level, "row": row, "column": column}}
+    return {"kind": "tile", "level": level, "row": row, "column": column}
 
 
 def number(text: str) -> float:

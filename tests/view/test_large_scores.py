@@ -246,10 +246,10 @@ def assert_one_matrix(page: Path, scores: Tensor, hidden: bool) -> None:
     place = {"level": 0, "row": 0, "column": 0}
     part = {"by": "position", "start": 0, "count": kv_len}
     # Columns and tiles first: a row that is asked for must not be what makes them right.
-    questions = [{"kind": "column", "at": key} for key in range(kv_len)]
-    questions += [{"kind": "tile", "place": place, "byRow": by_row} for by_row in (False, True)]
-    questions += [{"kind": "row", "at": query} for query in range(q_len)]
-    questions += [{"kind": "steps", "at": query, "keys": part} for query in range(q_len)]
+    questions = [{"kind": "column", "key": key} for key in range(kv_len)]
+    questions += [{"kind": "tile", **place, "by_row": by_row} for by_row in (False, True)]
+    questions += [{"kind": "row", "query": query} for query in range(q_len)]
+    questions += [{"kind": "steps", "query": query, **part} for query in range(q_len)]
     found = answers_of(page, [question | {"hidden": hidden} for question in questions])
     values = [torch.tensor(answer["values"]).double() for answer in found[:-q_len]]
     columns, tiles, rows = values[:kv_len], values[kv_len : kv_len + 2], values[kv_len + 2 :]
@@ -261,7 +261,7 @@ def assert_one_matrix(page: Path, scores: Tensor, hidden: bool) -> None:
     torch.testing.assert_close(torch.stack(rows), exact, **EXACT)
     if not hidden:
         for answer, row in zip(found[-q_len:], exact, strict=True):
-            assert_steps(answer["steps"], row)
+            assert_steps(answer, row)
 
 
 def test_a_layer_too_large_for_its_file_has_the_strongest_keys_of_large_scores(
@@ -277,7 +277,7 @@ def test_a_layer_too_large_for_its_file_has_the_strongest_keys_of_large_scores(
     page = write_page(regard.Recording({"layer": matrix}), tmp_path / "page.html", limit=180_000)
     layer, _ = first_layer(page)
     assert (layer["kind"], layer["strongest"]) == ("pyramid", 8)
-    row, column = answers_of(page, [{"kind": "row", "at": 5}, {"kind": "column", "at": 7}])
+    row, column = answers_of(page, [{"kind": "row", "query": 5}, {"kind": "column", "key": 7}])
     values = torch.tensor(row["values"]).double()
     held = values > 0
     assert int(held.sum()) == 8

@@ -77,7 +77,7 @@ def test_a_finer_tile_repeats_its_blocks(tmp_path: Path) -> None:
 
 def test_by_row_each_row_of_blocks_is_over_its_highest(tmp_path: Path) -> None:
     recording = recorded(mask=regard.Causal())
-    (answer,) = asked(recording, [place(1) | {"byRow": True}], tmp_path)
+    (answer,) = asked(recording, [place(1) | {"by_row": True}], tmp_path)
     means = pooled(recording[0][0].to_dense(), 1)
     torch.testing.assert_close(
         tile_of(answer), (means / means.amax(-1, keepdim=True))[:256, :256], rtol=0.1, atol=1e-6
@@ -89,7 +89,7 @@ def test_a_row_has_its_8_strongest_keys_exactly_and_the_others_as_a_sum(
     query: int, tmp_path: Path
 ) -> None:
     recording = recorded(mask=regard.Causal())
-    (answer,) = asked(recording, [{"kind": "row", "at": query, "head": 1}], tmp_path)
+    (answer,) = asked(recording, [{"kind": "row", "query": query, "head": 1}], tmp_path)
     values, keys = (of_all[1, query] for of_all in recording[0].topk(8))
     expected = torch.zeros(TOKENS).scatter_add(0, keys.clamp(min=0), values)
     # One row and the whole matrix are computed by different backends.
@@ -100,7 +100,7 @@ def test_a_row_has_its_8_strongest_keys_exactly_and_the_others_as_a_sum(
 
 def test_of_rows_that_are_less_than_1_the_others_are_what_is_left(tmp_path: Path) -> None:
     recording = recorded(sink_bias=torch.tensor([2.0, 9.0]))
-    (answer,) = asked(recording, [{"kind": "row", "at": 300, "head": 1}], tmp_path)
+    (answer,) = asked(recording, [{"kind": "row", "query": 300, "head": 1}], tmp_path)
     row = recording[0][1, 300]
     others = row.sum() - row.topk(8).values.sum()
     assert float(row.sum()) < 0.9
@@ -109,14 +109,14 @@ def test_of_rows_that_are_less_than_1_the_others_are_what_is_left(tmp_path: Path
 
 def test_a_column_is_the_means_of_its_blocks(tmp_path: Path) -> None:
     recording = recorded(mask=regard.Causal())
-    (answer,) = asked(recording, [{"kind": "column", "at": 101}], tmp_path)
+    (answer,) = asked(recording, [{"kind": "column", "key": 101}], tmp_path)
     means = pooled(recording[0][0].to_dense(), 1)[:, 50].repeat_interleave(2)
     near(torch.tensor(answer["values"]).double(), means)
 
 
 @pytest.mark.parametrize("kind", ["steps", "segments"])
 def test_what_needs_every_weight_is_refused(kind: str, tmp_path: Path) -> None:
-    (answer,) = asked(recorded(), [{"kind": kind, "at": 0}], tmp_path)
+    (answer,) = asked(recorded(), [{"kind": kind, "query": 0}], tmp_path)
     assert answer["damage"] == "not every weight of this layer is in this file."
 
 

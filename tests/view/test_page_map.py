@@ -84,8 +84,8 @@ def test_a_cell_has_one_weight_however_far_its_scores_are_from_0(
         weights /= weights.sum(-1, keepdim=True)
     questions = [
         place(0),
-        place(0) | {"byRow": True},
-        *({"kind": which, "at": 4} for which in ("row", "column")),
+        place(0) | {"by_row": True},
+        *({"kind": kind, name: 4} for kind, name in (("row", "query"), ("column", "key"))),
     ]
     questions = [question | {"hidden": hidden} for question in questions]
     answers = asked(regard.Recording({"layer": matrix}), questions, tmp_path)
@@ -108,7 +108,7 @@ def test_tiles_lie_side_by_side(tmp_path: Path) -> None:
 
 def test_by_row_each_row_is_over_its_highest_weight_before_the_mean(tmp_path: Path) -> None:
     recording = recorded(mask=regard.Causal())
-    (answer,) = asked(recording, [place(1) | {"byRow": True}], tmp_path)
+    (answer,) = asked(recording, [place(1) | {"by_row": True}], tmp_path)
     weights = recording[0][0, 0].to_dense()
     expected = pooled(weights / weights.amax(-1, keepdim=True), 1)
     torch.testing.assert_close(tile_of(answer), expected, atol=1e-6, rtol=1e-5)
@@ -126,8 +126,8 @@ def test_without_sinks_rows_of_a_tile_are_renormalised(tmp_path: Path) -> None:
 @pytest.mark.parametrize("by_row", [False, True], ids=["shares", "by row"])
 def test_a_large_tile_is_a_sample_until_the_pass_is_through(by_row: bool, tmp_path: Path) -> None:
     recording = recorded(tokens=37, mask=regard.Causal())
-    question = place(2) | {"byRow": by_row}
-    until = {"kind": "progress", "until": 1, "byRow": by_row}
+    question = place(2) | {"by_row": by_row}
+    until = {"kind": "progress", "until": 1, "by_row": by_row}
     sample, progress, exact = asked(recording, [question, until, question], tmp_path, direct=100)
     weights = recording[0][0, 0].to_dense().double()
     if by_row:
@@ -154,11 +154,11 @@ def test_tiles_of_a_pass_over_a_long_text_keep_its_edge(tmp_path: Path) -> None:
 
 def test_a_column_of_a_long_text_waits_for_no_pass(tmp_path: Path) -> None:
     recording = recorded(tokens=37, mask=regard.Causal())
-    questions = [{"kind": "column", "at": 5}, {"kind": "progress"}]
+    questions = [{"kind": "column", "key": 5}, {"kind": "progress"}]
     answer, progress = asked(recording, questions, tmp_path, direct=1)
     expected = recording[0][0, 0].to_dense()[:, 5]
     torch.testing.assert_close(torch.tensor(answer["values"]), expected, atol=1e-6, rtol=1e-5)
-    assert progress["part"] == 1
+    assert progress["done"] == 1
 
 
 def long_text() -> regard.Recording:
@@ -193,10 +193,10 @@ def test_of_a_long_text_what_the_file_does_not_hold_is_a_sample_first(tmp_path: 
 def test_a_row_of_two_halves_is_two_halves_to_the_last_digit(tmp_path: Path) -> None:
     matrix = regard.attend(torch.zeros(1, 2, 1), torch.zeros(1, 2, 1))
     recording = regard.Recording({"layer": matrix})
-    steps = {"kind": "steps", "at": 1, "keys": {"by": "position", "start": 0, "count": 2}}
-    row, one = asked(recording, [{"kind": "row", "at": 1}, steps], tmp_path)
+    steps = {"kind": "steps", "query": 1, "by": "position", "start": 0, "count": 2}
+    row, one = asked(recording, [{"kind": "row", "query": 1}, steps], tmp_path)
     assert row["values"] == [0.5, 0.5]
-    assert one["steps"]["log_normalizer"] == pytest.approx(math.log(2), abs=1e-15)
+    assert one["log_normalizer"] == pytest.approx(math.log(2), abs=1e-15)
 
 
 @pytest.mark.parametrize("options", [pytest.param(v, id=k) for k, v in MATRICES.items()])
@@ -205,7 +205,7 @@ def test_a_cell_is_one_product_whatever_else_the_row_holds(
 ) -> None:
     recording = recorded(**options)
     ways = [
-        {"hidden": hidden, "byRow": by_row} for hidden in (False, True) for by_row in (False, True)
+        {"hidden": hidden, "by_row": by_row} for hidden in (False, True) for by_row in (False, True)
     ]
     answers = asked(recording, [place(0) | {"head": 1} | way for way in ways], tmp_path)
     for way, answer in zip(ways, answers, strict=True):
@@ -213,7 +213,7 @@ def test_a_cell_is_one_product_whatever_else_the_row_holds(
         if way["hidden"]:
             weights[:, 0] = 0
             weights = (weights / weights.sum(-1, keepdim=True)).nan_to_num(0.0)
-        if way["byRow"]:
+        if way["by_row"]:
             weights = (weights / weights.amax(-1, keepdim=True)).nan_to_num(0.0)
         with subtests.test(**way):
             torch.testing.assert_close(tile_of(answer), weights, atol=1e-6, rtol=1e-5)

@@ -94,11 +94,12 @@ def notebook(**options: Any) -> regard.Recording:
 
 
 SUMS = {
-    "query·key": (0, "“Life”: query·key = 2×0 + 2×1 + 2×1 = 4"),
-    "scaled": (1, "“Life”: scaled = 4 × 1/√3 = 2.31"),
-    "mask": (2, "“Life”: mask: “is” may attend to “Life”"),
-    "exp": (3, "“Life”: exp(2.31) = 10.1"),
-    "weight": (4, "“Life”: weight = 10.1 / 10,286, the sum over all keys = 0.0979 %"),
+    "query × key": (0, "“Life”: query·key = 2×0 + 2×1 + 2×1 = 4"),
+    "query·key": (1, "“Life”: query·key = 2×0 + 2×1 + 2×1 = 4"),
+    "scaled": (2, "“Life”: scaled = 4 × 1/√3 = 2.31"),
+    "mask": (3, "“Life”: mask: “is” may attend to “Life”"),
+    "exp": (4, "“Life”: exp(2.31) = 10.1"),
+    "weight": (5, "“Life”: weight = 10.1 / 10,286, the sum over all keys = 0.0979 %"),
 }
 
 
@@ -117,11 +118,11 @@ def test_a_negative_factor_stands_in_brackets(show: Open) -> None:
 
 def test_a_masked_key_says_why_it_weighs_nothing(show: Open) -> None:
     page = opened(show(notebook(mask=regard.Causal()), "#view=steps&query=1"))
-    page.hover('#view-steps [data-row="2"] [data-column="2"]')
+    page.hover('#view-steps [data-row="2"] [data-column="3"]')
     assert page.inner_text("#view-steps .sum") == (
         "“short”: mask: “is” may not attend to “short”, so the score becomes −∞"
     )
-    page.hover('#view-steps [data-row="2"] [data-column="3"]')
+    page.hover('#view-steps [data-row="2"] [data-column="4"]')
     assert page.inner_text("#view-steps .sum") == "“short”: exp(−∞) = 0"
 
 
@@ -130,7 +131,7 @@ def test_the_last_row_adds_up(show: Open) -> None:
     scores = torch.tensor([4.0, 16.0, 8.0]) / 3**0.5
     total = f"{float(scores.exp().sum()):,.0f}"
     assert page.locator("#view-steps tfoot td").all_inner_texts()[-2:] == [total, "100\u202f%"]
-    page.hover('#view-steps tfoot [data-column="2"]')
+    page.hover('#view-steps tfoot [data-column="3"]')
     assert page.inner_text("#view-steps .sum") == (
         f"The sum of exp(score) over all 3 keys = {total}"
     )
@@ -178,6 +179,7 @@ def test_the_arrows_go_from_number_to_number(show: Open) -> None:
     page = opened(show(notebook(), "#view=steps&query=1&key=0"))
     page.focus('#view-steps [data-column][tabindex="0"]')
     page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
     assert page.inner_text("#view-steps .sum") == "“is”: scaled = 16 × 1/√3 = 9.24"
     page.keyboard.press("ArrowUp")

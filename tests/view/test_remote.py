@@ -19,6 +19,9 @@ from regard.view.tiles.query_steps import KeysAsked
 pytestmark = [pytest.mark.browser, pytest.mark.full]
 
 
+NAMES = ("source", "remote")
+
+
 def recorded() -> regard.Recording:
     query, key = torch.randn(2, 3, 9, 4, generator=torch.Generator().manual_seed(2))
     matrix = regard.attend(query, key, mask=regard.Causal())
@@ -29,15 +32,19 @@ def recorded() -> regard.Recording:
 @contextmanager
 def opened(browser: Browser, serving: pages.Serving) -> Iterator[Page]:
     """A page of the server in which ``remote`` is a source of its numbers."""
-    source = files("regard.view").joinpath("web", "remote.js").read_text(encoding="utf-8")
-    code = re.sub(r"^export ", "", source, flags=re.MULTILINE)
+    web = files("regard.view").joinpath("web")
+    modules = (web.joinpath(f"{name}.js").read_text(encoding="utf-8") for name in NAMES)
+    code = re.sub(r"^export ", "", "\n".join(modules), flags=re.MULTILINE)
     page = browser.new_page()
     try:
         page.goto(f"{serving.address}/?token={pages.TOKEN}")
         # Of the server, in its folder, and empty.
         page.goto(f"{serving.address}/nothing")
-        page.evaluate(f"(() => {{ {code}; Object.assign(window, {{ Remote, Lost }}); }})()")
-        page.evaluate("window.remote = new Remote([{ q_len: 9, kv_len: 9 }])")
+        page.evaluate(f"(() => {{ {code}; Object.assign(window, {{ Remote, Source }}); }})()")
+        page.evaluate(
+            "const layers = [{ q_len: 9, kv_len: 9 }];"
+            "window.remote = new Source(layers, new Remote(layers))"
+        )
         yield page
     finally:
         page.close()
@@ -123,8 +130,8 @@ def test_small_maps_of_a_layer_are_told(page: Page, answers: Answers) -> None:
 
 
 def test_a_wrong_question_is_an_error_with_its_sentence(page: Page) -> None:
-    told = page.evaluate(f"remote.row({HEAD}, 99).catch((e) => [e.message, e instanceof Lost])")
-    assert told == ["query is 99; it must be from 0 to 8.", False]
+    told = page.evaluate(f"remote.row({HEAD}, 99).catch((e) => e.message)")
+    assert told == "query is 99; it must be from 0 to 8."
 
 
 def test_what_is_aborted_is_rejected_as_such(page: Page) -> None:
@@ -153,22 +160,21 @@ def test_without_a_signal_a_newer_question_takes_the_place_of_an_older(page: Pag
     assert told == ["newer"]
 
 
-LOST = f"remote.row({HEAD}, 1).catch((error) => [error.message, error instanceof Lost])"
+LOST = f"remote.row({HEAD}, 1).catch((error) => error.message)"
 
 
 def test_a_recording_that_has_changed_is_lost(browser: Browser, serving: pages.Serving) -> None:
     with opened(browser, serving) as page:
         serving.changed = True
         told = page.evaluate(LOST)
-    assert told == ["the recording has changed on disk; start regard serve again.", True]
+    assert told == "the recording has changed on disk; start regard serve again."
 
 
 def test_a_server_that_has_ended_is_lost(browser: Browser, serving: pages.Serving) -> None:
     with opened(browser, serving) as page:
         serving.end()
         told = page.evaluate(LOST)
-    assert told[1]
-    assert told[0].startswith("The server does not answer any more. Start regard serve again")
+    assert told.startswith("The server does not answer any more. Start regard serve again")
 
 
 def test_the_page_shows_the_numbers_of_its_server_and_that_it_is_lost(

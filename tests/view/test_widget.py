@@ -280,9 +280,13 @@ def framed(
     browser: Browser, widget: PageWidget, sent: "queue.Queue[Any]", tmp_path: Path
 ) -> Iterator[Any]:
     """A page of nothing but the source, in a frame, beside a model that the widget answers."""
-    modules = "".join((FOLDER / name).read_text() for name in ("waiting.js", "framed.js"))
+    modules = "".join(
+        (FOLDER / name).read_text() for name in ("waiting.js", "framed.js", "source.js")
+    )
     source = modules.replace("export ", "").replace('import { Waiting } from "./waiting.js";', "")
-    inner = f"<!doctype html><script>{source}; const source = new Framed([]);</script>"
+    inner = (
+        f"<!doctype html><script>{source}; const source = new Source([], new Framed());</script>"
+    )
     page, frame = embedded(browser, widget, sent, tmp_path, inner)
     frame.wait_for_function("typeof source === 'object'")
     yield frame

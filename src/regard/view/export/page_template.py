@@ -15,7 +15,11 @@ __all__ = ["filled_template", "json_block", "number_block"]
 
 _MODULE_IMPORT = re.compile(r'^import \{ ([\w, ]+) \} from "\./(\w+)\.js";$', re.MULTILINE)
 _MODULE_EXPORT = re.compile(r"^export ((?:async )?(?:function\*?|class|const) (\w+))", re.MULTILINE)
-_DOC_COMMENT = re.compile(r"^[ \t]*/\*\*(?:(?!\*/).)*\*/\n", re.MULTILINE | re.DOTALL)
+# What nobody reads in the page: comments of whole lines, types in a line, indentation.
+_COMMENT = re.compile(
+    r"^[ \t]*(?:/\*(?:(?!\*/).)*\*/|//[^\n]*)\n|/\*\* @type (?:(?!\*/).)*\*/ ?|^[ \t]+",
+    re.MULTILINE | re.DOTALL,
+)
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 
 
@@ -57,7 +61,7 @@ def filled_template(data: list[str], *, connects: str = "'none'") -> list[str]:
     Raises:
         RegardError: the page's code cannot stand in one script.
     """
-    style, code = _source("page.css"), _script()
+    style, code = _COMMENT.sub("", _source("page.css")), _script()
     policy = "; ".join(
         (
             "default-src 'none'",
@@ -113,7 +117,7 @@ def _exports(source: str) -> set[str]:
 
 def _join(name: str, joined: dict[str, str]) -> None:
     """Adds a module after those it imports; main.js states the rule that makes this safe."""
-    source = _DOC_COMMENT.sub("", _source(f"{name}.js"))
+    source = _COMMENT.sub("", _source(f"{name}.js"))
     for wanted, other in _MODULE_IMPORT.findall(source):
         if other not in joined:
             _join(other, joined)

@@ -3,6 +3,7 @@
 import { ceilingOf } from "./ceiling.js";
 import { cellTable } from "./cells.js";
 import { beside, headline, headsName, shown, shownName } from "./compare.js";
+import { byId } from "./dom.js";
 import { MapView } from "./map.js";
 import { followMinimap } from "./minimap.js";
 import { grouped } from "./numbers.js";
@@ -10,7 +11,7 @@ import { followPointer } from "./travel.js";
 
 /**
  * @typedef {import("./state.js").State} State
- * @typedef {import("./blend.js").Which} Which
+ * @typedef {import("./source.js").Which} Which
  * @typedef {import("./distances.js").Diagonal} Diagonal
  */
 
@@ -24,8 +25,8 @@ export class Atlas {
     this.first = new MapView(first, page, (state) => shown(state, layers));
     this.second = new MapView(second, page, (state) => beside(state));
     this.titles = /** @type {HTMLElement[]} */ ([...section.querySelectorAll(".map-title")]);
-    this.withLayer = /** @type {HTMLSelectElement} */ (document.getElementById("with-layer"));
-    this.withHead = /** @type {HTMLSelectElement} */ (document.getElementById("with-head"));
+    this.withLayer = /** @type {HTMLSelectElement} */ (byId("with-layer"));
+    this.withHead = /** @type {HTMLSelectElement} */ (byId("with-head"));
     this.withLayer.replaceChildren(...layers.map((_, i) => new Option(String(i), String(i))));
     for (const select of [this.withLayer, this.withHead]) {
       select.addEventListener("change", () =>
@@ -60,7 +61,7 @@ export class Atlas {
     this.titles[0].textContent = capital(shownName(which, layers));
     this.titles[0].hidden = state.compare === "alone" && state.heads === "one";
     if (isBeside) this.titles[1].textContent = capital(headsName(beside(state), layers));
-    const chosen = /** @type {HTMLElement} */ (document.getElementById("with"));
+    const chosen = byId("with");
     chosen.hidden = state.compare === "alone";
     if (chosen.hidden) return;
     const [layer, head] = state.with.split(".").map(Number);

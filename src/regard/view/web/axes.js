@@ -102,7 +102,7 @@ export class Axes {
     const room = { width: stage.width - left - 2, height: stage.height - 30 };
     const flat = Math.min(room.width / keys.length, room.height / queries.length, LARGEST);
     const slanted = this.widest(keys) > flat - 10;
-    const label = this.widest(keys) + (keys.length * APART > room.width * 0.8 ? positionWidth(keys) : 0);
+    const label = this.widest(keys) + (flat * 0.8 < APART ? positionWidth(keys) : 0);
     const top = slanted ? Math.ceil(label * Math.sin(-SLANT) + 16) : 30;
     const right = slanted ? Math.ceil(label * Math.cos(SLANT)) : 0;
     const space = { width: room.width - right, height: stage.height - top - 20 };

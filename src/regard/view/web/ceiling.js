@@ -4,7 +4,7 @@
  * beside them everything else would be as pale as the ground.
  *
  * @typedef {Pick<import("./main.js").Page, "maps" | "recording" | "axes">} Page
- * @typedef {import("./blend.js").Which} Which
+ * @typedef {import("./source.js").Which} Which
  */
 
 import { blockOf } from "./blocks.js";

@@ -5,7 +5,7 @@
  *
  * @typedef {import("./state.js").State} State
  * @typedef {import("./payload.js").LayerInfo} LayerInfo
- * @typedef {import("./blend.js").Which} Which
+ * @typedef {import("./source.js").Which} Which
  * @typedef {{layer: number, head: number}} Head
  */
 
@@ -45,7 +45,7 @@ export function fittedHeads(state, layers) {
 }
 
 /** @param {State} state @param {LayerInfo[]} layers @returns {Head[]} the heads of the mean, or the one */
-function chosen({ layer, head, heads }, layers) {
+export function chosenHeads({ layer, head, heads }, layers) {
   if (heads === "one") return [{ layer, head }];
   if (heads !== "mean") return pairs(heads);
   return Array.from({ length: layers[layer].num_heads }, (_, i) => ({ layer, head: i }));
@@ -58,7 +58,7 @@ function chosen({ layer, head, heads }, layers) {
  */
 export function shown(state, layers) {
   const { layer, head, hidden } = state;
-  const mine = chosen(state, layers);
+  const mine = chosenHeads(state, layers);
   const terms = mine.map((at) => ({ ...at, factor: 1 / mine.length }));
   if (state.compare === "difference") terms.push({ ...pairs(state.with)[0], factor: -1 });
   return terms.length > 1 || heads(state) ? { layer, head, hidden, terms } : { layer, head, hidden };

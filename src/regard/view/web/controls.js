@@ -1,5 +1,6 @@
 /** The bar and the stage's head: words to press, each showing the state it changes. */
 
+import { byId } from "./dom.js";
 import { BINDINGS, writeHelp } from "./keys.js";
 import { counted, grouped } from "./numbers.js";
 import { find } from "./prose.js";
@@ -17,8 +18,8 @@ export class Controls {
   /** @param {Page} page */
   constructor(page) {
     this.page = page;
-    this.layer = /** @type {HTMLSelectElement} */ (part("layer"));
-    this.head = /** @type {HTMLSelectElement} */ (part("head"));
+    this.layer = /** @type {HTMLSelectElement} */ (byId("layer"));
+    this.head = /** @type {HTMLSelectElement} */ (byId("head"));
     this.describe();
     this.hint();
     this.layer.replaceChildren(...page.recording.layers.map((_, i) => option(i)));
@@ -26,7 +27,7 @@ export class Controls {
     this.head.addEventListener("change", () => page.store.set({ head: Number(this.head.value) }));
     document.addEventListener("click", (event) => this.press(event));
     this.search();
-    writeHelp(part("keys"));
+    writeHelp(byId("keys"));
   }
 
   /** What this is: told once, at the top. */
@@ -34,11 +35,11 @@ export class Controls {
     const { layers } = this.page.recording;
     const [title, model] = [visible(this.page.recording.title), visible(this.page.recording.model)];
     document.title = `${title} · regard`;
-    part("title").textContent = title;
+    byId("title").textContent = title;
     const heads = Math.max(...layers.map((info) => info.num_heads));
     const { q_len, kv_len } = layers[0];
     const tokens = q_len === kv_len ? counted(q_len, "token") : `${grouped(q_len)} × ${counted(kv_len, "token")}`;
-    part("about").textContent = [
+    byId("about").textContent = [
       model,
       tokens,
       `${counted(layers.length, "layer")} × ${counted(heads, "head")}`,
@@ -62,16 +63,16 @@ export class Controls {
       );
     if (button.id === "understood") this.understand();
     if (button.id === "theme") this.turnTheme();
-    if (button.id === "close") /** @type {HTMLDialogElement} */ (part("help")).close();
+    if (button.id === "close") /** @type {HTMLDialogElement} */ (byId("help")).close();
   }
 
   /** The line that explains rows and columns, until it is dismissed; a browser may keep that. */
   hint() {
-    part("hint").hidden = remembered(HINT) !== null;
+    byId("hint").hidden = remembered(HINT) !== null;
   }
 
   understand() {
-    part("hint").hidden = true;
+    byId("hint").hidden = true;
     try {
       localStorage.setItem(HINT, "understood");
     } catch {
@@ -85,7 +86,7 @@ export class Controls {
   }
 
   search() {
-    const input = /** @type {HTMLInputElement} */ (part("find"));
+    const input = /** @type {HTMLInputElement} */ (byId("find"));
     input.form?.addEventListener("submit", (event) => {
       event.preventDefault();
       const { layer, side } = this.page.store.state;
@@ -93,7 +94,7 @@ export class Controls {
       const axes = this.page.axes(layer);
       const looks = side === "looks";
       const at = find(looks ? axes.queries : axes.keys, input.value, looks ? query : key);
-      part("found").textContent = at === null && input.value.trim() ? "not in this text" : "";
+      byId("found").textContent = at === null && input.value.trim() ? "not in this text" : "";
       if (at === null) return;
       this.page.choose(looks ? { query: at, key: null } : { query: null, key: at });
       bringIntoView(this.page);
@@ -102,7 +103,7 @@ export class Controls {
       if (event.key === "Escape") input.blur();
     });
     input.addEventListener("blur", () => {
-      part("found").textContent = "";
+      byId("found").textContent = "";
     });
   }
 
@@ -114,20 +115,20 @@ export class Controls {
     }
     this.layer.value = String(state.layer);
     this.head.value = String(state.head);
-    part("layer-name").textContent = visible(info.name);
+    byId("layer-name").textContent = visible(info.name);
     for (const button of /** @type {NodeListOf<HTMLElement>} */ (
       document.querySelectorAll("button[data-set]")
     )) {
       const [name, value] = (button.dataset.set ?? "").split("=");
       button.setAttribute("aria-pressed", String(String(state[/** @type {"scale"} */ (name)]) === value));
     }
-    part("theme").textContent = isDark() ? "Light" : "Dark";
-    part("sinks").setAttribute("aria-pressed", String(state.hidden));
-    part("sinks").textContent = `Hide ${sinkNames(this.page.axes(state.layer).keys)}`;
-    part("distances").setAttribute("aria-pressed", String(state.distances));
-    part("fold").textContent = state.folded ? "Show the text" : "Fold";
-    for (const id of ["whole", "out"]) part(id).hidden = state.zoom === 1;
-    part("closer").hidden = Math.max(info.q_len, info.kv_len) <= 8;
+    byId("theme").textContent = isDark() ? "Light" : "Dark";
+    byId("sinks").setAttribute("aria-pressed", String(state.hidden));
+    byId("sinks").textContent = `Hide ${sinkNames(this.page.axes(state.layer).keys)}`;
+    byId("distances").setAttribute("aria-pressed", String(state.distances));
+    byId("fold").textContent = state.folded ? "Show the text" : "Fold";
+    for (const id of ["whole", "out"]) byId(id).hidden = state.zoom === 1;
+    byId("closer").hidden = Math.max(info.q_len, info.kv_len) <= 8;
   }
 }
 
@@ -148,9 +149,4 @@ function isDark() {
 /** @param {number} i @returns {HTMLOptionElement} */
 function option(i) {
   return new Option(String(i), String(i));
-}
-
-/** @param {string} id @returns {HTMLElement} */
-function part(id) {
-  return /** @type {HTMLElement} */ (document.getElementById(id));
 }

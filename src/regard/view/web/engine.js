@@ -11,16 +11,24 @@
  * @property {number} layer
  * @property {number} head
  * @property {boolean} hidden sinks set aside
- * @property {number} at the query of a row or of its steps, the key of a column
- * @property {import("./shares.js").Parts} parts of the text, with "segments"
- * @property {import("./row_steps.js").Part} keys of a row whose steps are asked for
- * @property {import("./blocks.js").Place} place of a tile
- * @property {boolean} byRow each row divided by its highest weight
+ * @property {number} query of a row or of its steps
+ * @property {number} key of a column
+ * @property {number} level of a tile
+ * @property {number} row of a tile
+ * @property {number} column of a tile
+ * @property {boolean} by_row each row divided by its highest weight
+ * @property {"weight" | "position"} by with "steps", as `start` and `count`; see row_steps.js
+ * @property {number} start
+ * @property {number} count
+ * @property {import("./shares.js").Span[]} queries parts of the text, with "segments"
+ * @property {import("./shares.js").Span[]} keys
  * @property {LayerInfo} info with "load"
  * @property {Record<string, Uint8Array<ArrayBuffer>>} raw numbers in base64, with "load"
  * @property {number[]} sinks with "load"
  *
- * @typedef {object} Answer
+ * @typedef {Partial<import("./row_steps.js").Steps> & Found} Answer
+ *
+ * @typedef {object} Found
  * @property {number} id
  * @property {Float32Array} [values]
  * @property {Uint8Array} [mask]
@@ -29,10 +37,8 @@
  * @property {number} [width]
  * @property {boolean} [exact] a tile that is no sample
  * @property {number} [sampled] one query in so many was asked
- * @property {number} [part] done of a pass, from 0 to 1
+ * @property {number} [done] of a pass, from 0 to 1
  * @property {number | null} [seconds] left of a pass
- * @property {import("./row_steps.js").Steps} [steps]
- * @property {number} [layer] that is damaged
  * @property {string} [damage]
  */
 
@@ -79,17 +85,16 @@ export function engine(answer, direct = DIRECT) {
     row: async (question, layer) => rowAnswer(question, layer),
     column: (question, layer) => columnAnswer(question, layer, () => goesOn(question)),
     tile: (question, layer) => tile(question, layer),
-    steps: async (question, layer) => ({ steps: rowSteps(layer, question, question.at, question.keys) }),
-    segments: (question, layer) => shares(layer, question, question.parts, () => goesOn(question)),
+    steps: async (question, layer) => rowSteps(layer, question, question.query, question),
+    segments: (question, layer) => shares(layer, question, question, () => goesOn(question)),
     progress: async (question) => {
-      const { done, seconds } = passes.get(passName(question))?.progress() ?? { done: 1, seconds: 0 };
-      return { part: done, seconds };
+      return passes.get(passName(question))?.progress() ?? { done: 1, seconds: 0 };
     },
   };
 
   /** @param {Question} question @param {Layer} layer */
   async function tile(question, layer) {
-    const part = extent(question.place, layer.info);
+    const part = extent(question, layer.info);
     const { height, width, size } = part;
     const pass = passes.get(passName(question)) ?? (isStored(layer, question) ? begin(question, layer) : null);
     if (pass?.has(part)) return { values: pass.tile(part), height, width, exact: true };
@@ -138,7 +143,7 @@ export function engine(answer, direct = DIRECT) {
       const found = layer.held ? heldAnswer(layer, question) : await answers[kind](question, layer);
       if (found && wanted.has(id)) answer({ id, ...found });
     } catch (error) {
-      answer({ id, layer: question.layer, damage: error instanceof Error ? error.message : String(error) });
+      answer({ id, damage: error instanceof Error ? error.message : String(error) });
     } finally {
       wanted.delete(id);
       urgent.delete(id);
@@ -147,15 +152,15 @@ export function engine(answer, direct = DIRECT) {
 }
 
 /** @param {Question} question @returns {string} */
-function passName({ layer, head, hidden, byRow }) {
-  return `${layer} ${head} ${hidden} ${byRow}`;
+function passName({ layer, head, hidden, by_row }) {
+  return `${layer} ${head} ${hidden} ${by_row}`;
 }
 
 /** @param {Question} question @param {Layer} layer */
 function rowAnswer(question, layer) {
   const row = new Float64Array(layer.info.kv_len);
-  rowWeights(layer, question, question.at, row);
-  const [start, stop] = allowed(layer, question.head, question.at);
+  rowWeights(layer, question, question.query, row);
+  const [start, stop] = allowed(layer, question.head, question.query);
   const mask = new Uint8Array(layer.info.kv_len);
   for (let key = start; key < stop; key++) {
     const counts = isMaskKnown(layer.info) || row[key] !== 0;
@@ -170,8 +175,8 @@ async function columnAnswer(question, layer, goesOn) {
   const row = new Float64Array(kv_len);
   const values = new Float32Array(q_len);
   for (let query = 0; query < q_len; query++) {
-    weightsOf(layer, question, query, question.at, question.at + 1, row);
-    values[query] = row[question.at];
+    weightsOf(layer, question, query, question.key, question.key + 1, row);
+    values[query] = row[question.key];
     if (query % 16 === 0 && !(await goesOn())) return null;
   }
   return { values };
@@ -205,7 +210,7 @@ async function tileValues(question, layer, part, exact, goesOn) {
     const stop = exact ? Math.min(end, start + size) : start + 1;
     for (let query = start; query < stop; query++) {
       weightsOf(layer, question, query, from, to, row);
-      const highest = question.byRow ? highestOf(rowOf(layer, question, query)) || 1 : 1;
+      const highest = question.by_row ? highestOf(rowOf(layer, question, query)) || 1 : 1;
       addRow(row, from, to, size, values, cell * width, highest * (stop - start));
       if (!(await goesOn())) return null;
     }

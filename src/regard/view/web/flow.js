@@ -4,6 +4,7 @@
  */
 
 import { level, tintOf } from "./colours.js";
+import { element } from "./dom.js";
 import { inProse } from "./tokens.js";
 
 /**
@@ -13,7 +14,7 @@ import { inProse } from "./tokens.js";
  * @typedef {object} Block
  * @property {number} first
  * @property {number} end
- * @property {HTMLElement} element
+ * @property {HTMLElement} paragraph
  * @property {HTMLSpanElement[] | null} spans null: not built
  */
 
@@ -74,19 +75,15 @@ export class Flow {
     /** @type {Map<number, string>} */ this.labels = new Map();
     /** @type {Flow | null} */ this.twin = null; // the same text beside it, built as this one is
     /** @type {IntersectionObserver | null} */ this.observer = null; // null: all is built
-    const holder = document.createElement("div");
-    holder.className = "flow";
-    holder.setAttribute("role", "group");
-    holder.setAttribute("aria-label", name);
+    const holder = element("div", { className: "flow", role: "group", "aria-label": name });
     const starts = cuts(tokens, first, end);
     /** @type {Block[]} */ this.blocks = starts.map((start, i) => ({
       first: start,
       end: starts[i + 1] ?? end,
-      element: document.createElement("p"),
+      paragraph: element("p", { dir: "auto" }),
       spans: null,
     }));
-    for (const { element } of this.blocks) element.dir = "auto";
-    holder.append(...this.blocks.map(({ element }) => element));
+    holder.append(...this.blocks.map(({ paragraph }) => paragraph));
     scroller.append(holder);
     if (this.blocks.length === 1) this.build(this.blocks[0]);
     else this.buildNear();
@@ -96,7 +93,7 @@ export class Flow {
   buildNear() {
     // A browser that holds the text itself does so once for each of two that scroll together.
     this.scroller.style.overflowAnchor = "none";
-    const byElement = new Map(this.blocks.map((block) => [block.element, block]));
+    const byElement = new Map(this.blocks.map((block) => [block.paragraph, block]));
     const observer = (this.observer = new IntersectionObserver(
       (entries) =>
         this.holding(() => {
@@ -108,21 +105,21 @@ export class Flow {
         }),
       { root: this.scroller, rootMargin: `${NEAR}px 0px` },
     ));
-    for (const { element, first, end } of this.blocks) {
+    for (const { paragraph, first, end } of this.blocks) {
       let characters = 0;
       for (let at = first; at < end; at++) characters += this.tokens[at].text.length;
-      element.style.minHeight = `${Math.ceil(characters / CHARACTERS) * 1.72}em`;
-      observer.observe(element);
+      paragraph.style.minHeight = `${Math.ceil(characters / CHARACTERS) * 1.72}em`;
+      observer.observe(paragraph);
     }
   }
 
   /** The text on the screen stays where it is: a block is seldom as high as was thought. @param {() => void} change */
   holding(change) {
     const { top } = this.scroller.getBoundingClientRect();
-    const seen = this.blocks.find(({ element }) => element.getBoundingClientRect().bottom > top);
-    const before = seen?.element.getBoundingClientRect().top ?? 0;
+    const seen = this.blocks.find(({ paragraph }) => paragraph.getBoundingClientRect().bottom > top);
+    const before = seen?.paragraph.getBoundingClientRect().top ?? 0;
     change();
-    const moved = (seen?.element.getBoundingClientRect().top ?? 0) - before;
+    const moved = (seen?.paragraph.getBoundingClientRect().top ?? 0) - before;
     if (moved !== 0) this.scroller.scrollTop += moved;
   }
 
@@ -140,8 +137,8 @@ export class Flow {
   /** @param {Block} block */
   build(block) {
     if (block.spans) return;
-    const { first, end, element } = block;
-    element.style.minHeight = "";
+    const { first, end, paragraph } = block;
+    paragraph.style.minHeight = "";
     /** @type {(string | Node)[]} */ const parts = [];
     block.spans = Array.from({ length: end - first }, (_, i) => {
       const at = first + i;
@@ -149,16 +146,14 @@ export class Flow {
       // A block begins a line of its own.
       const text = i === 0 ? inProse(token).replace(first > 0 ? /^(\n| (?! ))/ : /^ (?! )/, "") : inProse(token);
       const [, space, word] = /** @type {RegExpMatchArray} */ (text.match(/^(\s*)(.*)$/s));
-      const span = document.createElement("span");
-      span.textContent = word || space;
-      span.dataset.at = String(at);
-      if (token.special) span.className = "special";
+      const properties = { "data-at": at, className: token.special ? "special" : "" };
+      const span = element("span", properties, word || space);
       // The space before a word is not tinted; a special token has none of its own.
       const apart = i > 0 && (token.special || this.tokens[at - 1].special) ? " " : "";
       parts.push(word ? space || apart : apart, span);
       return span;
     });
-    element.replaceChildren(...parts);
+    paragraph.replaceChildren(...parts);
     block.spans.forEach((span, i) => this.dress(span, first + i));
     this.inTwin(block, (twin, same) => twin.build(same));
   }
@@ -166,8 +161,8 @@ export class Flow {
   /** @param {Block} block that is far from the screen */
   drop(block) {
     if (!block.spans) return;
-    block.element.style.minHeight = `${block.element.offsetHeight}px`;
-    block.element.replaceChildren();
+    block.paragraph.style.minHeight = `${block.paragraph.offsetHeight}px`;
+    block.paragraph.replaceChildren();
     block.spans = null;
     this.inTwin(block, (twin, same) => twin.drop(same));
   }

@@ -3,26 +3,17 @@
 import { smallMap } from "./overview.js";
 
 /**
- * @typedef {import("./payload.js").HeadKind} HeadKind
- *
- * @typedef {object} Host
- * @property {(layer: number) => Promise<import("./payload.js").SmallNumbers>} overview
- * @property {() => Promise<(HeadKind | null)[]>} heads
- */
-
-/**
- * @param {Host} host
  * @param {import("./main.js").Page} page
  * @returns {Promise<void>} when all is told, or the host tells no more
  */
-export async function gather(host, page) {
+export async function gather(page) {
   const { layers } = page.recording;
   const open = page.store.state.layer;
   const nearest = layers.map((_, at) => at).sort((a, b) => Math.abs(a - open) - Math.abs(b - open));
   /** @returns {Promise<void>} asks for one layer after the other */
   async function ask() {
     for (let at = nearest.shift(); at !== undefined; at = nearest.shift()) {
-      layers[at].overview = await host.overview(at);
+      layers[at].overview = await page.source.overview(at);
       page.maps[at] = smallMap(layers[at]);
       page.gathered();
     }
@@ -30,7 +21,7 @@ export async function gather(host, page) {
   try {
     // Two at a time: a host has more than one core.
     await Promise.all([ask(), ask()]);
-    const kinds = await host.heads();
+    const kinds = await page.source.heads();
     for (const layer of layers) layer.heads = kinds.splice(0, layer.num_heads);
     page.gathered();
   } catch {

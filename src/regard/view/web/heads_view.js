@@ -10,6 +10,8 @@
  * @property {HeadKind | null | undefined} kind null: it has none; undefined: not told
  */
 
+import { element } from "./dom.js";
+import { ARROWS } from "./keys.js";
 import { NO_KINDS } from "./notes.js";
 import { counted, share } from "./numbers.js";
 import { picturedMap } from "./overview.js";
@@ -21,22 +23,17 @@ const BETWEEN = { any: [0, Infinity], low: [0, 0.25], middle: [0.25, 0.75], high
 const CHOSEN = ["sort", "only", "entropy", "sink", "maps", "size"];
 const NO_KIND = "no kind: not numbers (NaN)";
 const LABELS = 92; // pixels left of the tiles, for the layer's number and its entropy
-/** @type {Record<string, [number, number]>} */
-const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 
 export class HeadsView {
   /** @param {HTMLElement} pane @param {import("./main.js").Page} page */
   constructor(pane, page) {
     this.page = page;
-    this.choices = made("div", "filters pressed");
-    this.count = made("p", "count");
-    this.count.setAttribute("role", "status");
-    this.grid = made("div", "heads");
-    this.grid.setAttribute("role", "group");
-    this.grid.setAttribute("aria-label", "Heads. Arrow keys move, Enter opens the map.");
+    this.choices = element("div", { className: "filters pressed" });
+    this.count = element("p", { className: "count", role: "status" });
+    const label = "Heads. Arrow keys move, Enter opens the map.";
+    this.grid = element("div", { className: "heads", role: "group", "aria-label": label });
     this.pane = pane;
-    this.details = made("p", "details");
-    this.details.hidden = true;
+    this.details = element("p", { className: "details", hidden: true });
     pane.append(this.choices, this.count, this.grid, this.details);
     /** @type {Tile[]} */ this.tiles = [];
     /** @type {Map<Element, Tile>} */ this.tileOf = new Map();
@@ -116,14 +113,10 @@ export class HeadsView {
     const focused = /** @type {HTMLElement | null} */ (document.activeElement)?.dataset.menu;
     this.choices.replaceChildren(
       ...menus.map(([name, label, options]) => {
-        const select = document.createElement("select");
-        select.dataset.menu = name;
-        select.append(...options.map(([value, text]) => new Option(text, value)));
+        const select = element("select", { "data-menu": name }, ...options.map(([value, text]) => new Option(text, value)));
         select.value = state[name];
         select.addEventListener("change", () => this.page.store.set({ [name]: select.value }));
-        const line = document.createElement("label");
-        line.append(`${label} `, select);
-        return line;
+        return element("label", {}, `${label} `, select);
       }),
     );
     if (focused) /** @type {HTMLElement | null} */ (this.choices.querySelector(`[data-menu=${focused}]`))?.focus();
@@ -135,23 +128,18 @@ export class HeadsView {
       const tiles = this.tiles.filter((tile) => tile.layer === layer);
       if (tiles.length === 0) return [];
       const row = this.row(tiles, true);
-      const label = made("p", "layer");
-      label.append(`Layer ${layer}`);
+      const label = element("p", { className: "layer" }, `Layer ${layer}`);
       const told = heads?.filter((kind) => kind !== null) ?? [];
       if (heads && told.length < heads.length) {
-        const why = made("span", "number");
-        why.textContent = "no kinds (NaN)";
         label.title = NO_KINDS;
-        label.append(why);
+        label.append(element("span", { className: "number" }, "no kinds (NaN)"));
       } else if (heads) {
         const mean = told.reduce((sum, { entropy }) => sum + entropy, 0) / told.length;
-        const [bar, number] = [made("span", "even"), made("span", "number")];
-        const part = made("span", "");
+        const part = element("span");
         part.style.width = `${100 * mean}%`;
-        bar.append(part);
-        number.textContent = `entropy ${whole(mean)}`;
         label.title = `Mean entropy of its heads: ${share(mean)} of that of even attention`;
-        label.append(bar, number);
+        const number = element("span", { className: "number" }, `entropy ${whole(mean)}`);
+        label.append(element("span", { className: "even" }, part), number);
       }
       row.prepend(label);
       return [row];
@@ -160,29 +148,22 @@ export class HeadsView {
 
   /** @param {Tile[]} tiles @param {boolean} inLayer whose head is told by its place @returns {HTMLElement} */
   row(tiles, inLayer) {
-    const row = made("div", "row");
-    row.append(
-      ...tiles.map((tile) => {
-        const button = document.createElement("button");
-        button.type = "button";
-        button.tabIndex = -1;
-        button.setAttribute("aria-label", described(tile));
-        const name = made("span", "name");
-        name.textContent = inLayer ? `H${tile.head}` : `L${tile.layer}H${tile.head}`;
-        const kind = made("span", "kind");
-        kind.textContent = tile.kind ? tile.kind.kind : "";
-        const score = made("span", "score");
-        const shown = shownFor(this.page.store.state.sort);
-        const isTold = tile.kind && (shown !== "score" || tile.kind.kind !== "mixed");
-        score.textContent = tile.kind && isTold ? whole(tile.kind[shown]) : "";
-        const words = [name, score, kind];
-        button.append(document.createElement("canvas"), ...words);
-        this.tileOf.set(button, tile);
-        this.seen.observe(button);
-        return button;
-      }),
-    );
-    return row;
+    const buttons = tiles.map((tile) => {
+      const shown = shownFor(this.page.store.state.sort);
+      const isTold = tile.kind && (shown !== "score" || tile.kind.kind !== "mixed");
+      const words = {
+        name: inLayer ? `H${tile.head}` : `L${tile.layer}H${tile.head}`,
+        score: tile.kind && isTold ? whole(tile.kind[shown]) : "",
+        kind: tile.kind?.kind ?? "",
+      };
+      const spans = Object.entries(words).map(([className, text]) => element("span", { className }, text));
+      const properties = { type: "button", tabIndex: -1, "aria-label": described(tile) };
+      const button = element("button", properties, element("canvas"), ...spans);
+      this.tileOf.set(button, tile);
+      this.seen.observe(button);
+      return button;
+    });
+    return element("div", { className: "row" }, ...buttons);
   }
 
   /** @param {Element} button */
@@ -314,11 +295,4 @@ function slug(kind) {
 /** @param {number} part @returns {string} */
 function whole(part) {
   return `${Math.round(part * 100)}\u202f%`;
-}
-
-/** @param {string} tag @param {string} name @returns {HTMLElement} */
-function made(tag, name) {
-  const element = document.createElement(tag);
-  element.className = name;
-  return element;
 }

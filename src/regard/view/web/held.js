@@ -71,7 +71,7 @@ export function isWhole({ kind }) {
 
 /**
  * Of what is shown, the layer whose block means are the largest; null where every weight is known.
- * @param {import("./blend.js").Which} which @param {LayerInfo[]} layers
+ * @param {import("./source.js").Which} which @param {LayerInfo[]} layers
  * @returns {LayerInfo | null}
  */
 export function coarsest({ layer, terms }, layers) {

@@ -16,12 +16,12 @@ export function heldAnswer(layer, question) {
   if (question.kind === "row") return heldRow(layer, question);
   if (question.kind === "column") return { values: heldColumn(layer, question) };
   if (question.kind === "tile") return heldTile(layer, question);
-  if (question.kind === "progress") return { part: 1, seconds: 0 };
+  if (question.kind === "progress") return { done: 1, seconds: 0 };
   throw new Error("not every weight of this layer is in this file.");
 }
 
 /** The strongest keys; without them the means of its row of blocks. @param {Layer} layer @param {Question} question */
-function heldRow(layer, { head, at }) {
+function heldRow(layer, { head, query: at }) {
   const { kv_len, q_len, block, strongest } = layer.info;
   const { levels, keys, weights, totals } = /** @type {Held} */ (layer.held);
   const values = new Float32Array(kv_len);
@@ -52,7 +52,7 @@ function heldRow(layer, { head, at }) {
 }
 
 /** @param {Layer} layer @param {Question} question @returns {Float32Array} */
-function heldColumn(layer, { head, at }) {
+function heldColumn(layer, { head, key: at }) {
   const { q_len, block } = layer.info;
   const { rows, columns } = blocksOf(layer.info);
   const { levels } = /** @type {Held} */ (layer.held);
@@ -65,13 +65,14 @@ function heldColumn(layer, { head, at }) {
 }
 
 /** @param {Layer} layer @param {Question} question */
-function heldTile(layer, { head, place, byRow }) {
+function heldTile(layer, question) {
+  const { head, by_row } = question;
   const { block } = layer.info;
-  const part = extent(place, layer.info);
+  const part = extent(question, layer.info);
   const { size, first, end, from, to, height, width } = part;
   const values = new Float32Array(height * width);
   const step = Math.min(size, block);
-  const highest = byRow ? highestOf(layer, head) : null;
+  const highest = by_row ? highestOf(layer, head) : null;
   const { rows, columns } = blocksOf(layer.info);
   const { levels } = /** @type {Held} */ (layer.held);
   const means = meansOf(layer.info);

@@ -1,5 +1,6 @@
 /** The keyboard: one table, read by the page and shown as its help. */
 
+import { byId, element } from "./dom.js";
 import { sinksOf } from "./tokens.js";
 import { bringIntoView, zoomBy } from "./travel.js";
 
@@ -13,8 +14,8 @@ import { bringIntoView, zoomBy } from "./travel.js";
  * @property {(page: Page, key: string, event: KeyboardEvent) => void} run
  */
 
-/** @type {Record<string, [number, number]>} */
-const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+/** Rows and columns of a step. @type {Record<string, [number, number]>} */
+export const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 /** @type {Record<string, import("./state.js").State["view"]>} */
 const VIEW_OF_KEY = { 1: "overview", 2: "map", 3: "text", 4: "steps", 5: "segments" };
 const SCALES = /** @type {const} */ (["fit", "linear", "log", "row"]);
@@ -70,6 +71,7 @@ export const BINDINGS = [
     run: setSinksAside,
   },
   { keys: ["d"], shown: "d", does: "in the text: where the token looks, or who looks at it", run: turn },
+  { keys: ["p"], shown: "p", does: "pin the cell with a note, or take its pin away", run: (page) => page.pins.toggle() },
   {
     keys: ["t"],
     shown: "t",
@@ -80,7 +82,7 @@ export const BINDINGS = [
     keys: ["/"],
     shown: "/",
     does: "find a token or a phrase; Enter goes on",
-    run: () => document.getElementById("find")?.focus(),
+    run: () => byId("find").focus(),
   },
   {
     keys: Object.keys(VIEW_OF_KEY),
@@ -142,15 +144,8 @@ export function listen(page) {
 /** @param {HTMLElement} table */
 export function writeHelp(table) {
   table.replaceChildren(
-    ...BINDINGS.map(({ shown, does }) => {
-      const row = document.createElement("tr");
-      const key = document.createElement("th");
-      key.scope = "row";
-      key.textContent = shown;
-      const what = document.createElement("td");
-      what.textContent = does;
-      row.append(key, what);
-      return row;
-    }),
+    ...BINDINGS.map(({ shown, does }) =>
+      element("tr", {}, element("th", { scope: "row" }, shown), element("td", {}, does)),
+    ),
   );
 }

@@ -1,6 +1,7 @@
 /** The scale, always in sight: its colours, its units, and whether it is linear, log or by row. */
 
 import { logFloor } from "./colours.js";
+import { element, pixelated } from "./dom.js";
 import { digits, plain } from "./numbers.js";
 
 /**
@@ -85,18 +86,11 @@ export function drawLegend(legend, scale, blocks, unit, ramp, ceiling) {
   const canvas = /** @type {HTMLCanvasElement} */ (legend.querySelector("canvas"));
   const count = ramp.packed.length;
   const isDifference = count > 256;
-  canvas.width = count;
-  canvas.height = 1;
-  const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
-  const image = context.createImageData(count, 1);
-  new Uint32Array(image.data.buffer).set(ramp.packed);
-  context.putImageData(image, 0, 0);
+  pixelated(count, 1, ramp.packed, canvas);
   const ticks = /** @type {HTMLElement} */ (legend.querySelector(".ticks"));
   ticks.replaceChildren(
     ...(isDifference ? differenceMarks : marks)(scale, blocks, ceiling).map(({ at, text }) => {
-      const tick = document.createElement("span");
-      tick.textContent = text;
-      tick.className = at === 0 ? "first" : at === 1 ? "last" : "";
+      const tick = element("span", { className: at === 0 ? "first" : at === 1 ? "last" : "" }, text);
       tick.style.left = `${at * 100}%`;
       return tick;
     }),

@@ -1,19 +1,19 @@
 /** Lines between words: queries at the left, keys at the right, a line for each weight. */
 
+import { element, svgElement } from "./dom.js";
 import { counted, share } from "./numbers.js";
 import { named } from "./tokens.js";
 
 /**
  * @typedef {import("./tokens.js").Token} Token
  * @typedef {"query" | "key"} Axis
+ * @typedef {{weights: Float32Array, colour: string}} Matrix weights (q_len, kv_len)
  */
 
 export const MOST_LINED = 60; // tokens; more lines than theirs show nothing
 const LEAST = 0.01; // the weight from which a line is drawn
 const ROW = 22; // pixels of a token
 const WIDEST = 6; // pixels of the line of a weight of 1
-const STROKE = 150; // level of the ramp
-const SVG = "http://www.w3.org/2000/svg";
 
 export class Lines {
   /**
@@ -22,10 +22,8 @@ export class Lines {
    */
   constructor(holder, told) {
     this.holder = holder;
-    this.caption = document.createElement("p");
-    this.caption.className = "caption";
-    this.picture = document.createElement("div");
-    this.picture.className = "lined";
+    this.caption = element("p", { className: "caption" });
+    this.picture = element("div", { className: "lined" });
     holder.append(this.caption, this.picture);
     /** @type {SVGLineElement[]} */ this.drawn = [];
     for (const kind of ["pointerover", "click"])
@@ -40,29 +38,27 @@ export class Lines {
   }
 
   /**
-   * @param {Float32Array} weights (q_len, kv_len)
+   * @param {Matrix[]} matrices a colour for each
    * @param {{queries: Token[], keys: Token[]}} axes
-   * @param {import("./flow.js").Ramp} ramp
    */
-  draw(weights, { queries, keys }, ramp) {
+  draw(matrices, { queries, keys }) {
     const height = ROW * Math.max(queries.length, keys.length);
-    const svg = document.createElementNS(SVG, "svg");
-    svg.setAttribute("viewBox", `0 0 100 ${height}`);
-    svg.setAttribute("preserveAspectRatio", "none");
-    svg.setAttribute("height", String(height));
-    svg.setAttribute("aria-hidden", "true");
-    /** @type {[number, number, number][]} */ const drawn = [];
-    weights.forEach((weight, cell) => {
-      if (weight >= LEAST) drawn.push([weight, Math.floor(cell / keys.length), cell % keys.length]);
-    });
+    const box = { viewBox: `0 0 100 ${height}`, preserveAspectRatio: "none", height };
+    const svg = svgElement("svg", { ...box, "aria-hidden": "true" });
+    /** @type {[number, number, number, string][]} */ const drawn = [];
+    for (const { weights, colour } of matrices)
+      weights.forEach((weight, cell) => {
+        if (weight >= LEAST) drawn.push([weight, Math.floor(cell / keys.length), cell % keys.length, colour]);
+      });
     // The strongest on top.
     this.drawn = drawn
       .sort(([a], [b]) => a - b)
-      .map(([weight, query, key]) => line(weight, query, key, ramp.css[STROKE]));
+      .map(([weight, query, key, colour]) => line(weight, query, key, colour));
     svg.append(...this.drawn);
     this.picture.replaceChildren(list(queries, "query"), svg, list(keys, "key"));
-    const spoilt = weights.reduce((count, weight) => count + Number(Number.isNaN(weight)), 0);
-    const allowed = weights.reduce((count, weight) => count + Number(weight > 0), 0);
+    const count = /** @param {(weight: number) => boolean} counts */ (counts) =>
+      matrices.reduce((sum, { weights }) => sum + weights.filter(counts).length, 0);
+    const [spoilt, allowed] = [count(Number.isNaN), count((weight) => weight > 0)];
     this.caption.textContent = `Lines: ${counted(drawn.length, "weight")} of ${share(LEAST)} and more, of ${counted(allowed, "weight")} above 0; width and strength by weight${spoilt > 0 ? `; ${counted(spoilt, "weight")} not numbers (NaN)` : ""}`;
   }
 
@@ -102,35 +98,25 @@ export class Lines {
 
 /** @param {number} weight @param {number} query @param {number} key @param {string} colour */
 function line(weight, query, key, colour) {
-  const drawn = document.createElementNS(SVG, "line");
-  drawn.setAttribute("x1", "0");
-  drawn.setAttribute("y1", String((query + 0.5) * ROW));
-  drawn.setAttribute("x2", "100");
-  drawn.setAttribute("y2", String((key + 0.5) * ROW));
-  drawn.setAttribute("stroke", colour);
-  drawn.setAttribute("stroke-width", String(Math.max(0.75, WIDEST * weight)));
-  drawn.setAttribute("stroke-opacity", String(Math.min(1, 0.08 + 0.92 * weight)));
-  drawn.setAttribute("vector-effect", "non-scaling-stroke");
-  drawn.dataset.query = String(query);
-  drawn.dataset.key = String(key);
-  return drawn;
+  return svgElement("line", {
+    x1: 0,
+    y1: (query + 0.5) * ROW,
+    x2: 100,
+    y2: (key + 0.5) * ROW,
+    stroke: colour,
+    "stroke-width": Math.max(0.75, WIDEST * weight),
+    "stroke-opacity": Math.min(1, 0.08 + 0.92 * weight),
+    "vector-effect": "non-scaling-stroke",
+    "data-query": query,
+    "data-key": key,
+  });
 }
 
 /** @param {Token[]} tokens @param {Axis} axis @returns {HTMLElement} */
 function list(tokens, axis) {
-  const names = document.createElement("ol");
-  names.setAttribute("aria-label", axis === "query" ? "Queries" : "Keys");
-  names.append(
-    ...tokens.map((token, at) => {
-      const item = document.createElement("li");
-      const name = document.createElement("span");
-      name.dataset.line = axis;
-      name.dataset.place = String(at);
-      name.textContent = named(token, 24);
-      if (token.special) name.className = "special";
-      item.append(name);
-      return item;
-    }),
-  );
-  return names;
+  const names = tokens.map((token, at) => {
+    const properties = { "data-line": axis, "data-place": at, className: token.special ? "special" : "" };
+    return element("li", {}, element("span", properties, named(token, 24)));
+  });
+  return element("ol", { "aria-label": axis === "query" ? "Queries" : "Keys" }, ...names);
 }

@@ -4,16 +4,16 @@
  * One rule for every module in this folder, because file.py joins them into one script: an import
  * is `import { a, b } from "./name.js";` at the top, an export stands before a function, a const or
  * a class at the start of a line, nothing is exported twice or under another name, and no two
- * modules import each other.
+ * modules import each other. A text in backticks ends on its line.
  */
 
 import { Atlas } from "./atlas.js";
-import { Blend } from "./blend.js";
 import { ceilingOfAll } from "./ceiling.js";
 import { Client } from "./client.js";
 import { differenceRamp, ramp } from "./colours.js";
 import { beside, fittedHeads, isDifference, shown } from "./compare.js";
 import { Controls } from "./controls.js";
+import { byId, element } from "./dom.js";
 import { engine } from "./engine.js";
 import { Framed } from "./framed.js";
 import { gather } from "./gather.js";
@@ -26,12 +26,14 @@ import { Overview, smallMap } from "./overview.js";
 import { notes } from "./notes.js";
 import { openingCell, openingHead } from "./opening.js";
 import { Damaged, readRecording } from "./payload.js";
+import { Pins, pinsOf, written } from "./pins.js";
 import { Prose } from "./prose.js";
 import { Reader } from "./reading.js";
 import { Remote } from "./remote.js";
 import { SaveMenu } from "./save.js";
 import { SegmentsView } from "./segments.js";
 import { blockSentence, ReadingView } from "./sentence.js";
+import { Source } from "./source.js";
 import { Store } from "./state.js";
 import { Standing } from "./standing.js";
 import { StepsView } from "./steps.js";
@@ -57,34 +59,33 @@ export class Page {
     this.maps = recording.layers.map(smallMap);
     /** @type {Map<string, {queries: Token[], keys: Token[]}>} */ this.axesOf = new Map();
     this.store = new Store(this.freshState(), (state) => this.fitted(state));
-    const live = recording.layers.some(({ kind }) => kind === "live");
-    // A notebook's frame has no address of its own.
-    this.live = live ? new (location.protocol === "about:" ? Framed : Remote)(recording.layers) : null;
-    this.source = new Blend(this.live ?? this.worker());
+    this.isLive = recording.layers.some(({ kind }) => kind === "live");
+    this.source = new Source(recording.layers, this.host());
     this.look = this.themed();
     /** @type {Reading | null} */ this.reading = null;
     /** @type {Map<object, Error>} who has no answer, and why */ this.troubles = new Map();
-    this.isGathering = false;
+    this.isGathering = this.isLive; // until the host has told of every head
     this.gridCeiling = 1;
     this.remembering = 0;
     this.redrawing = 0;
-    this.overview = new Overview(part("overview"), recording.layers, this.maps, this.store);
+    this.overview = new Overview(byId("overview"), recording.layers, this.maps, this.store);
     this.standing = new Standing(this);
-    this.atlas = new Atlas(part("view-map"), this);
+    this.atlas = new Atlas(byId("view-map"), this);
     this.map = this.atlas.first;
     this.legend = "";
-    this.prose = new Prose(part("prose"), this);
+    this.prose = new Prose(byId("prose"), this);
     // A copy that a browser saved of an open page has what stood in them.
     for (const view of document.querySelectorAll(".view:not(#view-map)")) view.replaceChildren();
-    this.segments = new SegmentsView(part("view-segments"), this);
+    this.segments = new SegmentsView(byId("view-segments"), this);
     this.views = new Views({
-      overview: new HeadsView(part("view-overview"), this),
+      overview: new HeadsView(byId("view-overview"), this),
       map: this.atlas,
-      text: new TextView(part("view-text"), this),
-      steps: new StepsView(part("view-steps"), this),
+      text: new TextView(byId("view-text"), this),
+      steps: new StepsView(byId("view-steps"), this),
       segments: this.segments,
     });
     this.words = new ReadingView(this);
+    this.pins = new Pins(this);
     this.controls = new Controls(this);
     new SaveMenu(this);
     this.reader = new Reader(
@@ -95,9 +96,11 @@ export class Page {
     );
   }
 
-  /** What answers where the file itself holds the numbers. */
-  worker() {
+  /** What answers for one head. @returns {import("./source.js").Host} */
+  host() {
     const { layers } = this.recording;
+    // A notebook's frame has no address of its own.
+    if (this.isLive) return location.protocol === "about:" ? new Framed() : new Remote(layers);
     return new Client(layers, ({ q_len, kv_len }) => sinksOf(this.axesFor(q_len, kv_len).keys));
   }
 
@@ -129,16 +132,18 @@ export class Page {
     window.addEventListener("resize", () => this.drawOverview());
     this.store.go(location.hash);
     this.show(this.store.state, new Set(Object.keys(this.store.state)));
-    part("failure").textContent = "";
+    byId("failure").textContent = "";
     document.body.classList.add("ready");
-    if (this.live) void this.gather(this.live);
+    if (this.isLive) void this.gather();
   }
 
-  /** @param {Remote | Framed} live tells of the heads, until they are drawn */
-  async gather(live) {
-    this.isGathering = true;
-    await gather(live, this);
-    requestAnimationFrame(() => (this.isGathering = false)); // after the last drawing
+  /** The host tells of the heads, until they are drawn. */
+  async gather() {
+    await gather(this);
+    requestAnimationFrame(() => {
+      this.isGathering = false; // after the last drawing
+      this.standing.show(this.store.state);
+    });
   }
 
   /** @returns {State} the head that stands out most, at a word that shows what it does */
@@ -179,6 +184,7 @@ export class Page {
       column: 0,
       theme: "auto",
       folded: false,
+      pins: "",
     };
   }
 
@@ -195,6 +201,7 @@ export class Page {
       // The store asks before there are views.
       view: !this.views || this.views.has(state.view) ? state.view : "map",
       zoom,
+      pins: written(pinsOf(state.pins, this.recording.layers)),
       query: state.query === null ? null : within(state.query, q_len),
       key: state.key === null ? null : within(state.key, kv_len),
       queryTo: lastOf(state.query, state.queryTo, q_len),
@@ -262,7 +269,7 @@ export class Page {
   }
 
   help() {
-    /** @type {HTMLDialogElement} */ (part("help")).showModal();
+    /** @type {HTMLDialogElement} */ (byId("help")).showModal();
   }
 
   /** @param {State} state @param {Set<string>} changed */
@@ -282,6 +289,7 @@ export class Page {
     }
     this.controls.show(state);
     this.views.update(state, changed);
+    this.pins.update(changed);
     this.explain(state);
     this.reader.update(state, changed);
     if (this.recording.layers[state.layer].kind === "map") this.readBlock(state);
@@ -307,12 +315,8 @@ export class Page {
 
   /** What must be said beside the numbers of a layer. @param {Pick<State, "layer">} state */
   note({ layer }) {
-    part("notes").replaceChildren(
-      ...notes(this.recording, layer).map((text) => {
-        const line = document.createElement("li");
-        line.textContent = text;
-        return line;
-      }),
+    byId("notes").replaceChildren(
+      ...notes(this.recording, layer).map((text) => element("li", {}, text)),
     );
   }
 
@@ -351,7 +355,7 @@ export class Page {
     if (name === this.legend) return;
     this.legend = name;
     const ramp = this.isCompared(state) ? this.look.differences : this.look.ramp;
-    drawLegend(part("legend"), scale, kv_len / this.blockSize(state), unit, ramp, ceiling);
+    drawLegend(byId("legend"), scale, kv_len / this.blockSize(state), unit, ramp, ceiling);
   }
 
   /** @param {State} state @returns {number} the weight of the darkest colour on the fitted scale */
@@ -420,8 +424,8 @@ export class Page {
   warn() {
     const onStage = this.onStage();
     for (const asker of this.troubles.keys()) if (!onStage.includes(asker)) this.troubles.delete(asker);
-    part("damage").hidden = this.troubles.size === 0;
-    part("damage").textContent = this.trouble();
+    byId("damage").hidden = this.troubles.size === 0;
+    byId("damage").textContent = this.trouble();
   }
 
   /** @returns {object[]} who asks for what is seen */
@@ -434,7 +438,7 @@ export class Page {
   trouble() {
     const reasons = new Set([...this.troubles.values()].map(({ message }) => message));
     const isMap = this.atlas.maps().some((map) => this.troubles.has(map));
-    return [...reasons, ...(isMap && !this.live ? ["The small map is shown instead."] : [])].join(" ");
+    return [...reasons, ...(isMap && !this.isLive ? ["The small map is shown instead."] : [])].join(" ");
   }
 
   redraw() {
@@ -481,17 +485,12 @@ function lastOf(first, last, count) {
   return Math.min(within(last, count), first + MOST_CHOSEN - 1);
 }
 
-/** @param {string} id @returns {HTMLElement} */
-function part(id) {
-  return /** @type {HTMLElement} */ (document.getElementById(id));
-}
-
 function start() {
   try {
     new Page(readRecording(document.getElementById("recording")?.textContent)).start();
   } catch (error) {
     const reason = error instanceof Error ? error.message : String(error);
-    part("failure").textContent =
+    byId("failure").textContent =
       error instanceof Damaged
         ? `This file is damaged: ${reason} Write it again with regard to see its attention.`
         : `The page went wrong: ${reason}`;

@@ -7,6 +7,7 @@ import { tintOf } from "./colours.js";
 import { isDifference, shownName } from "./compare.js";
 import { coarsest } from "./held.js";
 import { drawDistances } from "./distances.js";
+import { context2d } from "./dom.js";
 import { drawMinimap } from "./minimap.js";
 import { Mosaic, paletteOf, partOf, placesOf } from "./mosaic.js";
 import { digits, lasting, points } from "./numbers.js";
@@ -15,7 +16,7 @@ import { owner, placeName, Tiles } from "./tiles.js";
 
 /**
  * @typedef {import("./axes.js").Frame} Frame
- * @typedef {import("./blend.js").Which} Which
+ * @typedef {import("./source.js").Which} Which
  * @typedef {import("./mosaic.js").Part} Part
  * @typedef {import("./state.js").State} State
  * @typedef {import("./tokens.js").Token} Token
@@ -31,7 +32,7 @@ const NUMBERS = 40; // pixels of a cell that holds a number
 const QUIET = 400; // milliseconds until waiting is spoken of
 const REDRAWN = [
   ...["layer", "head", "heads", "with", "compare", "hidden", "scale", "distances"],
-  ...["zoom", "row", "column", "theme", "folded", "size", "maps"],
+  ...["zoom", "row", "column", "theme", "folded", "size", "maps", "pins"],
 ];
 
 export class MapView {
@@ -49,8 +50,8 @@ export class MapView {
     this.base = base;
     this.over = over;
     this.mini = mini;
-    this.context = /** @type {CanvasRenderingContext2D} */ (this.base.getContext("2d"));
-    this.overContext = /** @type {CanvasRenderingContext2D} */ (this.over.getContext("2d"));
+    this.context = context2d(this.base);
+    this.overContext = context2d(this.over);
     this.axes = new Axes(this.context);
     this.overAxes = new Axes(this.overContext);
     this.which = pick(page.store.state);
@@ -210,6 +211,7 @@ export class MapView {
     const isFine = (coarsest(this.which, this.page.recording.layers)?.block ?? 1) === 1;
     if (isWhole && isFine && part.level === 0 && frame.cellWidth >= NUMBERS)
       this.drawNumbers(context, palette(this.info().kv_len));
+    this.drawPins(context, frame);
     if (state.distances) drawDistances(context, frame, this.page.atlas.diagonal(this.which), look.ink);
     context.restore();
     context.strokeStyle = look.ink.line;
@@ -217,6 +219,19 @@ export class MapView {
     context.strokeRect(frame.left - 0.5, frame.top - 0.5, frame.width + 1, frame.height + 1);
     axes.draw(frame, /** @type {Token[]} */ (this.queries), /** @type {Token[]} */ (this.keys), look.ink);
     return { isWhole, all };
+  }
+
+  /** A dot in the corner of each pinned cell of the head on the stage. @param {CanvasRenderingContext2D} context @param {Frame} frame */
+  drawPins(context, frame) {
+    const { layer, head, terms } = this.which;
+    context.fillStyle = this.page.look.ink.accent;
+    for (const pin of terms ? [] : this.page.pins?.all() ?? []) {
+      if (pin.layer !== layer || pin.head !== head) continue;
+      const x = frame.left + (pin.key + 1 - frame.column) * frame.cellWidth;
+      const y = frame.top + (pin.query - frame.row) * frame.cellHeight;
+      const side = Math.max(4, Math.min(8, frame.cellWidth / 4));
+      context.fillRect(x - side, y, side, side);
+    }
   }
 
   /** Says when all that is wanted is on the stage. @param {boolean} isWhole */

@@ -1,5 +1,7 @@
 /** The whole matrix in a corner, with the part that is shown outlined; a click or a drag moves it. */
 
+import { context2d } from "./dom.js";
+
 /**
  * @typedef {import("./axes.js").Frame} Frame
  * @typedef {{q_len: number, kv_len: number}} Shape
@@ -34,7 +36,7 @@ export function drawMinimap(canvas, small, frame, shape, ink) {
   canvas.style.height = `${height}px`;
   canvas.style.left = `${frame.left + frame.width - width - 10}px`;
   canvas.style.top = `${frame.top + 10}px`;
-  const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  const context = context2d(canvas);
   context.scale(ratio, ratio);
   context.fillStyle = ink.ground;
   context.fillRect(0, 0, width, height);

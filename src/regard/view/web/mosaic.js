@@ -22,6 +22,7 @@
 
 import { TILE } from "./blocks.js";
 import { differenceLevel, level, logFloor, pixelOf } from "./colours.js";
+import { context2d, element, pixelated } from "./dom.js";
 
 const COARSER = 9; // levels up that may stand in
 const SLICE = 10; // milliseconds of painting in one frame
@@ -83,8 +84,8 @@ export class Mosaic {
   /** @param {(place: Place) => Tile | undefined} find */
   constructor(find) {
     this.find = find;
-    this.window = document.createElement("canvas");
-    this.enlarged = document.createElement("canvas");
+    this.window = element("canvas");
+    this.enlarged = element("canvas");
     this.until = 0;
     this.unfinished = false;
   }
@@ -138,9 +139,7 @@ export class Mosaic {
       this.unfinished = true;
       return tile.canvas;
     }
-    tile.canvas ??= document.createElement("canvas");
-    [tile.canvas.width, tile.canvas.height] = [tile.width, tile.height];
-    paint(tile, size, kv_len, palette);
+    tile.canvas = paint(tile, size, kv_len, palette);
     tile.colours = palette.name;
     return tile.canvas;
   }
@@ -210,25 +209,16 @@ export class Mosaic {
   }
 }
 
-/**
- * @param {Tile} tile @param {number} size @param {number} keys @param {Palette} palette
- */
+/** @param {Tile} tile @param {number} size @param {number} keys @param {Palette} palette */
 function paint({ canvas, values, height, width, place }, size, keys, { ramp, at }) {
-  const context = context2d(/** @type {HTMLCanvasElement} */ (canvas));
-  const image = context.createImageData(width, height);
-  const pixels = new Uint32Array(image.data.buffer);
+  const pixels = new Uint32Array(width * height);
   const first = place.column * TILE * size;
   for (let column = 0; column < width; column++) {
     // A cell shows what all keys of its block get together: the same at every zoom.
     const count = Math.min(size, keys - first - column * size);
     for (let i = column; i < pixels.length; i += width) pixels[i] = pixelOf(ramp, at(values[i] * count));
   }
-  context.putImageData(image, 0, 0);
-}
-
-/** @param {HTMLCanvasElement} canvas @returns {CanvasRenderingContext2D} */
-function context2d(canvas) {
-  return /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  return pixelated(width, height, pixels, canvas ?? undefined);
 }
 
 /** @param {number} value @returns {boolean} */

@@ -4,7 +4,9 @@ import { Damaged, fromBase64 } from "./payload.js";
 import { edge } from "./blocks.js";
 import { level, logFloor, pixelOf } from "./colours.js";
 import { withHead } from "./compare.js";
+import { context2d, element, pixelated } from "./dom.js";
 import { NO_NUMBER } from "./held.js";
+import { ARROWS } from "./keys.js";
 import { darkest } from "./legend.js";
 
 /**
@@ -98,8 +100,7 @@ export class Overview {
   /** @param {KeyboardEvent} event arrows go from head to head here */
   key(event) {
     const { layer, head } = this.store.state;
-    const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
-    const step = steps[/** @type {"ArrowUp"} */ (event.key)];
+    const step = ARROWS[event.key];
     if (!step) return;
     event.preventDefault();
     event.stopPropagation();
@@ -132,12 +133,12 @@ export class Overview {
     const ratio = devicePixelRatio;
     const width = this.left + this.heads * this.step + 2;
     const height = this.top + this.layers.length * this.step + 2;
-    this.picture = document.createElement("canvas");
+    this.picture = element("canvas");
     this.picture.width = Math.round(width * ratio);
     this.picture.height = Math.round(height * ratio);
     this.canvas.style.width = `${width}px`;
     this.canvas.style.height = `${height}px`;
-    const context = /** @type {CanvasRenderingContext2D} */ (this.picture.getContext("2d"));
+    const context = context2d(this.picture);
     context.scale(ratio, ratio);
     this.labels(context);
     context.imageSmoothingQuality = "high";
@@ -189,7 +190,7 @@ export class Overview {
     const ratio = devicePixelRatio;
     this.canvas.width = this.picture.width;
     this.canvas.height = this.picture.height;
-    const context = /** @type {CanvasRenderingContext2D} */ (this.canvas.getContext("2d"));
+    const context = context2d(this.canvas);
     context.drawImage(this.picture, 0, 0);
     context.scale(ratio, ratio);
     context.strokeStyle = this.ink.accent;
@@ -214,12 +215,7 @@ export class Overview {
  */
 export function picturedMap(map, head, scale, ramp, ceiling) {
   const { rows, columns } = map;
-  const canvas = document.createElement("canvas");
-  canvas.width = columns;
-  canvas.height = rows;
-  const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
-  const image = context.createImageData(columns, rows);
-  const pixels = new Uint32Array(image.data.buffer);
+  const pixels = new Uint32Array(columns * rows);
   const floor = logFloor(columns);
   for (let row = 0; row < rows; row++) {
     const shares = map.shares.subarray((head * rows + row) * columns, (head * rows + row + 1) * columns);
@@ -228,6 +224,5 @@ export function picturedMap(map, head, scale, ramp, ceiling) {
       pixels[row * columns + i] = pixelOf(ramp, level(share, scale, floor, highest));
     });
   }
-  context.putImageData(image, 0, 0);
-  return canvas;
+  return pixelated(columns, rows, pixels);
 }

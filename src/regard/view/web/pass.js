@@ -13,12 +13,12 @@ import { allowed, highestOf, rowOf, weightsOf } from "./softmax.js";
 
 const MOST = 2048; // blocks a side that are kept: at most 16 MB
 
-/** @param {Layer} layer @param {Which & {byRow: boolean}} which @returns {boolean} is it in the file? */
-export function isStored({ sums }, { hidden, byRow }) {
-  return sums !== null && !hidden && !byRow;
+/** @param {Layer} layer @param {Which & {by_row: boolean}} which @returns {boolean} is it in the file? */
+export function isStored({ sums }, { hidden, by_row }) {
+  return sums !== null && !hidden && !by_row;
 }
 
-/** @param {Layer} layer @param {Which & {byRow: boolean}} which @returns {number} tokens of a block, each way */
+/** @param {Layer} layer @param {Which & {by_row: boolean}} which @returns {number} tokens of a block, each way */
 export function blockSize(layer, which) {
   const { q_len, kv_len, block } = layer.info;
   if (isStored(layer, which)) return block;
@@ -26,12 +26,12 @@ export function blockSize(layer, which) {
 }
 
 export class Pass {
-  /** @param {Layer} layer @param {Which & {byRow: boolean}} which */
+  /** @param {Layer} layer @param {Which & {by_row: boolean}} which */
   constructor(layer, which) {
     const { q_len, kv_len } = layer.info;
     this.layer = layer;
     this.which = { head: which.head, hidden: which.hidden };
-    this.byRow = which.byRow;
+    this.byRow = which.by_row;
     this.row = new Float64Array(kv_len);
     this.size = blockSize(layer, which);
     this.columns = Math.ceil(kv_len / this.size);

@@ -1,5 +1,6 @@
 /** The text beside the map; the tokens that give or take attention are tinted. */
 
+import { byId, element } from "./dom.js";
 import { Flow } from "./flow.js";
 import { heldAside } from "./held_words.js";
 import { share } from "./numbers.js";
@@ -18,7 +19,7 @@ export class Prose {
   constructor(pane, page) {
     this.page = page;
     this.pane = pane;
-    this.caption = /** @type {HTMLElement} */ (document.getElementById("tint"));
+    this.caption = byId("tint");
     /** @type {Flow | null} */ this.queries = null;
     /** @type {Flow | null} */ this.keys = null;
     /** @type {Token[] | null} */ this.shown = null;
@@ -45,9 +46,7 @@ export class Prose {
 
   /** @param {Token[]} tokens @param {string} name @returns {Flow} */
   text(tokens, name) {
-    const heading = document.createElement("h3");
-    heading.textContent = name;
-    this.pane.append(heading);
+    this.pane.append(element("h3", {}, name));
     return new Flow(this.pane, tokens, name);
   }
 

@@ -8,7 +8,7 @@
  * @property {number} layer
  * @property {number} head
  * @property {boolean} hidden
- * @property {import("./blend.js").Term[]} [terms] several heads: a mean or a difference
+ * @property {import("./source.js").Term[]} [terms] several heads: a mean or a difference
  * @property {number} query
  * @property {number} key
  * @property {number | null} queryTo the last of several queries, of which the row is the mean
@@ -20,7 +20,7 @@
  *   null: on its way
  */
 
-import { addedRests } from "./blend.js";
+import { addedRests } from "./source.js";
 import { shown } from "./compare.js";
 
 /** What changes a reading. */
@@ -31,7 +31,7 @@ const ONLY = { text: { compare: "alone" }, steps: { compare: "alone", heads: "on
 
 export class Reader {
   /**
-   * @param {import("./blend.js").Blend} source
+   * @param {import("./source.js").Source} source
    * @param {(reading: Reading) => void} onReading
    * @param {(error: Error) => void} onDamage
    * @param {(layer: number) => boolean} isOneText are the keys of a layer the queries' own tokens?
@@ -95,7 +95,7 @@ export class Reader {
 
   /**
    * The mean of some rows, and the keys that any of them may attend to.
-   * @param {import("./client.js").Head} which @param {number} first @param {number} last
+   * @param {import("./source.js").Head} which @param {number} first @param {number} last
    * @param {AbortSignal} signal @returns {Promise<Pick<Reading, "row" | "mask" | "rest">>}
    */
   async rows(which, first, last, signal) {
@@ -116,7 +116,7 @@ export class Reader {
 
   /**
    * What each query gives to some keys together.
-   * @param {import("./client.js").Head} which @param {number} first @param {number} last
+   * @param {import("./source.js").Head} which @param {number} first @param {number} last
    * @param {AbortSignal} signal @returns {Promise<Float32Array>}
    */
   async columns(which, first, last, signal) {

@@ -1,6 +1,7 @@
 /** Shares as ribbons from the parts that look, left, to the parts that are looked at, right. */
 
 import { level } from "./colours.js";
+import { context2d, element, svgElement } from "./dom.js";
 import { share } from "./numbers.js";
 import { isolated } from "./tokens.js";
 
@@ -8,7 +9,6 @@ const LEAST = 0.01; // thinner ribbons are not drawn
 const LINE = 22; // pixels of a part's own line at least
 const NODE = 5; // width of the bar of a part
 const NAMES = 230; // width of the names on each side
-const SVG = "http://www.w3.org/2000/svg";
 
 /**
  * @param {object} flows
@@ -34,7 +34,7 @@ export function ribbons({ queries, keys, values: shares, look, ceiling, width, h
   const scale = (tall - LINE * most) / (given.reduce((sum, size) => sum + size, 0) || 1);
   const left = placed(given, tall, scale);
   const right = placed(received, tall, scale);
-  const picture = node("svg", { width, height: tall, viewBox: `0 0 ${width} ${tall}`, role: "group" });
+  const picture = svgElement("svg", { width, height: tall, viewBox: `0 0 ${width} ${tall}`, role: "group" });
   picture.setAttribute("aria-label", "Flows between the parts, 1 % and more. Arrow keys move from flow to flow.");
   const [x1, x2] = [names + NODE, width - names - NODE];
   const used = { left: left.map(({ y }) => y), right: right.map(({ y }) => y) };
@@ -47,7 +47,7 @@ export function ribbons({ queries, keys, values: shares, look, ceiling, width, h
       used.right[column] += thick;
       if (value < LEAST) return;
       const middle = (x1 + x2) / 2;
-      const path = node("path", {
+      const path = svgElement("path", {
         d: `M${x1} ${y1}C${middle} ${y1} ${middle} ${y2} ${x2} ${y2}L${x2} ${y2 + thick}C${middle} ${y2 + thick} ${middle} ${y1 + thick} ${x1} ${y1 + thick}Z`,
         fill: look.ramp.css[Math.max(40, level(value, "fit", 0, ceiling))],
         "fill-opacity": 0.75,
@@ -56,7 +56,7 @@ export function ribbons({ queries, keys, values: shares, look, ceiling, width, h
         "data-row": row,
         "data-column": column,
       });
-      const title = node("title", {});
+      const title = svgElement("title", {});
       title.textContent = `${isolated(query.name)} → ${isolated(key.name)}: ${share(value)}`;
       path.append(title);
       picture.append(path);
@@ -94,8 +94,8 @@ function sided(picture, places, parts, { x, at, anchor }, { ink }) {
   const width = Number(picture.getAttribute("width"));
   const room = anchor === "end" ? at : width - at;
   places.forEach(({ y, height }, i) => {
-    picture.append(node("rect", { x, y, width: NODE, height: Math.max(1, height), fill: ink.grey }));
-    const text = node("text", {
+    picture.append(svgElement("rect", { x, y, width: NODE, height: Math.max(1, height), fill: ink.grey }));
+    const text = svgElement("text", {
       x: at,
       y: y + height / 2 + 4,
       "text-anchor": anchor,
@@ -120,7 +120,7 @@ function shortened(name, room) {
 
 /** @param {string} text @returns {number} pixels */
 function widthOf(text) {
-  const context = /** @type {CanvasRenderingContext2D} */ ((measured ??= document.createElement("canvas")).getContext("2d"));
+  const context = context2d((measured ??= element("canvas")));
   context.font = "12px system-ui, sans-serif";
   return context.measureText(text).width;
 }
@@ -131,15 +131,4 @@ let measured = null;
 /** @param {Float32Array} values @param {number} row @param {number} columns */
 function total(values, row, columns) {
   return values.subarray(row * columns, (row + 1) * columns).reduce((sum, value) => sum + value, 0);
-}
-
-/**
- * @template {keyof SVGElementTagNameMap} Name
- * @param {Name} name @param {Record<string, string | number>} attributes
- * @returns {SVGElementTagNameMap[Name]}
- */
-function node(name, attributes) {
-  const element = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, String(value));
-  return element;
 }

@@ -1,5 +1,6 @@
 /** The Save menu: what the open view shows as PNG or SVG, its numbers as CSV. */
 
+import { byId, context2d, element } from "./dom.js";
 import { paint } from "./painter.js";
 import { SvgContext } from "./svg.js";
 
@@ -19,7 +20,7 @@ export class SaveMenu {
   /** @param {Page} page */
   constructor(page) {
     this.page = page;
-    this.menu = /** @type {HTMLDetailsElement} */ (document.getElementById("save"));
+    this.menu = /** @type {HTMLDetailsElement} */ (byId("save"));
     this.menu.addEventListener("click", (event) => {
       const kind = /** @type {HTMLElement} */ (event.target).dataset.save;
       if (kind) void this.save(/** @type {keyof typeof TYPES} */ (kind));
@@ -27,9 +28,7 @@ export class SaveMenu {
     this.menu.addEventListener("keydown", (event) => {
       if (event.key === "Escape") this.close();
     });
-    this.status = document.createElement("span");
-    this.status.id = "saving";
-    this.status.setAttribute("role", "status");
+    this.status = element("span", { id: "saving", role: "status" });
     this.menu.after(this.status);
     this.waiting = 0; // saves that wait
     document.addEventListener("click", ({ target }) => {
@@ -50,9 +49,8 @@ export class SaveMenu {
     if (!(await this.settled())) return this.say(GIVEN_UP);
     if (kind === "csv" && this.table().length === 0) return this.say(NO_NUMBERS);
     const content = kind === "csv" ? this.csv() : await this.pictured(() => (kind === "png" ? this.png() : this.svg()));
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([content], { type: TYPES[kind] }));
-    link.download = `${this.name()}.${kind}`;
+    const href = URL.createObjectURL(new Blob([content], { type: TYPES[kind] }));
+    const link = element("a", { href, download: `${this.name()}.${kind}` });
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
   }
@@ -105,10 +103,8 @@ export class SaveMenu {
   /** @returns {Promise<Blob>} */
   png() {
     const { width, height } = this.size();
-    const canvas = document.createElement("canvas");
-    canvas.width = width * SHARP;
-    canvas.height = height * SHARP;
-    const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+    const canvas = element("canvas", { width: width * SHARP, height: height * SHARP });
+    const context = context2d(canvas);
     context.scale(SHARP, SHARP);
     context.fillStyle = this.page.look.ink.ground;
     context.fillRect(0, 0, width, height);
@@ -145,7 +141,7 @@ export class SaveMenu {
 
   /** @returns {boolean} is there no room for the scale beside the line under the title? */
   isNarrow() {
-    const ruler = /** @type {CanvasRenderingContext2D} */ (document.createElement("canvas").getContext("2d"));
+    const ruler = context2d(element("canvas"));
     ruler.font = this.font(12);
     const { width } = ruler.measureText(this.said());
     return width + MARGIN + this.legend().offsetWidth > this.section().offsetWidth;
@@ -158,7 +154,7 @@ export class SaveMenu {
 
   /** @returns {string} what is seen, and of what */
   said() {
-    const about = document.getElementById("about")?.textContent;
+    const about = byId("about").textContent;
     return [this.page.views.now()?.caption?.(), about].filter(Boolean).join(" · ");
   }
 
@@ -181,7 +177,7 @@ export class SaveMenu {
   /** @param {CanvasRenderingContext2D} context @param {number} width */
   head(context, width) {
     const { ink } = this.page.look;
-    const title = document.getElementById("title")?.textContent ?? "";
+    const title = byId("title").textContent ?? "";
     context.textAlign = "left";
     context.textBaseline = "top";
     context.font = `600 ${this.font(14)}`;
@@ -194,12 +190,12 @@ export class SaveMenu {
 
   /** @returns {HTMLElement} */
   section() {
-    return /** @type {HTMLElement} */ (document.getElementById(`view-${this.page.store.state.view}`));
+    return byId(`view-${this.page.store.state.view}`);
   }
 
   /** @returns {HTMLElement} the scale, where the view shows one */
   legend() {
-    return /** @type {HTMLElement} */ (document.getElementById("legend"));
+    return byId("legend");
   }
 
   /** @returns {string} letters, digits and dashes only, whatever the title says */

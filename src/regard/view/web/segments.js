@@ -13,8 +13,10 @@
 
 import { roundedUp } from "./ceiling.js";
 import { level, tintOf } from "./colours.js";
+import { choice, element } from "./dom.js";
 import { isWhole } from "./held.js";
 import { missing } from "./held_words.js";
+import { ARROWS } from "./keys.js";
 import { counted, digits, lasting, share } from "./numbers.js";
 import { parted } from "./parts.js";
 import { ribbons } from "./ribbons.js";
@@ -32,23 +34,21 @@ export class SegmentsView {
   /** @param {HTMLElement} pane @param {import("./main.js").Page} page */
   constructor(pane, page) {
     this.page = page;
-    this.pattern = document.createElement("input");
-    this.pattern.type = "search";
-    this.pattern.placeholder = "Words or a regular expression";
-    this.pattern.setAttribute("aria-label", "Pattern that finds the parts");
+    this.pattern = element("input", {
+      type: "search",
+      placeholder: "Words or a regular expression",
+      "aria-label": "Pattern that finds the parts",
+    });
     this.pattern.addEventListener("change", () =>
       page.store.set({ pattern: this.pattern.value.slice(0, 200), parts: "pattern" }),
     );
-    const tools = made("div", "tools pressed");
+    const tools = element("div", { className: "tools pressed" });
     const parts = group("Parts", "parts", WAYS);
     parts.append(this.pattern);
     tools.append(parts, group("Mean over", "of", MEANS), group("As", "form", FORMS));
-    this.line = made("p", "line");
-    this.line.setAttribute("role", "status");
-    this.body = made("div", "scroller");
-    this.overflow = made("p", "overflow");
-    this.overflow.textContent = "More columns on the right: scroll →";
-    this.overflow.hidden = true;
+    this.line = element("p", { className: "line", role: "status" });
+    this.body = element("div", { className: "scroller" });
+    this.overflow = element("p", { className: "overflow", hidden: true }, "More columns on the right: scroll →");
     this.body.addEventListener("scroll", () => this.showOverflow());
     pane.append(tools, this.line, this.overflow, this.body);
     /** @type {AbortController | null} */ this.asking = null;
@@ -141,7 +141,7 @@ export class SegmentsView {
 
   /**
    * How far the pass over a long head is, which the sums wait for.
-   * @param {string} asking @param {import("./client.js").Head} head @param {AbortSignal} signal
+   * @param {string} asking @param {import("./source.js").Head} head @param {AbortSignal} signal
    */
   async look(asking, head, signal) {
     try {
@@ -198,10 +198,9 @@ export class SegmentsView {
   /** @param {NonNullable<SegmentsView["found"]>} found @returns {HTMLTableElement} */
   tabled({ queries, keys, values }) {
     const { ramp } = this.page.look;
-    const table = document.createElement("table");
+    const table = element("table", { "aria-label": "What parts give to each other, in percent" });
     table.classList.toggle("dense", keys.length > NUMBERED);
     table.style.setProperty("--columns", String(keys.length));
-    table.setAttribute("aria-label", "What parts give to each other, in percent");
     const head = table.createTHead().insertRow();
     head.append(headed("col", "gives to", "corner"), ...keys.map((_, at) => this.columnHead(keys, at)));
     const body = table.createTBody();
@@ -269,9 +268,7 @@ export class SegmentsView {
 
   /** @param {KeyboardEvent} event arrows go from cell to cell, or from flow to flow */
   go(event) {
-    /** @type {Record<string, [number, number]>} */
-    const arrows = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
-    const step = arrows[event.key];
+    const step = ARROWS[event.key];
     const target = /** @type {HTMLElement | SVGElement} */ (event.target);
     const { row, column } = target.dataset;
     if (!step || row === undefined || column === undefined) return;
@@ -320,26 +317,10 @@ function nothing({ parts, pattern }) {
   return pattern ? "Nothing in the text fits the pattern." : "Type a pattern.";
 }
 
-/**
- * Words to press for each way. @param {string} label @param {string} name of the state
- * @param {Record<string, string>} ways @returns {HTMLElement}
- */
+/** @param {string} label @param {string} name @param {Record<string, string>} ways @returns {HTMLElement} */
 function group(label, name, ways) {
-  const words = made("span", "");
-  words.setAttribute("role", "group");
-  words.setAttribute("aria-label", label);
-  const title = made("span", "label");
-  title.textContent = label;
-  words.append(
-    title,
-    ...Object.entries(ways).map(([value, text]) => {
-      const button = document.createElement("button");
-      button.type = "button";
-      button.dataset.set = `${name}=${value}`;
-      button.textContent = text;
-      return button;
-    }),
-  );
+  const words = choice(label, name, ways);
+  words.prepend(element("span", { className: "label" }, label));
   return words;
 }
 
@@ -348,17 +329,5 @@ function group(label, name, ways) {
  * @param {string} [title] @returns {HTMLTableCellElement}
  */
 function headed(scope, text, name, title = "") {
-  const cell = document.createElement("th");
-  cell.scope = scope;
-  cell.textContent = text;
-  cell.className = name;
-  cell.title = title;
-  return cell;
-}
-
-/** @param {string} tag @param {string} name @returns {HTMLElement} */
-function made(tag, name) {
-  const element = document.createElement(tag);
-  element.className = name;
-  return element;
+  return element("th", { scope, className: name, title }, text);
 }

@@ -2,6 +2,7 @@
 
 import { blockOf, edge } from "./blocks.js";
 import { headsName, isDifference, lessName } from "./compare.js";
+import { byId, element } from "./dom.js";
 import { coarsest } from "./held.js";
 import { blockAt, heldSentence, heldValue, meansName, strongestBlocks } from "./held_words.js";
 import { counted, digits, full, points, share } from "./numbers.js";
@@ -135,11 +136,11 @@ export class ReadingView {
   /** @param {import("./main.js").Page} page */
   constructor(page) {
     this.page = page;
-    this.line = find("sentence");
-    this.value = find("value");
-    this.whole = find("whole-token");
-    this.looks = find("looks-table");
-    this.looked = find("looked-table");
+    this.line = byId("sentence");
+    this.value = byId("value");
+    this.whole = byId("whole-token");
+    this.looks = byId("looks-table");
+    this.looked = byId("looked-table");
     /** @type {(weight: number) => string} shares; of a difference points */ this.written = share;
   }
 
@@ -187,8 +188,7 @@ export class ReadingView {
    */
   list(table, caption, weights, tokens, axis, unknown) {
     const best = top(weights.map(Math.abs), weights.length === LISTED + 1 ? LISTED + 1 : LISTED);
-    const name = document.createElement("caption");
-    name.textContent = this.written === share ? caption : `${caption}, in points`;
+    const name = element("caption", {}, this.written === share ? caption : `${caption}, in points`);
     const rows = best.map((at) => this.row(at, weights[at], tokens, axis));
     if (rows.length === 0) rows.push(note(weights.some(Number.isNaN) ? "not numbers (NaN)" : "nothing"));
     const known = weights.reduce((sum, weight) => sum + weight, 0) + (unknown?.share ?? 0);
@@ -196,9 +196,7 @@ export class ReadingView {
     const others = weights.length - best.length;
     if (axis === "key" && others > 0 && best.length >= LISTED)
       rows.push(note(`${counted(others, "other")}`, this.written(this.written === share ? Math.max(0, rest) : rest)));
-    const body = document.createElement("tbody");
-    body.append(...rows);
-    table.replaceChildren(name, body);
+    table.replaceChildren(name, element("tbody", {}, ...rows));
   }
 
   /**
@@ -206,39 +204,23 @@ export class ReadingView {
    * @param {import("./payload.js").LayerInfo} info
    */
   listBlocks(table, caption, means, info) {
-    const name = document.createElement("caption");
-    name.textContent = `${caption} (${meansName(info)})`;
+    const name = element("caption", {}, `${caption} (${meansName(info)})`);
     const rows = strongestBlocks(means, info, LISTED).map(({ places, mean }) => {
       const row = note(places, this.written(mean));
       row.title = full(mean);
       return row;
     });
-    const body = document.createElement("tbody");
     if (rows.length === 0) rows.push(note(means.some(Number.isNaN) ? "not numbers (NaN)" : "nothing"));
-    body.append(...rows);
-    table.replaceChildren(name, body);
+    table.replaceChildren(name, element("tbody", {}, ...rows));
   }
 
   /** @param {number} at @param {number} weight @param {Token[]} tokens @param {"query" | "key"} axis */
   row(at, weight, tokens, axis) {
-    const row = document.createElement("tr");
-    const token = document.createElement("th");
-    token.scope = "row";
-    const button = document.createElement("button");
-    button.textContent = named(tokens[at], 22);
-    if (tokens[at].special) button.className = "special";
+    const button = element("button", { className: tokens[at].special ? "special" : "" }, named(tokens[at], 22));
     button.addEventListener("click", () => this.page.store.set({ [axis]: at, hover: null }));
-    const position = document.createElement("span");
-    position.textContent = isRepeated(tokens, at) ? String(at) : "";
-    position.className = "position";
-    const value = document.createElement("td");
-    value.textContent = this.written(weight);
-    value.title = full(weight);
-    const label = document.createElement("span");
-    label.append(button, position);
-    token.append(label);
-    row.append(token, value);
-    return row;
+    const position = element("span", { className: "position" }, isRepeated(tokens, at) ? String(at) : "");
+    const token = element("th", { scope: "row" }, element("span", {}, button, position));
+    return element("tr", {}, token, element("td", { title: full(weight) }, this.written(weight)));
   }
 
   /** The whole text of a token that is too long to show. @param {{queries: Token[], keys: Token[]}} axes @param {Reading} reading */
@@ -255,18 +237,5 @@ export class ReadingView {
 
 /** @param {string} text @param {string} [value] @returns {HTMLTableRowElement} */
 function note(text, value = "") {
-  const row = document.createElement("tr");
-  row.className = "note";
-  const name = document.createElement("th");
-  name.scope = "row";
-  name.textContent = text;
-  const cell = document.createElement("td");
-  cell.textContent = value;
-  row.append(name, cell);
-  return row;
-}
-
-/** @param {string} id @returns {HTMLElement} */
-function find(id) {
-  return /** @type {HTMLElement} */ (document.getElementById(id));
+  return element("tr", { className: "note" }, element("th", { scope: "row" }, text), element("td", {}, value));
 }

@@ -1,10 +1,11 @@
 /** The small map of what is shown: a sum of the small maps of its heads. */
 
 import { pixelOf } from "./colours.js";
+import { pixelated } from "./dom.js";
 
 /**
  * @typedef {Pick<import("./main.js").Page, "maps" | "recording">} Page
- * @typedef {import("./blend.js").Which} Which
+ * @typedef {import("./source.js").Which} Which
  */
 
 /**
@@ -30,14 +31,8 @@ export function smallPicture(page, which, byRow, palette) {
   const { rows, columns } = page.maps[which.layer];
   const sum = smallShares(page, which, byRow);
   if (!sum) return null;
-  const canvas = document.createElement("canvas");
-  [canvas.width, canvas.height] = [columns, rows];
-  const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
-  const image = context.createImageData(columns, rows);
   const { ramp, at } = palette(columns);
-  new Uint32Array(image.data.buffer).set(Uint32Array.from(sum, (share) => pixelOf(ramp, at(share))));
-  context.putImageData(image, 0, 0);
-  return canvas;
+  return pixelated(columns, rows, Uint32Array.from(sum, (share) => pixelOf(ramp, at(share))));
 }
 
 /**

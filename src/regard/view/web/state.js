@@ -36,6 +36,7 @@
  * @property {number} row first query on the map; a part of one, if the map is moved by less
  * @property {number} column first key on the map
  * @property {"auto" | "light" | "dark"} theme
+ * @property {string} pins cells that are kept with a note, as pins.js writes them
  * @property {boolean} folded the text is put away
  *
  * @typedef {(state: State, changed: Set<string>) => void} View
@@ -56,7 +57,7 @@ const WORDS = {
   compare: ["alone", "beside", "difference"],
 };
 /** @type {Record<string, RegExp>} */
-const NAMES = { heads: /^(one|mean|\d{1,4}\.\d{1,4}(_\d{1,4}\.\d{1,4}){0,63})$/, with: /^\d{1,4}\.\d{1,4}$/, only: /^[a-z-]{1,30}$/, pattern: /^\P{Cc}{0,200}$/u };
+const NAMES = { heads: /^(one|mean|\d{1,4}\.\d{1,4}(_\d{1,4}\.\d{1,4}){0,63})$/, with: /^\d{1,4}\.\d{1,4}$/, only: /^[a-z-]{1,30}$/, pattern: /^\P{Cc}{0,200}$/u, pins: /^\P{Cc}{0,4000}$/u };
 const ALWAYS = ["layer", "head", "query", "key"];
 const COUNTS = [...ALWAYS, "queryTo", "keyTo", "steps", "zoom", "row", "column"];
 const FLAGS = ["hidden", "folded", "distances"];

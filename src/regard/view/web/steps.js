@@ -4,11 +4,13 @@
  */
 
 import { headline } from "./compare.js";
+import { choice, element } from "./dom.js";
 import { isWhole } from "./held.js";
 import { missing } from "./held_words.js";
+import { ARROWS } from "./keys.js";
 import { counted, grouped, share } from "./numbers.js";
 import { quoted } from "./sentence.js";
-import { columnsOf, totalOf, weightedValue, written } from "./sums.js";
+import { columnsOf, PRODUCTS, productsOf, totalOf, weightedValue, written } from "./sums.js";
 import { named } from "./tokens.js";
 import { FEW, largest, vectorPicture } from "./vectors.js";
 
@@ -21,17 +23,14 @@ import { FEW, largest, vectorPicture } from "./vectors.js";
 const MORE = 32; // keys that a press unfolds
 const BAR_LEVEL = 160; // of the ramp: data, but quieter than the darkest cell
 /** @type {Record<string, [number, number]>} */
-const ARROWS = {
-  ArrowUp: [-1, 0],
-  ArrowDown: [1, 0],
-  ArrowLeft: [0, -1],
-  ArrowRight: [0, 1],
-  Home: [0, -99],
-  End: [0, 99],
-};
+const MOVES = { ...ARROWS, Home: [0, -99], End: [0, 99] };
 const NO_VALUES =
   "The output, weights times values, is not shown: there are no values here. " +
   'regard record --values keeps them; in Python, observe(model, keep="qkv").';
+const VECTORS =
+  "Each token’s embedding, as the layers before have changed it, times a matrix of learned numbers; a third matrix gives the value (lessons 4 and 6).";
+const OUTPUT =
+  "The weighted values of all keys added up; another matrix takes the outputs of all heads back to the embeddings (lessons 6 and 7).";
 const NO_VECTORS =
   "Of this layer only the weights are known here; a recording that is served keeps every step of most models.";
 
@@ -39,29 +38,25 @@ export class StepsView {
   /** @param {HTMLElement} pane @param {import("./main.js").Page} page */
   constructor(pane, page) {
     this.page = page;
-    this.heading = part("h2", "");
-    this.order = part("span", "choice pressed");
-    this.order.setAttribute("role", "group");
-    this.order.setAttribute("aria-label", "Order of the keys");
-    this.order.append(orderButton("weight", "By weight"), orderButton("position", "By position"));
-    this.sum = part("p", "sum");
-    this.sum.setAttribute("aria-live", "polite");
-    this.grid = document.createElement("table");
-    this.grid.setAttribute("role", "grid");
-    this.more = document.createElement("button");
-    this.more.type = "button";
+    this.heading = element("h2");
+    this.order = choice("Order of the keys", "order", { weight: "By weight", position: "By position" });
+    this.order.className = "choice pressed";
+    this.sum = element("p", { className: "sum", "aria-live": "polite" });
+    this.grid = element("table", { role: "grid" });
+    this.more = element("button", { type: "button" });
     this.more.addEventListener("click", () => page.store.set({ steps: page.store.state.steps + MORE }));
-    this.notes = part("p", "note");
-    const [top, scroller] = [part("div", "top"), part("div", "scroller")];
-    top.append(this.heading, this.order);
-    scroller.append(this.grid, this.more, this.notes);
-    pane.append(top, this.sum, scroller);
+    this.notes = element("p", { className: "note" });
+    this.meanings = element("dl");
+    const summary = element("summary", {}, "What the steps are");
+    const explained = element("details", { className: "explained pressed" }, summary, this.meanings);
+    const scroller = element("div", { className: "scroller" }, this.grid, this.more, this.notes, explained);
+    pane.append(element("div", { className: "top" }, this.heading, this.order), this.sum, scroller);
     this.turn = 0;
     this.isAsking = false;
     this.asked = "";
     /** @type {Steps | null} */ this.steps = null;
     this.query = 0;
-    this.highest = { value: 0, share: 0 }; // magnitudes that have the full colour
+    this.highest = { value: 0, share: 0, product: 0 }; // magnitudes that have the full colour
     this.active = [0, 0]; // row and column of the number that the arrows are on
     this.follow();
   }
@@ -83,7 +78,7 @@ export class StepsView {
       if (step) this.page.choose({ query: this.query, key: step.key });
     });
     this.grid.addEventListener("keydown", (event) => {
-      const step = ARROWS[event.key];
+      const step = MOVES[event.key];
       if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
       event.preventDefault();
       const rows = this.grid.querySelectorAll("[data-row]").length - 1;
@@ -153,20 +148,24 @@ export class StepsView {
     const columns = columnsOf(steps);
     const highest = largest([steps.vector, ...steps.rows.map(({ vector }) => vector)]);
     const shares = [steps.output, ...steps.rows.map(weightedValue)];
-    this.highest = { value: largest(steps.rows.map(({ value }) => value)), share: largest(shares) };
+    this.highest = {
+      value: largest(steps.rows.map(({ value }) => value)),
+      share: largest(shares),
+      product: largest(steps.rows.map(({ vector }) => productsOf(steps.vector, vector))),
+    };
     const rows = steps.rows.map((step, i) => this.row(step, i, columns, highest));
-    const body = document.createElement("tbody");
-    body.append(...rows);
-    const foot = document.createElement("tfoot");
-    foot.append(this.last(columns, rows.length));
+    const body = element("tbody", {}, ...rows);
+    const foot = element("tfoot", {}, this.last(columns, rows.length));
     this.grid.replaceChildren(this.head(columns, highest), body, foot);
     this.grid.setAttribute("aria-label", this.heading.textContent);
+    this.explain(columns);
     this.grid.classList.toggle("with-values", steps.output !== null);
     const rest = steps.keys - steps.rows.length;
     this.more.hidden = rest <= 0;
     this.more.textContent = `${Math.min(MORE, rest)} more of ${grouped(rest)}`;
     const aside = hidden ? "The first and the special tokens are set aside, as if masked. " : "";
     const ends = [aside, coloursText("Vectors", steps.vector, highest)];
+    ends.push(coloursText("Products", steps.vector, this.highest.product));
     ends.push(coloursText("Values", steps.output, this.highest.value));
     ends.push(coloursText("Their shares and the output", steps.output, this.highest.share));
     if (!steps.vector) ends.push(NO_VECTORS);
@@ -182,16 +181,24 @@ export class StepsView {
     this.grid.dataset.ready = `${this.asked},${steps.rows.length}`;
   }
 
+  /** A sentence for each step, from the vectors to the output. @param {import("./sums.js").Column[]} columns */
+  explain(columns) {
+    const steps = columns.map(({ name, does }) => ({ name, does }));
+    if (this.steps?.vector) steps.unshift({ name: "query, key", does: VECTORS });
+    if (this.steps?.output) steps.push({ name: "output", does: OUTPUT });
+    this.meanings.replaceChildren(
+      ...steps.flatMap(({ name, does }) => [element("dt", {}, name), element("dd", {}, does)]),
+      element("dd", { className: "learn" }, "regard learn 3 opens lesson 3 in a terminal; so do the others."),
+    );
+  }
+
   /** @param {import("./sums.js").Column[]} columns @param {number} highest */
   head(columns, highest) {
-    const head = document.createElement("thead");
-    const row = document.createElement("tr");
-    row.append(columnHead("key"));
+    const row = element("tr", {}, columnHead("key"));
     const { steps } = this;
     if (steps?.vector) {
       const cell = columnHead("");
-      const name = part("span", "name");
-      name.textContent = "query, and each key";
+      const name = element("span", { className: "name" }, "query, and each key");
       cell.append(name, vectorPicture(steps.vector, highest, this.page.look.differences, "query vector"));
       row.append(cell);
     }
@@ -200,8 +207,7 @@ export class StepsView {
       cell.classList.toggle("of-weight", name === "weight");
       row.append(cell);
     }
-    head.append(row);
-    return head;
+    return element("thead", {}, row);
   }
 
   /**
@@ -209,33 +215,26 @@ export class StepsView {
    * @param {number} highest
    */
   row(step, at, columns, highest) {
-    const row = document.createElement("tr");
-    row.dataset.row = String(at);
-    row.classList.toggle("masked", !step.allowed);
+    const row = element("tr", { "data-row": at, className: step.allowed ? "" : "masked" });
     const { keys } = this.page.axes(this.page.store.state.layer);
-    const name = document.createElement("th");
-    name.scope = "row";
-    const [token, position] = [part("bdi", ""), part("span", "position")];
-    token.textContent = named(keys[step.key], 18);
-    if (keys[step.key].special) token.className = "special";
-    position.textContent = String(step.key);
-    name.append(token, " ", position);
-    row.append(name);
+    const token = element("bdi", { className: keys[step.key].special ? "special" : "" }, named(keys[step.key], 18));
+    const position = element("span", { className: "position" }, String(step.key));
+    row.append(element("th", { scope: "row" }, token, " ", position));
     if (this.steps?.vector) {
-      const cell = document.createElement("td");
+      const cell = row.insertCell();
       const { differences } = this.page.look;
       if (step.vector) cell.append(vectorPicture(step.vector, highest, differences, "key vector"));
-      row.append(cell);
     }
     columns.forEach(({ name: column, of, vector }, i) => {
       if (vector) {
-        const full = column === "value" ? this.highest.value : this.highest.share;
+        const { value, share: most, product } = this.highest;
+        const full = column === PRODUCTS ? product : column === "value" ? value : most;
         row.append(this.vectorCell(i, vector(step) ?? [], full, column));
         return;
       }
       const cell = numberCell(i, column === "weight" ? share(step.weight) : written(of(step)));
       if (column === "weight") {
-        const bar = part("span", "bar-of-weight");
+        const bar = element("span", { className: "bar-of-weight" });
         bar.style.width = `calc(var(--widest) * ${step.weight})`;
         bar.style.marginRight = `calc(var(--widest) * ${1 - step.weight})`;
         bar.style.backgroundColor = this.page.look.ramp.css[BAR_LEVEL];
@@ -248,13 +247,8 @@ export class StepsView {
 
   /** The sums over all keys. @param {import("./sums.js").Column[]} columns @param {number} at */
   last(columns, at) {
-    const row = document.createElement("tr");
-    row.dataset.row = String(at);
-    const name = document.createElement("th");
-    name.scope = "row";
-    name.textContent = "all";
-    row.append(name);
-    if (this.steps?.vector) row.append(document.createElement("td"));
+    const row = element("tr", { "data-row": at }, element("th", { scope: "row" }, "all"));
+    if (this.steps?.vector) row.insertCell();
     const steps = /** @type {Steps} */ (this.steps);
     columns.forEach(({ name: column }, i) => {
       const { text, vector } = totalOf(steps, column);
@@ -386,36 +380,10 @@ function coloursText(what, vector, highest) {
 
 /** @param {number} column @param {string} text @returns {HTMLTableCellElement} */
 function numberCell(column, text) {
-  const cell = document.createElement("td");
-  cell.setAttribute("role", "gridcell");
-  cell.dataset.column = String(column);
-  cell.tabIndex = -1;
-  const number = part("span", "");
-  number.textContent = text;
-  cell.append(number);
-  return cell;
+  return element("td", { role: "gridcell", "data-column": column, tabIndex: -1 }, element("span", {}, text));
 }
 
 /** @param {string} name @returns {HTMLTableCellElement} */
 function columnHead(name) {
-  const cell = document.createElement("th");
-  cell.scope = "col";
-  cell.textContent = name;
-  return cell;
-}
-
-/** @param {"weight" | "position"} order @param {string} text @returns {HTMLButtonElement} */
-function orderButton(order, text) {
-  const button = document.createElement("button");
-  button.type = "button";
-  button.dataset.set = `order=${order}`;
-  button.textContent = text;
-  return button;
-}
-
-/** @param {string} tag @param {string} name @returns {HTMLElement} */
-function part(tag, name) {
-  const element = document.createElement(tag);
-  if (name) element.className = name;
-  return element;
+  return element("th", { scope: "col" }, name);
 }

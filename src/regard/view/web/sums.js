@@ -10,12 +10,14 @@ import { digits, grouped, share } from "./numbers.js";
  * @property {string} name
  * @property {(step: Step) => number | boolean | null} of its number
  * @property {(step: Step, names: {query: string, key: string}) => string} sum how it came about
+ * @property {string} does one sentence that says what the step is for, and the lesson that builds it
  * @property {(step: Step) => ArrayLike<number> | null} [vector] what it shows in place of a number
  */
 
 const MOST_TERMS = 6;
 const LISTED = 4; // numbers of a vector that are told
 const WEIGHTED = "weight × value";
+export const PRODUCTS = "query × key";
 const READABLE = 16; // exp of a larger score is no number that anybody reads
 
 /**
@@ -39,7 +41,7 @@ function factor(value) {
  * @param {ArrayLike<number>} query @param {ArrayLike<number>} key @param {number} dot
  * @returns {string}
  */
-export function dotSum(query, key, dot) {
+function dotSum(query, key, dot) {
   const places = Array.from({ length: query.length }, (_, d) => d);
   const product = (/** @type {number} */ d) => query[d] * key[d];
   const few = places.length <= MOST_TERMS + 2;
@@ -57,19 +59,19 @@ export function dotSum(query, key, dot) {
  * The number to subtract from every score, so that its exponential stays readable.
  * @param {Steps} steps @returns {number}
  */
-export function shiftOf({ maximum }) {
+function shiftOf({ maximum }) {
   return maximum === null || Math.abs(maximum) < READABLE ? 0 : Math.round(maximum);
 }
 
 /** @param {Steps} steps @returns {number} the sum of exp(score - shift) */
-export function sumOfExponentials(steps) {
+function sumOfExponentials(steps) {
   const { maximum, log_normalizer } = steps;
   if (maximum === null || log_normalizer === null) return 0;
   return Math.exp(maximum - shiftOf(steps) + log_normalizer);
 }
 
 /** @param {number} shift @returns {string} */
-export function shifted(shift) {
+function shifted(shift) {
   if (shift === 0) return "";
   return shift < 0 ? ` + ${-shift}` : ` − ${shift}`;
 }
@@ -84,15 +86,25 @@ export function columnsOf(steps) {
   const has = (/** @type {keyof Step} */ name) => rows.some((step) => step[name] !== null);
   const before = (/** @type {Step} */ { dot, scaled, biased, modified }) =>
     written(modified ?? biased ?? scaled ?? dot);
+  if (vector && has("dot"))
+    columns.push({
+      name: PRODUCTS,
+      does: "Each number of the query times the same one of the key: which numbers make the two fit (lesson 2).",
+      of: () => null,
+      vector: ({ vector: key }) => productsOf(vector, key),
+      sum: ({ vector: key, dot }) => (key ? dotSum(vector, key, Number(dot)) : ""),
+    });
   if (has("dot"))
     columns.push({
       name: "query·key",
+      does: "The sum of these products: how well the query fits the key (lesson 2).",
       of: ({ dot }) => dot,
       sum: ({ vector: key, dot }) => (vector && key ? dotSum(vector, key, Number(dot)) : ""),
     });
   if (has("scaled"))
     columns.push({
       name: `× ${scaleText(scale, vector)}`,
+      does: "Scaled, so that scores do not grow with the length of the vectors (lesson 3).",
       of: ({ scaled }) => scaled,
       sum: ({ dot, scaled }) =>
         `scaled = ${factor(Number(dot))} × ${scaleText(scale, vector)} = ${written(scaled)}`,
@@ -100,6 +112,7 @@ export function columnsOf(steps) {
   if (has("biased"))
     columns.push({
       name: "+ bias",
+      does: "Plus a number for the pair of positions, such as their distance.",
       of: ({ biased }) => biased,
       sum: ({ dot, scaled, biased }) => {
         const from = scaled ?? Number(dot);
@@ -109,6 +122,7 @@ export function columnsOf(steps) {
   if (has("modified"))
     columns.push({
       name: "modified",
+      does: "What the model makes of the score by a function of its own.",
       of: ({ modified }) => modified,
       sum: (step) =>
         `modified: the score_mod makes ${written(step.modified)} of ${before({ ...step, modified: null })}`,
@@ -116,10 +130,19 @@ export function columnsOf(steps) {
   if (has("capped"))
     columns.push({
       name: "capped",
+      does: "Kept between two limits by tanh.",
       of: ({ capped }) => capped,
       sum: (step) => `capped: the softcap makes ${written(step.capped)} of ${before(step)}`,
     });
   return [...columns, ...maskColumn(steps), ...softmaxColumns(steps), ...valueColumns(steps)];
+}
+
+/**
+ * What each number of the two vectors adds to query·key.
+ * @param {ArrayLike<number> | null} query @param {ArrayLike<number> | null} key @returns {number[]}
+ */
+export function productsOf(query, key) {
+  return query && key ? Array.from(query, (number, d) => number * key[d]) : [];
 }
 
 /** @param {Steps} steps @returns {Column[]} */
@@ -128,12 +151,14 @@ function valueColumns({ output }) {
   const none = () => null;
   /** @type {Column} */ const value = {
     name: "value",
+    does: "What the key hands over when it is attended to (lesson 4).",
     of: none,
     vector: (step) => step.value,
     sum: (step) => `value = ${listed(step.value ?? [])}`,
   };
   /** @type {Column} */ const weighted = {
     name: WEIGHTED,
+    does: "The value by its weight; the sum over all keys is the output of the head (lesson 4).",
     of: none,
     vector: weightedValue,
     sum: (step) =>
@@ -158,7 +183,8 @@ function maskColumn({ masked }) {
   if (!masked) return [];
   const sum = (/** @type {Step} */ { allowed }, /** @type {{query: string, key: string}} */ { query, key }) =>
     `mask: ${query} ${allowed ? "may" : "may not"} attend to ${key}${allowed ? "" : ", so the score becomes −∞"}`;
-  return [{ name: "mask", of: ({ allowed }) => allowed, sum }];
+  const does = "Keys that the query may not attend to, such as later ones, get the score −∞ (lesson 3).";
+  return [{ name: "mask", does, of: ({ allowed }) => allowed, sum }];
 }
 
 /** @param {Steps} steps @returns {Column[]} */
@@ -168,6 +194,7 @@ function softmaxColumns(steps) {
   const exp = (/** @type {Step} */ { score }) => (score === null ? 0 : Math.exp(score - shift));
   /** @type {Column} */ const exponential = {
     name: `exp(score${shifted(shift)})`,
+    does: "The exponential: positive, and the larger the score the more of it (lesson 3).",
     of: exp,
     sum: (step) =>
       step.score === null
@@ -176,6 +203,7 @@ function softmaxColumns(steps) {
   };
   /** @type {Column} */ const weight = {
     name: "weight",
+    does: "Divided by the sum of the row, so that all weights add up to 100 % (lesson 3).",
     of: (step) => step.weight,
     sum: (step) =>
       known
@@ -189,7 +217,7 @@ function softmaxColumns(steps) {
  * The scale as people know it.
  * @param {number} scale @param {ArrayLike<number> | null} vector @returns {string}
  */
-export function scaleText(scale, vector) {
+function scaleText(scale, vector) {
   const usual = vector && Math.abs(scale * Math.sqrt(vector.length) - 1) < 1e-6;
   if (usual && Number.isInteger(Math.sqrt(vector.length))) return `1/${Math.sqrt(vector.length)}`;
   return usual ? `1/√${vector.length}` : written(scale);

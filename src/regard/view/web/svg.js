@@ -5,6 +5,8 @@
  * @typedef {{x: number, y: number, width: number, height: number}} Box
  */
 
+import { context2d, element } from "./dom.js";
+
 const ANCHORS = { left: "start", start: "start", center: "middle", right: "end", end: "end" };
 /** How far the alphabetic line lies below the named one, in heights of the font. */
 const BELOW = { alphabetic: 0, middle: 0.35, top: 0.8, bottom: -0.2, hanging: 0.8, ideographic: -0.2 };
@@ -30,7 +32,7 @@ export class SvgContext {
   constructor(width, height, ground) {
     this.size = { width, height };
     this.ground = ground;
-    this.ruler = /** @type {CanvasRenderingContext2D} */ (document.createElement("canvas").getContext("2d"));
+    this.ruler = context2d(element("canvas"));
     /** @type {string[]} */ this.parts = [];
     /** @type {string[]} */ this.path = [];
     /** @type {Record<string, unknown>[]} */ this.saved = [];
@@ -96,10 +98,6 @@ export class SvgContext {
     this.path = [];
   }
 
-  closePath() {
-    this.path.push("Z");
-  }
-
   /** @param {number} x @param {number} y */
   moveTo(x, y) {
     this.path.push(`M${short(x)} ${short(y)}`);
@@ -108,11 +106,6 @@ export class SvgContext {
   /** @param {number} x @param {number} y */
   lineTo(x, y) {
     this.path.push(`L${short(x)} ${short(y)}`);
-  }
-
-  /** @param {number[]} points */
-  bezierCurveTo(...points) {
-    this.path.push(`C${points.map(short).join(" ")}`);
   }
 
   /** @param {number} x @param {number} y @param {number} width @param {number} height */
@@ -185,10 +178,11 @@ export class SvgContext {
     // Whole pixels: what sticks out of the place is cut off by the part's own view box.
     const left = Math.floor(fromX);
     const top = Math.floor(fromY);
-    const part = document.createElement("canvas");
-    part.width = Math.max(1, Math.ceil(fromX + fromWidth) - left);
-    part.height = Math.max(1, Math.ceil(fromY + fromHeight) - top);
-    part.getContext("2d")?.drawImage(canvas, -left, -top);
+    const part = element("canvas", {
+      width: Math.max(1, Math.ceil(fromX + fromWidth) - left),
+      height: Math.max(1, Math.ceil(fromY + fromHeight) - top),
+    });
+    context2d(part).drawImage(canvas, -left, -top);
     const smooth = this.imageSmoothingEnabled ? "" : ' style="image-rendering:pixelated"';
     const seen = `${short(fromX - left)} ${short(fromY - top)} ${short(fromWidth)} ${short(fromHeight)}`;
     const image = `<image width="${part.width}" height="${part.height}"${smooth} href="${part.toDataURL("image/png")}"/>`;

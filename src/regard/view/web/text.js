@@ -5,7 +5,8 @@
  */
 
 import { level, tintOf } from "./colours.js";
-import { headline, shown } from "./compare.js";
+import { chosenHeads, headline, shown, withHead } from "./compare.js";
+import { choice, element } from "./dom.js";
 import { Flow } from "./flow.js";
 import { heldAside } from "./held_words.js";
 import { Lines, MOST_LINED } from "./lines.js";
@@ -30,6 +31,9 @@ import { quoted, quotedRange } from "./sentence.js";
  * @property {HTMLElement} caption
  */
 
+// Told apart with any kind of colour sight (Okabe and Ito), on light and on dark ground.
+const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6fd1", "#8c8c8c"];
+const STROKE = 150; // level of the ramp, of the lines of one head
 const HINT = "Point at a word, or choose several: drag, or Shift and the arrows.";
 const LABELLED = 6; // of the strongest tokens have their number above them
 const LEAST = 0.04; // of the strongest: less is not worth a number
@@ -40,20 +44,15 @@ export class TextView {
   constructor(pane, page) {
     this.page = page;
     this.pane = pane;
-    this.direction = element("p", "direction");
-    const grow = element("span", "grow pressed");
-    grow.setAttribute("role", "group");
-    grow.setAttribute("aria-label", "Choose more");
-    grow.append(this.growButton("Whole word", wordAt), this.growButton("Whole sentence", sentenceAt));
-    this.turn = element("span", "pressed");
-    this.turn.setAttribute("role", "group");
-    this.turn.setAttribute("aria-label", "What the tint shows");
-    this.turn.append(sideButton("looks", "Where it looks"), sideButton("looked", "Who looks at it"));
-    const tools = element("div", "tools");
-    tools.append(this.direction, this.turn, grow);
-    this.facing = element("div", "facing");
-    this.lined = element("div", "lines");
-    pane.append(tools, this.facing, this.lined);
+    this.direction = element("p", { className: "direction" });
+    const words = [this.growButton("Whole word", wordAt), this.growButton("Whole sentence", sentenceAt)];
+    const grow = element("span", { className: "grow pressed", role: "group", "aria-label": "Choose more" }, ...words);
+    this.turn = choice("What the tint shows", "side", { looks: "Where it looks", looked: "Who looks at it" });
+    this.turn.className = "pressed";
+    this.facing = element("div", { className: "facing" });
+    this.toggles = element("p", { className: "toggles pressed", role: "group", "aria-label": "Heads whose lines are shown" });
+    this.lined = element("div", { className: "lines" }, this.toggles);
+    pane.append(element("div", { className: "tools" }, this.direction, this.turn, grow), this.facing, this.lined);
     this.lines = new Lines(this.lined, {
       point: (axis, at) => this.point(axis, at),
       choose: (axis, at) => this.choose(axis, at, at),
@@ -73,9 +72,7 @@ export class TextView {
 
   /** @param {string} text @param {(tokens: Token[], at: number) => [number, number]} around */
   growButton(text, around) {
-    const button = document.createElement("button");
-    button.type = "button";
-    button.textContent = text;
+    const button = element("button", { type: "button" }, text);
     button.addEventListener("click", () => {
       const { axis, tokens, first, last } = this.chosen();
       this.choose(axis, around(tokens, first)[0], around(tokens, last)[1]);
@@ -212,18 +209,10 @@ export class TextView {
    * @returns {Side}
    */
   side(tokens, axis, shows, name, first = 0, end = tokens.length) {
-    const [holder, heading, caption, scroller] = [
-      element("div", "side"),
-      element("h2", ""),
-      element("p", "caption"),
-      element("div", "reading"),
-    ];
-    heading.textContent = name;
-    scroller.tabIndex = 0;
-    scroller.setAttribute("role", "region");
-    scroller.setAttribute("aria-label", name);
-    holder.append(heading, caption, scroller);
-    this.facing.append(holder);
+    const heading = element("h2", {}, name);
+    const caption = element("p", { className: "caption" });
+    const scroller = element("div", { className: "reading", tabIndex: 0, role: "region", "aria-label": name });
+    this.facing.append(element("div", { className: "side" }, heading, caption, scroller));
     const flow = new Flow(scroller, tokens, name, first, end);
     /** @type {Axis} */ const pointed = axis === "both" ? "query" : axis;
     this.follow(scroller, flow, pointed, tokens);
@@ -340,25 +329,34 @@ export class TextView {
     this.lines.tint("query", tints(axis === "key" ? column : null), axis === "key" ? null : asked);
   }
 
-  /** The lines of the open head, when there are few tokens. @param {State} state */
+  /** The lines of the open head, or of several in colours, when there are few tokens. @param {State} state */
   draw(state) {
-    const which = shown({ ...state, compare: "alone" }, this.page.recording.layers);
+    const { layers } = this.page.recording;
     const [queries, keys] = this.written;
     const few = Math.max(queries.length, keys.length) <= MOST_LINED;
-    const wanted = few ? JSON.stringify([which, this.page.look.ramp.css]) : "";
+    const heads = chosenHeads(state, layers);
+    const isColoured = this.isColoured(state);
+    const drawn = isColoured
+      ? heads.map((head, i) => ({ which: { ...head, hidden: state.hidden }, colour: COLOURS[i] }))
+      : [{ which: shown({ ...state, compare: "alone" }, layers), colour: this.page.look.ramp.css[STROKE] }];
+    this.toggles.hidden = !few || layers[state.layer].num_heads === 1;
+    if (few) this.offer(state, isColoured ? heads : []);
+    const wanted = few ? JSON.stringify(drawn) : "";
     if (wanted === this.matrix) return;
     this.matrix = wanted;
     this.latest.abort();
     this.latest = new AbortController();
     this.isLined = !few;
     if (!few) return this.lines.clear();
-    this.page.source
-      .tile(which, { level: 0, row: 0, column: 0, byRow: false }, this.latest.signal)
-      .then(({ values }) => {
+    const { signal } = this.latest;
+    const place = { level: 0, row: 0, column: 0, byRow: false };
+    Promise.all(drawn.map(({ which }) => this.page.source.tile(which, place, signal)))
+      .then((tiles) => {
         if (wanted !== this.matrix) return;
         this.page.mended(this);
         this.isLined = true;
-        this.lines.draw(values, { queries, keys }, this.page.look.ramp);
+        const matrices = tiles.map(({ values }, i) => ({ weights: values, colour: drawn[i].colour }));
+        this.lines.draw(matrices, { queries, keys });
         if (this.page.reading) this.connect(this.page.reading);
       })
       .catch((error) => {
@@ -367,6 +365,41 @@ export class TextView {
         this.isLined = true;
         this.page.damaged(error, this);
       });
+  }
+
+  /** Has each chosen head a colour of its own? @param {State} state @returns {boolean} */
+  isColoured({ heads }) {
+    return heads.includes("_") && heads.split("_").length <= COLOURS.length;
+  }
+
+  /**
+   * A button for every head of the open layer, and for those of others that are chosen.
+   * @param {State} state @param {{layer: number, head: number}[]} coloured
+   */
+  offer(state, coloured) {
+    const { num_heads } = this.page.recording.layers[state.layer];
+    const mine = Array.from({ length: num_heads }, (_, head) => ({ layer: state.layer, head }));
+    const all = [...mine, ...coloured.filter(({ layer }) => layer !== state.layer)];
+    const asked = JSON.stringify([all, coloured, state.head, state.heads]);
+    if (this.toggles.dataset.asked === asked) return;
+    const focused = [...this.toggles.children].indexOf(/** @type {Element} */ (document.activeElement));
+    const buttons = all.map(({ layer, head }) => {
+      const place = coloured.findIndex((one) => one.layer === layer && one.head === head);
+      const isOpen = state.heads === "one" && head === state.head;
+      const patch = element("span", { className: "patch" });
+      if (place >= 0) patch.style.background = COLOURS[place];
+      const name = layer === state.layer ? `H${head}` : `L${layer}H${head}`;
+      const properties = { type: "button", "aria-pressed": place >= 0 || isOpen, title: `Layer ${layer}, head ${head}: show or hide its lines` };
+      const button = element("button", properties, patch, name);
+      button.addEventListener("click", () =>
+        this.page.store.set({ heads: withHead(this.page.store.state, { layer, head }) }),
+      );
+      return button;
+    });
+    const label = element("span", { className: "label" }, "Lines of heads, in colours");
+    this.toggles.replaceChildren(label, ...buttons);
+    this.toggles.dataset.asked = asked;
+    if (focused > 0) /** @type {HTMLElement} */ (this.toggles.children[focused]).focus();
   }
 
   /** @returns {boolean} */
@@ -417,20 +450,4 @@ function numbersAbove(tokens, strongest, weights) {
     if (!touches) labels.set(at, share(weights[at]));
   }
   return labels;
-}
-
-/** @param {"looks" | "looked"} side @param {string} text @returns {HTMLButtonElement} */
-function sideButton(side, text) {
-  const button = document.createElement("button");
-  button.type = "button";
-  button.dataset.set = `side=${side}`;
-  button.textContent = text;
-  return button;
-}
-
-/** @param {string} tag @param {string} name @returns {HTMLElement} */
-function element(tag, name) {
-  const made = document.createElement(tag);
-  if (name) made.className = name;
-  return made;
 }

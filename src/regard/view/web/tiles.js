@@ -3,7 +3,7 @@
  * there is room.
  *
  * @typedef {import("./blocks.js").Place} Place
- * @typedef {import("./blend.js").Which} Which
+ * @typedef {import("./source.js").Which} Which
  *
  * @typedef {object} Wanted
  * @property {string} name of the tile
@@ -11,7 +11,7 @@
  * @property {Place} place
  * @property {boolean} byRow
  *
- * @typedef {import("./client.js").Numbers & {
+ * @typedef {import("./source.js").Numbers & {
  *   place: Place, canvas: HTMLCanvasElement | null, colours: string, stale: boolean,
  * }} Tile with its picture, once it has one, and the name of that picture's colours
  */
@@ -35,7 +35,7 @@ export function placeName({ level, row, column }) {
 
 export class Tiles {
   /**
-   * @param {import("./blend.js").Blend} source
+   * @param {import("./source.js").Source} source
    * @param {() => void} onNews a tile came, or how far the exact numbers are
    * @param {(error: Error) => void} onTrouble
    */

@@ -1,5 +1,6 @@
 /** A vector as a calm picture: one cell for each number, blue below zero, orange above, 0 the ground. */
 
+import { element, pixelated } from "./dom.js";
 import { written } from "./sums.js";
 
 export const FEW = 4; // numbers that are quicker read than seen
@@ -12,27 +13,15 @@ export const FEW = 4; // numbers that are quicker read than seen
  */
 export function vectorPicture(numbers, highest, ramp, name) {
   if (numbers.length <= FEW) {
-    const text = document.createElement("span");
-    text.className = "vector";
-    text.append(...Array.from(numbers, (number) => cell(written(number))));
-    return text;
+    const cells = Array.from(numbers, (number) => element("span", {}, written(number)));
+    return element("span", { className: "vector" }, ...cells);
   }
-  const canvas = document.createElement("canvas");
-  canvas.className = "vector";
-  canvas.width = numbers.length;
-  canvas.height = 1;
-  canvas.setAttribute("role", "img");
-  canvas.setAttribute("aria-label", `${name}: ${numbers.length} numbers, ${range(numbers)}`);
-  const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
-  const image = context.createImageData(numbers.length, 1);
-  const pixels = new Uint32Array(image.data.buffer);
   const middle = (ramp.packed.length - 1) / 2;
-  for (let i = 0; i < numbers.length; i++) {
-    const part = highest > 0 ? numbers[i] / highest : 0;
-    pixels[i] = ramp.packed[Math.round(middle + middle * part)];
-  }
-  context.putImageData(image, 0, 0);
-  return canvas;
+  const part = /** @param {number} number */ (number) => (highest > 0 ? number / highest : 0);
+  const pixels = Uint32Array.from(numbers, (number) => ramp.packed[Math.round(middle + middle * part(number))]);
+  const label = `${name}: ${numbers.length} numbers, ${range(numbers)}`;
+  const canvas = element("canvas", { className: "vector", role: "img", "aria-label": label });
+  return pixelated(numbers.length, 1, pixels, canvas);
 }
 
 /** @param {ArrayLike<number>} numbers @returns {string} "from −1.2 to 3.1" */
@@ -48,11 +37,4 @@ export function largest(vectors) {
     for (let i = 0; i < (vector?.length ?? 0); i++)
       highest = Math.max(highest, Math.abs(/** @type {ArrayLike<number>} */ (vector)[i]));
   return highest;
-}
-
-/** @param {string} text @returns {HTMLElement} */
-function cell(text) {
-  const span = document.createElement("span");
-  span.textContent = text;
-  return span;
 }

@@ -15,6 +15,8 @@
  * @property {() => import("./painter.js").Drawers} [drawers] what draws itself in a picture
  */
 
+import { byId } from "./dom.js";
+
 export class Views {
   /** @param {Partial<Record<State["view"], View>>} views those that this recording has */
   constructor(views) {
@@ -42,13 +44,8 @@ export class Views {
     if (opened) {
       this.open = state.view;
       document.body.dataset.view = state.view;
-      for (const name of Object.keys(this.views)) section(name).hidden = name !== state.view;
+      for (const name of Object.keys(this.views)) byId(`view-${name}`).hidden = name !== state.view;
     }
     this.views[state.view]?.update(state, opened ? new Set(Object.keys(state)) : changed);
   }
-}
-
-/** @param {string} name @returns {HTMLElement} */
-function section(name) {
-  return /** @type {HTMLElement} */ (document.getElementById(`view-${name}`));
 }

@@ -1,57 +1,38 @@
-/**
- * Who waits for which answer: a source that sends questions away and gets answers back later. Without
- * a signal, a newer question of the same kind takes the place of an older one, which is never answered.
- *
- * @template Answer
- */
+/** Who waits for which answer: questions are sent away with a number, and answers come back with it. */
+
 export class Waiting {
   /**
-   * @param {(id: number) => void} forget tells the other side that nobody waits any more
-   * @param {(answer: Answer) => Error | null} troubleOf why an answer is none
+   * @param {(message: any) => void} post sends a question to the other side
+   * @param {object} forget what tells the other side, with a number, that nobody waits any more
    */
-  constructor(forget, troubleOf) {
+  constructor(post, forget) {
+    this.post = post;
     this.forget = forget;
-    this.troubleOf = troubleOf;
-    /** @type {Map<number, (answer: Answer) => void>} */ this.waiting = new Map();
-    /** @type {Map<string, number>} */ this.newest = new Map();
+    /** @type {Map<number, (answer: any) => void>} */ this.waiting = new Map();
     this.id = 0;
   }
 
-  /**
-   * @param {string} kind @param {(id: number) => void} send @param {AbortSignal} [signal]
-   * @returns {Promise<Answer>}
-   */
-  ask(kind, send, signal) {
+  /** @param {object} question @param {AbortSignal} signal @returns {Promise<any>} */
+  ask(question, signal) {
     const id = ++this.id;
-    if (!signal) {
-      this.drop(this.newest.get(kind) ?? 0);
-      this.newest.set(kind, id);
-    }
     return new Promise((resolve, reject) => {
-      if (signal?.aborted) return reject(signal.reason);
+      if (signal.aborted) return reject(signal.reason);
       const abort = () => {
-        this.drop(id);
-        reject(signal?.reason);
+        if (this.waiting.delete(id)) this.post({ ...this.forget, id });
+        reject(signal.reason);
       };
-      signal?.addEventListener("abort", abort, { once: true });
+      signal.addEventListener("abort", abort, { once: true });
       this.waiting.set(id, (answer) => {
         this.waiting.delete(id);
-        signal?.removeEventListener("abort", abort);
-        const trouble = this.troubleOf(answer);
-        if (trouble) reject(trouble);
-        else resolve(answer);
+        signal.removeEventListener("abort", abort);
+        resolve(answer);
       });
-      send(id);
+      this.post({ ...question, id });
     });
   }
 
-  /** @param {number} id @param {Answer} answer */
+  /** @param {number} id @param {any} answer */
   tell(id, answer) {
     this.waiting.get(id)?.(answer);
-  }
-
-  /** @param {number} id a question that nobody waits for any more */
-  drop(id) {
-    if (this.waiting.delete(id)) this.forget(id);
   }
 }
