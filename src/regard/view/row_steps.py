@@ -41,7 +41,7 @@ _READABLE_SCORE = 16.0
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """How one query comes to its weights and its output: a row of a table for each key.
+    """The steps from one query to its weights and its output, with a row for each key.
 
     The columns are the steps in their order, those that do nothing left out: ``query·key``,
     ``scaled``, ``biased``, ``modified`` (by a score_mod), ``capped``, ``mask`` (True = may attend),
@@ -77,11 +77,11 @@ class Steps:
     note: str
 
     def __repr__(self) -> str:
-        """The steps as text, in aligned columns."""
+        """Return the steps as text in aligned columns."""
         return f"{self.title}\n{self.table.text()}\n{self.note}"
 
     def _repr_html_(self) -> str:
-        """The steps as HTML, for a notebook."""
+        """Return the steps as HTML for a notebook."""
         head, foot = (f"<p>{escape(text)}</p>" for text in (self.title, self.note))
         return f"<div>{head}\n{self.table._repr_html_()}\n{foot}</div>"  # pyright: ignore[reportPrivateUsage]
 
@@ -232,7 +232,7 @@ def table(
 
 
 def _one_head(what: str, source: Scores, mask: Mask | None) -> tuple[Scores, Mask | None]:
-    """The scores and the mask without leading axes, all of which must be 1."""
+    """Return the scores and the mask without leading axes, which must all be 1."""
     if prod(source.shape[:-2]) != 1:
         raise ValueError(
             f"{what} has a matrix of shape {shape_text(source.shape)}; it shows one head.\n"
@@ -252,7 +252,7 @@ def _first(tensor: Tensor, axes: int) -> Tensor:
 def _names(
     what: str, tokens: "Sequence[str | Token] | None", length_name: str, length: int
 ) -> list[str] | None:
-    """The text of each token; None: they are not known."""
+    """Return the text of each token, or None if there are no tokens."""
     if tokens is None:
         return None
     if isinstance(tokens, str) or len(tokens) != length:
@@ -266,7 +266,7 @@ def _names(
 
 
 def _checked_value(value: object, source: Scores) -> Tensor:
-    """The value as (kv_len, value_dim)."""
+    """Return the value as (kv_len, value_dim)."""
     tensor = check_floating("value", value, "(kv_len, value_dim)")
     check_operand("value", tensor, "kv_len", (source.shape[-1],), source.device)
     return tensor[:, None] if tensor.ndim == 1 else tensor
@@ -293,7 +293,7 @@ def _row(source: Scores, mask: Mask | None, place: int) -> _Row:
 
 
 def parts_of(source: Scores) -> list[tuple[str, Scores]]:
-    """The source up to each of its steps by name, the steps that do nothing left out."""
+    """Return the source up to each of its steps by name, without steps that do nothing."""
     if not isinstance(source, QueryKeyScores):
         return []
     bare = replace(source, scale=1.0, bias=None, position_bias=None, score_mod=None, softcap=None)
@@ -314,7 +314,7 @@ def parts_of(source: Scores) -> list[tuple[str, Scores]]:
 def _columns(
     row: _Row, weight: Tensor, terms: Tensor | None, shown: Tensor, names: list[str] | None
 ) -> dict[str, list[Cell]]:
-    """The chosen keys, then the sink and the other keys where there are, then the sums."""
+    """Return the columns: the shown keys, the sink and the other keys if any, then the sums."""
     places = [int(place) for place in shown]
     rest = weight.shape[0] - len(places)
     ends = [*(["sink"] if row.sink is not None else []), *([f"{rest} others"] if rest else [])]
@@ -342,7 +342,7 @@ def _columns(
 
 
 def _with_ends(numbers: Tensor, shown: Tensor, sink: Tensor, ends: Sequence[str]) -> list[Cell]:
-    """A column that adds up: the chosen keys, the sink, the other keys, all of them."""
+    """Return a column that adds up: the shown keys, the sink, the other keys, and the sum."""
     total = numbers.sum() + sink.to(numbers.device)
     others = total - sink.to(numbers.device) - numbers[shown].sum()
     by_name = {"sink": sink, "all": total}

@@ -23,7 +23,7 @@ def as_recording(
     tokens: Iterable[Token | str] | None = None,
     key_tokens: Iterable[Token | str] | None = None,
 ) -> Recording:
-    """The recording itself, the one in a file, or one of a single layer.
+    """Return a recording of x: x itself, a loaded file, or a recording of one layer.
 
     Args:
         x: what to show.

@@ -67,7 +67,7 @@ class Whole:
 
 
 def fits_never(matrix: AttentionMatrix) -> bool:
-    """Whether query and key cannot tell the weights, and those are too many.
+    """Return True if the weights do not follow from query and key, and are too many to store.
 
     Args:
         matrix: (num_heads, q_len, kv_len).
@@ -92,7 +92,7 @@ def least_size(matrix: AttentionMatrix, stored: Stored) -> int:
 
 
 def embed(layer: PageLayer, matrix: AttentionMatrix, stored: Stored) -> Whole:
-    """The layer as the page's JSON has it; sets the layer's fields.
+    """Store a layer with query and key in the page's JSON, and set the layer's fields.
 
     Args:
         layer: what the page is told of it.
@@ -132,7 +132,7 @@ def embed(layer: PageLayer, matrix: AttentionMatrix, stored: Stored) -> Whole:
 
 
 def questions_of_whole(layer: PageLayer, aside: Sequence[int]) -> list[Reduction]:
-    """What to ask of the matrix that the page will compute.
+    """Return the reductions to ask of a matrix that the page computes itself.
 
     Args:
         layer: what the page is told of it.
@@ -161,7 +161,7 @@ def embed_row_normalizers(numbers: Tensor) -> Block:
 
 
 def embed_means(layer: PageLayer, means: Tensor) -> Block:
-    """The mean weights of the blocks of a long layer, in 24 bits; sets the layer's fields.
+    """Store the block means of a long layer in 24 bits, and set the layer's fields.
 
     Args:
         layer: what the page is told of it.
@@ -173,7 +173,7 @@ def embed_means(layer: PageLayer, means: Tensor) -> Block:
 
 
 def embed_value(layer: PageLayer, value: Tensor) -> dict[str, str]:
-    """The value of a layer that is held in full, stored as its other numbers; sets its fields.
+    """Store the value of a complete layer in the page's JSON, and set the layer's fields.
 
     Args:
         layer: what the page is told of it.
@@ -185,13 +185,13 @@ def embed_value(layer: PageLayer, value: Tensor) -> dict[str, str]:
 
 
 def _is_plain(matrix: AttentionMatrix) -> bool:
-    """Whether query, key and scale are all there is to the scores."""
+    """Return True if the scores depend on query, key and scale alone."""
     source = matrix.source
     return isinstance(source, QueryKeyScores) and source.bias is None and source.plain
 
 
 def _in_units(tensor: Tensor, stored: Stored) -> tuple[Tensor, float]:
-    """The tensor over a power of two, so that float16 neither overflows nor loses small ones."""
+    """Divide a tensor by a power of two, so that float16 neither overflows nor underflows."""
     if stored != "float16":
         return _rounded(tensor, stored), 1.0
     largest = float(tensor.abs().max())
@@ -211,7 +211,7 @@ def _rounded(tensor: Tensor, stored: Stored) -> Tensor:
 
 
 def _deviation(matrix: AttentionMatrix, rounded: AttentionMatrix) -> float:
-    """The largest difference of a weight, on evenly spaced rows."""
+    """Return the largest difference of a weight, on evenly spaced rows."""
     step = max(1, matrix.shape[-2] // SAMPLED_ROWS)
     rows = slice(None, None, step)
     difference = _weights(matrix, rows) - _weights(rounded, rows)
@@ -226,6 +226,6 @@ def _all_weights(matrix: AttentionMatrix) -> Tensor:
 
 
 def _weights(matrix: AttentionMatrix, rows: slice) -> Tensor:
-    """Some rows in float32 (float64 of such inputs), also where the library rounds its answers."""
+    """Return some rows in float32, or float64 for float64 inputs, without rounding to the dtype."""
     part = matrix.to(accumulation_dtype(matrix.dtype))[..., rows, :]
     return part.to_dense() if isinstance(part, AttentionMatrix) else part

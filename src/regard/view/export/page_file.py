@@ -70,7 +70,7 @@ def write_page(
     limit: int = 64 * MIB,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """The recording as a page: one HTML file that needs no network and no server.
+    """Write a recording as a page: one HTML file that needs no network and no server.
 
     Query and key are stored in float32 while all layers take less than 512 KiB, without its last
     byte up to 8 MiB, else in float16; the page then says how far weights may be off. Each row also
@@ -147,7 +147,7 @@ def _places(
     opened: int | None,
     head: int | None,
 ) -> list[int]:
-    """The places of the layers to hold, that of the opened one first."""
+    """Return the positions of the layers to store, the opened layer first."""
     names = list(recording)
     places = set(range(len(names)))
     if opened is not None and opened not in places:
@@ -208,7 +208,7 @@ def _page(
 def _whole_layers(
     layers: list[PageLayer], matrices: list[AttentionMatrix], wanted: Sequence[int], limit: int
 ) -> dict[int, Whole]:
-    """The layers held in full: all in the most bits in which they fit, else some in 16 bits."""
+    """Choose the layers to store completely: all in the most bits that fit, or some in 16 bits."""
     able = [place for place in wanted if not fits_never(matrices[place])]
     wholes: dict[int, Whole] = {}
     for stored, most in _stored_as().items():
@@ -219,12 +219,12 @@ def _whole_layers(
 
 
 def _stored_as() -> dict[Stored, float]:
-    """How numbers are stored, the best way first, up to how many bytes in all."""
+    """Return the ways to store numbers, the best first, with the most bytes that each may take."""
     return {"float32": FULL_PRECISION, "float24": NEARLY_FULL_PRECISION, "float16": math.inf}
 
 
 def _that_fit(matrices: list[AttentionMatrix], places: Sequence[int], room: int) -> dict[int, int]:
-    """Whose block means fit, the first ones first, and how many bytes they take at most."""
+    """Return the layers whose block means fit, and the most bytes that they take."""
     fitting: dict[int, int] = {}
     for place in places:
         most = most_bytes(matrices[place].shape)
@@ -300,7 +300,7 @@ def _add_values(
     wanted: Sequence[int],
     room: int,
 ) -> None:
-    """The value of each layer that is held in full, where the recording has it and it fits."""
+    """Store the value of each complete layer, if it was recorded and fits."""
     for place in wanted:
         layer, seen = layers[place], recording.layers[place]
         if seen.value is None or layer.kind not in ("query-key", "weights"):

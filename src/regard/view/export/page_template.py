@@ -52,7 +52,7 @@ def number_block(name: str, text: str) -> str:
 
 
 def filled_template(data: list[str], *, connects: str = "'none'") -> list[str]:
-    """The page in parts, to be written one after the other.
+    """Return the parts of the page, to be written one after the other.
 
     Args:
         data: blocks of JSON and of numbers.
@@ -87,7 +87,7 @@ def _source(name: str) -> str:
 
 
 def _escaped(character: str, name: str) -> str:
-    """The file is pure ASCII, so no server or editor can misread it."""
+    """Escape a character, because the file is pure ASCII that no server can misread."""
     if name.endswith(".html"):
         return f"&#{ord(character)};"
     if name.endswith(".css"):
@@ -116,7 +116,7 @@ def _exports(source: str) -> set[str]:
 
 
 def _join(name: str, joined: dict[str, str]) -> None:
-    """Adds a module after those it imports; main.js states the rule that makes this safe."""
+    """Append a module after the modules it imports; main.js says why this is safe."""
     source = _COMMENT.sub("", _source(f"{name}.js"))
     for wanted, other in _MODULE_IMPORT.findall(source):
         if other not in joined:

@@ -1,4 +1,4 @@
-"""What a page holds of a layer too large for it: block means of a byte each, and strong keys.
+"""A layer that is too large for a page: block means of one byte each, and strong keys.
 
 A block is 2^level x 2^level tokens, counted from token 0, so that every coarser tile of the map is
 a mean of blocks; `held.js` reads them.
@@ -92,7 +92,7 @@ class BlockMeans(SumsOfRows):
 
 @dataclass(frozen=True)
 class Held:
-    """What a layer holds in place of query and key, each part as the page's JSON has it.
+    """The numbers that a page stores in place of query and key, as its JSON has them.
 
     Attributes:
         overview: its small map.
@@ -148,7 +148,7 @@ def least_bytes_of_rows(shape: Sequence[int]) -> int:
 
 
 def count_of(shape: Sequence[int]) -> int:
-    """How many of the strongest keys of a row are kept.
+    """Return how many of the strongest keys of a row are stored.
 
     Args:
         shape: of the matrix, (..., kv_len).
@@ -157,7 +157,7 @@ def count_of(shape: Sequence[int]) -> int:
 
 
 def questions_of_held(shape: Sequence[int], *, strongest: bool) -> list[Reduction]:
-    """What to ask of a layer.
+    """Return the reductions to ask of a layer that is too large to store completely.
 
     Args:
         shape: of the matrix, (num_heads, q_len, kv_len).
@@ -168,7 +168,7 @@ def questions_of_held(shape: Sequence[int], *, strongest: bool) -> list[Reductio
 
 
 def held(matrix: AttentionMatrix, answers: Sequence[Any]) -> Held:
-    """What a page holds of a layer.
+    """Return the numbers of a layer that a page stores.
 
     Args:
         matrix: (num_heads, q_len, kv_len).
@@ -223,7 +223,7 @@ def levels_of(means: Tensor) -> tuple[Tensor, float, float]:
 
 
 def _rows(totals: Tensor, top: Top) -> dict[str, str]:
-    """The strongest keys in the order of the text, each as its distance from the one before."""
+    """Store the strongest keys in the order of the text, each as its distance from the last one."""
     known = top.values > 0  # (num_heads, q_len, 8)
     keys, order = torch.where(known, top.indices, 0).sort(-1)
     values = top.values.gather(-1, order)
@@ -248,7 +248,7 @@ def _spans(matrix: AttentionMatrix) -> Tensor | None:
 
 
 def _met(part: slice, size: int) -> tuple[slice, list[int]]:
-    """The blocks that a part of an axis meets, and how many of its positions lie in each."""
+    """Return the blocks that a part of an axis overlaps, and how many positions lie in each."""
     blocks = slice(part.start // size, -(-part.stop // size))
     edges = [part.start, *(block * size for block in range(blocks.start + 1, blocks.stop))]
     return blocks, [stop - start for start, stop in pairwise([*edges, part.stop])]

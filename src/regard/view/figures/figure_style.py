@@ -1,4 +1,4 @@
-"""What all pictures of matplotlib share: the scale from ground to ink, its legend, labels.
+"""The style of all matplotlib figures: colour scale, legend and labels.
 
 matplotlib is imported where a picture is drawn, so that ``import regard`` stays quick.
 """
@@ -79,7 +79,7 @@ class Picture(NamedTuple):
 
 
 def log_floor(keys: int) -> float:
-    """Where the log scale begins: the power of ten below half an even share, as on the page.
+    """Return the start of the log scale: the power of ten below half an even share.
 
     It depends on the number of keys alone, so that it is the same for every head.
 
@@ -90,7 +90,7 @@ def log_floor(keys: int) -> float:
 
 
 def check_package(call: str) -> None:
-    """That matplotlib is there, before any work.
+    """Raise an error if matplotlib is missing.
 
     Args:
         call: who needs it, for the error.
@@ -105,7 +105,7 @@ def check_package(call: str) -> None:
 
 
 def axes_of(ax: "Axes | None", width: float, height: float) -> "Axes":
-    """The axes that were given, or new ones.
+    """Return the given axes, or new ones.
 
     Args:
         ax: None for new ones.
@@ -120,7 +120,7 @@ def axes_of(ax: "Axes | None", width: float, height: float) -> "Axes":
 
 
 def draw_cells(ax: "Axes", picture: Picture) -> None:
-    r"""The cells as an image, with their legend beside it.
+    r"""Draw the cells as an image with a legend.
 
     Args:
         ax: where to draw.
@@ -174,7 +174,7 @@ def write_shares(ax: "Axes", weights: Tensor) -> None:
 
 
 def write_on(ax: "Axes", row: int, column: int, share: float, text: str) -> None:
-    """A word or number on a cell, dark or light, whichever can be read there.
+    """Write a word or number on a cell, dark or light, whichever is readable.
 
     Args:
         ax: on which the cells are drawn.
@@ -215,7 +215,7 @@ def room_for(names: Iterable[str]) -> float:
 
 
 def label_tokens(axis: "Axis", tokens: Sequence[Token] | None, length: int, what: str) -> None:
-    """A label for each token where they fit beside each other; else places.
+    """Label each token if the labels fit side by side, or else some positions.
 
     Args:
         axis: the one to label.
@@ -248,7 +248,7 @@ def number(axis: "Axis", what: str) -> None:
 
 
 def label_names(axis: "Axis", names: Sequence[str]) -> None:
-    """A name at each place: shortened, and neither mathematics nor TeX, whatever it says.
+    """Write a shortened name at each position, as plain text without mathematics.
 
     A character that no font of ``rcParams["font.family"]`` has is shown by its number.
 
@@ -280,7 +280,7 @@ def label_places(axis: "Axis", places: Sequence[int], what: str) -> None:
 
 
 def explain_letters(ax: "Axes", meanings: Mapping[str, str]) -> None:
-    """What letters on cells mean, in small above the axes, on as many lines as it takes.
+    """Explain the letters on the cells above the axes, on as many lines as needed.
 
     Args:
         ax: the axes.
@@ -296,7 +296,7 @@ def explain_letters(ax: "Axes", meanings: Mapping[str, str]) -> None:
 
 
 def write_beside(ax: "Axes", x: float, y: float, text: str, colour: "ColorType") -> None:
-    """A name to the right of a point.
+    """Write a name to the right of a point.
 
     Args:
         ax: where to write.
@@ -336,7 +336,7 @@ def _drawable(text: str, known: set[int]) -> str:
 
 
 def _characters() -> set[int]:
-    """What the user's fonts can draw, each falling back to the next."""
+    """Return the characters that the user's fonts can draw, fallbacks included."""
     from matplotlib.font_manager import FontProperties, fontManager
     from matplotlib.ft2font import FT2Font
 
@@ -348,7 +348,7 @@ def _characters() -> set[int]:
 
 
 def ramp(ax: "Axes") -> "LinearSegmentedColormap":
-    """The scale, from the ground of the axes to ink.
+    """Return the colour scale, from the background of the axes to ink.
 
     Args:
         ax: whose ground is the colour of nothing.

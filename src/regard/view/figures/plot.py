@@ -67,7 +67,7 @@ def map(  # noqa: A001 - what every map is called; the namespace tells it from t
     scale: Scale | None = None,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """The weights of one head, queries down and keys across; a long matrix in cells of its mean.
+    """Draw the weights of one head, queries down and keys across; a long matrix as block means.
 
     The matrix is never formed: beyond 512 tokens a cell is the mean weight of a block of tokens.
 
@@ -176,7 +176,7 @@ def heads(
 
 @torch.no_grad()
 def entropy(seen: Recording, *, ax: "Axes | None" = None) -> "Axes":
-    """How widely the heads look: the mean entropy of each one's rows in nats, layer by layer.
+    """Draw the mean entropy of the rows of each head in nats, layer by layer.
 
     Each head is a dot; a line joins the means of the layers. The head that looks most widely and
     the one that looks most narrowly are named.
@@ -230,7 +230,7 @@ def entropy(seen: Recording, *, ax: "Axes | None" = None) -> "Axes":
 
 
 def segments(shares: Shares, *, ax: "Axes | None" = None) -> "Axes":
-    """How much each part of a text drew from each other part, the mean over all layers and heads.
+    """Draw how much the parts of a text attend to each other, as a mean over layers and heads.
 
     For one layer ask that layer alone: ``regard.segment_shares(seen.part([3]), parts)``.
 
@@ -279,7 +279,7 @@ def segments(shares: Shares, *, ax: "Axes | None" = None) -> "Axes":
 
 @dataclass(frozen=True)
 class _Grid:
-    """Which layers and heads of the model stand where.
+    """The position of each layer and head in a grid.
 
     Attributes:
         layers: the place in the model of each row's layer.
@@ -299,12 +299,12 @@ class _Grid:
         return cls(tuple(layer.place(i) for i, layer in enumerate(layers)), tuple(heads), rows)
 
     def place(self, head: Head) -> tuple[int, int]:
-        """The row and the column of a head."""
+        """Return the row and the column of a head."""
         return self.layers.index(head.layer), self.heads.index(head.head)
 
 
 def _cell(length: int) -> str:
-    """Of how many tokens a cell is, along one axis."""
+    """Return how many tokens a cell covers along one axis."""
     least, rest = divmod(length, min(length, _MOST_CELLS))
     return f"{least} to {least + 1}" if rest else str(least)
 
@@ -348,7 +348,7 @@ def _letter(head: Head) -> str:
 
 
 def _of_each_head(answer: Tensor, layer: Layer, axes: int) -> Tensor:
-    """An answer with so many axes after the heads, (num_heads, ...): the mean of several texts."""
+    """Reshape an answer to (num_heads, ...), with the mean over several texts."""
     tail = answer.shape[answer.ndim - axes :]
     return answer.reshape(-1, _num_heads(layer), *tail).mean(0)
 

@@ -75,7 +75,7 @@ def show(
 
 
 def bundle(x: Recording | AttentionMatrix) -> dict[str, Any]:
-    """What IPython shows of a matrix or a recording alone in a cell, by kinds of media.
+    """Return the MIME bundle that IPython shows for a matrix or a recording.
 
     Args:
         x: what stands in the cell.
@@ -91,7 +91,7 @@ def bundle(x: Recording | AttentionMatrix) -> dict[str, Any]:
 
 
 def is_notebook() -> bool:
-    """Whether cells can show more than text: a kernel of Jupyter runs this."""
+    """Return True if a Jupyter kernel runs this, so that cells show more than text."""
     return "ipykernel" in sys.modules and import_module("IPython").get_ipython() is not None
 
 

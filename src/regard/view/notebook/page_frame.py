@@ -66,7 +66,7 @@ class Pages(NamedTuple):
 
 
 def notebook_pages(recording: Recording, title: str) -> Pages:
-    """What stands in a cell of a recording too large to stand there whole.
+    """Return the cell's pages for a recording that is too large to store in the cell.
 
     Args:
         recording: what was seen.

@@ -52,7 +52,7 @@ class PageWidget(anywidget.AnyWidget):  # pyright: ignore[reportUntypedBaseClass
         self.on_msg(self.take)
 
     def take(self, _: object, question: Mapping[str, Any], __: object) -> None:
-        """A question of the page, or that it waits for no answer any more, or whether one comes."""
+        """Handle a message of the page: a question, its cancellation, or a ping."""
         name = str(question.get("id"))
         if question.get("kind") == "listens":
             self.send({"id": question.get("id")})
@@ -72,7 +72,7 @@ class PageWidget(anywidget.AnyWidget):  # pyright: ignore[reportUntypedBaseClass
             self.send(*answer)
 
     def close(self) -> None:
-        """Ends what runs in the background, and the widget."""
+        """Stop the background work, and close the widget."""
         self._waiting.clear()
         self._threads.close()
         self._answers.close()
@@ -80,7 +80,7 @@ class PageWidget(anywidget.AnyWidget):  # pyright: ignore[reportUntypedBaseClass
 
 
 def view(seen: Recording, title: str) -> dict[str, Any]:
-    """A widget of a recording as Jupyter shows it, by kinds of media.
+    """Return the MIME bundle of a widget that shows a recording.
 
     Args:
         seen: what was seen.

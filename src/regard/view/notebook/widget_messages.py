@@ -1,4 +1,4 @@
-"""What the page in a notebook asks by messages, and what is sent back.
+"""Messages between the page in a notebook and the kernel.
 
 A question is ``{"id": 7, "kind": "row", "layer": 0, "head": 3, ...}`` with what ``questions`` asks
 for. Its answer has the same id, what has a structure as JSON, and numbers as bytes beside it; or
@@ -19,7 +19,7 @@ Reply = tuple[dict[str, Any], list[bytes]]
 
 
 def reply(answers: Answers, question: Mapping[str, Any], wanted: Wanted) -> Reply | None:
-    """The answer to one message; None when nobody waits for it any more.
+    """Return the answer to one message, or None if it was cancelled.
 
     Args:
         answers: of the recording.
@@ -42,7 +42,7 @@ def reply(answers: Answers, question: Mapping[str, Any], wanted: Wanted) -> Repl
 
 
 def _text(value: object) -> str:
-    """A value of a message as an address has it."""
+    """Return a value of a message as text in an address."""
     if isinstance(value, bool):
         return str(int(value))
     return value if isinstance(value, str) else json.dumps(value)

@@ -1,4 +1,4 @@
-"""Who may ask the server: a page of its own, on this machine, with the token.
+"""Access to the server: only its own page, on this machine, with the token.
 
 A web page from elsewhere can send requests to this machine, under any name that its DNS gives it
 (rebinding) or as an image's address. None of them passes here.
@@ -82,7 +82,7 @@ class Guard:
 
 
 def _is_own_page(headers: Headers, host: str) -> bool:
-    """A browser says where a request comes from; what is no browser says nothing."""
+    """Return True if the request comes from the page itself, or from no browser."""
     origin = headers.get("origin")
     if origin is not None and origin != f"http://{host}":
         return False

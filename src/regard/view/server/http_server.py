@@ -57,7 +57,7 @@ def application(
     title: str = "Attention",
     changed: Callable[[], bool] = lambda: False,
 ) -> Starlette:
-    """The server as an ASGI application.
+    """Return the server as an ASGI application.
 
     Args:
         recording: what was seen; each of its layers with query and key.

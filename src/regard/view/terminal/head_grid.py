@@ -1,4 +1,4 @@
-"""What the heads of a model do, in the terminal: a cell for each, and those that stand out."""
+"""The kinds of the heads in the terminal: a cell for each, and the heads that stand out."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ _HEIGHTS = " ▁▂▃▄▅▆▇█"
 
 @dataclass(frozen=True)
 class HeadsView:
-    """What ``regard heads`` shows; rich prints it.
+    """The output of ``regard heads``, for rich.
 
     Attributes:
         model: its name.
@@ -48,7 +48,7 @@ class HeadsView:
     heads: Sequence[Head]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        """The lines, fitted to the console's width."""
+        """Yield the lines, fitted to the console's width."""
         width = min(options.max_width, _WIDEST)
         title = Text().append(self.model, "bold").append("   ")
         size = count_text(len(self.heads), "head")
@@ -84,7 +84,7 @@ class HeadsView:
 
 
 def overview(heads: Sequence[Head], width: int) -> list[Text]:
-    """A cell for each head, a line for each layer, and what the letters mean.
+    """Return a cell for each head, a line for each layer, and an explanation of the letters.
 
     Args:
         heads: of all layers, as ``regard.analysis.head_classes`` gives them.

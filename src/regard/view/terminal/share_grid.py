@@ -1,4 +1,4 @@
-"""How much each part of a text drew from each other part, in the terminal: a row for each query."""
+"""Shares of the parts of a text in the terminal: a row for each query part."""
 
 from collections.abc import Iterator, Sequence
 from typing import cast
@@ -22,7 +22,7 @@ _LEAST = 22  # cells of a named part and its share
 
 
 def share_lines(shares: Shares, width: int = 80) -> Iterator[str]:
-    r"""The mean over all layers and heads: a table, or where it does not fit the strongest parts.
+    r"""Yield the mean over all layers and heads as a table, or as the strongest parts.
 
     Args:
         shares: of a recording.

@@ -1,4 +1,4 @@
-"""What each token of a text attends to, in numbers: what the terminal and ``--json`` show."""
+"""The strongest weights of each token, for the terminal and for ``--json``."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ _WEIGHTS_AT_ONCE = 2**24
 
 @dataclass(frozen=True)
 class Selection:
-    """Which heads are averaged.
+    """The heads to average.
 
     Attributes:
         layer: its place, from 0; None for all layers.
@@ -56,7 +56,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Row:
-    """What one token attends to, in the mean over the selected heads.
+    """The strongest weights of one token, in the mean over the selected heads.
 
     Attributes:
         token: its place.
@@ -108,7 +108,7 @@ def summarise(
     trials: Sequence[Trial] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> Summary:
-    """What each token attends to most, and what kind of head each head is.
+    """Summarise what each token attends to most, and the kind of each head.
 
     Args:
         recording: of self-attention, one text, with tokens.
@@ -143,7 +143,7 @@ def summarise(
 
 
 def _one_text(layer: Layer) -> AttentionMatrix:
-    """A layer as a matrix of shape (num_heads, q_len, kv_len), or without heads as it is."""
+    """Return a layer as a matrix of shape (num_heads, q_len, kv_len), or without heads as it is."""
     matrix, name = layer.whole(), layer.name
     if any(n != 1 for n in matrix.shape[:-3]):
         raise ValueError(
@@ -158,7 +158,7 @@ def _one_text(layer: Layer) -> AttentionMatrix:
 
 
 def _selected(recording: Recording, selection: Selection) -> list[AttentionMatrix]:
-    """The layers that are averaged, each with the heads that are."""
+    """Return the layers to average, each with its selected heads."""
     layer, head = selection.layer, selection.head
     matrices = [_one_text(layer) for layer in recording.layers]
     if layer is None:
@@ -213,7 +213,7 @@ def _mean_rows(matrices: Sequence[AttentionMatrix]) -> Iterator[Tensor]:
 
 
 def _rows(weights: Tensor, first: int, sinks: Sequence[int], top: int) -> list[Row]:
-    """The rows of a block that begins at token ``first``."""
+    """Return the rows of a block that begins at token ``first``."""
     is_text = torch.ones(weights.shape[-1], dtype=torch.bool, device="cpu")
     is_text[list(sinks)] = False
     on_text = weights * is_text
@@ -232,7 +232,7 @@ def _rows(weights: Tensor, first: int, sinks: Sequence[int], top: int) -> list[R
 
 
 def _top(shares: Tensor, count: int) -> list[tuple[Share, ...]]:
-    """The tokens with the largest shares; those without any share are left out."""
+    """Return the tokens with the largest shares, without those that have none."""
     values, tokens = shares.sort(dim=-1, descending=True, stable=True)
     most = cast("list[list[float]]", values[:, :count].tolist())
     where = cast("list[list[int]]", tokens[:, :count].tolist())

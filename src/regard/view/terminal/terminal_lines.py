@@ -22,7 +22,7 @@ def fitted(text: str, cells: int) -> str:
 
 
 def hanging(start: Text, words: str, width: int) -> list[Text]:
-    """The words in grey after a start; further lines are indented to where the words began.
+    """Wrap grey words after a start, and indent further lines to the first word.
 
     Args:
         start: what stands before them; changed in place.

@@ -30,7 +30,7 @@ _PROSE_LINES = 8
 
 @dataclass(frozen=True)
 class TerminalView:
-    """What ``regard see`` shows; rich prints it.
+    """The output of ``regard see``, for rich.
 
     Attributes:
         summary: what to show.
@@ -41,7 +41,7 @@ class TerminalView:
     most_rows: int = 16
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        """The lines, fitted to the console's width."""
+        """Yield the lines, fitted to the console's width."""
         width = min(options.max_width, _WIDEST)
         sections = [
             _header(self.summary, width),
@@ -76,7 +76,7 @@ def _header(summary: Summary, width: int) -> list[Text]:
 
 
 def _prose(summary: Summary, console: Console, width: int) -> list[Text]:
-    """The text as it was written, special tokens beside it in grey."""
+    """Return the text as it was written, with special tokens in grey."""
     prose = Text()
     for token in summary.tokens:
         if token.special:
@@ -120,7 +120,7 @@ def _whose(summary: Summary) -> str:
 
 
 def _remarks(summary: Summary, shown: list[Row], names: list[str]) -> Iterator[str]:
-    """What is left out, and what was renormalised."""
+    """Yield what was left out and what was renormalised."""
     if summary.sinks:
         text = [row.on_sinks for row in summary.rows if row.token not in summary.sinks]
         share = sum(text) / len(text) if text else 1.0
@@ -131,8 +131,8 @@ def _remarks(summary: Summary, shown: list[Row], names: list[str]) -> Iterator[s
         else:
             start = f"{who} is a sink: it takes" if one else f"{who} are sinks: they take"
         yield (
-            f"{start} {_percent(share).strip()} of the attention. Beside that share stand the "
-            f"other tokens, without {'it' if one else 'them'} and renormalised to 100 %."
+            f"{start} {_percent(share).strip()} of the attention. The other columns "
+            f"exclude {'it' if one else 'them'} and are renormalised to 100 %."
         )
     if len(shown) < len(summary.rows):
         yield (
@@ -140,7 +140,7 @@ def _remarks(summary: Summary, shown: list[Row], names: list[str]) -> Iterator[s
             "token. --json gives all."
         )
     if any(name[-1] in SUBSCRIPTS for name in names):
-        yield "Small numbers tell words that come again apart: their places, from 0."
+        yield "Small numbers are positions, from 0. They distinguish repeated words."
 
 
 def _interesting(summary: Summary, most_rows: int) -> list[Row]:
@@ -198,7 +198,7 @@ class _Table:
         return 0 if not summary.sinks else 5 + (bar + 1 if bar else 0) + 3
 
     def head(self) -> Text:
-        """What stands in the columns."""
+        """Return the header of the columns."""
         line = Text(" " * (self.label + 2), QUIET)
         if self.summary.sinks:
             cells = self._sink_cells(self.summary, self.sink_bar)
@@ -254,6 +254,6 @@ def _percent(share: float) -> str:
 
 
 def _bar(share: float, cells: int) -> str:
-    """A line whose length is the share, to half a cell; nothing only for nothing."""
+    """Return a bar as long as the share, to half a cell; it is empty only for 0."""
     halves = max(1, round(2 * share * cells)) if share > 0 else 0
     return ("━" * (halves // 2) + "╸" * (halves % 2)).ljust(cells)

@@ -11,7 +11,7 @@ __all__ = ["answered"]
 
 
 def answered(layer: Layer, reductions: Sequence[Reduction], pause: Callable[[], None]) -> Layer:
-    """A layer that has the answers to some questions, as if they had been kept.
+    """Return a layer that holds the answers to some reductions.
 
     Args:
         layer: with its matrix.

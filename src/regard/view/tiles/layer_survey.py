@@ -25,7 +25,7 @@ _LONG = 2**20  # so many scores of a head are a block of their own
 
 @dataclass
 class Tally:
-    """How many rows of how many are done; blocks may come on several threads.
+    """The number of finished rows; several threads may count.
 
     Attributes:
         rows: in all, those of every head.
@@ -47,7 +47,7 @@ class Tally:
 
 
 def swept(matrix: AttentionMatrix, reductions: Sequence[Reduction], tally: Tally) -> list[Any]:
-    """The answers to several questions, from one pass.
+    """Compute the answers to several reductions in one pass.
 
     Long heads are asked one by one: the strongest keys of all of them may not fit into memory.
 
@@ -63,7 +63,7 @@ def swept(matrix: AttentionMatrix, reductions: Sequence[Reduction], tally: Tally
 
 
 def _joined(answers: Sequence[Any]) -> Any:
-    """The answers of some heads after one another."""
+    """Concatenate the answers of some heads."""
     if len(answers) == 1:
         return answers[0]
     if isinstance(answers[0], Tensor):
@@ -96,7 +96,7 @@ class Sweeps:
     def over(
         self, place: int, matrix: AttentionMatrix, questions: Sequence[Reduction]
     ) -> list[Any]:
-        """The answers to some questions to a layer; it is asked once.
+        """Return a layer's answers to some reductions, and cache them.
 
         Args:
             place: of the layer in the recording.
@@ -117,7 +117,7 @@ class Sweeps:
         return found
 
     def kinds(self) -> list[dict[str, Any] | None]:
-        """What kind every head is, layer by layer, as the page has it; of every layer once asked.
+        """Return the kind of every head, layer by layer, as the page expects it.
 
         None for each head of a layer whose weights are not all numbers.
         """
@@ -136,7 +136,7 @@ def _sequences(layer: Layer) -> int:
 
 
 def _rows(layer: Layer, missing: Sequence[Reduction]) -> int:
-    """What the passes over a layer will count."""
+    """Return the number of rows that the passes over a layer will count."""
     rows = prod(layer.shape[:-1])
     count = _sequences(layer)
     return rows // count + (rows if missing and count > 1 else 0)

@@ -1,4 +1,4 @@
-"""What every host of the page is told of a recording: its tokens, its layers, their small maps."""
+"""The facts about a recording that the page reads first: tokens, layers, small maps."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -102,7 +102,7 @@ def manifest(
     title: str,
     opened: tuple[int | None, int | None] = (None, None),
 ) -> dict[str, Any]:
-    """What the page reads first, as JSON has it.
+    """Return the JSON that the page reads first.
 
     Args:
         recording: what was seen.
@@ -124,7 +124,7 @@ def manifest(
 
 
 def first_sequence(matrix: AttentionMatrix) -> AttentionMatrix:
-    """The first entry of a batch.
+    """Return the first entry of a batch.
 
     Args:
         matrix: (..., num_heads, q_len, kv_len), or (q_len, kv_len).
@@ -143,7 +143,7 @@ def first_sequence(matrix: AttentionMatrix) -> AttentionMatrix:
 
 
 def first_value(value: Tensor) -> Tensor:
-    """The value of the first entry of a batch.
+    """Return the value of the first entry of a batch.
 
     Args:
         value: (..., num_kv_heads, kv_len, value_dim), or (kv_len, value_dim).
@@ -157,7 +157,7 @@ def first_value(value: Tensor) -> Tensor:
 
 
 def sink_keys(recording: Recording, kv_len: int) -> tuple[int, ...]:
-    """The keys that are set aside where sinks are hidden: the first one and the special tokens.
+    """Return the keys that count as sinks: the first one and the special tokens.
 
     As ``sinksOf`` of the page has them.
 
@@ -185,7 +185,7 @@ def _token_lists(tokens: Sequence[Token] | None) -> dict[str, Any] | None:
 
 
 def small_map(matrix: AttentionMatrix) -> dict[str, Any]:
-    """The pooled matrix; a mean is maximum * (level / 254)²: fine steps where weights are small.
+    """Return the pooled matrix as levels: a mean is maximum * (level / 254)².
 
     Level 255 is a mean that is not a number.
     """

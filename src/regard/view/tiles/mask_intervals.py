@@ -71,7 +71,7 @@ def _row_spans(mask: Mask, matrix: AttentionMatrix, rows: slice) -> Tensor | Non
 
 
 def _allowed(mask: Mask, matrix: AttentionMatrix, rows: slice, keys: slice) -> Tensor:
-    """True where a query may attend to a key, (1 or num_heads, rows, keys)."""
+    """Return True where a query may attend to a key, (1 or num_heads, rows, keys)."""
     box = Box((slice(0, matrix.shape[0]),), rows, keys)
     block = mask.block(box, matrix.shape, matrix.device)
     heads = block.shape[0] if block.ndim == 3 else 1

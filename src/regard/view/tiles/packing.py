@@ -27,7 +27,7 @@ def packed(tensor: Tensor, strategy: int, width: int = 4) -> str:
 
 
 def memory(tensor: Tensor) -> bytes:
-    """The tensor's memory, without numpy, which torch does not bring along."""
+    """Return the tensor's bytes without NumPy, which PyTorch does not install."""
     whole = tensor.contiguous().cpu()
     return ctypes.string_at(whole.data_ptr(), whole.nbytes)
 

@@ -1,4 +1,4 @@
-"""What the page asks of a recording, answered in exact numbers, whoever asks: server or notebook.
+"""The exact numbers that the page asks for, from a server or a notebook.
 
 Nothing here knows of a browser. A long head is summed up in the background, the one that was asked
 for last first; tiles go before it.
@@ -58,7 +58,7 @@ class Which(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RowOfWeights:
-    """What one query attends to.
+    """The weights of one query.
 
     Attributes:
         values: the weight of each key, (kv_len,), float32.
@@ -71,7 +71,7 @@ class RowOfWeights:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the exact picture of a head is.
+    """The progress of the exact picture of a head.
 
     Attributes:
         done: from 0 to 1.
@@ -83,7 +83,7 @@ class Progress:
 
 
 def is_wanted() -> bool:
-    """Of an answer that is waited for however long it takes."""
+    """Return True: the answer is never cancelled."""
     return True
 
 
@@ -118,11 +118,11 @@ class Answers:
 
     @property
     def held(self) -> int:
-        """How many bytes are held, or will be, for heads that were looked at."""
+        """Return the number of bytes that are cached, or will be, for heads."""
         return sum(pyramid.nbytes for pyramid in self._pyramids.values())
 
     def close(self) -> None:
-        """Ends what runs in the background."""
+        """Stop the background work."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -132,7 +132,7 @@ class Answers:
     def row(
         self, which: Which, query: int, *, wanted: Callable[[], bool] = is_wanted
     ) -> RowOfWeights:
-        """What one query attends to.
+        """Return the weights of one query.
 
         Args:
             which: the head.
@@ -150,7 +150,7 @@ class Answers:
             return RowOfWeights(pyramid.row(place, pause), pyramid.allowed(place))
 
     def column(self, which: Which, key: int, *, wanted: Callable[[], bool] = is_wanted) -> Tensor:
-        """What every query gives to one key, (q_len,). Of a long head it waits for the pass.
+        """Return the weights on one key, (q_len,); for a long head, wait for its pass.
 
         Args:
             which: the head.
@@ -165,7 +165,7 @@ class Answers:
             return pyramid.column(place, pause)
 
     def tile(self, which: Which, place: Place, *, wanted: Callable[[], bool] = is_wanted) -> Tile:
-        """A part of the head as a picture, at once: from a sample where exact numbers take longer.
+        """Return a part of the head as a picture, from a sample if exact numbers take longer.
 
         Args:
             which: the head.
@@ -184,7 +184,7 @@ class Answers:
         return tile
 
     def progress(self, which: Which) -> Progress:
-        """How far the exact picture of a head is; it is worked on from now on.
+        """Return the progress of the exact picture of a head, and start it if necessary.
 
         Raises:
             Exception: what ended the work on it.
@@ -199,7 +199,7 @@ class Answers:
         return Progress(done, pyramid.seconds * (1 - done) / done if done else None)
 
     def steps(self, which: Which, query: int, part: KeysAsked) -> QuerySteps:
-        """How one query comes to its weights, for some of its keys.
+        """Return the steps of one query, for some of its keys.
 
         Args:
             which: the head; sinks that are set aside count as masked.
@@ -217,7 +217,7 @@ class Answers:
     def segments(
         self, which: Which, queries: Spans, keys: Spans, *, wanted: Callable[[], bool] = is_wanted
     ) -> Tensor:
-        """How much parts of the queries drew from parts of the keys, (query parts, key parts).
+        """Return the share of each key part in each query part, (query parts, key parts).
 
         Of a long head it waits for the pass.
 
@@ -248,7 +248,7 @@ class Answers:
         return segment_shares(alone, key_parts, queries=query_parts, sinks=not which.hidden).total()
 
     def overview(self, layer: int, *, wanted: Callable[[], bool] = is_wanted) -> dict[str, Any]:
-        """A small map of each head of a layer, as ``manifest.small_map`` gives it.
+        """Return a small map of each head of a layer, as ``manifest.small_map`` gives it.
 
         Of a long text it is a sample: some queries, evenly spread, stand for all; ``sampled`` says
         for how many each.
@@ -317,7 +317,7 @@ class Answers:
         return first_sequence(self.recording[layer])[head]
 
     def _value(self, which: Which) -> Tensor | None:
-        """Of a head, (kv_len, value_dim); None where none was kept."""
+        """Return the value of a head, (kv_len, value_dim), or None if it was not recorded."""
         layer, head = self._checked_head(which)
         seen = self.recording.layers[layer]
         if seen.value is None:
@@ -345,7 +345,7 @@ class Answers:
     # Who works when
 
     def _until_gone(self, wanted: Callable[[], bool]) -> Pause:
-        """Ends what calls it once nobody waits for the answer any more."""
+        """Return a pause that raises once the request was cancelled."""
 
         def pause() -> None:
             if self._closed or not wanted():
@@ -355,7 +355,7 @@ class Answers:
 
     @contextmanager
     def _first(self, wanted: Callable[[], bool]) -> Generator[Pause]:
-        """What is done inside goes before the work in the background; gives its pause."""
+        """Run the body before the work in the background, and yield its pause."""
         with self._changed:
             self._in_front += 1
         try:
@@ -377,7 +377,7 @@ class Answers:
             self._changed.notify_all()
 
     def _finished(self, which: Which, pyramid: Pyramid, wanted: Callable[[], bool]) -> None:
-        """Waits until the pass over a head is through."""
+        """Wait until the pass over a head is finished."""
         with self._changed:
             while not pyramid.is_done:
                 if self._closed or not wanted():
@@ -415,7 +415,7 @@ class Answers:
 
 
 def _sampled(head: AttentionMatrix, rows: range, pause: Pause) -> Tensor:
-    """The small map of some rows of a head."""
+    """Return the small map of some rows of a head."""
     weights: list[Tensor] = []
     for first in range(0, len(rows), _ROWS_AT_ONCE):
         pause()

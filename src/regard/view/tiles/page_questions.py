@@ -1,4 +1,4 @@
-"""What the page asks of a recording, whoever carries the questions: a server, or a notebook."""
+"""The questions of the page, for a server or a notebook."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -47,7 +47,7 @@ Work = Callable[[Answers, Asked, Wanted], Told]
 
 @dataclass(frozen=True)
 class Question:
-    """What can be asked.
+    """A kind of question.
 
     Attributes:
         parameters: the names of what it must or may have.
@@ -62,7 +62,7 @@ class Question:
     long: bool = False
 
     def asked(self, parameters: Mapping[str, str]) -> Asked:
-        """What one request asks for.
+        """Parse one request.
 
         Raises:
             ValueError: it has a parameter that is not known.

@@ -48,7 +48,7 @@ Spans = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Place:
-    """Which tile.
+    """The position of a tile.
 
     Attributes:
         level: a cell is a block of 2^level x 2^level tokens, counted from token 0.
@@ -63,11 +63,11 @@ class Place:
     by_row: bool = False
 
     def rows(self, q_len: int) -> slice:
-        """The queries of the tile."""
+        """Return the queries of the tile."""
         return self._tokens(self.row, q_len)
 
     def columns(self, kv_len: int) -> slice:
-        """The keys of the tile."""
+        """Return the keys of the tile."""
         return self._tokens(self.column, kv_len)
 
     def _tokens(self, tile: int, tokens: int) -> slice:
@@ -91,12 +91,12 @@ class Tile:
 
 
 def highest_level(shape: Sequence[int]) -> int:
-    """The level at which one tile holds a whole matrix, (q_len, kv_len)."""
+    """Return the level at which one tile holds a whole matrix, (q_len, kv_len)."""
     return (-(-max(shape) // TILE) - 1).bit_length()
 
 
 def check_place(place: Place, shape: Sequence[int]) -> None:
-    """That a matrix, (q_len, kv_len), has such a tile.
+    """Raise an error if a matrix, (q_len, kv_len), has no such tile.
 
     Raises:
         IndexError: it has none.
@@ -107,7 +107,7 @@ def check_place(place: Place, shape: Sequence[int]) -> None:
 
 
 def checked(name: str, value: int, count: int) -> int:
-    """A place that counts from 0.
+    """Return a position, counted from 0, if it exists.
 
     Raises:
         IndexError: there is none.
@@ -118,7 +118,7 @@ def checked(name: str, value: int, count: int) -> int:
 
 
 class Pyramid:
-    """What is known of one head so far.
+    """The numbers of one head that were computed so far.
 
     Attributes:
         head: whose scores they are.
@@ -148,21 +148,21 @@ class Pyramid:
 
     @property
     def done(self) -> float:
-        """How much of the pass is done, from 0 to 1."""
+        """The finished part of the pass, from 0 to 1."""
         return 1.0 if self.is_done else self._scores_done / max(1, self._scores)
 
     @property
     def is_done(self) -> bool:
-        """Whether the pass is through: every tile is exact from now on."""
+        """Return True if the pass is finished, so that every tile is exact."""
         return self._rows_done == self.head.shape[0]
 
     @property
     def is_small(self) -> bool:
-        """Whether the whole pass is done before anybody would see that it takes time."""
+        """Return True if the whole pass takes a moment only."""
         return self._scores <= AT_ONCE
 
     def advance(self, pause: Pause) -> None:
-        """The next strip of rows; nothing where all are done.
+        """Add the next strip of rows, if one is left.
 
         Args:
             pause: called every few milliseconds; what it raises ends the work, and what is done by
@@ -177,7 +177,7 @@ class Pyramid:
                 self.seconds += monotonic() - start
 
     def finish(self, pause: Pause) -> None:
-        """The whole pass."""
+        """Run the rest of the pass."""
         while not self.is_done:
             self.advance(pause)
 
@@ -201,7 +201,7 @@ class Pyramid:
         return scores[0] != -torch.inf
 
     def tile(self, place: Place, pause: Pause) -> Tile:
-        """A tile: exact where that takes no time worth waiting for, else from a sample.
+        """Return a tile: exact if that is fast, or else from a sample.
 
         Args:
             place: which.
@@ -223,7 +223,7 @@ class Pyramid:
         return self._sample(place, rows, columns, pause)
 
     def shares(self, queries: Spans, keys: Spans, pause: Pause) -> Tensor:
-        """What parts of the queries drew from parts of the keys, (query parts, key parts).
+        """Return the share of each key part in each query part, (query parts, key parts).
 
         Of each part the cells that lie in it whole are added up from the sums at the base, and what
         is left at its ends is computed. The pass must be through.
@@ -247,7 +247,7 @@ class Pyramid:
         return (shares / sizes[:, None].to(shares)).float()
 
     def _add_rows(self, drawn: Tensor, ends: Sequence[list[slice]], pause: Pause) -> None:
-        """Adds what rows at the ends of each part of the queries give to each cell of keys."""
+        """Add the rows at the ends of each query part, for each cell of keys."""
         everything = slice(0, self.head.shape[1])
 
         def work(rows: tuple[int, slice], scratch: Scratch) -> tuple[int, Tensor]:
@@ -263,7 +263,7 @@ class Pyramid:
     def _add_columns(
         self, shares: Tensor, queries: Spans, ends: Sequence[list[slice]], pause: Pause
     ) -> None:
-        """Adds what all rows of each part of the queries give to the ends of parts of the keys."""
+        """Add all rows of each query part, for the ends of the key parts."""
         keys = _placed(ends)
         rows = slice(min(queries)[0], max(queries)[1])
         part_of = torch.full((rows.stop,), len(queries), device=shares.device)
@@ -286,7 +286,7 @@ class Pyramid:
             shares.index_add_(1, places, drawn[:-1])
 
     def _cut(self, start: int, stop: int, tokens: int) -> tuple[slice, list[slice]]:
-        """The cells that lie in a part whole, and the tokens before and behind them."""
+        """Return the cells that lie in a part completely, and the tokens before and after them."""
         first, last = _cells_of(start, self.base), stop >> self.base
         if stop == tokens:
             last = _cells_of(stop, self.base)
@@ -371,7 +371,7 @@ class Pyramid:
         _each(strips, work, take, self.head.source.device)
 
     def _keep(self, height: int, found: Sums) -> None:
-        """Adds the sums of the next rows; a row of cells may be more than one strip."""
+        """Add the sums of the next rows; one row of cells may need several strips."""
         if self._cells is None:
             size = (_cells_of(n, self.base) for n in self.head.shape)
             self._cells = torch.zeros(2, *size, device=found.cells.device)
@@ -406,7 +406,7 @@ class Pyramid:
 
 
 def _scores_in(head: HeadScores, rows: slice) -> int:
-    """How many scores must be looked at for complete rows."""
+    """Return how many scores complete rows need."""
     return sum(length(part) * length(head.columns(part)) for part in _parts(rows))
 
 
@@ -453,7 +453,7 @@ def _or_one(highest: Tensor) -> Tensor:
 
 
 def _added(values: Tensor, cell: int, axis: int) -> Tensor:
-    """The sums of `cell` neighbours along an axis; the last may have fewer."""
+    """Add each `cell` neighbours along an axis; the last group may be smaller."""
     whole = values.shape[axis] // cell * cell
     cells = cast(Tensor, values.narrow(axis, 0, whole).unflatten(axis, (-1, cell))).sum(axis + 1)
     if whole == values.shape[axis]:
@@ -463,7 +463,7 @@ def _added(values: Tensor, cell: int, axis: int) -> Tensor:
 
 
 def _counts(rows: slice, columns: slice, cell: int, tall: int | None = None) -> Tensor:
-    """How many weights each cell is the sum of."""
+    """Return how many weights each cell adds."""
     sizes = ((rows, tall or cell), (columns, cell))
     down, across = (
         torch.tensor([min(size, part.stop - at) for at in _starts(part, size)], device="cpu")

@@ -1,4 +1,4 @@
-"""How one query comes to its weights, for some of its keys: what the page's Steps view shows."""
+"""The steps of one query, for some of its keys: the numbers of the page's Steps view."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ Vector = tuple[float, ...]
 
 @dataclass(frozen=True)
 class KeysAsked:
-    """Which keys of a row are asked for: it is never sent whole.
+    """The requested keys of a row, which is never sent completely.
 
     Attributes:
         by: "weight": the strongest first, equal ones as in the text; "position": as in the text.
@@ -103,7 +103,7 @@ class QuerySteps:
 def query_steps(
     head: HeadScores, query: int, part: KeysAsked, value: Tensor | None = None
 ) -> QuerySteps:
-    """The steps of one query.
+    """Return the steps of one query.
 
     Args:
         head: whose query it is; keys that are set aside count as masked.
@@ -155,7 +155,7 @@ def _output(weight: Tensor, value: Tensor, allowed: Tensor) -> Vector | None:
 
 
 def _chosen(weight: Tensor, part: KeysAsked) -> Tensor:
-    """The places of the keys that are asked for."""
+    """Return the positions of the requested keys."""
     places = torch.arange(len(weight), device=weight.device)
     if part.by == "weight":
         places = weight.sort(descending=True, stable=True).indices
@@ -172,11 +172,11 @@ def _vectors(tensor: Tensor) -> list[Vector | None]:
 
 
 def _finite(numbers: Tensor | None, places: Tensor) -> list[float | None]:
-    """The numbers at some places; None where they are not known, or not finite."""
+    """Return the numbers at some positions, or None if unknown or not finite."""
     if numbers is None:
         return [None] * len(places)
     return [number if isfinite(number) else None for number in _numbers(numbers[places])]
 
 
 def _never() -> None:
-    """What is so short needs no pause."""
+    """Do nothing: short work needs no pause."""

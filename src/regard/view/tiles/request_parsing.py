@@ -1,4 +1,4 @@
-"""What a request asks for, out of the text of its address; what is wrong is told in a sentence."""
+"""Parsing of a request's address, with an error in one sentence."""
 
 import json
 import re
@@ -33,7 +33,7 @@ class Asked:
         self._parameters = parameters
 
     def only(self, *names: str) -> "Asked":
-        """The same with no other parameters than these."""
+        """Return the request, or raise an error if it has other parameters."""
         some = {name: text for name, text in self._parameters.items() if name in names}
         return Asked(some, names)
 
@@ -56,7 +56,7 @@ class Asked:
         return spans
 
     def whole(self, name: str, *, most: int | None = None) -> int:
-        """A whole number from 0 on.
+        """Return a whole number of at least 0.
 
         Raises:
             ValueError: it is missing, something else, or more than the most that is allowed.

@@ -61,7 +61,7 @@ class HeadScores:
 
     @classmethod
     def of(cls, matrix: AttentionMatrix, aside: Sequence[int] = ()) -> "HeadScores":
-        """The scores of a matrix of one head, (q_len, kv_len).
+        """Return the scores of a matrix of one head, (q_len, kv_len).
 
         Query and key are copied, in the dtype in which scores are computed: it is done once, and a
         file that changes afterwards does no harm.
@@ -91,13 +91,13 @@ class HeadScores:
 
     @property
     def nbytes(self) -> int:
-        """What it holds in memory that nothing else does."""
+        """The number of bytes that only this object holds."""
         if isinstance(self.source, QueryKeyScores):
             return self.source.query.nbytes + self.source.key.nbytes
         return 0
 
     def columns(self, rows: slice) -> slice:
-        """The keys outside which none of these rows attends to anything."""
+        """Return a range of keys that holds all keys of these rows."""
         if self.mask is None:
             return slice(0, self.shape[-1])
         return self.mask.key_bounds((), rows, self.shape).any
@@ -120,24 +120,24 @@ class Strip(ABC):
     @property
     @abstractmethod
     def height(self) -> int:
-        """How many rows."""
+        """The number of rows."""
 
     @property
     @abstractmethod
     def at(self) -> slice | list[int]:
-        """Where they stand in a tensor of (q_len,)."""
+        """The positions in a tensor of (q_len,)."""
 
     @abstractmethod
     def masked(self, part: slice, scratch: Scratch) -> Tensor:
-        """The scores at some keys, (height, keys); -inf where the mask hides one."""
+        """Return the scores at some keys, (height, keys); -inf at masked keys."""
 
     def sink(self) -> Tensor | None:
-        """A logit beside the keys' scores, (1,); None: there is none."""
+        """Return the sink bias, (1,), or None."""
         sink = self.head.source.sink(Box((), slice(0, 1), slice(0, 1)), cut_whole)
         return None if sink is None else sink.flatten()
 
     def scores(self, part: slice, scratch: Scratch) -> Tensor:
-        """The same, also -inf at the keys that are set aside; may be changed."""
+        """Return the masked scores, also -inf at hidden sinks; the caller may change them."""
         scores = self.masked(part, scratch)
         aside = self.head.aside
         inside = aside[(aside >= part.start) & (aside < part.stop)] - part.start
@@ -194,7 +194,7 @@ class Picked(Strip):
 
     @cached_property
     def _known(self) -> "tuple[Tensor, Tensor, list[slice], list[slice]]":
-        """Of each row the first key and the one past the last, and what its mask knows."""
+        """Return each row's first key, the key after its last, and the bounds from its mask."""
         kv_len, device = self.head.shape[-1], self.head.source.device
         some, every = [slice(0, kv_len)] * self.height, [slice(0, kv_len)] * self.height
         if self.head.mask is not None:
@@ -306,7 +306,7 @@ class Normalizers:
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """What one pass over some rows found.
+    """The results of one pass over some rows.
 
     Attributes:
         normalizers: of each row.
@@ -403,7 +403,7 @@ def _widened(part: slice, tokens: int) -> tuple[slice, slice]:
 
 
 def _by_cell(values: Tensor, cell: int) -> Tensor:
-    """The sums of `cell` neighbours of each row; the last may have fewer. A new tensor."""
+    """Add each `cell` neighbours of each row in a new tensor; the last may be fewer."""
     height, width = values.shape
     whole = width // cell * cell
     cells = values[:, :whole].reshape(height, -1, cell).sum(-1)
