@@ -149,7 +149,7 @@ RECORDINGS: dict[str, Recorded] = {
 VIEWS = ("overview", "map", "text", "steps", "segments")
 SUBJECT_HEAD = "layer=3&head=1&query=7&key=2"
 # Width and height of the window in pixels, if a view does not fit 1280 x 800.
-WINDOWS = {"minilm-steps.webp": (1280, 700), "minilm-segments.webp": (1560, 780)}
+WINDOWS = {"minilm-segments.webp": (1560, 780)}
 PAGES: dict[str, tuple[str, str]] = {
     **{f"minilm-{view}.webp": ("minilm", f"view={view}&{SUBJECT_HEAD}") for view in VIEWS},
     "minilm-segments.webp": ("minilm", r"view=segments&parts=pattern&pattern=\w%2B&of=all"),
