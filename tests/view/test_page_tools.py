@@ -6,7 +6,7 @@ from urllib.parse import unquote
 
 import pytest
 import torch
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 import pages
 import regard
@@ -172,9 +172,13 @@ def test_a_long_recording_that_is_served_says_that_it_looks_for_heads(
     serving = Serving(recording)
     page = browser.new_page()
     page.set_default_timeout(120_000)
-    held: list[object] = []
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
     try:
-        page.route("**/api/heads*", held.append)
+        page.route("**/api/heads*", hold)
         page.goto(f"{serving.address}/?token={TOKEN}")
         expect(page.locator("#introduction")).to_have_text(
             "Looking at every head for those that stand out; they will be listed here."
@@ -182,7 +186,7 @@ def test_a_long_recording_that_is_served_says_that_it_looks_for_heads(
         page.wait_for_timeout(200)
         while not held:
             page.wait_for_timeout(50)
-        held[0].continue_()  # pyright: ignore[reportAttributeAccessIssue]
+        held[0].continue_()
         page.click("#introduction .offer")
         page.wait_for_selector('body[data-read^="0,1,"]')
         assert page.inner_text("#introduction").startswith(
@@ -192,3 +196,12 @@ def test_a_long_recording_that_is_served_says_that_it_looks_for_heads(
     finally:
         page.close()
         serving.end()
+
+
+def test_a_thirteenth_pin_is_refused_in_a_sentence(show: Open) -> None:
+    pins = [[0, 0, query, key, ""] for query in range(2) for key in range(6)]
+    page = show(recorded(), f"#query=8&key=8&pins={json.dumps(pins)}")
+    ready(page)
+    page.keyboard.press("p")
+    assert pages.sentence(page) == "At most 12 cells can be pinned; take one away first."
+    assert page.locator("#pins li").count() == 12

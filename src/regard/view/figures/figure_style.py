@@ -82,9 +82,6 @@ def log_floor(keys: int) -> float:
     """Return the start of the log scale: the power of ten below half an even share.
 
     It depends on the number of keys alone, so that it is the same for every head.
-
-    Args:
-        keys: how many there are.
     """
     return float(10.0 ** min(-2, floor(log10(0.5 / keys))))
 
@@ -105,13 +102,7 @@ def check_package(call: str) -> None:
 
 
 def axes_of(ax: "Axes | None", width: float, height: float) -> "Axes":
-    """Return the given axes, or new ones.
-
-    Args:
-        ax: None for new ones.
-        width: of the new figure, in inches.
-        height: of the new figure, in inches.
-    """
+    """Return the given axes, or new ones."""
     from matplotlib import pyplot
 
     if ax is not None:
@@ -120,12 +111,7 @@ def axes_of(ax: "Axes | None", width: float, height: float) -> "Axes":
 
 
 def draw_cells(ax: "Axes", picture: Picture) -> None:
-    r"""Draw the cells as an image with a legend.
-
-    Args:
-        ax: where to draw.
-        picture: what.
-    """
+    r"""Draw the cells as an image with a legend."""
     import numpy
     from matplotlib.colors import LogNorm, Normalize
 
@@ -156,12 +142,7 @@ def draw_cells(ax: "Axes", picture: Picture) -> None:
 
 
 def write_shares(ax: "Axes", weights: Tensor) -> None:
-    """Its share in percent on each cell, where all of them have room for it.
-
-    Args:
-        ax: on which the cells are drawn.
-        weights: (rows, columns).
-    """
+    """Its share in percent on each cell, where all of them have room for it."""
     rows, columns = weights.shape
     width, height = (_points_along(axis) for axis in (ax.xaxis, ax.yaxis))
     if width / columns < _LEAST_WIDTH or height / rows < _LEAST_HEIGHT:
@@ -174,15 +155,7 @@ def write_shares(ax: "Axes", weights: Tensor) -> None:
 
 
 def write_on(ax: "Axes", row: int, column: int, share: float, text: str) -> None:
-    """Write a word or number on a cell, dark or light, whichever is readable.
-
-    Args:
-        ax: on which the cells are drawn.
-        row: of the cell.
-        column: of the cell.
-        share: what the cell shows.
-        text: some characters.
-    """
+    """Write a word or number on a cell, dark or light, whichever is readable."""
     import numpy
 
     [image] = ax.get_images()
@@ -193,11 +166,7 @@ def write_on(ax: "Axes", row: int, column: int, share: float, text: str) -> None
 
 
 def keep_quiet(ax: "Axes") -> None:
-    """Thin grey edges, and no marks beside the labels.
-
-    Args:
-        ax: the axes.
-    """
+    """Thin grey edges, and no marks beside the labels."""
     ax.tick_params(length=0)
     for spine in ax.spines.values():
         spine.set(linewidth=0.5, edgecolor=GREY)
@@ -206,11 +175,7 @@ def keep_quiet(ax: "Axes") -> None:
 
 
 def room_for(names: Iterable[str]) -> float:
-    """Inches that the longest of these labels takes, about.
-
-    Args:
-        names: the labels.
-    """
+    """Inches that the longest of these labels takes, about."""
     return 0.2 + 0.085 * min(_LONGEST_LABEL, max(map(len, names), default=0))
 
 
@@ -234,12 +199,7 @@ def label_tokens(axis: "Axis", tokens: Sequence[Token] | None, length: int, what
 
 
 def number(axis: "Axis", what: str) -> None:
-    """Whole numbers along an axis, few of them.
-
-    Args:
-        axis: the one to label.
-        what: they count.
-    """
+    """Whole numbers along an axis, few of them."""
     from matplotlib.ticker import MaxNLocator
 
     axis.set_major_locator(MaxNLocator(8, integer=True, steps=[1, 2, 5, 10]))
@@ -251,10 +211,6 @@ def label_names(axis: "Axis", names: Sequence[str]) -> None:
     """Write a shortened name at each position, as plain text without mathematics.
 
     A character that no font of ``rcParams["font.family"]`` has is shown by its number.
-
-    Args:
-        axis: the one to label.
-        names: one for each place.
     """
     known = _characters()
     axis.set_ticks(range(len(names)), [_drawable(name, known) for name in names])
@@ -266,13 +222,7 @@ def label_names(axis: "Axis", names: Sequence[str]) -> None:
 
 
 def label_places(axis: "Axis", places: Sequence[int], what: str) -> None:
-    """Numbers of layers or heads, so many of them as fit.
-
-    Args:
-        axis: the one to label.
-        places: the number at each place of the axis.
-        what: they are.
-    """
+    """Numbers of layers or heads, so many of them as fit."""
     fitting = max(1, int(_points_along(axis) / (2 * _label_points())))
     step = next(n for n in _STEPS if n * fitting >= len(places))
     axis.set_ticks(range(0, len(places), step), [str(place) for place in places[::step]])
@@ -280,12 +230,7 @@ def label_places(axis: "Axis", places: Sequence[int], what: str) -> None:
 
 
 def explain_letters(ax: "Axes", meanings: Mapping[str, str]) -> None:
-    """Explain the letters on the cells above the axes, on as many lines as needed.
-
-    Args:
-        ax: the axes.
-        meanings: of each letter.
-    """
+    """Explain the letters on the cells above the axes, on as many lines as needed."""
     entries = (
         f"{letter} {meaning}   ".replace(" ", "\xa0") for letter, meaning in meanings.items()
     )
@@ -296,15 +241,7 @@ def explain_letters(ax: "Axes", meanings: Mapping[str, str]) -> None:
 
 
 def write_beside(ax: "Axes", x: float, y: float, text: str, colour: "ColorType") -> None:
-    """Write a name to the right of a point.
-
-    Args:
-        ax: where to write.
-        x: of the point.
-        y: of the point.
-        text: the name.
-        colour: of the text.
-    """
+    """Write a name to the right of a point."""
     at = "offset points"
     ax.annotate(text, (x, y), (6, 0), textcoords=at, va="center", fontsize="small", color=colour)
 
@@ -348,11 +285,7 @@ def _characters() -> set[int]:
 
 
 def ramp(ax: "Axes") -> "LinearSegmentedColormap":
-    """Return the colour scale, from the background of the axes to ink.
-
-    Args:
-        ax: whose ground is the colour of nothing.
-    """
+    """Return the colour scale, from the background of the axes to ink."""
     from matplotlib.colors import LinearSegmentedColormap, to_rgb
 
     ground = to_rgb(ax.get_facecolor())

@@ -4,23 +4,61 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from regard.analysis.head_classes import survey_of
+from regard.analysis.head_classes import classify, survey_of
+from regard.analysis.head_kinds import Head
+from regard.errors import RegardError
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.layers import Answers, Layer
 from regard.recording.recording import Recording
-from regard.reductions.reduction import Reduction
-from regard.view.tiles.each_block import EachBlock
-from regard.view.tiles.layer_kinds import known_kinds
+from regard.reductions.block import RowStatistics
+from regard.reductions.reduction import Contribution, Reduction
+from regard.text.tokens import Token
 from regard.view.tiles.manifest import told
 
-__all__ = ["Sweeps", "Tally", "swept"]
+__all__ = ["EachBlock", "Sweeps", "Tally", "answered", "known_kinds", "swept"]
 
 _LONG = 2**20  # so many scores of a head are a block of their own
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class EachBlock(Reduction):
+    """A reduction without an answer that calls a function for each block of a pass.
+
+    Args:
+        call: called with the number of rows of all heads, on several threads; what it raises ends
+            the pass.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.view.tiles.layer_survey import EachBlock
+        >>> even = regard.attend(torch.zeros(2, 1), torch.zeros(2, 1))
+        >>> even.reduce(regard.Pool(1, 1), EachBlock(print))[0]
+        2
+        tensor([[0.5000]])
+    """
+
+    thread_safe = True
+    reads_statistics = True
+
+    call: Callable[[int], object]
+
+    def start(
+        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        return ()
+
+    def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
+        self.call(prod(part.stop - part.start for part in block.box.at_rows))
+        return ()
+
+    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> None:
+        return None
 
 
 @dataclass
@@ -60,6 +98,43 @@ def swept(matrix: AttentionMatrix, reductions: Sequence[Reduction], tally: Tally
     parts = [matrix[start : start + step] for start in range(0, matrix.shape[0], step)]
     found = [part.reduce(*reductions, EachBlock(tally.add))[:-1] for part in parts]
     return [_joined(answers) for answers in zip(*found, strict=True)]
+
+
+def answered(layer: Layer, reductions: Sequence[Reduction], pause: Callable[[], None]) -> Layer:
+    """Return a layer that holds the answers to some reductions.
+
+    Args:
+        layer: with its matrix.
+        reductions: the questions.
+        pause: called before each block of rows; what it raises ends the pass.
+    """
+    missing = [reduction for reduction in reductions if reduction not in layer.answers]
+    if not missing:
+        return layer
+    found = layer.whole().reduce(*missing, EachBlock(lambda _: pause()))
+    pairs = zip(missing, found[:-1], strict=True)
+    return replace(layer, answers=Answers(pairs).before(layer.answers))
+
+
+def known_kinds(
+    layer: Layer,
+    place: int,
+    query_tokens: Sequence[Token] | None,
+    key_tokens: Sequence[Token] | None,
+) -> list[Head | None]:
+    """Every head of one layer with its kind; None for each where the layer has a NaN.
+
+    Args:
+        layer: with the answers that tell the kinds, or that can be asked.
+        place: of the layer in its recording.
+        query_tokens: as for ``classify``.
+        key_tokens: likewise.
+    """
+    try:
+        heads = classify([layer], query_tokens, key_tokens)
+    except RegardError:
+        return [None] * (layer.shape[-3] if len(layer.shape) > 2 else 1)
+    return [replace(head, layer=layer.place(place)) for head in heads]
 
 
 def _joined(answers: Sequence[Any]) -> Any:

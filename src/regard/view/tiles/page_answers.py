@@ -20,9 +20,7 @@ from regard.analysis.span_shares import checked_parts, segment_shares
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.recording import Recording
 from regard.reductions.sums import Pool
-from regard.view.tiles.cancellable import answered
-from regard.view.tiles.each_block import EachBlock
-from regard.view.tiles.layer_kinds import known_kinds
+from regard.view.tiles.layer_survey import EachBlock, answered, known_kinds
 from regard.view.tiles.manifest import SMALL, first_sequence, first_value, sink_keys, small_numbers
 from regard.view.tiles.pyramid import Place, Pyramid, Spans, Tile, check_place, checked
 from regard.view.tiles.query_steps import KeysAsked, QuerySteps, query_steps

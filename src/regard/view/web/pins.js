@@ -62,7 +62,7 @@ export class Pins {
     const { layer, head } = this.page.store.state;
     const cell = { layer, head, ...this.page.cell() };
     const rest = this.all().filter((pin) => !isSame(pin, cell));
-    if (rest.length === MOST) return;
+    if (rest.length === MOST) return this.page.words.say(`At most ${MOST} cells can be pinned; take one away first.`);
     const isNew = rest.length === this.all().length;
     this.page.store.set({ pins: written(isNew ? [...rest, { ...cell, note: "" }] : rest) });
   }
