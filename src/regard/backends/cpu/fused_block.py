@@ -204,29 +204,7 @@ class FusedBlock(RowStatistics):
         self._wanted, self._workspace = wanted, workspace
         self._size = tuple(part.stop - part.start for part in box.at_rows)
         self._heads = prod(self._size[:-1])
-        height = self._heads * self._size[-1]
-        self._rows = np.zeros((height, 3))
-        self._rows[:, kernels.MAXIMUM] = -np.inf
-        self._norms = np.empty((height, 6))
-        self._keys = np.zeros((height, 2))
-        self._keys[:, 1] = np.inf
-        self._largest = np.full((height, wanted.k), kernels.NO_KEY)
-        self._edges = _edges(wanted.sums, box.rows, self.shape)
-        self._places = _places(self._edges, self._heads, self._size[-1])
-        parts = self._heads * max(0, len(self._edges) - 1)
-        self._sums = np.zeros((parts, box.columns.stop - box.columns.start))
-        self._line = np.empty(self._sums.shape[1], np.float32)
-        size = (self._heads, self._size[-1])
-        self._on_diagonals = [np.full(size, -np.inf, np.float32) for _ in wanted.offsets]
-        self._products = [_zeros(height, operand_width(each)) for each in wanted.values]
-        columns = box.columns.stop - box.columns.start
-        self._transposed = [
-            _zeros(*self._size[:-1], columns, operand_width(each)) for each in wanted.operands
-        ]
-        self._windows = [
-            np.zeros((height, len(range(columns)[meet(each, box.columns)[1]])), np.float32)
-            for each in wanted.windows
-        ]
+        self._start(self._heads * self._size[-1])
         sink = source.sink(box, cut)
         self._sinks = np.zeros(0) if sink is None else sink.detach().double().reshape(-1).numpy()
         self._sink = sink
@@ -241,6 +219,31 @@ class FusedBlock(RowStatistics):
             self._answers = with_gradients(
                 self._answers, self._graded, self._norms, self._places, self._picks(), sink
             )
+
+    def _start(self, height: int) -> None:
+        """Create the numbers that the pass adds to, for this many rows of all heads."""
+        columns = self.box.columns.stop - self.box.columns.start
+        self._rows = np.zeros((height, 3))
+        self._rows[:, kernels.MAXIMUM] = -np.inf
+        self._norms = np.empty((height, 6))
+        self._keys = np.zeros((height, 2))
+        self._keys[:, 1] = np.inf
+        self._largest = np.full((height, self._wanted.k), kernels.NO_KEY)
+        self._edges = _edges(self._wanted.sums, self.box.rows, self.shape)
+        self._places = _places(self._edges, self._heads, self._size[-1])
+        parts = self._heads * max(0, len(self._edges) - 1)
+        self._sums = np.zeros((parts, columns))
+        self._line = np.empty(self._sums.shape[1], np.float32)
+        size = (self._heads, self._size[-1])
+        self._on_diagonals = [np.full(size, -np.inf, np.float32) for _ in self._wanted.offsets]
+        self._products = [_zeros(height, operand_width(each)) for each in self._wanted.values]
+        self._transposed = [
+            _zeros(*self._size[:-1], columns, operand_width(each)) for each in self._wanted.operands
+        ]
+        self._windows = [
+            np.zeros((height, len(range(columns)[meet(each, self.box.columns)[1]])), np.float32)
+            for each in self._wanted.windows
+        ]
 
     def part(self, tensor: Tensor, index: Index) -> Tensor:
         """Return tensor[index] in float32."""
