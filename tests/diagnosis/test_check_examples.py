@@ -106,7 +106,7 @@ def test_a_numpy_function_runs_without_an_example() -> None:
 def test_a_mistake_in_numpy_is_wrong() -> None:
     args = tuple(np.random.RandomState(0).randn(3, 2, 7, 8))
     report = regard.check(by_numpy, args=args, kwargs={"divides": False})
-    assert [finding.name for finding in report.faults] == ["score"]
+    assert [finding.name for finding in report.faults] == ["no-scale"]
     assert report.faults[0].detail.startswith(
         "The product of query and key is scaled by 1.0000; for head_dim 8 it should be 0.3536"
     )
@@ -161,3 +161,55 @@ def test_right_attention_passes_the_assertion(assert_attention: Callable[..., No
 def test_wrong_attention_raises_with_the_report() -> None:
     with pytest.raises(AssertionError, match="packed_as_one is wrong: influence"):
         assert_attention(packed_as_one, args=CASES["packed as one"][1])
+
+
+def of_lengths(q: Tensor, k: Tensor, v: Tensor, *, is_top_left: bool) -> Tensor:
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    first = 0 if is_top_left else k.shape[-2] - q.shape[-2]
+    mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(first)
+    return scores.masked_fill(~mask, -torch.inf).softmax(-1) @ v
+
+
+@pytest.mark.parametrize(
+    ("is_top_left", "causal", "verdict", "names"),
+    [
+        (True, True, "wrong", ["causal-top-left"]),
+        (True, None, "cannot tell", []),
+        (False, True, "right", []),
+        (False, None, "right", []),
+    ],
+)
+def test_an_example_with_fewer_queries_than_keys_is_tried_so(
+    is_top_left: bool, causal: bool | None, verdict: str, names: list[str]
+) -> None:
+    args = qkv(2, 4, 2, 8)[0], *qkv(2, 4, 6, 8)[:2]
+    kwargs = {"is_top_left": is_top_left}
+    report = regard.check(of_lengths, args=args, kwargs=kwargs, causal=causal)
+    assert (report.verdict, [f.name for f in report.faults]) == (verdict, names), report
+    if verdict == "cannot tell":
+        assert "pass causal=True if the last query is the newest token" in report.missing
+
+
+def test_a_mask_of_keys_fits_an_example_with_fewer_queries() -> None:
+    mask = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])[:, None, None]
+
+    def masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, mask)
+
+    args = qkv(2, 4, 2, 8)[0], *qkv(2, 4, 6, 8)[:2], mask
+    assert regard.check(masked, args=args, means={"mask": "True keeps"}).ok
+
+
+def heads_third(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = (torch.einsum("bihd,bjhd->bhij", q, k) / q.shape[-1] ** 0.5).softmax(-1)
+    return torch.einsum("bhij,bjhd->bihd", weights, v)
+
+
+def test_axes_of_heads_that_an_example_does_not_tell_are_asked_for() -> None:
+    args = qkv(2, 7, 4, 8)
+    report = regard.check(heads_third, args=args)
+    assert (report.verdict, report.findings) == ("cannot tell", ())
+    assert report.missing.endswith("or axes='batch tokens heads dim'.")
+    assert regard.check(heads_third, args=args, axes="batch tokens heads dim").ok
+    told = regard.check(heads_third, args=args, axes="batch heads tokens dim")
+    assert [finding.name for finding in told.faults] == ["heads-and-tokens-exchanged"]

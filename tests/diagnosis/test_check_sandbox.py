@@ -299,15 +299,15 @@ LINES = [
 NO_OUTPUTS = [
     pytest.param(
         "def attention(q, k, v):\n    q.softmax(-1)",
-        "attention gave no tensor for (batch, tokens, dim); one output must have the same batch "
-        "and tokens.",
+        "attention gave back no tensor of floating-point numbers; one output must have the same "
+        "batch and tokens.",
         marks=pytest.mark.full,
         id="nothing-returned",
     ),
     pytest.param(
         "def attention(q, k, v):\n    return q.softmax(-1).tolist()",
-        "attention gave no tensor for (batch, tokens, dim); one output must have the same batch "
-        "and tokens.",
+        "attention gave back no tensor of floating-point numbers; one output must have the same "
+        "batch and tokens.",
         marks=pytest.mark.full,
         id="a-list",
     ),
@@ -439,3 +439,9 @@ def test_this_process_stays_as_it_was(capfd: pytest.CaptureFixture[str], folder:
     assert torch.is_grad_enabled()
     assert capfd.readouterr() == ("", "")
     assert [path.name for path in folder.iterdir()] == ["mine.py"]
+
+
+@pytest.mark.parametrize("name", ["torch.py", "atexit.py", "types.py"])
+def test_a_file_called_like_a_module_hides_none(name: str) -> None:
+    checked = check_apart(f"{write(name, RIGHT)}:attention")
+    assert [report["verdict"] for report in checked.reports] == ["right"]

@@ -128,7 +128,11 @@ def test_the_layer_that_the_others_change_is_right() -> None:
     report = check(Heads())
     assert report.verdict == "right", report
     outcomes = {result.law.name: result.outcome for result in report.laws}
-    assert {n for n, outcome in outcomes.items() if outcome != "held"} == {"positions", "cache"}
+    assert {n for n, outcome in outcomes.items() if outcome != "held"} == {
+        "positions",
+        "cache",
+        "padding",
+    }
 
 
 @pytest.mark.parametrize(
@@ -208,8 +212,62 @@ class ReadsValuesTwice(nn.Module):
 
 def test_an_argument_that_is_read_for_another_is_wrong() -> None:
     report = check(ReadsValuesTwice())
-    assert [finding.name for finding in report.faults] == ["influence"]
+    assert [finding.name for finding in report.faults] == ["wrong-projection"]
     assert report.faults[0].detail.startswith("The argument for key has no influence")
+
+
+def without_projections(x: Tensor) -> Tensor:
+    return (x @ x.mT).softmax(-1) @ x
+
+
+def scaled_without_projections(x: Tensor) -> Tensor:
+    later = torch.ones(x.shape[-2], x.shape[-2]).triu(1) > 0
+    return (x @ x.mT / x.shape[-1] ** 0.5).masked_fill(later, -torch.inf).softmax(-1) @ x
+
+
+def columns_without_projections(x: Tensor) -> Tensor:
+    return (x @ x.mT).softmax(-2) @ x
+
+
+def sharpened_without_projections(x: Tensor) -> Tensor:
+    return (3 * x @ x.mT).softmax(-1) @ x
+
+
+def test_attention_without_projections_is_right() -> None:
+    assert check(without_projections).ok
+    assert check(without_projections, args=(torch.rand(6, 3),)).ok
+    assert check(scaled_without_projections).ok
+
+
+def test_other_numbers_without_projections_are_not_right() -> None:
+    told = check(columns_without_projections)
+    assert [finding.name for finding in told.faults] == ["softmax-wrong-axis"]
+    assert check(sharpened_without_projections).verdict == "cannot tell"
+
+
+def test_an_output_with_exchanged_axes_is_no_verdict() -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+    args = tuple(torch.rand(3, 2, 7, 4, 8))
+    report = check(attention, args=args, axes="batch tokens heads dim")
+    assert report.verdict == "cannot tell"
+    assert "return output.transpose(1, 2)" in report.missing
+
+
+def test_an_output_with_its_tokens_last_is_wrong() -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return ((q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v).mT
+
+    report = check(attention)
+    assert (report.verdict, broken(report)) == ("wrong", {"runs"})
+
+
+def test_a_broken_law_without_a_name_is_called_a_law() -> None:
+    text = str(check(HalvesItsWeights()))
+    assert "mixture (law)" in text
+    assert "Formula:  output = A value, A >= 0, A 1 = 1" in text
 
 
 def test_a_second_softmax_is_never_right() -> None:

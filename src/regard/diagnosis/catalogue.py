@@ -274,40 +274,13 @@ NOTES = (
         (),
         "note",
     ),
-    Fault(
-        0,
-        "normed-queries-and-keys",
-        "Queries and keys are normed before they meet: their lengths do not count, and which scale "
-        "is right does not follow from their width.",
-        "scores = scale * query @ key.transpose(-2, -1)  # of unit vectors: a scale to be learned",
-        (),
-        "note",
-    ),
-    Fault(
-        0,
-        "learned-scale",
-        "The scale of the scores is learned, so that no number is wrong; attention's own is "
-        "1/sqrt(head_dim).",
-        "self.scale = nn.Parameter(torch.tensor(head_dim**-0.5))  # to start from there",
-        (),
-        "note",
-    ),
-    Fault(
-        0,
-        "limited-scores",
-        "Something stands before the softmax that changed nothing on what was tried, and would "
-        "change larger scores or more of them: there it is no softmax of query times key.",
-        "weights = scores.softmax(dim=-1)  # takes the largest off by itself, and needs no limit",
-        (),
-        "note",
-    ),
 )
 
 _BY_NAME = {entry.name: entry for entry in (*FAULTS, *NOTES)}
 
 
 def fault(name: str) -> Fault:
-    """The entry of that name.
+    """Return the entry of that name.
 
     Args:
         name: as in ``Fault.name``.

@@ -1,29 +1,28 @@
-"""``check``: run somebody's attention, and say which mistakes it makes."""
+"""``check``: judge somebody's attention by the laws of attention, and explain what is wrong."""
 
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.diagnosis.catalogue import fault
-from regard.diagnosis.examples import example_specimen
-from regard.diagnosis.input_probes import ignores_order, looks_ahead
+from regard.diagnosis.examples import example_specimens
 from regard.diagnosis.isolation import undisturbed
-from regard.diagnosis.judgement import by_laws
-from regard.diagnosis.laws.specimen import Specimen
-from regard.diagnosis.mask_arguments import takes_masks
+from regard.diagnosis.laws.lab import Lab
+from regard.diagnosis.laws.mask_forms import takes_masks
+from regard.diagnosis.laws.visibility import influence
 from regard.diagnosis.nested_attention import attentions_inside
+from regard.diagnosis.reading import Thing, as_scores, grouped, specimens, thing_of
 from regard.diagnosis.report import Finding, Report
-from regard.diagnosis.score_functions import UNKNOWN, as_scores, scores_report, speaks_of_scores
 from regard.diagnosis.signature import arguments_of
-from regard.diagnosis.single_attention import examined, laid, running
-from regard.diagnosis.subject import Given, Subject, as_given, built_from, independent
-from regard.diagnosis.tensor_layout import Layout, Order
+from regard.diagnosis.subject import built_from, copied, quiet
+from regard.diagnosis.verdicts import report_of
 
 __all__ = ["check"]
 
@@ -39,7 +38,7 @@ def check(
     causal: bool | None = None,
     **options: Any,
 ) -> Report:
-    """Whether an attention is right; if not, which mistake it makes, and on which line.
+    """Judge an attention: right, or wrong with the mistake and its line, or cannot tell.
 
     It is run on small random inputs, as a copy in eval mode, and compared with attention and with
     the mistakes that people make: each alone, and together. A mistake is told where it does
@@ -95,19 +94,24 @@ def check(
     elsewhere = torch.get_default_device().type != "cpu"
     with torch.device("cpu") if elsewhere else nullcontext():
         passed = _with_intention(thing, options, causal)
+        name = getattr(thing, "__name__", type(thing).__name__)
+        built = built_from(thing, class_args, passed)
+        rest = {} if inspect.isclass(thing) else passed
         if args is not None or kwargs is not None:
-            built = built_from(thing, class_args, passed)
-            rest = {} if inspect.isclass(thing) else passed
-            sent = {**rest, **(kwargs or {})}
-            return _by_example(built, args or (), sent, means or {}, axes, causal)
+            return _by_example(
+                built, args or (), {**rest, **(kwargs or {})}, means or {}, axes, causal
+            )
+        _refuse_masks(name, rest)
+        counted = (*class_args, *passed.values()) if inspect.isclass(thing) else ()
+        numbers = tuple(number for number in counted if type(number) is int)
+        code = thing_of(built, name, rest, means or {}, numbers)
         try:
-            return _report(thing, class_args, passed, means or {}, causal)
+            return _report(code, causal)
         except ValueError as error:
             arrays = _arrays(thing)
             if arrays is None or not isinstance(error.__cause__, TypeError | AttributeError):
                 raise
-            call = cast("Callable[..., Any]", thing)
-            report = _by_example(call, arrays, passed, means or {}, axes, causal)
+            report = _by_example(built, arrays, passed, means or {}, axes, causal)
             if report.laws[0].outcome != "held":
                 raise
             return report
@@ -133,107 +137,31 @@ def _is_named_causal(thing: object, options: Mapping[str, Any]) -> bool:
 
 
 def _by_example(
-    thing: Callable[..., Any],
+    built: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     means: Mapping[str, str],
     axes: str | Mapping[str, str] | None,
     causal: bool | None,
 ) -> Report:
-    """The report on code with the arguments of an example call."""
-    name = getattr(thing, "__name__", type(thing).__name__)
-    thing = independent(thing).float().eval() if isinstance(thing, nn.Module) else thing
-    specimen = example_specimen(thing, args, kwargs, means=means, axes=axes, causal=causal)
-    plain = Report(name, (), specimen.words)
-    report = by_laws(plain, specimen, is_read=False)
-    if report.verdict != "wrong":
+    """Return the report on code with the arguments of an example call."""
+    call = copied(built) if isinstance(built, nn.Module) else built
+    orders = list(example_specimens(call, args, kwargs, means=means, axes=axes, causal=causal))
+    report = report_of(orders[:1])
+    if not report.faults or len(orders) == 1 or not report_of(orders[1:]).ok:
         return report
-    try:
-        named = _explained(specimen, means, causal)
-    except Exception:  # noqa: BLE001  # somebody's code may raise anything
-        return report
-    # The catalogue explains what a law has found; it judges nothing itself.
-    known = tuple(finding for finding in named.faults if finding.number)
-    return replace(report, findings=known) if known else report
-
-
-def _explained(specimen: Specimen, means: Mapping[str, str], causal: bool | None) -> Report:
-    """The report by the catalogue on the sizes of an example.
-
-    Raises:
-        ValueError: the example has axes that the catalogue does not know.
-    """
-    sources = specimen.sources
-    rest = {slot.name: slot.value for slot in specimen.slots if not slot.source}
-    given = as_given(specimen.call, (), rest, means)
-    first = next(iter(sources.values()))
-    orders: dict[tuple[str, ...], Order] = {
-        ("b", "t", ""): "btd",
-        ("t", ""): "td",
-        ("t", "b", ""): "tbd",
-        ("b", "", "t", ""): "bhtd",
-        ("b", "t", "", ""): "bthd",
-    }
-    pattern = tuple(axis if isinstance(axis, str) else "" for axis in first.axes)
-    if pattern not in orders or first.high:
-        raise ValueError("the example has other axes")
-    numbers = [axis for axis in first.axes if isinstance(axis, int)]
-    heads = numbers[0] if len(numbers) == 2 else 1
-    key = sources.get("key", first)
-    kv_heads = next(n for n in key.axes if isinstance(n, int)) if heads > 1 else 1
-    batch = specimen.batch if "b" in first.axes else 1
-    width = heads * numbers[-1]
-    layout = Layout(orders[pattern], batch, specimen.tokens, width, heads, kv_heads)
-    return examined(laid(given, layout), causal, pairs=False)
-
-
-def _report(
-    thing: object,
-    args: tuple[Any, ...],
-    options: dict[str, Any],
-    means: Mapping[str, str],
-    causal: bool | None,
-) -> Report:
-    given = as_given(thing, args, options, means)
-    _no_masks(given)
-    if given.kind == "scores":
-        return scores_report(given, causal)
-    scores = _of_scores(given, causal)
-    if scores is not None:
-        return scores
-    subject = _running(given)
-    inside = (
-        attentions_inside(subject) if isinstance(thing, nn.Module) or inspect.isclass(thing) else {}
+    missing = (
+        f"As {orders[0].words} it is wrong: {report.findings[0].name}. As {orders[1].words} it is "
+        "right. Say which is meant: pass axes='batch heads tokens dim' or "
+        "axes='batch tokens heads dim'."
     )
-    if len(inside) > 1 or subject.given.vocabulary:
-        return _by_parts(subject, inside, causal)
-    report = examined(subject, causal)
-    if report.missing and inside and "" not in inside:
-        alone = _by_parts(subject, inside, causal)
-        return alone if alone.faults else replace(report, missing=_around(report, inside))
-    return report
-
-
-def _of_scores(given: Given, causal: bool | None) -> Report | None:
-    """The report on a function of one tensor, of which no name says that it is scores.
-
-    None where that explains nothing, or finds mistakes where it may be something else.
-    """
-    scores = as_scores(given)
-    if scores is None:
-        return None
-    try:
-        report = scores_report(scores, causal)
-    except ValueError:
-        return None
-    is_sure = not report.faults or speaks_of_scores(given)
-    return report if is_sure and report.missing != UNKNOWN else None
+    return replace(report, findings=(), missing=missing)
 
 
 def _with_intention(
     thing: object, options: Mapping[str, Any], causal: bool | None
 ) -> dict[str, Any]:
-    """The options, with ``causal`` where the thing itself has such an argument."""
+    """Return the options, with ``causal`` where the thing itself has such an argument."""
     passed = dict(options)
     if causal is not None and callable(thing) and not isinstance(thing, nn.Module):
         names = inspect.signature(thing).parameters
@@ -241,33 +169,79 @@ def _with_intention(
     return passed
 
 
-def _no_masks(given: Given) -> None:
-    for name, value in given.options.items():
-        if isinstance(value, Tensor) and "mask" in name:
+def _refuse_masks(name: str, options: Mapping[str, Any]) -> None:
+    for key, value in options.items():
+        if isinstance(value, Tensor) and "mask" in key:
             raise ValueError(
-                f"{name} has shape {tuple(value.shape)}; check makes masks itself, for the inputs "
-                f"that it tries.\n    Leave it out: regard.check({given.name})."
+                f"{key} has shape {tuple(value.shape)}; check makes masks itself, for the inputs "
+                f"that it tries.\n    Leave it out: regard.check({name})."
             )
 
 
-def _around(report: Report, inside: Mapping[str, nn.Module]) -> str:
-    names = ", ".join(inside)
-    return f"{report.missing}\nAlone, {names} has no mistake; what is around it is unclear."
+def _report(code: Thing, causal: bool | None) -> Report:
+    if (scores := as_scores(code)) is not None:
+        with suppress(ValueError):
+            report = _of_scores(scores, causal)
+            is_named = _SCORES.search(code.name.lower()) or takes_masks(code.arguments)
+            if report.ok or report.missing == _ONE_ROW or (report.faults and is_named):
+                return report
+    if code.kind == "scores":
+        return _of_scores(code, causal)
+    readings = list(specimens(code, causal))
+    first = readings[0]
+    inside = attentions_inside(Lab(first)) if isinstance(code.call, nn.Module) else {}
+    has_ids = any(slot.high for slot in first.slots)
+    if len(inside) > 1 or has_ids:
+        return _by_parts(Lab(first), inside, causal)
+    report = report_of(readings)
+    if not report.faults and (fewer := grouped(code, causal)) is not None:
+        other = report_of([fewer])
+        if [f.name for f in other.faults] == ["kv-heads-repeated-in-wrong-order"]:
+            report = other
+    if report.verdict == "cannot tell" and inside and "" not in inside:
+        alone = _by_parts(Lab(first), inside, causal)
+        if alone.faults:
+            return alone
+        names = ", ".join(inside)
+        around = f"Alone, {names} has no mistake; what is around it is unclear."
+        return replace(report, missing=f"{report.missing}\n{around}")
+    return report
 
 
-def _running(given: Given) -> Subject:
-    """The subject as it runs: on embeddings, or on numbers of tokens where it takes those."""
+_SCORES = re.compile("softmax|weights")
+_ONE_ROW = (
+    "It is right for the scores of one query alone; of several queries it divides by one sum of "
+    "them all, where each of their rows should sum to 1. It can be told where it takes one of the "
+    "two only; exp(scores) / exp(scores).sum(-1, keepdim=True) is right for both."
+)
+
+
+def _of_scores(code: Thing, causal: bool | None) -> Report:
+    """Return the report on a function of scores."""
+    report = report_of(list(specimens(code, causal)))
+    if report.faults and not causal and code.of("value") is None and _sums_to_one(code.call):
+        single = replace(code, call=partial(_by_row, code.call))
+        with suppress(ValueError):
+            if report_of(list(specimens(single, causal))[:1]).ok:
+                return replace(report, findings=(), missing=_ONE_ROW)
+    return report
+
+
+def _sums_to_one(call: Callable[..., Any]) -> bool:
+    """Return True if all weights of a matrix of scores sum to 1 together."""
+    scores = torch.randn(5, 5, generator=torch.Generator().manual_seed(3), device="cpu")
     try:
-        return running(given)
-    except ValueError:
-        tables = [m for m in given.model.modules() if isinstance(m, nn.Embedding)]
-        if not tables or given.kind != "embeddings":
-            raise
-        try:
-            return running(replace(given, vocabulary=min(t.num_embeddings for t in tables)))
-        except ValueError:
-            pass
-        raise
+        with quiet():
+            return abs(float(call(scores).sum()) - 1) < 1e-4
+    except Exception:  # noqa: BLE001  # somebody's code may raise anything
+        return False
+
+
+def _by_row(call: Callable[..., Any], scores: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Return what a function makes of each row of scores alone."""
+    if scores.ndim != 2:
+        raise ValueError("rows of one matrix")
+    return torch.stack([call(row, *args, **kwargs) for row in scores])
 
 
 _MIXED = (
@@ -276,13 +250,13 @@ _MIXED = (
 )
 
 
-def _by_parts(subject: Subject, inside: Mapping[str, nn.Module], causal: bool | None) -> Report:
-    """The report on a model with several attentions: each is judged alone, one of each kind.
+def _by_parts(lab: Lab, inside: Mapping[str, nn.Module], causal: bool | None) -> Report:
+    """Return the report on a model with several attentions: one of each kind is judged alone.
 
-    Whether a token may attend to later ones may be decided outside of one that takes a mask, so
-    that the whole model is asked.
+    A token may be hidden from others outside of an attention that takes a mask, so that the whole
+    model is asked whether it is causal.
     """
-    given = subject.given
+    s = lab.specimen
     findings: list[Finding] = []
     missing = [] if inside else ["No softmax was seen in it."]
     for name, module in inside.items():
@@ -291,9 +265,9 @@ def _by_parts(subject: Subject, inside: Mapping[str, nn.Module], causal: bool | 
             continue
         shown = f"{name} ({type(module).__name__})"
         try:
-            part = as_given(module, (), {})
-            told = takes_masks(part.arguments) or part.argument("memory") is not None
-            report = examined(running(part), None if told else causal)
+            part = thing_of(module, type(module).__name__, {}, {})
+            decides = not any(a.role in ("mask", "lengths", "memory") for a in part.arguments)
+            report = report_of(list(specimens(part, causal if decides else None)))
         except ValueError as error:
             reason = str(error).partition("The first error was ")[2] or str(error)
             missing.append(f"{shown} does not run alone: {reason}")
@@ -305,19 +279,11 @@ def _by_parts(subject: Subject, inside: Mapping[str, nn.Module], causal: bool | 
             for finding in report.findings
             if finding.name != "no-positions"
         ]
-    whole = None
-    faulty = any(finding.severity == "fault" for finding in findings)
-    if causal and not faulty and looks_ahead(subject):
-        whole = "not-causal"
-    elif not causal and ignores_order(subject):
-        whole = "no-positions"
-    if whole is not None:
-        entry = fault(whole)
-        findings.append(Finding(entry, entry.severity, None, None, "In the whole model."))
+    is_faulty = any(finding.severity == "fault" for finding in findings)
+    if causal and not is_faulty and bool(influence(lab).triu(1).any()):
+        findings.append(Finding(fault("not-causal"), "fault", None, None, "In the whole model."))
     findings.sort(key=lambda finding: (finding.severity == "note", finding.number))
-    read_as = f"{_taken(subject)}, judged by its attentions, one of each kind: {', '.join(inside)}"
-    return Report(given.name, tuple(findings), read_as, "\n".join(missing))
-
-
-def _taken(subject: Subject) -> str:
-    return "numbers of tokens" if subject.given.vocabulary else subject.layout.axes
+    slot = next(iter(s.sources.values()))
+    taken = "numbers of tokens" if slot.high else s.words
+    read_as = f"{taken}, judged by its attentions, one of each kind: {', '.join(inside)}"
+    return Report(s.name, tuple(findings), read_as, "\n".join(missing))

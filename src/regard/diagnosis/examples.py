@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -15,7 +15,7 @@ from regard.diagnosis.laws.specimen import Slot, Specimen
 from regard.diagnosis.signature import arguments_of, axis_of_heads, declared_meaning, meaning_of
 from regard.diagnosis.subject import source_of
 
-__all__ = ["example_specimen"]
+__all__ = ["example_specimens"]
 
 _WORDS = {
     "b": re.compile(r"^(b|n|bs|bsz|batch|batch_size|samples?)$"),
@@ -27,7 +27,7 @@ _NOT_CONTENT = re.compile(
 )
 
 
-def example_specimen(
+def example_specimens(
     thing: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -35,8 +35,8 @@ def example_specimen(
     means: Mapping[str, str],
     axes: str | Mapping[str, str] | None,
     causal: bool | None,
-) -> Specimen:
-    """Return code with the arguments of an example call.
+) -> Iterator[Specimen]:
+    """Yield code with the arguments of an example call, for each order of axes that they may have.
 
     Args:
         thing: a function, or a module that nothing else uses.
@@ -70,17 +70,24 @@ def example_specimen(
         )
     named = _declared_axes(axes, contents[0])
     first = _tensor(bound[contents[0]])
-    own = named.get(contents[0]) or _guessed(thing, first, contents, bound)
-    sizes = dict(zip(own, first.shape, strict=True)) if len(own) == first.ndim else {}
-    segments = _segments(bound, first.shape[own.index("t")] if "t" in own else 0)
-    slots = [
-        _slot(key, value, key in contents, named.get(key), own, sizes, roles.get(key, "other"))
-        for key, value in bound.items()
-    ]
     docs = "\n".join(filter(None, (call.__doc__, type(thing).__doc__)))
-    slots = [_with_meaning(slot, roles, means, docs) for slot in slots]
-    slots = [replace(slot, by_name=slot.name in by_name) for slot in slots]
-    return _of_slots(name, thing, slots, sizes, segments, causal)
+    orders = [named[contents[0]]] if contents[0] in named else []
+    is_query = roles.get(contents[0]) == "query"
+    keys = [_tensor(bound[n]) for n in contents if is_query and roles.get(n) == "key"]
+    for own in orders or _guessed(thing, first, contents, bound):
+        # All tokens have a key; the example of a cache has fewer queries.
+        likes = [t for t in keys if "t" in own and t.ndim == first.ndim]
+        longest = max((first, *likes), key=lambda t: t.shape[own.index("t")]) if likes else first
+        sizes = dict(zip(own, longest.shape, strict=True)) if len(own) == first.ndim else {}
+        segments = _segments(bound, first.shape[own.index("t")] if "t" in own else 0)
+        slots = [
+            _slot(key, value, key in contents, named.get(key), own, sizes, roles.get(key, "other"))
+            for key, value in bound.items()
+        ]
+        slots = [_with_meaning(slot, roles, means, docs) for slot in slots]
+        slots = [replace(slot, by_name=slot.name in by_name) for slot in slots]
+        specimen = _of_slots(name, thing, slots, sizes, segments, causal)
+        yield replace(specimen, has_fewer_queries=first.shape != longest.shape)
 
 
 def _of_slots(
@@ -106,6 +113,7 @@ def _of_slots(
         is_fixed=bool(grid or segments or any(_tensors_in(value) for value in opaque)),
         most_tokens=tokens if has_tables else None,
         segments=segments,
+        is_example=True,
     )
 
 
@@ -177,26 +185,27 @@ def _declared_axes(
 
 def _guessed(
     thing: Callable[..., Any], first: Tensor, contents: Sequence[str], bound: Mapping[str, Any]
-) -> tuple[str | int, ...]:
-    """Return the likeliest axes of the first argument: "b", "t", or numbers."""
+) -> list[tuple[str | int, ...]]:
+    """Return the axes that the first argument may have, the likeliest first."""
     if not first.is_floating_point():
-        return ("b", "t")[2 - first.ndim :]
+        return [("b", "t")[2 - first.ndim :]]
     if first.ndim == 2:
-        return ("t", -2)
+        return [("t", -2)]
     if _segments(bound, first.shape[0]):
-        return ("t", *range(-2, -1 - first.ndim, -1))
+        return [("t", *range(-2, -1 - first.ndim, -1))]
     if first.ndim == 3:
         second = isinstance(thing, nn.MultiheadAttention) and not thing.batch_first
-        return ("t", "b", -3) if second else ("b", "t", -3)
+        return [("t", "b", -3) if second else ("b", "t", -3)]
     if first.ndim == 4 and len(contents) >= 3:
         target = type(thing) if isinstance(thing, nn.Module) else thing
         call = thing.forward if isinstance(thing, nn.Module) else thing
         heads = axis_of_heads(source_of(target), arguments_of(call, ()))
-        return ("b", "t", -3, -4) if heads == 2 else ("b", -2, "t", -4)
+        orders: list[tuple[str | int, ...]] = [("b", -2, "t", -4), ("b", "t", -3, -4)]
+        return orders if heads is None else orders[heads - 1 :][:1]
     if first.ndim == 4:  # an image: channels before the pixels, or behind them
         behind = first.shape[-1] > first.shape[1]
-        return ("b", "t", "t", -4) if behind else ("b", -2, "t", "t")
-    return ("b", *range(-2, -1 - first.ndim, -1))
+        return [("b", "t", "t", -4) if behind else ("b", -2, "t", "t")]
+    return [("b", *range(-2, -1 - first.ndim, -1))]
 
 
 def _segments(bound: Mapping[str, Any], tokens: int) -> tuple[int, ...]:

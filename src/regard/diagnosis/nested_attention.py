@@ -1,53 +1,110 @@
 """The attentions inside of a model: which of its modules hold them, one of each kind."""
 
 import re
-from collections.abc import Iterator
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from regard.diagnosis.softmax_detection import softmaxes
-from regard.diagnosis.subject import Subject
-from regard.diagnosis.traced_run import Event, Trace, traced
+from regard.diagnosis.laws.lab import Lab
+from regard.diagnosis.laws.tape import Tape
+from regard.diagnosis.subject import quiet
 
 __all__ = ["attentions_inside"]
-
-
-def attentions_inside(subject: Subject) -> dict[str, nn.Module]:
-    """The modules in which a softmax ran, by name: the first of each kind, in order.
-
-    Two of one class are of one kind where they are set up alike: a layer that is causal, or scaled
-    otherwise, is another.
-
-    The module itself has the name "". One that has no matrix of its own belongs to the module
-    around it, and heads that run side by side belong to the module that joins them.
-
-    Args:
-        subject: which runs.
-    """
-    model = subject.given.model
-    trace = traced(subject, subject.inputs())
-    events = softmaxes(trace)
-    owners = [_owner(model, event) for event in events]
-    found: dict[Any, str] = {}
-    for event, name in zip(events, owners, strict=True):
-        whole = _joining(model, trace, (event, name), zip(events, owners, strict=True))
-        module = model.get_submodule(whole)
-        line = (event.caller.file, event.caller.line) if event.caller and not whole else None
-        found.setdefault((_kind(module), line), whole)
-    return {name: model.get_submodule(name) for name in dict.fromkeys(found.values())}
-
 
 # How it is counted among the others makes no layer another kind.
 _COUNTED = re.compile(r"layer_?(idx|id|index|num|number)$|^(idx|index|name|depth)$")
 
 
+class _Softmaxes(TorchDispatchMode):
+    """Notes the modules that are running whenever a softmax runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running: list[str] = [""]
+        self.found: list[str] = []
+
+    def enter(self, name: str, *_: Any) -> None:
+        """Note that a module begins."""
+        self.running.append(name)
+
+    def leave(self, *_: Any) -> None:
+        """Note that a module ends."""
+        self.running.pop()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True would wrap the handler, so that the first operation imports PyTorch's compiler.
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = str(func)
+        is_exp = "aten.exp." in name and isinstance(args[0], Tensor) and args[0].requires_grad
+        if "softmax" in name or "scaled_dot_product" in name or is_exp:
+            self.found.append(self.running[-1])
+        return func(*args, **(kwargs or {}))
+
+
+def attentions_inside(lab: Lab) -> dict[str, nn.Module]:
+    """Return the modules in which a softmax ran, by name: the first of each kind, in order.
+
+    Two of one class are of one kind if they are set up alike: a layer that is causal, or scaled
+    otherwise, is another. The module itself has the name "". One that has no matrix of its own
+    belongs to the module around it, and heads side by side to the module that joins them.
+
+    Args:
+        lab: runs the model.
+    """
+    s = lab.specimen
+    model = cast(nn.Module, lab.fresh(is_double=False))
+    mode = _Softmaxes()
+    for name, module in _named(model).items():
+        module.register_forward_pre_hook(partial(mode.enter, name))
+        module.register_forward_hook(mode.leave, always_call=True)
+    values, named = s.arguments(s.contents(s.batch, s.tokens), torch.float32, {})
+    with quiet(), mode, Tape(dtype=torch.float32):
+        model(*values, **named)
+    found: dict[Any, str] = {}
+    original = cast(nn.Module, s.call)
+    owners = list(dict.fromkeys(_owner(original, name) for name in mode.found))
+    for name in owners:
+        whole = _joining(original, name, owners)
+        found.setdefault(_kind(original.get_submodule(whole)), whole)
+    return {name: original.get_submodule(name) for name in dict.fromkeys(found.values())}
+
+
+def _named(module: nn.Module) -> "dict[str, nn.Module]":
+    return dict(cast(Any, module.named_modules()))
+
+
+def _owner(model: nn.Module, name: str) -> str:
+    """Return the innermost module around another that has matrices."""
+    while name and not any(p.ndim > 1 for p in model.get_submodule(name).parameters()):
+        name = name.rpartition(".")[0]
+    return name
+
+
+def _joining(model: nn.Module, name: str, owners: list[str]) -> str:
+    """Return the module that joins heads side by side; else the module itself."""
+    folder, _, _ = name.rpartition(".")
+    if not name or not isinstance(model.get_submodule(folder), nn.ModuleList):
+        return name
+    beside = [other for other in owners if other.rpartition(".")[0] == folder]
+    widths = {p.shape[0] for p in model.get_submodule(name).parameters() if p.ndim > 1}
+    inputs = {p.shape[-1] for p in model.get_submodule(name).parameters() if p.ndim > 1}
+    # A layer gives as many columns as it takes; heads side by side give fewer.
+    is_head = len(beside) > 1 and not widths & inputs
+    return folder.rpartition(".")[0] if is_head else name
+
+
 def _kind(module: nn.Module) -> Any:
-    """What two modules have in common that compute the same, but for their weights."""
+    """Return what two modules have in common that compute the same, but for their weights."""
     parts: list[Any] = []
-    named = cast("dict[str, nn.Module]", dict(cast(Any, module.named_modules())))
-    for name, part in named.items():
+    for name, part in _named(module).items():
         own = cast("dict[str, object]", vars(part))
         kept = {key: value for key, value in own.items() if not _COUNTED.search(key)}
         plain = [f"{key} {value}" for key, value in sorted(kept.items()) if _is_plain(value)]
@@ -64,30 +121,3 @@ def _is_plain(value: object) -> bool:
 def _content(buffer: Tensor) -> tuple[Any, ...]:
     wide = buffer.float() if buffer.is_floating_point() else buffer
     return tuple(buffer.shape), hash(wide.numpy().tobytes())
-
-
-def _owner(model: nn.Module, event: Event) -> str:
-    """The name of the innermost module around an operation that has matrices."""
-    name = event.caller.module if event.caller is not None else None
-    if name is None or name == type(model).__name__:
-        return ""
-    while name and not any(p.ndim > 1 for p in model.get_submodule(name).parameters()):
-        name = name.rpartition(".")[0]
-    return name
-
-
-def _joining(
-    model: nn.Module, trace: Trace, one: tuple[Event, str], every: Iterator[tuple[Event, str]]
-) -> str:
-    """The module that joins heads side by side; where there are none, the owner itself."""
-    event, name = one
-    folder, _, _ = name.rpartition(".")
-    if not name or not isinstance(model.get_submodule(folder), nn.ModuleList):
-        return name
-    for other, sibling in every:
-        if sibling == name or sibling.rpartition(".")[0] != folder:
-            continue
-        first, second = sorted((event, other), key=lambda each: each.place)
-        if not trace.reached(first.writes).intersection(second.reads):
-            return folder.rpartition(".")[0]
-    return name

@@ -1,7 +1,9 @@
-"""What a check found: findings with their lines and proofs, and a verdict."""
+"""The report of a check: findings with their lines and proofs, and a verdict."""
 
 import linecache
+import sys
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -58,8 +60,19 @@ class Finding:
             return ""
         return linecache.getline(self.file, self.line).strip()
 
+    @property
+    def place(self) -> str:
+        """The file, or the cell of a running notebook, and the line; empty where none is known."""
+        if self.file is None:
+            return ""
+        # IPython runs each cell as a file of its own, and knows which one.
+        ipython = sys.modules.get("IPython")
+        shell = ipython.get_ipython() if ipython is not None else None
+        cell = shell.compile.format_code_name(self.file) if shell is not None else None
+        return f"{f'cell {cell[1]}' if cell else Path(self.file).name}, line {self.line}"
+
     def to_dict(self) -> dict[str, Any]:
-        """The finding in plain data, for JSON."""
+        """Return the finding in plain data, for JSON."""
         return {
             "number": self.number,
             "name": self.name,
@@ -77,16 +90,36 @@ class Finding:
         }
 
     def __str__(self) -> str:
-        """The finding in lines of text."""
+        """Return the finding in lines of text."""
+        above, below = self._above(), self._below()
+        if self.did is None or self.attention is None:
+            return f"{above}\n{below}"
+        sides = _side_by_side(self.did, self.attention, self.caption)
+        return "\n".join([above, *sides, below])
+
+    def _repr_html_(self) -> str:
+        """Return the finding with its two matrices as pictures, for a notebook."""
+        pictures = ""
+        if self.did is not None and self.attention is not None:
+            top = max(_largest(self.did), _largest(self.attention)) or 1.0
+            both = (("what it did", self.did), ("what attention is", self.attention))
+            pictures = "".join(_picture(name, matrix, top) for name, matrix in both)
+            pictures = f"<div>{escape(self.caption)}</div><div>{pictures}</div>"
+        return f"<pre>{escape(self._above())}</pre>{pictures}<pre>{escape(self._below())}</pre>"
+
+    def _above(self) -> str:
         label = "note" if self.severity == "note" else f"mistake {self.number}"
+        label = label if self.number or self.severity == "note" else "law"
         lines = [f"{self.name} ({label})", f"  {self.fault.sentence}"]
         if self.detail:
             lines.append(f"  {self.detail}")
         if self.file is not None:
-            lines.append(f"  {Path(self.file).name}, line {self.line}:  {self.code}")
-        if self.did is not None and self.attention is not None:
-            lines += _side_by_side(self.did, self.attention, self.caption)
-        lines.append(f"  Write:  {self.fault.mending}")
+            lines.append(f"  {self.place}:  {self.code}")
+        return "\n".join(lines)
+
+    def _below(self) -> str:
+        is_law = not self.number and self.severity == "fault"
+        lines = [f"  {'Formula' if is_law else 'Write'}:  {self.fault.mending}"]
         if self.fault.sources:
             lines.append(f"  Others did the same: {', '.join(self.fault.sources)}")
         return "\n".join(lines)
@@ -94,7 +127,7 @@ class Finding:
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What a check found.
+    """The findings and the verdict of a check.
 
     Attributes:
         name: of what was checked.
@@ -136,7 +169,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether it is right."""
+        """True if it is right."""
         return self.verdict == "right"
 
     @property
@@ -145,7 +178,7 @@ class Report:
         return _EXIT_CODES[self.verdict]
 
     def to_dict(self) -> dict[str, Any]:
-        """The report in plain data, for JSON."""
+        """Return the report in plain data, for JSON."""
         return {
             "name": self.name,
             "verdict": self.verdict,
@@ -158,16 +191,28 @@ class Report:
         }
 
     def __str__(self) -> str:
-        """The report as text."""
-        parts = [f"{self.name}: read as {self.read_as}", *(str(f) for f in self.findings)]
+        """Return the report as text."""
+        first, *rest = self._around()
+        return "\n\n".join([first, *(str(finding) for finding in self.findings), *rest])
+
+    def _around(self) -> list[str]:
+        """Return the paragraphs before the findings, one, and after them."""
+        parts = [f"{self.name}: read as {self.read_as}"]
         if self.missing:
             parts.append(self.missing)
         remarks = [f"Note: {note}" for note in self.notes]
         if remarks and self.verdict != "wrong":
             parts.append("\n".join(remarks))
-        return "\n\n".join([*parts, f"{self.name} is {_sentence(self)}"])
+        return [*parts, f"{self.name} is {_sentence(self)}"]
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Return the report for a notebook, with the small matrices as pictures."""
+        first, *rest = self._around()
+        findings = [finding._repr_html_() for finding in self.findings]  # pyright: ignore[reportPrivateUsage]
+        texts = [f"<pre>{escape(text)}</pre>" for text in rest]
+        return "\n".join([f"<pre>{escape(first)}</pre>", *findings, *texts])
 
 
 def _sentence(report: Report) -> str:
@@ -201,3 +246,21 @@ def _side_by_side(did: Tensor, attention: Tensor, caption: str) -> list[str]:
 def _rows(matrix: Tensor) -> list[str]:
     rows = cast("list[list[float]]", matrix.tolist())
     return ["  ".join(f"{value:6.3f}" for value in row) for row in rows]
+
+
+def _largest(matrix: Tensor) -> float:
+    return float(matrix.abs().nan_to_num(0.0, posinf=0.0).max())
+
+
+def _picture(name: str, matrix: Tensor, top: float) -> str:
+    """Return a matrix as a table of coloured cells: blue above 0, orange below."""
+    rows: list[str] = []
+    for row in cast("list[list[float]]", matrix.tolist()):
+        cells: list[str] = []
+        for value in row:
+            share = min(abs(value) / top, 1.0) if abs(value) < float("inf") else 0.0
+            colour = f"rgba({'31,119,180' if value >= 0 else '230,120,20'},{share:.2f})"
+            cells.append(f'<td style="background:{colour};padding:6px 8px">{value:.3f}</td>')
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    style = "display:inline-table;margin:4px 24px 4px 0"
+    return f'<table style="{style}"><caption>{name}</caption>{"".join(rows)}</table>'

@@ -1,4 +1,4 @@
-"""What the arguments of somebody's attention are for, as far as their names tell."""
+"""Roles of the arguments of somebody's attention, as far as their names tell."""
 
 import ast
 import inspect
@@ -66,7 +66,7 @@ class Argument:
 
 
 def arguments_of(call: Callable[..., Any], given: Iterable[str]) -> list[Argument]:
-    """The arguments that a call of somebody's attention takes, in their order.
+    """Return the arguments that a call of somebody's attention takes, in their order.
 
     Args:
         call: the function, or a module's forward.
@@ -180,7 +180,7 @@ _HEADS = re.compile(r"h|nh|(n_?|num_?)?(kv_?|q_?)?heads?")
 
 
 def axis_of_heads(source: str, arguments: Iterable[Argument]) -> int | None:
-    """Which of the four axes of its queries code calls its heads, before it changes them.
+    """Return which of the four axes of its queries code calls its heads.
 
     Args:
         source: of a function, or of a module's class.
@@ -212,7 +212,7 @@ def axis_of_heads(source: str, arguments: Iterable[Argument]) -> int | None:
 
 
 def _unpacked(statement: ast.stmt, taken: set[str]) -> list[str]:
-    """What the lengths of an argument's axes are called; nothing where it is no such line."""
+    """Return the names of the lengths of an argument's axes; empty for any other line."""
     match statement:
         case ast.Assign(
             targets=[ast.Tuple(elts=parts)],
@@ -225,7 +225,7 @@ def _unpacked(statement: ast.stmt, taken: set[str]) -> list[str]:
 
 
 def projection_role(name: str) -> Role:
-    """What a projection is for by its name in a module; ``other`` where that does not tell.
+    """Return what a projection is for by its name in a module; ``other`` where that does not tell.
 
     Example:
         >>> projection_role("heads.0.to_queries.weight"), projection_role("qkv.weight")

@@ -56,7 +56,16 @@ class Gradient(Law):
         ]
         if idle:
             says = f"{', '.join(idle[:3])} has no influence on the output: it gets no gradient."
-            return Breach(says, _cut(run), is_note=_has_other_ways(lab))
+            note = _has_other_ways(lab)
+            return Breach(says, _cut(run), is_note=note, kind=f"idle {idle[0]}")
+        for (name, p), grad in zip(named.items(), found[len(leaves) :], strict=True):
+            if p.ndim == 2 and grad is not None and p.shape[0] == 3 * p.shape[1]:
+                parts = [bool(part.any()) for part in grad.chunk(3)]
+                if not all(parts) and any(parts):
+                    is_one = sum(parts) == 2
+                    which = ("query", "key", "value")[parts.index(False)] if is_one else ""
+                    says = f"A third of {name} has no influence on the output: it gets no gradient."
+                    return Breach(says, _cut(run), kind=f"idle {which}")
         return self._compared(lab, contents, run, wanted, found, weight)
 
     def _compared(
@@ -138,7 +147,7 @@ class Large(Law):
     def breach(self, lab: Lab) -> Breach | None:
         """Run in float32 on inputs 10 and 40 times as large."""
         s = lab.specimen
-        if not any(not slot.high for slot in s.sources.values()):
+        if s.has_own_size or not any(not slot.high for slot in s.sources.values()):
             raise NotTried("It takes no numbers that could be larger.", applies=False)
         for size in (10.0, 40.0):
             contents = s.contents(s.batch, s.tokens, seed=7, size=size)

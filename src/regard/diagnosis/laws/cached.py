@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.diagnosis.laws.lab import Lab, NotTried, Run, differs
 from regard.diagnosis.laws.law import Breach, Law
-from regard.diagnosis.laws.specimen import Contents
+from regard.diagnosis.laws.specimen import Contents, Specimen
 from regard.diagnosis.laws.tape import tensors_in
 from regard.diagnosis.subject import is_installed
 
@@ -39,15 +39,20 @@ class Cache(Law):
         caches = [n for n in parameters if _CACHE.search(n) and n not in (*flags, *starts)]
         has_buffers = isinstance(s.call, nn.Module) and bool(list(s.call.buffers()))
         if not caches and not (starts and has_buffers):
+            is_direct = {"query", "key", "value"} <= set(s.sources)
+            if is_direct and (s.has_fewer_queries or _says_cache(s.call)):
+                return self._continued(lab)
             raise NotTried("It takes no cache.", applies=False)
         if any(slot.name in caches and slot.source for slot in s.slots):
-            raise NotTried("Its keys are those of a cache, which its caller fills.", applies=False)
+            return self._continued(lab)
         if is_installed(s.call):
             raise NotTried("Its cache is an object of its package.", applies=False)
         if any(slot.name in caches for slot in s.slots):
             raise NotTried("The example fills its cache, so that no run is without one.")
         if not s.has_tokens or not lab.sees_rows or s.is_fixed:
             raise NotTried("Its tokens cannot be cut into pieces.")
+        if not starts and (blind := self._blind(lab, caches)) is not None:
+            return blind
         contents = s.contents(s.batch, s.tokens, seed=8)
         try:
             whole = lab.run(contents).rows
@@ -69,6 +74,66 @@ class Cache(Law):
             f"After {sizes[0]} tokens in a cache, token {first} of {s.tokens} differs by up to "
             f"{most:.3g} from a call with all tokens at once."
         )
+
+    @staticmethod
+    def _continued(lab: Lab) -> Breach | None:
+        """Compare the last queries, with the keys of all tokens, with the last rows."""
+        s = lab.specimen
+        contents = s.contents(s.batch, s.tokens, seed=8)
+        whole = lab.run(contents).rows
+        if not Cache._is_causal(lab, contents, whole):
+            raise NotTried(
+                "Its tokens see later ones, so that no cache can be of use.", applies=False
+            )
+        try:
+            rows = lab.run({**contents, "query": contents["query"][:, -2:]}).rows
+        except Exception as error:
+            raise NotTried(
+                f"With fewer queries than keys it raises {type(error).__name__}.", applies=False
+            ) from error
+        if rows.shape != whole[:, -2:].shape or not differs(rows, whole[:, -2:]).any():
+            return None
+        if s.causal is None and not _says_cache(s.call):
+            raise NotTried(
+                "With fewer queries than keys its first query sees the first key only: pass "
+                "causal=True if the last query is the newest token, as with a cache."
+            )
+        most = float((rows - whole[:, -2:]).abs().max())
+        return Breach(
+            f"The last two queries, with the keys of all {s.tokens} tokens, differ by up to "
+            f"{most:.3g} from a call with all queries.",
+            kind="top-left",
+        )
+
+    @staticmethod
+    def _blind(lab: Lab, caches: Sequence[str]) -> Breach | None:
+        """Compare what a new token sees of a cache: a mask at the top left hides most of it."""
+        s = lab.specimen
+        contents = {name: t[:, :_NEW] for name, t in s.contents(s.batch, s.tokens, seed=8).items()}
+        for made in _made_caches(s, caches):
+            try:
+                base = lab.run(contents, extra=made(None)).rows
+                reach = [
+                    differs(lab.run(contents, extra=made(token)).rows, base).any(-1).any(0)
+                    for token in range(_PAST)
+                ]
+            except Exception:  # noqa: BLE001  # the code wants another form
+                continue
+            seen = torch.stack(reach, -1)[:_NEW].float()  # (new, past)
+            if seen.equal(torch.ones_like(seen).tril()):
+                return Breach(
+                    f"With a cache of {_PAST} tokens the first new token sees the oldest one only.",
+                    None,
+                    (
+                        seen[:4, :4],
+                        torch.ones_like(seen)[:4, :4],
+                        "which token of the cache "
+                        "(across) moves which new one (down): 1 if it does",
+                    ),
+                    kind="top-left",
+                )
+            return None
+        return None
 
     @staticmethod
     def _is_causal(lab: Lab, contents: Contents, whole: Tensor) -> bool:
@@ -134,3 +199,63 @@ class Cache(Law):
 def _is_flag(name: str, parameter: inspect.Parameter) -> bool:
     is_bool = isinstance(parameter.default, bool) or parameter.annotation is bool
     return _CACHE.search(name) is not None and (is_bool or _FLAG.match(name) is not None)
+
+
+_NEW, _PAST = 3, 11
+
+
+def _says_cache(call: object) -> bool:
+    """Return True if the names or the docstring of code say that its keys come from a cache."""
+    target = type(call) if isinstance(call, nn.Module) else call
+    forward = call.forward if isinstance(call, nn.Module) else call
+    texts = [getattr(target, "__name__", ""), target.__doc__ or "", forward.__doc__ or ""]  # pyright: ignore
+    names = inspect.signature(cast(Any, forward)).parameters
+    return any(_CONTINUES.search(text) for text in (*texts, *names))
+
+
+_CONTINUES = re.compile(r"cache|past|incremental|newest|new_tokens|decode", re.IGNORECASE)
+
+
+def _made_caches(
+    s: Specimen, names: Sequence[str]
+) -> Iterator[Callable[[int | None], dict[str, Any]]]:
+    """Yield functions that make a cache of random numbers, with other ones at a token."""
+    first = next(iter(s.sources.values()))
+    widths = [n for n in first.axes if isinstance(n, int)]
+    heads = {1, *(v for v in _whole_numbers(s.call) if 1 < v < 64)}
+    shapes: list[tuple[int, ...]] = []
+    if len(widths) == 2:  # (heads, head_dim), as the arguments have them
+        shapes.append((s.batch, widths[0], _PAST, widths[1]))
+    shapes += [
+        (s.batch, count, _PAST, widths[0] // count)
+        for count in sorted(heads, reverse=True)
+        if len(widths) == 1 and widths[0] % count == 0
+    ]
+    shapes += [(s.batch, _PAST, widths[-1])]
+    for shape in shapes:
+        generator = torch.Generator().manual_seed(3)
+        pair = [torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2)]
+
+        def made(token: int | None, pair: list[Tensor] = pair) -> tuple[Tensor, Tensor]:
+            own = [t.clone() for t in pair]
+            for t in own if token is not None else ():
+                t[..., token, :] = t[..., token, :].flip(-1) + 1
+            return own[0], own[1]
+
+        if len(names) == 2:
+            yield lambda token, made=made: dict(zip(names, made(token), strict=True))
+            continue
+        yield lambda token, made=made: {names[0]: made(token)}
+        yield lambda token, made=made: {names[0]: torch.stack(made(token))}
+        for entries in (("k", "v"), ("key", "value"), ("keys", "values")):
+            yield lambda token, made=made, entries=entries: {
+                names[0]: dict(zip(entries, made(token), strict=True))
+            }
+
+
+def _whole_numbers(call: object) -> list[int]:
+    return (
+        [v for v in vars(call).values() if isinstance(v, int)]
+        if isinstance(call, nn.Module)
+        else []
+    )

@@ -1,6 +1,5 @@
 """Laws about calls: any size runs, nothing changes, samples stay apart."""
 
-import traceback
 from collections.abc import Iterator
 
 import torch
@@ -10,7 +9,7 @@ from regard.diagnosis.laws.arithmetic import DROPS
 from regard.diagnosis.laws.lab import Lab, NotTried, Run, differs
 from regard.diagnosis.laws.law import Breach, Law
 from regard.diagnosis.laws.specimen import Contents
-from regard.diagnosis.laws.tape import Place, Step, is_theirs, tensors_in
+from regard.diagnosis.laws.tape import Place, Step, place_of, tensors_in
 
 __all__ = ["Pure", "Runs", "Samples"]
 
@@ -26,7 +25,10 @@ class Runs(Law):
     def breach(self, lab: Lab) -> Breach | None:
         """Run with other sizes, down to one sample and one token."""
         s = lab.specimen
-        first = lab.run(s.contents(s.batch, s.tokens), is_double=False, keeps=True)
+        contents = s.contents(s.batch, s.tokens)
+        if (overflow := lab.overflow(contents, {})) is not None:
+            return Breach(overflow[0], overflow[1], kind="overflow")
+        first = lab.run(contents, is_double=False, keeps=True)
         found = _not_finite(lab, first, s.batch, s.tokens)
         if found is not None:
             return found
@@ -45,16 +47,24 @@ class Runs(Law):
                 return found
             if lab.has_batch and run.rows.shape[0] != batch:
                 return Breach(f"{_sized(batch, tokens)} gave {run.rows.shape[0]} samples.")
+        axes = next(iter(s.sources.values())).axes
+        is_tokens_first = axes[:2] == ("b", "t") and len(axes) == lab.output_ndim == 4
+        if is_tokens_first and lab.output_axes == (0, 2):
+            raise NotTried(
+                "It takes (batch, tokens, heads, dim) and gives (batch, heads, tokens, dim): "
+                "return output.transpose(1, 2), or take (batch, heads, tokens, dim)."
+            )
         return None
 
     @staticmethod
     def _turned(lab: Lab) -> Breach | None:
-        """The output's batch and tokens stand where the input's do."""
+        """Compare the axes of the output's batch and tokens with those of the input."""
         axes = next(iter(lab.specimen.sources.values())).axes
         given = tuple(axes.index(letter) for letter in "bt") if {"b", "t"} <= set(axes) else None
-        if given is None or len(axes) != 3 or lab.output_ndim != 3 or None in lab.output_axes:
+        if given is None or len(axes) not in (3, 4) or lab.output_ndim != len(axes):
             return None
-        if given == lab.output_axes:
+        is_with_heads = len(axes) == 4 and lab.output_axes in ((0, 1), (0, 2))
+        if given == lab.output_axes or None in lab.output_axes or is_with_heads:
             return None
         return Breach(
             f"Batch and tokens are axes {given[0]} and {given[1]} of the input, and "
@@ -83,6 +93,9 @@ class Runs(Law):
             sizes |= {v for v in vars(part).values() if isinstance(v, int)}
             config = getattr(part, "config", None)
             sizes |= {v for v in getattr(config, "__dict__", {}).values() if isinstance(v, int)}
+        widths = {n for slot in s.sources.values() for n in slot.axes}
+        if s.tokens in widths and tokens != s.tokens:
+            return False  # it runs with as many tokens as columns alone
         if tokens > s.tokens:
             return any(s.tokens <= n < tokens for n in sizes)
         if tokens != s.tokens:
@@ -97,14 +110,10 @@ def _sized(batch: int, tokens: int) -> str:
 
 def _raised(error: Exception, batch: int, tokens: int) -> Breach:
     said = (str(error).strip() or "no message").splitlines()[0][:200]
-    places = [
-        Place(frame.filename, frame.lineno or 0)
-        for frame in traceback.extract_tb(error.__traceback__)
-    ]
-    own = [p for p in places if is_theirs(p.file)]
     return Breach(
         f"{_sized(batch, tokens)}: {type(error).__name__}: {said.rstrip('.')}.",
-        own[-1] if own else None,
+        place_of(error),
+        kind="raises",
     )
 
 
@@ -122,6 +131,7 @@ def _not_finite(lab: Lab, run: Run, batch: int, tokens: int) -> Breach | None:
     return Breach(
         f"{_sized(batch, tokens)}: {wrong} of {run.rows.numel()} numbers are NaN or infinite.",
         lab.first_place(run.steps, begins),
+        kind="nan",
     )
 
 
@@ -147,6 +157,7 @@ class Pure(Law):
             return Breach(
                 f"Two calls with other random seeds differ by up to {most:.3g}.",
                 _first_difference(run.steps, other.steps),
+                kind="random",
                 is_definite=any(step.name in DROPS for step in run.steps),
             )
         again = lab.run(contents, call=run.call)

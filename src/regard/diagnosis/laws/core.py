@@ -24,7 +24,7 @@ Role = Literal["query", "key", "value", "nothing"]
 Cut = int | str
 """The number of an operation whose result is replaced, or the name of a source."""
 Values = dict[Cut, Tensor]
-"""What stands in place of each cut, flat, (probes, numbers)."""
+"""Numbers in the place of each cut, flat, (probes, numbers)."""
 
 _OPERANDS = {
     "mm": (0, 1),
@@ -40,7 +40,7 @@ _CHUNK = 192
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """Where a run is cut and read.
+    """Places where a run is cut and read.
 
     Attributes:
         cuts: operations and sources to be replaced.
@@ -112,6 +112,14 @@ class Core:
         """Return True if the output is read before any later product with a parameter."""
         return self.is_direct or self.plan.exit is not None
 
+    @property
+    def ends_with_values(self) -> bool:
+        """Return True if no later operation has a parameter."""
+        last = self.plan.scores
+        own = {p.untyped_storage().data_ptr() for p in self.run.parameters}
+        used = [t for step in self.run.steps[last + 1 :] for t in tensors_in(step.args)]
+        return not any(t.untyped_storage().data_ptr() in own for t in used)
+
     @staticmethod
     def _of(run: Run, contents: Contents, cut: Cut | None, exit_: Any = None) -> Tensor:
         """Return the tensor at a cut of a run, or at its exit."""
@@ -134,7 +142,7 @@ class Core:
     # Running many probes
 
     def _batch_splits(self) -> dict[Cut | None, int] | None:
-        """Where the batch stands in each cut and in what is read, as the numbers before it.
+        """Return how many numbers stand before the batch, in each cut and in what is read.
 
         None where probes must run one by one.
         """
@@ -243,7 +251,7 @@ class Core:
 
     @cached_property
     def roles(self) -> dict[tuple[Cut, int], Role]:
-        """What each channel of each cut is: linear is value; local to its row is query; else key.
+        """The role of each channel: linear is value; local to its row is query; else key.
 
         A channel that moves nothing has the role ``nothing``.
         """

@@ -7,7 +7,7 @@ from regard.diagnosis.laws.cached import Cache
 from regard.diagnosis.laws.calls import Pure, Runs, Samples
 from regard.diagnosis.laws.lab import Lab, NotTried
 from regard.diagnosis.laws.law import Law, Result
-from regard.diagnosis.laws.specimen import Specimen
+from regard.diagnosis.laws.padding import Padding
 from regard.diagnosis.laws.visibility import Influence, Positions
 from regard.diagnosis.laws.weighing import Heads, Mixture, Score
 
@@ -21,6 +21,7 @@ LAWS: tuple[Law, ...] = (
     Mixture(),
     Score(),
     Heads(),
+    Padding(),
     Gradient(),
     Large(),
     Training(),
@@ -32,6 +33,7 @@ LAWS: tuple[Law, ...] = (
 _NEEDS = {
     "samples": ("pure",),
     "influence": ("pure", "samples"),
+    "padding": ("runs", "pure", "samples", "influence", "mixture", "score", "heads"),
     "mixture": ("runs", "pure", "samples"),
     "score": ("runs", "pure", "samples", "mixture"),
     "heads": ("runs", "pure", "samples", "mixture"),
@@ -42,14 +44,13 @@ _NEEDS = {
 }
 
 
-def judged(specimen: Specimen, laws: Sequence[Law] = LAWS) -> tuple[list[Result], list[str]]:
-    """Return the result of each law, and notes.
+def judged(lab: Lab, laws: Sequence[Law] = LAWS) -> list[Result]:
+    """Return the result of each law.
 
     Args:
-        specimen: the code.
+        lab: runs the code, and takes notes.
         laws: in the order in which they are tried.
     """
-    lab = Lab(specimen)
     results: list[Result] = []
     broken: set[str] = set()
     for law in laws:
@@ -61,7 +62,7 @@ def judged(specimen: Specimen, laws: Sequence[Law] = LAWS) -> tuple[list[Result]
         if result.breach is not None:
             broken.add(law.name)
         results.append(result)
-    return results, lab.notes
+    return results
 
 
 def _tried(law: Law, lab: Lab) -> Result:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from regard.diagnosis.laws.specimen import Contents, Specimen
-from regard.diagnosis.laws.tape import Place, Step, Tape, tensors_in
+from regard.diagnosis.laws.tape import Change, Place, Step, Tape, place_of, tensors_in
 from regard.diagnosis.subject import independent, quiet
 
 __all__ = ["Lab", "NotTried", "Run", "differs"]
@@ -33,7 +33,7 @@ class NotTried(Exception):
 
 def differs(one: Tensor, other: Tensor, tolerance: float = _TOLERANCE) -> Tensor:
     """Return where two results differ by more than rounding; NaN equals NaN."""
-    one, other = one.double(), other.double().expand(one.shape)
+    one, other = one.detach().double(), other.detach().double().expand(one.shape)
     finite = other[other.isfinite()].abs()
     size = max(1.0, float(finite.max())) if finite.numel() else 1.0
     return ~torch.isclose(one, other, rtol=0, atol=tolerance * size, equal_nan=True)
@@ -50,6 +50,7 @@ class Run:
         reading: the argument that the tape was asked for.
         call: the copy that ran.
         arguments: as they are after the run.
+        changed: the operations that were repaired: their numbers and their lines.
     """
 
     rows: Tensor
@@ -58,6 +59,12 @@ class Run:
     reading: Tensor | None
     call: Callable[..., Any]
     arguments: tuple[list[Any], dict[str, Any]]
+    changed: list[tuple[int, Place | None]]
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """The parameters of the copy that ran."""
+        return list(self.call.parameters()) if isinstance(self.call, nn.Module) else []
 
 
 @dataclass(eq=False)
@@ -68,11 +75,15 @@ class Lab:
         specimen: the code with its arguments.
         notes: what was noticed that is no fault, in sentences.
         weighing: what the laws of weights have worked out together.
+        change: repairs operations of every run.
+        readings: how masks were read, in words.
     """
 
     specimen: Specimen
     notes: list[str] = field(default_factory=list[str])
     weighing: object = None
+    change: Change | None = None
+    readings: list[str] = field(default_factory=list[str])
 
     @cached_property
     def _exact(self) -> Callable[..., Any]:
@@ -83,7 +94,11 @@ class Lab:
         """Return a lab in which all samples have the caller's arguments of the first."""
         if not self.specimen.has_given_samples:
             return self
-        return Lab(self.specimen.of_first_sample(), self.notes)
+        return Lab(self.specimen.of_first_sample(), self.notes, change=self.change)
+
+    def repaired(self, change: Change) -> "Lab":
+        """Return a lab in whose runs operations are repaired."""
+        return Lab(self.specimen, [], change=change)
 
     @property
     def model(self) -> nn.Module | None:
@@ -129,7 +144,15 @@ class Lab:
         values, named = self.specimen.arguments(contents, dtype, extra or {})
         if grads:
             values, named = tree_map(_leaf, values), tree_map(_leaf, named)
-        mode = Tape(keeps=keeps, replaced=replaced, read=read, dtype=dtype)
+        mode = Tape(
+            keeps=keeps,
+            replaced=replaced,
+            read=read,
+            dtype=dtype,
+            change=self.change,
+            inputs=self._sources(values, named),
+            tokens=next(iter(contents.values())).shape[1] if self.specimen.has_tokens else 0,
+        )
         with quiet(seed):
             torch.set_default_dtype(dtype)
             with mode:
@@ -138,7 +161,45 @@ class Lab:
         output = self._chosen(result)
         output = output if grads else output.detach()
         rows = self._rows(output.double())
-        return Run(rows, result, mode.steps, mode.reading, call, (values, named))
+        arguments = (values, named)
+        return Run(rows, result, mode.steps, mode.reading, call, arguments, mode.changed)
+
+    def sources_of(self, run: Run) -> list[Tensor]:
+        """Return the arguments of a run that hold numbers of tokens."""
+        return self._sources(*run.arguments)
+
+    def _sources(self, values: list[Any], named: Mapping[str, Any]) -> list[Tensor]:
+        """Return the arguments that hold numbers of tokens."""
+        by_place = [slot for slot in self.specimen.slots if not slot.by_name]
+        found = [v for slot, v in zip(by_place, values, strict=False) if slot.source]
+        found += [named[slot.name] for slot in self.specimen.slots if slot.by_name and slot.source]
+        return [v for v in found if isinstance(v, Tensor)]
+
+    def overflow(
+        self, contents: Contents, extra: Mapping[str, Any]
+    ) -> tuple[str, Place | None] | None:
+        """Return what code in half precision raises for a number that is too large, and where.
+
+        Args:
+            contents: numbers of the tokens by source.
+            extra: more arguments by name.
+        """
+        original = self.specimen.original
+        own = [p.dtype for p in original.parameters() if p.is_floating_point()] if original else []
+        for dtype in dict.fromkeys([*own, torch.float32]):
+            call = independent(original) if original is not None else self.fresh(is_double=False)
+            values, named = self.specimen.arguments(contents, dtype, extra)
+            try:
+                with quiet():
+                    call(*values, **named)
+            except RuntimeError as error:
+                if "overflow" in str(error):
+                    return "The largest number of float16 is 65504: here it raises.", place_of(
+                        error
+                    )
+            except Exception:  # noqa: BLE001  # somebody's code may raise anything
+                continue
+        return None
 
     def _chosen(self, result: Any) -> Tensor:
         """Return the tensor that is the output among all that the code gave back."""
@@ -177,7 +238,10 @@ class Lab:
         s = self.specimen
         shapes = self._shapes(s.batch, s.tokens)
         if not shapes:
-            raise ValueError(f"{s.name} gave back no tensor of floating-point numbers")
+            raise ValueError(
+                f"{s.name} gave back no tensor of floating-point numbers; one output must have the "
+                "same batch and tokens."
+            )
         others = [(s.batch + 1, s.tokens), (s.batch, s.tokens - 1 if s.tokens > 3 else 5)]
         if s.is_fixed:
             others = others[:1]
@@ -208,10 +272,16 @@ class Lab:
             self.specimen.contents(batch, tokens), torch.float32, {}
         )
         call = self.fresh(is_double=False)
-        with quiet(), Tape(dtype=torch.float32):
+        inputs = self._sources(values, named)
+        with quiet(), Tape(dtype=torch.float32, change=self.change, inputs=inputs, tokens=tokens):
             torch.set_default_dtype(torch.float32)
             result = call(*values, **named)
         return [tuple(t.shape) for t in self._outputs(result)]
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of all tensors of floating-point numbers that the code gives back."""
+        return self._shapes(self.specimen.batch, self.specimen.tokens)
 
     @property
     def sees_rows(self) -> bool:

@@ -1,8 +1,9 @@
 """A law of attention, and the results of trying one."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -25,6 +26,9 @@ class Breach:
         pair: two small matrices that should agree; None where the sentence says all.
         is_note: it is worth knowing, but no fault by itself.
         is_definite: no other kind of attention gives these numbers, either.
+        kind: tells apart the ways in which one law is broken.
+        numbers: that were measured, what they are depends on the kind.
+        extra: arguments by name of the call that broke the law.
     """
 
     says: str
@@ -32,6 +36,9 @@ class Breach:
     pair: Pair | None = None
     is_note: bool = False
     is_definite: bool = True
+    kind: str = ""
+    numbers: tuple[float, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 class Law(ABC):

@@ -1,13 +1,18 @@
 """Code under check as something that can be called with any batch and any number of tokens."""
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from regard.diagnosis.laws.mask_forms import Form
 
 __all__ = ["Contents", "Slot", "Specimen"]
 
@@ -50,7 +55,7 @@ class Slot:
     grid: tuple[int, int] | None = None
 
     def shape(self, batch: int, tokens: int) -> tuple[int, ...]:
-        """The shape of the tensor for these sizes."""
+        """Return the shape of the tensor for these sizes."""
         sizes = {"b": batch, "t": tokens}
         return tuple(sizes[axis] if isinstance(axis, str) else axis for axis in self.axes)
 
@@ -109,6 +114,12 @@ class Specimen:
         is_fixed: the number of tokens cannot be changed.
         most_tokens: with how many it can be called; None: any number.
         segments: lengths of sequences that stand one after another in the tokens; empty: one.
+        forms: of each mask that the code takes and the caller left to check, the forms to try.
+        original: the module as it came, if some of its numbers have fewer bits than float32.
+        has_own_size: the size of the numbers is given, as that of scores, so that none is larger.
+        is_example: the caller gave an example of a call.
+        has_fewer_queries: the example has fewer queries than keys.
+        is_installed: the code belongs to an installed package, whose masks mean what it documents.
     """
 
     name: str
@@ -120,10 +131,16 @@ class Specimen:
     is_fixed: bool = False
     most_tokens: int | None = None
     segments: tuple[int, ...] = ()
+    forms: tuple[tuple["Form", ...], ...] = ()
+    original: nn.Module | None = None
+    has_own_size: bool = False
+    is_example: bool = False
+    has_fewer_queries: bool = False
+    is_installed: bool = False
 
     @property
     def words(self) -> str:
-        """How the arguments are read, in words."""
+        """The axes of the arguments in words."""
         names = {"b": "batch", "t": "tokens"}
         parts: list[str] = []
         for slot in self.slots:
@@ -285,4 +302,6 @@ def _in_dtype(value: Any, dtype: torch.dtype) -> Any:
         return [_in_dtype(part, dtype) for part in value]  # pyright: ignore
     if isinstance(value, dict):
         return {key: _in_dtype(part, dtype) for key, part in value.items()}  # pyright: ignore
+    with suppress(Exception):  # what cannot be copied is passed as it is
+        return copy.deepcopy(value)
     return value

@@ -2,7 +2,8 @@
 
 import inspect
 import sysconfig
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-__all__ = ["Place", "Step", "Tape", "is_theirs", "tensors_in"]
+__all__ = ["Change", "Operation", "Place", "Step", "Tape", "is_theirs", "place_of", "tensors_in"]
 
 _NARROWER = {
     torch.float32: (torch.float16, torch.bfloat16),
@@ -56,6 +57,36 @@ class Step:
     place: Place | None
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Operation:
+    """An operation that is about to run.
+
+    Attributes:
+        name: such as ``bmm``.
+        args: its arguments by position.
+        kwargs: its arguments by name.
+        moved: for each tensor among ``args``, if it depends on the inputs of the run.
+        behind: likewise, if it depends on what a softmax or an exponential gave.
+        tokens: how many tokens the run has.
+    """
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    moved: tuple[bool, ...]
+    behind: tuple[bool, ...]
+    tokens: int
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors among the arguments."""
+        return tensors_in(self.args)
+
+
+Change = Callable[[Operation], Any]
+"""From an operation to the result that takes the place of its own; None leaves it as it is."""
+
+
 def tensors_in(value: Any) -> list[Tensor]:
     """Return every tensor in nested lists, tuples and dicts, in order."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
@@ -69,6 +100,9 @@ class Tape(TorchDispatchMode):
         replaced: what the first tensor of an operation becomes, by the operation's number.
         read: the number of an operation whose argument is kept in ``reading``, and which one.
         dtype: compute in it where the code asks for fewer bits.
+        change: repairs operations.
+        inputs: tensors on which operations may depend; only ``change`` needs them.
+        tokens: how many tokens the run has; likewise.
     """
 
     def __init__(
@@ -78,8 +112,16 @@ class Tape(TorchDispatchMode):
         replaced: Mapping[int, Tensor] | None = None,
         read: tuple[int, int] | None = None,
         dtype: torch.dtype = torch.float64,
+        change: Change | None = None,
+        inputs: Sequence[Tensor] = (),
+        tokens: int = 0,
     ) -> None:
         super().__init__()
+        self.changed: list[tuple[int, Place | None]] = []
+        self._change, self._tokens = change, tokens
+        self._moved = {t.untyped_storage().data_ptr() for t in inputs}
+        self._behind: set[int] = set()
+        self._alive: list[Any] = []
         self.steps: list[Step] = []
         self.reading: Tensor | None = None
         self._keeps, self._dtype = keeps, dtype
@@ -99,18 +141,48 @@ class Tape(TorchDispatchMode):
         counts = func is not torch.ops.aten.detach.default
         if counts and self._read is not None and self._read[0] == self._count:
             self.reading = args[self._read[1]].detach().clone()
-        out = self._computed(func, args, kwargs)
+        if self._change is not None and counts:
+            out = self._repaired(self._change, func, args, kwargs)
+        else:
+            out = self._computed(func, args, kwargs)
         if not counts:
             return out
         if self._count in self._replaced:
             out = self._replaced[self._count].reshape(out.shape).to(out.dtype)
+            self._moved.add(out.untyped_storage().data_ptr())
+            self._alive.append(out)
         if self._keeps:
             given = tuple(tensors_in(out))
             copies = tuple(t.detach().clone() for t in given)
-            name = str(getattr(func, "_schema", func)).partition("(")[0]
-            name = name.rpartition("::")[2].partition(".")[0]
-            self.steps.append(Step(name, args, copies, given, _place(inspect.currentframe())))
+            self.steps.append(
+                Step(_named(func), args, copies, given, _place(inspect.currentframe()))
+            )
         self._count += 1
+        return out
+
+    def _repaired(
+        self, change: Change, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
+    ) -> Any:
+        """Run an operation, or what a repair puts in its place."""
+        name = _named(func)
+        addresses = [t.untyped_storage().data_ptr() for t in tensors_in(args)]
+        moved, behind = (tuple(a in s for a in addresses) for s in (self._moved, self._behind))
+        out = change(Operation(name, args, kwargs, moved, behind, self._tokens))
+        if out is None:
+            out = self._computed(func, args, kwargs)
+        else:
+            frame = inspect.currentframe()
+            place = _place(frame.f_back if frame is not None else None)
+            self.changed.append((self._count, place))
+            out = args[0].copy_(out) if name.endswith("_") else out
+        given = {t.untyped_storage().data_ptr() for t in tensors_in(out)}
+        # Addresses are told apart as long as nothing takes the place of what they belonged to.
+        self._alive.append((args, out))
+        if name.endswith("_like") or name.startswith("new_"):
+            return out  # the shape alone depends on the inputs
+        self._moved |= given if any(moved) else set()
+        begins = any(moved) and (name == "exp" or "softmax" in name or "scaled_dot" in name)
+        self._behind |= given if begins or any(behind) else set()
         return out
 
     def _computed(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -127,6 +199,12 @@ class Tape(TorchDispatchMode):
     def _widened(self, value: Any) -> Any:
         is_float = isinstance(value, Tensor) and value.is_floating_point()
         return value.to(self._dtype) if is_float else value
+
+
+def _named(func: Any) -> str:
+    """Return the plain name of an operation, such as ``bmm``."""
+    name = str(getattr(func, "_schema", func)).partition("(")[0]
+    return name.rpartition("::")[2].partition(".")[0]
 
 
 def _place(own: FrameType | None) -> Place | None:
@@ -148,3 +226,10 @@ def _place(own: FrameType | None) -> Place | None:
 def is_theirs(file: str) -> bool:
     """Return True if a file belongs to nobody but the user."""
     return not file.startswith((_OWN, _INSTALLED, *_LIBRARIES))
+
+
+def place_of(error: BaseException) -> Place | None:
+    """Return the user's innermost line in a traceback."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [Place(f.filename, f.lineno or 0) for f in frames if is_theirs(f.filename)]
+    return own[-1] if own else None

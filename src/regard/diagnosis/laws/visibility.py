@@ -10,7 +10,7 @@ from regard.diagnosis.laws.lab import Lab, NotTried, differs
 from regard.diagnosis.laws.law import Breach, Law, Pair
 from regard.diagnosis.laws.tape import Step, tensors_in
 
-__all__ = ["Influence", "Positions", "influence", "pattern_of"]
+__all__ = ["Influence", "Positions", "influence", "pair_of", "pattern_of"]
 
 _CAPTION = "which token (across) moves which output (down): 1 if it does"
 
@@ -29,7 +29,7 @@ def influence(lab: Lab, extra: Mapping[str, Any] | None = None) -> Tensor:
     s = lab.specimen
     if not s.has_tokens or not lab.sees_rows:
         raise NotTried("No axis of its arguments and its output stands for the tokens.")
-    contents = s.contents(1, s.tokens, seed=3)
+    contents = s.contents(1, s.tokens, seed=3, size=0.5)  # no score hides a token by its size
     base = lab.run(contents, extra=extra).rows[0]
     seen = [
         differs(lab.run(s.changed(contents, token=j), extra=extra).rows[0], base).any(-1)
@@ -82,17 +82,25 @@ class Influence(Law):
         causal = lab.specimen.causal
         if causal:
             if bool((bad := seen & (j > i)).any()):
-                return Breach(f"{_where(bad)}, which comes later.", None, _pair(seen, j <= i))
+                says = f"{_where(bad)}, which comes later."
+                return Breach(says, None, pair_of(seen, j <= i), kind=_kind(seen))
             near = (j <= i) & (i - j < 2)
             if bool((bad := ~seen & near).any()):
-                return Breach(f"{_where(bad, moves=False)}.", None, _pair(seen, j <= i))
+                says = f"{_where(bad, moves=False)}."
+                return Breach(says, None, pair_of(seen, j <= i), kind=_kind(seen))
             return None
         if not seen.any():
             return Breach("No token moves any output.", is_definite=False)
         if not (seen & (j != i)).any():
             says = "No token moves the output of another."
-            return Breach(says, None, _pair(seen, torch.ones_like(seen)), is_definite=False)
+            pair = pair_of(seen, torch.ones_like(seen))
+            return Breach(says, None, pair, is_definite=False, kind="alone")
         words = pattern_of(seen)
+        if not words and (kind := _kind(seen)):
+            says = f"{_where(seen & (j > i))}, as in a causal mask that is off by one."
+            if not bool((seen & (j > i)).any()):
+                says = "A token sees the tokens before it, and not itself."
+            return Breach(says, None, pair_of(seen, j <= i), kind=kind)
         if not words:
             raise NotTried(
                 "What sees what is neither everything nor causal nor a window: pass causal=True "
@@ -112,7 +120,8 @@ class Influence(Law):
         for name in contents if len(contents) > 1 else ():
             moved = lab.run({**contents, name: other[name]}).rows
             if not differs(moved, start).any():
-                return Breach(f"The argument for {name} has no influence on the output.")
+                says = f"The argument for {name} has no influence on the output."
+                return Breach(says, kind=f"idle {name}")
         return None
 
     @staticmethod
@@ -132,12 +141,35 @@ class Influence(Law):
         kept = allowed.any(0) & allowed.any(1)
         eye = torch.eye(len(seen), dtype=torch.bool, device="cpu")
         if bool((bad := seen & ~allowed & kept[:, None] & ~eye).any()):
-            return Breach(f"{_where(bad)}, which is hidden from it.", None, _pair(seen, allowed))
+            return Breach(f"{_where(bad)}, which is hidden from it.", None, pair_of(seen, allowed))
         if bool((bad := ~seen & allowed & kept[:, None]).any()):
             return Breach(
-                f"{_where(bad, moves=False)}, which may see it.", None, _pair(seen, allowed)
+                f"{_where(bad, moves=False)}, which may see it.", None, pair_of(seen, allowed)
             )
         return None
+
+
+def _kind(seen: Tensor) -> str:
+    """Return which wrong causal mask an influence shows; empty where it is none of the usual."""
+    ones = torch.ones_like(seen)
+    eye = torch.eye(len(seen), dtype=torch.bool, device="cpu")
+    # A residual connection shows a token itself; the first row may keep itself.
+    for kind, pattern in (
+        ("next", ones.tril(1)),
+        ("self", ones.tril(-1)),
+        ("inverted", ones.triu(1)),
+        ("inverted", ones.triu()),
+    ):
+        rest = seen ^ pattern if kind == "next" else (seen ^ pattern) & ~eye
+        if kind == "self" and len(seen) > 1 and bool(seen[1, 1]):
+            continue  # with a single key a row does not depend on its query
+        # A row without any key may see all of them.
+        rest[0 if kind == "self" else -1 if kind == "inverted" else slice(0, 0)] = False
+        if not bool(rest.any()):
+            return kind
+    if bool((seen | eye).equal(eye)):
+        return "alone"
+    return "all" if bool(seen.all()) else ""
 
 
 def _where(bad: Tensor, *, moves: bool = True) -> str:
@@ -146,7 +178,8 @@ def _where(bad: Tensor, *, moves: bool = True) -> str:
     return f"Token {token} {verb} output {row} of {bad.shape[0]}"
 
 
-def _pair(seen: Tensor, right: Tensor) -> Pair:
+def pair_of(seen: Tensor, right: Tensor) -> Pair:
+    """Return a small part of an influence, and of what it should be."""
     n = min(4, *seen.shape)
     right = right.expand(seen.shape)
     bad = (seen != right)[:n, :n]

@@ -13,11 +13,13 @@ from regard.diagnosis.laws.arithmetic import SOFTMAXES
 from regard.diagnosis.laws.core import Core, Cut, Values
 from regard.diagnosis.laws.lab import Lab, NotTried, differs
 from regard.diagnosis.laws.law import Breach, Law
-from regard.diagnosis.laws.tape import Place
+from regard.diagnosis.laws.tape import Place, Step, is_theirs
+from regard.diagnosis.laws.visibility import influence
 
 __all__ = ["Heads", "Mixture", "Score", "core_of"]
 
 Channel = tuple[Cut, int]
+_SMALL = 1e-2  # scores of this size square pass a cap unchanged
 
 
 def core_of(lab: Lab) -> "Weighing":
@@ -51,6 +53,33 @@ def core_of(lab: Lab) -> "Weighing":
         raise lab.weighing
     assert isinstance(lab.weighing, Weighing)
     return lab.weighing
+
+
+def has_no_projections(lab: Lab) -> bool:
+    """Return True if code gives softmax(x xᵀ) x, scaled or not: queries, keys and values are x.
+
+    Args:
+        lab: runs the code.
+    """
+    s = lab.specimen
+    if lab.model is not None and next(lab.model.parameters(), None) is not None:
+        return False
+    first, *others = s.sources.values()
+    is_plain = first.kind == "content" and len(first.axes) == 2 + s.has_batch and s.has_tokens
+    if others or s.masks or not is_plain or not lab.sees_rows:
+        return False
+    seen = influence(lab)
+    for tokens in (s.tokens, s.tokens if s.is_fixed else s.tokens + 2):
+        contents = s.contents(s.batch if s.has_batch else 1, tokens, seed=17, size=0.5)
+        [x] = contents.values()
+        scores = x @ x.mT
+        if not bool(seen.triu(1).any()):
+            scores = scores.masked_fill(torch.ones_like(scores).triu(1) > 0, -math.inf)
+        rows = lab.run(contents).rows
+        rights = [(scores * scale).softmax(-1) @ x for scale in (1.0, x.shape[-1] ** -0.5)]
+        if not any(r.shape == rows.shape and not differs(r, rows).any() for r in rights):
+            return False
+    return True
 
 
 class Weighing:
@@ -91,7 +120,7 @@ class Weighing:
 
     @cached_property
     def open_rows(self) -> Tensor:
-        """Which rows have a token to attend to, bool, (rows,)."""
+        """The rows that have a token to attend to, bool, (rows,)."""
         return self.constant.abs().amax((0, 2)) > 1e-12
 
     @cached_property
@@ -173,10 +202,12 @@ class Mixture(Law):
 
     def breach(self, lab: Lab) -> Breach | None:
         """Put indicators in the place of the values."""
+        if has_no_projections(lab):
+            return None
         w = core_of(lab)
         if "value" in w.missing:
             says = "Nothing in it acts as values: the output is linear in no projection."
-            return Breach(says, is_definite=False)
+            return Breach(says, is_definite=False, kind="missing")
         offset, constant, is_open = w.offset, w.constant, w.open_rows
         place = self._place(w)
         rest = offset
@@ -194,9 +225,10 @@ class Mixture(Law):
         if not kept.shape[1]:
             raise NotTried("No value reaches any output.")
         columns = w.core.columns_are_channels
+        is_last = not columns and w.core.ends_with_values
         apart = differs(kept, kept[:, :1].expand_as(kept))
         sums = differs(kept, kept.clamp(0, 1).round())
-        if (apart.any() or (columns and sums.any())) and not _has_sink(w):
+        if (apart.any() or ((columns or is_last) and sums.any())) and not _has_sink(w):
             return self._not_averages(w, kept, apart, place)
         shares = w.shares[:, :, is_open]
         if columns and float(shares.min()) < -1e-9:
@@ -229,7 +261,9 @@ class Mixture(Law):
         pair = None
         if not torch.allclose(did, right, atol=5e-4):
             pair = did, right, "weights, and the same divided by their sum: queries down"
-        return Breach(says, place, pair, is_definite=_has_one_softmax(w))
+        # A scale of the output may be meant where nothing else stands behind the weights.
+        is_definite = _has_one_softmax(w) and (bool(apart.any()) or w.core.columns_are_channels)
+        return Breach(says, place, pair, is_definite=is_definite)
 
 
 def _rank(matrix: Tensor) -> int:
@@ -262,7 +296,17 @@ def _has_sink(w: Weighing) -> bool:
     ]
     seen = torch.isfinite(logs[0])
     first, second = logs[1][seen] - logs[0][seen], logs[2][seen] - logs[1][seen]
-    return not bool(differs(first, second, 1e-6).any())
+    if bool(differs(first, second, 1e-6).any()):
+        return False
+    # One more score knows nothing of the keys.
+    values = w.core.bases(1)
+    for cut, channel in w.key:
+        values[cut][:, w.core.places[cut][-1:, channel]] *= 3.0
+    weights = w.weights(values)[0]
+    moved = (1 - weights.sum(-1))[..., None].log() - weights.log()
+    others = seen[..., :-1] & torch.isfinite(moved[..., :-1])
+    same = differs(moved[..., :-1][others], logs[1][..., :-1][others], 1e-6)
+    return not bool(same.any())
 
 
 class Score(Law):
@@ -277,12 +321,15 @@ class Score(Law):
 
     def breach(self, lab: Lab) -> Breach | None:
         """Move queries and keys, and read the ratios of weights."""
+        if has_no_projections(lab):
+            return None
         w = core_of(lab)
         if "value" in w.missing:
             raise NotTried("Nothing in it acts as values: its output is linear in no projection.")
         if w.missing:
             wanted = " or as ".join({"query": "queries", "key": "keys"}[m] for m in w.missing)
-            return Breach(f"Nothing in it acts as {wanted}.", self._place(w), is_definite=False)
+            says = f"Nothing in it acts as {wanted}."
+            return Breach(says, self._place(w), is_definite=False, kind="missing")
         if w.core.is_direct and (found := self._exchanged(w)) is not None:
             return found
         weights = w.weights(w.core.bases(1))[0]
@@ -298,6 +345,7 @@ class Score(Law):
             or self._factor(lab, probe)
             or self._shift(probe, weights)
             or self._levels(probe)
+            or self._filled(probe)
         )
 
     @staticmethod
@@ -310,7 +358,8 @@ class Score(Law):
             roles = {role for (own, _), role in w.core.roles.items() if own == cut}
             role = next(iter(roles))
             if len(roles) == 1 and role not in ("nothing", cut):
-                return Breach(f"The argument for the {cut} acts as the {role}.")
+                says = f"The argument for the {cut} acts as the {role}."
+                return Breach(says, kind=f"exchanged {cut}")
         return None
 
     def _others(self, probe: "_Probe", live: list[int]) -> Breach | None:
@@ -341,16 +390,58 @@ class Score(Law):
     def _bent(self, lab: Lab, probe: "_Probe") -> Breach | None:
         """Twice the query is twice the score; what is not so is normed or capped."""
         w = probe.w
+        if (clamp := self._clamp(w)) is not None:
+            says = "The scores are clamped: some of them follow no query."
+            return Breach(says, clamp, is_definite=False)
         for name, channels in (("query", w.query), ("key", w.key)):
-            scaled = joined([w.scaled(f, channels) for f in (0.0, 1.0, 2.0)])
-            zero, one, two = probe.ratio(scaled)
-            if differs(two - one, one - zero, 1e-6).any():
+            factors = (0.0, 1.0, 2.0, 8.0, -1.0, -2.0)
+            scaled = joined([w.scaled(f, channels) for f in factors])
+            zero, one, two, eight, minus, minus_two = probe.ratio(scaled)
+            is_odd = not differs(one + minus, two + minus_two, 1e-6).any()
+            is_linear = not differs(two - one, one - zero, 1e-6).any()
+            is_linear = is_linear and not differs(eight - one, 7 * (one - zero), 1e-5).any()
+            if is_linear and is_odd:
+                continue
+            is_normed = not differs(two, one, 1e-3).any() and not differs(eight, one, 1e-3).any()
+            if is_odd and is_normed:
                 lab.notes.append(
-                    f"The scores are not linear in the {name}: it is normed, or they are capped. "
-                    "Their scale was not judged."
+                    f"The scores are not linear in the {name}: it is normed. Their scale was not "
+                    "judged."
                 )
                 probe.is_bent = True
                 return None
+            if is_odd and self._is_capped(w):
+                lab.notes.append("The scores are capped; the scale of small ones was judged.")
+                probe.size = _SMALL
+                return None
+            return Breach(
+                f"The log-ratio of two weights is {float(one[0]):.4f}; with the {name} doubled it "
+                f"is {float(two[0]):.4f}, and with the opposite one {float(minus[0]):.4f}: neither "
+                "a product, nor one of normed vectors, nor capped by tanh.",
+                self._place(w),
+                is_definite=False,
+            )
+        return None
+
+    @staticmethod
+    def _between(w: Weighing) -> list[Step]:
+        """Return the operations between the scores and the softmax."""
+        steps = w.core.run.steps
+        behind = (n for n, s in enumerate(steps) if s.name in SOFTMAXES or s.name == "exp")
+        last = next((n for n in behind if n > w.core.plan.scores), len(steps))
+        return steps[w.core.plan.scores : last]
+
+    def _is_capped(self, w: Weighing) -> bool:
+        """Return True if a tanh stands between the scores and the softmax."""
+        return any(step.name in ("tanh", "tanh_") for step in self._between(w))
+
+    def _clamp(self, w: Weighing) -> Place | None:
+        """Return the line that limits scores, if it changes any that is not masked."""
+        for step in self._between(w):
+            if step.name in ("clamp", "clamp_min", "clamp_max", "hardtanh") and step.args[0].ndim:
+                before = step.args[0].clamp(min=-1e4)
+                if before.shape[-1] > 1 and differs(step.outputs[0].clamp(min=-1e4), before).any():
+                    return step.place
         return None
 
     def _factor(self, lab: Lab, probe: "_Probe") -> Breach | None:
@@ -364,7 +455,7 @@ class Score(Law):
             forth, back = size
             if not math.isfinite(forth + back):
                 raise NotTried("Some weights vanish where they should only shrink.")
-            if abs(forth - back) > 1e-4 * forth:
+            if abs(abs(forth) - back) > 1e-4 * back:
                 return Breach(
                     "Queries and keys do not meet number by number: their product is scaled by "
                     f"{forth:.4f} one way and by {back:.4f} the other.",
@@ -372,11 +463,21 @@ class Score(Law):
                     is_definite=False,
                 )
             want = width**-0.5
+            if forth < 0:
+                return Breach(
+                    f"Query times key is multiplied with {forth:.4f}, which is below 0.",
+                    self._place(w),
+                    is_definite=False,
+                )
             if abs(forth - want) > 1e-3 * want:
                 if abs(forth - 1) < 1e-6 and _has_learned_bias(lab, w):
                     lab.notes.append(
                         "The scores are not scaled, and a bias by distance is learned, as in T5."
                     )
+                    return None
+                place = self._place(w)
+                if place is not None and not is_theirs(place.file):
+                    lab.notes.append(f"An installed package scales the scores by {forth:.4f}.")
                     return None
                 if _is_learned(lab, probe):
                     lab.notes.append("The scale of the scores is learned; it was not judged.")
@@ -385,11 +486,13 @@ class Score(Law):
                     f"The product of query and key is scaled by {forth:.4f}; for head_dim {width} "
                     f"it should be {want:.4f} = 1/sqrt({width}).",
                     self._place(w),
+                    kind="factor",
+                    numbers=(forth, want),
                 )
         return None
 
     def _shift(self, probe: "_Probe", weights: Tensor) -> Breach | None:
-        """The score of a query and a key depends on their distance alone."""
+        """Compare the scores of a query and a key with those of the pair before them."""
         at = (probe.row - 1, probe.token - 1, probe.other - 1)
         if min(at) < 0 or not bool((weights[:, at[0], [at[1], at[2]]] > 1e-12).all()):
             return None
@@ -397,7 +500,9 @@ class Score(Law):
             return None
         key = probe.noise(probe.w.key)
         one = probe.forth(key)
-        other = _Probe(probe.w, *at).forth(key)
+        moved = _Probe(probe.w, *at)
+        moved.size = probe.size
+        other = moved.forth(key)
         if not differs(other, one, 1e-6).any():
             return None
         most = int((other - one).abs().amax(0).argmax())
@@ -437,6 +542,27 @@ class Score(Law):
                 )
         return None
 
+    @staticmethod
+    def _filled(probe: "_Probe") -> Breach | None:
+        """Scores of later tokens that follow no query are a mask that hides nothing."""
+        w = probe.w
+        start = w.weights(w.core.bases(1))[0]
+        rows, tokens = start.shape[1:]
+        if rows != tokens or rows < 4 or not bool((start > 1e-12).all()):
+            return None
+        moved = w.weights(w.core.placed(w.core.bases(1), w.query, probe.noise(w.query)))[0]
+        change = moved.log() - start.log()  # (heads, rows, tokens)
+        spread = [change[:, i, i + 1 :] - change[:, i, i + 1 : i + 2] for i in range(rows - 2)]
+        if any(bool((part.abs() > 1e-9).any()) for part in spread):
+            return None
+        if not bool((change[:, -1] - change[:, -1, :1] > 1e-6).any()):
+            return None
+        return Breach(
+            "The weights of later tokens do not follow the query: their scores are filled with a "
+            f"number, and weights up to {float(start.triu(1).max()):.2g} are left to them.",
+            kind="leak",
+        )
+
 
 class _Probe:
     """Ratios of two weights in one row."""
@@ -444,6 +570,7 @@ class _Probe:
     def __init__(self, w: Weighing, row: int, token: int, other: int) -> None:
         self.w, self.row, self.token, self.other = w, row, token, other
         self.is_bent = False
+        self.size = 1.0  # of what is put in the place of queries and keys
         self._generator = torch.Generator().manual_seed(21)
 
     def noise(self, channels: list[Channel]) -> Tensor:
@@ -451,7 +578,7 @@ class _Probe:
         drawn = torch.randn(
             1, len(channels), generator=self._generator, dtype=torch.float64, device="cpu"
         )
-        return 0.4 * drawn
+        return 0.4 * self.size * drawn
 
     def ratio(self, values: Values) -> Tensor:
         """Return log-ratios, (probes, heads)."""
@@ -485,6 +612,11 @@ class _Probe:
                 if widths[-1]
                 else 0.0
             )
+            # Next to itself, a token's query and key are turned alike by their positions.
+            its_keys = key[0][its]
+            if self.token == self.row and ours[mine].numel() == its_keys.numel() > 0:
+                along = float((ours[mine] * its_keys).sum())
+                one = -one if along < -0.99 * one * float(its_keys.square().sum()) else one
             sizes.append((one * factor, other * factor))
         return sizes, widths
 
@@ -505,12 +637,13 @@ class _Probe:
         """Return how the log-ratios follow each channel, (channels, heads)."""
         start = self.ratio(values)
         many = {cut: t.repeat(len(channels), 1) for cut, t in values.items()}
-        step = 0.1 * torch.eye(len(channels), dtype=torch.float64, device="cpu")
+        size = 0.1 * self.size
+        step = size * torch.eye(len(channels), dtype=torch.float64, device="cpu")
         for k, (cut, c) in enumerate(channels):
             places = self.w.core.places[cut][:, c]
             places = places if token is None else places[token : token + 1]
             many[cut][k, places] += step[k, k]
-        return (self.ratio(many) - start) / 0.1
+        return (self.ratio(many) - start) / size
 
 
 def _parameter_factor(lab: Lab, w: Weighing) -> float:
@@ -586,17 +719,20 @@ class Heads(Law):
 
     def breach(self, lab: Lab) -> Breach | None:
         """Compare which value channels and which query channels belong to which column."""
+        if has_no_projections(lab):
+            return None
         w = core_of(lab)
         if w.missing:
             raise NotTried("Queries, keys or values are missing.")
-        found = self._same_projections(w) or self._slices(lab, w)
+        found = self._slices(lab, w) or self._tied(w) or self._same_projections(w) or self._raw(w)
         if found is not None:
             return found
         kept = w.constant[:, w.open_rows][:, 0]
         rank = _rank(kept)
         if rank < min(kept.shape):
             return Breach(
-                f"{len(w.value)} value channels reach the output in {rank} directions only."
+                f"{len(w.value)} value channels reach the output in {rank} directions only.",
+                kind="rank",
             )
         heads = w.heads
         if w.core.is_direct and (found := self._out_of_place(w)) is not None:
@@ -612,26 +748,64 @@ class Heads(Law):
             # Several heads of queries may share one head of keys and values.
             is_shared = roles[one] == roles[other] and "query" not in roles[one]
             if not is_shared and torch.equal(steps[0].outputs[0], steps[1].outputs[0]):
-                return Breach("Two projections give the same numbers.", steps[1].place)
+                says = "Two projections give the same numbers."
+                kind = "tied" if roles[one] == roles[other] else "twice"
+                return Breach(says, steps[kind == "twice"].place, kind=kind)
         return None
 
     @staticmethod
     def _slices(lab: Lab, w: Weighing) -> Breach | None:
         """Each projection reads the whole token."""
-        if w.core.is_direct or len(lab.specimen.sources) > 1:
-            return None
-        slot = next(iter(lab.specimen.sources.values()))
-        if slot.high or len(slot.axes) > 3:
+        slots = lab.specimen.sources.values()
+        if w.core.is_direct or any(slot.high or len(slot.axes) > 3 for slot in slots):
             return None
         moved = {name: t.clone() for name, t in w.core.contents.items()}
         for t in moved.values():
             t[..., 0] += 1.0
         for cut, share in w.core.shares_moved(moved).items():
-            if share < 0.9:
+            if 0 < share < 0.9:
                 return Breach(
                     f"One number of a token reaches {share:.0%} of a projection: heads read "
                     "slices of the token where each should read all of it.",
                     w.core.run.steps[cut].place,
+                    kind="slices",
+                )
+        return None
+
+    @staticmethod
+    def _raw(w: Weighing) -> Breach | None:
+        """Values are projected where queries and keys are."""
+        plain, projected = ({type(cut) for cut, _ in c} for c in (w.value, [*w.query, *w.key]))
+        if plain != {str} or projected != {int}:
+            return None
+        return Breach(
+            "The values are the input itself, and queries and keys are projections of it.",
+            is_definite=False,
+            kind="raw",
+        )
+
+    @staticmethod
+    def _tied(w: Weighing) -> Breach | None:
+        """No two numbers of the output are the same whatever the queries are."""
+        if not w.core.columns_are_channels:
+            return None
+        generator = torch.Generator().manual_seed(23)
+        values = w.core.bases(1)
+        for channels in (w.query, w.key):
+            for token in range(w.core.tokens):
+                shape = 1, len(channels)
+                noise = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+                if token < w.core.places[channels[0][0]].shape[0]:
+                    values = w.core.placed(values, channels, noise, token)
+        out = w.core(values)[0]  # (rows, columns)
+        for column in range(1, out.shape[1]):
+            same = ~differs(out[:, :column], out[:, column : column + 1].expand(-1, column), 1e-9)
+            if bool(same.all(0).any()):
+                other = int(same.all(0).nonzero()[0])
+                return Breach(
+                    f"Numbers {other + 1} and {column + 1} of the output are always the same: "
+                    "heads share their queries, keys and values.",
+                    kind="tied",
                 )
         return None
 
@@ -669,7 +843,8 @@ class Heads(Law):
         if len(set(order)) > 1 and len(set(values)) < len(values) and order != sorted(order):
             return Breach(
                 "Neighbouring query heads should share a head of keys and values, 0 0 1 1; here "
-                f"they take turns, in the order {_turns(order)}."
+                f"they take turns, in the order {_turns(order)}.",
+                kind="turns",
             )
         return None
 

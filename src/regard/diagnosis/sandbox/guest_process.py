@@ -21,8 +21,8 @@ from typing import Any, cast
 import torch
 
 from regard.diagnosis.checker import check
-from regard.diagnosis.notebook_attention import Flows
 from regard.diagnosis.notebook_cells import namespace, read_cells, refuse_null_bytes, run_cell
+from regard.diagnosis.notebook_function import report_of_cells
 from regard.diagnosis.report import Report
 from regard.diagnosis.sandbox.target_selection import (
     attentions,
@@ -169,15 +169,14 @@ def _notebook(
     path: Path, shown: str, name: str | None, options: dict[str, Any], clock: _Clock
 ) -> dict[str, Any]:
     cells = read_cells(path)
-    module = namespace(path.stem, cells)
-    sys.path.insert(0, str(path.parent))
+    module = namespace(f"{path.stem} (checked)", cells)  # torch.ipynb is no torch
+    sys.path.append(str(path.parent))  # a file called types.py hides no module of Python's
     troubles: list[str] = []
-    flows = Flows(cells)
     replaced: list[tuple[str, Any]] = []  # a class that a later cell writes anew is checked too
     for cell in cells:
         before = attentions(module)
         try:
-            with clock.share(), flows.tracer():
+            with clock.share():
                 run_cell(cell, module)
         except BaseException as error:  # noqa: BLE001  # the next cells may do without it
             troubles.append(_told(error, path, shown))
@@ -189,8 +188,13 @@ def _notebook(
     found = [*replaced, *attentions(module).items()]
     reports, others = _each(found, path, shown, options, clock)
     troubles += others
-    own = flows.report(path.name, alone=not reports)
-    if own is not None:
+    own = None
+    try:
+        with clock.share():
+            own = report_of_cells(path.name, cells, module)
+    except BaseException as error:  # noqa: BLE001  # the classes are checked all the same
+        troubles.append(_told(error, path, shown))
+    if own is not None and (own.faults or own.ok or not reports):
         reports.insert(0, _data(own))
     if not reports and not troubles:
         raise RegardError(
@@ -272,14 +276,15 @@ def imported(path: Path) -> Any:
     while (root / "__init__.py").exists():  # `from .layers import Linear` works as it does there
         parts.insert(0, root.name)
         root = root.parent
-    sys.path.insert(0, str(root))
+    sys.path.append(str(root))  # a file called types.py hides no module of Python's
     if len(parts) > 1:
         return importlib.import_module(".".join(parts))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    name = f"{path.stem} (checked)"  # torch.py is no torch
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None  # for the checker of types: the suffix is .py
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 

@@ -1,4 +1,4 @@
-"""Which thing in somebody's file is checked, and whether it has the arguments that it needs."""
+"""Choice of what is checked in somebody's file, with the arguments that it needs."""
 
 import difflib
 import inspect
@@ -24,7 +24,7 @@ _OBJECT = re.compile(r"config|cfg|args|params|settings")
 
 
 def attentions(module: ModuleType) -> dict[str, Any]:
-    """What in a module may be an attention, by its name and in its order.
+    """Return what in a module may be an attention, by its name and in its order.
 
     Its own classes and functions with a softmax in their text, or attention in their name, and
     modules built from such a class: then not the class as well.
@@ -61,7 +61,7 @@ def _mentions(thing: type | FunctionType) -> bool:
 
 
 def named(module: ModuleType, name: str, shown: str) -> Any:
-    """What a module has under a name; ``Outer.Inner`` is a part of a part.
+    """Return what a module has under a name; ``Outer.Inner`` is a part of a part.
 
     Args:
         module: that has run.
@@ -88,7 +88,7 @@ def named(module: ModuleType, name: str, shown: str) -> Any:
 
 
 def _there(module: ModuleType, name: str) -> str:
-    """Which names a module has, where one is not among them."""
+    """Return the names that a module has, in a sentence."""
     names = [own for own in vars(module) if not own.startswith("__")]
     if near := difflib.get_close_matches(name, names, n=3):
         return f"Did you mean {' or '.join(near)}?"
@@ -103,7 +103,7 @@ def _there(module: ModuleType, name: str) -> str:
 
 
 def _is_own(thing: object, module: ModuleType) -> bool:
-    """Whether check would take a thing, and it is the module's own."""
+    """Return True if check would take a thing, and it is the module's own."""
     where = type(thing) if isinstance(thing, nn.Module) else thing
     return callable(thing) and getattr(where, "__module__", None) == module.__name__
 
@@ -145,7 +145,7 @@ def check_options(thing: Any, name: str, shown: str, options: Mapping[str, Any])
 
 
 def _takes_a_value(parameter: inspect.Parameter) -> bool:
-    """Whether a parameter is surely no flag: by its default, its annotation, or its name."""
+    """Return True if a parameter is surely no flag: by its default, its annotation, or its name."""
     default, annotation = parameter.default, parameter.annotation
     if default is not parameter.empty and default is not None:
         return not isinstance(default, bool)

@@ -1,0 +1,359 @@
+"""Explain a broken law by a known mistake: its name, its line, and what to write instead."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from math import prod
+
+from torch import Tensor
+
+from regard.diagnosis.catalogue import fault
+from regard.diagnosis.laws.arithmetic import DROPS
+from regard.diagnosis.laws.judge import LAWS, judged
+from regard.diagnosis.laws.lab import Lab, Run
+from regard.diagnosis.laws.law import Breach, Pair, Result
+from regard.diagnosis.laws.tape import Change, Operation, Place
+from regard.diagnosis.lines import Lines
+from regard.diagnosis.repairs import REPAIRS, Repair, scaled_by
+from regard.diagnosis.report import Finding
+from regard.diagnosis.signature import projection_role
+
+__all__ = ["explained"]
+
+_TRIED = LAWS[:8]
+"""The laws that are tried again after a repair: from ``runs`` to ``padding``."""
+
+# Names by the law that is broken and the kind of its counterexample.
+_NAMES = {
+    ("runs", "overflow"): "mask-fill-value",
+    ("padding", "overflow"): "mask-fill-value",
+    ("influence", "next"): "causal-off-by-one",
+    ("influence", "self"): "causal-off-by-one",
+    ("influence", "inverted"): "mask-inverted",
+    ("influence", "idle query"): "wrong-projection",
+    ("influence", "idle key"): "wrong-projection",
+    ("influence", "idle value"): "wrong-values",
+    ("score", "leak"): "mask-fill-value",
+    ("score", "exchanged query"): "wrong-projection",
+    ("score", "exchanged key"): "wrong-projection",
+    ("heads", "twice"): "wrong-projection",
+    ("heads", "slices"): "heads-share-projection",
+    ("heads", "tied"): "heads-share-projection",
+    ("heads", "raw"): "wrong-values",
+    ("heads", "turns"): "kv-heads-repeated-in-wrong-order",
+    ("padding", "inverted"): "mask-inverted",
+    ("padding", "unused"): "mask-unused",
+    ("padding", "rows"): "padding-on-queries",
+    ("padding", "another"): "mask-of-another-sample",
+    ("cache", "top-left"): "causal-top-left",
+}
+# The code is no attention any more, so that other laws say nothing.
+_LAST = (
+    "values-mixed-along-wrong-axis",
+    "heads-and-tokens-exchanged",
+    "wrong-values",
+    "attends-across-batch",
+    "mask-unused",
+)
+_BY_LINE = ("wrong-projection", "kv-heads-repeated-in-wrong-order")
+_OF_STRUCTURE = (
+    "heads-split-without-transpose",
+    "heads-merged-without-transpose",
+    "softmax-wrong-axis",
+    "values-mixed-along-wrong-axis",
+    "not-causal",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class _Told:
+    """A mistake that explains a broken law.
+
+    Attributes:
+        name: in the catalogue.
+        place: its line.
+        fix: repairs it; None if nothing does.
+        breach: the counterexample that it explains.
+    """
+
+    name: str
+    place: Place | None
+    fix: Change | None
+    breach: Breach
+
+
+def explained(lab: Lab, results: Sequence[Result]) -> list[Finding]:
+    """Return the known mistakes that break the laws; empty if none is known to.
+
+    Args:
+        lab: runs the code.
+        results: of all laws.
+    """
+    found: list[_Told] = []
+    early = [law for law, _ in _broken(results) if law in _named()[: _named().index("padding")]]
+    if early and (turned := _turned_mask(lab)) is not None:
+        return [_finding(lab, turned)]
+    fixes: list[Change] = []
+    own = lab
+    for _ in range(4):
+        told = next(_told(own, results, [t.name for t in found]), None)
+        if told is None:
+            break
+        found += told
+        if told[0].fix is None and told[0].name in _LAST:
+            break
+        if told[0].fix is not None:
+            fixes.append(told[0].fix)
+            own = lab.repaired(_all_of(fixes))
+            results = judged(own, _TRIED)
+    names = {told.name for told in found}
+    if any(told.name == "wrong-scale" and told.breach.kind != "factor" for told in found):
+        # Weights that are scaled are no scale of scores, unless that is missing.
+        wrong = {"no-scale"} if "no-scale" in names else {"wrong-scale"}
+        found = [told for told in found if told.name not in wrong]
+    if "mask-inverted" in names:  # one row has nothing to attend to either way
+        found = [told for told in found if told.name != "nan-rows"]
+    findings = [_finding(lab, told) for told in found]
+    return sorted(findings, key=lambda finding: finding.number)
+
+
+def _turned_mask(lab: Lab) -> _Told | None:
+    """Return ``mask-inverted`` if all laws hold with a needed mask turned round."""
+    s = lab.specimen
+    needed = {form.argument for forms in s.forms for form in forms if form.is_sure}
+    # Lengths of 0 hide every token, and a mask that hides nothing then hides all.
+    turned = {
+        slot.name: replace(
+            slot, kind="filled", value=0 if slot.kind == "lengths" else 1 - slot.value
+        )
+        for slot in s.slots
+        if slot.name in needed and slot.kind in ("filled", "lengths")
+    }
+    if not turned:
+        return None
+    other = Lab(replace(s, slots=tuple(turned.get(slot.name, slot) for slot in s.slots)))
+    laws = _TRIED[: _named().index("padding")]
+    results = judged(other, laws)
+    if _broken(results) or any(r.outcome == "not tried" for r in results):
+        return None
+    _, lines = _lines(other, Breach(""))
+    place = None if lines is None else lines.of("mask-inverted")
+    says = f"With {', '.join(turned)} turned round it obeys all laws."
+    return _Told("mask-inverted", place, None, Breach(says))
+
+
+def _broken(results: Sequence[Result]) -> list[tuple[str, Breach]]:
+    return [
+        (r.law.name, r.breach) for r in results if r.breach is not None and not r.breach.is_note
+    ]
+
+
+def _told(lab: Lab, results: Sequence[Result], known: Sequence[str]) -> Iterator[list[_Told]]:
+    """Yield mistakes that explain the first broken law that any mistake explains."""
+    idle = [b.kind for law, b in _broken(results) if law == "gradient"]
+    for law, breach in _broken(results):
+        if law == "gradient" and "wrong-projection" in known:
+            continue
+        for told in _of_law(lab, law, breach, idle):
+            if told[0].name not in known:
+                yield told
+        if law in ("runs", "samples", "mixture"):
+            break  # what follows says little
+
+
+def _of_law(lab: Lab, law: str, breach: Breach, idle: Sequence[str]) -> Iterator[list[_Told]]:
+    run, lines = _lines(lab, breach)
+    name = _NAMES.get((law, breach.kind))
+    if law == "gradient" or (breach.kind == "missing" and " or as " not in breach.says):
+        name = next(filter(None, map(_idle_name, idle)), None)
+    if lab.specimen.has_own_size and lines is not None:
+        number = lines.columnwise()
+        if number is not None:
+            place = lines.place(number)
+            yield [_Told("values-mixed-along-wrong-axis", place, None, breach)]
+            return
+    if breach.kind == "factor":
+        yield [_scale(lab, breach, lines)]
+        return
+    if breach.kind == "alone":
+        shape = None if lines is None else lines.score_shape
+        if shape is not None and run is not None and shape[-1] != lab.specimen.tokens:
+            name = "heads-and-tokens-exchanged"
+    if name is not None:
+        place = breach.place or (None if lines is None else lines.of(name))
+        if breach.kind != "twice" and name in _BY_LINE and lines is not None:
+            place = lines.of(name) or place
+        yield [_Told(name, place, None, breach)]
+        return
+    yield from _repaired(lab, law, breach)
+    if law == "samples":
+        yield [_Told("attends-across-batch", breach.place, None, breach)]
+    if law == "padding" and breach.kind == "nan" and lines is not None:
+        yield [_Told("nan-rows", lines.of("nan-rows"), None, breach)]
+    is_dropped = run is not None and any(step.name in DROPS for step in run.steps)
+    if law == "pure" and breach.kind == "random" and is_dropped:
+        yield [_Told("dropout-in-eval", breach.place, None, breach)]
+
+
+def _idle_name(kind: str) -> str | None:
+    """Return the mistake that leaves a projection without influence."""
+    named = projection_role(kind.removeprefix("idle "))
+    return {"query": "wrong-projection", "key": "wrong-projection", "value": "wrong-values"}.get(
+        named
+    )
+
+
+def _lines(lab: Lab, breach: Breach) -> tuple[Run, Lines] | tuple[None, None]:
+    s = lab.specimen
+    try:
+        run = lab.run(s.contents(s.batch, s.tokens), keeps=True, extra=breach.extra)
+    except Exception:  # noqa: BLE001  # somebody's code may raise anything
+        return None, None
+    return run, Lines(run.steps, lab.sources_of(run))
+
+
+def _scale(lab: Lab, breach: Breach, lines: Lines | None) -> _Told:
+    did, want = breach.numbers
+    axes = [[n for n in s.axes if isinstance(n, int)] for s in lab.specimen.sources.values()]
+    widths = {prod(numbers) for numbers in axes}
+    if abs(did - 1) < 1e-3:
+        name = "no-scale"
+    elif any(abs(did * n**0.5 - 1) < 1e-3 for n in widths):
+        name = "scale-by-embed-dim"
+    else:
+        name = "wrong-scale"
+    place = None if lines is None else lines.of(name)
+    return _Told(name, place or breach.place, scaled_by(want / did), breach)
+
+
+def _all_of(fixes: Sequence[Change]) -> Change:
+    def change(op: Operation) -> Tensor | None:
+        return next((out for fix in fixes if (out := fix(op)) is not None), None)
+
+    return change
+
+
+def _with(lab: Lab, fixes: Sequence[Change]) -> Lab:
+    before = [] if lab.change is None else [lab.change]
+    return lab.repaired(_all_of([*before, *fixes]))
+
+
+def _repaired(lab: Lab, law: str, breach: Breach) -> Iterator[list[_Told]]:
+    """Yield the mistakes whose repair mends a law: one alone, or two of the structure."""
+    if law not in _named():
+        return
+    laws = _TRIED[: _named().index(law) + 1]
+    if breach.kind == "raises":  # it runs with some sizes only: there it should be attention
+        lab = Lab(replace(lab.specimen, is_fixed=True), change=lab.change)
+        laws = _TRIED[: _named().index("heads") + 1]
+        if not _broken(judged(lab, laws)):
+            return
+    fitting: list[tuple[Repair, Place | None]] = []
+    for repair in REPAIRS:
+        if law not in repair.laws:
+            continue
+        place = _where(lab, repair, breach)
+        if place is None:
+            continue
+        if _mends(_with(lab, [repair.fix]), laws):
+            line = place[0]
+            if repair.name in ("not-causal", "keys-not-transposed"):
+                _, lines = _lines(lab, breach)
+                line = (lines.of(repair.name) if lines is not None else None) or line
+            yield [_Told(repair.name, line, repair.fix, breach)]
+            return
+        fitting.append((repair, place[0]))
+    for one, other in combinations(fitting, 2):
+        names = (one[0].name, other[0].name)
+        if names[0] == names[1] or not set(names) <= {*_OF_STRUCTURE}:
+            continue
+        if _mends(_with(lab, [one[0].fix, other[0].fix]), laws):
+            both = _all_of([one[0].fix, other[0].fix])
+            told = [_Told(repair.name, place, both, breach) for repair, place in (one, other)]
+            yield told
+            return
+
+
+def _named() -> list[str]:
+    return [law.name for law in _TRIED]
+
+
+def _where(lab: Lab, repair: Repair, breach: Breach) -> tuple[Place | None] | None:
+    """Return the first line that a repair changes; None if it changes nothing."""
+    s = lab.specimen
+    own = _with(lab, [repair.fix])
+    before = set[int]()
+    try:
+        contents = s.contents(s.batch, s.tokens)
+        if lab.change is not None:
+            before = {n for n, _ in lab.run(contents, extra=breach.extra).changed}
+        run = own.run(contents, extra=breach.extra)
+    except Exception:  # noqa: BLE001  # somebody's code may raise anything
+        return None
+    changed = [place for number, place in run.changed if number not in before]
+    return (changed[0],) if changed else None
+
+
+def _mends(lab: Lab, laws: Sequence[object]) -> bool:
+    results = judged(lab, laws)  # pyright: ignore[reportArgumentType]
+    # What a mask means may be open, whatever the code does with it.
+    is_held = results[-1].outcome == "held" or results[-1].reason.startswith("The code reads")
+    return is_held and not _broken(results)
+
+
+def _finding(lab: Lab, told: _Told) -> Finding:
+    entry = fault(told.name)
+    pair = _proof(lab, told) or told.breach.pair or (None, None, "")
+    place = told.place
+    file, line = (place.file, place.line) if place else (None, None)
+    return Finding(entry, entry.severity, file, line, told.breach.says, *pair)
+
+
+# Two small matrices
+
+
+def _proof(lab: Lab, told: _Told) -> Pair | None:
+    """Return the weights, or the output, as they are and as they are after the repair."""
+    if told.fix is None:
+        return None
+    s = lab.specimen
+    contents = s.contents(s.batch, s.tokens)
+    try:
+        runs = [
+            own.run(contents, keeps=True, extra=told.breach.extra)
+            for own in (lab, lab.repaired(told.fix))
+        ]
+    except Exception:  # noqa: BLE001  # somebody's code may raise anything
+        return None
+    sides = [Lines(run.steps, lab.sources_of(run)).weights_before for run in runs]
+    for did, right in zip(*sides, strict=False):
+        pair = compared(did, right, "weights: queries down, keys across")
+        if pair is not None:
+            return pair
+    return compared(runs[0].rows, runs[1].rows, "output: tokens down, columns across")
+
+
+_SHOWN = 4
+_LEAST = 1e-3
+
+
+def compared(did: Tensor, right: Tensor, caption: str) -> Pair | None:
+    """Return the first small part of two tensors where they differ visibly; None if nowhere.
+
+    Args:
+        did: (..., rows, columns).
+        right: likewise.
+        caption: what they hold.
+    """
+    if did.shape != right.shape or did.ndim < 2:
+        return None
+    gap = (did - right).abs().nan_to_num(1.0, posinf=1.0)
+    gap = gap.masked_fill(did.isnan() & right.isnan(), 0.0)
+    if float(gap.max()) < _LEAST:
+        return None
+    rows, columns = (min(_SHOWN, length) for length in gap.shape[-2:])
+    parts = gap.unfold(-2, rows, 1).unfold(-2, columns, 1).flatten(-2).amax(-1)
+    enough = parts >= float(parts.max()) / 2
+    *leading, row, column = (int(i) for i in enough.nonzero()[0])
+    place = (*leading, slice(row, row + rows), slice(column, column + columns))
+    return did[place].detach(), right[place].detach(), caption

@@ -1,0 +1,151 @@
+"""Forms in which code may want its mask."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+from regard.diagnosis.laws.specimen import Slot
+from regard.diagnosis.signature import Argument
+
+__all__ = ["Form", "form_of_given", "forms_of", "takes_masks"]
+
+_SKIPPED = re.compile(r"head_mask|cross|encoder_|output|return|use_")
+_PADDING = re.compile(r"pad|attention_mask|^lengths?$|src_mask|keep|valid|real")
+# Names that declare the meaning of True.
+_KEEPS = re.compile(r"^attention_mask$|keep|valid|real|allowed")
+_HIDES = re.compile(r"padding")
+_AXES: dict[str, tuple[str | int, ...]] = {
+    "lengths": ("b",),
+    "keys": ("b", "t"),
+    "keys4": ("b", 1, 1, "t"),
+    "pairs": ("t", "t"),
+    "batch_pairs": ("b", "t", "t"),
+    "pairs4": ("b", 1, "t", "t"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One way to write down which keys a query may attend to.
+
+    Attributes:
+        argument: the name of the argument.
+        axes: the axes of the mask.
+        kind: bool, whole numbers, or numbers to add to the scores.
+        keeps: True, or 1, means that a key may be attended to.
+        is_sure: the name or the caller declares that.
+    """
+
+    argument: str
+    axes: Literal["lengths", "keys", "keys4", "pairs", "batch_pairs", "pairs4"]
+    kind: Literal["bool", "long", "added"]
+    keeps: bool = True
+    is_sure: bool = False
+
+    @property
+    def is_of_keys(self) -> bool:
+        """Return True if the mask says something of each token, and not of each pair."""
+        return self.axes in ("lengths", "keys", "keys4")
+
+    @property
+    def words(self) -> str:
+        """Return what the mask means, in words."""
+        if self.axes == "lengths":
+            return self.argument
+        if self.kind == "added":
+            return f"{self.argument}: added to the scores"
+        value = "True" if self.kind == "bool" else "1"
+        return f"{self.argument}: {value} {'allows' if self.keeps else 'hides'} a key"
+
+    def slot(self, *, by_name: bool) -> Slot:
+        """Return an argument that hides nothing."""
+        if self.axes == "lengths":
+            return Slot(self.argument, "lengths", ("b",), dtype=torch.int64, by_name=by_name)
+        dtype = {"bool": torch.bool, "long": torch.int64, "added": torch.float32}[self.kind]
+        value = 0.0 if self.kind == "added" else int(self.keeps)
+        axes = _AXES[self.axes]
+        return Slot(self.argument, "filled", axes, dtype=dtype, value=value, by_name=by_name)
+
+    def encode(self, keep: Tensor) -> Tensor:
+        """Return the argument for a pattern, (batch, queries, keys), True = may attend."""
+        match self.axes:
+            case "lengths":
+                return keep[:, 0].sum(-1)
+            case "keys":
+                shaped = keep[:, 0]
+            case "keys4":
+                shaped = keep[:, None, :1]
+            case "pairs":
+                shaped = keep[0]
+            case "batch_pairs":
+                shaped = keep
+            case "pairs4":
+                shaped = keep[:, None]
+        if self.kind == "added":
+            lowest = torch.finfo(torch.float32).min
+            return torch.zeros(shaped.shape, device="cpu").masked_fill(~shaped, lowest)
+        shaped = shaped if self.keeps else ~shaped
+        return shaped.long() if self.kind == "long" else shaped.clone()
+
+
+def form_of_given(slot: Slot) -> Form | None:
+    """Return the form of a mask that the caller passed; None if it has another one."""
+    axes = next((name for name, axes in _AXES.items() if axes == slot.axes), None)
+    if slot.meaning not in ("keeps", "hides", "lengths") or axes is None:
+        return None
+    if (axes == "lengths") != (slot.meaning == "lengths"):
+        return None
+    kind = "bool" if slot.dtype == torch.bool else "long"
+    return Form(slot.name, cast(Any, axes), kind, slot.meaning != "hides", is_sure=True)
+
+
+def takes_masks(arguments: tuple[Argument, ...]) -> list[Argument]:
+    """Return the arguments that are masks or lengths."""
+    roles = ("mask", "lengths")
+    return [a for a in arguments if a.role in roles and not _SKIPPED.search(a.name.lower())]
+
+
+def forms_of(argument: Argument, source: str) -> Iterator[Form]:
+    """Yield the forms in which an argument may want its mask, the likeliest first.
+
+    Args:
+        argument: a mask or lengths.
+        source: of the code, which may turn a mask round itself.
+    """
+    name = argument.name.lower()
+    if argument.role == "lengths":
+        yield Form(argument.name, "lengths", "long", is_sure=True)
+        return
+    turned = re.search(rf"{argument.name}\s*==\s*0|1(\.0)?\s*-\s*{argument.name}\b", source)
+    hides = _HIDES.search(name) is not None and turned is None
+    sure = hides or _KEEPS.search(name) is not None
+    if argument.meaning == "added":
+        yield from _added(argument)
+        return
+    if argument.meaning:
+        sure, hides = True, argument.meaning == "hides"
+    meanings = (not hides,) if sure else (True, False)
+    kinds = ("long", "bool") if sure and not hides else ("bool", "long")
+    keys = [
+        Form(argument.name, axes, kind, keeps, sure)
+        for axes, keeps, kind in product(("keys", "keys4"), meanings, kinds)
+    ]
+    pairs = [
+        Form(argument.name, axes, kind, keeps, sure)
+        for axes, keeps, kind in product(
+            ("pairs", "batch_pairs", "pairs4"), meanings, ("bool", "long")
+        )
+    ]
+    yield from [*keys, *pairs] if _PADDING.search(name) else [*pairs, *keys]
+    if not argument.meaning:
+        yield from _added(argument)
+
+
+def _added(argument: Argument) -> Iterator[Form]:
+    for axes in ("pairs4", "pairs", "batch_pairs"):
+        yield Form(argument.name, axes, "added", is_sure=argument.meaning == "added")

@@ -1,0 +1,299 @@
+"""The law of masks: what a mask hides has no influence."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.diagnosis.laws.lab import Lab, NotTried, Run, differs
+from regard.diagnosis.laws.law import Breach, Law
+from regard.diagnosis.laws.mask_forms import Form, form_of_given
+from regard.diagnosis.laws.specimen import Contents
+from regard.diagnosis.laws.visibility import influence, pair_of
+
+__all__ = ["Padding"]
+
+
+class Padding(Law):
+    """Tokens that a mask hides have no influence."""
+
+    name = "padding"
+    statement = "A token that a mask hides has no influence: padded gives what it gives alone."
+    formula = "f([x, padding], mask)[:n] = f(x)"
+    example = "scores.masked_fill(mask[:, None, :, None] == 0, -inf)  # hides rows, not columns"
+    is_universal = False
+
+    def breach(self, lab: Lab) -> Breach | None:
+        """Hide tokens by each mask that the code takes, and change them."""
+        s = lab.specimen
+        given = [form for slot in s.masks if (form := form_of_given(slot)) is not None]
+        tried = s.forms or tuple((form,) for form in given)
+        if not tried:
+            raise NotTried("It takes no mask that was left to check.", applies=False)
+        if not s.has_tokens or not lab.sees_rows:
+            raise NotTried("No axis of its arguments and its output stands for the tokens.")
+        for forms in tried:
+            found = _Trial(lab).of(forms)
+            if found is not None:
+                return found
+        return None
+
+
+class _Trial:
+    """Masks of one argument."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab, s = lab, lab.specimen
+        self.batch = max(s.batch, 2) if s.has_batch and lab.has_batch else 1
+        self.tokens = s.tokens
+        self.contents = s.contents(self.batch, self.tokens, seed=9)
+        self.is_causal = bool(s.causal) or not bool(influence(lab).triu(1).any())
+
+    def of(self, forms: tuple[Form, ...]) -> Breach | None:
+        """Return what is wrong in every form that the code takes; None if one is right.
+
+        Raises:
+            NotTried: the code takes none of the forms, or nothing declares what True means.
+        """
+        name = forms[0].argument
+        first: Breach | None = None
+        for form in forms:
+            if (found := self._overflow(form)) is not None:
+                return found
+            try:
+                found = self._broken(form)
+            except _Refused:
+                continue
+            if found is None:
+                if form.is_sure or form.kind == "added" or self.lab.specimen.is_installed:
+                    self.lab.readings.append(form.words)
+                    return None
+                raise NotTried(_undeclared(form))
+            if found.kind == "nan":
+                return found
+            first = first or found
+            if form.is_sure and form.axes in ("keys", "lengths"):
+                break  # the name says that this form is meant
+        if first is None:
+            raise NotTried(
+                f"No mask that check made shows what {name} does: pass one as callers do, "
+                f"args=(...), kwargs={{{name!r}: ...}}."
+            )
+        return first
+
+    def _overflow(self, form: Form) -> Breach | None:
+        keep = self._keys(at_start=False)
+        found = self.lab.overflow(self.contents, {form.argument: form.encode(keep)})
+        return None if found is None else Breach(found[0], found[1], kind="overflow")
+
+    def _keys(self, *, at_start: bool) -> Tensor:
+        """Return padding of each sample, (batch, queries, keys)."""
+        lengths = self.tokens - 2 - torch.arange(self.batch, device="cpu").clamp(max=2)
+        keep = torch.arange(self.tokens, device="cpu") < lengths.flip(0)[:, None]
+        keep = keep.flip(-1) if at_start else keep
+        return keep[:, None].expand(self.batch, self.tokens, self.tokens)
+
+    def _run(self, contents: Contents, extra: Mapping[str, Any]) -> Run:
+        try:
+            run = self.lab.run(contents, extra=extra)
+        except Exception as error:
+            raise _Refused from error
+        first = next(iter(contents.values()))
+        if run.rows.shape[1] != first.shape[1] or run.rows.shape[0] not in (1, first.shape[0]):
+            raise _Refused
+        return run
+
+    def _broken(self, form: Form) -> Breach | None:
+        """Return a counterexample for one form of the mask.
+
+        Raises:
+            _Refused: the code does not take this form.
+        """
+        # After the tokens, padding is later than any token: a causal mask hides it by itself.
+        at_start = self.is_causal and form.is_of_keys and form.axes != "lengths"
+        keep = self._keys(at_start=at_start)
+        if form.axes == "pairs":  # one mask for all samples
+            keep = keep[:1].expand_as(keep)
+        extra = {form.argument: form.encode(keep)}
+        rows = self._run(self.contents, extra).rows
+        if not rows.isfinite().all():
+            count = int((~rows.isfinite()).any(-1).sum())
+            says = f"Under a mask {count} of {rows.shape[0] * rows.shape[1]} rows are not finite."
+            return Breach(says, kind="nan", extra=extra)
+        moved = self._moved_by_hidden(form, keep, rows, extra, hidden=True)
+        moved = moved or self._moved_by_hidden(form, keep, rows, extra, hidden=False)
+        found = moved or self._alone(form, keep, rows, extra, at_start=at_start)
+        if found is None and not form.is_of_keys:
+            found = self._pairs(form)
+        return found
+
+    def _moved_by_hidden(
+        self, form: Form, keep: Tensor, rows: Tensor, extra: Mapping[str, Any], *, hidden: bool
+    ) -> Breach | None:
+        """Other numbers in hidden tokens move nothing that is read; in the others all of it."""
+        other = self.lab.specimen.changed(self.contents)
+        real = keep[:, 0]
+        changed = ~real if hidden else real
+        contents = {
+            name: torch.where(changed.view(*real.shape, *[1] * (t.ndim - 2)), other[name], t)
+            for name, t in self.contents.items()
+        }
+        moved = differs(self._run(contents, extra).rows, rows).any(-1) & real
+        if not hidden:
+            if moved.equal(real):
+                return None
+            says = f"Tokens that {form.argument} does not hide move no output."
+            return Breach(says, kind=self._kind(form, keep, rows), extra=extra)
+        if not moved.any():
+            return None
+        sample, token = (int(n) for n in moved.nonzero()[0])
+        return Breach(
+            f"Other numbers in the tokens that {form.argument} hides move output {token + 1} of "
+            f"sample {sample + 1}.",
+            kind=self._kind(form, keep, rows),
+            extra=extra,
+        )
+
+    def _alone(
+        self, form: Form, keep: Tensor, rows: Tensor, extra: Mapping[str, Any], *, at_start: bool
+    ) -> Breach | None:
+        """Without what is hidden a sample gives what it gives with it."""
+        s = self.lab.specimen
+        if s.is_fixed or (at_start and not self._is_shift_invariant()):
+            return None
+        for sample in range(self.batch):
+            real = keep[sample, 0]
+            n = int(real.sum())
+            part = {name: t[sample : sample + 1, real] for name, t in self.contents.items()}
+            ones = torch.ones(1, n, n, dtype=torch.bool, device="cpu")
+            alone = self._run(part, {form.argument: form.encode(ones)}).rows[0]
+            mine = rows[sample, real]
+            if mine.shape != alone.shape or not differs(mine, alone).any():
+                continue
+            row = int(differs(mine, alone).any(-1).nonzero()[0])
+            most = float((mine - alone).abs().max())
+            return Breach(
+                f"Sample {sample + 1} with padding, under {form.argument}, differs by up to "
+                f"{most:.3g} from the same {n} tokens alone, first in row {row + 1}.",
+                kind=self._kind(form, keep, rows),
+                extra=extra,
+            )
+        return None
+
+    def _is_shift_invariant(self) -> bool:
+        """Return True if equal tokens give equal rows wherever they stand."""
+        level = {n: t[:, :1].expand_as(t).clone() for n, t in self.contents.items()}
+        rows = self.lab.run(level).rows
+        return not bool(differs(rows, rows[:, :1].expand_as(rows)).any())
+
+    def _pairs(self, form: Form) -> Breach | None:
+        """Each query sees the keys that its own row of the mask allows."""
+        generator = torch.Generator().manual_seed(5)
+        shape = (1 if form.axes == "pairs" else self.batch, self.tokens, self.tokens)
+        keep = torch.rand(shape, generator=generator, device="cpu") < 0.6
+        keep |= torch.eye(self.tokens, dtype=torch.bool, device="cpu")
+        keep = keep.expand(self.batch, self.tokens, self.tokens)
+        extra = {form.argument: form.encode(keep)}
+        rows = self._run(self.contents, extra).rows
+        seen = torch.stack(
+            [
+                differs(self._run(self._at(token), extra).rows, rows).any(-1)
+                for token in range(self.tokens)
+            ],
+            -1,
+        )
+        allowed = keep.tril() if self.is_causal else keep
+        eye = torch.eye(self.tokens, dtype=torch.bool, device="cpu")
+        bad = (seen != allowed) & ~eye
+        if not bad.any():
+            return None
+        sample, row, token = (int(n) for n in bad.nonzero()[0])
+        verb = "moves" if seen[sample, row, token] else "does not move"
+        return Breach(
+            f"Under {form.argument} token {token + 1} {verb} output {row + 1} of sample "
+            f"{sample + 1}.",
+            None,
+            pair_of(seen[sample], allowed[sample]),
+            kind=self._kind(form, keep, rows),
+            extra=extra,
+        )
+
+    def _at(self, token: int) -> Contents:
+        return self.lab.specimen.changed(self.contents, token=token)
+
+    # Which mistake with a mask it is
+
+    def _kind(self, form: Form, keep: Tensor, rows: Tensor) -> str:
+        """Return what the code makes of the mask instead, if that can be told."""
+        ones = torch.ones_like(keep)
+        try:
+            plain = self._run(self.contents, {form.argument: form.encode(ones)}).rows
+            if not differs(plain, rows).any():
+                return "unused"
+            if form.is_sure and form.axes != "lengths" and self._is_right_inverted(form, keep):
+                return "inverted"
+            if form.axes == "lengths" and self._is_right_beyond(form):
+                return "inverted"
+            if self.batch > 1 and form.axes != "pairs" and self._is_of_others(form, keep, rows):
+                return "another"
+            if self._is_of_rows(form, plain):
+                return "rows"
+        except _Refused:
+            return ""
+        return ""
+
+    def _is_right_inverted(self, form: Form, keep: Tensor) -> bool:
+        """Return True if the mask hides nothing where the opposite would hide everything else."""
+        hidden = keep.any(1) if form.is_of_keys else keep.any(1) & keep.all(1)
+        rows = self._run(self.contents, {form.argument: form.encode(keep)}).rows
+        other = self.lab.specimen.changed(self.contents)
+        real = hidden
+        changed = {
+            name: torch.where(real.view(*real.shape, *[1] * (t.ndim - 2)), other[name], t)
+            for name, t in self.contents.items()
+        }
+        moved = self._run(changed, {form.argument: form.encode(keep)}).rows
+        # Rows of hidden tokens read hidden tokens only.
+        return bool(hidden.any()) and not bool((differs(moved, rows).any(-1) & ~real).any())
+
+    def _is_right_beyond(self, form: Form) -> bool:
+        return self._is_right_inverted(form, self._keys(at_start=False))
+
+    def _is_of_rows(self, form: Form, plain: Tensor) -> bool:
+        """Return True if hiding one token changes its own row alone."""
+        keep = torch.ones(self.batch, self.tokens, self.tokens, dtype=torch.bool, device="cpu")
+        at = self.tokens - 1 if form.axes == "lengths" else 0 if self.is_causal else 1
+        keep[:, :, at] = False
+        rows = self._run(self.contents, {form.argument: form.encode(keep)}).rows
+        moved = differs(rows, plain).any(-1)
+        own = torch.arange(self.tokens, device="cpu") == at
+        return bool(moved.any()) and not bool((moved & ~own).any())
+
+    def _is_of_others(self, form: Form, keep: Tensor, rows: Tensor) -> bool:
+        """Return True if the mask of one sample moves another one, or does not move its own."""
+        for sample in range(self.batch):
+            other = keep.clone()
+            other[sample] = True
+            moved = differs(
+                self._run(self.contents, {form.argument: form.encode(other)}).rows, rows
+            )
+            moved = moved.flatten(1).any(-1)
+            own = torch.arange(self.batch, device="cpu") == sample
+            if bool((moved & ~own).any()):
+                return True
+        return False
+
+
+class _Refused(Exception):
+    """The code raises when it is called with a mask of this form."""
+
+
+def _undeclared(form: Form) -> str:
+    """Return the argument that would declare the meaning that the code gives a mask."""
+    verb = "keeps" if form.keeps else "hides"
+    value = "True" if form.kind == "bool" else "1"
+    return (
+        f"The code reads {form.argument} so that {value} {verb} a key. Nothing says if its callers "
+        f"mean that: pass means={{{form.argument!r}: '{value} {verb}'}}, or what they mean."
+    )

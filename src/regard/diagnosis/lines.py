@@ -1,0 +1,242 @@
+"""On which line of somebody's code a mistake stands."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from regard.diagnosis.laws.arithmetic import DROPS
+from regard.diagnosis.laws.tape import Place, Step, tensors_in
+
+__all__ = ["Lines"]
+
+_PRODUCTS = ("mm", "bmm", "baddbmm", "addmm")
+_SOFTMAXES = ("_softmax", "_safe_softmax", "_log_softmax")
+_MASKING = ("masked_fill", "where", "add", "sub", "mul", "tril", "triu", "index_put", "fill")
+_FILLING = ("masked_fill", "where", "index_put", "fill")
+
+
+def _at(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+class Lines:
+    """The operations of one run, with what each depends on.
+
+    Args:
+        steps: of a run that kept them.
+        inputs: the arguments that hold numbers of tokens.
+    """
+
+    def __init__(self, steps: Sequence[Step], inputs: Sequence[Tensor]) -> None:
+        self._steps = steps
+        self._moved = self._reached({_at(t) for t in inputs}, -1)
+        self._softmax = self._first_softmax()
+        start = {_at(t) for t in steps[self._softmax].alive} if self._softmax >= 0 else set[int]()
+        self._behind = self._reached(start, self._softmax)
+
+    def of(self, name: str) -> Place | None:
+        """Return the line of a mistake; None where no operation tells.
+
+        Args:
+            name: of the mistake, in the catalogue.
+        """
+        number = _FINDERS.get(name, Lines.weights)(self)
+        number = self.weights() if number is None else number
+        return None if number is None else self._steps[number].place
+
+    @property
+    def score_shape(self) -> torch.Size | None:
+        """The shape of the scores; None where no product gave them."""
+        number = self.scores()
+        if number is None:
+            return None
+        step = self._steps[number]
+        if "scaled_dot" in step.name:
+            query, key = step.args[:2]
+            return torch.Size([*query.shape[:-1], key.shape[-2]])
+        return step.outputs[0].shape
+
+    @property
+    def weights_before(self) -> list[Tensor]:
+        """The result of each softmax of the run, in order."""
+        return [s.outputs[0] for s in self._steps if s.name in _SOFTMAXES]
+
+    def _reached(self, start: set[int], after: int) -> set[int]:
+        found = set(start)
+        for step in self._steps[after + 1 :]:
+            if step.name.endswith("_like") or step.name.startswith("new_"):
+                continue  # the shape alone depends on the inputs
+            if any(_at(t) in found for t in tensors_in(step.args)):
+                found |= {_at(t) for t in step.alive}
+        return found
+
+    def _uses(self, step: Step) -> int:
+        """Return how many arguments of an operation depend on the inputs."""
+        return sum(_at(t) in self._moved for t in tensors_in(step.args))
+
+    def _first_softmax(self) -> int:
+        for names in (_SOFTMAXES, ("scaled_dot",), ("exp", "exp_")):
+            for number, step in enumerate(self._steps):
+                named = step.name in names or (names == ("scaled_dot",) and names[0] in step.name)
+                if named and self._uses(step):
+                    return number
+        return -1
+
+    def _is_fused(self) -> bool:
+        return self._softmax >= 0 and "scaled_dot" in self._steps[self._softmax].name
+
+    def _before(self) -> Iterator[tuple[int, Step]]:
+        """Yield the operations up to the softmax, the last first."""
+        last = self._softmax if self._softmax >= 0 else len(self._steps)
+        yield from reversed(list(enumerate(self._steps[:last])))
+
+    def _after(self) -> Iterator[tuple[int, Step]]:
+        """Yield the operations that depend on the weights."""
+        for number, step in enumerate(self._steps):
+            is_later = number > self._softmax >= 0
+            if is_later and any(_at(t) in self._behind for t in tensors_in(step.args)):
+                yield number, step
+
+    # One finder for each kind of line
+
+    def weights(self) -> int | None:
+        return self._softmax if self._softmax >= 0 else None
+
+    def normalising(self) -> int | None:
+        if self._softmax >= 0 and self._steps[self._softmax].name in ("exp", "exp_"):
+            for number, step in self._after():
+                if step.name in ("div", "div_") and len(tensors_in(step.args)) == 2:
+                    return number
+        return self.weights()
+
+    def scores(self) -> int | None:
+        if self._is_fused():
+            return self._softmax
+        for names in (_PRODUCTS, ("mul", "sum")):
+            for number, step in self._before():
+                is_product = step.name in names and (step.name == "sum" or self._uses(step) >= 2)
+                if is_product and self._uses(step):
+                    return number
+        return None
+
+    def scaling(self) -> int | None:
+        if self._is_fused():
+            return self._softmax
+        for number, step in self._before():
+            if step.name.removesuffix("_") in ("mul", "div") and self._uses(step):
+                other = step.args[1]
+                if not isinstance(other, Tensor) or other.numel() == 1:
+                    return number
+        return self.scores()
+
+    def mixing(self) -> int | None:
+        if self._is_fused():
+            return self._softmax
+        for number, step in self._after():
+            if self._uses(step) < 2:
+                continue
+            if step.name in _PRODUCTS:
+                return number
+            if step.name == "mul":
+                later = [n for n, s in self._after() if n > number and s.name == "sum"]
+                return later[0] if later else number
+        return None
+
+    def mixings(self) -> list[int]:
+        """Return every product of weights with something that does not depend on them."""
+        found: list[int] = []
+        for number, step in self._after():
+            behind = [_at(t) in self._behind for t in tensors_in(step.args)]
+            if step.name in _PRODUCTS and sum(behind) == 1 and self._uses(step) >= 2:
+                found.append(number)
+        first = self.mixing()
+        return found or ([] if first is None else [first])
+
+    def columnwise(self) -> int | None:
+        """Return weights times values number by number, as if values lay in columns."""
+        for number, step in self._after():
+            tensors = tensors_in(step.args)
+            if step.name == "mul" and len(tensors) == 2 and self._uses(step) == 2:
+                behind = [_at(t) in self._behind for t in tensors]
+                if tensors[0].shape == tensors[1].shape and sum(behind) == 1:
+                    return number
+        return None
+
+    def place(self, number: int) -> Place | None:
+        """Return the line of an operation."""
+        return self._steps[number].place
+
+    def masking(self) -> int | None:
+        if self._is_fused():
+            return self._softmax
+        for number, step in self._before():
+            if not self._uses(step):
+                continue
+            plain = step.name.removesuffix("_")
+            tensors = tensors_in(step.args)
+            wide = [t for t in tensors if t.ndim >= 2 and t.numel() > 1]
+            if plain in (*_FILLING, "tril", "triu"):
+                return number
+            if plain in _MASKING and len(wide) == 2 and self._uses(step) == 1:
+                return number
+        return self.weights()
+
+    def thrown_away(self) -> int | None:
+        for number, step in self._before():
+            if step.name in ("masked_fill", "where") and self._uses(step):
+                given = {_at(t) for t in step.alive}
+                later = self._steps[number + 1 :]
+                if not any(_at(t) in given for s in later for t in tensors_in(s.args)):
+                    return number
+        return None
+
+    def repeating(self) -> int | None:
+        for number, step in enumerate(self._steps):
+            if step.name in ("repeat", "cat", "expand") and step.outputs[0].ndim >= 4:
+                grows = step.outputs[0].numel() > tensors_in(step.args)[0].numel()
+                if grows and self._uses(step):
+                    return number
+        return self.scores()
+
+    def dropping(self) -> int | None:
+        return next((n for n, s in enumerate(self._steps) if s.name in DROPS), None)
+
+    def projecting(self) -> int | None:
+        for number, step in enumerate(self._steps):
+            if step.name in ("mm", "addmm", "bmm", "baddbmm") and self._uses(step) == 1:
+                return number
+        return None
+
+    def turning(self) -> int | None:
+        for number, step in self._before():
+            if step.name in ("t", "numpy_T", "permute") and self._uses(step):
+                return number
+        return None
+
+
+_FINDERS: dict[str, Callable[[Lines], int | None]] = {
+    "softmax-wrong-axis": Lines.normalising,
+    "scale-by-embed-dim": Lines.scaling,
+    "no-scale": Lines.scores,
+    "wrong-scale": Lines.scaling,
+    "mask-inverted": Lines.masking,
+    "mask-added-as-numbers": Lines.masking,
+    "mask-fill-value": Lines.masking,
+    "causal-off-by-one": Lines.masking,
+    "not-causal": Lines.thrown_away,
+    "causal-top-left": Lines.masking,
+    "padding-on-queries": Lines.masking,
+    "mask-unused": Lines.thrown_away,
+    "mask-of-another-sample": Lines.masking,
+    "attends-across-batch": Lines.scores,
+    "dropout-in-eval": Lines.dropping,
+    "heads-share-projection": Lines.projecting,
+    "wrong-projection": Lines.scores,
+    "wrong-values": Lines.mixing,
+    "kv-heads-repeated-in-wrong-order": Lines.repeating,
+    "heads-and-tokens-exchanged": Lines.scores,
+    "keys-not-transposed": Lines.scores,
+    "transpose-of-batch": Lines.turning,
+    "values-mixed-along-wrong-axis": Lines.mixing,
+}

@@ -1,0 +1,483 @@
+"""From what people hand over to code that the laws can be tried on."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from regard.diagnosis.laws.lab import Lab
+from regard.diagnosis.laws.mask_forms import Form, forms_of, takes_masks
+from regard.diagnosis.laws.specimen import Slot, Specimen
+from regard.diagnosis.signature import (
+    Argument,
+    arguments_of,
+    axis_of_heads,
+    declared_meaning,
+    meaning_of,
+)
+from regard.diagnosis.subject import (
+    FEW_BITS,
+    call_to_copy,
+    copied,
+    independent,
+    is_installed,
+    source_of,
+)
+
+__all__ = ["Thing", "as_scores", "grouped", "specimens", "thing_of"]
+
+Kind = Literal["embeddings", "qkv", "scores"]
+Order = Literal["btd", "td", "tbd", "bhtd", "bthd"]
+
+# Other than each other and than the widths that people choose, so that an axis is known by its
+# length.
+_BATCH, _TOKENS, _HEADS = 2, 7, 4
+_CONTENTS = ("x", "memory", "query", "key", "value")
+_SECOND = re.compile(
+    r"^[ \t]*\w+[ \t]*,[ \t]*(b|bs|bsz|batch|batch_size|nbatch)[ \t]*[,=].*(shape|size)"
+    r"|\((t|l|s|n|time|tokens|seq\w*|length|len)[ \t]*,[ \t]*(b|n|bs|bsz|batch\w*)[ \t]*,",
+    re.IGNORECASE | re.MULTILINE,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Thing:
+    """Code that people handed over, ready to be called.
+
+    Attributes:
+        name: as reports call it.
+        call: the function, or a copy of the module in eval mode.
+        arguments: of a call, without those that the caller has given.
+        options: that the caller has given, by name.
+        source: its text without comments; empty where there is none.
+        original: the module as it came, if some of it has fewer bits than float32.
+        numbers: whole numbers that the class was given.
+    """
+
+    name: str
+    call: Callable[..., Any]
+    arguments: tuple[Argument, ...]
+    options: Mapping[str, Any]
+    source: str
+    original: nn.Module | None = None
+    numbers: tuple[int, ...] = ()
+
+    @property
+    def model(self) -> nn.Module:
+        """The module; an empty one for a function."""
+        return self.call if isinstance(self.call, nn.Module) else nn.Identity()
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of its arguments: embeddings, queries with keys and values, or scores."""
+        roles = {argument.role for argument in self.arguments if argument.required}
+        if "scores" in roles:
+            return "scores"
+        own = any(parameter.ndim > 1 for parameter in self.model.parameters())
+        return "embeddings" if own or "query" not in roles else "qkv"
+
+    def of(self, role: str) -> Argument | None:
+        """Return the first argument with a role."""
+        return next((a for a in self.arguments if a.role == role), None)
+
+    @property
+    def orders(self) -> list[Order]:
+        """The orders of axes worth trying, the likeliest first."""
+        if self.kind == "scores":
+            if any(a.role == "lengths" for a in self.arguments):
+                return ["btd", "td", "bhtd"]
+            return ["td", "btd", "bhtd"]
+        found: list[Order] = ["btd"]
+        others: list[Order] = []
+        if self.kind == "qkv":
+            said = axis_of_heads(self.source, self.arguments)
+            found.append("bthd" if said == 2 else "bhtd")
+            if said is None:
+                others.append("bthd")
+        parts = self.model.modules() if is_installed(self.call) else ()
+        if any(isinstance(part, nn.MultiheadAttention) and not part.batch_first for part in parts):
+            return ["tbd", "td"]
+        if _SECOND.search(self.source):
+            others.append("tbd")
+        return [*found, "td", *others]
+
+    @property
+    def widths(self) -> list[int]:
+        """The widths that a token may have, the likeliest first."""
+        found: list[int] = []
+        for name in ("embed_dim", "d_model", "hidden_size", "n_embd", "dim", "embed_size"):
+            for holder in (self.model, getattr(self.model, "config", None)):
+                value = getattr(holder, name, None)
+                found += [value] if isinstance(value, int) else []
+        for module in self.model.modules():
+            found += [module.in_features] if isinstance(module, nn.Linear) else []
+        for matrix in self._matrices():
+            found += [matrix.shape[0], matrix.shape[-1], matrix.shape[1]]
+            found += [matrix.shape[-1] * n for n in self._counts() if n > 1]
+        found += [number for number in self.numbers if number > 1]
+        return list(dict.fromkeys(found or [24, 40, 16, 32, 64]))
+
+    def _counts(self) -> list[int]:
+        """Return whole numbers that the module keeps, one of which may be that of its heads."""
+        values = cast("dict[str, object]", vars(self.model)).items()
+        return [v for name, v in values if isinstance(v, int) and "head" in name and v < 64]
+
+    def _matrices(self) -> list[Tensor]:
+        """Return matrices that the code knows: parameters, or what a function finds around it."""
+        around = getattr(self.call, "__globals__", {})
+        named = cast("list[str]", getattr(getattr(self.call, "__code__", None), "co_names", ()))
+        found = [around[name] for name in named if isinstance(around.get(name), Tensor)]
+        return [m for m in (*self.model.parameters(), *found) if m.ndim in (2, 3)]
+
+
+def thing_of(
+    built: Callable[..., Any],
+    name: str,
+    options: Mapping[str, Any],
+    means: Mapping[str, str],
+    numbers: tuple[int, ...] = (),
+) -> Thing:
+    """Return code ready to be called, with the roles of its arguments.
+
+    Args:
+        built: a module or a function.
+        name: as reports call it.
+        options: arguments of the function that the caller has given, by name.
+        means: what True or 1 means in masks, by name.
+        numbers: whole numbers that the class was given.
+
+    Raises:
+        ValueError: a call needs something else than the tensors that are known by their names.
+    """
+    original = None
+    call = built
+    if isinstance(built, nn.Module):
+        call = copied(built)
+        if any(p.dtype in FEW_BITS for p in built.parameters()):
+            original = independent(built).eval()
+    target = type(built) if isinstance(built, nn.Module) else built
+    forward = built.forward if isinstance(built, nn.Module) else built
+    docs = [target.__doc__, getattr(getattr(target, "forward", None), "__doc__", None)]
+    arguments = tuple(_with_meaning(a, docs, means) for a in arguments_of(forward, options))
+    unknown = [a.name for a in arguments if a.required and a.role in ("other", "weight")]
+    unknown = [own for own in unknown if own != "position_embeddings"]
+    if unknown:
+        raise ValueError(
+            f"{name} needs {', '.join(unknown)}; check knows embeddings, query, key, value, "
+            "scores, masks and lengths by their names.\n"
+            f"    Pass an example call: {call_to_copy(name, arguments)}."
+        )
+    source = source_of(target)
+    return Thing(name, call, arguments, dict(options), source, original, numbers)
+
+
+def as_scores(thing: Thing) -> Thing | None:
+    """Return code as a function of scores if what it takes may be scores: one tensor, no matrix.
+
+    Args:
+        thing: a function whose argument bears no name that tells.
+    """
+    plain = [a for a in thing.arguments if a.role == "x"]
+    rest = [a for a in thing.arguments if a.required and a.role not in ("x", "mask", "lengths")]
+    if len(plain) != 1 or rest or next(thing.model.parameters(), None) is not None:
+        return None
+    scores = replace(plain[0], role="scores", required=True)
+    arguments = tuple(scores if a is plain[0] else a for a in thing.arguments)
+    return replace(thing, arguments=arguments)
+
+
+def _with_meaning(
+    argument: Argument, docs: Sequence[str | None], means: Mapping[str, str]
+) -> Argument:
+    """Return an argument with what its mask is declared to mean, by the caller or a docstring."""
+    if argument.role not in ("mask", "lengths"):
+        return argument
+    if argument.name in means:
+        return replace(argument, meaning=meaning_of(means[argument.name]))
+    said = [declared_meaning(argument.name, text) for text in docs if text]
+    return replace(argument, meaning=next(filter(None, said), ""))
+
+
+def specimens(thing: Thing, causal: bool | None) -> Iterator[Specimen]:
+    """Yield the code with each reading of its arguments with which it runs, the likeliest first.
+
+    Args:
+        thing: the code.
+        causal: what the caller declared.
+
+    Raises:
+        ValueError: it fails in all of them.
+    """
+    failures: list[Exception] = []
+    is_empty = True
+    for sizes in _sizes(thing):
+        if not is_empty and sizes[0][0] == "td" and thing.kind != "scores":
+            continue  # without a batch only if it takes none
+        for read in _readings(thing, sizes, causal):
+            try:
+                _check_runs(read)
+            except _Unreadable as error:
+                failures.append(error.__cause__)  # pyright: ignore[reportArgumentType]
+                continue
+            is_empty = False
+            yield read
+            if (turned := _turned(read)) is not None:
+                yield turned
+            break
+    if not is_empty:
+        return
+    first = failures[0]
+    masks = [a for a in takes_masks(thing.arguments) if not a.required]
+    if masks and "NoneType" in str(first):  # it needs the mask that its signature leaves out
+        needed = (replace(a, required=a.required or a in masks) for a in thing.arguments)
+        yield from specimens(replace(thing, arguments=tuple(needed)), causal)
+        return
+    raise ValueError(
+        f"{thing.name} fails on every input that was tried; it must run on one of them.\n"
+        f"    The first error was {type(first).__name__}: {first}"
+    ) from first
+
+
+def _turned(read: Specimen) -> Specimen | None:
+    """Return a reading in which True, in masks of unknown meaning, means the opposite."""
+    open_ = {forms[0].argument for forms in read.forms if not forms[0].is_sure}
+    slots = [
+        replace(slot, value=1 - int(slot.value))
+        if slot.name in open_ and slot.kind == "filled" and not slot.dtype.is_floating_point
+        else slot
+        for slot in read.slots
+    ]
+    if all(one is other for one, other in zip(slots, read.slots, strict=True)):
+        return None
+    turned = {form for forms in read.forms for form in forms[:1] if form.argument in open_}
+    forms = tuple(
+        (replace(own[0], keeps=not own[0].keeps), *own[1:]) if own[0] in turned else own
+        for own in read.forms
+    )
+    return replace(read, slots=tuple(slots), forms=forms)
+
+
+def grouped(thing: Thing, causal: bool | None) -> Specimen | None:
+    """Return a reading with fewer heads of keys and values than of queries, if the code takes it.
+
+    Args:
+        thing: a function of query, key and value.
+        causal: what the caller declared.
+    """
+    if thing.kind != "qkv":
+        return None
+    order: Order = "bthd" if "bhtd" not in thing.orders else "bhtd"
+    for read in _readings(thing, [(order, _TOKENS, 24)], causal):
+        slots = [
+            replace(slot, axes=tuple(_HEADS // 2 if n == _HEADS else n for n in slot.axes))
+            if slot.source in ("key", "value")
+            else slot
+            for slot in read.slots
+        ]
+        try:
+            _check_runs(own := replace(read, slots=tuple(slots)))
+        except _Unreadable:
+            continue
+        return own
+    return None
+
+
+class _Unreadable(Exception):
+    """The code does not run with a reading of its arguments."""
+
+
+def _check_runs(specimen: Specimen) -> None:
+    """Raise _Unreadable if the code raises, or gives no output with a row for each token."""
+    lab = Lab(specimen)
+    try:
+        contents = specimen.contents(specimen.batch, specimen.tokens)
+        run = lab.run(contents, is_double=False)
+        is_there = lab.sees_rows and (lab.has_batch or not specimen.has_batch)
+    except Exception as error:
+        raise _Unreadable from error
+    if not is_there or run.rows.shape[:2] != (
+        specimen.batch if specimen.has_batch else 1,
+        specimen.tokens,
+    ):
+        shapes = ", ".join(str(shape) for shape in lab.shapes) or "no tensor"
+        slot = next(iter(specimen.sources.values()))
+        names = {"b": "batch", "t": "tokens"}
+        axes = ", ".join(names.get(str(a), "dim") for a in slot.axes)
+        raise _Unreadable from ValueError(
+            f"{specimen.name} gave {shapes} for ({axes}); one output must have the same batch and "
+            "tokens."
+        )
+
+
+def _sizes(thing: Thing) -> Iterator[list[tuple[Order, int, int]]]:
+    """Yield orders of axes with tokens and widths: of each list the first that runs is read."""
+    orders, widths = thing.orders, thing.widths
+    for order in orders:
+        sizes: list[tuple[Order, int, int]] = [(order, _TOKENS, width) for width in widths]
+        if order == "td" and thing.kind != "scores":
+            for width in widths[:3]:  # code that only works with as many tokens as columns
+                lengths = [width // heads for heads in range(1, width) if width % heads == 0]
+                lengths += [w for w in widths if w not in lengths and w < 100]
+                tried = dict.fromkeys((*orders[: orders.index("td")], "td"))
+                sizes += [(o, n, width) for n in lengths for o in tried]  # pyright: ignore
+        if thing.kind == "scores":  # code that takes the columns of the values for its keys
+            sizes.append((order, _TOKENS, _TOKENS))
+        yield sizes
+
+
+def _readings(
+    thing: Thing, sizes: Sequence[tuple[Order, int, int]], causal: bool | None
+) -> Iterator[Specimen]:
+    """Yield readings of the arguments, the likeliest first."""
+    vocabularies = [0]
+    if thing.kind == "embeddings":
+        tables = [m for m in thing.model.modules() if isinstance(m, nn.Embedding)]
+        vocabularies += [min(t.num_embeddings for t in tables)] if tables else []
+    for vocabulary in vocabularies:
+        for order, tokens, width in sizes if not vocabulary else sizes[:1]:
+            needed = [a for a in takes_masks(thing.arguments) if a.required]
+            for forms in product(*(forms_of(a, thing.source) for a in needed)):
+                read = _read(thing, order, tokens, width, forms, vocabulary)
+                yield replace(read, causal=causal)
+
+
+def _read(
+    thing: Thing, order: Order, tokens: int, width: int, forms: Sequence[Form], vocabulary: int
+) -> Specimen:
+    """Return one reading."""
+    kind = thing.kind
+    heads = _HEADS if order in ("bhtd", "bthd") else 1
+    leading = True
+    slots: list[Slot] = []
+    call: Callable[..., Any] = thing.call
+    chosen = {form.argument: form for form in forms}
+    positions = _positions(thing, tokens)
+    for argument in thing.arguments:
+        slot = None
+        by_name = argument.by_name or not argument.required or not leading or bool(thing.options)
+        if argument.name in chosen:
+            slot = chosen[argument.name].slot(by_name=by_name)
+        elif argument.name in positions:
+            slot = Slot(argument.name, "fixed", value=positions[argument.name], by_name=by_name)
+        else:
+            axes = _axes(order, heads, width // heads)
+            slot = _content(thing, argument, axes, vocabulary, by_name=by_name)
+        if slot is None:
+            leading = False
+        else:
+            slots.append(slot)
+            leading = leading and not by_name
+    if kind == "scores":
+        call, contents = _of_scores(thing, order, heads, width // heads)
+        slots = [*contents, *(replace(slot, by_name=True) for slot in slots)]
+    slots += [Slot(name, "fixed", value=v, by_name=True) for name, v in thing.options.items()]
+    slots.sort(key=lambda slot: slot.by_name)
+    values = [slot.value for slot in slots if slot.kind == "fixed"]
+    return Specimen(
+        thing.name,
+        call,
+        tuple(slots),
+        _BATCH if order != "td" else 1,
+        tokens,
+        is_fixed=any(isinstance(value, tuple | list | Tensor) for value in values),
+        forms=_forms(thing, chosen),
+        original=thing.original,
+        has_own_size=kind == "scores",
+        is_installed=is_installed(thing.call),
+    )
+
+
+def _content(
+    thing: Thing,
+    argument: Argument,
+    axes: tuple[str | int, ...],
+    vocabulary: int,
+    *,
+    by_name: bool,
+) -> Slot | None:
+    """Return an argument that holds numbers of tokens; None for any other."""
+    name, role = argument.name, argument.role
+    if role == "x" and vocabulary:
+        ids = tuple(axis for axis in axes if isinstance(axis, str))
+        return Slot(name, "ids", ids, "x", torch.int64, high=vocabulary, by_name=by_name)
+    is_own = role in _CONTENTS and (role == "x" or argument.required)
+    if thing.kind == "embeddings" and is_own:
+        # Arguments apart, so that one that is never read, or read for another, shows.
+        return Slot(name, "content", axes, role, by_name=by_name)
+    if thing.kind == "qkv" and role in ("query", "key", "value"):
+        return Slot(name, "content", axes, role, by_name=by_name)
+    return None
+
+
+def _forms(thing: Thing, chosen: Mapping[str, Form]) -> tuple[tuple[Form, ...], ...]:
+    """Return the forms to try of each mask, the one that a reading has chosen first."""
+    found: list[tuple[Form, ...]] = []
+    for argument in takes_masks(thing.arguments):
+        forms = tuple(forms_of(argument, thing.source))
+        first = chosen.get(argument.name)
+        rest = tuple(form for form in forms if form != first)
+        found.append(rest if first is None else (first, *rest))
+    return tuple(found)
+
+
+def _axes(order: Order, heads: int, each: int) -> tuple[str | int, ...]:
+    return {
+        "btd": ("b", "t", each),
+        "td": ("t", each),
+        "tbd": ("t", "b", each),
+        "bhtd": ("b", heads, "t", each),
+        "bthd": ("b", "t", heads, each),
+    }[order]
+
+
+def _of_scores(
+    thing: Thing, order: Order, heads: int, width: int
+) -> tuple[Callable[..., Any], list[Slot]]:
+    """Return a function of scores as one of query, key and value."""
+    scores = thing.of("scores")
+    value = thing.of("value")
+    assert scores is not None
+    by_name = value is not None and value.by_name
+    call = partial(_weighed, thing.call, value.name if value and by_name else bool(value))
+    axes = _axes(order, heads, width)
+    return call, [Slot(name, "content", axes, name) for name in ("query", "key", "value")]
+
+
+def _weighed(
+    call: Callable[..., Any],
+    values: str | bool,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    **rest: Any,
+) -> Tensor:
+    """Return what a function of scores makes of the scores of queries and keys."""
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    if isinstance(values, str):
+        return call(scores, **{values: value}, **rest)
+    if values:
+        return call(scores, value, **rest)
+    weights = call(scores, **rest)
+    if isinstance(weights, tuple):
+        weights = next(
+            part for part in cast("tuple[Any, ...]", weights) if isinstance(part, Tensor)
+        )
+    if weights.shape != scores.shape:
+        raise ValueError(f"it gave {tuple(weights.shape)} for scores {tuple(scores.shape)}")
+    return weights @ value
+
+
+def _positions(thing: Thing, tokens: int) -> dict[str, Any]:
+    """Return rotary angles for a module of transformers that wants them: cosines and sines."""
+    width = getattr(thing.model, "head_dim", None)
+    names = [a.name for a in thing.arguments]
+    if "position_embeddings" not in names or not isinstance(width, int):
+        return {}
+    slopes = 10000.0 ** (-torch.arange(0, width, 2, device="cpu") / width)
+    angles = torch.arange(tokens, device="cpu")[:, None] * torch.cat([slopes, slopes])
+    return {"position_embeddings": (angles.cos()[None], angles.sin()[None])}

@@ -1,0 +1,434 @@
+"""Repairs: what an operation would give without a mistake of the catalogue.
+
+A mistake has its name where its repair mends the law that is broken. So no second judge is needed:
+the laws are tried again, on the same code, with one operation repaired.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from regard.diagnosis.laws.tape import Change, Operation
+
+__all__ = ["REPAIRS", "Repair", "scaled_by"]
+
+_VIEWS = ("view", "_unsafe_view", "reshape", "_reshape_alias")
+_PRODUCTS = ("mm", "bmm")
+_FORBIDDEN = -1e4
+"""Scores below are forbidden for good."""
+
+
+@dataclass(frozen=True, eq=False)
+class Repair:
+    """One way to repair one mistake.
+
+    Attributes:
+        name: of the mistake in the catalogue.
+        laws: that the mistake may break.
+        fix: repairs one operation.
+    """
+
+    name: str
+    laws: tuple[str, ...]
+    fix: Change
+
+
+def _size(op: Operation) -> list[int]:
+    """Return the shape that a view gives."""
+    x, size = cast(Tensor, op.args[0]), [int(n) for n in op.args[1]]
+    if -1 in size:
+        at = size.index(-1)
+        size[at] = x.numel() // max(1, prod(n for n in size if n != -1))
+    return size
+
+
+# Heads
+
+
+def _merged(op: Operation) -> Tensor | None:
+    if op.name not in _VIEWS or not op.behind or not op.behind[0]:
+        return None
+    x, size = cast(Tensor, op.args[0]), _size(op)
+    if x.ndim < 3 or x.shape[-2] != op.tokens or len(size) < 2:
+        return None
+    heads, rest = divmod(size[-1], x.shape[-1])
+    if heads < 2 or rest or size[-2] % op.tokens or x.numel() % (heads * op.tokens * x.shape[-1]):
+        return None
+    if x.shape[-3] % heads:
+        return None
+    return x.reshape(-1, heads, op.tokens, x.shape[-1]).transpose(1, 2).reshape(size)
+
+
+def _split(op: Operation) -> Tensor | None:
+    if op.name not in _VIEWS or not op.moved[0] or op.behind[0]:
+        return None
+    x, size = cast(Tensor, op.args[0]), _size(op)
+    if len(size) < 3 or x.ndim < 2 or size[-2] != op.tokens or x.shape[-2] % op.tokens:
+        return None
+    heads, rest = divmod(x.shape[-1], size[-1])
+    if heads < 2 or rest or size[-3] % heads:
+        return None
+    return x.reshape(-1, op.tokens, heads, size[-1]).transpose(1, 2).reshape(size)
+
+
+def _repeated(op: Operation) -> Tensor | None:
+    """Repeat each head of keys and values in its place."""
+    if not op.tensors or not any(op.moved):
+        return None
+    x = op.tensors[0]
+    if op.name == "repeat" and x.ndim == 4:
+        times = [int(n) for n in op.args[1]]
+        many = [axis for axis, n in enumerate(times) if n > 1]
+        if len(times) == 4 and len(many) == 1 and x.shape[many[0]] > 1:
+            return x.repeat_interleave(times[many[0]], many[0])
+    if op.name == "cat" and x.ndim == 4 and len(op.tensors) > 1:
+        axis = int(op.args[1]) if len(op.args) > 1 else 0
+        is_same = all(t.shape == x.shape and torch.equal(t, x) for t in op.tensors)
+        return x.repeat_interleave(len(op.tensors), axis) if is_same else None
+    if op.name == "expand" and x.ndim == 5:
+        size = [int(n) for n in op.args[1]]
+        size = [n if n != -1 else x.shape[axis] for axis, n in enumerate(size)]
+        for axis in (1, 2):
+            if x.shape[axis] == 1 and size[axis] > 1 and x.shape[axis + 1] > 1:
+                return x.squeeze(axis).repeat_interleave(size[axis], axis).reshape(size)
+    return None
+
+
+# The softmax
+
+
+def _over_keys(op: Operation) -> Tensor | None:
+    """Run a softmax over the last axis, in one operation or by hand."""
+    if op.name in ("_softmax", "_safe_softmax"):
+        x = cast(Tensor, op.args[0])
+        axis = int(op.args[1]) % max(x.ndim, 1)
+        if x.ndim and x.shape[-1] > op.tokens and x.shape[-1] % op.tokens == 0:
+            apart = x.reshape(*x.shape[:-1], -1, op.tokens)
+            return apart.softmax(-1).reshape(x.shape)
+        if x.ndim > 1 and x.shape[-1] == op.tokens and axis != x.ndim - 1:
+            return x.softmax(-1)
+        return None
+    if op.name in ("div", "div_") and len(op.tensors) == 2 and all(op.behind):
+        top, total = op.tensors
+        sums = [top.sum(axis, keepdim=True) for axis in range(top.ndim - 1)]
+        sums += [top.sum(), *(top.flatten(a).sum(-1) for a in range(top.ndim - 1))]
+        wrong = any(_is_sum(total, each) for each in sums) or _is_sum(total, top.sum(-1))
+        is_right = total.ndim == top.ndim and _is_sum(total, top.sum(-1, keepdim=True))
+        if top.shape[-1] == op.tokens and wrong and not is_right:
+            return top / top.sum(-1, keepdim=True)
+    return None
+
+
+def _is_sum(total: Tensor, own: Tensor) -> bool:
+    """Return True if a tensor holds a sum, in whatever shape."""
+    return total.numel() == own.numel() and torch.allclose(total.flatten(), own.flatten())
+
+
+def _over_rows(op: Operation) -> Tensor | None:
+    """Run a softmax over the last axis but one: scores may have keys first."""
+    if op.name != "_softmax":
+        return None
+    x = cast(Tensor, op.args[0])
+    is_last = x.ndim > 1 and int(op.args[1]) % x.ndim == x.ndim - 1
+    return x.softmax(-2) if is_last and x.shape[-2] == op.tokens else None
+
+
+# Masks
+
+
+def _zero_one(op: Operation) -> tuple[Tensor, Tensor] | None:
+    """Return scores or weights, and a mask of 0 and 1 that they meet."""
+    if len(op.tensors) != 2 or op.moved[0] == op.moved[1]:
+        return None
+    x, mask = op.tensors if op.moved[0] else op.tensors[::-1]
+    if mask.ndim < 2 or mask.numel() < 4:
+        return None
+    is_mask = mask.dtype == torch.bool or bool(((mask == 0) | (mask == 1)).all())
+    return (x, mask != 0) if is_mask else None
+
+
+def _added(op: Operation) -> Tensor | None:
+    """Forbid what a mask of 0 and 1 that is added, or taken off, means to forbid."""
+    if op.name in ("add", "add_", "sub", "sub_") and not any(op.behind):
+        found = _zero_one(op)
+        if found is None:
+            return None
+        x, one = found
+        return x.masked_fill(one if op.name.startswith("sub") else ~one, -torch.inf)
+    if op.name == "baddbmm" and not op.moved[0] and _is_zero_one(op.args[0]):
+        return (op.args[1] @ op.args[2]).masked_fill(op.args[0] == 0, -torch.inf)
+    if "scaled_dot_product" in op.name:
+        mask = op.kwargs.get("attn_mask")
+        if isinstance(mask, Tensor) and _is_zero_one(mask):
+            return _fused(op, lambda scores: scores - mask + torch.where(mask == 1, 0, -torch.inf))
+    return None
+
+
+def _added_forbidden(op: Operation) -> Tensor | None:
+    """Forbid where a mask of 0 and 1 that is added to the scores is 1."""
+    if op.name in ("add", "add_") and not any(op.behind):
+        found = _zero_one(op)
+        return None if found is None else found[0].masked_fill(found[1], -torch.inf)
+    if op.name == "baddbmm" and not op.moved[0] and _is_zero_one(op.args[0]):
+        return (op.args[1] @ op.args[2]).masked_fill(op.args[0] == 1, -torch.inf)
+    mask = op.kwargs.get("attn_mask") if "scaled_dot_product" in op.name else None
+    if isinstance(mask, Tensor) and _is_zero_one(mask):
+        return _fused(op, lambda scores: scores.masked_fill(mask == 1, -torch.inf))
+    return None
+
+
+def _is_zero_one(mask: Tensor) -> bool:
+    return bool(((mask == 0) | (mask == 1)).all())
+
+
+def _masked_after(op: Operation) -> Tensor | None:
+    """Forbid before the softmax what was set to 0 behind it."""
+    if not op.tensors or not op.behind[0] or op.tensors[0].shape[-1] != op.tokens:
+        return None
+    x = op.tensors[0]
+    left: Tensor | None = None
+    if op.name in ("mul", "mul_") and (found := _zero_one(op)) is not None:
+        left = found[0] * found[1]
+    elif op.name in ("masked_fill", "masked_fill_") and float(op.args[2]) == 0:
+        left = x.masked_fill(op.args[1], 0.0)
+    elif op.name in ("tril", "tril_"):
+        left = x.tril(*op.args[1:])
+    if left is None:
+        return None
+    total = left.sum(-1, keepdim=True)
+    return left / torch.where(total == 0, 1.0, total)
+
+
+def _where_after(op: Operation) -> Tensor | None:
+    if op.name != "where" or len(op.tensors) != 3 or not op.behind[1]:
+        return None
+    condition, one, other = op.tensors
+    if one.shape[-1] != op.tokens or bool(other.any()):
+        return None
+    left = torch.where(condition, one, other)
+    total = left.sum(-1, keepdim=True)
+    return left / torch.where(total == 0, 1.0, total)
+
+
+def _filled(op: Operation) -> Tensor | None:
+    """Fill what is forbidden with -inf."""
+    if not op.tensors or any(op.behind) or not any(op.moved):
+        return None
+    x = op.tensors[0]
+    match op.name.removesuffix("_"):
+        case "masked_fill" if op.moved[0] and _is_weak(op.args[2]):
+            return x.masked_fill(op.args[1], -torch.inf)
+        case "where" if len(op.tensors) == 3:
+            condition, one, other = op.tensors
+            if op.moved[1] and not op.moved[2] and _is_weak(other):
+                return torch.where(condition, one, -torch.inf)
+            if op.moved[2] and not op.moved[1] and _is_weak(one):
+                return torch.where(condition, -torch.inf, other)
+        case "index_put" if op.moved[0] and _is_weak(op.args[2]):
+            forbidden = torch.full_like(op.args[2], -torch.inf)
+            return torch.ops.aten.index_put(x, op.args[1], forbidden)
+        case "mul":
+            found = _zero_one(op)
+            return None if found is None else found[0].masked_fill(~found[1], -torch.inf)
+        case "tril" if x.shape[-1] == op.tokens:
+            return x.masked_fill(~torch.ones_like(x, dtype=torch.bool).tril(), -torch.inf)
+        case "add" if len(op.tensors) == 2 and op.moved[0] != op.moved[1]:
+            scores, mask = op.tensors if op.moved[0] else op.tensors[::-1]
+            if (low := _lowest(mask)) is not None:
+                return scores.masked_fill(mask == low, -torch.inf)
+        case name if "scaled_dot_product" in name:
+            mask = op.kwargs.get("attn_mask")
+            if isinstance(mask, Tensor) and (low := _lowest(mask)) is not None:
+                return _fused(op, lambda s: s.masked_fill(mask == low, -torch.inf))
+        case _:
+            pass
+    return None
+
+
+def _is_weak(value: Any) -> bool:
+    """Return True for a number that forbids nothing, or too much."""
+    if isinstance(value, Tensor):
+        if value.numel() == 0 or not value.is_floating_point():
+            return False
+        value = value.flatten()[0].item() if bool((value == value.flatten()[0]).all()) else 0.0
+    return not float(value) < _FORBIDDEN
+
+
+def _lowest(mask: Tensor) -> float | None:
+    """Return the number by which a mask of 0 and one other lowers scores too little."""
+    if mask.ndim < 2 or not mask.is_floating_point():
+        return None
+    values = cast("list[float]", mask.unique().tolist())
+    return values[0] if len(values) == 2 and values[1] == 0 and values[0] > _FORBIDDEN else None
+
+
+def _hides_later(op: Operation) -> Tensor | None:
+    """Hide later tokens in the softmax."""
+
+    def causal(scores: Tensor) -> Tensor:
+        later = torch.ones_like(scores, dtype=torch.bool).triu(1)
+        return scores.masked_fill(later, -torch.inf)
+
+    if op.name in ("_softmax", "_safe_softmax"):
+        x = cast(Tensor, op.args[0])
+        is_square = x.ndim > 1 and x.shape[-1] == x.shape[-2] == op.tokens
+        if is_square and int(op.args[1]) % x.ndim == x.ndim - 1:
+            return causal(x).softmax(-1)
+    if op.name == "exp" and op.moved[0] and not op.behind[0]:
+        x = cast(Tensor, op.args[0])
+        is_square = x.ndim > 1 and x.shape[-1] == x.shape[-2] == op.tokens
+        return causal(x).exp() if is_square else None
+    if "scaled_dot_product" in op.name and op.tensors[0].shape[-2] == op.tokens:
+        return _fused(op, causal)
+    return None
+
+
+def _without_nan(op: Operation) -> Tensor | None:
+    """Give rows with nothing to attend to weights of 0."""
+    if op.name in ("_softmax", "_safe_softmax"):
+        return cast(Tensor, op.args[0]).softmax(op.args[1]).nan_to_num(0.0)
+    return _fused(op, lambda scores: scores) if "scaled_dot_product" in op.name else None
+
+
+# Products
+
+
+def _is_of_scores(op: Operation) -> bool:
+    is_pair = len(op.moved) > 1 and all(op.moved[-2:])
+    return is_pair and not any(op.behind) and op.name in (*_PRODUCTS, "baddbmm")
+
+
+def scaled_by(factor: float) -> Change:
+    """Return a repair that multiplies query times key with a factor.
+
+    Args:
+        factor: that is missing.
+    """
+
+    def fix(op: Operation) -> Tensor | None:
+        if "scaled_dot_product" in op.name:
+            return _fused(op, lambda scores: scores, factor)
+        if op.name == "mul" and all(op.moved) and not any(op.behind) and len(op.moved) == 2:
+            one, other = op.tensors
+            product = one * other
+            is_outer = product.shape not in (one.shape, other.shape)
+            return product * factor if is_outer else None
+        if not _is_of_scores(op) or op.name == "baddbmm":
+            return None
+        one, other = op.tensors[-2:]
+        return one @ other * factor
+
+    return fix
+
+
+def _fused(op: Operation, change: Callable[[Tensor], Tensor], factor: float = 1.0) -> Any:
+    """Return what a fused kernel gives for changed scores."""
+    query, key, value = op.args[:3]
+    groups = query.shape[-3] // key.shape[-3] if query.ndim > 2 else 1
+    if groups > 1:
+        key, value = (t.repeat_interleave(groups, -3) for t in (key, value))
+    scale = op.kwargs.get("scale")
+    scores = query @ key.mT * ((query.shape[-1] ** -0.5 if scale is None else scale) * factor)
+    mask = op.kwargs.get("attn_mask")
+    flags = [argument for argument in op.args[3:] if isinstance(argument, bool)]
+    if isinstance(mask, Tensor):
+        scores = (
+            scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        )
+    if op.kwargs.get("is_causal", bool(flags and flags[0])):
+        scores = scores.masked_fill(torch.ones_like(scores).triu(1) > 0, -torch.inf)
+    scores = change(scores)
+    output = scores.softmax(-1).nan_to_num(0.0) @ value
+    return output, scores.logsumexp(-1)
+
+
+def _transposed_weights(op: Operation) -> Tensor | None:
+    """Multiply weights, and not their transpose, with values."""
+    if op.name not in _PRODUCTS or len(op.behind) != 2 or op.behind[0] == op.behind[1]:
+        return None
+    weights = op.tensors[0] if op.behind[0] else op.tensors[1]
+    if weights.shape[-1] != op.tokens or weights.shape[-2] != op.tokens:
+        return None
+    one, other = op.tensors
+    return one.mT @ other if op.behind[0] else one @ other.mT
+
+
+def _values_first(op: Operation) -> Tensor | None:
+    if op.name not in _PRODUCTS or len(op.behind) != 2 or op.behind != (False, True):
+        return None
+    value, weights = op.tensors
+    is_square = weights.shape[-1] == weights.shape[-2] == value.shape[-1] == value.shape[-2]
+    return weights @ value if is_square else None
+
+
+def _summed(op: Operation) -> Tensor | None:
+    """Sum weights times values over the keys."""
+    if op.name != "sum" or not op.behind or not op.behind[0] or len(op.args) < 2:
+        return None
+    x = cast(Tensor, op.args[0])
+    axes = [int(a) % x.ndim for a in cast(Sequence[int], op.args[1])]
+    if len(axes) != 1 or x.ndim < 3 or x.shape[axes[0]] != op.tokens:
+        return None
+    others = [a for a in (axes[0] + 1, axes[0] - 1) if 0 <= a < x.ndim and x.shape[a] == op.tokens]
+    return x.sum(others[0]) if others else None
+
+
+def _keys_transposed(op: Operation) -> Tensor | None:
+    """Transpose the keys before they meet the queries."""
+    if _is_of_scores(op) and op.name in _PRODUCTS:
+        one, other = op.tensors
+        if one.shape == other.shape and one.shape[-2] == op.tokens:
+            return one @ other.mT
+    if op.name in _VIEWS and op.moved[0] and not op.behind[0]:
+        x, size = cast(Tensor, op.args[0]), _size(op)
+        is_turned = x.ndim >= 2 and size == [*x.shape[:-2], x.shape[-1], x.shape[-2]]
+        if is_turned and x.shape[-2] == op.tokens != x.shape[-1]:
+            return x.mT.contiguous()
+    return None
+
+
+def _not_dropped(op: Operation) -> Any:
+    """Drop nothing."""
+    if op.name == "native_dropout":
+        return op.args[0].clone(), torch.ones_like(op.args[0], dtype=torch.bool)
+    if op.name in ("bernoulli_", "bernoulli") and not any(op.moved):
+        numbers = [a for a in op.args if isinstance(a, float)]
+        return torch.full_like(op.tensors[0], numbers[0] if numbers else 1.0)
+    return None
+
+
+def _not_scaled(op: Operation) -> Tensor | None:
+    """Leave weights as they are."""
+    is_number = len(op.tensors) == 1 or (len(op.tensors) == 2 and op.tensors[1].numel() == 1)
+    if op.name.removesuffix("_") in ("mul", "div") and op.behind[0] and is_number:
+        return op.tensors[0].clone()
+    return None
+
+
+_WEIGHTS = ("samples", "influence", "mixture", "score", "heads", "padding", "runs")
+
+REPAIRS: tuple[Repair, ...] = (
+    Repair("softmax-wrong-axis", _WEIGHTS, _over_keys),
+    Repair("mask-added-as-numbers", _WEIGHTS, _added),
+    Repair("mask-added-as-numbers", _WEIGHTS, _added_forbidden),
+    Repair("mask-after-softmax", _WEIGHTS, _masked_after),
+    Repair("mask-after-softmax", _WEIGHTS, _where_after),
+    Repair("mask-fill-value", _WEIGHTS, _filled),
+    Repair("heads-split-without-transpose", _WEIGHTS, _split),
+    Repair("heads-merged-without-transpose", _WEIGHTS, _merged),
+    Repair("keys-not-transposed", _WEIGHTS, _keys_transposed),
+    Repair("values-mixed-along-wrong-axis", _WEIGHTS, _transposed_weights),
+    Repair("values-mixed-along-wrong-axis", _WEIGHTS, _values_first),
+    Repair("values-mixed-along-wrong-axis", _WEIGHTS, _summed),
+    Repair("kv-heads-repeated-in-wrong-order", ("heads",), _repeated),
+    Repair("dropout-in-eval", ("pure",), _not_dropped),
+    Repair("softmax-wrong-axis", _WEIGHTS[1:], _over_rows),
+    Repair("wrong-scale", ("mixture",), _not_scaled),
+    Repair("not-causal", ("influence",), _hides_later),
+    Repair("nan-rows", ("runs", "padding"), _without_nan),
+)
+"""In the order in which they are tried."""

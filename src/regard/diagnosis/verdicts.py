@@ -1,0 +1,152 @@
+"""The verdict on one attention: laws judge, the catalogue explains."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+import torch
+
+from regard.diagnosis.catalogue import Fault, fault
+from regard.diagnosis.explaining import explained
+from regard.diagnosis.laws.judge import LAWS, judged
+from regard.diagnosis.laws.lab import Lab, NotTried, differs
+from regard.diagnosis.laws.law import Result
+from regard.diagnosis.laws.specimen import Specimen
+from regard.diagnosis.laws.visibility import influence, pattern_of
+from regard.diagnosis.laws.weighing import core_of
+from regard.diagnosis.lines import Lines
+from regard.diagnosis.report import Finding, Report
+
+__all__ = ["report_of"]
+
+_NO_NAME = "No known mistake gives these numbers."
+
+
+def report_of(readings: Sequence[Specimen]) -> Report:
+    """Return the report on the first reading that obeys all laws; else on the first one.
+
+    Args:
+        readings: of the code, the likeliest first.
+    """
+    tried: list[tuple[Lab, list[Result]]] = []
+    for specimen in readings:
+        lab = Lab(specimen)
+        tried.append((lab, judged(lab)))
+        if _held(tried[-1][1]) == len(LAWS):
+            break
+    # Other axes count if they make the code right; of one order the reading that obeys the most.
+    own = [slot.axes for slot in tried[0][0].specimen.sources.values()]
+    alike = [
+        each
+        for each in tried
+        if [slot.axes for slot in each[0].specimen.sources.values()] == own
+        or _held(each[1]) == len(LAWS)
+    ]
+    lab, results = max(alike, key=lambda each: _held(each[1]))
+    s = lab.specimen
+    notes = tuple(lab.notes)
+    plain = Report(s.name, (), _read_as(lab, results), "", tuple(results), notes)
+    broken = _broken(results)
+    findings = explained(lab, results) if broken else []
+    if any(finding.severity == "fault" for finding in findings):
+        return _with(plain, findings)
+    # What is attention for sure breaks the other laws for sure.
+    known = {r.law.name for r in results if r.outcome == "held"} >= {"mixture", "score", "heads"}
+    certain = [r for r in broken if known or (r.breach is not None and r.breach.is_definite)]
+    if certain:
+        # Later laws are often broken by what breaks an earlier one.
+        return _with(plain, [finding_of(certain[0], _NO_NAME), *findings])
+    missing = [f"The law {r.law.name!r} is broken: {r.breach.says}" for r in broken if r.breach]
+    untried = [r for r in results if r.outcome == "not tried"]
+    if results[0] in untried:  # where it does not run, the others say the same
+        untried = untried[:1]
+    missing += [f"The law {r.law.name!r} was not tried: {r.reason}" for r in untried]
+    if not missing:
+        findings = [*findings, *_notes(lab)]
+    return _with(plain, findings, "\n".join(missing))
+
+
+def _with(report: Report, findings: Sequence[Finding], missing: str = "") -> Report:
+    return Report(report.name, tuple(findings), report.read_as, missing, report.laws, report.notes)
+
+
+def _held(results: Sequence[Result]) -> int:
+    """Return how many laws hold, or do not apply, before the first one that does neither."""
+    bad = [n for n, r in enumerate(results) if r in _broken([r]) or r.outcome == "not tried"]
+    return bad[0] if bad else len(LAWS)
+
+
+def _broken(results: Sequence[Result]) -> list[Result]:
+    return [r for r in results if r.breach is not None and not r.breach.is_note]
+
+
+def finding_of(result: Result, cause: str) -> Finding:
+    """Return a broken law as a finding.
+
+    Args:
+        result: of the law.
+        cause: what is known of it, in a sentence.
+    """
+    breach, law = result.breach, result.law
+    assert breach is not None
+    entry = Fault(0, law.name, f"The law {law.name!r} is broken. {law.statement}", law.formula)
+    pair = breach.pair or (None, None, "")
+    return Finding(
+        entry,
+        "fault",
+        breach.place.file if breach.place else None,
+        breach.place.line if breach.place else None,
+        f"{breach.says} {cause}",
+        *pair,
+    )
+
+
+def _read_as(lab: Lab, results: Sequence[Result]) -> str:
+    """Return how the arguments were read, how many heads there are, and what a token sees."""
+    s = lab.specimen
+    words = [s.words if s.is_example else _axes(s)]
+    with suppress(Exception):  # a law has said already why nothing can be cut out
+        heads = len(core_of(lab).heads)
+        words.append("one head" if heads == 1 else f"{heads} heads")
+    if any(r.law.name == "influence" and not r.reason for r in results):
+        with suppress(NotTried):
+            words.append(pattern_of(influence(lab)))
+    return ", ".join(word for word in (*words, *lab.readings) if word)
+
+
+def _axes(specimen: Specimen) -> str:
+    """Return the axes of the first argument in words."""
+    slot = next(iter(specimen.sources.values()))
+    numbers = ["heads", "dim"] if sum(isinstance(axis, int) for axis in slot.axes) == 2 else ["dim"]
+    names = {"b": "batch", "t": "tokens"}
+    parts = [names[axis] if isinstance(axis, str) else numbers.pop(0) for axis in slot.axes]
+    what = "a function of scores, " if specimen.has_own_size else ""
+    return f"{what}({', '.join(parts)})" + (" of token ids" if slot.high else "")
+
+
+def _notes(lab: Lab) -> list[Finding]:
+    """Return what is right, but worth knowing."""
+    s = lab.specimen
+    found: list[Finding] = []
+    if not s.has_batch and not s.is_example:
+        run = lab.run(s.contents(s.batch, s.tokens), keeps=True)
+        lines = Lines(run.steps, lab.sources_of(run))
+        place = lines.of("transpose-of-batch") if lines.turning() is not None else None
+        entry = fault("unbatched-only" if place is None else "transpose-of-batch")
+        place = place or lines.of("softmax-wrong-axis")
+        file, line = (place.file, place.line) if place else (None, None)
+        found.append(Finding(entry, "note", file, line, ""))
+    if s.is_module and s.has_batch and _ignores_order(lab):
+        found.append(Finding(fault("no-positions"), "note", None, None, ""))
+    return found
+
+
+def _ignores_order(lab: Lab) -> bool:
+    """Return True if tokens in another order give the same outputs in that order."""
+    s = lab.specimen
+    if s.causal or s.masks or s.is_fixed or not lab.sees_rows or len(s.sources) > 1:
+        return False
+    contents = s.contents(s.batch, s.tokens, seed=15)
+    order = torch.arange(s.tokens, device="cpu").roll(2)
+    straight = lab.run(contents).rows
+    turned = lab.run({name: t[:, order] for name, t in contents.items()}).rows
+    return straight.shape == turned.shape and not bool(differs(turned, straight[:, order]).any())
