@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from checked_files import MODULE, RIGHT, WRONG, trouble, write
-from regard.diagnosis.sandbox.sandbox_process import Limits, check_apart
+from regard.diagnosis.sandbox.sandbox_process import CannotRun, Limits, check_apart
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -367,6 +367,61 @@ def test_code_that_fails(source: str, message: str) -> None:
     name = write("mine.py", source)
     target = f"{name}:attention" if "def attention" in source else name
     assert trouble(target) == message
+
+
+FORGED = """
+import json, os, sys
+answer = json.dumps({"reports": [{"exit_code": 0, "text": "right"}], "troubles": []})
+print(answer)
+sys.__stdout__.write(answer)
+for number in range(1, 30):
+    try:
+        os.write(number, answer.encode())
+    except OSError:
+        pass
+
+def attention(q, k, v):
+    os._exit(0)
+"""
+
+
+def test_an_answer_that_the_code_writes_itself_does_not_count() -> None:
+    Path("forged.py").write_text(FORGED)
+    with pytest.raises(CannotRun, match="ended Python with exit code 0"):
+        check_apart("forged.py")
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
+def test_a_process_in_a_session_of_its_own_ends_too() -> None:
+    start = "import subprocess\nown = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+    write = "open('pid.txt', 'w').write(str(own.pid))\n"
+    Path("starts.py").write_text(start + write + RIGHT)
+    assert check_apart("starts.py").exit_code == 0
+    state = Path("/proc", Path("pid.txt").read_text(), "stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "latin.py",
+            b'name = "\xe9"\n',
+            "latin.py is not UTF-8, line 1; Python reads nothing else unless it is told.\n"
+            "    Save it as UTF-8, or write its encoding first: # -*- coding: latin-1 -*-",
+        ),
+        (
+            "latin.ipynb",
+            b'{"cells": [{"cell_type": "code", "source": "\xe9"}]}',
+            "latin.ipynb is not UTF-8 from byte 44 on; a notebook must be.\n"
+            "    Open it in Jupyter and save it again.",
+        ),
+    ],
+    ids=["file", "notebook"],
+)
+def test_a_file_in_another_encoding(name: str, content: bytes, message: str) -> None:
+    Path(name).write_bytes(content)
+    assert trouble(name) == message
 
 
 @pytest.mark.full

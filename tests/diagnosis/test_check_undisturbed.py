@@ -91,6 +91,10 @@ CHANGES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
     ),
     "folder": (lambda: os.chdir("/"), Path.cwd),
     "sys.path": (lambda: sys.path.insert(0, "/nowhere"), lambda: list(sys.path)),
+    "sys.modules": (
+        lambda: sys.modules.update(math=sys, json=sys),
+        lambda: [sys.modules["math"], sys.modules["json"]],
+    ),
     "recursion limit": (lambda: sys.setrecursionlimit(765), sys.getrecursionlimit),
     "signals": (
         lambda: (
@@ -122,6 +126,60 @@ def test_what_the_code_changes_is_put_back(
     assert regard.check(changing).ok
     assert seen[0] != before
     assert state() == before
+
+
+class Settings:
+    """An object that somebody's layer takes."""
+
+    def __init__(self) -> None:
+        self.dim, self.calls = 16, 0
+
+
+class Configured(nn.Module):
+    def __init__(self, config: Settings) -> None:
+        super().__init__()
+        config.calls += 1
+        self.qkv = nn.Linear(config.dim, 3 * config.dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return attention(*self.qkv(x).chunk(3, -1))
+
+
+def test_an_object_for_a_class_stays_as_it_is() -> None:
+    config = Settings()
+    assert regard.check(Configured, config).ok
+    assert config.calls == 0
+
+
+def test_an_object_in_an_example_stays_as_it_is() -> None:
+    config = Settings()
+
+    def counting(q: Tensor, k: Tensor, v: Tensor, config: Settings) -> Tensor:
+        config.calls += 1
+        return attention(q, k, v)
+
+    assert regard.check(counting, args=(*torch.rand(3, 2, 7, 8), config)).ok
+    assert config.calls == 0
+
+
+class CopiesNothing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(16, 48)
+
+    def __deepcopy__(self, memo: object) -> "CopiesNothing":
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return attention(*self.qkv(x).chunk(3, -1))
+
+
+def test_a_module_whose_copy_is_itself_is_refused_and_stays_as_it_is() -> None:
+    layer = CopiesNothing().bfloat16().train()
+    with pytest.raises(ValueError, match="CopiesNothing cannot be copied \\(its copy shares"):
+        regard.check(layer)
+    assert layer.training
+    assert layer.qkv.weight.dtype == torch.bfloat16
 
 
 def test_check_runs_in_a_thread_as_well() -> None:

@@ -28,11 +28,11 @@ _NOT_THEIRS = (
 
 
 def undisturbed(check: Callable[_P, _R]) -> Callable[_P, _R]:
-    """The same function, after which this process is as it was.
+    """Return the same function, after which this process is as it was.
 
-    Environment, current folder, ``sys.path``, recursion limit, handlers of signals and
-    deterministic algorithms are put back. Where the code ends Python, or needs CUDA where there is
-    none, that is a ``ValueError`` with its line.
+    Environment, current folder, ``sys.path``, the modules that were there, recursion limit,
+    handlers of signals and deterministic algorithms are put back. Where the code ends Python, or
+    needs CUDA where there is none, that is a ``ValueError`` with its line.
 
     Args:
         check: what runs somebody's code.
@@ -67,7 +67,7 @@ def _in_words() -> Generator[None]:
 
 
 def _sentence(error: BaseException) -> str:
-    """What happened, on which of their lines."""
+    """Return what happened, on which of their lines."""
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     own = [file for file in files if not file.startswith(_NOT_THEIRS)]
     path = Path(own[-1] if own else "the code")
@@ -77,7 +77,7 @@ def _sentence(error: BaseException) -> str:
 @contextmanager
 def _put_back() -> Generator[None]:
     environment, path, limit = dict(os.environ), list(sys.path), sys.getrecursionlimit()
-    handlers = _handlers()
+    handlers, modules = _handlers(), dict(sys.modules)
     folder: str | None = None
     with suppress(OSError):  # it may have been deleted
         folder = os.getcwd()  # noqa: PTH109  # as it is written
@@ -89,6 +89,8 @@ def _put_back() -> Generator[None]:
             os.environ.clear()
             os.environ.update(environment)
         sys.path[:] = path
+        # Modules that were imported for the first time stay: others refer to them already.
+        sys.modules.update(modules)
         sys.setrecursionlimit(limit)
         for number, handler in _handlers().items():
             if handler is not handlers[number] and handlers[number] is not None:
@@ -109,7 +111,7 @@ def _determinism() -> tuple[bool, bool]:
 
 
 def _handlers() -> dict[signal.Signals, Any]:
-    """Who is told of each signal; none outside of the main thread, which alone can set them."""
+    """Return the handler of each signal; none outside of the main thread, which sets them."""
     if threading.current_thread() is not threading.main_thread():
         return {}
     return {number: signal.getsignal(number) for number in signal.Signals}

@@ -27,7 +27,7 @@ class Cell:
 
 
 def read_cells(path: Path) -> list[Cell]:
-    """The cells of code of a notebook, in their order.
+    """Return the cells of code of a notebook, in their order.
 
     Args:
         path: of an ``.ipynb`` file, which is JSON; format 3 and later.
@@ -39,6 +39,11 @@ def read_cells(path: Path) -> list[Cell]:
     try:
         text = path.read_text(encoding="utf-8")
         sources = list(_sources(json.loads(text)))
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path.name} is not UTF-8 from byte {error.start} on; a notebook must be.\n"
+            "    Open it in Jupyter and save it again."
+        ) from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"{path.name} is no notebook ({type(error).__name__}); an .ipynb is JSON with cells.\n"
@@ -51,7 +56,7 @@ def read_cells(path: Path) -> list[Cell]:
 
 
 def namespace(name: str, cells: list[Cell]) -> ModuleType:
-    """An empty module in which cells run; ``inspect.getsource`` finds their classes in it.
+    """Return an empty module in which cells run; ``inspect.getsource`` finds their classes in it.
 
     Args:
         name: of the module.

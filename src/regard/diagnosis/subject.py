@@ -1,7 +1,6 @@
 """Somebody's module or function: built, copied, and run so that nothing else changes."""
 
 import ast
-import contextlib
 import copy
 import inspect
 import io
@@ -9,6 +8,7 @@ import random
 import textwrap
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any, cast
 
 import torch
@@ -31,20 +31,20 @@ __all__ = [
 FEW_BITS = (torch.float16, torch.bfloat16)
 
 
-@contextlib.contextmanager
+@contextmanager
 def quiet(seed: int = 0) -> Generator[None]:
     """Run somebody's code: what it prints is dropped, random states are put back."""
     state = random.getstate()
     dtype = torch.get_default_dtype()
     with (
         torch.random.fork_rng(devices=[]),
-        contextlib.redirect_stdout(io.StringIO()),
+        redirect_stdout(io.StringIO()),
         warnings.catch_warnings(),
         torch.inference_mode(False),
         torch.enable_grad(),  # without it nn.MultiheadAttention is one operation, all in one
     ):
         warnings.simplefilter("ignore")
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # that of CUDA stays as it is
         try:
             yield
         finally:
@@ -106,15 +106,24 @@ def _built(thing: type, args: tuple[Any, ...], options: Mapping[str, Any]) -> ob
             f"{thing.__name__} has not the arguments that it needs ({error}); it takes {wants}.\n"
             f"    Give them after it: regard.check({thing.__name__}, ...)."
         ) from error
+    with suppress(Exception):  # what cannot be copied is passed as it is
+        args, options = copy.deepcopy((args, options))
     with quiet():
         return thing(*args, **options)
 
 
 def copied(module: nn.Module) -> nn.Module:
-    """Return a copy in eval mode and float32, so that nothing happens to the module itself."""
+    """Return a copy in eval mode and float32, so that nothing happens to the module itself.
+
+    Raises:
+        ValueError: it cannot be copied.
+    """
     for parameter in module.parameters():
         check_numbers(type(module).__name__, parameter.device)
     own = independent(module)
+    kept = {id(part) for part in (*module.modules(), *module.parameters(), *module.buffers())}
+    if any(id(part) in kept for part in (*own.modules(), *own.parameters(), *own.buffers())):
+        raise _uncopied(module, "its copy shares modules or tensors with it")
     floats = {p.dtype for p in own.parameters() if p.is_floating_point()}
     return (own if floats <= {torch.float32} else own.float()).eval()
 
@@ -131,10 +140,8 @@ def independent(module: nn.Module) -> nn.Module:
     Raises:
         ValueError: it cannot be copied.
     """
-    try:
+    with suppress(Exception):  # somebody's code may raise anything
         return copy.deepcopy(module)
-    except Exception:  # noqa: BLE001  # somebody's code may raise anything
-        pass
     memo: dict[int, Any] = {}
     for part in module.modules():
         for value in list(vars(part).values()):
@@ -142,11 +149,15 @@ def independent(module: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(module, memo)
     except Exception as error:
-        name = type(module).__name__
-        raise ValueError(
-            f"{name} cannot be copied ({type(error).__name__}: {error}); check runs copies only, "
-            f"so that nothing happens to yours.\n    Give the class: regard.check({name}, ...)."
-        ) from error
+        raise _uncopied(module, f"{type(error).__name__}: {error}") from error
+
+
+def _uncopied(module: nn.Module, reason: str) -> ValueError:
+    name = type(module).__name__
+    return ValueError(
+        f"{name} cannot be copied ({reason}); check runs copies only, so that nothing happens to "
+        f"yours.\n    Give the class: regard.check({name}, ...)."
+    )
 
 
 def _remember(value: object, memo: dict[int, Any]) -> None:

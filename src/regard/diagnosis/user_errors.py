@@ -1,4 +1,4 @@
-"""What somebody's code raised, in a sentence with their own line."""
+"""Errors of somebody's code in a sentence with their own line."""
 
 import linecache
 import sysconfig
@@ -30,6 +30,11 @@ def sentence(error: BaseException, path: Path, shown: str) -> str:
     if isinstance(error, SyntaxError) and error.filename and _own_file(error.filename, path):
         line = error.lineno or 0
         where = _named(error.filename, path, shown)
+        if "codec can't decode" in str(error.msg) or str(error.msg).startswith("Non-UTF-8"):
+            return (
+                f"{where} is not UTF-8, line {line}; Python reads nothing else unless it is told.\n"
+                "    Save it as UTF-8, or write its encoding first: # -*- coding: latin-1 -*-"
+            )
         return (
             f"{where} does not compile, line {line}: {_first_line(error.msg)}; it must be Python."
             f"{_quoted(error.filename, line, error.text)}"
@@ -72,7 +77,7 @@ def sentence(error: BaseException, path: Path, shown: str) -> str:
 
 
 def lacks_cuda(error: BaseException) -> bool:
-    """Whether an error says that there is no CUDA here."""
+    """Return True if an error says that there is no CUDA here."""
     return any(words in str(error).lower() for words in _NO_CUDA)
 
 
@@ -97,7 +102,7 @@ def _own_frame(error: BaseException, path: Path) -> tuple[str, int] | None:
 
 
 def _own_file(file: str, path: Path) -> bool:
-    """Whether it is their file, a cell of it, or one beside it that it imports."""
+    """Return True if it is their file, a cell of it, or one beside it that it imports."""
     beside = Path(file).is_relative_to(path.parent) and not file.startswith(_INSTALLED)
     return file == str(path) or file.startswith(f"{path.name}, cell ") or beside
 

@@ -1,7 +1,8 @@
 """The other process: imports somebody's file or runs their cells, checks, and writes the answer.
 
-``sandbox`` starts it with one argument, the request as JSON. What their code prints goes nowhere;
-what it raises becomes a sentence with their own line.
+``sandbox`` starts it, and writes the request to its input as JSON. The answer goes to its output,
+behind the request's nonce. What their code prints goes nowhere; what it raises becomes a sentence
+with their own line.
 """
 
 import ast
@@ -36,26 +37,23 @@ from regard.errors import RegardError
 __all__ = ["main"]
 
 
-def main(arguments: list[str]) -> None:
-    """Answer one request, and end the process.
-
-    Args:
-        arguments: the request, as JSON.
-    """
-    request = json.loads(arguments[0])
-    folder = Path(request["folder"])
-    with (folder / "traces.txt").open("w", encoding="utf-8") as traces:
+def main() -> None:
+    """Answer one request, and end the process."""
+    request = json.load(sys.stdin)
+    nonce = request.pop("nonce")  # nothing but this function knows it: no answer can be forged
+    output = os.dup(sys.stdout.fileno())
+    with open(request["traces"], "w", encoding="utf-8") as traces:  # noqa: PTH123
         faulthandler.enable(traces)  # a crash leaves the line behind
-        with open(os.devnull, "wb") as nowhere:  # noqa: PTH123  # a device, no path
-            os.dup2(nowhere.fileno(), 2)
+        with open(os.devnull, "r+b") as nowhere:  # noqa: PTH123  # a device, no path
+            for own in range(3):
+                os.dup2(nowhere.fileno(), own)
         sys.dont_write_bytecode = True  # nothing appears beside their file
         _limit_memory(request["gib"])
         faulthandler.dump_traceback_later(request["seconds"], exit=True, file=traces)
-        answer = _answer(request)
+        answer = json.dumps(_answer(request))
         faulthandler.cancel_dump_traceback_later()
-        unfinished = folder / "answer.part"
-        unfinished.write_text(json.dumps(answer), encoding="utf-8")
-        unfinished.replace(folder / "answer.json")
+        with open(output, "w", encoding="utf-8") as written:  # noqa: PTH123  # a descriptor
+            written.write(f"{nonce}\n{answer}\n{nonce}")
         os._exit(0)  # no thread or exit handler of theirs holds us
 
 
@@ -118,7 +116,7 @@ class _Clock:
 
 
 def _told(error: BaseException, path: Path, shown: str) -> str:
-    """What their code raised, or that it did not end, in a sentence."""
+    """Return what their code raised, or that it did not end, in a sentence."""
     if not isinstance(error, _OutOfTime):
         return sentence(error, path, shown)
     frames = traceback.extract_tb(error.__traceback__)
@@ -207,7 +205,7 @@ def _notebook(
 def _each(
     found: list[tuple[str, Any]], path: Path, shown: str, options: dict[str, Any], clock: _Clock
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """A report on each, with those of the options that it takes; a sentence where none came."""
+    """Return a report on each, and a sentence on each that gave none."""
     fitting = [fitting_options(thing, options) for _, thing in found]
     used = {key for each in fitting for key in each}
     reports: list[dict[str, Any]] = []
@@ -232,7 +230,7 @@ def _report(thing: Any, name: str, shown: str, options: dict[str, Any]) -> dict[
 
 
 def _example(written: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments that a function of an example file returns.
+    """Return the arguments that a function of an example file returns.
 
     Raises:
         ValueError: it names no function, or returns no arguments.
@@ -260,7 +258,7 @@ def _data(report: Report) -> dict[str, Any]:
 
 
 def imported(path: Path) -> Any:
-    """A file as the module that it is, in its package where it belongs to one.
+    """Import a file as the module that it is, in its package where it belongs to one.
 
     Args:
         path: absolute.
@@ -290,7 +288,7 @@ def imported(path: Path) -> Any:
 
 
 def _value(given: Any) -> Any:
-    """What a word of the command line means: ``16``, ``0.1``, ``True``, or the word itself."""
+    """Return the value of a word of the command line, such as ``16``, ``0.1`` or ``True``."""
     if not isinstance(given, str):
         return given
     try:
@@ -301,4 +299,4 @@ def _value(given: Any) -> Any:
 
 if __name__ == "__main__":
     torch.set_num_threads(min(2, torch.get_num_threads()))
-    main(sys.argv[1:])
+    main()

@@ -2,18 +2,23 @@
 
 Their code may print, hang, raise, allocate without end, change global state or end Python: it does
 so in another process, with a limit of time and one of memory, and this one stays as it was. What
-comes back is JSON; nothing is unpickled. It guards against accidents, not against attacks: the
-code runs with the rights of who runs it.
+comes back is JSON behind a nonce that their code is not told; nothing is unpickled. Processes that
+their code starts are ended with it, on Linux those in sessions of their own as well.
+
+It guards against accidents, not against attacks: the code runs with the rights of who runs it. It
+can read and write their files, and use the network.
 """
 
 import contextlib
 import json
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +35,9 @@ class CannotRun(RegardError):
 
 # What Python and PyTorch need to start on a busy machine, before the code's own time begins.
 _START_SECONDS = 120.0
+_READ_SECONDS = 10.0
+# All that the guest starts inherits this variable, whatever session it moves to.
+_MARK = "REGARD_CHECK"
 _FRAME = re.compile(
     r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE
 )
@@ -37,7 +45,7 @@ _FRAME = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long somebody's code may run, and how much it may allocate.
+    """Limits of time and memory for somebody's code.
 
     Attributes:
         seconds: for all of it: to import it, or to run the cells, and to check it. Of several
@@ -51,7 +59,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What came out, as plain data.
+    """The reports as plain data.
 
     Attributes:
         reports: of every attention that was checked: ``Report.to_dict()``, with its ``exit_code``
@@ -99,20 +107,19 @@ def check_apart(
             "options": dict(options or {}),
             "seconds": limits.seconds,
             "gib": limits.gib,
-            "folder": folder,
+            "traces": str(Path(folder, "traces.txt")),
         }
-        code = _run(request, limits)
-        answer = Path(folder, "answer.json")
-        if not answer.exists():
+        code, answer = _run(request, Path(folder), limits)
+        if answer is None:
             raise CannotRun(_ended(path, Path(folder), code, limits))
-        given = cast("dict[str, Any]", json.loads(answer.read_text(encoding="utf-8")))
+        given = cast("dict[str, Any]", json.loads(answer))
     if "error" in given:
         raise RegardError(given["error"])
     return Checked(tuple(given["reports"]), tuple(given["troubles"]))
 
 
 def _split(target: str) -> tuple[Path, str | None]:
-    """The file and the name in it; a colon may be part of the path."""
+    """Return the file and the name in it; a colon may be part of the path."""
     path, name = Path(target), None
     head, colon, tail = target.rpartition(":")
     if colon and not path.exists() and Path(head).suffix in (".py", ".ipynb"):
@@ -133,41 +140,62 @@ def _split(target: str) -> tuple[Path, str | None]:
     return path, name
 
 
-def _run(request: Mapping[str, Any], limits: Limits) -> int | None:
-    """Run the guest; its exit code, None where it had to be ended."""
+def _run(request: Mapping[str, Any], folder: Path, limits: Limits) -> tuple[int | None, str | None]:
+    """Run the guest; return its exit code, None where it had to be ended, and its answer."""
     # -P: no file of the current folder is taken for a module of Python's while we start.
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "regard.diagnosis.sandbox.guest_process",
-        json.dumps(request),
-    ]
-    with Path(request["folder"], "start.txt").open("wb") as start:
+    command = [sys.executable, "-P", "-m", "regard.diagnosis.sandbox.guest_process"]
+    nonce, mark = secrets.token_hex(16), secrets.token_hex(16)
+    with (folder / "start.txt").open("wb") as start:
         guest = subprocess.Popen(
             command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             stderr=start,  # until the guest has started: what theirs prints goes nowhere
-            env={**os.environ, "MPLBACKEND": "Agg"},  # a plot opens no window
+            env={**os.environ, "MPLBACKEND": "Agg", _MARK: mark},  # a plot opens no window
             start_new_session=True,
         )
+    given, output = guest.stdin, guest.stdout
+    assert given is not None
+    assert output is not None
+    written: list[bytes] = []
+
+    def read() -> None:
+        with output:
+            written.append(output.read())
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
     try:
-        return guest.wait(limits.seconds + _START_SECONDS)
+        with given, contextlib.suppress(BrokenPipeError):
+            given.write(json.dumps({**request, "nonce": nonce}).encode())
+        code = guest.wait(limits.seconds + _START_SECONDS)
     except subprocess.TimeoutExpired:
-        return None
+        code = None
     finally:
-        # Whatever the code started ends with it.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if sys.platform == "win32":
-                guest.kill()
-            else:
-                os.killpg(guest.pid, signal.SIGKILL)
-        guest.wait()
+        _end(guest, mark)
+    reader.join(_READ_SECONDS)
+    text = b"".join(written).decode(errors="replace")
+    first, _, rest = text.partition("\n")
+    answer, _, last = rest.rpartition("\n")
+    return code, answer if first == last == nonce else None
+
+
+def _end(guest: subprocess.Popen[bytes], mark: str) -> None:
+    """End a guest and whatever it started: its group, and on Linux all that carry its mark."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if sys.platform == "win32":
+            guest.kill()
+        else:
+            os.killpg(guest.pid, signal.SIGKILL)
+    guest.wait()
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if f"{_MARK}={mark}".encode() in environment.read_bytes().split(b"\0"):
+                os.kill(int(environment.parent.name), signal.SIGKILL)
 
 
 def _ended(path: Path, folder: Path, code: int | None, limits: Limits) -> str:
-    """Why there is no answer, with the line where the code stood."""
+    """Return why there is no answer, with the line where the code stood."""
     traces = folder / "traces.txt"
     if not traces.exists():
         start = (folder / "start.txt").read_text(encoding="utf-8", errors="replace").strip()
@@ -203,7 +231,7 @@ def _advice(path: Path, function: str) -> str:
 
 
 def _where(path: Path, traces: str) -> tuple[str, str]:
-    """The innermost line of their own in a dump of what ran, and its function; empty for none."""
+    """Return the innermost line of their own in a dump, and its function; empty for none."""
     own = str(path.resolve()).encode("ascii", "backslashreplace").decode()  # as it is dumped
     for frame in _FRAME.finditer(traces):
         file = frame["file"]
