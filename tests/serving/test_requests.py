@@ -1,0 +1,208 @@
+"""Recordings of a model that vLLM serves, compared with transformers' eager attention."""
+
+import gc
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import regard
+import regard.vllm
+
+vllm = pytest.importorskip("vllm", reason="vLLM is not installed: make test-vllm")
+
+PROMPTS = [
+    "w1 w2 w3 w1 w2",
+    "w9 w8 w7 w6 w5 w4 w3 w2",
+    " ".join(f"w{number % 100}" for number in range(90)),
+]
+Start = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def start(folder: Path) -> Iterator[Start]:
+    """Start vLLM with some options; only one runs at a time, and it is kept for the next test."""
+    running: dict[str, Any] = {}
+
+    def start(**options: Any) -> Any:
+        if repr(options) not in running:
+            running.clear()
+            gc.collect()
+            running[repr(options)] = vllm.LLM(
+                str(folder),
+                dtype="float32",
+                **{
+                    "max_model_len": 256,
+                    "gpu_memory_utilization": 0.1,  # of the memory of the machine
+                    "worker_extension_cls": "regard.vllm.Recorder",
+                    "enforce_eager": True,
+                    "enable_prefix_caching": False,
+                    **options,
+                },
+            )
+        return running[repr(options)]
+
+    yield start
+    running.clear()
+    gc.collect()
+
+
+def params(**options: Any) -> Any:
+    return vllm.SamplingParams(
+        **{"max_tokens": 12, "temperature": 0, "ignore_eos": True, **options}
+    )
+
+
+def ids_of(output: Any) -> list[int]:
+    return [*output.prompt_token_ids, *output.outputs[0].token_ids]
+
+
+@pytest.fixture(scope="module")
+def eager(folder: Path) -> Callable[[Any], tuple[torch.Tensor, ...]]:
+    """The weights of each layer for an output of vLLM, (1, num_heads, tokens, tokens)."""
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(
+        folder, attn_implementation="eager", dtype=torch.float32
+    ).eval()
+
+    def weights(output: Any) -> tuple[torch.Tensor, ...]:
+        with torch.no_grad():
+            return model(torch.tensor([ids_of(output)[:-1]]), output_attentions=True).attentions
+
+    return weights
+
+
+OPTIONS = {
+    "eager": {},
+    "chunks": {"max_num_batched_tokens": 32, "max_num_seqs": 4, "enable_chunked_prefill": True},
+    "preempted": {"num_gpu_blocks_override": 6, "block_size": 32, "max_model_len": 128},
+    "compiled": {"enforce_eager": False},
+    "tensor-parallel": {"tensor_parallel_size": 2},
+    "speculation": {
+        "speculative_config": {
+            "method": "ngram",
+            "num_speculative_tokens": 3,
+            "prompt_lookup_max": 2,
+        },
+        "async_scheduling": False,
+    },
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_weights_equal_eager_attention_and_answers_do_not_change(
+    options: dict[str, Any], start: Start, eager: Any
+) -> None:
+    llm = start(**options)
+    before = llm.generate(PROMPTS, params(), use_tqdm=False)
+    with regard.vllm.observe(llm) as seen:
+        outputs = llm.generate(PROMPTS, params(), use_tqdm=False)
+    after = llm.generate(PROMPTS, params(), use_tqdm=False)
+    assert list(map(ids_of, before)) == list(map(ids_of, outputs)) == list(map(ids_of, after))
+    assert len(seen) == len(PROMPTS)
+    for output in outputs:
+        recording = seen[output]
+        assert len(recording) == 3
+        for matrix, weights in zip(recording.values(), eager(output), strict=True):
+            torch.testing.assert_close(matrix.to_dense(), weights, rtol=0, atol=1e-4)
+
+
+def test_a_recording_has_the_tokens_of_prompt_and_answer(start: Start) -> None:
+    llm = start()
+    (seen,) = regard.vllm.record(llm, PROMPTS[:1], params(max_tokens=3))
+    assert seen.model == Path(llm.llm_engine.vllm_config.model_config.model).name
+    assert "".join(token.text for token in seen.query_tokens or ()).startswith("w1 w2 w3 w1 w2 ")
+    assert seen[0].shape == (1, 4, 7, 7)
+
+
+def test_layers_and_heads_can_be_chosen(start: Start) -> None:
+    llm = start()
+    (whole,) = regard.vllm.record(llm, PROMPTS[:1], params())
+    (part,) = regard.vllm.record(llm, PROMPTS[:1], params(), layers=[2], heads=[3, 0])
+    (layer,) = part.layers
+    assert (layer.place(0), layer.head(0), layer.head(1)) == (2, 0, 3)
+    assert torch.equal(part[0].to_dense(), whole[2][:, [0, 3]].to_dense())
+
+
+@pytest.mark.parametrize(
+    ("chosen", "text"),
+    [
+        ({"heads": [4]}, r"heads is \[4\], and layer 'model.layers.0.*' has 4 heads"),
+        ({"layers": [3]}, r"layers is \[3\], and no layer is at place 3"),
+    ],
+)
+def test_what_is_not_there_is_refused(
+    chosen: dict[str, list[int]], text: str, start: Start
+) -> None:
+    with pytest.raises(regard.RegardError, match=text):
+        regard.vllm.record(start(), PROMPTS[:1], params(), **chosen)
+    regard.vllm.record(start(), PROMPTS[:1], params())  # and the next one is recorded
+
+
+def test_several_answers_are_refused(start: Start) -> None:
+    with pytest.raises(regard.RegardError, match=r"has 2 answers; regard records one\.\n.*n=1"):
+        regard.vllm.record(start(), PROMPTS[:1], params(n=2, temperature=1.0))
+
+
+def test_a_second_recording_at_once_is_refused(start: Start) -> None:
+    llm = start()
+    with regard.vllm.observe(llm) as seen:
+        with (
+            pytest.raises(regard.RegardError, match="another recording is under way"),
+            regard.vllm.observe(llm),
+        ):
+            pass
+        (output,) = llm.generate(PROMPTS[:1], params(), use_tqdm=False)
+    assert len(seen[output]) == 3
+
+
+def test_requests_are_written_to_the_disk_as_they_end(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    llm = start()
+    with regard.vllm.observe(llm):
+        llm.generate(PROMPTS, params(), use_tqdm=False)
+        llm.generate(PROMPTS[:1], params(), use_tqdm=False)
+        assert len(list(tmp_path.glob("*/*.safetensors"))) == len(PROMPTS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_error_ends_the_recording_and_not_the_answers(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    llm = start()
+    outputs: list[Any] = []
+
+    def watch() -> None:
+        with regard.vllm.observe(llm):
+            (folder,) = tmp_path.iterdir()
+            folder.rmdir()
+            for _ in range(2):
+                outputs[:] = llm.generate(PROMPTS, params(), use_tqdm=False)
+
+    with pytest.raises(regard.RegardError, match="a worker of vLLM stopped recording"):
+        watch()
+    assert [len(ids_of(output)) for output in outputs] == [17, 20, 102]
+    assert len(regard.vllm.record(llm, PROMPTS[:1], params())) == 1
+
+
+def test_a_prompt_from_the_prefix_cache_is_refused(start: Start) -> None:
+    llm = start(enable_prefix_caching=True, block_size=16)
+    long = PROMPTS[2:]
+    llm.generate(long, params(), use_tqdm=False)
+    with pytest.raises(regard.RegardError, match="skip_reading_prefix_cache=True"):
+        regard.vllm.record(llm, long, params())
+    (seen,) = regard.vllm.record(llm, long, params(skip_reading_prefix_cache=True))
+    assert len(seen) == 3
+
+
+def test_vllm_without_the_extension_is_refused(start: Start) -> None:
+    llm = start(worker_extension_cls="")
+    with pytest.raises(regard.RegardError, match=r'worker_extension_cls="regard\.vllm\.Recorder"'):
+        regard.vllm.record(llm, PROMPTS[:1])
