@@ -246,7 +246,7 @@ class Blocks(HTMLParser):
         found = dict(attrs)
         if found.get("http-equiv") == "Content-Security-Policy":
             self.policy = found["content"] or ""
-        self.inside = (found.get("id") or "") if tag == "script" else tag
+        self.inside = (found.get("id") or "") if tag == "script" else tag * (tag == "style")
 
     def handle_endtag(self, tag: str) -> None:
         self.inside = ""
