@@ -3,8 +3,10 @@
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -273,51 +275,33 @@ def test_a_full_disk_leaves_no_part_of_a_file(corpus: Path) -> None:
     assert not list((corpus.parent / "out").iterdir())
 
 
-KILLS = """
-import os, random, signal, sys, time
-from pathlib import Path
-import regard
-from regard.models.pretrained import Pretrained
-
-corpus, whole, out = map(Path, sys.argv[1:])
-model, drawn = Pretrained.load(), random.Random(0)
-model.model
-
-
-def survey(folder, kill_after):
-    child = os.fork()
-    if child == 0:
-        regard.survey(model, corpus, folder, block=8)
-        os._exit(0)
-    if kill_after:
-        before = len(list(out.glob("*.parquet")))
-        while len(list(out.glob("*.parquet"))) < before + 2:
-            time.sleep(0.002)
-        time.sleep(drawn.random() * 0.2)
-        os.kill(child, signal.SIGKILL)
-    return os.waitpid(child, 0)[1]
-
-
-assert survey(whole, False) == 0
-expected = {path.name: path.read_bytes() for path in whole.iterdir()}
-for kill in range(20):
-    assert survey(out, True) == signal.SIGKILL
-    for path in out.glob("*.parquet"):
-        assert path.read_bytes() == expected[path.name]
-assert len(list(out.glob("*.parquet"))) < len(expected)
-assert survey(out, False) == 0
-assert {path.name: path.read_bytes() for path in out.iterdir()} == expected
+SURVEY = """
+import sys, regard
+regard.survey("all-MiniLM-L6-v2", *sys.argv[1:], block=8)
 """
 
 
 @pytest.mark.full
 def test_killed_at_any_moment_it_goes_on_and_gives_the_same_bytes(tmp_path: Path) -> None:
-    drawn = random.Random(0)
+    corpus, drawn, kills = tmp_path / "c.txt", random.Random(0), 5
     words = ["the", "old", "bridge", "was", "closed", "on", "monday", "because", "river"]
-    texts = [" ".join(drawn.choices(words, k=drawn.randint(20, 60))) for _ in range(1200)]
-    (tmp_path / "c.txt").write_text("".join(f"{text}\n" for text in texts))
-    folders = [str(tmp_path / name) for name in ("c.txt", "whole", "out")]
-    # A process of one thread: the children that it forks are killed.
-    command = [sys.executable, "-c", KILLS, *folders]
+    texts = [" ".join(drawn.choices(words, k=drawn.randint(20, 60))) for _ in range(160)]
+    corpus.write_text("".join(f"{text}\n" for text in texts))
+    command = [sys.executable, "-c", SURVEY, str(corpus)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, env=environment, check=True, timeout=900)
+    subprocess.run([*command, str(tmp_path / "whole")], env=environment, check=True, timeout=300)
+    whole = {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()}
+    out = tmp_path / "out"
+    for _ in range(kills):
+        before = len(list(out.glob("*.parquet")))
+        with subprocess.Popen([*command, str(out)], env=environment) as process:
+            while process.poll() is None and len(list(out.glob("*.parquet"))) < before + 2:
+                time.sleep(0.01)
+            time.sleep(drawn.random() * 0.3)
+            process.kill()
+        assert process.returncode == -signal.SIGKILL
+        for path in out.glob("*.parquet"):
+            assert path.read_bytes() == whole[path.name]
+    assert len(list(out.glob("*.parquet"))) < len(whole)
+    subprocess.run([*command, str(out)], env=environment, check=True, timeout=300)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == whole

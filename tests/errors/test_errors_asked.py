@@ -176,7 +176,8 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "backend": (
         lambda: A.reduce(regard.TopK(1), backend="fast"),
         ValueError,
-        "backend is 'fast'; it must be one of 'sdpa', 'triton', 'cpu', 'sweep', 'dense'.\n"
+        "backend is 'fast'; it must be one of 'sdpa', 'triton', 'cpu', 'sweep', 'dense', "
+        "'distributed'.\n"
         "    Leave it out to have the fastest chosen.",
     ),
     "k-beyond-the-keys": (

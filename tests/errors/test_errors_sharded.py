@@ -25,8 +25,6 @@ def sharded() -> Iterator[Callable[[torch.Tensor], DTensor]]:
 
 
 WRONG: dict[str, tuple[str, Callable[[Callable[[torch.Tensor], DTensor]], object]]] = {
-    "query": ("query", lambda of: regard.attend(of(X), of(X))),
-    "key": ("key", lambda of: regard.attend(X, of(X))),
     "bias": ("bias", lambda of: regard.attend(X, X, bias=of(torch.zeros(3, 3)))),
     "mask": ("mask", lambda of: regard.attend(X, X, mask=of(torch.ones(3, 3).bool()))),
     "value": ("value", lambda of: regard.attend(X, X) @ of(X)),

@@ -6,6 +6,8 @@ from typing import NamedTuple
 from regard.backends.backend import Backend, Unavailable
 from regard.backends.cpu.cpu_backend import Cpu
 from regard.backends.dense import Dense
+from regard.backends.distributed.distributed_backend import Distributed
+from regard.backends.distributed.sharded_scores import ShardedScores
 from regard.backends.sdpa import Sdpa
 from regard.backends.sweep import Sweep
 from regard.backends.triton.triton_backend import Triton, warn_once
@@ -32,7 +34,19 @@ class Choice(NamedTuple):
 
 
 def choice(source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -> Choice:
-    """Return the first backend in the table that answers all reductions."""
+    """Return the first backend in the table that answers all reductions.
+
+    Raises:
+        ValueError: the matrix is of DTensors, and a reduction cannot be asked of those.
+    """
+    if isinstance(source, ShardedScores):
+        reason = BACKENDS["distributed"].refusal(source, mask, reductions)
+        if reason is not None:
+            raise ValueError(
+                f"the matrix is of DTensors, and {reason}.\n    Gather query and key first: "
+                "query.full_tensor(), or redistribute(placements=...)."
+            )
+        return Choice("distributed", {})
     refusals: dict[str, str] = {}
     for name, backend in BACKENDS.items():
         if not backend.applies(source):
@@ -52,7 +66,7 @@ def choose(
     Raises:
         ValueError: no backend has this name, or it refuses.
     """
-    if name is None:
+    if name is None or (isinstance(source, ShardedScores) and name == "distributed"):
         found = choice(source, mask, reductions)
         if found.name == "triton":
             return Triton(instead=BACKENDS["sweep"])
@@ -64,9 +78,17 @@ def choose(
             f"backend is {name!r}; it must be one of {', '.join(map(repr, BACKENDS))}.\n"
             "    Leave it out to have the fastest chosen."
         )
+    if isinstance(source, ShardedScores):
+        raise ValueError(
+            f"backend is {name!r}; a matrix of DTensors has the backend 'distributed' alone.\n"
+            "    Leave it out."
+        )
     refusal = None if name == "dense" else BACKENDS[name].refusal(source, mask, reductions)
     if refusal is not None:
         raise ValueError(
             f"backend is {name!r}; {refusal}.\n    Leave it out to have the fastest chosen."
         )
     return BACKENDS[name]
+
+
+BACKENDS["distributed"] = Distributed(choose)

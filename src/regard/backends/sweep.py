@@ -5,6 +5,7 @@ The backward pass computes each block again and differentiates it by itself.
 """
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -25,7 +26,17 @@ from regard.scores.autocast import without_autocast
 from regard.scores.box import Box, Cut, Index, broadcast_index, cut_whole
 from regard.scores.score_source import Scores, accumulation_dtype
 
-__all__ = ["BlockSize", "Blocks", "NewBlock", "Sweep", "SweepOf", "boxes", "sweep"]
+__all__ = [
+    "BlockSize",
+    "Blocks",
+    "NewBlock",
+    "PlainBlocks",
+    "Sweep",
+    "SweepOf",
+    "boxes",
+    "filled",
+    "sweep",
+]
 
 # A block and its few temporaries should stay in the cache, and have enough rows for a fast matrix
 # product.
@@ -64,12 +75,16 @@ def sweep(of: "SweepOf") -> tuple[Any, ...]:
         # A graph would hold every block. The decorator imports Dynamo, so it is applied late.
         outside: Any = torch.compiler.disable(sweep, reason=_NO_GRAPH)
         return outside(of)
-    buffers = of.start()
-    filled = iter(cast(tuple[Tensor, ...], _Recompute.apply(of, buffers, *of.tensors)))
-    buffers = [tuple(next(filled) for _ in sums) for sums in buffers]
-    pairs = zip(of.reductions, buffers, strict=True)
+    pairs = zip(of.reductions, filled(of), strict=True)
     shape, dtype = of.source.shape, accumulation_dtype(of.source.dtype)
     return tuple(reduction.finish(rounded(sums, dtype), shape) for reduction, sums in pairs)
+
+
+def filled(of: "SweepOf") -> list[tuple[Tensor, ...]]:
+    """Compute the differentiable sums of each reduction, before ``finish``."""
+    buffers = of.start()
+    sums = iter(cast(tuple[Tensor, ...], _Recompute.apply(of, buffers, *of.tensors)))
+    return [tuple(next(sums) for _ in each) for each in buffers]
 
 
 class BlockSize(NamedTuple):
@@ -192,12 +207,14 @@ class SweepOf:
         mask: which keys a query may attend to; None for all.
         reductions: the reductions to answer.
         blocks: the kind of block.
+        within: the rows to sweep, neighbours; None for all that the reductions read.
     """
 
     source: Scores
     mask: Mask | None
     reductions: tuple[Reduction, ...]
     blocks: Blocks
+    within: range | None = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -224,6 +241,11 @@ class SweepOf:
             return []
         alone = len(ranges) == 1
         rows = ranges[0] if alone else range(min(map(min, ranges)), max(map(max, ranges)) + 1)
+        if self.within is not None:
+            first, stop = (bisect_left(rows, end) for end in (self.within.start, self.within.stop))
+            rows = rows[first:stop]
+            if not rows:
+                return []
         groups = {self.source.group, *(reduction.group for reduction in self.reductions)}
         return list(boxes(self.source.shape, self.mask, tuple(groups), rows, size))
 

@@ -105,7 +105,6 @@ def check_product(name: str, operand: object, dtype: torch.dtype) -> Tensor:
             f"{name} is {kind_text(operand)}; an attention matrix multiplies tensors.\n"
             f"    Use torch.as_tensor({name}); for a second matrix B use A @ (B @ x)."
         )
-    refuse_sharded(name, operand)
     check_same_dtype(name, operand.dtype, "the matrix", dtype, f"{name}.to({dtype})")
     return operand
 
@@ -183,6 +182,7 @@ def check_operand(
     Raises:
         ValueError: the tokens, the leading axes or the device do not fit.
     """
+    refuse_sharded(name, operand)
     check_same_device(name, operand.device, "the matrix", device, f"{name}.to(A.device)")
     *full, length = shape
     *leading, tokens = operand.shape[:-1] or operand.shape or (None,)

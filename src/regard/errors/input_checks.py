@@ -47,7 +47,6 @@ def check_floating(name: str, value: object, axes: str) -> Tensor:
             f"{name} is {kind_text(value)}; it must be a tensor of shape {axes}.\n"
             f"    Use torch.as_tensor({name})."
         )
-    refuse_sharded(name, value)
     if not value.is_floating_point():
         raise TypeError(
             f"{name} is {dtype_text(value.dtype)}; attention needs a floating dtype.\n"
@@ -73,6 +72,11 @@ def check_tensor(name: str, value: object, axes: str) -> Tensor:
         TypeError: it is not a tensor, or not of a floating dtype.
         ValueError: it has fewer than two axes, or an axis of length 0.
     """
+    refuse_sharded(name, value)
+    return _with_tokens(name, value, axes)
+
+
+def _with_tokens(name: str, value: object, axes: str) -> Tensor:
     value = check_floating(name, value, axes)
     if value.ndim < 2:
         raise ValueError(
@@ -123,8 +127,8 @@ def check_query_key(query: object, key: object) -> tuple[Tensor, Tensor]:
         TypeError: one is not a floating tensor, or the dtypes differ.
         ValueError: the shapes do not fit, or the devices differ.
     """
-    query = check_tensor("query", query, _LAYOUT)
-    key = check_tensor("key", key, _LAYOUT)
+    query = _with_tokens("query", query, _LAYOUT)
+    key = _with_tokens("key", key, _LAYOUT)
     check_same_dtype("key", key.dtype, "query", query.dtype, "key.to(query.dtype)")
     check_same_device("key", key.device, "query", query.device, "key.to(query.device)")
     if query.ndim != key.ndim:

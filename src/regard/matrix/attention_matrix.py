@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.choose import choose
+from regard.backends.distributed.sharded_scores import RowOrder, ShardedScores
 from regard.errors import (
     DENSE_LIMIT,
     check_bias,
@@ -20,6 +21,7 @@ from regard.errors import (
     check_weights,
     check_whole,
     dtype_text,
+    is_sharded,
     kind_text,
     shape_text,
 )
@@ -54,6 +56,7 @@ def attend(
     score_mod: ScoreMod | None = None,
     softcap: float | None = None,
     sink_bias: Tensor | None = None,
+    rows: RowOrder = "contiguous",
 ) -> "AttentionMatrix":
     """Return the lazy attention matrix softmax(scale · query·keyᵀ + bias, masked).
 
@@ -66,7 +69,7 @@ def attend(
 
     Args:
         query: (..., num_heads, q_len, head_dim), or (q_len, head_dim) for one head. float16,
-            bfloat16, float32 or float64.
+            bfloat16, float32 or float64. Query and key may be DTensors; ``docs/sharded.md``.
         key: (..., num_kv_heads, kv_len, head_dim). num_heads must be a multiple of num_kv_heads
             (grouped-query attention); batch axes are equal or 1.
         mask: one of ``regard.masks``; a bool tensor that broadcasts to
@@ -83,6 +86,8 @@ def attend(
         softcap: replaces each score by softcap · tanh(score / softcap), as Gemma 2 does.
         sink_bias: (num_heads,), or one number for all heads: an additional logit in the
             denominator of the softmax, as in gpt-oss, so that a row sums to less than 1.
+        rows: of DTensors: "contiguous", each rank has neighbouring tokens; "zigzag", rank r of n
+            has chunks r and 2n - 1 - r of 2n, which balances the work of a causal mask.
 
     Returns:
         The matrix, (..., num_heads, q_len, kv_len): a query attends *to* keys, rows are queries.
@@ -106,6 +111,22 @@ def attend(
     """
     query, key, bias = as_autocast(query, key, bias)
     query, key = check_query_key(query, key)
+    if is_sharded(query) or is_sharded(key):
+        more = {"bias": bias, "score_mod": score_mod, "sink_bias": sink_bias}
+        for name, given in more.items():
+            if given is not None:
+                raise TypeError(
+                    f"{name} is given with DTensors; their scores take scale, softcap and mask "
+                    "alone.\n    Use query.full_tensor() and key.full_tensor()."
+                )
+        factor, cap = check_scale(scale, query.shape[-1]), check_softcap(softcap)
+        sharded = ShardedScores(query, key, factor, cap, rows)
+        return AttentionMatrix(sharded, _bound(mask, sharded))
+    if rows != "contiguous":
+        raise ValueError(
+            f"rows is {rows!r}, which says where the rows of DTensors lie; query is an ordinary "
+            "tensor.\n    Leave it out."
+        )
     # torch.broadcast_shapes would import sympy; the sizes are equal or 1 here.
     sizes = zip(query.shape[:-3], key.shape[:-3], strict=True)
     batch = [of_key if of_query == 1 else of_query for of_query, of_key in sizes]

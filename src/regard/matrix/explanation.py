@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from regard.backends.choose import BACKENDS, choice
+from regard.backends.distributed.sharded_scores import ShardedScores
 from regard.errors import bytes_text, kind_text
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.reductions.products import Output
@@ -82,4 +83,6 @@ def explain(matrix: AttentionMatrix, *reductions: Reduction) -> Explanation:
 
 def _any_value(matrix: AttentionMatrix) -> Tensor:
     source = matrix.source
-    return source.key if isinstance(source, QueryKeyScores) else source.tensors[0][..., 0, :, None]
+    if isinstance(source, QueryKeyScores | ShardedScores):
+        return source.key
+    return source.tensors[0][..., 0, :, None]

@@ -1,0 +1,1 @@
+"""Matrices that lie on several processes, as DTensors."""
