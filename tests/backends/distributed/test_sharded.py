@@ -143,9 +143,11 @@ dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world
 mesh = init_device_mesh("cpu", (2,))
 width = 8 if kind == "shape" and rank else 4
 x = DTensor.from_local(torch.zeros(2, 6, width), mesh, [Shard(1)], run_check=False)
+allowed = torch.ones(12, 12, dtype=torch.bool)
+allowed[3 + (kind == "mask" and rank), 2] = False
 try:
-    if kind == "shape" or rank == 0:
-        regard.attend(x, x).entropy()
+    if kind != "late" or rank == 0:
+        regard.attend(x, x, mask=regard.Keep(allowed)).entropy()
     else:
         import time; time.sleep(8)
 except regard.RegardError as error:
@@ -157,6 +159,7 @@ except regard.RegardError as error:
     ("kind", "message"),
     [
         ("shape", "rank 1 asks another question than rank 0: "),
+        ("mask", "rank 1 asks another question than rank 0: "),
         ("late", "not all of the ranks [0, 1] asked this question within 3 s"),
     ],
 )
