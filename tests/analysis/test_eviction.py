@@ -37,7 +37,7 @@ def snapkv(weights: Tensor, window: int, kernel_size: int) -> Tensor:
     return F.pad(scores, (0, window), value=scores.max().item() + 1)
 
 
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.full), 3])
 def test_without_a_window_keys_have_the_scores_of_observed_attention(batch: int) -> None:
     A = matrix(batch, q_len=150, kv_len=150, mask=regard.Causal())
     scores = regard.exports.to_kvpress(regard.Recording({"a": A}))["a"]

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import regard
 from attention_variants import B, H, T, Variant, variants
+from cases import in_turn
 
 VARIANTS = variants()
 LIMITS = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 4e-3}
@@ -60,9 +61,11 @@ def test_there_are_enough_variants() -> None:
     assert len(VARIANTS) >= 300
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=lambda m: m.__name__)
-@pytest.mark.parametrize("keep", ["qk", "qkv"])
-@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+@in_turn(
+    dtype={str(dtype): dtype for dtype in LIMITS},
+    keep=["qk", "qkv"],
+    mode={mode.__name__: mode for mode in (torch.no_grad, torch.inference_mode)},
+)
 def test_no_variant_is_recorded_as_what_it_is_not(
     dtype: torch.dtype, keep: str, mode: Callable[[], AbstractContextManager[None]]
 ) -> None:

@@ -268,6 +268,7 @@ except regard.RegardError as error:
 """
 
 
+@pytest.mark.full
 def test_a_full_disk_leaves_no_part_of_a_file(corpus: Path) -> None:
     command = [sys.executable, "-c", FULL_DISK, str(corpus), str(corpus.parent / "out")]
     said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cases import full_but
 from regard.diagnosis.notebook_cells import namespace, read_cells, run_cell
 from regard.diagnosis.notebook_function import report_of_cells
 from regard.diagnosis.report import Report
@@ -137,10 +138,13 @@ NEVER_RIGHT = {
 }
 
 
-@pytest.mark.parametrize(("cell", "findings"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize(
+    "case", full_but(WRONG, "over heads", "heads merged by a reshape", "mask added", "both")
+)
 def test_a_mistake_of_the_cells_is_named_with_its_line(
-    tmp_path: Path, cell: str, findings: Sequence[tuple[str, int]]
+    tmp_path: Path, case: tuple[str, Sequence[tuple[str, int]]]
 ) -> None:
+    cell, findings = case
     report = judged(tmp_path, cell)
     assert told(report) == ("wrong", findings)
     assert report is not None

@@ -496,7 +496,13 @@ def test_this_process_stays_as_it_was(capfd: pytest.CaptureFixture[str], folder:
     assert [path.name for path in folder.iterdir()] == ["mine.py"]
 
 
-@pytest.mark.parametrize("name", ["torch.py", "atexit.py", "types.py"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "torch.py",
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("atexit.py", "types.py")),
+    ],
+)
 def test_a_file_called_like_a_module_hides_none(name: str) -> None:
     checked = check_apart(f"{write(name, RIGHT)}:attention")
     assert [report["verdict"] for report in checked.reports] == ["right"]

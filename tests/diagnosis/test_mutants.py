@@ -98,10 +98,12 @@ def verdict_of(mutant: Mutant, folder: Path) -> str:
         return type(error).__name__
 
 
+@pytest.mark.full
 def test_there_are_500_mutants() -> None:
     assert len(_chosen()) >= 500
 
 
+@pytest.mark.full
 def test_a_mutant_is_another_file(tmp_path: Path) -> None:
     mutant = _chosen()[0]
     assert mutant.write(tmp_path).path.read_text() != mutant.case.path.read_text()

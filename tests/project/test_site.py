@@ -14,6 +14,7 @@ import pytest
 import regard
 import regard.testing
 import regard.transformers
+import regard.vllm
 from regard.lessons.lesson_pages import Lesson, all_lessons
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +73,7 @@ def test_every_public_name_is_in_the_reference_once(site: Path) -> None:
     again = {
         f"regard.masks.{name}" for name in regard.__all__
     }  # regard.masks.Causal is regard.Causal
-    modules = (regard, regard.testing, regard.transformers)
+    modules = (regard, regard.testing, regard.transformers, regard.vllm)
     names = {name for module in modules for name in public_names(module)} - again
     assert sorted(described) == sorted(names)
     html = "".join(

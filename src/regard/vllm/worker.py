@@ -161,7 +161,7 @@ class _Watch:
             query, key = (
                 part.new_zeros(end, *part.shape[1:]) for part in (rows[0].query, rows[0].key)
             )
-            seen = torch.zeros(end, dtype=torch.bool)
+            seen = torch.zeros(end, dtype=torch.bool, device="cpu")
             # Later rows replace earlier ones: tokens that were computed again, or guessed wrongly.
             for start, some_query, some_key in rows:
                 at = slice(start, start + len(some_query))

@@ -160,7 +160,11 @@ except regard.RegardError as error:
     [
         ("shape", "rank 1 asks another question than rank 0: "),
         ("mask", "rank 1 asks another question than rank 0: "),
-        ("late", "not all of the ranks [0, 1] asked this question within 3 s"),
+        pytest.param(
+            "late",
+            "not all of the ranks [0, 1] asked this question within 3 s",
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_a_rank_with_other_arguments_or_none_is_an_error(

@@ -234,7 +234,10 @@ def _made_caches(
     shapes += [(s.batch, _PAST, widths[-1])]
     for shape in shapes:
         generator = torch.Generator().manual_seed(3)
-        pair = [torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2)]
+        pair = [
+            torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+            for _ in range(2)
+        ]
 
         def made(token: int | None, pair: list[Tensor] = pair) -> tuple[Tensor, Tensor]:
             own = [t.clone() for t in pair]
