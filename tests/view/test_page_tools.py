@@ -96,7 +96,7 @@ def test_a_pinned_cell_and_its_note_are_in_the_address(show: Open) -> None:
     assert page.input_value("#pins input") == 'a "note" & more_~'
     expect(value).to_have_text(three_digits(weight).replace(" ", "\u202f"))
     page.click("#pins [aria-label^='Take away']")
-    assert page.is_hidden("#pins")
+    expect(page.locator("#pins")).to_be_hidden()
 
 
 def test_pins_show_the_librarys_weights_and_open_their_cells(show: Open) -> None:
@@ -122,7 +122,7 @@ def test_pins_show_the_librarys_weights_and_open_their_cells(show: Open) -> None
 def test_pins_of_cells_that_are_not_there_are_left_out(pins: str, show: Open) -> None:
     page = show(recorded(), f"#pins={pins}")
     ready(page)
-    assert page.is_hidden("#pins")
+    expect(page.locator("#pins")).to_be_hidden()
 
 
 def test_hostile_notes_stay_text(show: Open) -> None:
