@@ -12,7 +12,7 @@ import oracle
 import regard
 from cases import CASES, Case, parametrised
 from oracle import assert_close
-from regard.view.tiles import pyramid, strips
+from regard.view.tiles import pyramid
 from regard.view.tiles.page_answers import Answers, Gone, Progress, Which
 from regard.view.tiles.pyramid import Place, highest_level
 from regard.view.tiles.query_steps import KeysAsked
@@ -36,7 +36,7 @@ def long_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pyramid, "AT_ONCE", 0)
     monkeypatch.setattr(pyramid, "_STRIP_ROWS", 16)
     monkeypatch.setattr(pyramid, "_ROWS", 8)
-    monkeypatch.setattr(strips, "PART", 2**7)
+    monkeypatch.setattr(pyramid, "PART", 2**7)
 
 
 def exact_heads(case: Case) -> tuple[Tensor, Tensor]:
@@ -220,14 +220,14 @@ def test_progress_rises_and_says_how_long_it_takes(monkeypatch: pytest.MonkeyPat
 
 def test_a_pass_that_fails_is_told_to_whoever_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     long_heads(monkeypatch)
-    monkeypatch.setattr(pyramid, "sums", lambda *_: 1 / 0)
+    monkeypatch.setattr(pyramid, "_sums", lambda *_: 1 / 0)
     with Answers(recording(attended(300, 300))) as answers, pytest.raises(ZeroDivisionError):
         answers.column(Which(0, 0), 0)
 
 
 def test_a_pass_that_failed_has_no_progress_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     long_heads(monkeypatch)
-    monkeypatch.setattr(pyramid, "sums", lambda *_: 1 / 0)
+    monkeypatch.setattr(pyramid, "_sums", lambda *_: 1 / 0)
     with Answers(recording(attended(300, 300))) as answers:
         with pytest.raises(ZeroDivisionError):
             answers.column(Which(0, 0), 0)
@@ -247,7 +247,7 @@ def test_closing_ends_a_pass_and_who_waits_for_it(monkeypatch: pytest.MonkeyPatc
 
 def test_memory_is_bounded_by_letting_go_of_what_was_looked_at_first() -> None:
     matrix = regard.attend(torch.randn(5, 300, 8), torch.randn(5, 300, 8))
-    one = pyramid.Pyramid(strips.HeadScores.of(matrix[0])).nbytes
+    one = pyramid.Pyramid(pyramid.HeadScores.of(matrix[0])).nbytes
     with Answers(recording(matrix), limit=2 * one) as answers:
         for head in range(5):
             answers.tile(Which(0, head), Place(1, 0, 0))

@@ -83,7 +83,7 @@ def test_parts_at_the_ends_of_cells_end_between_blocks_of_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pyramid, "AT_ONCE", 0)
-    monkeypatch.setattr(pyramid, "_MANY_ROWS", 10)
+    monkeypatch.setattr(pyramid, "PART", 10)
     with Answers(seen("a")) as answers:
         answers.column(Which(0, 0), 0)  # waits for the pass
         counts = Leaves(10**6)

@@ -30,7 +30,7 @@ from regard.text.escaping import visible
 from regard.text.tables import Cell, Table
 from regard.text.tokens import Token
 
-__all__ = ["Steps", "parts_of", "steps", "table"]
+__all__ = ["RowScores", "Steps", "parts_of", "steps", "table"]
 
 # What fits beside each other in a terminal, and what a person reads.
 _WIDEST_VALUE = 6
@@ -87,13 +87,16 @@ class Steps:
 
 
 @dataclass(frozen=True, eq=False)
-class _Row:
-    """One row of the matrix, every key of it."""
+class RowScores:
+    """The scores of one query.
 
-    columns: dict[str, Tensor]  # (kv_len,) each, scores before the mask
-    allowed: Tensor | None  # (kv_len,)
-    score: Tensor  # (kv_len,)
-    sink: Tensor | None  # ()
+    Attributes:
+        score: of every key, (kv_len,); -inf where it is masked.
+        sink: the logit in the denominator that belongs to no key, (); None without one.
+    """
+
+    score: Tensor
+    sink: Tensor | None
 
     @cached_property
     def maximum(self) -> Tensor:
@@ -122,6 +125,15 @@ class _Row:
     def _reference(self) -> Tensor:
         """The maximum, or 0 without keys: a score of -inf less -inf would be NaN."""
         return self.maximum.masked_fill(self.is_empty, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class _Row:
+    """One row of the matrix, step by step."""
+
+    columns: dict[str, Tensor]  # (kv_len,) each, scores before the mask
+    allowed: Tensor | None  # (kv_len,)
+    scores: RowScores
 
 
 @torch.no_grad()
@@ -163,17 +175,19 @@ def steps(
     names = _names("tokens", tokens, "kv_len", kv_len)
     value = None if value is None else _checked_value(value, source)
     row = _row(source, mask, place)
-    weight = row.weight(row.score)
+    weight = row.scores.weight(row.scores.score)
     strongest = weight.sort(descending=True, stable=True).indices[:most]
     shown = strongest.sort().values
     terms = None
     if value is not None:
-        masked = row.score[:, None] == -torch.inf  # where a weight of 0 times NaN would be NaN
+        masked = (
+            row.scores.score[:, None] == -torch.inf
+        )  # where a weight of 0 times NaN would be NaN
         terms = (weight[:, None] * value.to(weight.dtype)).masked_fill(masked, 0)
     columns = _columns(row, weight, terms, shown, names)
     output = None if terms is None else terms.sum(0)
     title = _title(source, place, names if q_len == kv_len else None, len(shown))
-    note = _note(row)
+    note = _note(row.scores)
     if output is not None and output.shape[0] > _WIDEST_VALUE:
         note += f"\nof each value the first {_WIDEST_VALUE} of {output.shape[0]} numbers are shown"
     return Steps(place, Table(columns), output, title, note)
@@ -289,7 +303,7 @@ def _row(source: Scores, mask: Mask | None, place: int) -> _Row:
     elif len(columns) > 1:
         columns.popitem()  # the last step gives the score
     sink = source.sink(box, cut_whole)
-    return _Row(columns, allowed, score, None if sink is None else sink.reshape(()))
+    return _Row(columns, allowed, RowScores(score, None if sink is None else sink.reshape(())))
 
 
 def parts_of(source: Scores) -> list[tuple[str, Scores]]:
@@ -317,7 +331,10 @@ def _columns(
     """Return the columns: the shown keys, the sink and the other keys if any, then the sums."""
     places = [int(place) for place in shown]
     rest = weight.shape[0] - len(places)
-    ends = [*(["sink"] if row.sink is not None else []), *([f"{rest} others"] if rest else [])]
+    ends = [
+        *(["sink"] if row.scores.sink is not None else []),
+        *([f"{rest} others"] if rest else []),
+    ]
     ends.append("all")
     none: list[Cell] = [None] * len(ends)
     columns: dict[str, list[Cell]] = {"key": [*map(str, places), *ends]}
@@ -327,12 +344,13 @@ def _columns(
         columns[name] = [*_plain(_numbers(numbers[shown])), *none]
     if row.allowed is not None:
         columns["mask"] = [*cast("list[bool]", row.allowed[shown].tolist()), *none]
-    score = _numbers(row.score[shown])
-    if row.sink is None:
+    score, logit = _numbers(row.scores.score[shown]), row.scores.sink
+    sink = torch.zeros((), device="cpu")
+    if logit is None:
         columns["score"] = [*_plain(score), *none]
     else:
-        columns["score"] = [*score, float(row.sink), *none[1:]]
-    sink = torch.zeros((), device="cpu") if row.sink is None else row.weight(row.sink)
+        columns["score"] = [*score, float(logit), *none[1:]]
+        sink = row.scores.weight(logit)
     columns["weight"] = _with_ends(weight, shown, sink, ends)
     width = 0 if terms is None else min(terms.shape[1], _WIDEST_VALUE)
     for i in range(width):
@@ -369,7 +387,7 @@ def _title(source: Scores, place: int, names: list[str] | None, shown: int) -> s
     return f"Query {place}{name} and {keys}{scale}"
 
 
-def _note(row: _Row) -> str:
+def _note(row: RowScores) -> str:
     if row.is_empty:
         return "there is no key that it may attend to: every weight is 0"
     sink = "" if row.sink is None else ", the sink's included"

@@ -22,9 +22,17 @@ from regard.recording.recording import Recording
 from regard.reductions.sums import Pool
 from regard.view.tiles.layer_survey import EachBlock, answered, known_kinds
 from regard.view.tiles.manifest import SMALL, first_sequence, first_value, sink_keys, small_numbers
-from regard.view.tiles.pyramid import Place, Pyramid, Spans, Tile, check_place, checked
+from regard.view.tiles.pyramid import (
+    HeadScores,
+    Pause,
+    Place,
+    Pyramid,
+    Spans,
+    Tile,
+    check_place,
+    checked,
+)
 from regard.view.tiles.query_steps import KeysAsked, QuerySteps, query_steps
-from regard.view.tiles.strips import HeadScores, Pause
 
 __all__ = ["Answers", "Gone", "Progress", "RowOfWeights", "Which", "is_wanted"]
 

@@ -12,9 +12,8 @@ from regard.reductions.masked_product import masked_product
 from regard.scores.box import Box, cut_whole
 from regard.scores.given_scores import GivenScores
 from regard.scores.query_key import QueryKeyScores
-from regard.scores.scratch import Scratch
-from regard.view.row_steps import parts_of
-from regard.view.tiles.strips import HeadScores, Neighbours, sums
+from regard.view.row_steps import RowScores, parts_of
+from regard.view.tiles.pyramid import HeadScores
 
 __all__ = ["KeyStep", "KeysAsked", "QuerySteps", "query_steps"]
 
@@ -111,15 +110,14 @@ def query_steps(
         part: which of its keys.
         value: of every key, (kv_len, value_dim).
     """
-    source, keys = head.source, slice(0, head.shape[1])
-    scratch, row = Scratch(keys.stop), Neighbours(head, slice(query, query + 1))
-    found = sums(row, 1, scratch, _never)
-    normalizers, weight = found.normalizers, found.each_key(keys.stop)[0]
-    score = row.scores(keys, scratch)[0].clone()
+    source, keys, place = head.source, slice(0, head.shape[1]), slice(query, query + 1)
+    sink = head.sink()
+    row = RowScores(head.window(place, keys)[0], None if sink is None else sink[0])
+    score, weight = row.score, row.weight(row.score)
     allowed = score != -torch.inf
     chosen = _chosen(weight, part)
     known = not (isinstance(source, GivenScores) and source.are_weights)
-    box = Box((), row.rows, keys)
+    box = Box((), place, keys)
     numbers = {name: scores.block(box, cut_whole)[0] for name, scores in parts_of(source)}
     vector: Vector | None = None
     vectors: Sequence[Vector | None] = [None] * len(chosen)
@@ -132,14 +130,14 @@ def query_steps(
     may = cast("list[bool]", allowed[chosen].tolist())
     values = [None] * len(places) if value is None else _vectors(value[chosen])
     by_key = zip(places, vectors, *steps, may, scores, weights, values, strict=True)
-    sink, maximum = row.sink(), float(normalizers.maximum)
+    maximum = float(row.maximum)
     is_told = known and isfinite(maximum)
     return QuerySteps(
         vector=vector,
         scale=source.scale if isinstance(source, QueryKeyScores) else 1.0,
         masked=not bool(allowed.all()),
         maximum=maximum if is_told else None,
-        log_normalizer=float(normalizers.log_normalizer) if is_told else None,
+        log_normalizer=float(row.log_normalizer) if is_told else None,
         sink=None if sink is None else float(sink),
         keys=keys.stop,
         allowed=int(allowed.sum()),
@@ -176,7 +174,3 @@ def _finite(numbers: Tensor | None, places: Tensor) -> list[float | None]:
     if numbers is None:
         return [None] * len(places)
     return [number if isfinite(number) else None for number in _numbers(numbers[places])]
-
-
-def _never() -> None:
-    """Do nothing: short work needs no pause."""
