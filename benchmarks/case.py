@@ -13,11 +13,11 @@ __all__ = [
     "LeftOut",
     "Measured",
     "full",
+    "half",
     "middle",
     "need",
     "passes",
     "quartiles",
-    "seen",
 ]
 
 # What no program could do better, in parts: of the number of tokens and the measured passes.
@@ -79,7 +79,7 @@ class Case:
         unit: of the number.
         measure: gives the number, or raises LeftOut.
         lengths: numbers of tokens to measure at; none where the case has no length.
-        goal: at most this; None for what is measured for comparison.
+        goal: at most this, at any length or by length; None for what is measured for comparison.
         floor: what no program could do better, by the reasons in README.md; None: not known.
         dense: how many matrices of length x length of 4 bytes it holds at once.
     """
@@ -89,9 +89,13 @@ class Case:
     unit: str
     measure: Callable[[Effort], Measured]
     lengths: tuple[int, ...] = ()
-    goal: float | None = None
+    goal: float | Mapping[int, float] | None = None
     floor: Floor | None = None
     dense: int = 0
+
+    def goal_at(self, tokens: int | None) -> float | None:
+        """The goal at a length; None where there is none."""
+        return self.goal.get(tokens or 0) if isinstance(self.goal, Mapping) else self.goal
 
 
 def passes(*names: str) -> Floor:
@@ -104,19 +108,9 @@ def passes(*names: str) -> Floor:
     return parts
 
 
-def seen(pairs: Callable[[int], float], peer: str | None = None) -> Floor:
-    """The floor where only a share of all pairs of tokens is seen.
-
-    Args:
-        pairs: how many are seen, of the number of tokens.
-        peer: the pass that the peer is, where it is more than a forward or backward of all pairs.
-    """
-
-    def parts(tokens: int, shares: Mapping[str, float]) -> dict[str, float]:
-        whole = 1.0 if peer is None else shares[peer]
-        return {"pairs that the mask allows": pairs(tokens) / tokens**2 / whole}
-
-    return parts
+def half(tokens: int, _: Mapping[str, float]) -> dict[str, float]:
+    """The floor of a causal question against the one of all pairs of tokens."""
+    return {"pairs that the mask allows": (tokens + 1) / (2 * tokens)}
 
 
 def quartiles(numbers: Sequence[float]) -> tuple[float, float]:

@@ -39,15 +39,14 @@ def figures(results: Mapping[str, Any]) -> str:
 
 
 def questions(rows: Sequence[Row]) -> str:
-    """A line for each question, a column for each kind of scores at each length."""
+    """A line for each question at each length, a column for each kind of scores."""
     cells = {(*split(row), row["tokens"]): row["value"] for row in rows}
-    columns = sorted({(kind, tokens) for _, kind, tokens in cells})
-    last = {split(row)[0]: row for row in rows}
+    last = {(split(row)[0], row["tokens"]): row for row in rows}
     return markdown(
-        ["forwards, 8 heads", *(f"{KINDS[kind]}, {n:,}" for kind, n in columns), "goal", "floor"],
+        ["forwards, 8 heads", "tokens", *KINDS.values(), "goal", "floor"],
         [
-            [name, *(shown(cells.get((name, *column))) for column in columns), *bounds(row)]
-            for name, row in last.items()
+            [name, f"{n:,}", *(shown(cells.get((name, kind, n))) for kind in KINDS), *bounds(row)]
+            for (name, n), row in last.items()
         ],
     )
 
@@ -108,17 +107,18 @@ def with_units(rows: Sequence[Row], title: str) -> str:
     """A line for each case, with its own unit, a column for each length."""
     cells = {(row["case"], row["tokens"]): row["value"] for row in rows}
     columns = sorted({row["tokens"] for row in rows})
-    cases = {row["case"]: row for row in rows}
+    units = {row["case"]: row["unit"] for row in rows}
+    goals = {case: [row["goal"] for row in rows if row["case"] == case] for case in units}
     return markdown(
         [title, "unit", *(f"{tokens:,} tokens" for tokens in columns), "goal"],
         [
             [
                 case,
-                row["unit"],
+                unit,
                 *(shown(cells.get((case, tokens))) for tokens in columns),
-                shown(row["goal"]),
+                " / ".join(map(shown, dict.fromkeys(goals[case]))),
             ]
-            for case, row in cases.items()
+            for case, unit in units.items()
         ],
     )
 

@@ -12,7 +12,7 @@ from benchmarks.tensors import random_inputs
 
 __all__ = ["ADDED_MIB", "CASES"]
 
-ASKED = ("entropy", "sum(-2)", "topk(8)", "pool(512, 512)")
+ASKED = ("entropy", "sum(-2)", "topk(8)", "pool(64, 64)")
 ADDED_MIB, WHOLE_MIB = 300, 1536  # a question at any length; the whole process at the longest
 
 

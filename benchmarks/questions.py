@@ -1,6 +1,6 @@
 """What is asked of the matrix, by every group of benchmarks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -8,7 +8,18 @@ from torch import Tensor
 
 import regard
 
-__all__ = ["ALL", "BEST", "OUTPUT", "QUESTIONS", "WEIGHTS", "Ask", "Question", "spans"]
+__all__ = [
+    "ALL",
+    "LONG",
+    "OUTPUT",
+    "QUESTIONS",
+    "SHORT",
+    "WEIGHTS",
+    "Ask",
+    "Question",
+    "everything",
+    "spans",
+]
 
 Ask = Callable[[regard.AttentionMatrix, Tensor], object]
 
@@ -20,12 +31,12 @@ class Question(NamedTuple):
 
     Attributes:
         ask: asks it of a matrix, given the value.
-        goal: at most so many forwards.
+        goals: at most so many forwards, by the number of tokens.
         passes: over the matrix, that it cannot do without.
     """
 
     ask: Ask
-    goal: float
+    goals: Mapping[int, float]
     passes: tuple[str, ...]
 
 
@@ -35,7 +46,7 @@ def spans(tokens: int) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
-def everything(matrix: regard.AttentionMatrix, value: Tensor) -> object:
+def everything(matrix: regard.AttentionMatrix, value: Tensor, backend: str | None = None) -> object:
     """The output and five statistics in one pass."""
     return matrix.reduce(
         regard.Output(value),
@@ -44,26 +55,25 @@ def everything(matrix: regard.AttentionMatrix, value: Tensor) -> object:
         regard.Sum(-2),
         regard.TopK(8),
         regard.Pool(64, 64),
+        backend=backend,
     )
 
 
-WEIGHTS = ("scores", "row maximum", "shift", "exp", "row sum")
-COLUMNS = (*WEIGHTS, "column sum")
-BEST = ("group maxima", "top of groups")
+SHORT, LONG = 4096, 16_384
+STATISTIC = {SHORT: 0.7, LONG: 0.8}
+WEIGHTS = ("scores", "exp")
 
 OUTPUT = "A @ value"
 ALL = "output and five statistics"
 QUESTIONS = {
-    OUTPUT: Question(lambda a, v: a @ v, 1.02, ("forward",)),
-    "logsumexp": Question(lambda a, _: a.logsumexp(), 1, WEIGHTS),
-    "entropy": Question(lambda a, _: a.entropy(), 1, (*WEIGHTS, "row product")),
-    "topk(8)": Question(lambda a, _: a.topk(8), 1, (*WEIGHTS, *BEST)),
-    "topk(64)": Question(lambda a, _: a.topk(64), 1.5, (*WEIGHTS, *BEST)),
-    "sum(-1)": Question(lambda a, _: a.sum(-1), 1, ()),
-    "sum(-2)": Question(lambda a, _: a.sum(-2), 1, COLUMNS),
-    "pool(64, 64)": Question(lambda a, _: a.pool(64, 64), 1, COLUMNS),
-    "pool(512, 512)": Question(lambda a, _: a.pool(512, 512), 1, COLUMNS),
-    "segments(16)": Question(lambda a, _: a.segments(spans(a.shape[-1])), 1, COLUMNS),
-    "diagonal(-1)": Question(lambda a, _: a.diagonal(-1), 1, WEIGHTS),
-    ALL: Question(everything, 1.5, (*WEIGHTS, "product", "row product", "column sum", *BEST)),
+    OUTPUT: Question(lambda a, v: a @ v, {SHORT: 1.02, LONG: 1.02}, ("forward",)),
+    "logsumexp": Question(lambda a, _: a.logsumexp(), STATISTIC, WEIGHTS),
+    "entropy": Question(lambda a, _: a.entropy(), STATISTIC, WEIGHTS),
+    "topk(8)": Question(lambda a, _: a.topk(8), {SHORT: 0.8, LONG: 0.9}, WEIGHTS),
+    "topk(64)": Question(lambda a, _: a.topk(64), {SHORT: 1.0, LONG: 1.1}, WEIGHTS),
+    "sum(-2)": Question(lambda a, _: a.sum(-2), STATISTIC, WEIGHTS),
+    "pool(64, 64)": Question(lambda a, _: a.pool(64, 64), STATISTIC, WEIGHTS),
+    "segments(16)": Question(lambda a, _: a.segments(spans(a.shape[-1])), STATISTIC, WEIGHTS),
+    "diagonal(-1)": Question(lambda a, _: a.diagonal(-1), STATISTIC, WEIGHTS),
+    ALL: Question(everything, {SHORT: 1.3, LONG: 1.4}, (*WEIGHTS, "product")),
 }

@@ -22,6 +22,7 @@ def row(job: Job, shares: Mapping[str, float], quick: bool) -> dict[str, Any]:
     """One line of the results; a quick run stays in this process, and reaches or misses no goal."""
     case = job.case
     group, name, tokens = job.key
+    goal = case.goal_at(tokens)
     head = {"group": group, "case": name, "tokens": tokens}
     with others.watch() as seen:
         measured = measure(case, QUICK) if quick else in_own_process(job)
@@ -36,8 +37,8 @@ def row(job: Job, shares: Mapping[str, float], quick: bool) -> dict[str, Any]:
         "repetitions": measured["repetitions"],
         "forwards": significant(measured["forwards"]),
         "floor": floor(case, tokens, shares),
-        "goal": case.goal,
-        "reached": None if case.goal is None or quick else value <= case.goal,
+        "goal": goal,
+        "reached": None if goal is None or quick else value <= goal,
         "others": significant(seen.share),
         "beside": measured["beside"],
     }

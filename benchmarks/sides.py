@@ -15,7 +15,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import regard
 from benchmarks.case import LeftOut, need
 from benchmarks.patterns import EVERYTHING, WIDTH, Pattern
-from benchmarks.questions import ALL, OUTPUT, QUESTIONS, Ask
+from benchmarks.questions import ALL, OUTPUT, QUESTIONS, Ask, everything
 from benchmarks.tensors import HEAD_DIM, Inputs
 from benchmarks.turns import Work
 
@@ -64,6 +64,11 @@ def asked(ask: Ask, pattern: Pattern = EVERYTHING) -> Prepare:
         return lambda: ask(regard.attend(inputs.query, inputs.key, mask=mask), inputs.value)
 
     return prepare
+
+
+def swept(inputs: Inputs) -> Work:
+    """The output and five statistics by the backend "sweep", without compiled kernels."""
+    return lambda: everything(regard.attend(inputs.query, inputs.key), inputs.value, "sweep")
 
 
 def backward(prepare: Prepare) -> Prepare:
@@ -156,6 +161,7 @@ def keops(inputs: Inputs) -> Work:
 SIDES = {
     "fused forward (SDPA)": Side(forward()),
     **{f"regard: {name}": Side(asked(QUESTIONS[name].ask)) for name in COMPARED},
+    f"regard, in plain PyTorch: {ALL}": Side(swept),
     "eager: output and weights": Side(eager, dense=3),
     "eager: output and five statistics": Side(eager_statistics, dense=4),
     "FlexAttention, compiled: output": Side(compiled_flex(), compiles=True),

@@ -47,8 +47,8 @@ def test_every_package_for_development_but_torch_has_hashes() -> None:
     pinned = pins((ROOT / "constraints.txt").read_text())
     assert [name for name, _, rest in found if "--hash" not in rest] == []
     versions = {normal(name): version for name, version, _ in found}
-    # pykeops is for `make bench` alone; `make test-vllm` installs vLLM for CPUs.
-    needed = direct_dependencies() - {"torch", "pykeops", "vllm"}
+    # nnsight and pykeops are for `make bench` alone; `make test-vllm` installs vLLM for CPUs.
+    needed = direct_dependencies() - {"torch", "nnsight", "pykeops", "vllm"}
     assert needed <= versions.keys()
     assert "torch" not in versions
     assert {
