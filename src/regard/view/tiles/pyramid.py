@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regard.backends.parallel import map_in_order
+from regard.backends.parallel import map_in_order, one_thread
 from regard.masks import Mask
 from regard.masks.mask import NO_KEYS, KeyBounds, Points, hull, length, overlap
 from regard.matrix.attention_matrix import AttentionMatrix
@@ -283,7 +283,8 @@ class Pyramid:
         rows = slice(query, query + 1)
         pause()
         self._learn(rows, pause)
-        return self._weights(rows, slice(0, self.head.shape[1]))[0].float()
+        with one_thread():
+            return self._weights(rows, slice(0, self.head.shape[1]))[0].float()
 
     def column(self, key: int, pause: Pause) -> Tensor:
         """Return the weights that all queries give to one key, (q_len,)."""
@@ -342,16 +343,14 @@ class Pyramid:
         for part, share in zip(down, shares, strict=True):
             for rows in part.ends:
                 pause()
-                received = self._weights(rows, slice(0, kv_len)).double().sum(0)
+                received = self._weights(rows, slice(0, kv_len)).sum(0, dtype=torch.float64)
                 share += torch.stack([received[start:stop].sum() for start, stop in keys])
+        every, cell = slice(0, q_len), 1 << self.base
         for place, part in enumerate(across):
             for columns in part.ends:
-                each = (
-                    _summed(self.head, self._normalizers, slice(0, q_len), columns, 1, False, pause)
-                    .double()
-                    .sum(-1)
-                )
-                shares[:, place] += torch.stack([each[part.inner].sum() for part in down])
+                each = _summed(self.head, self._normalizers, every, columns, cell, False, pause)
+                received = each.sum(-1, dtype=torch.float64)
+                shares[:, place] += torch.stack([received[some.inner].sum() for some in down])
         sizes = [self._count(slice(*part)) for part in queries]
         return (shares / torch.tensor(sizes, device=shares.device)[:, None]).float()
 
@@ -556,13 +555,20 @@ def _each_sum(
         scratch = Scratch(PART)
         return lambda rows: _sums(head, rows, cell, scratch, pause)
 
-    map_in_order(parts, worker, found.append, threaded=head.source.device.type == "cpu")
+    with one_thread():  # also for a single part: a short operation is quicker alone
+        map_in_order(parts, worker, found.append, threaded=head.source.device.type == "cpu")
     return found
 
 
-def _weights_of(head: HeadScores, rows: slice, columns: slice, normalizers: Tensor) -> Tensor:
+def _weights_of(
+    head: HeadScores,
+    rows: slice,
+    columns: slice,
+    normalizers: Tensor,
+    scratch: Scratch | None = None,
+) -> Tensor:
     """Return the weights in a window, (rows, columns), given the numbers of ``_Normalizers``."""
-    scores = head.window(rows, columns)
+    scores = head.window(rows, columns, scratch)
     maximum, log_normalizer = normalizers
     scores.sub_(_finite(maximum)[:, None])
     # A matrix product of another shape may round a score to a little above the maximum.
@@ -582,16 +588,22 @@ def _summed(
     """Sum over the keys of each cell, in rows whose normalizers are known: (rows, cells)."""
     found: list[Tensor] = []
 
-    def work(part: slice) -> Tensor:
-        pause()
-        of_rows = normalizers[:, part]
-        cells = _by_cell(_weights_of(head, part, columns, of_rows), columns, cell, -1)
-        return cells / _or_one(_highest(of_rows)) if by_row else cells
+    def worker() -> Callable[[slice], Tensor]:
+        scratch = Scratch(PART)
+
+        def work(part: slice) -> Tensor:
+            pause()
+            of_rows = normalizers[:, part]
+            weights = _weights_of(head, part, columns, of_rows, scratch)
+            cells = _by_cell(weights, columns, cell, -1)
+            return cells / _or_one(_highest(of_rows)) if by_row else cells
+
+        return work
 
     parts = _parts(rows, max(_LEAST, PART // length(columns)))
-    threaded = head.source.device.type == "cpu"
-    map_in_order(parts, lambda: work, found.append, threaded=threaded)
-    return torch.cat(found)
+    with one_thread():
+        map_in_order(parts, worker, found.append, threaded=head.source.device.type == "cpu")
+        return torch.cat(found)
 
 
 def _highest(normalizers: Tensor) -> Tensor:
@@ -635,10 +647,14 @@ def _finite(values: Tensor) -> Tensor:
 
 def _by_cell(values: Tensor, part: slice, size: int, axis: int) -> Tensor:
     """Add up a part of an axis, -1 or -2, in cells that count from 0, in a new tensor."""
-    edges = (part.start % size, -part.stop % size)
-    if any(edges):
-        values = pad(values, (0, 0) * (-1 - axis) + edges)
-    return cast(Tensor, values.unflatten(axis, (-1, size))).sum(axis)
+    if part.start % size:
+        values = pad(values, (0, 0) * (-1 - axis) + (part.start % size, 0))
+    whole = values.shape[axis] // size * size
+    cells = cast(Tensor, values.narrow(axis, 0, whole).unflatten(axis, (-1, size))).sum(axis)
+    if whole == values.shape[axis]:
+        return cells
+    rest = values.narrow(axis, whole, values.shape[axis] - whole).sum(axis, keepdim=True)
+    return torch.cat([cells, rest], axis)
 
 
 def _counts(rows: slice, columns: slice, cell: int, tall: int | None = None) -> Tensor:
