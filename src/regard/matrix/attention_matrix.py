@@ -263,8 +263,8 @@ class AttentionMatrix(LinearMap):
 
         Args:
             reductions: for example ``regard.TopK(8)``, ``regard.Entropy()``, or your own.
-            backend: "sdpa", "triton", "sweep" or "dense" (float64, forms the matrix); by default
-                the fastest that is exact.
+            backend: "sdpa", "triton", "cpu" (compiled), "sweep" (plain PyTorch) or "dense"
+                (float64, forms the matrix); by default the fastest that is exact.
 
         Returns:
             The answer of one reduction, or a tuple of the answers of several.

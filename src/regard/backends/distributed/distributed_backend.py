@@ -7,7 +7,9 @@ ranks and are equal on all of them.
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
 from datetime import timedelta
+from hashlib import sha256
 from typing import Any, cast, final
 
 import torch
@@ -195,6 +197,14 @@ def _of_ordinary_tensors(sharded: ShardedScores, asked: Reduction) -> Reduction:
     return asked if operand is None else cast(Any, type(asked))(sharded.gathered(operand))
 
 
+def _described(asked: Reduction) -> str:
+    """Return the name and the settings of a reduction, without operands that are DTensors."""
+    names = [each.name for each in fields(asked)] if is_dataclass(asked) else []
+    values = {name: getattr(asked, name) for name in names}
+    said = [f"{name}={value!r}" for name, value in values.items() if not is_sharded(value)]
+    return f"{type(asked).__name__}({', '.join(said)})"
+
+
 def _fingerprint(tensor: Tensor) -> int:
     """Return a number that almost always differs for masks with other contents."""
     number = 0
@@ -219,11 +229,13 @@ def _check_agreement(
         "softcap": sharded.softcap,
         "rows": sharded.rows,
         "mask": None if mask is None else (mask.text, [*map(_fingerprint, mask.tensors)]),
-        "reductions": [type(asked).__name__ for asked in reductions],
+        "reductions": list(map(_described, reductions)),
         "gradients": torch.is_grad_enabled(),
     }
-    text = json.dumps(own).encode()[:_DESCRIPTION_BYTES].ljust(_DESCRIPTION_BYTES)
-    mine = torch.tensor(list(text), dtype=torch.uint8, device=mesh.device_type)
+    text = json.dumps(own).encode()
+    digest = sha256(text).hexdigest().encode()  # of what the next line cuts off, too
+    text = text[: _DESCRIPTION_BYTES - len(digest)].ljust(_DESCRIPTION_BYTES - len(digest))
+    mine = torch.tensor(list(text + digest), dtype=torch.uint8, device=mesh.device_type)
     for dim in range(mesh.ndim):
         group = mesh.get_group(dim)
         ranks = dist.get_process_group_ranks(group)
@@ -239,7 +251,7 @@ def _check_agreement(
         for rank, theirs in zip(ranks, found, strict=True):
             if not torch.equal(theirs, mine):
                 numbers = cast(list[int], theirs.tolist())
-                said = bytes(numbers).decode(errors="replace").strip()
+                said = bytes(numbers[: len(text)]).decode(errors="replace").strip()
                 raise RegardError(
                     f"rank {rank} asks another question than rank {dist.get_rank()}: {said} and "
                     f"{text.decode(errors='replace').strip()}.\n"
