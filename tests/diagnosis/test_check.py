@@ -34,7 +34,13 @@ UNNAMED = {
     "faulty/pair_tiled_heads_and_queries_as_values": "of its two mistakes one is named",
 }
 
-NAMED = [case for case in FAULTY if case.name not in UNNAMED]
+# Check cannot make the cache that they take, by the reason.
+UNTOLD = {
+    "faulty/13_function_with_cache_by_name": "names of a dict are not guessed",
+    "faulty/13_module_with_kv_cache": "it gives back no cache",
+}
+
+NAMED = [case for case in FAULTY if case.name not in {*UNNAMED, *UNTOLD}]
 
 
 @pytest.mark.parametrize("case", NAMED, ids=lambda case: case.name)
@@ -47,6 +53,13 @@ def test_each_mistake_has_its_name_and_its_line(case: Case) -> None:
 @pytest.mark.parametrize("case", [c for c in FAULTY if c.name in UNNAMED], ids=lambda c: c.name)
 def test_a_mistake_without_a_name_is_wrong_all_the_same(case: Case) -> None:
     assert _checked(case).verdict == "wrong"
+
+
+@pytest.mark.parametrize("case", [c for c in FAULTY if c.name in UNTOLD], ids=lambda c: c.name)
+def test_a_mistake_that_cannot_be_tried_is_no_verdict(case: Case) -> None:
+    report = _checked(case)
+    assert report.verdict == "cannot tell"
+    assert "The law 'cache' was not tried: " in report.missing
 
 
 def assert_named(report: Report, case: Case) -> None:

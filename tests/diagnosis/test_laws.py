@@ -281,3 +281,49 @@ def test_the_line_of_the_first_operation_that_breaks_the_law_is_given() -> None:
         "large",
         "weights = (q @ k.mT / q.shape[-1] ** 0.5).exp()",
     )
+
+
+class TurnsAlongTheHeads(Heads):
+    """Rotary positions whose angles follow the number of the head, not that of the token."""
+
+    def __init__(self, axis: int) -> None:
+        super().__init__()
+        self.axis = axis
+
+    def turned(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[self.axis]).view(
+            *(-1 if a == self.axis else 1 for a in (1, 2)), 1
+        )
+        angles = places * 10.0 ** -torch.arange(x.shape[-1] // 2)
+        one, other = x.chunk(2, -1)
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat([one * cos - other * sin, one * sin + other * cos], -1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.split(x)
+        return self.merge(self.weigh(self.turned(q), self.turned(k)) @ v)
+
+
+def test_positions_along_the_axis_of_the_heads_are_never_right() -> None:
+    assert check(TurnsAlongTheHeads(2)).verdict == "right"
+    report = check(TurnsAlongTheHeads(1))
+    assert report.verdict == "cannot tell"
+    assert "does not depend on the order of the others" in report.missing
+
+
+def in_tiles(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A softmax over tiles of keys, with what came before rescaled."""
+    most = torch.full(q.shape[:-1], -torch.inf, dtype=q.dtype)
+    total, output = torch.zeros_like(most), torch.zeros_like(q)
+    for start in range(0, k.shape[-2], 3):
+        scores = q @ k[..., start : start + 3, :].mT * q.shape[-1] ** -0.5
+        new = torch.maximum(most, scores.amax(-1))
+        part, kept = (scores - new[..., None]).exp(), (most - new).exp()
+        total = total * kept + part.sum(-1)
+        output = output * kept[..., None] + part @ v[..., start : start + 3, :]
+        most = new
+    return output / total[..., None]
+
+
+def test_a_softmax_in_tiles_is_right() -> None:
+    assert check(in_tiles).ok

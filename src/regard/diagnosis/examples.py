@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from regard.diagnosis.laws.lab import as_tensors
 from regard.diagnosis.laws.specimen import Slot, Specimen
 from regard.diagnosis.signature import arguments_of, axis_of_heads, declared_meaning, meaning_of
 from regard.diagnosis.subject import source_of
@@ -102,7 +103,7 @@ def _of_slots(
     grid = next((slot.grid for slot in slots if slot.grid), None)
     tokens = grid[0] * grid[1] if grid else int(sizes.get("t", 1))
     has_tables = any(slot.kind == "given" and "t" in slot.axes for slot in slots)
-    opaque: list[Any] = [s.value for s in slots if s.kind == "fixed"]
+    opaque = [slot.value for slot in slots if slot.kind == "fixed"]
     return Specimen(
         name,
         thing,
@@ -110,7 +111,7 @@ def _of_slots(
         max(2, int(sizes.get("b", 2))),
         tokens,
         causal,
-        is_fixed=bool(grid or segments or any(_tensors_in(value) for value in opaque)),
+        is_fixed=bool(grid or segments or as_tensors(opaque)),
         most_tokens=tokens if has_tables else None,
         segments=segments,
         is_example=True,
@@ -131,13 +132,6 @@ def _flattened(call: Callable[..., Any], bound: Mapping[str, Any]) -> dict[str, 
 
 def _tensor(value: Any) -> Tensor:
     return torch.as_tensor(value, device="cpu") if isinstance(value, np.ndarray) else value
-
-
-def _tensors_in(value: Any) -> bool:
-    if isinstance(value, Tensor | np.ndarray):
-        return True
-    parts = list(value.values()) if isinstance(value, dict) else value  # pyright: ignore
-    return isinstance(parts, tuple | list) and any(_tensors_in(part) for part in parts)  # pyright: ignore
 
 
 def _contents(bound: Mapping[str, Any], roles: Mapping[str, str]) -> list[str]:

@@ -209,7 +209,7 @@ def _lines(lab: Lab, breach: Breach) -> tuple[Run, Lines] | tuple[None, None]:
         run = lab.run(s.contents(s.batch, s.tokens), keeps=True, extra=breach.extra)
     except Exception:  # noqa: BLE001  # somebody's code may raise anything
         return None, None
-    return run, Lines(run.steps, lab.sources_of(run))
+    return run, Lines(run.steps, lab.sources_of(run.arguments))
 
 
 def _scale(lab: Lab, breach: Breach, lines: Lines | None) -> _Told:
@@ -325,7 +325,7 @@ def _proof(lab: Lab, told: _Told) -> Pair | None:
         ]
     except Exception:  # noqa: BLE001  # somebody's code may raise anything
         return None
-    sides = [Lines(run.steps, lab.sources_of(run)).weights_before for run in runs]
+    sides = [Lines(run.steps, lab.sources_of(run.arguments)).weights_before for run in runs]
     for did, right in zip(*sides, strict=False):
         pair = compared(did, right, "weights: queries down, keys across")
         if pair is not None:

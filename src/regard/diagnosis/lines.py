@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.diagnosis.laws.arithmetic import DROPS
-from regard.diagnosis.laws.tape import Place, Step, tensors_in
+from regard.diagnosis.laws.tape import Place, Step, addresses, reached, tensors_in
 
 __all__ = ["Lines"]
 
@@ -14,10 +14,6 @@ _PRODUCTS = ("mm", "bmm", "baddbmm", "addmm")
 _SOFTMAXES = ("_softmax", "_safe_softmax", "_log_softmax")
 _MASKING = ("masked_fill", "where", "add", "sub", "mul", "tril", "triu", "index_put", "fill")
 _FILLING = ("masked_fill", "where", "index_put", "fill")
-
-
-def _at(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 class Lines:
@@ -30,10 +26,10 @@ class Lines:
 
     def __init__(self, steps: Sequence[Step], inputs: Sequence[Tensor]) -> None:
         self._steps = steps
-        self._moved = self._reached({_at(t) for t in inputs}, -1)
+        self._moved = reached(steps, addresses(list(inputs)))
         self._softmax = self._first_softmax()
-        start = {_at(t) for t in steps[self._softmax].alive} if self._softmax >= 0 else set[int]()
-        self._behind = self._reached(start, self._softmax)
+        start = steps[self._softmax].writes if self._softmax >= 0 else set[int]()
+        self._behind = reached(steps[self._softmax + 1 :], start)
 
     def of(self, name: str) -> Place | None:
         """Return the line of a mistake; None where no operation tells.
@@ -62,18 +58,9 @@ class Lines:
         """The result of each softmax of the run, in order."""
         return [s.outputs[0] for s in self._steps if s.name in _SOFTMAXES]
 
-    def _reached(self, start: set[int], after: int) -> set[int]:
-        found = set(start)
-        for step in self._steps[after + 1 :]:
-            if step.name.endswith("_like") or step.name.startswith("new_"):
-                continue  # the shape alone depends on the inputs
-            if any(_at(t) in found for t in tensors_in(step.args)):
-                found |= {_at(t) for t in step.alive}
-        return found
-
     def _uses(self, step: Step) -> int:
         """Return how many arguments of an operation depend on the inputs."""
-        return sum(_at(t) in self._moved for t in tensors_in(step.args))
+        return sum(at in self._moved for at in step.reads)
 
     def _first_softmax(self) -> int:
         for names in (_SOFTMAXES, ("scaled_dot",), ("exp", "exp_")):
@@ -95,7 +82,7 @@ class Lines:
         """Yield the operations that depend on the weights."""
         for number, step in enumerate(self._steps):
             is_later = number > self._softmax >= 0
-            if is_later and any(_at(t) in self._behind for t in tensors_in(step.args)):
+            if is_later and not self._behind.isdisjoint(step.reads):
                 yield number, step
 
     # One finder for each kind of line
@@ -147,7 +134,7 @@ class Lines:
         """Return every product of weights with something that does not depend on them."""
         found: list[int] = []
         for number, step in self._after():
-            behind = [_at(t) in self._behind for t in tensors_in(step.args)]
+            behind = [at in self._behind for at in step.reads]
             if step.name in _PRODUCTS and sum(behind) == 1 and self._uses(step) >= 2:
                 found.append(number)
         first = self.mixing()
@@ -158,7 +145,7 @@ class Lines:
         for number, step in self._after():
             tensors = tensors_in(step.args)
             if step.name == "mul" and len(tensors) == 2 and self._uses(step) == 2:
-                behind = [_at(t) in self._behind for t in tensors]
+                behind = [at in self._behind for at in step.reads]
                 if tensors[0].shape == tensors[1].shape and sum(behind) == 1:
                     return number
         return None
@@ -185,17 +172,17 @@ class Lines:
     def thrown_away(self) -> int | None:
         for number, step in self._before():
             if step.name in ("masked_fill", "where") and self._uses(step):
-                given = {_at(t) for t in step.alive}
                 later = self._steps[number + 1 :]
-                if not any(_at(t) in given for s in later for t in tensors_in(s.args)):
+                if all(step.writes.isdisjoint(s.reads) for s in later):
                     return number
         return None
 
     def repeating(self) -> int | None:
         for number, step in enumerate(self._steps):
             if step.name in ("repeat", "cat", "expand") and step.outputs[0].ndim >= 4:
-                grows = step.outputs[0].numel() > tensors_in(step.args)[0].numel()
-                if grows and self._uses(step):
+                first, *others = tensors_in(step.args)
+                grows = step.outputs[0].numel() > first.numel()
+                if grows and self._uses(step) and all(t.equal(first) for t in others):
                     return number
         return self.scores()
 

@@ -6,47 +6,15 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.diagnosis.laws.lab import Lab
-from regard.diagnosis.laws.tape import Tape
+from regard.diagnosis.laws.tape import Operation, Tape
 from regard.diagnosis.subject import quiet
 
 __all__ = ["attentions_inside"]
 
 # How it is counted among the others makes no layer another kind.
 _COUNTED = re.compile(r"layer_?(idx|id|index|num|number)$|^(idx|index|name|depth)$")
-
-
-class _Softmaxes(TorchDispatchMode):
-    """Notes the modules that are running whenever a softmax runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.running: list[str] = [""]
-        self.found: list[str] = []
-
-    def enter(self, name: str, *_: Any) -> None:
-        """Note that a module begins."""
-        self.running.append(name)
-
-    def leave(self, *_: Any) -> None:
-        """Note that a module ends."""
-        self.running.pop()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # True would wrap the handler, so that the first operation imports PyTorch's compiler.
-        return False
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        name = str(func)
-        is_exp = "aten.exp." in name and isinstance(args[0], Tensor) and args[0].requires_grad
-        if "softmax" in name or "scaled_dot_product" in name or is_exp:
-            self.found.append(self.running[-1])
-        return func(*args, **(kwargs or {}))
 
 
 def attentions_inside(lab: Lab) -> dict[str, nn.Module]:
@@ -61,16 +29,29 @@ def attentions_inside(lab: Lab) -> dict[str, nn.Module]:
     """
     s = lab.specimen
     model = cast(nn.Module, lab.fresh(is_double=False))
-    mode = _Softmaxes()
+    running: list[str] = [""]
+    runs_softmax: list[str] = []
+
+    def note(op: Operation) -> None:
+        is_exp = op.name == "exp" and op.tensors[0].requires_grad
+        if "softmax" in op.name or "scaled_dot_product" in op.name or is_exp:
+            runs_softmax.append(running[-1])
+
+    def enter(name: str, *_: object) -> None:
+        running.append(name)
+
+    def leave(*_: object) -> None:
+        running.pop()
+
     for name, module in _named(model).items():
-        module.register_forward_pre_hook(partial(mode.enter, name))
-        module.register_forward_hook(mode.leave, always_call=True)
+        module.register_forward_pre_hook(partial(enter, name))
+        module.register_forward_hook(leave, always_call=True)
     values, named = s.arguments(s.contents(s.batch, s.tokens), torch.float32, {})
-    with quiet(), mode, Tape(dtype=torch.float32):
+    with quiet(), Tape(dtype=torch.float32, change=note):
         model(*values, **named)
     found: dict[Any, str] = {}
     original = cast(nn.Module, s.call)
-    owners = list(dict.fromkeys(_owner(original, name) for name in mode.found))
+    owners = list(dict.fromkeys(_owner(original, name) for name in runs_softmax))
     for name in owners:
         whole = _joining(original, name, owners)
         found.setdefault(_kind(original.get_submodule(whole)), whole)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.diagnosis.laws.specimen import Slot, Specimen
-from regard.diagnosis.laws.tape import Tape
+from regard.diagnosis.laws.tape import Tape, addresses
 from regard.diagnosis.lines import Lines
 from regard.diagnosis.notebook_cells import Cell
 from regard.diagnosis.report import Report
@@ -166,8 +166,8 @@ class _Cells:
         axes: tuple[str | int, ...] = (*given.shape[:-2], "t", given.shape[-1])
         slot = Slot("x", "content", axes, "x")
         for number in Lines(tape.steps, [x]).mixings()[:_MOST_PRODUCTS]:
-            places = {t.untyped_storage().data_ptr() for t in tape.steps[number].alive}
-            at = [n for n, t in enumerate(values) if t.untyped_storage().data_ptr() in places]
+            places = tape.steps[number].writes
+            at = [n for n, t in enumerate(values) if addresses(t)[0] in places]
             if at:
                 self._index = at[-1]  # merged, if a view of it is
                 yield Specimen(

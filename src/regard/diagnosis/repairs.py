@@ -75,29 +75,6 @@ def _split(op: Operation) -> Tensor | None:
     return x.reshape(-1, op.tokens, heads, size[-1]).transpose(1, 2).reshape(size)
 
 
-def _repeated(op: Operation) -> Tensor | None:
-    """Repeat each head of keys and values in its place."""
-    if not op.tensors or not any(op.moved):
-        return None
-    x = op.tensors[0]
-    if op.name == "repeat" and x.ndim == 4:
-        times = [int(n) for n in op.args[1]]
-        many = [axis for axis, n in enumerate(times) if n > 1]
-        if len(times) == 4 and len(many) == 1 and x.shape[many[0]] > 1:
-            return x.repeat_interleave(times[many[0]], many[0])
-    if op.name == "cat" and x.ndim == 4 and len(op.tensors) > 1:
-        axis = int(op.args[1]) if len(op.args) > 1 else 0
-        is_same = all(t.shape == x.shape and torch.equal(t, x) for t in op.tensors)
-        return x.repeat_interleave(len(op.tensors), axis) if is_same else None
-    if op.name == "expand" and x.ndim == 5:
-        size = [int(n) for n in op.args[1]]
-        size = [n if n != -1 else x.shape[axis] for axis, n in enumerate(size)]
-        for axis in (1, 2):
-            if x.shape[axis] == 1 and size[axis] > 1 and x.shape[axis + 1] > 1:
-                return x.squeeze(axis).repeat_interleave(size[axis], axis).reshape(size)
-    return None
-
-
 # The softmax
 
 
@@ -424,7 +401,6 @@ REPAIRS: tuple[Repair, ...] = (
     Repair("values-mixed-along-wrong-axis", _WEIGHTS, _transposed_weights),
     Repair("values-mixed-along-wrong-axis", _WEIGHTS, _values_first),
     Repair("values-mixed-along-wrong-axis", _WEIGHTS, _summed),
-    Repair("kv-heads-repeated-in-wrong-order", ("heads",), _repeated),
     Repair("dropout-in-eval", ("pure",), _not_dropped),
     Repair("softmax-wrong-axis", _WEIGHTS[1:], _over_rows),
     Repair("wrong-scale", ("mixture",), _not_scaled),

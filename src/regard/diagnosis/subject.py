@@ -12,7 +12,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from regard.diagnosis.signature import Argument
 from regard.errors import check_numbers
@@ -131,23 +131,14 @@ def copied(module: nn.Module) -> nn.Module:
 def independent(module: nn.Module) -> nn.Module:
     """Return a copy of a module that shares no tensor with it.
 
-    Tensors in a graph become constants. What cannot be copied, such as a lock or an open file,
-    stays shared: it holds no numbers.
-
     Args:
         module: somebody's.
 
     Raises:
         ValueError: it cannot be copied.
     """
-    with suppress(Exception):  # somebody's code may raise anything
-        return copy.deepcopy(module)
-    memo: dict[int, Any] = {}
-    for part in module.modules():
-        for value in list(vars(part).values()):
-            _remember(value, memo)
     try:
-        return copy.deepcopy(module, memo)
+        return copy.deepcopy(module)
     except Exception as error:
         raise _uncopied(module, f"{type(error).__name__}: {error}") from error
 
@@ -158,24 +149,6 @@ def _uncopied(module: nn.Module, reason: str) -> ValueError:
         f"{name} cannot be copied ({reason}); check runs copies only, so that nothing happens to "
         f"yours.\n    Give the class: regard.check({name}, ...)."
     )
-
-
-def _remember(value: object, memo: dict[int, Any]) -> None:
-    """Note the copy of a value that cannot be copied, for ``copy.deepcopy``."""
-    if isinstance(value, list | tuple):
-        for part in cast("list[object]", value):
-            _remember(part, memo)
-    elif isinstance(value, dict):
-        for part in cast("dict[object, object]", value).values():
-            _remember(part, memo)
-    elif isinstance(value, Tensor):
-        if not value.is_leaf:
-            memo[id(value)] = value.detach().clone()
-    elif not isinstance(value, nn.Module):
-        try:
-            copy.deepcopy(value)
-        except Exception:  # noqa: BLE001  # somebody's object may raise anything
-            memo[id(value)] = value
 
 
 def source_of(target: object) -> str:

@@ -6,7 +6,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from regard.diagnosis.laws.lab import Lab, NotTried, Run
+from regard.diagnosis.laws.lab import Lab, NotTried, Run, normal
 from regard.diagnosis.laws.law import Breach, Law
 from regard.diagnosis.laws.specimen import Contents
 from regard.diagnosis.laws.tape import Place, tensors_in
@@ -45,8 +45,7 @@ class Gradient(Law):
             if any(slot.is_array for slot in s.slots) or not run.steps:
                 raise NotTried("It computes without PyTorch.", applies=False)
             return Breach("The output has no gradient.", _cut(run))
-        generator = torch.Generator().manual_seed(4)
-        weight = torch.randn(run.rows.shape, generator=generator, dtype=torch.float64, device="cpu")
+        weight = normal(4, *run.rows.shape)
         gradients = torch.autograd.grad((run.rows * weight).sum(), wanted, allow_unused=True)
         found = cast("tuple[Tensor | None, ...]", gradients)
         idle = [
@@ -77,21 +76,15 @@ class Gradient(Law):
         found: tuple[Tensor | None, ...],
         weight: Tensor,
     ) -> Breach | None:
-        generator = torch.Generator().manual_seed(5)
-        ways = [
-            torch.randn(w.shape, generator=generator, dtype=torch.float64, device="cpu")
-            for w in wanted
-        ]
+        ways = [normal(5 + number, *w.shape) for number, w in enumerate(wanted)]
         starts = [w.detach().clone() for w in wanted]
 
         def at(step: float) -> float:
             with torch.no_grad():
                 for w, start, way in zip(wanted, starts, ways, strict=True):
                     w.copy_(start + step * way)
-            values, named = run.arguments
-            names = [slot.name for slot in lab.specimen.slots if not slot.by_name]
-            extra = {**dict(zip(names, values, strict=True)), **named}
-            extra = {k: v.detach() if isinstance(v, Tensor) else v for k, v in extra.items()}
+            values = lab.specimen.by_name(run.arguments)
+            extra = {k: v.detach() if isinstance(v, Tensor) else v for k, v in values.items()}
             again = lab.run(contents, call=run.call, extra=extra)
             return float((again.rows.detach() * weight).sum())
 
@@ -226,8 +219,7 @@ class Training(Law):
         dropped: set[int] = set()
         multiplied: set[int] = set()
         for number, step in enumerate(run.steps):
-            inputs = {t.untyped_storage().data_ptr() for t in tensors_in(step.args)}
-            out = {t.untyped_storage().data_ptr() for t in step.alive}
+            inputs, out = set(step.reads), step.writes
             if number in drops:
                 dropped |= out
             elif dropped & inputs:

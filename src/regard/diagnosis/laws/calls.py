@@ -9,7 +9,7 @@ from regard.diagnosis.laws.arithmetic import DROPS
 from regard.diagnosis.laws.lab import Lab, NotTried, Run, differs
 from regard.diagnosis.laws.law import Breach, Law
 from regard.diagnosis.laws.specimen import Contents
-from regard.diagnosis.laws.tape import Place, Step, place_of, tensors_in
+from regard.diagnosis.laws.tape import Place, Step, addresses, place_of, tensors_in
 
 __all__ = ["Pure", "Runs", "Samples"]
 
@@ -179,24 +179,19 @@ class Pure(Law):
     @staticmethod
     def _argument_changed(lab: Lab, contents: Contents, run: Run) -> Breach | None:
         s = lab.specimen
-        values, named = s.arguments(contents, torch.float64, {})
-        before = [*values, *named.values()]
-        after = [*run.arguments[0], *run.arguments[1].values()]
-        names = [slot.name for slot in s.slots if not slot.by_name]
-        names += [slot.name for slot in s.slots if slot.by_name]
-        for name, old, new in zip(names, before, after, strict=False):
+        after = s.by_name(run.arguments)
+        for name, old in s.by_name(s.arguments(contents, torch.float64, {})).items():
+            new = after[name]
             if "cache" in name or "past" in name or type(old).__module__ == "numpy":
                 if type(old).__module__ != "numpy" or bool((old == new).all()):
                     continue
             elif not isinstance(old, Tensor) or old.equal(new):
                 continue
-            start = new.untyped_storage().data_ptr() if isinstance(new, Tensor) else None
+            start = addresses(new)
 
-            def writes(number: int, start: int | None = start) -> bool:
+            def writes(number: int, start: list[int] = start) -> bool:
                 step = run.steps[number]
-                first = tensors_in(step.args)[:1]
-                at = [t.untyped_storage().data_ptr() for t in first]
-                return step.name.endswith("_") and at == [start]
+                return step.name.endswith("_") and step.reads[:1] == start
 
             return Breach(
                 f"The argument {name} is changed in place.", lab.first_place(run.steps, writes)

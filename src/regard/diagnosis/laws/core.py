@@ -14,9 +14,9 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from regard.diagnosis.laws.lab import Lab, NotTried, Run, differs
+from regard.diagnosis.laws.lab import Lab, NotTried, Run, differs, normal
 from regard.diagnosis.laws.specimen import Contents
-from regard.diagnosis.laws.tape import Step, tensors_in
+from regard.diagnosis.laws.tape import Step, addresses, tensors_in
 
 __all__ = ["Core", "Role", "Values"]
 
@@ -116,9 +116,8 @@ class Core:
     def ends_with_values(self) -> bool:
         """Return True if no later operation has a parameter."""
         last = self.plan.scores
-        own = {p.untyped_storage().data_ptr() for p in self.run.parameters}
-        used = [t for step in self.run.steps[last + 1 :] for t in tensors_in(step.args)]
-        return not any(t.untyped_storage().data_ptr() in own for t in used)
+        own = set(addresses(self.run.parameters))
+        return all(own.isdisjoint(step.reads) for step in self.run.steps[last + 1 :])
 
     @staticmethod
     def _of(run: Run, contents: Contents, cut: Cut | None, exit_: Any = None) -> Tensor:
@@ -255,45 +254,24 @@ class Core:
 
         A channel that moves nothing has the role ``nothing``.
         """
-        generator = torch.Generator().manual_seed(13)
         start = self(dict(self.base))[0]
         found: dict[tuple[Cut, int], Role] = {}
         for cut, places in self.places.items():
             tokens, channels = places.shape
-            if self._splits is None and isinstance(cut, str):
-                # Probes run one by one: an argument of its own is probed as a whole.
-                found |= dict.fromkeys(
-                    ((cut, c) for c in range(channels)), self._of_all(cut, start)
-                )
-                continue
-            noise = 0.8 * torch.randn(
-                channels, tokens, generator=generator, dtype=torch.float64, device="cpu"
-            )
-            probes = self.base[cut].repeat(4 * channels, 1).view(4, channels, -1)
+            # Probes run one by one: an argument of its own is probed as a whole.
+            width = channels if self._splits is None and isinstance(cut, str) else 1
+            groups = [places[:, c : c + width] for c in range(0, channels, width)]
+            noise = 0.8 * normal(13, len(groups), tokens, width)
+            probes = self.base[cut].repeat(4 * len(groups), 1).view(4, len(groups), -1)
+            for n, at in enumerate(groups):
+                probes[0, n, at] += noise[n]
+                probes[1, n, at] -= noise[n]
+                probes[2, n, at[0]] += noise[n, 0]
+                probes[3, n, at[-1]] += noise[n, -1]
+            out = self({cut: probes.flatten(0, 1)}).view(4, len(groups), *start.shape)
             for c in range(channels):
-                at = places[:, c]
-                probes[0, c, at] += noise[c]
-                probes[1, c, at] -= noise[c]
-                probes[2, c, at[0]] += noise[c, 0]
-                probes[3, c, at[-1]] += noise[c, -1]
-            out = self({cut: probes.view(4 * channels, -1)}).view(4, channels, *start.shape)
-            for c in range(channels):
-                found[cut, c] = self._role(start, out[:, c], tokens)
+                found[cut, c] = self._role(start, out[:, c // width], tokens)
         return found
-
-    def _of_all(self, cut: Cut, start: Tensor) -> Role:
-        """Return the role of all channels of a cut together."""
-        places = self.places[cut]
-        generator = torch.Generator().manual_seed(13)
-        noise = 0.8 * torch.randn(
-            places.shape, generator=generator, dtype=torch.float64, device="cpu"
-        )
-        probes = self.base[cut].repeat(4, 1)
-        probes[0, places] += noise
-        probes[1, places] -= noise
-        probes[2, places[0]] += noise[0]
-        probes[3, places[-1]] += noise[-1]
-        return self._role(start, self({cut: probes}), len(places))
 
     @staticmethod
     def _role(start: Tensor, out: Tensor, tokens: int) -> Role:
@@ -377,14 +355,13 @@ def _planned(lab: Lab, run: Run, contents: Contents) -> _Plan:
 def _sources_of(lab: Lab, run: Run) -> dict[int, frozenset[Cut]]:
     """Return, by storage, which source an argument of the run holds."""
     s = lab.specimen
-    values = [slot for slot in s.slots if not slot.by_name]
-    found: dict[int, frozenset[Cut]] = {}
-    pairs = [*zip(values, run.arguments[0], strict=False)]
-    pairs += [(slot, run.arguments[1][slot.name]) for slot in s.slots if slot.by_name]
-    for slot, value in pairs:
-        if slot.source and isinstance(value, Tensor):
-            found[value.untyped_storage().data_ptr()] = frozenset({slot.source})
-    return found
+    values = s.by_name(run.arguments)
+    return {
+        at: frozenset[Cut]({slot.source})
+        for slot in s.slots
+        if slot.source
+        for at in addresses(values[slot.name])
+    }
 
 
 def _walked(steps: list[Step], sources: Mapping[int, frozenset[Cut]]) -> _Plan | None:
@@ -396,11 +373,10 @@ def _walked(steps: list[Step], sources: Mapping[int, frozenset[Cut]]) -> _Plan |
     cuts: dict[Cut, None] = {}
     scores, exit_, is_split, mixes = -1, None, False, False
     for number, step in enumerate(steps):
-        addresses = [t.untyped_storage().data_ptr() for t in tensors_in(step.args)]
-        outs = {t.untyped_storage().data_ptr() for t in step.alive}
-        own = nothing.union(*(origins.get(at, nothing) for at in addresses))
-        is_scored, is_valued = (any(at in s for at in addresses) for s in (scored, valued))
-        pair = [(p, t.untyped_storage().data_ptr()) for p, t in _pair_of(step)]
+        reads, outs = step.reads, step.writes
+        own = nothing.union(*(origins.get(at, nothing) for at in reads))
+        is_scored, is_valued = (not s.isdisjoint(reads) for s in (scored, valued))
+        pair = [(p, addresses(t)[0]) for p, t in _pair_of(step)]
         known = [(p, at) for p, at in pair if origins.get(at)]
         ends = [p for p, at in known if at in valued]
         fused = step.name.startswith("_scaled_dot_product") and bool(own)
@@ -408,7 +384,7 @@ def _walked(steps: list[Step], sources: Mapping[int, frozenset[Cut]]) -> _Plan |
             if exit_ is not None and not is_scored:
                 is_split = True  # heads one after another, each with a projection at its end
             # A bias that was added to the scores comes from no query, key or value.
-            fresh = [origins.get(at, nothing) for at in addresses if at not in scored]
+            fresh = [origins.get(at, nothing) for at in reads if at not in scored]
             cuts |= dict.fromkeys(nothing.union(*fresh))
             scores = number if scores < 0 else scores
             is_valued = is_valued or fused or is_scored
@@ -418,13 +394,14 @@ def _walked(steps: list[Step], sources: Mapping[int, frozenset[Cut]]) -> _Plan |
         elif len(pair) == 2 and len(known) == 1 and step.name != "mul" and not is_valued:
             mixes = True
         elif len(pair) == 2 and len(ends) == 1:
-            # A projection, or a gate that is computed from the input.
-            is_end = step.name != "mul" or len(known) == 2
+            # A projection, or a gate that is computed from the input, and not from the scores.
+            gates = [at for _, at in known if at not in valued and at not in scored]
+            is_end = step.name != "mul" or bool(gates)
             exit_ = (number, ends[0]) if exit_ is None and is_end else exit_
         scored |= outs if is_scored else set()
         valued |= outs if is_valued else set()
         for at in outs if own else ():
-            origins[at] = own | origins.get(at, nothing) if at in addresses else own
+            origins[at] = own | origins.get(at, nothing) if at in reads else own
     if scores < 0:
         return None
     return _Plan(tuple(_ordered(cuts)), None if is_split else exit_, scores, mixes)

@@ -13,7 +13,7 @@ from regard.diagnosis.laws.specimen import Contents, Specimen
 from regard.diagnosis.laws.tape import Change, Place, Step, Tape, place_of, tensors_in
 from regard.diagnosis.subject import independent, quiet
 
-__all__ = ["Lab", "NotTried", "Run", "differs"]
+__all__ = ["Lab", "NotTried", "Run", "as_tensors", "differs", "normal"]
 
 _TOLERANCE = 1e-8
 
@@ -37,6 +37,12 @@ def differs(one: Tensor, other: Tensor, tolerance: float = _TOLERANCE) -> Tensor
     finite = other[other.isfinite()].abs()
     size = max(1.0, float(finite.max())) if finite.numel() else 1.0
     return ~torch.isclose(one, other, rtol=0, atol=tolerance * size, equal_nan=True)
+
+
+def normal(seed: int, *shape: int) -> Tensor:
+    """Return normal random numbers in float64, the same for the same seed and shape."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +156,7 @@ class Lab:
             read=read,
             dtype=dtype,
             change=self.change,
-            inputs=self._sources(values, named),
+            inputs=self.sources_of((values, named)),
             tokens=next(iter(contents.values())).shape[1] if self.specimen.has_tokens else 0,
         )
         with quiet(seed):
@@ -164,16 +170,10 @@ class Lab:
         arguments = (values, named)
         return Run(rows, result, mode.steps, mode.reading, call, arguments, mode.changed)
 
-    def sources_of(self, run: Run) -> list[Tensor]:
-        """Return the arguments of a run that hold numbers of tokens."""
-        return self._sources(*run.arguments)
-
-    def _sources(self, values: list[Any], named: Mapping[str, Any]) -> list[Tensor]:
-        """Return the arguments that hold numbers of tokens."""
-        by_place = [slot for slot in self.specimen.slots if not slot.by_name]
-        found = [v for slot, v in zip(by_place, values, strict=False) if slot.source]
-        found += [named[slot.name] for slot in self.specimen.slots if slot.by_name and slot.source]
-        return [v for v in found if isinstance(v, Tensor)]
+    def sources_of(self, arguments: tuple[list[Any], dict[str, Any]]) -> list[Tensor]:
+        """Return the arguments of a call that hold numbers of tokens."""
+        values = self.specimen.by_name(arguments)
+        return tensors_in([values[slot.name] for slot in self.specimen.slots if slot.source])
 
     def overflow(
         self, contents: Contents, extra: Mapping[str, Any]
@@ -272,7 +272,7 @@ class Lab:
             self.specimen.contents(batch, tokens), torch.float32, {}
         )
         call = self.fresh(is_double=False)
-        inputs = self._sources(values, named)
+        inputs = self.sources_of((values, named))
         with quiet(), Tape(dtype=torch.float32, change=self.change, inputs=inputs, tokens=tokens):
             torch.set_default_dtype(torch.float32)
             result = call(*values, **named)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.diagnosis.laws.lab import Lab, NotTried, Run, differs
+from regard.diagnosis.laws.lab import Lab, NotTried, Run, differs, normal
 from regard.diagnosis.laws.law import Breach, Law
 from regard.diagnosis.laws.mask_forms import Form, form_of_given
 from regard.diagnosis.laws.specimen import Contents
@@ -189,9 +189,8 @@ class _Trial:
 
     def _pairs(self, form: Form) -> Breach | None:
         """Each query sees the keys that its own row of the mask allows."""
-        generator = torch.Generator().manual_seed(5)
-        shape = (1 if form.axes == "pairs" else self.batch, self.tokens, self.tokens)
-        keep = torch.rand(shape, generator=generator, device="cpu") < 0.6
+        count = 1 if form.axes == "pairs" else self.batch
+        keep = normal(5, count, self.tokens, self.tokens) < 0.3
         keep |= torch.eye(self.tokens, dtype=torch.bool, device="cpu")
         keep = keep.expand(self.batch, self.tokens, self.tokens)
         extra = {form.argument: form.encode(keep)}

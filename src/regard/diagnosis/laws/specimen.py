@@ -1,15 +1,14 @@
 """Code under check as something that can be called with any batch and any number of tokens."""
 
 import copy
-import inspect
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 if TYPE_CHECKING:
     from regard.diagnosis.laws.mask_forms import Form
@@ -18,8 +17,6 @@ __all__ = ["Contents", "Slot", "Specimen"]
 
 Contents = dict[str, Tensor]
 """Numbers of the tokens by source, (batch, tokens, ...), or (batch, ...) without a token axis."""
-
-_ARRAYS = (np.ndarray,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,14 +272,10 @@ class Specimen:
         named |= {k: _in_dtype(v, dtype) for k, v in extra.items() if k not in names}
         return values, named
 
-    def without(self, name: str) -> "Specimen":
-        """Return the specimen without one of its slots."""
-        return replace(self, slots=tuple(slot for slot in self.slots if slot.name != name))
-
-    def takes(self, name: str) -> bool:
-        """Return True if the code has an argument of this name."""
-        call = self.call.forward if isinstance(self.call, nn.Module) else self.call
-        return name in inspect.signature(call).parameters
+    def by_name(self, arguments: tuple[list[Any], dict[str, Any]]) -> dict[str, Any]:
+        """Return the arguments of a call by the names of their slots."""
+        names = [slot.name for slot in self.slots if not slot.by_name]
+        return {**dict(zip(names, arguments[0], strict=True)), **arguments[1]}
 
 
 def _laid_out(slot: Slot, canonical: Tensor) -> Tensor:
@@ -292,16 +285,12 @@ def _laid_out(slot: Slot, canonical: Tensor) -> Tensor:
 
 def _in_dtype(value: Any, dtype: torch.dtype) -> Any:
     """Return a copy of a value with all floating tensors in one dtype."""
-    if isinstance(value, Tensor):
-        return value.to(dtype, copy=True) if value.is_floating_point() else value.clone()
-    if isinstance(value, np.ndarray):
-        return cast(Any, value).copy()
-    if type(value) is tuple:  # pyright: ignore[reportUnknownArgumentType]
-        return tuple(_in_dtype(part, dtype) for part in cast("tuple[Any, ...]", value))
-    if isinstance(value, list):
-        return [_in_dtype(part, dtype) for part in value]  # pyright: ignore
-    if isinstance(value, dict):
-        return {key: _in_dtype(part, dtype) for key, part in value.items()}  # pyright: ignore
-    with suppress(Exception):  # what cannot be copied is passed as it is
-        return copy.deepcopy(value)
-    return value
+
+    def own(part: Any) -> Any:
+        if isinstance(part, Tensor):
+            return part.to(dtype, copy=True) if part.is_floating_point() else part.clone()
+        with suppress(Exception):  # what cannot be copied is passed as it is
+            return copy.deepcopy(part)
+        return part
+
+    return tree_map(own, value)

@@ -3,7 +3,7 @@
 import inspect
 import sysconfig
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -14,7 +14,18 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-__all__ = ["Change", "Operation", "Place", "Step", "Tape", "is_theirs", "place_of", "tensors_in"]
+__all__ = [
+    "Change",
+    "Operation",
+    "Place",
+    "Step",
+    "Tape",
+    "addresses",
+    "is_theirs",
+    "place_of",
+    "reached",
+    "tensors_in",
+]
 
 _NARROWER = {
     torch.float32: (torch.float16, torch.bfloat16),
@@ -55,6 +66,40 @@ class Step:
     outputs: tuple[Tensor, ...]
     alive: tuple[Tensor, ...]
     place: Place | None
+
+    @property
+    def reads(self) -> list[int]:
+        """The addresses of the tensors among its arguments."""
+        return addresses(self.args)
+
+    @property
+    def writes(self) -> set[int]:
+        """The addresses of the tensors that it gave."""
+        return set(addresses(self.alive))
+
+    @property
+    def is_of_shape(self) -> bool:
+        """Return True if only the shape of what it gives depends on its arguments."""
+        return self.name.endswith("_like") or self.name.startswith("new_")
+
+
+def addresses(value: Any) -> list[int]:
+    """Return where the numbers of every tensor in nested lists, tuples and dicts lie."""
+    return [t.untyped_storage().data_ptr() for t in tensors_in(value)]
+
+
+def reached(steps: Iterable[Step], start: Iterable[int]) -> set[int]:
+    """Return the addresses of all that depends on some tensors, with those tensors.
+
+    Args:
+        steps: in the order in which they ran.
+        start: addresses of the tensors.
+    """
+    found = set(start)
+    for step in steps:
+        if not step.is_of_shape and not found.isdisjoint(step.reads):
+            found |= step.writes
+    return found
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -119,7 +164,7 @@ class Tape(TorchDispatchMode):
         super().__init__()
         self.changed: list[tuple[int, Place | None]] = []
         self._change, self._tokens = change, tokens
-        self._moved = {t.untyped_storage().data_ptr() for t in inputs}
+        self._moved = set(addresses(list(inputs)))
         self._behind: set[int] = set()
         self._alive: list[Any] = []
         self.steps: list[Step] = []
@@ -165,8 +210,8 @@ class Tape(TorchDispatchMode):
     ) -> Any:
         """Run an operation, or what a repair puts in its place."""
         name = _named(func)
-        addresses = [t.untyped_storage().data_ptr() for t in tensors_in(args)]
-        moved, behind = (tuple(a in s for a in addresses) for s in (self._moved, self._behind))
+        own = addresses(args)
+        moved, behind = (tuple(a in s for a in own) for s in (self._moved, self._behind))
         out = change(Operation(name, args, kwargs, moved, behind, self._tokens))
         if out is None:
             out = self._computed(func, args, kwargs)
@@ -175,7 +220,7 @@ class Tape(TorchDispatchMode):
             place = _place(frame.f_back if frame is not None else None)
             self.changed.append((self._count, place))
             out = args[0].copy_(out) if name.endswith("_") else out
-        given = {t.untyped_storage().data_ptr() for t in tensors_in(out)}
+        given = set(addresses(out))
         # Addresses are told apart as long as nothing takes the place of what they belonged to.
         self._alive.append((args, out))
         if name.endswith("_like") or name.startswith("new_"):

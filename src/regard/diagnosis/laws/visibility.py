@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.diagnosis.laws.lab import Lab, NotTried, differs
+from regard.diagnosis.laws.lab import Lab, NotTried, differs, normal
 from regard.diagnosis.laws.law import Breach, Law, Pair
-from regard.diagnosis.laws.tape import Step, tensors_in
+from regard.diagnosis.laws.tape import Step
 
 __all__ = ["Influence", "Positions", "influence", "pair_of", "pattern_of"]
 
@@ -205,18 +205,33 @@ class Positions(Law):
         waves = _waves_of_positions(run.steps)
         if not waves:
             raise NotTried("It computes no sines of positions.", applies=False)
-        generator = torch.Generator().manual_seed(2)
-        noise: dict[int, Tensor] = {}
-        for number in waves:
-            shape = run.steps[number].outputs[0].shape
-            noise[number] = (
-                torch.rand(shape, generator=generator, dtype=torch.float64, device="cpu") * 2 - 1
-            )
+        noise = {n: normal(n, *run.steps[n].outputs[0].shape).sin() for n in waves}
         other = lab.run(contents, replaced=noise)
-        if differs(other.rows, run.rows, 1e-9).any():
-            return None
-        first = run.steps[waves[0]]
-        return Breach("Other sines and cosines of the positions change nothing.", first.place)
+        if not differs(other.rows, run.rows, 1e-9).any():
+            first = run.steps[waves[0]]
+            return Breach("Other sines and cosines of the positions change nothing.", first.place)
+        if self._ignores_order(lab):
+            raise NotTried(
+                "It computes sines of positions, and what a token gets does not depend on the "
+                "order of the others: they may stand along the axis of the heads."
+            )
+        return None
+
+    @staticmethod
+    def _ignores_order(lab: Lab) -> bool:
+        """Return True if two tokens can change places, and the last row stays as it is."""
+        s = lab.specimen
+        if not s.has_tokens or not lab.sees_rows or len(s.sources) > 1:
+            return False
+        seen = [int(j) for j in influence(lab)[-1, :-1].nonzero().flatten()]
+        if len(seen) < 2:
+            return False
+        contents = s.contents(1, s.tokens, seed=5)
+        order = list(range(s.tokens))
+        order[seen[0]], order[seen[-1]] = seen[-1], seen[0]
+        turned = {name: t[:, order] for name, t in contents.items()}
+        lab = lab.for_first_sample()
+        return not bool(differs(lab.run(turned).rows[0, -1], lab.run(contents).rows[0, -1]).any())
 
 
 def _waves_of_positions(steps: list[Step]) -> list[int]:
@@ -224,10 +239,9 @@ def _waves_of_positions(steps: list[Step]) -> list[int]:
     known: set[int] = set()
     waves: list[int] = []
     for number, step in enumerate(steps):
-        inputs = [t.untyped_storage().data_ptr() for t in tensors_in(step.args)]
-        depends = bool(inputs) and any(at in known for at in inputs)
+        depends = not known.isdisjoint(step.reads)
         if step.name == "arange" or depends:
-            known |= {t.untyped_storage().data_ptr() for t in step.alive}
+            known |= step.writes
         if depends and step.name in ("cos", "sin") and step.outputs[0].numel() > 1:
             waves.append(number)
     return waves

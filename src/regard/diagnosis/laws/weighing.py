@@ -11,9 +11,9 @@ from torch import Tensor
 
 from regard.diagnosis.laws.arithmetic import SOFTMAXES
 from regard.diagnosis.laws.core import Core, Cut, Values
-from regard.diagnosis.laws.lab import Lab, NotTried, differs
+from regard.diagnosis.laws.lab import Lab, NotTried, differs, normal
 from regard.diagnosis.laws.law import Breach, Law
-from regard.diagnosis.laws.tape import Place, Step, is_theirs
+from regard.diagnosis.laws.tape import Place, is_theirs
 from regard.diagnosis.laws.visibility import influence
 
 __all__ = ["Heads", "Mixture", "Score", "core_of"]
@@ -390,19 +390,17 @@ class Score(Law):
     def _bent(self, lab: Lab, probe: "_Probe") -> Breach | None:
         """Twice the query is twice the score; what is not so is normed or capped."""
         w = probe.w
-        if (clamp := self._clamp(w)) is not None:
-            says = "The scores are clamped: some of them follow no query."
-            return Breach(says, clamp, is_definite=False)
         for name, channels in (("query", w.query), ("key", w.key)):
-            factors = (0.0, 1.0, 2.0, 8.0, -1.0, -2.0)
+            factors = (0.0, 1.0, 2.0, 8.0, -1.0, -2.0, 0.1)
             scaled = joined([w.scaled(f, channels) for f in factors])
-            zero, one, two, eight, minus, minus_two = probe.ratio(scaled)
+            zero, one, two, eight, minus, minus_two, tenth = probe.ratio(scaled)
             is_odd = not differs(one + minus, two + minus_two, 1e-6).any()
             is_linear = not differs(two - one, one - zero, 1e-6).any()
-            is_linear = is_linear and not differs(eight - one, 7 * (one - zero), 1e-5).any()
+            others = torch.stack([(eight - zero) / 8, (tenth - zero) * 10])
+            is_linear = is_linear and not differs(others, one - zero, 1e-5).any()
             if is_linear and is_odd:
                 continue
-            is_normed = not differs(two, one, 1e-3).any() and not differs(eight, one, 1e-3).any()
+            is_normed = not differs(torch.stack([tenth, two, eight]), one, 1e-3).any()
             if is_odd and is_normed:
                 lab.notes.append(
                     f"The scores are not linear in the {name}: it is normed. Their scale was not "
@@ -424,25 +422,12 @@ class Score(Law):
         return None
 
     @staticmethod
-    def _between(w: Weighing) -> list[Step]:
-        """Return the operations between the scores and the softmax."""
+    def _is_capped(w: Weighing) -> bool:
+        """Return True if a tanh stands between the scores and the softmax."""
         steps = w.core.run.steps
         behind = (n for n, s in enumerate(steps) if s.name in SOFTMAXES or s.name == "exp")
         last = next((n for n in behind if n > w.core.plan.scores), len(steps))
-        return steps[w.core.plan.scores : last]
-
-    def _is_capped(self, w: Weighing) -> bool:
-        """Return True if a tanh stands between the scores and the softmax."""
-        return any(step.name in ("tanh", "tanh_") for step in self._between(w))
-
-    def _clamp(self, w: Weighing) -> Place | None:
-        """Return the line that limits scores, if it changes any that is not masked."""
-        for step in self._between(w):
-            if step.name in ("clamp", "clamp_min", "clamp_max", "hardtanh") and step.args[0].ndim:
-                before = step.args[0].clamp(min=-1e4)
-                if before.shape[-1] > 1 and differs(step.outputs[0].clamp(min=-1e4), before).any():
-                    return step.place
-        return None
+        return any(step.name in ("tanh", "tanh_") for step in steps[w.core.plan.scores : last])
 
     def _factor(self, lab: Lab, probe: "_Probe") -> Breach | None:
         if probe.is_bent:
@@ -571,14 +556,12 @@ class _Probe:
         self.w, self.row, self.token, self.other = w, row, token, other
         self.is_bent = False
         self.size = 1.0  # of what is put in the place of queries and keys
-        self._generator = torch.Generator().manual_seed(21)
+        self._drawn = 20
 
     def noise(self, channels: list[Channel]) -> Tensor:
-        """Return a number for each channel, (1, channels)."""
-        drawn = torch.randn(
-            1, len(channels), generator=self._generator, dtype=torch.float64, device="cpu"
-        )
-        return 0.4 * self.size * drawn
+        """Return a number for each channel, (1, channels), others with each call."""
+        self._drawn += 1
+        return 0.4 * self.size * normal(self._drawn, 1, len(channels))
 
     def ratio(self, values: Values) -> Tensor:
         """Return log-ratios, (probes, heads)."""
@@ -697,8 +680,7 @@ def _moved_parameters(
         if parameter.numel() > (64 if small else 4096):
             continue
         before = parameter.detach().clone()
-        generator = torch.Generator().manual_seed(6)
-        noise = torch.rand(before.shape, generator=generator, dtype=torch.float64, device="cpu")
+        noise = normal(6, *before.shape).abs()
         with torch.no_grad():
             parameter.copy_(before * 1.25 + 0.1 * noise)
             try:
@@ -789,14 +771,11 @@ class Heads(Law):
         """No two numbers of the output are the same whatever the queries are."""
         if not w.core.columns_are_channels:
             return None
-        generator = torch.Generator().manual_seed(23)
         values = w.core.bases(1)
-        for channels in (w.query, w.key):
-            for token in range(w.core.tokens):
-                shape = 1, len(channels)
-                noise = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
-                if token < w.core.places[channels[0][0]].shape[0]:
-                    values = w.core.placed(values, channels, noise, token)
+        for n, channels in enumerate((w.query, w.key)):
+            for token in range(len(w.core.places[channels[0][0]])):
+                noise = normal(23 + 100 * n + token, 1, len(channels))
+                values = w.core.placed(values, channels, noise, token)
         out = w.core(values)[0]  # (rows, columns)
         for column in range(1, out.shape[1]):
             same = ~differs(out[:, :column], out[:, column : column + 1].expand(-1, column), 1e-9)
