@@ -76,10 +76,10 @@ class Serving:
         secret: the value of the cookie, once ``enter`` has exchanged the token for it.
     """
 
-    def __init__(self, recording: regard.Recording) -> None:
+    def __init__(self, recording: regard.Recording, **more: Any) -> None:
         self.changed = False
         self.secret = ""
-        app = server.application(recording, TOKEN, changed=lambda: self.changed)
+        app = server.application(recording, TOKEN, changed=lambda: self.changed, **more)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         config = uvicorn.Config(app, log_config=None, log_level="critical", ws="none")

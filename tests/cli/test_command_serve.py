@@ -23,6 +23,7 @@ from starlette.types import ASGIApp
 import regard
 from commands import REGARD, Run
 from regard.cli import serve_command
+from regard.models.pretrained import Pretrained
 from regard.view.server import http_server as server
 from regard.view.server.launch_file import LaunchFile
 
@@ -327,3 +328,33 @@ def test_the_launch_file_opens_the_page_in_a_browser(tmp_path: Path, browser: Br
         page.close()
         running.process.terminate()
         running.process.communicate()
+
+
+def test_a_text_is_read_by_the_model_and_can_be_edited(
+    run: Run, bert: str, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LaunchFile, "accepts", lambda *_: True)
+    code, _, err = run("serve", "--text", "Anna has a boat", "-m", bert, "--no-browser")
+    assert (code, err) == (0, "")
+    app, address = served[0]
+    base = address.partition("?")[0].rstrip("/")
+    with TestClient(app, follow_redirects=True, base_url=base) as client:
+        page = client.get(address).text
+        assert '"text":"Anna has a boat","run":0' in page
+        got = client.post("/api/text", json={"text": "Ben has"}, headers={"origin": base})
+        assert got.json() == {"run": 1}
+        row = client.get("/api/row?layer=1&head=0&query=1", headers={"x-run": "1"}).content
+    exact = Pretrained.load(bert).observe("Ben has")[1][0, 0, 1]
+    values = torch.frombuffer(bytearray(row[: 4 * len(exact)]), dtype=torch.float32)
+    torch.testing.assert_close(values, exact)
+
+
+@pytest.mark.parametrize("given", [(), ("run.safetensors", "--text", "Anna")])
+def test_serve_takes_recordings_or_a_text(given: tuple[str, ...], run: Run) -> None:
+    code, out, err = run("serve", *given)
+    assert (code, out) == (2, "")
+    assert err == (
+        "regard: RUN is missing, or given beside --text or --file; it must be one of them.\n"
+        "    Run for example: regard serve run.safetensors\n"
+        '                 or: regard serve --text "Life is short"\n'
+    )

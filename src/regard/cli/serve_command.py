@@ -1,17 +1,34 @@
-"""``regard serve``: show recordings of any length as pages."""
+"""``regard serve``: show recordings of any length as pages, or a text that can be edited."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from regard.cli.options import Device, Dtype, MaxTokens, Model, TextFile, shortened
+from regard.cli.progress import progress
+from regard.cli.text_argument import given_text
 from regard.errors import RegardError
+from regard.models.pretrained import DEFAULT_MODEL, Pretrained, check_text
+from regard.recording.recording import Recording
 
 __all__ = ["serve"]
 
 Runs = Annotated[
-    list[Path], typer.Argument(metavar="RUN...", help="Recordings from regard record.")
+    list[Path] | None,
+    typer.Argument(metavar="[RUN...]", help="Recordings from regard record.", show_default=False),
+]
+Words = Annotated[
+    str | None,
+    typer.Option(
+        "--text",
+        "-t",
+        metavar="TEXT",
+        help="Run a model on this text instead; the page can edit it. - reads standard input.",
+        show_default=False,
+    ),
 ]
 Port = Annotated[
     int | None,
@@ -29,8 +46,18 @@ NoBrowser = Annotated[
 ]
 
 
-def serve(runs: Runs, port: Port = None, no_browser: NoBrowser = False) -> None:
-    """Show recordings of any length as pages, until Ctrl-C."""
+def serve(
+    runs: Runs = None,
+    text: Words = None,
+    file: TextFile = None,
+    model: Model = DEFAULT_MODEL,
+    device: Device = "cpu",
+    dtype: Dtype = None,
+    max_tokens: MaxTokens = None,
+    port: Port = None,
+    no_browser: NoBrowser = False,
+) -> None:
+    """Show recordings of any length, or a text that can be edited, as pages until Ctrl-C."""
     try:
         from regard.view.server import http_server as server
     except ModuleNotFoundError as missing:
@@ -38,7 +65,26 @@ def serve(runs: Runs, port: Port = None, no_browser: NoBrowser = False) -> None:
         raise RegardError(
             f"serve needs {name}, which is not installed.\n    Run: pip install 'regard[cli]'"
         ) from missing
-    server.serve(runs, port=port, open_browser=not no_browser, tell=_tell)
+    if bool(runs) == (text is not None or file is not None):
+        raise ValueError(
+            "RUN is missing, or given beside --text or --file; it must be one of them.\n"
+            "    Run for example: regard serve run.safetensors\n"
+            '                 or: regard serve --text "Life is short"'
+        )
+    if runs:
+        server.serve(runs, port=port, open_browser=not no_browser, tell=_tell)
+        return
+    words = check_text(given_text(text, file))
+    with progress() as tell:
+        tell(f"loading and running {model}")
+        pretrained = Pretrained.load(model, device=device, dtype=dtype)
+
+        def read(words: str, told: Callable[[int, int | None], None]) -> Recording:
+            return pretrained.observe(words, keep="qkv", progress=told)
+
+        words = shortened(pretrained, words, max_tokens)
+        seen = read(words, lambda done, layers: tell(f"running {model}", done, layers))
+    server.serve_text(seen, words, read, port=port, open_browser=not no_browser, tell=_tell)
 
 
 def _tell(address: str) -> None:

@@ -67,7 +67,9 @@ class Guard:
         )
         if name not in _NAMES:
             return _text(403, "this server answers to 127.0.0.1 and localhost only.")
-        if not _is_own_page(headers, host):
+        # A browser names the origin of every POST.
+        is_stranger = request.method != "GET" and "origin" not in headers
+        if is_stranger or not _is_own_page(headers, host):
             return _text(403, "another page asks; this server answers its own page only.")
         cookie = f"regard-{port or 80}"  # two servers on one machine share their cookies
         given = request.query_params.get("token")

@@ -4,6 +4,8 @@
 number, ``/1/``. A page asks ``/api/row``, ``/api/column``, ``/api/tile``, ``/api/progress``,
 ``/api/steps``, ``/api/segments`` and ``/api/heads``. Numbers come as little-endian float32, what
 has a structure as JSON, and what is wrong as one sentence of text.
+
+If the server has the model, a page can also post another text to ``/api/text``.
 """
 
 import asyncio
@@ -28,10 +30,11 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 
 from regard.errors import RegardError
+from regard.models.pretrained import check_text
 from regard.recording.loading import load
 from regard.recording.recording import Recording
 from regard.text.escaping import visible
@@ -44,10 +47,14 @@ from regard.view.tiles.packing import memory
 from regard.view.tiles.page_answers import Answers, Gone
 from regard.view.tiles.page_questions import QUESTIONS, WRONG, Question, Threads, Told
 
-__all__ = ["application", "serve"]
+__all__ = ["Read", "application", "serve", "serve_text"]
 
 _AT_ONCE = 2**24  # weights whose kinds of heads take a moment
 _LEFT = 499  # what nginx calls a client that has closed its request
+_MOST_BYTES = 16 * 2**20  # of a posted text
+
+Read = Callable[[str, Callable[[int, int | None], None]], Recording]
+"""Runs a model on a text; reports the layers that have run, and the layers in all if known."""
 
 
 def application(
@@ -56,6 +63,8 @@ def application(
     *,
     title: str = "Attention",
     changed: Callable[[], bool] = lambda: False,
+    text: str = "",
+    read: "Read | None" = None,
 ) -> Starlette:
     """Return the server as an ASGI application.
 
@@ -64,11 +73,13 @@ def application(
         token: the first request brings it, as ``/?token=...``; a cookie lets later ones in.
         title: what stands at the top of the page.
         changed: whether the recording is another one by now; nothing is answered then.
+        text: that the model read.
+        read: runs the model on another text; without it the text cannot be edited.
 
     Raises:
         RegardError: a layer has answers only.
     """
-    served = _Served(recording, title, changed)
+    served = _Served(recording, title, changed, text, read)
     return _application([served], lambda given: compare_digest(given.encode(), token.encode()))
 
 
@@ -99,21 +110,43 @@ def _application(served: Sequence["_Served"], accepts: Callable[[str], bool]) ->
 class _Served:
     """One recording: its page, and who answers what the page asks."""
 
-    def __init__(self, recording: Recording, title: str, changed: Callable[[], bool]) -> None:
-        self.recording = recording
+    def __init__(
+        self,
+        recording: Recording,
+        title: str,
+        changed: Callable[[], bool] = lambda: False,
+        text: str = "",
+        read: Read | None = None,
+    ) -> None:
         self.title = title
         self._changed = changed
-        self._answers = Answers(recording)
+        self._read = read
         self._threads = Threads()
-        first = manifest(recording, _told_at_once(recording, self._answers), title=title)
-        self._page = "".join(filled_template([json_block("recording", first)], connects="'self'"))
+        self._runs = 0
+        self._running = self._closed = False
+        self._layers: tuple[int, int | None] = 0, None
+        self._show(recording, text)
         self.routes = [Route("/", self._index, methods=["GET"])]
         self.routes += [
             Route(f"/api/{name}", partial(self._ask, question), methods=["GET"])
             for name, question in QUESTIONS.items()
         ]
+        if read is not None:
+            self.routes += [
+                Route("/api/text", self._progress, methods=["GET"]),
+                Route("/api/text", self._post, methods=["POST"]),
+            ]
+
+    def _show(self, recording: Recording, text: str) -> None:
+        answers = Answers(recording)
+        first = manifest(recording, _told_at_once(recording, answers), title=self.title)
+        if self._read is not None:
+            first |= {"text": text, "run": self._runs}
+        self._page = "".join(filled_template([json_block("recording", first)], connects="'self'"))
+        self.recording, self._answers = recording, answers
 
     async def close(self) -> None:
+        self._closed = True
         self._threads.close()
         await asyncio.to_thread(self._answers.close)
 
@@ -121,6 +154,11 @@ class _Served:
         return self._refusal() or HTMLResponse(self._page)
 
     async def _ask(self, question: Question, request: Request) -> Response:
+        run = request.headers.get("x-run")
+        if self._read is not None and run != str(self._runs):
+            return PlainTextResponse(
+                "the text was edited in another window; reload this page.", 409
+            )
         return self._refusal() or await _endpoint(self._answers, self._threads, question, request)
 
     def _refusal(self) -> Response | None:
@@ -129,6 +167,56 @@ class _Served:
         return PlainTextResponse(
             "the recording has changed on disk; start regard serve again.", 409
         )
+
+    async def _progress(self, _: Request) -> Response:
+        done, layers = self._layers
+        return JSONResponse({"running": self._running, "done": done, "layers": layers})
+
+    async def _post(self, request: Request) -> Response:
+        """Run the model on another text."""
+        try:
+            text = await _posted_text(request)
+            if self._running:
+                return PlainTextResponse("the model is running; wait until it is done.", 409)
+            self._running, self._layers = True, (0, None)
+            try:
+                await asyncio.to_thread(self._run, text)
+            finally:
+                self._running = False
+        except WRONG as error:
+            return PlainTextResponse(str(error).partition("\n")[0], 400)
+        return JSONResponse({"run": self._runs})
+
+    def _run(self, text: str) -> None:
+        def tell(done: int, layers: int | None) -> None:
+            if self._closed:
+                raise Gone
+            self._layers = done, layers
+
+        assert self._read is not None
+        recording, before = self._read(text, tell), self._answers
+        self._runs += 1
+        self._show(recording, text)
+        before.close()
+
+
+async def _posted_text(request: Request) -> str:
+    """Return the text of a request, ``{"text": "Life is short"}``.
+
+    Raises:
+        ValueError: it is something else, or longer than any model reads.
+    """
+    length = request.headers.get("content-length", "")
+    if not length.isascii() or not length.isdigit() or int(length) > _MOST_BYTES:
+        raise ValueError(f"the text is too long; it must have less than {_MOST_BYTES >> 20} MiB.")
+    is_json = request.headers.get("content-type", "").partition(";")[0] == "application/json"
+    try:
+        text = json.loads(await request.body())["text"] if is_json else None
+    except (ValueError, TypeError, LookupError, RecursionError):
+        text = None
+    if not isinstance(text, str):
+        raise ValueError("the request has no text; it must be JSON with a text.")
+    return check_text(text)
 
 
 def _told_at_once(recording: Recording, answers: Answers) -> list[PageLayer]:
@@ -210,6 +298,41 @@ def serve(
     if not paths:
         raise ValueError("paths is empty; there must be one recording at least.")
     served = [_opened(Path(path), several=len(paths) > 1) for path in paths]
+    _serve(served, port, open_browser, tell)
+
+
+def serve_text(
+    recording: Recording,
+    text: str,
+    read: Read,
+    *,
+    port: int | None = None,
+    open_browser: bool = True,
+    tell: Callable[[str], object] = print,
+) -> None:
+    """Serve the page of a text until Ctrl-C; the text can be edited there.
+
+    Args:
+        recording: of the text.
+        text: that the model read.
+        read: runs the model on another text.
+        port: as in ``serve``.
+        open_browser: as in ``serve``.
+        tell: as in ``serve``.
+
+    Raises:
+        ValueError: the port is in use or none that this user may have.
+    """
+    title = visible(recording.model) or "Attention"
+    _serve([_Served(recording, title, text=text, read=read)], port, open_browser, tell)
+
+
+def _serve(
+    served: Sequence[_Served],
+    port: int | None,
+    open_browser: bool,
+    tell: Callable[[str], object],
+) -> None:
     with _listening(port) as listener:
         address = f"http://127.0.0.1:{listener.getsockname()[1]}/"
         with LaunchFile(address) as launch:

@@ -14,6 +14,7 @@ import { differenceRamp, ramp } from "./colours.js";
 import { beside, fittedHeads, isDifference, shown } from "./compare.js";
 import { Controls } from "./controls.js";
 import { byId, element } from "./dom.js";
+import { Edit } from "./edit.js";
 import { engine } from "./engine.js";
 import { Framed } from "./framed.js";
 import { gather } from "./gather.js";
@@ -88,6 +89,7 @@ export class Page {
     this.pins = new Pins(this);
     this.controls = new Controls(this);
     new SaveMenu(this);
+    new Edit(this);
     this.reader = new Reader(
       this.source,
       (reading) => this.read(reading),
@@ -100,7 +102,7 @@ export class Page {
   host() {
     const { layers } = this.recording;
     // A notebook's frame has no address of its own.
-    if (this.isLive) return location.protocol === "about:" ? new Framed() : new Remote(layers);
+    if (this.isLive) return location.protocol === "about:" ? new Framed() : new Remote(layers, this.recording.run);
     return new Client(layers, ({ q_len, kv_len }) => sinksOf(this.axesFor(q_len, kv_len).keys));
   }
 

@@ -53,6 +53,8 @@
  * @property {boolean} one_text the keys are the queries' own tokens
  * @property {(number | null)[]} opened layer and head of a fresh page; null: the first one here
  * @property {LayerInfo[]} layers
+ * @property {string} [text] that the model read, where a server can run it on another one
+ * @property {number} [run] of the model
  */
 
 const PIECE = 2 ** 18; // characters of base64 that are read at once, a multiple of 4

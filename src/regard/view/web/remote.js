@@ -9,9 +9,13 @@ const GONE = "The server does not answer any more. Start regard serve again, and
 
 /** @implements {Host} */
 export class Remote {
-  /** @param {import("./payload.js").LayerInfo[]} layers */
-  constructor(layers) {
+  /**
+   * @param {import("./payload.js").LayerInfo[]} layers
+   * @param {number} [run] of the model, where the text can be edited: no other run may answer
+   */
+  constructor(layers, run) {
     this.layers = layers;
+    /** @type {Record<string, string>} */ this.headers = run === undefined ? {} : { "X-Run": String(run) };
   }
 
   /** @param {import("./source.js").Question} question @param {AbortSignal} signal */
@@ -33,7 +37,7 @@ export class Remote {
 
   /** @param {string} address @param {AbortSignal} signal @returns {Promise<Response>} */
   async fetched(address, signal) {
-    const answer = await fetch(address, { signal }).catch((error) => {
+    const answer = await fetch(address, { signal, headers: this.headers }).catch((error) => {
       // What fetch rejects with where there is no answer at all.
       throw error instanceof TypeError ? new Error(GONE) : error;
     });
