@@ -1,9 +1,7 @@
 """Roles of the arguments of somebody's attention, as far as their names tell."""
 
-import ast
 import inspect
 import re
-import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -180,48 +178,35 @@ _HEADS = re.compile(r"h|nh|(n_?|num_?)?(kv_?|q_?)?heads?")
 
 
 def axis_of_heads(source: str, arguments: Iterable[Argument]) -> int | None:
-    """Return which of the four axes of its queries code calls its heads.
+    r"""Return which of the four axes of its queries code calls its heads.
 
     Args:
-        source: of a function, or of a module's class.
+        source: of a function, or of a module's class, as ``ast.unparse`` writes it.
         arguments: that it takes.
 
     Returns:
         None where it does not say so.
 
     Example:
-        >>> source = "def f(q, k, v): b, s, h, d = q.shape"
+        >>> source = "def f(q, k, v):\n    b, s, h, d = q.shape"
         >>> axis_of_heads(source, [Argument("q", "query", True)])
         2
     """
-    try:
-        tree = ast.parse(textwrap.dedent(source))
-    except SyntaxError:
-        return None
-    taken = {argument.name for argument in arguments}
-    for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
-        for statement in function.body:
-            names = _unpacked(statement, taken)
-            heads = [i for i, name in enumerate(names) if _HEADS.fullmatch(name.lower())]
-            if len(names) == 4 and heads in ([1], [2]):
-                return heads[0]
-            stored = (n for n in ast.walk(statement) if isinstance(n, ast.Name))
-            if any(n.id in taken and isinstance(n.ctx, ast.Store) for n in stored):
-                break
+    taken = "|".join(re.escape(argument.name) for argument in arguments)
+    unpacks = re.compile(rf"\s+\(?(\w+), (\w+), (\w+), (\w+)\)? = (?:{taken})\.(?:shape|size\(\))$")
+    stores = re.compile(rf"\s+(?:[^=]*\W)?(?:{taken})\b[^=(]* = ")
+    is_stored = False
+    for line in source.splitlines():
+        if re.match(r"\s*def ", line):
+            is_stored = False
+        found = None if is_stored else unpacks.match(line)
+        names = found.groups() if found is not None else ()
+        heads = [i for i, name in enumerate(names) if _HEADS.fullmatch(name.lower())]
+        if heads in ([1], [2]):
+            return heads[0]
+        # Behind an assignment its axes may be others.
+        is_stored = is_stored or stores.match(line) is not None
     return None
-
-
-def _unpacked(statement: ast.stmt, taken: set[str]) -> list[str]:
-    """Return the names of the lengths of an argument's axes; empty for any other line."""
-    match statement:
-        case ast.Assign(
-            targets=[ast.Tuple(elts=parts)],
-            value=ast.Attribute(value=ast.Name(id=name), attr="shape")
-            | ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="size"), args=[]),
-        ) if name in taken:
-            return [part.id for part in parts if isinstance(part, ast.Name)]
-        case _:
-            return []
 
 
 def projection_role(name: str) -> Role:

@@ -68,6 +68,8 @@ class Core:
 
     def __init__(self, lab: Lab, tokens: int) -> None:
         self.lab, self.tokens = lab, tokens
+        # One copy for all runs: what needs a core is tried only if the law "pure" holds.
+        self._call = lab.fresh()
         self.contents = lab.specimen.contents(1, tokens, seed=11, size=0.7)
         self._batch = 2 if self._is_same_for_any_batch() else 1
         self.run = self._wide(self.contents)
@@ -85,12 +87,12 @@ class Core:
             cut: self._flat(self._of(self.run, self.contents, cut), cut)[:1]
             for cut in self.plan.cuts
         }
-        self.places = {cut: self._places(cut) for cut in self.base}
+        self.places = self._places()
 
     def _wide(self, contents: Contents) -> Run:
         """Run one sample, as often as the batch that the plan was made for."""
         wide = {n: t.expand(self._batch, *t.shape[1:]) for n, t in contents.items()}
-        return self.lab.run(wide, keeps=True)
+        return self.lab.run(wide, call=self._call, keeps=True)
 
     def _is_same_for_any_batch(self) -> bool:
         """Return True if two and three samples run the same operations."""
@@ -99,7 +101,8 @@ class Core:
         names: list[list[str]] = []
         for batch in (2, 3):
             contents = self.lab.specimen.contents(batch, self.tokens)
-            names.append([step.name for step in self.lab.run(contents, keeps=True).steps])
+            run = self.lab.run(contents, call=self._call, keeps=True)
+            names.append([step.name for step in run.steps])
         return names[0] == names[1]
 
     @property
@@ -150,7 +153,7 @@ class Core:
             return None
         one = self.lab.specimen.contents(2, self.tokens, seed=12, size=0.7)
         other = {n: t.flip(0) for n, t in one.items()}
-        runs = [self.lab.run(contents, keeps=True) for contents in (one, other)]
+        runs = [self.lab.run(contents, call=self._call, keeps=True) for contents in (one, other)]
         splits: dict[Cut | None, int] = {}
         exits: list[Cut | None] = [] if self.plan.exit is None else [None]
         for cut in [*self.plan.cuts, *exits]:
@@ -193,7 +196,7 @@ class Core:
                 split = 1 if self._splits is None else self._splits[cut]
                 apart = t.reshape(batch, split, -1)
                 replaced[cut] = apart.transpose(0, 1).contiguous()
-        run = self.lab.run(contents, replaced=replaced, read=self.plan.exit)
+        run = self.lab.run(contents, call=self._call, replaced=replaced, read=self.plan.exit)
         if self.plan.exit is None:
             return run.rows[:probes]
         assert run.reading is not None
@@ -221,20 +224,23 @@ class Core:
 
     # Which number belongs to which token
 
-    def _places(self, cut: Cut) -> Tensor:
-        """Return which numbers of a cut belong to each token, (tokens, channels)."""
-        if isinstance(cut, str):
-            shape = self.contents[cut].shape
-            return torch.arange(shape.numel(), device="cpu").view(shape[1], -1)
-        found: list[Tensor] = []
-        for j in range(self.tokens):
-            other = self._wide(self.lab.specimen.changed(self.contents, token=j))
-            moved = self._flat(other.steps[cut].outputs[0].double(), cut)[0]
-            found.append(differs(moved, self.base[cut][0], 1e-12).nonzero().flatten())
-        sizes = {len(places) for places in found}
-        if sizes != {len(self.base[cut][0]) // self.tokens} or sizes == {0}:
-            raise NotTried("A projection reads several tokens at once, or none.")
-        return torch.stack(found)
+    def _places(self) -> dict[Cut, Tensor]:
+        """Return which numbers of each cut belong to each token, (tokens, channels)."""
+        found: dict[Cut, Tensor] = {}
+        changed = [self.lab.specimen.changed(self.contents, token=j) for j in range(self.tokens)]
+        others = [] if self.is_direct else [self._wide(contents) for contents in changed]
+        for cut, base in self.base.items():
+            if isinstance(cut, str):
+                shape = self.contents[cut].shape
+                found[cut] = torch.arange(shape.numel(), device="cpu").view(shape[1], -1)
+                continue
+            outputs = [self._flat(run.steps[cut].outputs[0].double(), cut)[0] for run in others]
+            places = [differs(own, base[0], 1e-12).nonzero().flatten() for own in outputs]
+            sizes = {len(own) for own in places}
+            if sizes != {len(base[0]) // self.tokens} or sizes == {0}:
+                raise NotTried("A projection reads several tokens at once, or none.")
+            found[cut] = torch.stack(places)
+        return found
 
     def shares_moved(self, contents: Contents) -> dict[int, float]:
         """Return which share of each projection's numbers differs for other contents."""

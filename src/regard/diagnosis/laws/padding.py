@@ -45,6 +45,7 @@ class _Trial:
 
     def __init__(self, lab: Lab) -> None:
         self.lab, s = lab, lab.specimen
+        self.call = lab.fresh()
         self.batch = max(s.batch, 2) if s.has_batch and lab.has_batch else 1
         self.tokens = s.tokens
         self.contents = s.contents(self.batch, self.tokens, seed=9)
@@ -96,7 +97,7 @@ class _Trial:
 
     def _run(self, contents: Contents, extra: Mapping[str, Any]) -> Run:
         try:
-            run = self.lab.run(contents, extra=extra)
+            run = self.lab.run(contents, call=self.call, extra=extra)
         except Exception as error:
             raise _Refused from error
         first = next(iter(contents.values()))

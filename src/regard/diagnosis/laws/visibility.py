@@ -1,8 +1,5 @@
 """Laws about what may reach what: tokens, padding, positions."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -15,12 +12,11 @@ __all__ = ["Influence", "Positions", "influence", "pair_of", "pattern_of"]
 _CAPTION = "which token (across) moves which output (down): 1 if it does"
 
 
-def influence(lab: Lab, extra: Mapping[str, Any] | None = None) -> Tensor:
+def influence(lab: Lab) -> Tensor:
     """Return which token moves which row of the output, bool, (rows, tokens).
 
     Args:
         lab: runs the code.
-        extra: more arguments by name.
 
     Raises:
         NotTried: tokens or rows cannot be told apart.
@@ -30,9 +26,10 @@ def influence(lab: Lab, extra: Mapping[str, Any] | None = None) -> Tensor:
     if not s.has_tokens or not lab.sees_rows:
         raise NotTried("No axis of its arguments and its output stands for the tokens.")
     contents = s.contents(1, s.tokens, seed=3, size=0.5)  # no score hides a token by its size
-    base = lab.run(contents, extra=extra).rows[0]
+    call = lab.fresh()
+    base = lab.run(contents, call=call).rows[0]
     seen = [
-        differs(lab.run(s.changed(contents, token=j), extra=extra).rows[0], base).any(-1)
+        differs(lab.run(s.changed(contents, token=j), call=call).rows[0], base).any(-1)
         for j in range(s.tokens)
     ]
     return torch.stack(seen, -1)

@@ -13,7 +13,7 @@ from regard.diagnosis.laws.arithmetic import SOFTMAXES
 from regard.diagnosis.laws.core import Core, Cut, Values
 from regard.diagnosis.laws.lab import Lab, NotTried, differs, normal
 from regard.diagnosis.laws.law import Breach, Law
-from regard.diagnosis.laws.tape import Place, is_theirs
+from regard.diagnosis.laws.tape import Place, addresses, is_theirs
 from regard.diagnosis.laws.visibility import influence
 
 __all__ = ["Heads", "Mixture", "Score", "core_of"]
@@ -109,8 +109,13 @@ class Weighing:
     @cached_property
     def shares(self) -> Tensor:
         """The same for 1 at one token alone, (channels, tokens, rows, columns)."""
-        parts = [self.core(self._one_each(j)) - self.offset for j in range(self.core.tokens)]
-        return torch.stack(parts, 1)
+        core, tokens = self.core, range(self.core.tokens)
+        active = self.constant.abs().amax(1) > 1e-9  # (channels, columns)
+        if bool((active.sum(0) == 1).all()):  # each column follows one channel: all of them at once
+            empty = core.placed(core.bases(1), self.value, 0.0)
+            ones = joined([core.placed(empty, self.value, 1.0, j) for j in tokens])
+            return (core(ones) - self.offset) * active[:, None, None]
+        return torch.stack([core(self._one_each(j)) - self.offset for j in tokens], 1)
 
     def _one_each(self, token: int | None) -> Values:
         count = len(self.value)
@@ -173,8 +178,7 @@ class Weighing:
         empty = core.placed(values, self.value, 0.0)
         probes = max(t.shape[0] for t in values.values())
         ones = [core.placed(empty, channels, 1.0, j) for j in tokens]
-        many = {cut: torch.cat([one[cut] for one in ones]) for cut in empty}
-        out = core(many).view(len(tokens), probes, *self.offset.shape) - self.offset
+        out = core(joined(ones)).view(len(tokens), probes, *self.offset.shape) - self.offset
         inverse = cast(Tensor, torch.linalg.pinv(directions))  # pyright: ignore[reportUnknownMemberType]
         read = out @ inverse
         return read.permute(1, 3, 2, 0)
@@ -400,7 +404,9 @@ class Score(Law):
             is_linear = is_linear and not differs(others, one - zero, 1e-5).any()
             if is_linear and is_odd:
                 continue
-            is_normed = not differs(torch.stack([tenth, two, eight]), one, 1e-3).any()
+            # Norms add a little to what they divide by, which small vectors feel.
+            is_normed = not differs(torch.stack([two, eight]), one, 1e-3).any()
+            is_normed = is_normed and not differs(tenth, one, 1e-2).any()
             if is_odd and is_normed:
                 lab.notes.append(
                     f"The scores are not linear in the {name}: it is normed. Their scale was not "
@@ -433,7 +439,7 @@ class Score(Law):
         if probe.is_bent:
             return None
         w = probe.w
-        sizes, widths = probe.slopes(lab)
+        sizes, widths = probe.slopes()
         for size, width in zip(sizes, widths, strict=True):
             if not width:
                 continue
@@ -455,7 +461,7 @@ class Score(Law):
                     is_definite=False,
                 )
             if abs(forth - want) > 1e-3 * want:
-                if abs(forth - 1) < 1e-6 and _has_learned_bias(lab, w):
+                if abs(forth - 1) < 1e-6 and _has_learned_bias(w):
                     lab.notes.append(
                         "The scores are not scaled, and a bias by distance is learned, as in T5."
                     )
@@ -464,7 +470,7 @@ class Score(Law):
                 if place is not None and not is_theirs(place.file):
                     lab.notes.append(f"An installed package scales the scores by {forth:.4f}.")
                     return None
-                if _is_learned(lab, probe):
+                if _is_learned(probe):
                     lab.notes.append("The scale of the scores is learned; it was not judged.")
                     return None
                 return Breach(
@@ -568,7 +574,7 @@ class _Probe:
         rows = self.w.weights(values, (self.token, self.other))[:, :, self.row]
         return rows[..., 0].log() - rows[..., 1].log()
 
-    def slopes(self, lab: Lab) -> tuple[list[tuple[float, float]], list[int]]:
+    def slopes(self) -> tuple[list[tuple[float, float]], list[int]]:
         """Return the scale of the scores of each head, from queries and from keys, and its width.
 
         A width of 0: the head has no scores that move.
@@ -580,7 +586,6 @@ class _Probe:
         back = self._moved(queried, w.key, self.token)
         sizes: list[tuple[float, float]] = []
         widths: list[int] = []
-        factor = _parameter_factor(lab, w)
         for head in range(forth.shape[1]):
             ours, theirs = forth[:, head], back[:, head]
             mine, its = ours.abs() > 1e-7, theirs.abs() > 1e-7
@@ -600,7 +605,7 @@ class _Probe:
             if self.token == self.row and ours[mine].numel() == its_keys.numel() > 0:
                 along = float((ours[mine] * its_keys).sum())
                 one = -one if along < -0.99 * one * float(its_keys.square().sum()) else one
-            sizes.append((one * factor, other * factor))
+            sizes.append((one, other))
         return sizes, widths
 
     def _empty(self) -> Values:
@@ -629,55 +634,34 @@ class _Probe:
         return (self.ratio(many) - start) / size
 
 
-def _parameter_factor(lab: Lab, w: Weighing) -> float:
-    """Return the number that parameters of query and key were multiplied with before their use."""
-    factor = 1.0
-    if lab.model is None:
-        return factor
-    matrices = [p.detach() for p in lab.model.parameters() if p.ndim > 1]
-    cuts = {cut for cut, _ in (*w.query, *w.key)}
-    for cut in cuts:
-        if isinstance(cut, str):
-            continue
-        for used in (t.detach() for t in w.core.run.steps[cut].args if isinstance(t, Tensor)):
-            for own in (m for p in matrices for m in (p, p.mT)):
-                if own.shape != used.shape[-own.ndim :] or used.numel() != own.numel():
-                    continue
-                ratios = used.reshape(-1) / own.reshape(-1)
-                number = float(ratios[0])
-                is_one = bool((ratios - number).abs().max() < 1e-9 * abs(number))
-                if is_one and abs(number - 1) > 1e-9:
-                    factor *= number
-    return factor
-
-
-def _has_learned_bias(lab: Lab, w: Weighing) -> bool:
+def _has_learned_bias(w: Weighing) -> bool:
     """Return True if a parameter moves the weights where all queries and keys are 0."""
     values = w.core.placed(w.core.placed(w.core.bases(1), w.query, 0.0), w.key, 0.0)
-    return any(_moved_parameters(lab, w, lambda: w.weights(values), small=False))
+    return any(_moved_parameters(w, lambda: w.weights(values), 4096))
 
 
-def _is_learned(lab: Lab, probe: _Probe) -> bool:
+def _is_learned(probe: _Probe) -> bool:
     """Return True if a parameter beside the projections sets the scale."""
-    return any(
-        _moved_parameters(lab, probe.w, lambda: torch.tensor(probe.slopes(lab)[0], device="cpu"))
-    )
+
+    def scales() -> Tensor:
+        return torch.tensor(probe.slopes()[0], device="cpu")
+
+    return any(_moved_parameters(probe.w, scales, 64))
 
 
-def _moved_parameters(
-    lab: Lab, w: Weighing, measured: Callable[[], Tensor], *, small: bool = True
-) -> Iterator[bool]:
+def _moved_parameters(w: Weighing, measured: Callable[[], Tensor], most: int) -> Iterator[bool]:
     """Yield, for each parameter that is no projection, if it moves what is measured.
 
     Args:
-        lab: runs the code.
         w: its weights, which still sum to 1 if the parameter stands before them.
         measured: what may move.
-        small: only parameters of a few numbers.
+        most: the numbers that a parameter may have.
     """
     start, sums = measured(), w.weights(w.core.bases(1)).sum(-1)
-    for parameter in lab.model.parameters() if lab.model is not None else ():
-        if parameter.numel() > (64 if small else 4096):
+    steps, cuts = w.core.run.steps, w.core.plan.cuts
+    read = {at for number, step in enumerate(steps) if number not in cuts for at in step.reads}
+    for parameter in w.core.run.parameters:
+        if parameter.numel() > most or read.isdisjoint(addresses(parameter)):
             continue
         before = parameter.detach().clone()
         noise = normal(6, *before.shape).abs()
@@ -808,7 +792,11 @@ class Heads(Law):
         many = w.core.bases(len(w.query))
         for k, (cut, c) in enumerate(w.query):
             many[cut][k, w.core.places[cut][:, c]] += 0.8
-        moved = (w.weights(many) - weights).abs().amax((2, 3)) > 1e-9  # (channels, heads)
+        # One token tells, if its weights can grow and shrink.
+        is_free = ((weights > 1e-6) & (weights < 1 - 1e-6)).any(1).all(0)  # (tokens,)
+        tokens = [int(j) for j in is_free.nonzero()[:1]] or list(range(len(is_free)))
+        read = w.weights(many, tokens) - weights[:, :, tokens]
+        moved = read.abs().amax((2, 3)) > 1e-9  # (channels, heads)
         counts = moved.sum(-1)
         if bool((counts > 1).any()):
             channel = int((counts > 1).nonzero()[0])
