@@ -128,34 +128,24 @@ def _zero_one(op: Operation) -> tuple[Tensor, Tensor] | None:
     return (x, mask != 0) if is_mask else None
 
 
-def _added(op: Operation) -> Tensor | None:
-    """Forbid what a mask of 0 and 1 that is added, or taken off, means to forbid."""
-    if op.name in ("add", "add_", "sub", "sub_") and not any(op.behind):
-        found = _zero_one(op)
-        if found is None:
-            return None
-        x, one = found
-        return x.masked_fill(one if op.name.startswith("sub") else ~one, -torch.inf)
-    if op.name == "baddbmm" and not op.moved[0] and _is_zero_one(op.args[0]):
-        return (op.args[1] @ op.args[2]).masked_fill(op.args[0] == 0, -torch.inf)
-    if "scaled_dot_product" in op.name:
-        mask = op.kwargs.get("attn_mask")
-        if isinstance(mask, Tensor) and _is_zero_one(mask):
-            return _fused(op, lambda scores: scores - mask + torch.where(mask == 1, 0, -torch.inf))
-    return None
+def _added(forbidden: int) -> Change:
+    """Return a repair that forbids where a mask that is added to the scores has a value, 0 or 1."""
 
+    def fix(op: Operation) -> Any:
+        fused = op.kwargs.get("attn_mask") if "scaled_dot_product" in op.name else None
+        if op.name in ("add", "add_", "sub", "sub_") and not any(op.behind):
+            found = _zero_one(op)
+            # What is taken off forbids where it is 1.
+            value = bool(forbidden) != op.name.startswith("sub")
+            return None if found is None else found[0].masked_fill(found[1] == value, -torch.inf)
+        if op.name == "baddbmm" and not op.moved[0] and _is_zero_one(op.args[0]):
+            mask, one, other = op.args[:3]
+            return (one @ other).masked_fill(mask == forbidden, -torch.inf)
+        if isinstance(fused, Tensor) and _is_zero_one(fused):
+            return _fused(op, lambda scores: scores.masked_fill(fused == forbidden, -torch.inf))
+        return None
 
-def _added_forbidden(op: Operation) -> Tensor | None:
-    """Forbid where a mask of 0 and 1 that is added to the scores is 1."""
-    if op.name in ("add", "add_") and not any(op.behind):
-        found = _zero_one(op)
-        return None if found is None else found[0].masked_fill(found[1], -torch.inf)
-    if op.name == "baddbmm" and not op.moved[0] and _is_zero_one(op.args[0]):
-        return (op.args[1] @ op.args[2]).masked_fill(op.args[0] == 1, -torch.inf)
-    mask = op.kwargs.get("attn_mask") if "scaled_dot_product" in op.name else None
-    if isinstance(mask, Tensor) and _is_zero_one(mask):
-        return _fused(op, lambda scores: scores.masked_fill(mask == 1, -torch.inf))
-    return None
+    return fix
 
 
 def _is_zero_one(mask: Tensor) -> bool:
@@ -164,29 +154,21 @@ def _is_zero_one(mask: Tensor) -> bool:
 
 def _masked_after(op: Operation) -> Tensor | None:
     """Forbid before the softmax what was set to 0 behind it."""
-    if not op.tensors or not op.behind[0] or op.tensors[0].shape[-1] != op.tokens:
+    if not op.tensors or not any(op.behind[:2]):
         return None
-    x = op.tensors[0]
-    left: Tensor | None = None
-    if op.name in ("mul", "mul_") and (found := _zero_one(op)) is not None:
-        left = found[0] * found[1]
-    elif op.name in ("masked_fill", "masked_fill_") and float(op.args[2]) == 0:
-        left = x.masked_fill(op.args[1], 0.0)
-    elif op.name in ("tril", "tril_"):
-        left = x.tril(*op.args[1:])
-    if left is None:
+    match op.name.removesuffix("_"):
+        case "where" if len(op.tensors) == 3 and op.behind[1] and not op.tensors[2].any():
+            left = torch.where(*op.tensors)
+        case "mul" if op.behind[0] and (found := _zero_one(op)) is not None:
+            left = found[0] * found[1]
+        case "masked_fill" if op.behind[0] and float(op.args[2]) == 0:
+            left = op.tensors[0].masked_fill(op.args[1], 0.0)
+        case "tril" if op.behind[0]:
+            left = op.tensors[0].tril(*op.args[1:])
+        case _:
+            return None
+    if left.shape[-1] != op.tokens:
         return None
-    total = left.sum(-1, keepdim=True)
-    return left / torch.where(total == 0, 1.0, total)
-
-
-def _where_after(op: Operation) -> Tensor | None:
-    if op.name != "where" or len(op.tensors) != 3 or not op.behind[1]:
-        return None
-    condition, one, other = op.tensors
-    if one.shape[-1] != op.tokens or bool(other.any()):
-        return None
-    left = torch.where(condition, one, other)
     total = left.sum(-1, keepdim=True)
     return left / torch.where(total == 0, 1.0, total)
 
@@ -390,10 +372,9 @@ _WEIGHTS = ("samples", "influence", "mixture", "score", "heads", "padding", "run
 
 REPAIRS: tuple[Repair, ...] = (
     Repair("softmax-wrong-axis", _WEIGHTS, _over_keys),
-    Repair("mask-added-as-numbers", _WEIGHTS, _added),
-    Repair("mask-added-as-numbers", _WEIGHTS, _added_forbidden),
+    Repair("mask-added-as-numbers", _WEIGHTS, _added(0)),
+    Repair("mask-added-as-numbers", _WEIGHTS, _added(1)),
     Repair("mask-after-softmax", _WEIGHTS, _masked_after),
-    Repair("mask-after-softmax", _WEIGHTS, _where_after),
     Repair("mask-fill-value", _WEIGHTS, _filled),
     Repair("heads-split-without-transpose", _WEIGHTS, _split),
     Repair("heads-merged-without-transpose", _WEIGHTS, _merged),

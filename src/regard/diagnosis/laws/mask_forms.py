@@ -131,17 +131,10 @@ def forms_of(argument: Argument, source: str) -> Iterator[Form]:
         sure, hides = True, argument.meaning == "hides"
     meanings = (not hides,) if sure else (True, False)
     kinds = ("long", "bool") if sure and not hides else ("bool", "long")
-    keys = [
-        Form(argument.name, axes, kind, keeps, sure)
-        for axes, keeps, kind in product(("keys", "keys4"), meanings, kinds)
-    ]
-    pairs = [
-        Form(argument.name, axes, kind, keeps, sure)
-        for axes, keeps, kind in product(
-            ("pairs", "batch_pairs", "pairs4"), meanings, ("bool", "long")
-        )
-    ]
-    yield from [*keys, *pairs] if _PADDING.search(name) else [*pairs, *keys]
+    keys = product(("keys", "keys4"), meanings, kinds)
+    pairs = product(("pairs", "batch_pairs", "pairs4"), meanings, ("bool", "long"))
+    for axes, keeps, kind in (*keys, *pairs) if _PADDING.search(name) else (*pairs, *keys):
+        yield Form(argument.name, axes, kind, keeps, sure)
     if not argument.meaning:
         yield from _added(argument)
 

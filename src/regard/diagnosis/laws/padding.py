@@ -95,6 +95,14 @@ class _Trial:
         keep = keep.flip(-1) if at_start else keep
         return keep[:, None].expand(self.batch, self.tokens, self.tokens)
 
+    def _changed(self, tokens: Tensor) -> Contents:
+        """Return the contents with other numbers in some tokens, bool, (batch, tokens)."""
+        other = self.lab.specimen.changed(self.contents)
+        return {
+            name: torch.where(tokens.view(*tokens.shape, *[1] * (t.ndim - 2)), other[name], t)
+            for name, t in self.contents.items()
+        }
+
     def _run(self, contents: Contents, extra: Mapping[str, Any]) -> Run:
         try:
             run = self.lab.run(contents, call=self.call, extra=extra)
@@ -133,13 +141,8 @@ class _Trial:
         self, form: Form, keep: Tensor, rows: Tensor, extra: Mapping[str, Any], *, hidden: bool
     ) -> Breach | None:
         """Other numbers in hidden tokens move nothing that is read; in the others all of it."""
-        other = self.lab.specimen.changed(self.contents)
         real = keep[:, 0]
-        changed = ~real if hidden else real
-        contents = {
-            name: torch.where(changed.view(*real.shape, *[1] * (t.ndim - 2)), other[name], t)
-            for name, t in self.contents.items()
-        }
+        contents = self._changed(~real if hidden else real)
         moved = differs(self._run(contents, extra).rows, rows).any(-1) & real
         if not hidden:
             if moved.equal(real):
@@ -233,7 +236,8 @@ class _Trial:
                 return "unused"
             if form.is_sure and form.axes != "lengths" and self._is_right_inverted(form, keep):
                 return "inverted"
-            if form.axes == "lengths" and self._is_right_beyond(form):
+            beyond = self._keys(at_start=False)
+            if form.axes == "lengths" and self._is_right_inverted(form, beyond):
                 return "inverted"
             if self.batch > 1 and form.axes != "pairs" and self._is_of_others(form, keep, rows):
                 return "another"
@@ -246,19 +250,10 @@ class _Trial:
     def _is_right_inverted(self, form: Form, keep: Tensor) -> bool:
         """Return True if the mask hides nothing where the opposite would hide everything else."""
         hidden = keep.any(1) if form.is_of_keys else keep.any(1) & keep.all(1)
-        rows = self._run(self.contents, {form.argument: form.encode(keep)}).rows
-        other = self.lab.specimen.changed(self.contents)
-        real = hidden
-        changed = {
-            name: torch.where(real.view(*real.shape, *[1] * (t.ndim - 2)), other[name], t)
-            for name, t in self.contents.items()
-        }
-        moved = self._run(changed, {form.argument: form.encode(keep)}).rows
+        extra = {form.argument: form.encode(keep)}
+        rows, moved = (self._run(c, extra).rows for c in (self.contents, self._changed(hidden)))
         # Rows of hidden tokens read hidden tokens only.
-        return bool(hidden.any()) and not bool((differs(moved, rows).any(-1) & ~real).any())
-
-    def _is_right_beyond(self, form: Form) -> bool:
-        return self._is_right_inverted(form, self._keys(at_start=False))
+        return bool(hidden.any()) and not bool((differs(moved, rows).any(-1) & ~hidden).any())
 
     def _is_of_rows(self, form: Form, plain: Tensor) -> bool:
         """Return True if hiding one token changes its own row alone."""
