@@ -69,7 +69,10 @@ MAY_BE_LEFT_OUT = {
 }
 
 
-@pytest.mark.parametrize("group", ["passes", "parts", "speed", "time", "memory", "observe"])
+@pytest.mark.parametrize(
+    "group",
+    ["passes", "parts", "speed", "time", pytest.param("memory", marks=pytest.mark.full), "observe"],
+)
 def test_every_case_runs_and_gives_finite_numbers(
     group: str, results: Results, benchmarks: Any
 ) -> None:

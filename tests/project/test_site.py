@@ -57,6 +57,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("lesson", all_lessons(), ids=lambda lesson: lesson.name)
 def test_a_lesson_is_a_page_with_its_outputs_and_answers(lesson: Lesson, site: Path) -> None:
     page = (site / "lessons" / f"{lesson.number}_{lesson.name}.html").read_text()
@@ -67,6 +68,7 @@ def test_a_lesson_is_a_page_with_its_outputs_and_answers(lesson: Lesson, site: P
     assert "```" not in page
 
 
+@pytest.mark.full
 def test_every_public_name_is_in_the_reference_once(site: Path) -> None:
     pages = "".join(page.read_text() for page in REFERENCE.glob("*.md"))
     described = re.findall(r"^::: (\S+)$", pages, re.MULTILINE)
@@ -82,6 +84,7 @@ def test_every_public_name_is_in_the_reference_once(site: Path) -> None:
     assert [name for name in names if f'id="{name}"' not in html] == []
 
 
+@pytest.mark.full
 def test_the_site_asks_nothing_of_the_network(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > 15
@@ -98,6 +101,7 @@ def test_what_would_be_fetched_is_seen() -> None:
     assert not FETCHED.search('<a href="https://example.com">')
 
 
+@pytest.mark.full
 def test_links_between_documents_hold_on_the_site(site: Path) -> None:
     home, lessons = (site / "index.html").read_text(), (site / "lessons.html").read_text()
     assert 'href="masks.html"' in home

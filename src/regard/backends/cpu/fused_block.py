@@ -20,6 +20,7 @@ from regard.backends.cpu.fused_gradient import (
 )
 from regard.backends.sweep import MIN_ROWS
 from regard.masks import Mask
+from regard.masks.bands import Band
 from regard.reductions.block import RowStatistics, partial_boxes
 from regard.reductions.divergences import Divergence, JensenShannon
 from regard.reductions.masked_product import operand_part, operand_width
@@ -324,7 +325,7 @@ class FusedBlock(RowStatistics):
         scores, numbers = self._scores(tile.rows, tile.columns, kept, query, key)
         if tile.has_hidden:
             box = self.box._replace(rows=tile.rows, columns=tile.columns)
-            self._hide(self._shaped(scores), box)
+            self._hide(self._shaped(scores), numbers, box)
         return scores, numbers
 
     def _diverge(self, of: Divergence) -> Tensor:
@@ -449,11 +450,11 @@ class FusedBlock(RowStatistics):
             else:
                 scores = grouped_matmul(factors[0], keys[number])
             numbers = scores.detach().contiguous()
-            if self._mask is not None:
-                self._hide(numbers, box)
-            self._read_diagonals(numbers, box.rows, tile)
             wide = tile.stop - tile.start
             raw = numbers.view(height, wide).numpy()
+            if self._mask is not None:
+                self._hide(numbers, raw, box)
+            self._read_diagonals(numbers, box.rows, tile)
             kept = height if self._wanted.sums else 1
             weights = self._workspace.take("weights", len(graded), kept, wide)[1]
             self._count_keys(raw, slice(0, height))
@@ -466,10 +467,17 @@ class FusedBlock(RowStatistics):
             self._read_weights(tiles, slice(0, height), self.box.rows)
         return graded
 
-    def _hide(self, scores: Tensor, box: Box) -> None:
-        """Write -inf where the mask hides a key."""
+    def _hide(self, scores: Tensor, numbers: Any, box: Box) -> None:
+        """Write -inf where the mask hides a key, to scores that are a tensor and an array."""
         mask = self._mask
         assert mask is not None
+        if isinstance(mask, Band):
+            low, high = mask.limits(self.shape)
+            rows, first = box.rows.stop - box.rows.start, (box.rows.start, box.columns.start)
+            kernels.hide_outside(
+                numbers, rows, *first, -self.shape[-2] if low is None else low, high
+            )
+            return
         for edge in partial_boxes(mask, box, self.shape):
             start = edge.columns.start - box.columns.start
             some = slice(start, start + edge.columns.stop - edge.columns.start)

@@ -37,6 +37,7 @@ __all__ = [
     "cross",
     "expect",
     "finish_rows",
+    "hide_outside",
     "jensen_shannon",
     "pull_back",
     "pull_back_cross",
@@ -203,6 +204,25 @@ def add_tile(scores, weights, peaks, rows, shrunk, first, largest):
         rows[r, MOMENT] += moment
 
 
+@_exact
+def hide_outside(scores, rows, row, column, low, high):
+    """Write -inf outside a band of the matrix, where a query may attend to no key.
+
+    Args:
+        scores: (heads * rows, columns), float32.
+        rows: the number of rows of each head.
+        row: the position of the first row in the matrix.
+        column: the position of the first column.
+        low: query i may attend to the keys from i + low ...
+        high: ... to i + high.
+    """
+    width = scores.shape[1]
+    for r in range(scores.shape[0]):
+        first = row + r % rows - column
+        scores[r, : min(max(first + low, 0), width)] = _NO_SCORE
+        scores[r, min(max(first + high + 1, 0), width) :] = _NO_SCORE
+
+
 @_summing
 def count_keys(scores, peaks, rows, bound, counts):
     """Count the keys of each row of a tile whose score is near the maximum, before ``add_tile``.
@@ -301,21 +321,23 @@ def _take_largest(scores, r, peaks, first, largest, found):
         for i in range(min(k, end - begin)):
             largest[r, i] = found[end - 1 - i]
     else:
-        _write_largest(found, begin, end, largest, r)
+        _write_largest(found[begin:end], largest[r])
 
 
 @_summing
-def _write_largest(found, begin, end, largest, r):
-    """Write the largest of a few distinct integers to row r, in descending order.
+def _write_largest(found, largest):
+    """Write the largest of a few distinct integers, in descending order.
 
-    The position of an integer is the number of larger ones.
+    The position of an integer is the number of larger ones. Both arrays begin at index 0, or the
+    compiler would allow for negative indices and use no vector instructions.
     """
-    for i in range(begin, end):
-        larger = 0
-        for j in range(begin, end):
-            larger += 1 if found[j] > found[i] else 0
-        if larger < largest.shape[1]:
-            largest[r, larger] = found[i]
+    count, k = found.shape[0], largest.shape[0]
+    for i in range(count):
+        own, larger = found[i], 0
+        for j in range(count):
+            larger += 1 if found[j] > own else 0
+        if larger < k:
+            largest[larger] = own
 
 
 @_exact
