@@ -471,9 +471,9 @@ def sum_columns(weights, references, norms, places, first, sums, line):
                     for j in range(width):
                         line[j] += a[j] * of_a
                     r += 1
-            to = sums[place]
+            to = sums[place, first : first + width]
             for j in range(width):
-                to[first + j] += line[j]
+                to[j] += line[j]
         r = end
 
 
