@@ -22,6 +22,7 @@ __all__ = ["explained"]
 
 _TRIED = LAWS[:8]
 """The laws that are tried again after a repair: from ``runs`` to ``padding``."""
+_ORDER = [law.name for law in _TRIED]
 
 # Names by the law that is broken and the kind of its counterexample.
 _NAMES = {
@@ -90,7 +91,7 @@ def explained(lab: Lab, results: Sequence[Result]) -> list[Finding]:
         results: of all laws.
     """
     found: list[_Told] = []
-    early = [law for law, _ in _broken(results) if law in _named()[: _named().index("padding")]]
+    early = [law for law, _ in _broken(results) if law in _ORDER[: _ORDER.index("padding")]]
     if early and (turned := _turned_mask(lab)) is not None:
         return [_finding(lab, turned)]
     fixes: list[Change] = []
@@ -132,7 +133,7 @@ def _turned_mask(lab: Lab) -> _Told | None:
     if not turned:
         return None
     other = Lab(replace(s, slots=tuple(turned.get(slot.name, slot) for slot in s.slots)))
-    laws = _TRIED[: _named().index("padding")]
+    laws = _TRIED[: _ORDER.index("padding")]
     results = judged(other, laws)
     if _broken(results) or any(r.outcome == "not tried" for r in results):
         return None
@@ -240,12 +241,12 @@ def _with(lab: Lab, fixes: Sequence[Change]) -> Lab:
 
 def _repaired(lab: Lab, law: str, breach: Breach) -> Iterator[list[_Told]]:
     """Yield the mistakes whose repair mends a law: one alone, or two of the structure."""
-    if law not in _named():
+    if law not in _ORDER:
         return
-    laws = _TRIED[: _named().index(law) + 1]
+    laws = _TRIED[: _ORDER.index(law) + 1]
     if breach.kind == "raises":  # it runs with some sizes only: there it should be attention
         lab = Lab(replace(lab.specimen, is_fixed=True), change=lab.change)
-        laws = _TRIED[: _named().index("heads") + 1]
+        laws = _TRIED[: _ORDER.index("heads") + 1]
         if not _broken(judged(lab, laws)):
             return
     fitting: list[tuple[Repair, Place | None]] = []
@@ -272,10 +273,6 @@ def _repaired(lab: Lab, law: str, breach: Breach) -> Iterator[list[_Told]]:
             told = [_Told(repair.name, place, both, breach) for repair, place in (one, other)]
             yield told
             return
-
-
-def _named() -> list[str]:
-    return [law.name for law in _TRIED]
 
 
 def _where(lab: Lab, repair: Repair, breach: Breach) -> tuple[Place | None] | None:

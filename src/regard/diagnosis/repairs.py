@@ -158,7 +158,8 @@ def _masked_after(op: Operation) -> Tensor | None:
         return None
     match op.name.removesuffix("_"):
         case "where" if len(op.tensors) == 3 and op.behind[1] and not op.tensors[2].any():
-            left = torch.where(*op.tensors)
+            condition, one, other = op.tensors
+            left = torch.where(condition, one, other)
         case "mul" if op.behind[0] and (found := _zero_one(op)) is not None:
             left = found[0] * found[1]
         case "masked_fill" if op.behind[0] and float(op.args[2]) == 0:

@@ -2,16 +2,15 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-
-import torch
+from dataclasses import replace
 
 from regard.diagnosis.catalogue import Fault, fault
 from regard.diagnosis.explaining import explained
 from regard.diagnosis.laws.judge import LAWS, judged
-from regard.diagnosis.laws.lab import Lab, NotTried, differs
+from regard.diagnosis.laws.lab import Lab, NotTried
 from regard.diagnosis.laws.law import Result
 from regard.diagnosis.laws.specimen import Specimen
-from regard.diagnosis.laws.visibility import influence, pattern_of
+from regard.diagnosis.laws.visibility import ignores_order, influence, pattern_of
 from regard.diagnosis.laws.weighing import core_of
 from regard.diagnosis.lines import Lines
 from regard.diagnosis.report import Finding, Report
@@ -48,13 +47,13 @@ def report_of(readings: Sequence[Specimen]) -> Report:
     broken = _broken(results)
     findings = explained(lab, results) if broken else []
     if any(finding.severity == "fault" for finding in findings):
-        return _with(plain, findings)
+        return replace(plain, findings=tuple(findings))
     # What is attention for sure breaks the other laws for sure.
     known = {r.law.name for r in results if r.outcome == "held"} >= {"mixture", "score", "heads"}
     certain = [r for r in broken if known or (r.breach is not None and r.breach.is_definite)]
     if certain:
         # Later laws are often broken by what breaks an earlier one.
-        return _with(plain, [finding_of(certain[0], _NO_NAME), *findings])
+        return replace(plain, findings=(finding_of(certain[0], _NO_NAME), *findings))
     missing = [f"The law {r.law.name!r} is broken: {r.breach.says}" for r in broken if r.breach]
     untried = [r for r in results if r.outcome == "not tried"]
     if results[0] in untried:  # where it does not run, the others say the same
@@ -62,11 +61,7 @@ def report_of(readings: Sequence[Specimen]) -> Report:
     missing += [f"The law {r.law.name!r} was not tried: {r.reason}" for r in untried]
     if not missing:
         findings = [*findings, *_notes(lab)]
-    return _with(plain, findings, "\n".join(missing))
-
-
-def _with(report: Report, findings: Sequence[Finding], missing: str = "") -> Report:
-    return Report(report.name, tuple(findings), report.read_as, missing, report.laws, report.notes)
+    return replace(plain, findings=tuple(findings), missing="\n".join(missing))
 
 
 def _held(results: Sequence[Result]) -> int:
@@ -141,12 +136,8 @@ def _notes(lab: Lab) -> list[Finding]:
 
 
 def _ignores_order(lab: Lab) -> bool:
-    """Return True if tokens in another order give the same outputs in that order."""
+    """Return True if every token sees every other one, wherever they stand."""
     s = lab.specimen
-    if s.causal or s.masks or s.is_fixed or not lab.sees_rows or len(s.sources) > 1:
+    if s.causal or s.masks or s.is_fixed or not lab.sees_rows:
         return False
-    contents = s.contents(s.batch, s.tokens, seed=15)
-    order = torch.arange(s.tokens, device="cpu").roll(2)
-    straight = lab.run(contents).rows
-    turned = lab.run({name: t[:, order] for name, t in contents.items()}).rows
-    return straight.shape == turned.shape and not bool(differs(turned, straight[:, order]).any())
+    return ignores_order(lab) and bool(influence(lab).all())

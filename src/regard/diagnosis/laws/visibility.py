@@ -7,7 +7,7 @@ from regard.diagnosis.laws.lab import Lab, NotTried, differs, normal
 from regard.diagnosis.laws.law import Breach, Law, Pair
 from regard.diagnosis.laws.tape import Step
 
-__all__ = ["Influence", "Positions", "influence", "pair_of", "pattern_of"]
+__all__ = ["Influence", "Positions", "ignores_order", "influence", "pair_of", "pattern_of"]
 
 _CAPTION = "which token (across) moves which output (down): 1 if it does"
 
@@ -33,6 +33,27 @@ def influence(lab: Lab) -> Tensor:
         for j in range(s.tokens)
     ]
     return torch.stack(seen, -1)
+
+
+def ignores_order(lab: Lab) -> bool:
+    """Return True if two tokens can change places, and the last row stays as it is.
+
+    Args:
+        lab: runs the code.
+    """
+    lab = lab.for_first_sample()
+    s = lab.specimen
+    if not s.has_tokens or not lab.sees_rows or len(s.sources) > 1:
+        return False
+    seen = [int(j) for j in influence(lab)[-1, :-1].nonzero().flatten()]
+    if len(seen) < 2:
+        return False
+    contents = s.contents(1, s.tokens, seed=5)
+    order = list(range(s.tokens))
+    order[seen[0]], order[seen[-1]] = seen[-1], seen[0]
+    turned = {name: t[:, order] for name, t in contents.items()}
+    rows, other = lab.run(contents).rows, lab.run(turned).rows
+    return not bool(differs(other[0, -1], rows[0, -1]).any())
 
 
 def pattern_of(seen: Tensor) -> str:
@@ -207,28 +228,12 @@ class Positions(Law):
         if not differs(other.rows, run.rows, 1e-9).any():
             first = run.steps[waves[0]]
             return Breach("Other sines and cosines of the positions change nothing.", first.place)
-        if self._ignores_order(lab):
+        if ignores_order(lab):
             raise NotTried(
                 "It computes sines of positions, and what a token gets does not depend on the "
                 "order of the others: they may stand along the axis of the heads."
             )
         return None
-
-    @staticmethod
-    def _ignores_order(lab: Lab) -> bool:
-        """Return True if two tokens can change places, and the last row stays as it is."""
-        s = lab.specimen
-        if not s.has_tokens or not lab.sees_rows or len(s.sources) > 1:
-            return False
-        seen = [int(j) for j in influence(lab)[-1, :-1].nonzero().flatten()]
-        if len(seen) < 2:
-            return False
-        contents = s.contents(1, s.tokens, seed=5)
-        order = list(range(s.tokens))
-        order[seen[0]], order[seen[-1]] = seen[-1], seen[0]
-        turned = {name: t[:, order] for name, t in contents.items()}
-        lab = lab.for_first_sample()
-        return not bool(differs(lab.run(turned).rows[0, -1], lab.run(contents).rows[0, -1]).any())
 
 
 def _waves_of_positions(steps: list[Step]) -> list[int]:
