@@ -459,7 +459,45 @@ def test_recordings_of_other_shapes_are_not_compared(run: Run, bert: str, record
     run("record", "Anna has", "-m", bert, "-o", "other.safetensors")
     code, out, err = run("compare", recorded, "other.safetensors")
     assert (code, out) == (2, "")
-    assert err.endswith("Compare texts of as many tokens, in models of the same shape.\n")
+    assert err.endswith(
+        "Compare texts of as many tokens, in models of the same shape; -o page.html shows any two "
+        "side by side.\n"
+    )
+
+
+def test_two_texts_are_compared_in_the_terminal_and_on_a_page(run: Run, bert: str) -> None:
+    texts = ["Anna has a boat", "Anna has a house"]
+    words = [word for text in texts for word in ("--text", text)]
+    code, out, err = run("compare", *words, "-m", bert, "-o", "page.html", "--json")
+    one, two = (Pretrained.load(bert).observe(text) for text in texts)
+    expected = [regard.js(one[layer], two[layer]).mean((0, 2)) / math.log(2) for layer in (0, 1)]
+    assert (code, err) == (0, "")
+    shown = [head["difference"] for head in json.loads(out)["heads"]]
+    assert shown == pytest.approx(torch.cat(expected).tolist(), rel=1e-4)
+    found = re.search(r'id="recording">(.*?)</script>', Path("page.html").read_text())
+    assert found is not None
+    told = json.loads(found[1])
+    assert (told["title"], told["other"]["title"]) == tuple(texts)
+    assert (len(told["layers"]), told["other"]["first"]) == (4, 2)
+    assert told["opened"] == list(divmod(shown.index(max(shown)), len(shown) // 2))
+
+
+def test_texts_of_other_lengths_stand_side_by_side_on_the_page(run: Run, bert: str) -> None:
+    words = ["--text", "Anna has a boat", "--text", "Ben"]
+    code, out, _ = run("compare", *words, "-m", bert, "-o", "page.html")
+    one, two = (len(Pretrained.load(bert).observe(text).key_tokens or ()) for text in words[1::2])
+    assert code == 0
+    assert out.splitlines()[0] == (
+        f"Anna has a boat and Ben have {one} and {two} tokens in 2 and 2 layers: their cells have "
+        "no difference"
+    )
+
+
+@pytest.mark.parametrize("given", [["a", "b", "c"], ["--text", "a"], ["a", "b", "--text", "c"]])
+def test_compare_needs_two_of_one_kind(given: list[str], run: Run) -> None:
+    code, _, err = run("compare", *given)
+    assert code == 2
+    assert err.startswith("regard: two recordings or two texts are needed; they are compared.\n")
 
 
 # Verify

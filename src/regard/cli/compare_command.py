@@ -1,25 +1,55 @@
-"""``regard compare``: how much the heads of two recordings differ."""
+"""``regard compare``: how much the heads of two recordings or two texts differ."""
 
 import math
 import sys
+from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from typing import Annotated, Any, NamedTuple, cast
 
 import typer
 
-from regard.cli.options import AsJson, Run
-from regard.cli.output_files import write_json
+from regard.cli.options import AsJson, Device, Dtype, Model, Open
+from regard.cli.output_files import check_output, page_line, show_page, write_json
 from regard.cli.progress import progress
 from regard.cli.recording_argument import answered, opened
+from regard.errors import count_text
 from regard.matrix.comparisons import js
+from regard.models.pretrained import DEFAULT_MODEL, Pretrained, check_text
 from regard.recording.recording import Recording
 from regard.text.escaping import visible
 from regard.text.tables import Table
+from regard.view.export.page_file import write_page
 
 __all__ = ["compare"]
 
-Other = Annotated[Path, typer.Argument(metavar="OTHER", help="Another recording.")]
+Runs = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        metavar="[RUN OTHER]", help="Two recordings from regard record.", show_default=False
+    ),
+]
+Words = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--text",
+        "-t",
+        metavar="TEXT",
+        help="Run a model on this text instead; give it twice.",
+        show_default=False,
+    ),
+]
 Top = Annotated[int, typer.Option("--top", min=1, metavar="N", help="Number of heads to print.")]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Also write a page that shows both side by side, and their difference.",
+        show_default=False,
+    ),
+]
 
 
 class _Difference(NamedTuple):
@@ -30,47 +60,128 @@ class _Difference(NamedTuple):
     difference: float
 
 
-def compare(run: Run, other: Other, top: Top = 10, as_json: AsJson = False) -> None:
-    """Show which heads attend differently in two recordings.
+class _Pair(NamedTuple):
+    """Two recordings, and what they are called."""
 
-    Both need the same number of tokens. The difference of a head is the mean Jensen-Shannon
-    divergence of its rows: 0 % if both attend alike, 100 % if they share no token.
+    one: Recording
+    two: Recording
+    names: tuple[str, str]
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """The number of keys of each."""
+        one, two = (next(iter(seen.shapes.values()))[-1] for seen in (self.one, self.two))
+        return one, two
+
+
+def compare(
+    runs: Runs = None,
+    texts: Words = None,
+    model: Model = DEFAULT_MODEL,
+    device: Device = "cpu",
+    dtype: Dtype = None,
+    top: Top = 10,
+    output: Output = None,
+    open_page: Open = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show which heads attend differently in two recordings or two texts.
+
+    The difference of a head is the mean Jensen-Shannon divergence of its rows: 0 % if both attend
+    alike, 100 % if they share no token. It needs the same number of tokens. A page of -o shows
+    other texts, too, side by side.
     """
-    one, two = opened(run), opened(other)
-    _check_alike(run, one, other, two)
-    found: list[_Difference] = []
-    with progress() as tell, answered(run, one), answered(other, two):
-        for place, (mine, theirs) in enumerate(zip(one.layers, two.layers, strict=True)):
-            tell("comparing every layer", place, len(one.layers))
-            rows = js(mine.whole(), theirs.whole()) / math.log(2)  # (..., num_heads, q_len)
-            means = rows.double().mean(-1)
-            columns = means.shape[-1] if means.ndim else 1
-            heads = cast(list[float], means.reshape(-1, columns).mean(0).tolist())
-            found += [
-                _Difference(mine.place(place), mine.head(head), share)
-                for head, share in enumerate(heads)
-            ]
-    if as_json:
-        write_json(_as_json(one, two, found))
-    else:
-        sys.stdout.write(_as_text(run, other, found, top))
-
-
-def _check_alike(run: Path, one: Recording, other: Path, two: Recording) -> None:
-    mine, theirs = list(one.shapes.values()), list(two.shapes.values())
-    if mine != theirs:
+    page = output or (Path("attention.html") if open_page else None)
+    if page is not None:
+        check_output(page)
+    if len(runs or texts or ()) != 2 or (runs and texts):
         raise ValueError(
-            f"{run} has {len(mine)} layers, the first of shape {tuple(mine[0])}, and {other} has "
-            f"{len(theirs)}, the first of shape {tuple(theirs[0])}; both must be alike.\n"
-            "    Compare texts of as many tokens, in models of the same shape."
+            "two recordings or two texts are needed; they are compared.\n"
+            "    Run for example: regard compare run.safetensors other.safetensors\n"
+            '                 or: regard compare --text "Life is short" --text "Life is long"'
         )
+    with progress() as tell:
+        if runs:
+            pair = _Pair(opened(runs[0]), opened(runs[1]), (str(runs[0]), str(runs[1])))
+        else:
+            tell(f"loading and running {model}")
+            pair = _read(Pretrained.load(model, device=device, dtype=dtype), texts or [])
+        is_alike = list(pair.one.shapes.values()) == list(pair.two.shapes.values())
+        if not is_alike and page is None:
+            raise ValueError(_why_not(pair))
+        one, two, names = pair
+        with answered(Path(names[0]), one), answered(Path(names[1]), two):
+            tell("comparing every layer")
+            found = _differences(one, two) if is_alike else []
+            if page is not None:
+                most = max(found, key=lambda each: each[1].difference, default=None)
+                write_page(
+                    one,
+                    page,
+                    title=visible(names[0]),
+                    opened=(None, None) if most is None else most[0],
+                    other=two,
+                    other_title=visible(names[1]),
+                    progress=partial(tell, f"writing {page}"),
+                )
+    differences = [difference for _, difference in found]
+    if as_json:
+        write_json(_as_json(one, two, differences))
+    else:
+        sys.stdout.write(_as_text(pair, differences, top))
+        if page is not None:
+            sys.stdout.write(f"\n{page_line(page)}\n")
+    if open_page and page is not None:
+        show_page(page)
+
+
+def _read(pretrained: Pretrained, texts: list[str]) -> _Pair:
+    one, two = (pretrained.observe(check_text(text)) for text in texts)
+    first, second = (shorten(text, 40, placeholder=" …") for text in texts)
+    return _Pair(one, two, (first, second))
+
+
+def _differences(one: Recording, two: Recording) -> list[tuple[tuple[int, int], _Difference]]:
+    """Return the difference of each head, with its place in the recording."""
+    found: list[tuple[tuple[int, int], _Difference]] = []
+    for place, (mine, theirs) in enumerate(zip(one.layers, two.layers, strict=True)):
+        rows = js(mine.whole(), theirs.whole()) / math.log(2)  # (..., num_heads, q_len)
+        means = rows.double().mean(-1)
+        columns = means.shape[-1] if means.ndim else 1
+        heads = cast(list[float], means.reshape(-1, columns).mean(0).tolist())
+        found += [
+            ((place, head), _Difference(mine.place(place), mine.head(head), share))
+            for head, share in enumerate(heads)
+        ]
+    return found
+
+
+def _why_not(pair: _Pair) -> str:
+    """Return why two recordings have no difference."""
+    shapes = [list(seen.shapes.values()) for seen in (pair.one, pair.two)]
+    told = (
+        f"{name} has {count_text(len(each), 'layer')}, the first of shape {tuple(each[0])}"
+        for name, each in zip(pair.names, shapes, strict=True)
+    )
+    return (
+        f"{', and '.join(told)}; both must be alike.\n"
+        "    Compare texts of as many tokens, in models of the same shape; -o page.html shows any "
+        "two side by side."
+    )
 
 
 def _mean(found: list[_Difference]) -> float:
     return sum(one.difference for one in found) / len(found)
 
 
-def _as_text(run: Path, other: Path, found: list[_Difference], top: int) -> str:
+def _as_text(pair: _Pair, found: list[_Difference], top: int) -> str:
+    first, second = map(visible, pair.names)
+    if not found:
+        return (
+            f"{first} and {second} have {pair.lengths[0]:,} and {pair.lengths[1]:,} tokens in "
+            f"{len(pair.one.layers)} and {len(pair.two.layers)} layers: their cells have no "
+            "difference\n"
+        )
     most = sorted(found, key=lambda one: -one.difference)[:top]
     table = Table(
         {
@@ -78,16 +189,15 @@ def _as_text(run: Path, other: Path, found: list[_Difference], top: int) -> str:
             "difference": [f"{100 * one.difference:.1f} %" for one in most],
         }
     )
-    names = f"{visible(str(run))} and {visible(str(other))}"
     return (
-        f"{names} differ by {100 * _mean(found):.1f} % in the mean of {len(found)} heads\n\n"
-        f"{table.text()}\n"
+        f"{first} and {second} differ by {100 * _mean(found):.1f} % in the mean of {len(found)} "
+        f"heads\n\n{table.text()}\n"
     )
 
 
 def _as_json(one: Recording, two: Recording, found: list[_Difference]) -> dict[str, Any]:
     return {
         "models": [one.model, two.model],
-        "mean": _mean(found),
+        "mean": _mean(found) if found else None,
         "heads": [each._asdict() for each in found],
     }

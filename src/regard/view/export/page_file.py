@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -69,6 +70,8 @@ def write_page(
     heads: Sequence[Head] | None = None,
     limit: int = 64 * MIB,
     progress: Callable[[int, int], None] | None = None,
+    other: Recording | None = None,
+    other_title: str = "Other",
 ) -> Path:
     """Write a recording as a page: one HTML file that needs no network and no server.
 
@@ -101,6 +104,9 @@ def write_page(
         heads: the kinds of heads, from ``classify``; computed when left out.
         limit: about how many bytes the file may have.
         progress: called with the rows done and the rows in all, those of every head.
+        other: a second recording. The page then shows the same head of both side by side, or their
+            difference if they have as many tokens. Each may have half of ``limit``.
+        other_title: what its maps are called.
 
     Returns:
         The path.
@@ -118,8 +124,9 @@ def write_page(
         >>> page.name, page.read_text().startswith("<!doctype html>")
         ('attention.html', True)
     """
-    if not recording.layers:
-        raise RegardError("recording has no layers; a page needs at least one.")
+    for name, each in (("recording", recording), ("other", other)):
+        if each is not None and not each.layers:
+            raise RegardError(f"{name} has no layers; a page needs at least one.")
     wanted = _places(recording, layers, *opened)
     target = Path(path).resolve()
     temporary = target.with_name(f".{target.name[:100]}.part")
@@ -129,7 +136,12 @@ def write_page(
         if target.exists() and not target.is_file():
             raise OSError(22, "it is a device, a pipe or the like")
         with temporary.open("w", encoding="ascii", newline="\n") as file:
-            file.writelines(_page(recording, title, opened, wanted, heads, limit, progress))
+            share = limit if other is None else limit // 2
+            layers_told, blocks = _blocks(recording, wanted, heads, share, progress)
+            first = manifest(recording, layers_told, title=title, opened=opened)
+            if other is not None:
+                _add_other(other, other_title, first, blocks, share, progress)
+            file.writelines(_page(first, blocks))
         temporary.replace(target)
     except OSError as error:
         raise OSError(
@@ -163,15 +175,41 @@ def _places(
     return sorted(places, key=lambda place: (place != opened, place))
 
 
-def _page(
-    recording: Recording,
+def _add_other(
+    other: Recording,
     title: str,
-    opened: tuple[int | None, int | None],
+    first: dict[str, Any],
+    blocks: dict[int, Block],
+    limit: int,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    """Add the layers of a second recording after those of the first one."""
+    layers, more = _blocks(other, range(len(other)), None, limit, progress)
+    second = manifest(other, layers, title=title)
+    count = len(first["layers"])
+    first["layers"] += second["layers"]
+    told = ("title", "query_tokens", "key_tokens", "one_text")
+    first["other"] = {"first": count} | {name: second[name] for name in told}
+    blocks |= {place + count: block for place, block in more.items()}
+
+
+def _page(first: dict[str, Any], blocks: dict[int, Block]) -> list[str]:
+    data = [json_block("recording", first)]
+    for place in sorted(blocks):
+        data += [
+            number_block(f"layer-{place}-{name}", text) for name, text in blocks[place].items()
+        ]
+    return filled_template(data)
+
+
+def _blocks(
+    recording: Recording,
     wanted: Sequence[int],
     heads: Sequence[Head] | None,
     limit: int,
     progress: Callable[[int, int], None] | None,
-) -> list[str]:
+) -> tuple[list[PageLayer], dict[int, Block]]:
+    """Return the layers, and the numbers that the page holds of each."""
     matrices = [first_sequence(recording[name]) for name in recording]
     layers = [replace(layer, kind="map") for layer in live_layers(recording)]
     wholes = _whole_layers(layers, matrices, wanted, limit)
@@ -197,12 +235,7 @@ def _page(
     kinds = sweeps.kinds() if heads is None else told(heads)
     for layer in layers if kinds else ():
         layer.heads, kinds = kinds[: layer.num_heads], kinds[layer.num_heads :]
-    data = [json_block("recording", manifest(recording, layers, title=title, opened=opened))]
-    for place in sorted(blocks):
-        data += [
-            number_block(f"layer-{place}-{name}", text) for name, text in blocks[place].items()
-        ]
-    return filled_template(data)
+    return layers, blocks
 
 
 def _whole_layers(

@@ -62,7 +62,7 @@ export class Atlas {
     this.titles[0].hidden = state.compare === "alone" && state.heads === "one";
     if (isBeside) this.titles[1].textContent = capital(headsName(beside(state), layers));
     const chosen = byId("with");
-    chosen.hidden = state.compare === "alone";
+    chosen.hidden = state.compare === "alone" || this.page.recording.other !== undefined;
     if (chosen.hidden) return;
     const [layer, head] = state.with.split(".").map(Number);
     const count = layers[layer].num_heads;
@@ -126,7 +126,7 @@ export class Atlas {
     const trouble = this.page.trouble();
     if (trouble) unit.push(trouble);
     const grids = this.maps().map((map) => map.grid());
-    return cellTable(grids, this.page.axes(state.layer), unit.join(", "));
+    return cellTable(grids, unit.join(", "));
   }
 
   /** @param {Which} which @returns {Diagonal | null} */

@@ -7,6 +7,8 @@
  *
  * @typedef {object} Grid
  * @property {string} name whose weights
+ * @property {Token[]} queries
+ * @property {Token[]} keys
  * @property {Range[]} rows the queries of each
  * @property {Range[]} columns the keys of each
  * @property {(row: number, column: number) => number | null} at a share; null: not there yet
@@ -15,21 +17,21 @@
 import { named } from "./tokens.js";
 
 /**
- * @param {Grid[]} grids of one shape @param {{queries: Token[], keys: Token[]}} axes
- * @param {string} unit what a cell is
+ * @param {Grid[]} grids @param {string} unit what a cell is
  * @returns {(string | number)[][]}
  */
-export function cellTable(grids, { queries, keys }, unit) {
-  const head = [unit, "query", "token", ...grids[0].columns.map((range) => `${places(range)} ${words(keys, range)}`)];
-  const rows = grids.flatMap(({ name, rows, columns, at }) =>
-    rows.map((range, row) => [
+export function cellTable(grids, unit) {
+  const heads = grids.map(({ keys, columns }) => [unit, "query", "token", ...columns.map((range) => `${places(range)} ${words(keys, range)}`)]);
+  return grids.flatMap(({ name, queries, rows, columns, at }, i) => [
+    // Maps of one text have one head.
+    ...(i > 0 && heads[i].join("\n") === heads[i - 1].join("\n") ? [] : [heads[i]]),
+    ...rows.map((range, row) => [
       name,
       range[0] === range[1] ? range[0] : places(range),
       words(queries, range),
       ...columns.map((_, column) => at(row, column) ?? ""),
     ]),
-  );
-  return [head, ...rows];
+  ]);
 }
 
 /** @param {number} first @param {number} end @param {(at: number) => number} start of a cell @returns {Range[]} */

@@ -15,7 +15,7 @@ import { Waiting } from "./waiting.js";
 export class Client {
   /**
    * @param {LayerInfo[]} layers
-   * @param {(info: LayerInfo) => number[]} sinksOf
+   * @param {(layer: number) => number[]} sinksOf
    */
   constructor(layers, sinksOf) {
     this.layers = layers;
@@ -48,7 +48,7 @@ export class Client {
     const blocks = [...document.querySelectorAll(`script[id^="${start}"]`)];
     if (blocks.some((block) => !block.hasChildNodes())) return void this.taken.add(layer);
     const raw = Object.fromEntries(blocks.map((block) => [block.id.slice(start.length), taken(block)]));
-    this.post({ id: 0, kind: "load", layer, info, raw, sinks: this.sinksOf(info) });
+    this.post({ id: 0, kind: "load", layer, info, raw, sinks: this.sinksOf(layer) });
   }
 }
 

@@ -1,13 +1,16 @@
 /**
  * What the map shows when it is more than one head: the mean of some heads, or two side by side, or
  * their difference. The state keeps it as words: heads=mean or heads=0.1_3.7 (layer.head), with=3.8,
- * compare=beside or compare=difference.
+ * compare=beside or compare=difference. On a page of two recordings the other head is always the same
+ * one of the other recording.
  *
  * @typedef {import("./state.js").State} State
  * @typedef {import("./payload.js").LayerInfo} LayerInfo
  * @typedef {import("./source.js").Which} Which
  * @typedef {{layer: number, head: number}} Head
  */
+
+import { visible } from "./tokens.js";
 
 /** @param {string} text @returns {Head[]} */
 function pairs(text) {
@@ -26,10 +29,10 @@ function word({ layer, head }) {
  * Only heads that are there and have the open layer's shape; a comparison with the next head where
  * none was chosen.
  * @param {Pick<State, "layer" | "head" | "heads" | "with" | "compare">} state
- * @param {LayerInfo[]} layers
- * @returns {Pick<State, "heads" | "with">}
+ * @param {import("./payload.js").Recording} recording
+ * @returns {Pick<State, "heads" | "with" | "compare">}
  */
-export function fittedHeads(state, layers) {
+export function fittedHeads(state, { layers, other }) {
   const open = layers[state.layer];
   const isThere = /** @param {Head} at */ ({ layer, head }) =>
     layers[layer]?.q_len === open.q_len &&
@@ -38,10 +41,21 @@ export function fittedHeads(state, layers) {
   let { heads } = state;
   if (heads !== "one" && heads !== "mean")
     heads = pairs(heads).filter(isThere).map(word).join("_") || "one";
-  if (state.compare === "alone") return { heads, with: state.with };
+  const { compare } = state;
+  if (compare === "alone") return { heads, with: state.with, compare };
+  if (other) {
+    const at = twin(state, layers, other.first);
+    return { heads, with: word(at), compare: isThere(at) ? compare : "beside" };
+  }
   const next = { layer: state.layer, head: (state.head + 1) % open.num_heads };
   const isFit = state.with !== "" && isThere(pairs(state.with)[0]);
-  return { heads, with: isFit ? state.with : word(next) };
+  return { heads, with: isFit ? state.with : word(next), compare };
+}
+
+/** The same head of the other recording. @param {Head} at @param {LayerInfo[]} layers @param {number} first @returns {Head} */
+function twin({ layer, head }, layers, first) {
+  const other = layer < first ? Math.min(layers.length - 1, layer + first) : Math.min(first - 1, layer - first);
+  return { layer: other, head: Math.min(head, layers[other].num_heads - 1) };
 }
 
 /** @param {State} state @param {LayerInfo[]} layers @returns {Head[]} the heads of the mean, or the one */
@@ -96,7 +110,7 @@ export function isDifference({ terms }) {
  */
 export function headsName({ layer, head, terms }, layers) {
   const mine = terms?.filter(({ factor }) => factor > 0) ?? [{ layer, head }];
-  if (mine.length === 1) return `layer ${mine[0].layer} head ${mine[0].head}`;
+  if (mine.length === 1) return headName(mine[0], layers);
   const whole = mine.length === layers[layer].num_heads && mine.every((term) => term.layer === layer);
   return `mean of ${whole ? "the " : ""}${mine.length} heads${whole ? ` of layer ${layer}` : ""}`;
 }
@@ -104,7 +118,7 @@ export function headsName({ layer, head, terms }, layers) {
 /** @param {Which} which @param {LayerInfo[]} layers @returns {string} what is on the stage, in words */
 export function shownName(which, layers) {
   const name = headsName(which, layers);
-  return isDifference(which) ? `${name} less ${lessName(which)}` : name;
+  return isDifference(which) ? `${name} less ${lessName(which, layers)}` : name;
 }
 
 /** @param {Which} which @param {LayerInfo[]} layers @returns {string} the same, over a picture */
@@ -113,8 +127,14 @@ export function headline(which, layers) {
   return `${name[0].toUpperCase()}${name.slice(1)}${which.hidden ? ", without sinks" : ""}`;
 }
 
-/** @param {Which} which of a difference @returns {string} what is taken away */
-export function lessName({ terms }) {
+/** @param {Head} head @param {LayerInfo[]} layers @returns {string} with its recording, where there are two */
+function headName({ layer, head }, layers) {
+  const { of } = layers[layer];
+  return `layer ${layer} head ${head}${of === undefined ? "" : ` (${visible(of)})`}`;
+}
+
+/** @param {Which} which of a difference @param {LayerInfo[]} layers @returns {string} what is taken away */
+export function lessName({ terms }, layers) {
   const less = terms?.find(({ factor }) => factor < 0);
-  return less ? `layer ${less.layer} head ${less.head}` : "";
+  return less ? headName(less, layers) : "";
 }

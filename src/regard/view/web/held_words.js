@@ -5,7 +5,7 @@
  * @typedef {import("./reading.js").Reading} Reading
  */
 
-import { isDifference, lessName } from "./compare.js";
+import { isDifference } from "./compare.js";
 import { coarsest, errorOf } from "./held.js";
 import { counted, digits, full, grouped, share } from "./numbers.js";
 
@@ -24,10 +24,10 @@ export function errorName(info) {
 /**
  * The cell as a sentence, where the query may attend to the key.
  * @param {Reading} reading @param {LayerInfo} info of the coarsest layer
- * @param {{from: string, to: string, where: string}} names
+ * @param {{from: string, to: string, where: string, less: string}} names
  * @returns {string}
  */
-export function heldSentence(reading, info, { from, to, where }) {
+export function heldSentence(reading, info, { from, to, where, less }) {
   const { row, key, mask, terms, rest } = reading;
   if (!rest) return blocksSentence(reading, info, where);
   const weight = row[key];
@@ -38,7 +38,7 @@ export function heldSentence(reading, info, { from, to, where }) {
         : "";
     if (!isDifference(reading)) return `${from} gives ${to} ${share(weight)} of its attention, ${where}${off}.`;
     const much = `${digits(Math.abs(weight) * 100)} percentage points ${weight < 0 ? "less" : "more"}`;
-    return `${from} gives ${to} ${much} of its attention in ${where} than in ${lessName(reading)}${off}.`;
+    return `${from} gives ${to} ${much} of its attention in ${where} than in ${less}${off}.`;
   }
   if (!(weight > 0) && rest.most > 0)
     return `${from} gives ${to} at most ${share(rest.most)} of its attention: it is none of the ${info.strongest} keys that this file holds of the query, ${where}.`;

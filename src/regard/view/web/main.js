@@ -103,7 +103,7 @@ export class Page {
     const { layers } = this.recording;
     // A notebook's frame has no address of its own.
     if (this.isLive) return location.protocol === "about:" ? new Framed() : new Remote(layers, this.recording.run);
-    return new Client(layers, ({ q_len, kv_len }) => sinksOf(this.axesFor(q_len, kv_len).keys));
+    return new Client(layers, (layer) => sinksOf(this.axes(layer).keys));
   }
 
   /** More is known of the heads: at most one drawing a frame, however many layers are told. */
@@ -153,8 +153,8 @@ export class Page {
     const { layers, opened } = this.recording;
     const asked = openingHead(layers, opened);
     const layer = within(asked.layer, layers.length);
-    const { heads, q_len, kv_len } = layers[layer];
-    const { query, key } = openingCell(heads?.[asked.head], this.axesFor(q_len, kv_len), this.maps[layer], asked.head);
+    const { heads, kv_len } = layers[layer];
+    const { query, key } = openingCell(heads?.[asked.head], this.axes(layer), this.maps[layer], asked.head);
     return {
       view: "map",
       layer,
@@ -179,7 +179,7 @@ export class Page {
       sink: "any",
       zoom: 1,
       heads: "one",
-      compare: "alone",
+      compare: this.recording.other ? "beside" : "alone",
       with: "",
       distances: false,
       row: 0,
@@ -196,7 +196,7 @@ export class Page {
     const { num_heads, q_len, kv_len } = this.recording.layers[layer];
     const zoom = Math.max(1, state.zoom);
     const head = within(state.head, num_heads);
-    const heads = { ...state, layer, head, ...fittedHeads({ ...state, layer, head }, this.recording.layers) };
+    const heads = { ...state, layer, head, ...fittedHeads({ ...state, layer, head }, this.recording) };
     return {
       ...heads,
       hidden: state.hidden && !this.isHeld(heads),
@@ -223,18 +223,15 @@ export class Page {
 
   /** @param {number} layer @returns {{queries: Token[], keys: Token[]}} */
   axes(layer) {
-    const { q_len, kv_len } = this.recording.layers[layer];
-    return this.axesFor(q_len, kv_len);
-  }
-
-  /** @param {number} q_len @param {number} kv_len */
-  axesFor(q_len, kv_len) {
-    const name = `${q_len} ${kv_len}`;
+    const { layers, other } = this.recording;
+    const { q_len, kv_len } = layers[layer];
+    const read = other && layer >= other.first ? other : this.recording;
+    const name = `${q_len} ${kv_len} ${read === other}`;
     let axes = this.axesOf.get(name);
     if (!axes) {
-      const queries = forAxis(this.recording.query_tokens, q_len);
-      const one = q_len === kv_len && this.recording.one_text;
-      axes = { queries, keys: one ? queries : forAxis(this.recording.key_tokens, kv_len) };
+      const queries = forAxis(read.query_tokens, q_len);
+      const one = q_len === kv_len && read.one_text;
+      axes = { queries, keys: one ? queries : forAxis(read.key_tokens, kv_len) };
       this.axesOf.set(name, axes);
     }
     return axes;
@@ -248,7 +245,10 @@ export class Page {
 
   /** @param {Cell | null} cell */
   hover(cell) {
-    const { hover } = this.store.state;
+    const { hover, layer } = this.store.state;
+    const { q_len, kv_len } = this.recording.layers[layer];
+    // The map beside it may be of a longer text.
+    if (cell && ((cell.query ?? 0) >= q_len || (cell.key ?? 0) >= kv_len)) return;
     if (cell?.query === hover?.query && cell?.key === hover?.key) return;
     this.store.set({ hover: cell });
   }

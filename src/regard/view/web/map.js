@@ -288,11 +288,14 @@ export class MapView {
   grid() {
     const { q_len, kv_len, kind } = this.info();
     const name = shownName(this.which, this.page.recording.layers);
+    const { queries, keys } = this.page.axes(this.which.layer);
     if (kind === "map") {
       const { rows, columns } = this.page.maps[this.which.layer];
       const shares = smallShares(this.page, this.which, this.page.store.state.scale === "row");
       return {
         name,
+        queries,
+        keys,
         rows: rangesOf(0, rows, (at) => edge(at, q_len, rows)),
         columns: rangesOf(0, columns, (at) => edge(at, kv_len, columns)),
         at: (row, column) => shares?.[row * columns + column] ?? null,
@@ -301,6 +304,8 @@ export class MapView {
     const { size, top, bottom, left, right } = /** @type {Part} */ (this.part);
     return {
       name,
+      queries,
+      keys,
       rows: rangesOf(top, bottom, (at) => Math.min(q_len, at * size)),
       columns: rangesOf(left, right, (at) => Math.min(kv_len, at * size)),
       at: (row, column) => this.cellAt(top + row, left + column),

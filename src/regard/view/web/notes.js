@@ -2,6 +2,7 @@
 
 import { meansName } from "./held_words.js";
 import { counted, digits } from "./numbers.js";
+import { visible } from "./tokens.js";
 
 export const NO_KINDS =
   "The kinds of its heads cannot be told: some weights of this layer are not numbers (NaN).";
@@ -12,7 +13,7 @@ export const NO_KINDS =
  */
 export function notes(recording, layer) {
   const info = recording.layers[layer];
-  const found = [];
+  const found = recording.other ? [bothNote(recording, recording.other)] : [];
   if (info.kind === "map" && info.overview) {
     found.push(
       `Only the small map of this layer is in this file (${info.overview.rows} × ${info.overview.columns} blocks); with all layers it would be too large. Name the layers you want: regard.page(recording, path, layers=[${layer}]).`,
@@ -30,6 +31,22 @@ export function notes(recording, layer) {
   if (recording.batch > 1)
     found.push(`The recording holds ${counted(recording.batch, "sequence")}; this is the first.`);
   return found;
+}
+
+/**
+ * Which layers are of which recording, and why two texts have no difference.
+ * @param {import("./payload.js").Recording} recording @param {import("./payload.js").Other} other
+ */
+function bothNote({ title, layers }, { first, title: second }) {
+  const which = `${layersName(0, first)} of “${visible(title)}”. ${layersName(first, layers.length)} of “${visible(second)}”.`;
+  const [one, two] = [layers[0], layers[first]];
+  if (one.q_len === two.q_len && one.kv_len === two.kv_len) return which;
+  return `${which} They have ${counted(one.kv_len, "token")} and ${counted(two.kv_len, "token")}, so their cells have no difference; the maps stand side by side.`;
+}
+
+/** @param {number} start @param {number} stop @returns {string} */
+function layersName(start, stop) {
+  return stop - start === 1 ? `Layer ${start} is` : `Layers ${start} to ${stop - 1} are`;
 }
 
 /**

@@ -18,6 +18,7 @@
  *
  * @typedef {object} LayerInfo
  * @property {string} name
+ * @property {string} [of] the title of its recording, where the page has two
  * @property {number} num_heads
  * @property {number} q_len
  * @property {number} kv_len
@@ -43,6 +44,13 @@
  * @property {(HeadKind | null)[] | null} heads null: not told, or not yet; of a layer with weights
  *   that are not numbers no head has a kind
  *
+ * @typedef {object} Other what the page is told of a second recording
+ * @property {number} first its first layer
+ * @property {string} title
+ * @property {Token[] | null} query_tokens
+ * @property {Token[] | null} key_tokens
+ * @property {boolean} one_text
+ *
  * @typedef {object} Recording
  * @property {number} version
  * @property {string} title
@@ -53,6 +61,7 @@
  * @property {boolean} one_text the keys are the queries' own tokens
  * @property {(number | null)[]} opened layer and head of a fresh page; null: the first one here
  * @property {LayerInfo[]} layers
+ * @property {Other} [other] a second recording, whose layers follow those of the first
  * @property {string} [text] that the model read, where a server can run it on another one
  * @property {number} [run] of the model
  */
@@ -82,8 +91,16 @@ export function readRecording(text) {
   }
   const places = Array.isArray(raw.opened) ? raw.opened : [];
   const opened = [0, 1].map((i) => (Number.isInteger(places[i]) ? places[i] : null));
+  if (!raw.other) return { ...raw, opened, ...readTexts(raw) };
+  const { first, title } = raw.other;
+  for (const [i, layer] of raw.layers.entries()) layer.of = i < first ? raw.title : title;
+  return { ...raw, opened, ...readTexts(raw), other: { ...raw.other, ...readTexts(raw.other) } };
+}
+
+/** @param {any} raw @returns {Pick<Recording, "query_tokens" | "key_tokens">} */
+function readTexts(raw) {
   const query = readTokens(raw.query_tokens);
-  return { ...raw, opened, query_tokens: query, key_tokens: raw.one_text ? query : readTokens(raw.key_tokens) };
+  return { query_tokens: query, key_tokens: raw.one_text ? query : readTokens(raw.key_tokens) };
 }
 
 /** @param {{texts: string[], special: number[]} | null} tokens @returns {Token[] | null} */

@@ -106,7 +106,7 @@ export class SegmentsView {
     const { q_len, kv_len } = this.page.recording.layers[layer];
     return this.page.recording.layers.flatMap((info, place) => {
       const alike = info.q_len === q_len && info.kv_len === kv_len && isWhole(info);
-      if (!alike || (of !== "all" && place !== layer)) return [];
+      if (!alike || info.of !== this.page.recording.layers[layer].of || (of !== "all" && place !== layer)) return [];
       const all = Array.from({ length: info.num_heads }, (_, one) => ({ layer: place, head: one }));
       return of === "head" ? [all[head]] : all;
     });

@@ -100,7 +100,7 @@ export function sentence(reading, { queries, keys }, layers, isKnown) {
   if (mask[key] && Number.isNaN(row[key])) return `${from}: ${NOT_NUMBERS}${only}, ${where}${aside}.`;
   if (isDifference(reading) && mask[key] && !held) {
     const much = `${digits(Math.abs(row[key]) * 100)} percentage points ${row[key] < 0 ? "less" : "more"} of its attention`;
-    return `${from} gives ${to} ${much} in ${where} than in ${lessName(reading)}${aside}.`;
+    return `${from} gives ${to} ${much} in ${where} than in ${lessName(reading, layers)}${aside}.`;
   }
   const { rank, of } = rankOf(row, mask, key);
   if (of === 0) return `${from} may attend to nothing: all its weights are 0, ${where}${aside}.`;
@@ -109,7 +109,7 @@ export function sentence(reading, { queries, keys }, layers, isKnown) {
     const verb = isAside ? "is read without" : isKnown ? "may not attend to" : "gives nothing to";
     return `${from} ${verb} ${to}, ${where}${aside}.`;
   }
-  if (held) return heldSentence(reading, held, { from, to, where });
+  if (held) return heldSentence(reading, held, { from, to, where, less: lessName(reading, layers) });
   return `${from} gives ${share(row[key])} of its attention to ${to} (rank ${rank} of ${of}), ${where}${aside}.`;
 }
 
