@@ -358,3 +358,24 @@ def test_serve_takes_recordings_or_a_text(given: tuple[str, ...], run: Run) -> N
         "    Run for example: regard serve run.safetensors\n"
         '                 or: regard serve --text "Life is short"\n'
     )
+
+
+def test_two_recordings_are_also_served_side_by_side(
+    run: Run, tmp_path: Path, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LaunchFile, "accepts", lambda *_: True)
+    paths = [saved(tmp_path, n).rename(tmp_path / f"{n}.safetensors") for n in (9, 12)]
+    run("serve", *map(str, paths), "--no-browser")
+    app, address = served[0]
+    base = address.partition("?")[0].rstrip("/")
+    with TestClient(app, follow_redirects=True, base_url=base) as client:
+        assert "side by side with 12.safetensors" in client.get(address).text
+        page = client.get("/3/").text
+        assert '"other":{"first":1,"title":"12.safetensors"' in page
+        rows = [client.get(f"/3/api/row?layer={i}&head=0&query=5").content for i in (0, 1)]
+        assert len(client.get("/3/api/heads").json()["heads"]) == 4
+        assert client.get("/3/api/row?layer=2&head=0&query=5").status_code == 400
+    for path, row in zip(paths, rows, strict=True):
+        exact = regard.load(path)[0][0, 5]
+        values = torch.frombuffer(bytearray(row[: 4 * len(exact)]), dtype=torch.float32)
+        torch.testing.assert_close(values, exact)

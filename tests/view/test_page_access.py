@@ -6,6 +6,7 @@ import pytest
 
 import regard
 from pages import Open, recorded
+from regard.view.export.page_file import write_page
 
 AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
 VIEWS = ["overview", "map", "text", "steps", "segments"]
@@ -28,6 +29,18 @@ def test_axe_finds_nothing(view: str, theme: str, show: Open) -> None:
     more = 'heads=0.0_0.1&pins=[[0,0,3,2,"kept"]]&compare=beside'
     page = show(recorded(mask=regard.Causal()), f"#view={view}&theme={theme}&{more}")
     page.wait_for_selector(f'body[data-view="{view}"][data-read]')
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    assert page.evaluate(FINDINGS) == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_in_two_recordings_or_where_a_text_is_edited(
+    theme: str, show: Open, tmp_path: Path
+) -> None:
+    both = write_page(recorded(), tmp_path / "both.html", other=recorded(tokens=7))
+    page = show(both, f"#view=map&theme={theme}")
+    page.wait_for_selector('body[data-compare="beside"][data-read]')
+    page.evaluate("document.getElementById('edit').showModal()")
     page.evaluate(AXE.read_text(encoding="utf-8"))
     assert page.evaluate(FINDINGS) == []
 

@@ -103,6 +103,18 @@ def test_many_heads_are_on_one_screen_of_small_maps(show: Open) -> None:
     assert box["x"] + box["width"] <= 1280
 
 
+@pytest.mark.parametrize("width", [390, 850, 1280])
+def test_no_kind_of_a_head_is_cut(width: int, show: Open) -> None:
+    viewport = {"width": width, "height": 844}
+    page = show(recorded(heads=12, kv_heads=12), "#view=overview", viewport=viewport)
+    page.wait_for_selector("#view-overview .kind:not(:empty)")
+    cut = page.eval_on_selector_all(
+        "#view-overview .kind",
+        "all => all.filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.innerText)",
+    )
+    assert cut == []
+
+
 @pytest.mark.parametrize("width", [390, 850])
 def test_each_of_many_heads_stands_right_of_its_layer_with_its_kind(width: int, show: Open) -> None:
     viewport = {"width": width, "height": 844}

@@ -43,6 +43,7 @@ from regard.view.tiles.layer_survey import Sweeps
 from regard.view.tiles.manifest import (
     SMALL,
     PageLayer,
+    add_other,
     first_sequence,
     first_value,
     live_layers,
@@ -185,11 +186,8 @@ def _add_other(
 ) -> None:
     """Add the layers of a second recording after those of the first one."""
     layers, more = _blocks(other, range(len(other)), None, limit, progress)
-    second = manifest(other, layers, title=title)
     count = len(first["layers"])
-    first["layers"] += second["layers"]
-    told = ("title", "query_tokens", "key_tokens", "one_text")
-    first["other"] = {"first": count} | {name: second[name] for name in told}
+    add_other(first, manifest(other, layers, title=title))
     blocks |= {place + count: block for place, block in more.items()}
 
 

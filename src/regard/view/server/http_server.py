@@ -16,7 +16,7 @@ import socket
 import threading
 import webbrowser
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from errno import EADDRINUSE
 from functools import partial
@@ -42,10 +42,10 @@ from regard.view.export.page_template import filled_template, json_block
 from regard.view.server.access_guard import Guard
 from regard.view.server.connection_limits import LimitedProtocol
 from regard.view.server.launch_file import LaunchFile
-from regard.view.tiles.manifest import PageLayer, live_layers, manifest, told
+from regard.view.tiles.manifest import PageLayer, add_other, live_layers, manifest, told
 from regard.view.tiles.packing import memory
 from regard.view.tiles.page_answers import Answers, Gone
-from regard.view.tiles.page_questions import QUESTIONS, WRONG, Question, Threads, Told
+from regard.view.tiles.page_questions import QUESTIONS, WRONG, Question, Threads, Told, Wanted
 
 __all__ = ["Read", "application", "serve", "serve_text"]
 
@@ -117,9 +117,11 @@ class _Served:
         changed: Callable[[], bool] = lambda: False,
         text: str = "",
         read: Read | None = None,
+        beside: "_Served | None" = None,
     ) -> None:
         self.title = title
-        self._changed = changed
+        self._beside = beside  # a second recording, whose layers follow those of this one
+        self.is_changed = changed
         self._read = read
         self._threads = Threads()
         self._runs = 0
@@ -140,10 +142,22 @@ class _Served:
     def _show(self, recording: Recording, text: str) -> None:
         answers = Answers(recording)
         first = manifest(recording, _told_at_once(recording, answers), title=self.title)
+        if self._beside is not None:
+            other, by = self._beside.recording, self._beside._answers
+            add_other(first, manifest(other, _told_at_once(other, by), title=self._beside.title))
         if self._read is not None:
             first |= {"text": text, "run": self._runs}
         self._page = "".join(filled_template([json_block("recording", first)], connects="'self'"))
         self.recording, self._answers = recording, answers
+
+    def about(self) -> str:
+        """Return what stands beside its title in a list."""
+        if self._beside is not None:
+            return f"side by side with {self._beside.title}"
+        shape = next(iter(self.recording.shapes.values()))
+        heads = shape[-3] if len(shape) > 2 else 1
+        size = f"{shape[-1]:,} tokens · {len(self.recording.shapes)} layers × {heads} heads"
+        return f"{visible(self.recording.model)} · {size}"
 
     async def close(self) -> None:
         self._closed = True
@@ -159,10 +173,23 @@ class _Served:
             return PlainTextResponse(
                 "the text was edited in another window; reload this page.", 409
             )
-        return self._refusal() or await _endpoint(self._answers, self._threads, question, request)
+        return self._refusal() or await _endpoint(self._answer, self._threads, question, request)
+
+    def _answer(self, question: Question, parameters: Mapping[str, str], wanted: Wanted) -> Told:
+        mine, beside = self._answers, self._beside
+        if beside is None:
+            return question.answer(mine, question.asked(parameters), wanted)
+        if question is QUESTIONS["heads"]:
+            asked = question.asked(parameters)
+            each = (question.answer(one, asked, wanted) for one in (mine, beside._answers))
+            return Told({"heads": [head for one in each for head in one.content["heads"]]})
+        layer = question.asked(parameters).whole("layer") - len(self.recording.layers)
+        if layer >= 0:
+            mine, parameters = beside._answers, {**parameters, "layer": str(layer)}
+        return question.answer(mine, question.asked(parameters), wanted)
 
     def _refusal(self) -> Response | None:
-        if not self._changed():
+        if not (self.is_changed() or (self._beside is not None and self._beside.is_changed())):
             return None
         return PlainTextResponse(
             "the recording has changed on disk; start regard serve again.", 409
@@ -236,7 +263,7 @@ class _List:
 
     def __init__(self, served: Sequence[_Served]) -> None:
         rows = "".join(
-            f'<li><a href="/{number}/">{escape(one.title)}</a> {escape(_size(one.recording))}</li>'
+            f'<li><a href="/{number}/">{escape(one.title)}</a> {escape(one.about())}</li>'
             for number, one in enumerate(served, start=1)
         )
         self._page = _LIST.format(
@@ -247,13 +274,6 @@ class _List:
 
     async def answer(self, _: Request) -> Response:
         return HTMLResponse(self._page)
-
-
-def _size(recording: Recording) -> str:
-    shape = next(iter(recording.shapes.values()))
-    heads = shape[-3] if len(shape) > 2 else 1
-    layers = len(recording.shapes)
-    return f"{visible(recording.model)} · {shape[-1]:,} tokens · {layers} layers × {heads} heads"
 
 
 _LIST_STYLE = (
@@ -298,6 +318,8 @@ def serve(
     if not paths:
         raise ValueError("paths is empty; there must be one recording at least.")
     served = [_opened(Path(path), several=len(paths) > 1) for path in paths]
+    if len(served) == 2:
+        served.append(_side_by_side(*served))
     _serve(served, port, open_browser, tell)
 
 
@@ -366,6 +388,11 @@ def _opened(path: Path, *, several: bool) -> _Served:
     return _Served(whole, title, partial(_is_another, path, found))
 
 
+def _side_by_side(one: _Served, two: _Served) -> _Served:
+    """Return the page of two recordings, and of their difference."""
+    return _Served(one.recording, one.title, one.is_changed, beside=two)
+
+
 def _listening(port: int | None) -> socket.socket:
     try:
         return socket.create_server(("127.0.0.1", port or 0))
@@ -405,13 +432,15 @@ def _sent(told: Told) -> Response:
 
 
 async def _endpoint(
-    answers: Answers, threads: Threads, question: Question, request: Request
+    answer: Callable[[Question, Mapping[str, str], Wanted], Told],
+    threads: Threads,
+    question: Question,
+    request: Request,
 ) -> Response:
     gone = threading.Event()
 
     def work() -> Response:
-        asked = question.asked(request.query_params)
-        return _sent(question.answer(answers, asked, lambda: not gone.is_set()))
+        return _sent(answer(question, request.query_params, lambda: not gone.is_set()))
 
     answering = asyncio.wrap_future(threads.submit(question, work))
     leaving = asyncio.ensure_future(_left(request))

@@ -18,6 +18,7 @@ from regard.view.tiles.packing import base64_text, memory
 __all__ = [
     "SMALL",
     "PageLayer",
+    "add_other",
     "first_sequence",
     "first_value",
     "live_layers",
@@ -121,6 +122,18 @@ def manifest(
         "key_tokens": _token_lists(recording.key_tokens),
         "layers": [asdict(layer) for layer in layers],
     }
+
+
+def add_other(first: dict[str, Any], second: dict[str, Any]) -> None:
+    """Add a second recording to what the page reads first; its layers follow those of the first.
+
+    Args:
+        first: from ``manifest``.
+        second: likewise.
+    """
+    told = ("title", "query_tokens", "key_tokens", "one_text")
+    first["other"] = {"first": len(first["layers"])} | {name: second[name] for name in told}
+    first["layers"] = [*first["layers"], *second["layers"]]
 
 
 def first_sequence(matrix: AttentionMatrix) -> AttentionMatrix:
