@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
 
 import regard
 from regard.testing import assert_attention
@@ -149,6 +150,15 @@ def test_a_comment_decides_nothing() -> None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
     assert regard.check(attention).verdict == "right"
+
+
+def test_flex_attention_is_no_verdict() -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flex_attention(q, k, v, score_mod=lambda score, *_: score * 2)
+
+    report = regard.check(attention, args=qkv(1, 2, 7, 8))
+    assert report.verdict == "cannot tell"
+    assert "It calls flex_attention or the like" in report.missing
 
 
 # In other people's tests

@@ -1,38 +1,9 @@
-"""Laws and mistakes as text and as plain data."""
+"""Laws and mistakes as text."""
 
 from regard.diagnosis.catalogue import FAULTS, NOTES
 from regard.diagnosis.laws.judge import LAWS
 
-__all__ = ["explanation", "laws_as_data", "mistakes_as_data"]
-
-
-def laws_as_data() -> list[dict[str, str | bool]]:
-    """Return each law with its statement, its formula and a line of code that breaks it."""
-    return [
-        {
-            "name": law.name,
-            "statement": law.statement,
-            "formula": law.formula,
-            "counterexample": law.example,
-            "is_universal": law.is_universal,
-        }
-        for law in LAWS
-    ]
-
-
-def mistakes_as_data() -> list[dict[str, str | int | list[str]]]:
-    """Return each mistake and note with its sentence, what to write instead, and its sources."""
-    return [
-        {
-            "number": fault.number,
-            "name": fault.name,
-            "statement": fault.sentence,
-            "fix": fault.mending,
-            "sources": list(fault.sources),
-            "severity": fault.severity,
-        }
-        for fault in (*FAULTS, *NOTES)
-    ]
+__all__ = ["explanation"]
 
 
 def explanation(name: str) -> str:

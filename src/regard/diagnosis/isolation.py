@@ -3,9 +3,7 @@
 import os
 import signal
 import sys
-import sysconfig
 import threading
-import traceback
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from functools import wraps
@@ -14,17 +12,13 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from regard.diagnosis.laws.tape import place_of
 from regard.diagnosis.user_errors import lacks_cuda, sentence
 
 __all__ = ["undisturbed"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_NOT_THEIRS = (
-    str(Path(__file__).parents[1]),
-    *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")),
-    "<frozen ",
-)
 
 
 def undisturbed(check: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -68,9 +62,8 @@ def _in_words() -> Generator[None]:
 
 def _sentence(error: BaseException) -> str:
     """Return what happened, on which of their lines."""
-    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    own = [file for file in files if not file.startswith(_NOT_THEIRS)]
-    path = Path(own[-1] if own else "the code")
+    place = place_of(error)
+    path = Path("the code" if place is None else place.file)
     return sentence(error, path, path.name)
 
 

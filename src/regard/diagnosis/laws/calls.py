@@ -168,10 +168,8 @@ class Pure(Law):
             )
         if differs(again.rows, run.rows).any():
             most = float((again.rows - run.rows).abs().max())
-            moved = _changed_buffers(lab, run)
-            which = f"; {', '.join(moved)} changed" if moved else ""
             return Breach(
-                f"The second of two equal calls differs by up to {most:.3g}{which}.",
+                f"The second of two equal calls differs by up to {most:.3g}.",
                 lab.first_place(run.steps, lambda i: run.steps[i].name.endswith("_")),
             )
         return None
@@ -197,17 +195,6 @@ class Pure(Law):
                 f"The argument {name} is changed in place.", lab.first_place(run.steps, writes)
             )
         return None
-
-
-def _changed_buffers(lab: Lab, run: Run) -> list[str]:
-    if not isinstance(run.call, nn.Module) or lab.model is None:
-        return []
-    before = dict(lab.model.named_buffers())
-    return [
-        name
-        for name, tensor in run.call.named_buffers()
-        if name not in before or not torch.equal(before[name], tensor)
-    ]
 
 
 def _first_difference(one: list[Step], other: list[Step]) -> Place | None:

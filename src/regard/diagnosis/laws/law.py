@@ -49,14 +49,12 @@ class Law(ABC):
         statement: the law in one sentence.
         formula: the law in one formula, plain text.
         example: code that breaks the law, in one line.
-        is_universal: breaking the law is wrong whatever the caller intends.
     """
 
     name: ClassVar[str]
     statement: ClassVar[str]
     formula: ClassVar[str]
     example: ClassVar[str]
-    is_universal: ClassVar[bool] = True
 
     @abstractmethod
     def breach(self, lab: Lab) -> Breach | None:

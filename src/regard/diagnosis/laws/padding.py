@@ -22,7 +22,6 @@ class Padding(Law):
     statement = "A token that a mask hides has no influence: padded gives what it gives alone."
     formula = "f([x, padding], mask)[:n] = f(x)"
     example = "scores.masked_fill(mask[:, None, :, None] == 0, -inf)  # hides rows, not columns"
-    is_universal = False
 
     def breach(self, lab: Lab) -> Breach | None:
         """Hide tokens by each mask that the code takes, and change them."""

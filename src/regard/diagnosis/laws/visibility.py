@@ -84,7 +84,6 @@ class Influence(Law):
     statement = "A token sees the tokens that it is meant to see, and no others."
     formula = "d output[i] / d input[j] = 0 exactly where j is hidden from i"
     example = "mask = torch.ones(t, t).tril(1)  # each token sees the next one"
-    is_universal = False
 
     def breach(self, lab: Lab) -> Breach | None:
         """Change one token after another, and compare with what was declared."""
@@ -213,7 +212,6 @@ class Positions(Law):
     statement = "If positions are computed, other positions give another output."
     formula = "f(x, positions) != f(x, other positions)"
     example = "apply_rotary(q, cos, sin)  # the result is not used"
-    is_universal = False
 
     def breach(self, lab: Lab) -> Breach | None:
         """Put noise in the place of sines and cosines of positions."""
