@@ -40,9 +40,8 @@ def check(
 ) -> Report:
     """Judge an attention: right, or wrong with the mistake and its line, or cannot tell.
 
-    It is run on small random inputs, as a copy in eval mode, and compared with attention and with
-    the mistakes that people make: each alone, and together. A mistake is told where it does
-    the same as the code, to rounding. What cannot be told is said.
+    It runs on small random inputs, as a copy in eval mode, and is tried by the laws of attention.
+    A known mistake is named if its repair mends the law that is broken.
 
     The code runs in this process, with no limit of time: a loop without end does not come back.
     ``regard check FILE:NAME --seconds 10`` in a shell runs it in a process of its own and ends it.

@@ -67,7 +67,7 @@ _OF_STRUCTURE = (
 
 
 @dataclass(frozen=True, eq=False)
-class _Told:
+class _Mistake:
     """A mistake that explains a broken law.
 
     Attributes:
@@ -90,35 +90,35 @@ def explained(lab: Lab, results: Sequence[Result]) -> list[Finding]:
         lab: runs the code.
         results: of all laws.
     """
-    found: list[_Told] = []
+    found: list[_Mistake] = []
     early = [law for law, _ in _broken(results) if law in _ORDER[: _ORDER.index("padding")]]
     if early and (turned := _turned_mask(lab)) is not None:
         return [_finding(lab, turned)]
     fixes: list[Change] = []
     own = lab
     for _ in range(4):
-        told = next(_told(own, results, [t.name for t in found]), None)
-        if told is None:
+        mistakes = next(_mistakes(own, results, [t.name for t in found]), None)
+        if mistakes is None:
             break
-        found += told
-        if told[0].fix is None and told[0].name in _LAST:
+        found += mistakes
+        if mistakes[0].fix is None and mistakes[0].name in _LAST:
             break
-        if told[0].fix is not None:
-            fixes.append(told[0].fix)
+        if mistakes[0].fix is not None:
+            fixes.append(mistakes[0].fix)
             own = lab.repaired(_all_of(fixes))
             results = judged(own, _TRIED)
-    names = {told.name for told in found}
-    if any(told.name == "wrong-scale" and told.breach.kind != "factor" for told in found):
+    names = {mistake.name for mistake in found}
+    if any(mistake.name == "wrong-scale" and mistake.breach.kind != "factor" for mistake in found):
         # Weights that are scaled are no scale of scores, unless that is missing.
         wrong = {"no-scale"} if "no-scale" in names else {"wrong-scale"}
-        found = [told for told in found if told.name not in wrong]
+        found = [mistake for mistake in found if mistake.name not in wrong]
     if "mask-inverted" in names:  # one row has nothing to attend to either way
-        found = [told for told in found if told.name != "nan-rows"]
-    findings = [_finding(lab, told) for told in found]
+        found = [mistake for mistake in found if mistake.name != "nan-rows"]
+    findings = [_finding(lab, mistake) for mistake in found]
     return sorted(findings, key=lambda finding: finding.number)
 
 
-def _turned_mask(lab: Lab) -> _Told | None:
+def _turned_mask(lab: Lab) -> _Mistake | None:
     """Return ``mask-inverted`` if all laws hold with a needed mask turned round."""
     s = lab.specimen
     needed = {form.argument for forms in s.forms for form in forms if form.is_sure}
@@ -140,7 +140,7 @@ def _turned_mask(lab: Lab) -> _Told | None:
     _, lines = _lines(other, Breach(""))
     place = None if lines is None else lines.of("mask-inverted")
     says = f"With {', '.join(turned)} turned round it obeys all laws."
-    return _Told("mask-inverted", place, None, Breach(says))
+    return _Mistake("mask-inverted", place, None, Breach(says))
 
 
 def _broken(results: Sequence[Result]) -> list[tuple[str, Breach]]:
@@ -149,20 +149,22 @@ def _broken(results: Sequence[Result]) -> list[tuple[str, Breach]]:
     ]
 
 
-def _told(lab: Lab, results: Sequence[Result], known: Sequence[str]) -> Iterator[list[_Told]]:
+def _mistakes(
+    lab: Lab, results: Sequence[Result], known: Sequence[str]
+) -> Iterator[list[_Mistake]]:
     """Yield mistakes that explain the first broken law that any mistake explains."""
     idle = [b.kind for law, b in _broken(results) if law == "gradient"]
     for law, breach in _broken(results):
         if law == "gradient" and "wrong-projection" in known:
             continue
-        for told in _of_law(lab, law, breach, idle):
-            if told[0].name not in known:
-                yield told
+        for mistakes in _of_law(lab, law, breach, idle):
+            if mistakes[0].name not in known:
+                yield mistakes
         if law in ("runs", "samples", "mixture"):
             break  # what follows says little
 
 
-def _of_law(lab: Lab, law: str, breach: Breach, idle: Sequence[str]) -> Iterator[list[_Told]]:
+def _of_law(lab: Lab, law: str, breach: Breach, idle: Sequence[str]) -> Iterator[list[_Mistake]]:
     run, lines = _lines(lab, breach)
     name = _NAMES.get((law, breach.kind))
     if law == "gradient" or (breach.kind == "missing" and " or as " not in breach.says):
@@ -171,7 +173,7 @@ def _of_law(lab: Lab, law: str, breach: Breach, idle: Sequence[str]) -> Iterator
         number = lines.columnwise()
         if number is not None:
             place = lines.place(number)
-            yield [_Told("values-mixed-along-wrong-axis", place, None, breach)]
+            yield [_Mistake("values-mixed-along-wrong-axis", place, None, breach)]
             return
     if breach.kind == "factor":
         yield [_scale(lab, breach, lines)]
@@ -184,16 +186,16 @@ def _of_law(lab: Lab, law: str, breach: Breach, idle: Sequence[str]) -> Iterator
         place = breach.place or (None if lines is None else lines.of(name))
         if breach.kind != "twice" and name in _BY_LINE and lines is not None:
             place = lines.of(name) or place
-        yield [_Told(name, place, None, breach)]
+        yield [_Mistake(name, place, None, breach)]
         return
     yield from _repaired(lab, law, breach)
     if law == "samples":
-        yield [_Told("attends-across-batch", breach.place, None, breach)]
+        yield [_Mistake("attends-across-batch", breach.place, None, breach)]
     if law == "padding" and breach.kind == "nan" and lines is not None:
-        yield [_Told("nan-rows", lines.of("nan-rows"), None, breach)]
+        yield [_Mistake("nan-rows", lines.of("nan-rows"), None, breach)]
     is_dropped = run is not None and any(step.name in DROPS for step in run.steps)
     if law == "pure" and breach.kind == "random" and is_dropped:
-        yield [_Told("dropout-in-eval", breach.place, None, breach)]
+        yield [_Mistake("dropout-in-eval", breach.place, None, breach)]
 
 
 def _idle_name(kind: str) -> str | None:
@@ -213,7 +215,7 @@ def _lines(lab: Lab, breach: Breach) -> tuple[Run, Lines] | tuple[None, None]:
     return run, Lines(run.steps, lab.sources_of(run.arguments))
 
 
-def _scale(lab: Lab, breach: Breach, lines: Lines | None) -> _Told:
+def _scale(lab: Lab, breach: Breach, lines: Lines | None) -> _Mistake:
     did, want = breach.numbers
     axes = [[n for n in s.axes if isinstance(n, int)] for s in lab.specimen.sources.values()]
     widths = {prod(numbers) for numbers in axes}
@@ -224,7 +226,7 @@ def _scale(lab: Lab, breach: Breach, lines: Lines | None) -> _Told:
     else:
         name = "wrong-scale"
     place = None if lines is None else lines.of(name)
-    return _Told(name, place or breach.place, scaled_by(want / did), breach)
+    return _Mistake(name, place or breach.place, scaled_by(want / did), breach)
 
 
 def _all_of(fixes: Sequence[Change]) -> Change:
@@ -239,7 +241,7 @@ def _with(lab: Lab, fixes: Sequence[Change]) -> Lab:
     return lab.repaired(_all_of([*before, *fixes]))
 
 
-def _repaired(lab: Lab, law: str, breach: Breach) -> Iterator[list[_Told]]:
+def _repaired(lab: Lab, law: str, breach: Breach) -> Iterator[list[_Mistake]]:
     """Yield the mistakes whose repair mends a law: one alone, or two of the structure."""
     if law not in _ORDER:
         return
@@ -261,7 +263,7 @@ def _repaired(lab: Lab, law: str, breach: Breach) -> Iterator[list[_Told]]:
             if repair.name in ("not-causal", "keys-not-transposed"):
                 _, lines = _lines(lab, breach)
                 line = (lines.of(repair.name) if lines is not None else None) or line
-            yield [_Told(repair.name, line, repair.fix, breach)]
+            yield [_Mistake(repair.name, line, repair.fix, breach)]
             return
         fitting.append((repair, place[0]))
     for one, other in combinations(fitting, 2):
@@ -270,8 +272,10 @@ def _repaired(lab: Lab, law: str, breach: Breach) -> Iterator[list[_Told]]:
             continue
         if _mends(_with(lab, [one[0].fix, other[0].fix]), laws):
             both = _all_of([one[0].fix, other[0].fix])
-            told = [_Told(repair.name, place, both, breach) for repair, place in (one, other)]
-            yield told
+            mistakes = [
+                _Mistake(repair.name, place, both, breach) for repair, place in (one, other)
+            ]
+            yield mistakes
             return
 
 
@@ -298,27 +302,27 @@ def _mends(lab: Lab, laws: Sequence[object]) -> bool:
     return is_held and not _broken(results)
 
 
-def _finding(lab: Lab, told: _Told) -> Finding:
-    entry = fault(told.name)
-    pair = _proof(lab, told) or told.breach.pair or (None, None, "")
-    place = told.place
+def _finding(lab: Lab, mistake: _Mistake) -> Finding:
+    entry = fault(mistake.name)
+    pair = _proof(lab, mistake) or mistake.breach.pair or (None, None, "")
+    place = mistake.place
     file, line = (place.file, place.line) if place else (None, None)
-    return Finding(entry, entry.severity, file, line, told.breach.says, *pair)
+    return Finding(entry, entry.severity, file, line, mistake.breach.says, *pair)
 
 
 # Two small matrices
 
 
-def _proof(lab: Lab, told: _Told) -> Pair | None:
+def _proof(lab: Lab, mistake: _Mistake) -> Pair | None:
     """Return the weights, or the output, as they are and as they are after the repair."""
-    if told.fix is None:
+    if mistake.fix is None:
         return None
     s = lab.specimen
     contents = s.contents(s.batch, s.tokens)
     try:
         runs = [
-            own.run(contents, keeps=True, extra=told.breach.extra)
-            for own in (lab, lab.repaired(told.fix))
+            own.run(contents, keeps=True, extra=mistake.breach.extra)
+            for own in (lab, lab.repaired(mistake.fix))
         ]
     except Exception:  # noqa: BLE001  # somebody's code may raise anything
         return None

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from regard.diagnosis.laws.arithmetic import DROPS
 from regard.diagnosis.laws.tape import Place, Step, addresses, reached, tensors_in
 
 __all__ = ["Lines"]
@@ -186,9 +185,6 @@ class Lines:
                     return number
         return self.scores()
 
-    def dropping(self) -> int | None:
-        return next((n for n, s in enumerate(self._steps) if s.name in DROPS), None)
-
     def projecting(self) -> int | None:
         for number, step in enumerate(self._steps):
             if step.name in ("mm", "addmm", "bmm", "baddbmm") and self._uses(step) == 1:
@@ -202,28 +198,17 @@ class Lines:
         return None
 
 
-_FINDERS: dict[str, Callable[[Lines], int | None]] = {
-    "softmax-wrong-axis": Lines.normalising,
-    "scale-by-embed-dim": Lines.scaling,
-    "no-scale": Lines.scores,
-    "wrong-scale": Lines.scaling,
-    "mask-inverted": Lines.masking,
-    "mask-added-as-numbers": Lines.masking,
-    "mask-fill-value": Lines.masking,
-    "causal-off-by-one": Lines.masking,
-    "not-causal": Lines.thrown_away,
-    "causal-top-left": Lines.masking,
-    "padding-on-queries": Lines.masking,
-    "mask-unused": Lines.thrown_away,
-    "mask-of-another-sample": Lines.masking,
-    "attends-across-batch": Lines.scores,
-    "dropout-in-eval": Lines.dropping,
-    "heads-share-projection": Lines.projecting,
-    "wrong-projection": Lines.scores,
-    "wrong-values": Lines.mixing,
-    "kv-heads-repeated-in-wrong-order": Lines.repeating,
-    "heads-and-tokens-exchanged": Lines.scores,
-    "keys-not-transposed": Lines.scores,
-    "transpose-of-batch": Lines.turning,
-    "values-mixed-along-wrong-axis": Lines.mixing,
+_NAMES: dict[Callable[[Lines], int | None], str] = {
+    Lines.normalising: "softmax-wrong-axis",
+    Lines.scaling: "scale-by-embed-dim wrong-scale",
+    Lines.scores: "no-scale wrong-projection heads-and-tokens-exchanged keys-not-transposed",
+    Lines.masking: "mask-inverted mask-fill-value causal-off-by-one causal-top-left "
+    "padding-on-queries mask-of-another-sample",
+    Lines.thrown_away: "not-causal mask-unused",
+    Lines.projecting: "heads-share-projection",
+    Lines.mixing: "wrong-values",
+    Lines.repeating: "kv-heads-repeated-in-wrong-order",
+    Lines.turning: "transpose-of-batch",
 }
+_FINDERS = {name: finder for finder, names in _NAMES.items() for name in names.split()}
+"""Finders of lines by mistake; for other mistakes a law or a repair gives the line."""

@@ -22,7 +22,7 @@ from typing import Any, cast
 import torch
 
 from regard.diagnosis.checker import check
-from regard.diagnosis.notebook_cells import namespace, read_cells, refuse_null_bytes, run_cell
+from regard.diagnosis.notebook_cells import Cell, namespace, read_cells, refuse_null_bytes, run_cell
 from regard.diagnosis.notebook_function import report_of_cells
 from regard.diagnosis.report import Report
 from regard.diagnosis.sandbox.target_selection import (
@@ -82,142 +82,124 @@ class _OutOfTime(BaseException):
 
 
 @dataclass(frozen=True, slots=True)
-class _Clock:
-    """Shares the time out, so that one part without end leaves some for the others.
+class _Parts:
+    """Parts of their code that run one after another: what one of them raises stops no other.
 
     Attributes:
+        path: of their file.
+        shown: what they call it.
         end: when all must be over, in seconds of ``time.monotonic``.
+        troubles: a sentence for each part that raised, or did not end.
     """
 
+    path: Path
+    shown: str
     end: float
+    troubles: list[str]
 
     @contextmanager
-    def share(self) -> Generator[None]:
-        """Half of the time that is left for one part; where the system has no timer, all of it.
-
-        Raises:
-            _OutOfTime: it was not enough.
-        """
-        if sys.platform == "win32":
-            yield
-            return
+    def one(self) -> Generator[None]:
+        """Run one part in half of the time that is left, so that it leaves some for the others."""
         seconds = max(0.1, (self.end - time.monotonic()) / 2)
 
         def over(*_: object) -> None:
             raise _OutOfTime(seconds)
 
-        before = signal.signal(signal.SIGALRM, over)
-        signal.setitimer(signal.ITIMER_REAL, seconds)
         try:
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
+            if sys.platform == "win32":  # it has no timer: one part may take all of the time
+                yield
+                return
+            before = signal.signal(signal.SIGALRM, over)
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            try:
+                yield
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                signal.signal(signal.SIGALRM, before)
+        except BaseException as error:  # noqa: BLE001  # the others run all the same
+            self.troubles.append(self._trouble(error))
 
-
-def _told(error: BaseException, path: Path, shown: str) -> str:
-    """Return what their code raised, or that it did not end, in a sentence."""
-    if not isinstance(error, _OutOfTime):
-        return sentence(error, path, shown)
-    frames = traceback.extract_tb(error.__traceback__)
-    for frame in reversed(frames):
-        cell = frame.filename.removeprefix(f"{path.name}, ")
-        if frame.filename == str(path) or cell != frame.filename:
-            inside = f"in {cell}, line" if cell != frame.filename else "on line"
-            return (
-                f"{shown} is {error}, {inside} {frame.lineno}; it must come to an end.\n"
-                "    What trains or waits belongs elsewhere, or give it more: --seconds 600"
-            )
-    return f"{shown} is {error}; it must come to an end."
+    def _trouble(self, error: BaseException) -> str:
+        """Return what their code raised, or that it did not end, in a sentence."""
+        if not isinstance(error, _OutOfTime):
+            return sentence(error, self.path, self.shown)
+        for frame in reversed(traceback.extract_tb(error.__traceback__)):
+            cell = frame.filename.removeprefix(f"{self.path.name}, ")
+            if frame.filename == str(self.path) or cell != frame.filename:
+                inside = f"in {cell}, line" if cell != frame.filename else "on line"
+                return (
+                    f"{self.shown} is {error}, {inside} {frame.lineno}; it must come to an end.\n"
+                    "    What trains or waits belongs elsewhere, or give it more: --seconds 600"
+                )
+        return f"{self.shown} is {error}; it must come to an end."
 
 
 def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
-    clock = _Clock(time.monotonic() + request["seconds"])
-    path, shown = Path(request["path"]), request["shown"]
+    path, shown, name = Path(request["path"]), request["shown"], request["name"]
     options = {name: _value(value) for name, value in request["options"].items()}
+    parts = _Parts(path, shown, time.monotonic() + request["seconds"], [])
     try:
-        if path.suffix == ".ipynb":
-            return _notebook(path, shown, request["name"], options, clock)
-        return _file(path, shown, request["name"], options, clock)
+        cells = read_cells(path) if path.suffix == ".ipynb" else None
+        module, found = _imported(path) if cells is None else _ran(cells, parts)
+        if name is not None or (len(found) == 1 and cells is None):
+            chosen, thing = found[0] if name is None else (name, named(module, name, shown))
+            return {"reports": [_report(thing, chosen, shown, options)], "troubles": []}
+        reports = _each(found, options, parts)
+        with parts.one():
+            own = report_of_cells(path.name, cells, module) if cells else None
+            if own is not None and (own.faults or own.ok or not reports):
+                reports.insert(0, _data(own))
+        if not reports and not parts.troubles:
+            raise RegardError(_nothing(shown, is_notebook=cells is not None))
+        return {"reports": reports, "troubles": parts.troubles}
     except BaseException as error:  # noqa: BLE001  # SystemExit and KeyboardInterrupt too
         return {"error": sentence(error, path, shown)}
 
 
-def _file(
-    path: Path, shown: str, name: str | None, options: dict[str, Any], clock: _Clock
-) -> dict[str, Any]:
-    module = imported(path)
-    if name is not None:
-        report = _report(named(module, name, shown), name, shown, options)
-        return {"reports": [report], "troubles": []}
-    found = attentions(module)
-    if not found:
-        raise RegardError(
-            f"{shown} holds no class or function with a softmax; check takes attention.\n"
-            f"    Say what to check: regard check {shown}:NAME"
-        )
-    if len(found) == 1:
-        [(name, thing)] = found.items()
-        return {"reports": [_report(thing, name, shown, options)], "troubles": []}
-    reports, troubles = _each(list(found.items()), path, shown, options, clock)
-    return {"reports": reports, "troubles": troubles}
-
-
-def _notebook(
-    path: Path, shown: str, name: str | None, options: dict[str, Any], clock: _Clock
-) -> dict[str, Any]:
-    cells = read_cells(path)
-    module = namespace(f"{path.stem} (checked)", cells)  # torch.ipynb is no torch
-    sys.path.append(str(path.parent))  # a file called types.py hides no module of Python's
-    troubles: list[str] = []
-    replaced: list[tuple[str, Any]] = []  # a class that a later cell writes anew is checked too
-    for cell in cells:
-        before = attentions(module)
-        try:
-            with clock.share():
-                run_cell(cell, module)
-        except BaseException as error:  # noqa: BLE001  # the next cells may do without it
-            troubles.append(_told(error, path, shown))
-        after = vars(module)
-        replaced += [item for item in before.items() if after.get(item[0]) is not item[1]]
-    if name is not None:
-        report = _report(named(module, name, shown), name, shown, options)
-        return {"reports": [report], "troubles": []}
-    found = [*replaced, *attentions(module).items()]
-    reports, others = _each(found, path, shown, options, clock)
-    troubles += others
-    own = None
-    try:
-        with clock.share():
-            own = report_of_cells(path.name, cells, module)
-    except BaseException as error:  # noqa: BLE001  # the classes are checked all the same
-        troubles.append(_told(error, path, shown))
-    if own is not None and (own.faults or own.ok or not reports):
-        reports.insert(0, _data(own))
-    if not reports and not troubles:
-        raise RegardError(
+def _nothing(shown: str, *, is_notebook: bool) -> str:
+    if is_notebook:
+        return (
             f"{shown} holds no attention; check looks at classes, functions and cells with a "
             "softmax.\n    Define one, or make one: layer = SelfAttention(16, 4)"
         )
-    return {"reports": reports, "troubles": troubles}
+    return (
+        f"{shown} holds no class or function with a softmax; check takes attention.\n"
+        f"    Say what to check: regard check {shown}:NAME"
+    )
+
+
+def _imported(path: Path) -> tuple[Any, list[tuple[str, Any]]]:
+    module = imported(path)
+    return module, list(attentions(module).items())
+
+
+def _ran(cells: list[Cell], parts: _Parts) -> tuple[Any, list[tuple[str, Any]]]:
+    """Run the cells, and return their namespace and all attentions that stood in it."""
+    path = parts.path
+    module = namespace(f"{path.stem} (checked)", cells)  # torch.ipynb is no torch
+    sys.path.append(str(path.parent))  # a file called types.py hides no module of Python's
+    replaced: list[tuple[str, Any]] = []  # a class that a later cell writes anew is checked too
+    for cell in cells:
+        before = attentions(module)
+        with parts.one():
+            run_cell(cell, module)
+        after = vars(module)
+        replaced += [item for item in before.items() if after.get(item[0]) is not item[1]]
+    return module, [*replaced, *attentions(module).items()]
 
 
 def _each(
-    found: list[tuple[str, Any]], path: Path, shown: str, options: dict[str, Any], clock: _Clock
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return a report on each, and a sentence on each that gave none."""
+    found: list[tuple[str, Any]], options: dict[str, Any], parts: _Parts
+) -> list[dict[str, Any]]:
+    """Return a report on each; what gives none is a trouble."""
     fitting = [fitting_options(thing, options) for _, thing in found]
     used = {key for each in fitting for key in each}
     reports: list[dict[str, Any]] = []
-    troubles: list[str] = []
     for (name, thing), own in zip(found, fitting, strict=True):
         own |= {key: value for key, value in options.items() if key not in used}  # to be refused
-        try:
-            with clock.share():
-                reports.append(_report(thing, name, shown, own))
-        except BaseException as error:  # noqa: BLE001  # the others are checked all the same
-            troubles.append(_told(error, path, shown))
-    return reports, troubles
+        with parts.one():
+            reports.append(_report(thing, name, parts.shown, own))
+    return reports
 
 
 def _report(thing: Any, name: str, shown: str, options: dict[str, Any]) -> dict[str, Any]:
