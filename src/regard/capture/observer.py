@@ -6,14 +6,26 @@ from contextlib import contextmanager
 from functools import cache
 from inspect import getattr_static
 from os import PathLike
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
+from regard.capture.distribution import (
+    GATHERED,
+    Distribution,
+    is_dtensor,
+    is_waiting,
+    local_tensor,
+    microbatch,
+    stage_of,
+)
 from regard.capture.flex_calls import FLEX_ATTENTION, FlexCalls
 from regard.capture.fused_calls import NESTED, FusedCall, fused_call
 from regard.capture.handwritten import Handwritten
+from regard.capture.provenance import storage_key
 from regard.capture.recorded_values import TakeValue
 from regard.capture.recorder import Recorder
 from regard.capture.selection import Selection
@@ -23,14 +35,27 @@ from regard.matrix.attention_matrix import AttentionMatrix
 from regard.matrix.linear_map import LinearMap, watched_products
 from regard.recording.recording import Recording
 from regard.reductions.reduction import Reduction
-from regard.tracing.tracer import Listener, Operation, Tracer, apart, in_backward, module_names
+from regard.tracing.operations import PRODUCTS, SOFTMAXES
+from regard.tracing.tracer import (
+    Listener,
+    Operation,
+    Tracer,
+    apart,
+    class_name,
+    in_backward,
+    module_names,
+    unwrapped,
+)
+
+if TYPE_CHECKING:
+    from torch.distributed.pipelining import PipelineStage
 
 __all__ = ["observe"]
 
 
 @contextmanager
 def observe(
-    model: nn.Module,
+    model: "nn.Module | PipelineStage",
     *,
     layers: Iterable[str | int] | None = None,
     heads: Iterable[int] | slice | None = None,
@@ -59,7 +84,8 @@ def observe(
     runs is not seen.
 
     Args:
-        model: any module: Hugging Face with any ``attn_implementation``, timm, your own.
+        model: any module: Hugging Face with any ``attn_implementation``, timm, your own. Or the
+            stage of a pipeline.
         layers: which to keep: names of modules, or places in the order they run; all when left out.
         heads: which to keep: indices or a slice; all when left out.
         queries: which to keep, a slice of positions, ``slice(-64, None)``; all when left out.
@@ -95,12 +121,13 @@ def observe(
         >>> list(seen)
         ['1']
     """
-    modules = _modules_of(model)
-    seen = Recording({}, model=type(model).__name__)
+    model, modules, distribution = _parts_of(model, layers)
+    seen = Recording({}, model=class_name(model))
+    seen.shard = None if distribution is None else distribution.shard
     wanted = Selection.of(
         layers=layers, heads=heads, queries=queries, keep=keep, device=device, modules=modules
     )
-    keeper = Recorder(seen, wanted, path, progress)
+    keeper = Recorder(seen, wanted, path, progress, distribution)
     compiled = _compiled_parts(modules)
     watch = _Watch(model, keeper, has_compiled_parts=bool(compiled))
     # Parameters that autocast rounded before the block would not be known as parameters.
@@ -123,12 +150,28 @@ def observe(
     problem = keeper.problems.error()
     if problem is not None and (strict or keeper.problems.are_fatal or not seen.layers):
         raise problem
-    if not seen.layers:
+    if not (seen.layers or keeper.without):
         raise watch.absence.error()
     if problem is not None:
         warnings.warn(f"{problem}\n    seen.refused has every reason.", stacklevel=3)
     keeper.warn(stacklevel=3)
     watch.absence.warn()
+
+
+def _parts_of(
+    given: object, layers: object
+) -> tuple[nn.Module, dict[str, nn.Module], Distribution | None]:
+    """Return a model without wrappers, its modules by name, and how it is distributed."""
+    stage = stage_of(given)
+    if stage is not None and layers is not None:
+        raise ValueError(
+            "layers is given for the stage of a pipeline; a stage does not know which layers run "
+            "before its own.\n    Leave it out, and choose from the merged recording."
+        )
+    wrapped = given if stage is None else stage.submod
+    modules = _modules_of(wrapped)
+    model = cast(nn.Module, wrapped)
+    return unwrapped(model), modules, Distribution.of(model, modules, stage)
 
 
 def _modules_of(model: object) -> dict[str, nn.Module]:
@@ -183,11 +226,13 @@ class _Watch:
 
     def __init__(self, model: nn.Module, keeper: Recorder, *, has_compiled_parts: bool) -> None:
         self._has_compiled_parts = has_compiled_parts
-        self._root = type(model).__name__
+        self._root = class_name(model)
         self._keeper = keeper
         self._flex = FlexCalls()
         self.saw_flex_attention = False
         self._padded_to: dict[tuple[int, ...], int] = {}
+        self._has_processes = dist.is_available() and dist.is_initialized()
+        self._dtensor_products: set[str] = set()  # modules with a product of two activations
         self._multiplying = False
         self.absence = Absence(model)
         handwritten = Handwritten(model, self._take_handwritten, self._refuse, self.absence)
@@ -211,6 +256,11 @@ class _Watch:
         def tell(operation: Operation) -> None:
             self._keeper.gradients = torch.is_grad_enabled()
             try:
+                if self._has_processes:
+                    here = self._of_this_process(operation)
+                    if here is None:
+                        return
+                    operation = here
                 if self._keeper.gradients:
                     self._keeper.graph.note(operation)
                 if not (self._has_compiled_parts and operation.is_in_compiled_part()):
@@ -219,6 +269,37 @@ class _Watch:
                 self._fail(operation.module() or self._root, cause, operation)
 
         return tell
+
+    def _of_this_process(self, operation: Operation) -> Operation | None:
+        """Return an operation on ordinary tensors; None if there is nothing to record."""
+        number = microbatch()
+        if number is None:
+            return None
+        self._keeper.microbatches = max(self._keeper.microbatches, number + 1)
+        tensors = list(tensors_in(operation.args))
+        if any(map(is_dtensor, tensors)):
+            self._of_dtensors(operation)
+            return None
+        if any(map(is_waiting, tensors)):
+            return operation._replace(args=tree_map(_waited, operation.args))
+        return operation
+
+    def _of_dtensors(self, operation: Operation) -> None:
+        """Refuse attention whose query and key are DTensors; their projections may be."""
+        self.absence.note_product(operation)
+        name = operation.module()
+        if name is None:
+            return
+        if operation.func in SOFTMAXES and name in self._dtensor_products:
+            self._refuse(name, GATHERED, operation.place())
+        elif operation.func in PRODUCTS:
+            module = cast(nn.Module, operation.innermost())
+            own = {storage_key(local_tensor(weight)) for weight in module.parameters(recurse=False)}
+            factors = {storage_key(local_tensor(each)) for each in tensors_in(operation.args)}
+            if not own & factors:
+                self._dtensor_products.add(name)
+        elif fused_call(operation.func) is not None or operation.func is FLEX_ATTENTION:
+            self._refuse(name, GATHERED, operation.place())
 
     def _other(self, operation: Operation) -> None:
         call = fused_call(operation.func)
@@ -350,6 +431,11 @@ def _is_empty(output: object) -> bool:
     """Return True if an operation gave nothing: there were no tokens, or no texts."""
     first = next(tensors_in((output,)), None)
     return first is not None and not first.is_nested and not first.numel()
+
+
+def _waited(value: object) -> object:
+    """Return the tensor that the result of a collective operation stands for."""
+    return cast(Any, value).trigger_wait() if is_waiting(value) else value
 
 
 def _in_turn(first: Listener, second: Listener) -> Listener:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.capture.call_group import CallGroup, ask, queries_kept
+from regard.capture.distribution import Distribution
 from regard.capture.generation import Run, Runs
 from regard.capture.gradients import GraphTensors, is_checkpointed_without_graph
 from regard.capture.merging import Copies
@@ -52,8 +53,11 @@ class Recorder:
         wanted: what to keep; all of query and key when left out.
         path: of a file to keep it in; in memory when left out.
         progress: called with how many attentions it was given, after each.
+        distribution: what part of the model this process has; all of it when left out.
 
     Attributes:
+        microbatches: how many calls of a pipeline stage are one batch.
+        without: the layers of which this process has none of the chosen heads.
         problems: why not all that was wanted is kept; all known when the keeper has been closed.
         gradients: whether the operation that is told of runs with gradients; whoever calls ``take``
             sets it.
@@ -71,6 +75,7 @@ class Recorder:
         wanted: Selection | None = None,
         path: str | os.PathLike[str] | None = None,
         progress: Callable[[int], None] | None = None,
+        distribution: Distribution | None = None,
     ) -> None:
         check_progress(progress, "one number")
         self.problems = Problems()
@@ -80,6 +85,11 @@ class Recorder:
         self._seen = seen
         self._wanted = wanted or Selection()
         self._path = None if path is None else check_path(path)
+        if self._path is not None and seen.shard is not None:
+            self._path = seen.shard.file(self._path)
+        self._distribution = distribution
+        self.microbatches = 1
+        self.without: dict[str, None] = {}
         self._writer = None if self._path is None else Writer(self._path)
         self._tensor_copies = TensorCopies(
             self._wanted.device, None if self._path is None else self._path.parent
@@ -167,12 +177,15 @@ class Recorder:
             return None
         # Outside inference mode, so that what is kept can meet autograd later.
         with torch.inference_mode(False), torch.set_grad_enabled(gradients):
-            whole, heads = unrepeated(matrix), self._wanted.head_indices(matrix)
+            whole = unrepeated(matrix)
+            heads, numbers = self._chosen_heads(name, whole)
+            if heads == []:
+                self.without[name] = None
+                return None
             part = whole if heads is None else some_heads(whole, heads)
         with torch.inference_mode(False), torch.no_grad():
-            if self._wanted.names is not None or heads is not None:
-                origin = Origin(place, None if heads is None else tuple(heads))
-                self._origins[name] = origin
+            if self._wanted.names is not None or numbers is not None:
+                self._origins[name] = Origin(place, numbers)
             try:
                 if isinstance(part.source, QueryKeyScores):
                     values = self._take(name, part, part.source, gradients=gradients)
@@ -187,6 +200,25 @@ class Recorder:
         num_heads = whole.shape[-3] if whole.ndim > 2 else 1
         take = partial(self._take_value, values, num_heads, group, heads)
         return partial(take, gradients=gradients)
+
+    def _chosen_heads(
+        self, name: str, matrix: AttentionMatrix
+    ) -> tuple[list[int] | None, tuple[int, ...] | None]:
+        """Return which heads to keep, and their numbers in the model; None: all.
+
+        Raises:
+            ValueError: the model has no such heads, or it cannot be told which this process has.
+        """
+        num_heads = matrix.shape[-3] if len(matrix.shape) > 2 else 1
+        own = None if self._distribution is None else self._distribution.heads(name, matrix)
+        if own is None or self._distribution is None:
+            heads = self._wanted.head_indices(num_heads)
+            return heads, None if heads is None else tuple(heads)
+        ranks = self._distribution.shard.heads[1]
+        wanted = self._wanted.head_indices(num_heads * ranks)
+        numbers = [head for head in own if wanted is None or head in wanted]
+        heads = [head - own.start for head in numbers]
+        return None if len(heads) == num_heads else heads, tuple(numbers)
 
     def _show_graph(self, layer: str, part: AttentionMatrix) -> None:
         """Let gradients flow through a layer whose first call has just been added."""
@@ -245,8 +277,11 @@ class Recorder:
                 "    Generate under torch.no_grad(), or run the model once on the whole text.",
                 stacklevel=5,
             )
+        if self._seen.shard is not None:
+            counts = {"microbatches": self.microbatches, "without": tuple(self.without)}
+            self._seen.shard = self._seen.shard._replace(**counts)
         complete = not self._gave_up and self._has_wanted()
-        if self._writer is not None and complete and self._seen.layers:
+        if self._writer is not None and complete and (self._seen.layers or self.without):
             self._write(self._writer)
         elif self._writer is not None:
             self._writer.abandon()
@@ -362,7 +397,7 @@ class Recorder:
     def _has_wanted(self) -> bool:
         """Return True if the layers and queries that were wanted ran; what did not is a problem."""
         text = self._wanted.missing(
-            list(self._places), any_kept=bool(self._seen.layers or self.problems)
+            list(self._places), any_kept=bool(self._seen.layers or self.problems or self.without)
         )
         if text is not None:
             self.problems.add_text(text)
@@ -391,6 +426,7 @@ class Recorder:
                 query_tokens=seen.query_tokens,
                 key_tokens=seen.key_tokens,
                 refused=seen.refused,
+                shard=seen.shard,
             )
             for layer in read(writer.path).layers:
                 self._seen.put(layer)

@@ -8,7 +8,6 @@ from typing import Literal, SupportsIndex, cast
 import torch
 
 from regard.errors import check_whole, count_text, kind_text
-from regard.matrix.attention_matrix import AttentionMatrix
 from regard.reductions.reduction import Reduction, check_reductions
 
 __all__ = ["Selection"]
@@ -83,15 +82,14 @@ class Selection:
             return True
         return name in self.names or place in self.places
 
-    def head_indices(self, matrix: AttentionMatrix) -> list[int] | None:
-        """Return which heads of an attention are wanted; None: all, as they are.
+    def head_indices(self, num_heads: int) -> list[int] | None:
+        """Return which of so many heads are wanted; None: all, as they are.
 
         Raises:
             ValueError: it does not have them.
         """
         if self.heads is None:
             return None
-        num_heads = matrix.shape[-3] if len(matrix.shape) > 2 else 1
         known = list(range(num_heads))
         if isinstance(self.heads, slice):
             chosen = known[self.heads]

@@ -27,6 +27,7 @@ from regard.recording.file_format import (
 )
 from regard.recording.file_writer import FORMAT, KEY
 from regard.recording.layers import Answers, Layer, Origin, Queries, Refusal
+from regard.recording.shard import AXES, Shard
 from regard.recording.tensor_file import DamagedError, TensorFile
 from regard.reductions.top_k import Top
 from regard.scores.given_scores import GivenScores
@@ -39,6 +40,7 @@ Content = TypeVar("Content")
 
 _FORMATS = range(1, FORMAT + 1)
 _MOST_AXES = 16
+_MOST_PARTS = 2**16
 _TOLD = 200
 _LONGEST = 2**40
 _KEPT_BYTES = 2**30  # of numbers that were read last
@@ -65,11 +67,12 @@ class Stored:
         key_tokens: one token for each key; None when not known.
         layers: with functions that read their numbers.
         refused: the modules whose attention was not recorded; older files have none.
+        shard: the place in a distributed run; None if it is the whole.
         has_checksums: whether damage to any number is noticed; files of format 1 have none.
 
     Example:
         >>> from regard.recording.file_reader import Stored
-        >>> Stored("Tiny", None, None, (), (), has_checksums=True).model
+        >>> Stored("Tiny", None, None, (), (), None, has_checksums=True).model
         'Tiny'
     """
 
@@ -78,6 +81,7 @@ class Stored:
     key_tokens: tuple[Token, ...] | None
     layers: tuple[Layer, ...]
     refused: tuple[Refusal, ...]
+    shard: Shard | None
     has_checksums: bool
 
 
@@ -121,7 +125,9 @@ def read(path: str | os.PathLike[str]) -> Stored:
         for layer in layers:
             layer.check_tokens(queries, keys)
         refused = tuple(map(_refusal, about.get("refused", [])))
-        return Stored(str(about["model"]), queries, keys, layers, refused, file.has_checksums)
+        shard = _shard(about.get("shard"))
+        model, is_checked = str(about["model"]), file.has_checksums
+        return Stored(model, queries, keys, layers, refused, shard, is_checked)
     except _WRONG as error:
         raise _damaged(path, _reason(error)) from error
 
@@ -131,6 +137,26 @@ def _refusal(plain: Any) -> Refusal:
     if not (isinstance(module, str) and isinstance(reason, str)):
         raise TypeError("a refusal that is no text")
     return Refusal(module, None if line is None else str(line), reason)
+
+
+def _shard(plain: Any) -> Shard | None:
+    if plain is None:
+        return None
+    if not isinstance(plain["run"], str) or not all(type(x) is str for x in plain["without"]):
+        raise TypeError("a place in a distributed run that is no text")
+    axes: dict[str, tuple[int, int]] = {}
+    for axis in AXES:
+        at, count = map(_whole_number, plain[axis])
+        if at >= count or count > _MOST_PARTS:
+            raise ValueError(f"part {at} of {count} of its {axis}")
+        axes[axis] = at, count
+    rank, world_size, microbatches = (
+        _whole_number(plain[name]) for name in ("rank", "world_size", "microbatches")
+    )
+    layers, batch, heads = (axes[axis] for axis in AXES)
+    without = tuple(plain["without"])
+    axes_and_more = layers, batch, heads, max(1, microbatches), without
+    return Shard(plain["run"], rank, world_size, *axes_and_more)
 
 
 def verify(

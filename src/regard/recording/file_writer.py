@@ -27,6 +27,7 @@ from regard.recording.file_format import (
     wrong_numbers,
 )
 from regard.recording.layers import Layer, Refusal
+from regard.recording.shard import Shard
 from regard.recording.tensor_file import DTYPES, checksum, packed_header
 from regard.recording.version import version
 from regard.text.tokens import Token, as_tokens
@@ -149,6 +150,7 @@ class Writer:
         query_tokens: Iterable[Token] | None = None,
         key_tokens: Iterable[Token] | None = None,
         refused: Iterable[Refusal] = (),
+        shard: Shard | None = None,
     ) -> None:
         """Write what is known of all layers, and give the file its name.
 
@@ -157,6 +159,7 @@ class Writer:
             query_tokens: one token for each query.
             key_tokens: one token for each key.
             refused: the modules whose attention was not recorded.
+            shard: the place of the recording in a distributed run.
 
         Raises:
             RegardError: the disk is full; the partial file is gone then.
@@ -169,6 +172,7 @@ class Writer:
             "query_tokens": _plain_tokens("query_tokens", query_tokens),
             "key_tokens": _plain_tokens("key_tokens", key_tokens),
             "refused": list(refused),
+            **({} if shard is None else {"shard": shard._asdict()}),
             "layers": self._layers,
         }
         try:
@@ -250,6 +254,7 @@ def write(
     query_tokens: Iterable[Token] | None = None,
     key_tokens: Iterable[Token] | None = None,
     refused: Iterable[Refusal] = (),
+    shard: Shard | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Write a recording as one file; see ``Writer``.
@@ -261,6 +266,7 @@ def write(
         query_tokens: one token for each query.
         key_tokens: one token for each key.
         refused: the modules whose attention was not recorded.
+        shard: the place of the recording in a distributed run.
         progress: called with the layers written and the layers in all.
 
     Raises:
@@ -286,7 +292,11 @@ def write(
             if progress is not None:
                 progress(done, len(layers))
         writer.finish(
-            model=model, query_tokens=query_tokens, key_tokens=key_tokens, refused=refused
+            model=model,
+            query_tokens=query_tokens,
+            key_tokens=key_tokens,
+            refused=refused,
+            shard=shard,
         )
     except BaseException:
         writer.abandon()

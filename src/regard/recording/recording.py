@@ -1,17 +1,18 @@
 """Recordings of models: one attention matrix for each attention that ran."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
 
-from regard.errors import is_whole
+from regard.errors import RegardError, check_path, is_whole
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.matrix.notebook_hook import notebook_bundle
 from regard.matrix.rollouts import Rollout
 from regard.recording.file_writer import write
+from regard.recording.joining import Piece, joined
 from regard.recording.layers import (
     Answers,
     InMemory,
@@ -23,6 +24,7 @@ from regard.recording.layers import (
     reduce_all,
     tokens_of_rows,
 )
+from regard.recording.shard import Shard
 from regard.recording.text_match import rollout_of_text
 from regard.reductions.reduction import Reduction
 from regard.reductions.row_statistics import Entropy
@@ -31,7 +33,7 @@ from regard.reductions.top_k import Top, TopK
 from regard.text.escaping import visible
 from regard.text.tokens import Token, as_tokens
 
-__all__ = ["Recording", "Refusal"]
+__all__ = ["Recording", "Refusal", "merged"]
 
 
 class Recording(Mapping[str, AttentionMatrix]):
@@ -49,6 +51,7 @@ class Recording(Mapping[str, AttentionMatrix]):
         query_tokens: one token for each query of the matrices; None when not known.
         key_tokens: one token for each key; None when not known.
         refused: the modules whose attention ran and was not recorded, each with line and reason.
+        shard: the place of this recording in a distributed run; None if it is the whole.
 
     Example:
         >>> import torch, regard, regard.nn
@@ -69,6 +72,7 @@ class Recording(Mapping[str, AttentionMatrix]):
     ) -> None:
         self._layers: dict[str, Layer] = {}
         self.refused: list[Refusal] = []
+        self.shard: Shard | None = None
         self.model = model
         self.query_tokens = as_tokens("query_tokens", query_tokens)
         self.key_tokens = as_tokens("key_tokens", key_tokens) or self.query_tokens
@@ -113,6 +117,26 @@ class Recording(Mapping[str, AttentionMatrix]):
             "pickle has a Recording; a recording is saved as a file that runs no code.\n"
             '    Use seen.save("run.safetensors") and regard.load("run.safetensors").'
         )
+
+    @staticmethod
+    def merge(parts: "Iterable[Recording]") -> "Recording":
+        """Return one recording of what the processes of a distributed run have recorded.
+
+        Heads, rows of the batch and layers are joined in the order of the processes.
+
+        Args:
+            parts: the recording of each process, in any order.
+
+        Raises:
+            RegardError: a part is missing, there twice, of another run, or does not fit the others.
+
+        Example:
+            The processes have saved their parts with ``seen.save("run")``::
+
+                regard.load("run")
+        """
+        recordings = tuple(parts)
+        return merged(recordings, [_rank_of(each, at) for at, each in enumerate(recordings)])
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -224,7 +248,7 @@ class Recording(Mapping[str, AttentionMatrix]):
         """Return a recording of the same model."""
         tokens = {"query_tokens": query_tokens, "key_tokens": key_tokens}
         same = Recording({}, model=self.model, **tokens)
-        same.refused = list(self.refused)
+        same.refused, same.shard = list(self.refused), self.shard
         for layer in layers:
             same.put(layer)
         return same
@@ -272,7 +296,9 @@ class Recording(Mapping[str, AttentionMatrix]):
             torch.Size([1, 2, 5, 5])
         """
         entries = (layer.entry(index) for layer in self.layers)
-        return self._with(entries, self.query_tokens, self.key_tokens)
+        one = self._with(entries, self.query_tokens, self.key_tokens)
+        one.shard = None
+        return one
 
     def reduce(
         self, *reductions: Reduction, progress: Callable[[int, int], None] | None = None
@@ -332,7 +358,8 @@ class Recording(Mapping[str, AttentionMatrix]):
         nothing else.
 
         Args:
-            path: of the file, ``run.safetensors``; its folder exists.
+            path: of the file, ``run.safetensors``; its folder exists. For a part of a distributed
+                run, of a folder, in which each process has a file.
             progress: called with the layers written and the layers in all.
 
         Raises:
@@ -347,12 +374,13 @@ class Recording(Mapping[str, AttentionMatrix]):
             'Tiny'
         """
         write(
-            path,
+            path if self.shard is None else self.shard.file(check_path(path)),
             self.layers,
             model=self.model,
             query_tokens=self.query_tokens,
             key_tokens=self.key_tokens,
             refused=self.refused,
+            shard=self.shard,
             progress=progress,
         )
 
@@ -360,3 +388,34 @@ class Recording(Mapping[str, AttentionMatrix]):
         """Return where the tokens of the last layer come from; see ``rollout``."""
         layers = {layer.name: layer.whole() for layer in self.layers}
         return rollout_of_text(layers, self.query_tokens, self.key_tokens, residual)
+
+
+def _rank_of(recording: Recording, place: int) -> str:
+    return f"recording {place}" if recording.shard is None else f"rank {recording.shard.rank}"
+
+
+def merged(recordings: Sequence[Recording], names: Sequence[str]) -> Recording:
+    """Return one recording of the parts of a distributed run; see ``Recording.merge``.
+
+    Args:
+        recordings: the parts.
+        names: of the parts, for errors.
+    """
+    both = zip(names, recordings, strict=True)
+    pieces = [Piece(name, each.shard, each.layers, tuple(each.refused)) for name, each in both]
+    layers, refused = joined(pieces)
+    first = recordings[0]
+    for name, other in zip(names, recordings, strict=True):
+        for tokens in ("query_tokens", "key_tokens"):
+            if getattr(other, tokens) != getattr(first, tokens):
+                raise RegardError(
+                    f"{name} has other {tokens} than {names[0]}; a recording has one text.\n"
+                    "    Look at each alone, or set them to None before they are saved."
+                )
+    whole = Recording(
+        {}, model=first.model, query_tokens=first.query_tokens, key_tokens=first.key_tokens
+    )
+    whole.refused = refused
+    for layer in layers:
+        whole.put(layer)
+    return whole

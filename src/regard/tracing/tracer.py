@@ -39,7 +39,17 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Caller", "Listener", "Operation", "Tracer", "apart", "in_backward", "module_names"]
+__all__ = [
+    "Caller",
+    "Listener",
+    "Operation",
+    "Tracer",
+    "apart",
+    "class_name",
+    "in_backward",
+    "module_names",
+    "unwrapped",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,9 +396,55 @@ def _without_function_modes() -> Generator[None, None, None]:
 
 
 def module_names(model: nn.Module) -> dict[str, nn.Module]:
-    """Return every module once, by its name; the model itself by its class's."""
+    """Return every module once, by its name; the model itself by its class's.
+
+    Names are those of the model without wrappers: a module that DistributedDataParallel, FSDP or
+    checkpoint_wrapper holds has the name of its wrapper.
+    """
     named = cast("dict[str, nn.Module]", dict(cast(Any, model.named_modules())))
-    return {name or type(model).__name__: module for name, module in named.items()}
+    names: dict[str, str] = {}
+    for path, module in named.items():
+        outer, _, own = path.rpartition(".")
+        wrapped = bool(path) and _wrapped(named[outer]) is module
+        names[path] = names[outer] if wrapped else f"{names.get(outer, '')}.{own}".strip(".")
+    root = class_name(unwrapped(model))
+    return {names[path] or root: module for path, module in named.items()}
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model itself, without the wrappers of DDP, FSDP and checkpoints.
+
+    Example:
+        >>> from torch import nn
+        >>> from regard.tracing.tracer import unwrapped
+        >>> unwrapped(nn.Linear(2, 2))
+        Linear(in_features=2, out_features=2, bias=True)
+    """
+    inner = _wrapped(model)
+    return model if inner is None else unwrapped(inner)
+
+
+def class_name(model: nn.Module) -> str:
+    """Return the name of a model's class, also where fully_shard has put its own before it.
+
+    Example:
+        >>> from torch import nn
+        >>> from regard.tracing.tracer import class_name
+        >>> class_name(nn.Linear(2, 2))
+        'Linear'
+    """
+    kind = type(model)
+    first = kind.__bases__[0]
+    is_sharded = first.__name__ == "FSDPModule" and first.__module__.startswith("torch.")
+    return kind.__bases__[-1].__name__ if is_sharded else kind.__name__
+
+
+def _wrapped(module: nn.Module) -> nn.Module | None:
+    """Return the module that a wrapper of PyTorch holds; None if this is no wrapper."""
+    if isinstance(module, nn.parallel.DistributedDataParallel):
+        return cast(nn.Module, module.module)
+    inside = dict(module.named_children())
+    return next((inside[name] for name in _WRAPPED if name in inside), None)
 
 
 def in_backward() -> bool:
@@ -400,6 +456,7 @@ def _folder(module: object) -> str:
     return str(Path(cast(Any, module).__file__).parent)
 
 
+_WRAPPED = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _HANDLER = Tracer.__torch_dispatch__.__code__
 _KNOWN = "torch 2.13"
 # The place of installed packages lies inside that of Python's own library.

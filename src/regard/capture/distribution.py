@@ -1,0 +1,304 @@
+"""What part of a distributed model this process has, as the model itself shows.
+
+Nothing here waits for another process. Tensor parallel shows in parameters that are DTensors, data
+parallel in wrappers, a pipeline in its stage.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from secrets import token_hex
+from typing import Any, cast
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from regard.errors import RegardError
+from regard.matrix.attention_matrix import AttentionMatrix
+from regard.recording.shard import Shard
+from regard.scores.query_key import QueryKeyScores
+from regard.tracing.tracer import unwrapped
+
+__all__ = [
+    "GATHERED",
+    "Distribution",
+    "is_dtensor",
+    "is_waiting",
+    "local_tensor",
+    "microbatch",
+    "stage_of",
+]
+
+_BLOCKS: Counter[int | None] = Counter()  # of observe so far, for each stage of a pipeline
+
+GATHERED = (
+    "its query and key are split over processes as DTensors.\n"
+    "    Give the attention ordinary tensors: use_local_output=True for tensor parallel, and no "
+    "context parallel."
+)
+
+
+class Distribution:
+    """The heads, texts and layers that this process has.
+
+    Args:
+        modules: of the model, by name.
+        wrappers: the modules of the model, wrappers included.
+        stage: of a pipeline; None outside one.
+
+    Attributes:
+        shard: the place of what this process records.
+
+    Raises:
+        RegardError: the model is distributed in a way in which its parts cannot be told.
+    """
+
+    def __init__(
+        self, modules: Mapping[str, nn.Module], wrappers: Iterator[nn.Module], stage: Any
+    ) -> None:
+        self._modules = modules
+        data = _data_ranks(list(wrappers))
+        self._data = set(data)
+        split = {ranks for weight in self._weights() if (ranks := self._head_ranks(weight))}
+        if len(split) > 1:
+            raise _refusal("parameters are split over several groups of processes")
+        self._heads = next(iter(split), ())
+        rank = dist.get_rank()
+        number: int | None = None
+        stage_place = 0, 1
+        if stage is not None:
+            stage_place = number, _ = int(stage.stage_index), int(stage.num_stages)
+        self.shard = Shard(
+            "",
+            rank,
+            dist.get_world_size(),
+            stage_place,
+            (data.index(rank), len(data)) if data else (0, 1),
+            (self._heads.index(rank), len(self._heads)) if self._heads else (0, 1),
+        )
+        if self.shard.counts != (1, 1, 1):
+            kind = "model" if number is None else "pipeline"
+            self.shard = self.shard._replace(run=f"{_job()}.{kind}.{_BLOCKS[number]}")
+            _BLOCKS[number] += 1
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, modules: Mapping[str, nn.Module], stage: Any
+    ) -> "Distribution | None":
+        """Return how a model is distributed; None if this process has all of it.
+
+        Args:
+            model: with its wrappers.
+            modules: by name, without wrappers.
+            stage: of a pipeline; None outside one.
+        """
+        for module in model.modules():
+            _check_known(module)
+        if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+            return None
+        inner = unwrapped(model)
+        if [name for name, _ in inner.named_children()] == ["module"]:
+            raise _refusal(f"{type(inner).__name__} is a wrapper that regard does not know")
+        found = cls(modules, model.modules(), stage)
+        return None if found.shard.counts == (1, 1, 1) else found
+
+    def heads(self, name: str, matrix: AttentionMatrix) -> range | None:
+        """Return which of the model's heads an attention has; None: all of them.
+
+        Heads are split where the projection of the query is: a parameter whose rows are those of
+        the heads of all processes. The projection is looked for in the module, then around it.
+
+        Args:
+            name: of the module.
+            matrix: with keys that are not repeated for the heads that share them.
+
+        Raises:
+            ValueError: that cannot be told.
+        """
+        rank, ranks = self.shard.heads
+        source = matrix.source
+        if ranks == 1:
+            return None
+        if isinstance(source, QueryKeyScores):
+            num_heads, dim = matrix.shape[-3] if matrix.ndim > 2 else 1, source.query.shape[-1]
+            own, packed = num_heads * dim, (num_heads + 2 * num_heads // source.group) * dim
+            for module in self._around(name):
+                weights = [weight for weight in module.parameters() if weight.ndim == 2]
+                split = {weight.shape[0] for weight in weights if self._is_split(weight)}
+                whole = {n for weight in weights if not is_dtensor(weight) for n in weight.shape}
+                if packed * ranks in split:
+                    raise ValueError(_PACKED)
+                if own * ranks in split:
+                    return range(rank * num_heads, (rank + 1) * num_heads)
+                if whole & {own, packed}:
+                    return None
+        raise ValueError(_UNKNOWN.format(ranks))
+
+    def _around(self, name: str) -> Iterator[nn.Module]:
+        """Yield the module of an attention and those around it, the innermost first."""
+        while name:
+            if name in self._modules:
+                yield self._modules[name]
+            name = name.rpartition(".")[0]
+
+    def _weights(self) -> Iterator[Tensor]:
+        for module in self._modules.values():
+            yield from module.parameters(recurse=False)
+
+    def _head_ranks(self, weight: Tensor) -> tuple[int, ...] | None:
+        """Return the processes over which a parameter is split, those of its batch left out."""
+        if not is_dtensor(weight):
+            return None
+        groups = [ranks for ranks, _ in self._mesh_axes(weight)]
+        if len(groups) > 1:
+            raise _refusal("parameters are split along several axes of a mesh")
+        return groups[0] if groups else None
+
+    def _is_split(self, weight: Tensor) -> bool:
+        """Return True if the rows of a parameter are split as the heads are."""
+        return is_dtensor(weight) and any(
+            ranks == self._heads and placement.is_shard(0)
+            for ranks, placement in self._mesh_axes(weight)
+        )
+
+    def _mesh_axes(self, weight: Tensor) -> Iterator[tuple[tuple[int, ...], Any]]:
+        """Yield the processes of each axis of a parameter's mesh, and its placement there."""
+        mesh = cast(Any, weight).device_mesh
+        for axis, placement in enumerate(cast(Any, weight).placements):
+            ranks = tuple(dist.get_process_group_ranks(mesh.get_group(axis)))
+            if len(ranks) > 1 and not self._data.issuperset(ranks):
+                yield ranks, placement
+
+
+def stage_of(model: object) -> Any:
+    """Return the model as the stage of a pipeline; None if it is none.
+
+    Example:
+        >>> from regard.capture.distribution import stage_of
+        >>> stage_of("no stage") is None
+        True
+    """
+    pipelining = sys.modules.get("torch.distributed.pipelining.stage")
+    known = pipelining is not None and isinstance(model, pipelining._PipelineStageBase)
+    return model if known else None
+
+
+def microbatch() -> int | None:
+    """Return which microbatch of a pipeline this thread runs; 0 outside a pipeline.
+
+    None while a pipeline runs its stage on invented numbers, to learn the shapes.
+    """
+    if "torch.distributed.pipelining.stage" not in sys.modules:
+        return 0
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    is_in_stage = False
+    while frame is not None:
+        if frame.f_code.co_filename.endswith("torch/distributed/pipelining/stage.py"):
+            is_in_stage = True
+            if frame.f_code.co_name == "forward_one_chunk":
+                return int(frame.f_locals["fwd_chunk_id"])
+        frame = frame.f_back
+    return None if is_in_stage else 0
+
+
+def is_dtensor(value: object) -> bool:
+    """Return True for a DTensor; nothing is imported.
+
+    Example:
+        >>> import torch
+        >>> from regard.capture.distribution import is_dtensor
+        >>> is_dtensor(torch.zeros(2))
+        False
+    """
+    tensors = sys.modules.get("torch.distributed.tensor")
+    return tensors is not None and isinstance(value, tensors.DTensor)
+
+
+def is_waiting(value: object) -> bool:
+    """Return True for the result of a collective operation that nobody has waited for.
+
+    Example:
+        >>> import torch
+        >>> from regard.capture.distribution import is_waiting
+        >>> is_waiting(torch.zeros(2))
+        False
+    """
+    collectives = sys.modules.get("torch.distributed._functional_collectives")
+    return collectives is not None and isinstance(value, collectives.AsyncCollectiveTensor)
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """Return the part of a DTensor that this process has; an ordinary tensor as it is.
+
+    Example:
+        >>> import torch
+        >>> from regard.capture.distribution import local_tensor
+        >>> local_tensor(torch.zeros(2))
+        tensor([0., 0.])
+    """
+    return cast(Any, tensor)._local_tensor if is_dtensor(tensor) else tensor
+
+
+def _check_known(module: nn.Module) -> None:
+    """Refuse modules that distribute the model in a way that hides what its parts are."""
+    name = type(module).__name__
+    if isinstance(module, nn.DataParallel):
+        raise _refusal("it has a DataParallel, which runs copies on other threads")
+    if getattr(module, "_fsdp_extension", None) is not None:
+        raise _refusal(f"its {name} is around parameters that are split already")
+    if getattr(module, "_inter_node_pg", None) is not None:
+        raise _refusal(f"its {name} has a hybrid sharding strategy")
+    hooks: Mapping[int, Any] = vars(module)["_forward_pre_hooks"]
+    for hook in hooks.values():
+        name_of_hook = str(getattr(getattr(hook, "func", hook), "__qualname__", ""))
+        if name_of_hook.startswith("_ContextParallel."):
+            raise _refusal(f"its {name} runs under context parallel")
+    is_parallel = getattr(module, "_tp_size", None) not in (None, 1)
+    if is_parallel and not any(map(is_dtensor, module.parameters())):
+        raise _refusal(f"its {name} is tensor parallel without DTensors")
+
+
+def _data_ranks(modules: list[nn.Module]) -> tuple[int, ...]:
+    """Return the processes that share the batch; none where each has all of it."""
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+
+    found: set[tuple[int, ...]] = set()
+    for module in modules:
+        if isinstance(module, nn.parallel.DistributedDataParallel | FullyShardedDataParallel):
+            group = cast(Any, module).process_group
+            found.add(tuple(dist.get_process_group_ranks(group)))
+        elif isinstance(module, FSDPModule):
+            for group in cast(Any, module)._get_fsdp_state()._fsdp_param_groups:
+                found.add(tuple(group.mesh_info.mesh.mesh.flatten().tolist()))
+    found = {ranks for ranks in found if len(ranks) > 1}
+    if len(found) > 1:
+        raise _refusal("modules share the batch over several groups of processes")
+    return next(iter(found), ())
+
+
+def _job() -> str:
+    """Return a name that all processes of this job share.
+
+    The first process that asks the job's store chooses it, and none waits for another.
+    """
+    store: Any = dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
+    return cast(bytes, store.compare_set("regard/run", "", token_hex(8))).decode()
+
+
+def _refusal(what: str) -> RegardError:
+    return RegardError(
+        f"model cannot be recorded in parts: {what}.\n"
+        "    regard knows DDP, FSDP, tensor parallel with DTensors and pipeline stages."
+    )
+
+
+_PACKED = (
+    "its query, key and value come from one parameter that is split over processes, so it cannot "
+    "be told which heads this process has.\n"
+    "    Give query, key and value a projection each."
+)
+_UNKNOWN = (
+    "it cannot be told which of the model's heads this process has: no parameter of its module, "
+    "or of one around it, has the heads of all {} processes.\n"
+    "    Split the projection of the query with ColwiseParallel."
+)

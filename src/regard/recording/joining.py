@@ -1,0 +1,442 @@
+"""Recordings of the parts of a distributed run, joined to the recording of the whole."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import product
+from math import prod
+from typing import Any, Generic, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from regard.errors import RegardError, dtype_text, shape_text
+from regard.masks import Mask
+from regard.masks.recognise import recognised
+from regard.matrix.attention_matrix import AttentionMatrix
+from regard.recording.layers import Answers, InMemory, Layer, Origin, Refusal
+from regard.recording.shard import Shard, place_text
+from regard.reductions.top_k import Top
+from regard.scores.query_key import QueryKeyScores
+from regard.scores.score_source import Scores
+
+__all__ = ["Piece", "joined"]
+
+Content = TypeVar("Content")
+_BATCH, _HEADS = -4, -3  # of a matrix, (batch, num_heads, q_len, kv_len)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The layers that one process recorded.
+
+    Attributes:
+        name: of the process, for errors: ``"rank 1"``.
+        shard: its place; None if it is of no distributed run.
+        layers: what it recorded.
+        refused: what it could not record.
+    """
+
+    name: str
+    shard: Shard | None
+    layers: tuple[Layer, ...]
+    refused: tuple[Refusal, ...] = ()
+
+
+def joined(pieces: Sequence[Piece]) -> tuple[list[Layer], list[Refusal]]:
+    """Return all layers of a distributed run, and all that was refused.
+
+    Raises:
+        RegardError: a piece is missing, of another run, there twice, or does not fit the others.
+    """
+    by_place, counts = _by_place(pieces)
+    stages, batches, heads = map(range, counts)
+    layers: list[Layer] = []
+    owners: dict[str, int] = {}
+    before = 0  # modules with attention in the stages before
+    for stage in stages:
+        rows = [_joined(_HEADS, [by_place[stage, b, h] for h in heads]) for b in batches]
+        whole = _joined(_BATCH, rows)
+        whole = _of_batches(whole, max(_shard(by_place[stage, b, 0]).microbatches for b in batches))
+        for layer in whole:
+            if owners.setdefault(_module(layer.name), stage) != stage:
+                raise RegardError(
+                    f"stages {owners[_module(layer.name)]} and {stage} both have a layer "
+                    f"{layer.name!r}.\n    Give the modules of each stage the names that they have "
+                    "in the whole model."
+                )
+            origin = layer.origin and layer.origin._replace(place=layer.origin.place + before)
+            layers.append(replace(layer, origin=origin))
+        names = {_module(layer.name) for layer in whole}
+        before += len(names | {each.module for each in by_place[stage, 0, 0].refused})
+    calls = Counter(_module(layer.name) for layer in layers)
+    if counts[0] > 1 and len(set(calls.values())) == 1:
+        # All stages ran a batch before any of them ran the next.
+        layers.sort(key=lambda layer: _call(layer.name))
+    refused = {each.module: each for piece in pieces for each in piece.refused}
+    return layers, list(refused.values())
+
+
+def _by_place(
+    pieces: Sequence[Piece],
+) -> tuple[dict[tuple[int, int, int], Piece], tuple[int, int, int]]:
+    """Return the pieces by their places, all of one run, and the number of places on each axis."""
+    if not pieces:
+        raise RegardError("there are no recordings to merge.\n    Pass one for each process.")
+    found: dict[tuple[int, int, int], Piece] = {}
+    first = pieces[0]
+    for piece in pieces:
+        if piece.shard is None:
+            raise RegardError(
+                f"{piece.name} is the recording of a whole model; it has nothing to be merged "
+                "with.\n    Leave it out."
+            )
+        own, other = piece.shard, _shard(first)
+        if (own.run, own.counts) != (other.run, other.counts):
+            raise RegardError(
+                f"{piece.name} and {first.name} are of different runs.\n"
+                "    Merge the recordings of one run, each process with as many blocks of observe."
+            )
+        if own.place in found:
+            raise RegardError(
+                f"{piece.name} and {found[own.place].name} are the same part of the run, "
+                f"{own.text}.\n    Leave one of them out."
+            )
+        found[own.place] = piece
+    counts = _shard(first).counts
+    stages, batches, heads = map(range, counts)
+    missing = next((place for place in product(stages, batches, heads) if place not in found), None)
+    if missing is not None:
+        raise RegardError(
+            f"{prod(counts) - len(found)} of {prod(counts)} parts of the run are missing, the "
+            f"first is {place_text(missing, counts)}.\n    Merge the recordings of all processes."
+        )
+    return found, counts
+
+
+def _joined(axis: int, pieces: Sequence[Piece]) -> Piece:
+    """Return one piece of several that differ along one axis of their matrices."""
+    if len(pieces) == 1:
+        return pieces[0]
+    refused = {each.module: each for piece in pieces for each in piece.refused}
+    longest = max(pieces, key=lambda piece: len(piece.layers))
+    order = dict.fromkeys(layer.name for piece in (longest, *pieces) for layer in piece.layers)
+    layers: list[Layer] = []
+    for name in order:
+        if _module(name) in refused:
+            continue
+        having = [piece for piece in pieces if _layer(piece, name) is not None]
+        for piece in pieces:
+            if piece not in having and not _is_without(piece, name, axis):
+                raise RegardError(
+                    f"{piece.name} has no layer {name!r}, which {having[0].name} has.\n"
+                    "    Run the model equally often on all processes."
+                )
+        layers.append(_layer_of(axis, having, name, is_all=len(having) == len(pieces)))
+    places = [layer.origin.place for layer in layers if layer.origin is not None]
+    if axis == _HEADS and set(places) == set(range(len(set(places)))):
+        # Nothing was left out: the places say no more than the order does.
+        plain = all(layer.origin is None or layer.origin.heads is None for layer in layers)
+        layers = [replace(layer, origin=None) if plain else layer for layer in layers]
+    names = ", ".join(piece.name for piece in pieces)
+    return Piece(names, pieces[0].shard, tuple(layers), tuple(refused.values()))
+
+
+def _shard(piece: Piece) -> Shard:
+    return cast(Shard, piece.shard)
+
+
+def _module(name: str) -> str:
+    """Return the module of a layer; later calls have ``#2``, ``#3`` after its name."""
+    module, _, number = name.rpartition("#")
+    return module if module and number.isdigit() else name
+
+
+def _call(name: str) -> int:
+    """Return the number of the call of its module that a layer is."""
+    module = _module(name)
+    return 1 if name == module else int(name[len(module) + 1 :])
+
+
+def _layer(piece: Piece, name: str) -> Layer | None:
+    return next((layer for layer in piece.layers if layer.name == name), None)
+
+
+def _is_without(piece: Piece, name: str, axis: int) -> bool:
+    return axis == _HEADS and _module(name) in _shard(piece).without
+
+
+def _of_batches(piece: Piece, microbatches: int) -> list[Layer]:
+    """Return the layers of a stage with the microbatches of each batch in one matrix."""
+    if microbatches == 1:
+        return list(piece.layers)
+    calls: dict[str, list[Layer]] = {}
+    for layer in piece.layers:
+        calls.setdefault(_module(layer.name), []).append(layer)
+    layers: list[Layer] = []
+    for module, found in calls.items():
+        if len(found) % microbatches:
+            raise RegardError(
+                f"{piece.name} ran {module!r} {len(found)} times, and a batch is {microbatches} "
+                "microbatches.\n    Run a module once in the forward of a stage."
+            )
+        for at in range(0, len(found), microbatches):
+            name = module if at == 0 else f"{module}#{at // microbatches + 1}"
+            parts = [
+                Piece(f"microbatch {number} of {piece.name}", None, (replace(layer, name=name),))
+                for number, layer in enumerate(found[at : at + microbatches])
+            ]
+            layers.append(_layer_of(_BATCH, parts, name, is_all=True))
+    return layers
+
+
+def _layer_of(axis: int, pieces: Sequence[Piece], name: str, *, is_all: bool) -> Layer:
+    """Return one layer of the layers of this name."""
+    layers = [cast(Layer, _layer(piece, name)) for piece in pieces]
+    first = layers[0]
+    names = [piece.name for piece in pieces]
+    origin = first.origin
+    if axis == _HEADS:
+        heads = [None if each.origin is None else each.origin.heads for each in layers]
+        if is_all and heads.count(heads[0]) == len(heads):
+            return first  # each process has all of its heads
+        origin = _origin(name, names, layers, is_all=is_all)
+    for own, layer in zip(names, layers, strict=True):
+        sizes = [list(each.shape) for each in (first, layer)]
+        if len(layer.shape) < -axis:
+            raise RegardError(f"{own} has no batch in layer {name!r}, {shape_text(layer.shape)}.")
+        for size in sizes:
+            size[axis] = 0
+        known = [(each.queries, list(each.answers)) for each in (first, layer)]
+        has = [(each.matrix is None, each.value is None) for each in (first, layer)]
+        if sizes[0] != sizes[1] or known[0] != known[1] or has[0] != has[1]:
+            raise RegardError(
+                f"layer {name!r} has shape {shape_text(first.shape)} on {names[0]} and "
+                f"{shape_text(layer.shape)} on {own}, or other queries or answers; they cannot be "
+                "joined.\n    Give all processes texts of one length, and observe alike."
+            )
+    if len(layers) == 1:
+        return replace(first, origin=origin)
+    join = _Join(name, tuple(names), axis)
+    shape = list(first.shape)
+    shape[axis] = sum(layer.shape[axis] for layer in layers)
+    answers = [
+        (asked, _together([_part(layer, asked) for layer in layers], join.answers(len(shape))))
+        for asked in first.answers
+    ]
+    matrices = [layer.matrix for layer in layers if layer.matrix is not None]
+    values = [layer.value for layer in layers if layer.value is not None]
+    return Layer(
+        name,
+        torch.Size(shape),
+        _together(matrices, join.matrices) if matrices else None,
+        Answers.reading(answers),
+        origin,
+        first.queries,
+        _together(values, join.values(tuple(layer.shape for layer in layers))) if values else None,
+    )
+
+
+def _origin(
+    name: str, names: Sequence[str], layers: Sequence[Layer], *, is_all: bool
+) -> Origin | None:
+    """Return the place of a layer whose heads are joined; no heads if it has all."""
+    heads: list[int] = []
+    for own, layer in zip(names, layers, strict=True):
+        numbers = () if layer.origin is None else layer.origin.heads or ()
+        if not numbers or set(numbers) & set(heads):
+            raise RegardError(
+                f"layer {name!r} has heads {list(numbers)} on {own}, and {heads} before it; they "
+                "are not parts of one layer."
+            )
+        heads += numbers
+    origin = cast(Origin, layers[0].origin)
+    if is_all and heads == list(range(len(heads))):
+        return origin._replace(heads=None)
+    return origin._replace(heads=tuple(heads))
+
+
+def _part(layer: Layer, asked: Any) -> Callable[[], Any]:
+    return lambda: layer.answers[asked]
+
+
+@dataclass(frozen=True, eq=False)
+class _Together(Generic[Content]):
+    """A function that joins what the functions of the parts return."""
+
+    parts: tuple[Callable[[], Content], ...]
+    join: Callable[[Sequence[Content]], Content]
+
+    def __call__(self) -> Content:
+        return self.join([part() for part in self.parts])
+
+    def __repr__(self) -> str:
+        return f"{self.parts[0]!r} and {len(self.parts) - 1} more parts"
+
+
+def _together(
+    parts: Sequence[Callable[[], Content]], join: Callable[[Sequence[Content]], Content]
+) -> Callable[[], Content]:
+    """Return a function for the whole; parts in memory are joined at once."""
+    both = _Together(tuple(parts), join)
+    return InMemory(both()) if all(isinstance(part, InMemory) for part in parts) else both
+
+
+@dataclass(frozen=True)
+class _Join:
+    """Joins the matrices, answers and values of one layer.
+
+    Attributes:
+        name: of the layer.
+        names: of the parts, for errors.
+        axis: of a matrix.
+    """
+
+    name: str
+    names: tuple[str, ...]
+    axis: int
+
+    def matrices(self, parts: Sequence[AttentionMatrix]) -> AttentionMatrix:
+        """Return one matrix of several."""
+        sources = [part.source for part in parts]
+        self._check("dtype", [dtype_text(part.dtype) for part in parts])
+        self._check("device", [str(part.device) for part in parts])
+        groups = {each.group for each in sources if isinstance(each, QueryKeyScores)}
+        if len(groups) > 1:
+            sources = [
+                replace(each, key=each.key.repeat_interleave(each.group, -3))
+                if isinstance(each, QueryKeyScores)
+                else each
+                for each in sources
+            ]
+        self._check("score_mod, scale or bias", [_structure(each) for each in sources])
+        sizes = [part.shape[self.axis] for part in parts]
+        own = 2 if isinstance(sources[0], QueryKeyScores) else 1
+        source: Scores = self._mapped(sources, sizes, own)
+        mask = self._mask(parts, sizes, source.shape)
+        bound = None if mask is None else mask.bind(source.shape, source.device)
+        return AttentionMatrix(source, bound)
+
+    def values(self, shapes: Sequence[torch.Size]) -> Callable[[Sequence[Tensor]], Tensor]:
+        """Return a function that joins values, of matrices of these shapes."""
+
+        def join(parts: Sequence[Tensor]) -> Tensor:
+            groups = [
+                shape[-3] // part.shape[-3] for shape, part in zip(shapes, parts, strict=True)
+            ]
+            if len(set(groups)) > 1:
+                both = zip(parts, groups, strict=True)
+                parts = [part.repeat_interleave(group, -3) for part, group in both]
+            self._check("dtype", [dtype_text(part.dtype) for part in parts])
+            return torch.cat(list(parts), self.axis)
+
+        return join
+
+    def answers(self, ndim: int) -> Callable[[Sequence[Any]], Any]:
+        """Return a function that joins the answers of matrices with so many axes."""
+        axis = ndim + self.axis
+
+        def join(parts: Sequence[Any]) -> Any:
+            if all(isinstance(part, Top) for part in parts):
+                return Top(*(torch.cat(each, axis) for each in zip(*parts, strict=True)))
+            if not all(isinstance(part, Tensor) and part.ndim > axis for part in parts):
+                raise RegardError(
+                    f"layer {self.name!r} has an answer that is not one for each head and text; "
+                    'it cannot be joined.\n    Observe with keep="qk", and ask the recording.'
+                )
+            return torch.cat(list(parts), axis)
+
+        return join
+
+    def _check(self, what: str, facts: Sequence[object]) -> None:
+        """Raise an error if the parts differ in something."""
+        for name, fact in zip(self.names, facts, strict=True):
+            if fact != facts[0]:
+                told = f", {facts[0]} and {fact}" if isinstance(fact, str) else ""
+                raise RegardError(
+                    f"layer {self.name!r} has another {what} on {name} than on {self.names[0]}"
+                    f"{told}.\n    Run the same model on all processes."
+                )
+
+    def _mask(
+        self, parts: Sequence[AttentionMatrix], sizes: Sequence[int], shape: torch.Size
+    ) -> Mask | None:
+        masks = [part.mask for part in parts]
+        given = [mask for mask in masks if mask is not None]
+        if not given:
+            return None
+        bound = [
+            mask.bind(part.shape, part.device)
+            for mask, part in zip(masks, parts, strict=True)
+            if mask is not None
+        ]
+        if len(given) == len(parts) and len({_structure(mask) for mask in bound}) == 1:
+            return self._mapped(bound, sizes, 0)
+        # Texts without padding have another mask than texts with it.
+        dense = [
+            torch.ones(part.shape, dtype=torch.bool, device=part.device)
+            if part.mask is None
+            else part.mask.to_dense(*part.shape, device=part.device)
+            for part in parts
+        ]
+        allowed = torch.cat(
+            [each.expand(part.shape) for each, part in zip(dense, parts, strict=True)], self.axis
+        )
+        return recognised(allowed, shape)
+
+    def _mapped(self, wholes: Sequence[Any], sizes: Sequence[int], own: int) -> Any:
+        """Return one of several objects of the same structure, with their tensors joined.
+
+        Args:
+            wholes: sources of scores, or masks.
+            sizes: of the axis in each matrix.
+            own: how many of the first tensors have an axis of their own; others may broadcast.
+        """
+        columns = zip(*(_tensors(whole) for whole in wholes), strict=True)
+        tensors = iter(
+            [
+                self._cat(column, None if place < own else sizes)
+                for place, column in enumerate(columns)
+            ]
+        )
+
+        def taken(_: Tensor) -> Tensor:
+            return next(tensors)
+
+        return wholes[0].map(taken)
+
+    def _cat(self, parts: Sequence[Tensor], sizes: Sequence[int] | None) -> Tensor:
+        axis = self.axis
+        if sizes is None:
+            return torch.cat(list(parts), axis)
+        if all(part.shape[axis] == 1 and torch.equal(part, parts[0]) for part in parts):
+            return parts[0]
+        both = zip(parts, sizes, strict=True)
+        return torch.cat([_widened(part, axis, size) for part, size in both], axis)
+
+
+def _widened(tensor: Tensor, axis: int, size: int) -> Tensor:
+    shape = list(tensor.shape)
+    shape[axis] = size
+    return tensor.expand(shape)
+
+
+def _tensors(whole: Any) -> Iterator[Tensor]:
+    """Return the tensors of a source or a mask, in the order in which ``map`` visits them."""
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    whole.map(note)
+    return iter(found)
+
+
+def _structure(whole: object) -> object:
+    """Return everything of a source or a mask but the numbers in its tensors."""
+    if isinstance(whole, Tensor):
+        return Tensor
+    if is_dataclass(whole) and not isinstance(whole, type):
+        return type(whole), *(_structure(getattr(whole, each.name)) for each in fields(whole))
+    return whole

@@ -1,0 +1,89 @@
+"""The part of a distributed run that one process records."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from regard.errors import RegardError
+
+__all__ = ["AXES", "Shard", "place_text"]
+
+AXES = ("layers", "batch", "heads")
+
+
+class Shard(NamedTuple):
+    """The place of a recording in a distributed run.
+
+    Each axis has the number of this part and how many there are: ``heads=(1, 4)`` is the second of
+    four parts of the heads, (0, 1) an axis that is whole.
+
+    Attributes:
+        run: a name that all processes of one block of ``observe`` share, and no other run has.
+        rank: of the process.
+        world_size: the number of processes.
+        layers: of a pipeline: the stage.
+        batch: of data parallel: the rows of the batch.
+        heads: of tensor parallel.
+        microbatches: how many calls of a pipeline stage are one batch.
+        without: the layers of which this process has none of the chosen heads.
+
+    Example:
+        >>> from regard.recording.shard import Shard
+        >>> Shard("4f1c.0", 1, 2, heads=(1, 2)).text
+        'heads 1 of 2'
+    """
+
+    run: str
+    rank: int
+    world_size: int
+    layers: tuple[int, int] = (0, 1)
+    batch: tuple[int, int] = (0, 1)
+    heads: tuple[int, int] = (0, 1)
+    microbatches: int = 1
+    without: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """The number of this part on each of ``AXES``."""
+        return self.layers[0], self.batch[0], self.heads[0]
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """The number of parts on each of ``AXES``."""
+        return self.layers[1], self.batch[1], self.heads[1]
+
+    @property
+    def text(self) -> str:
+        """The place in words."""
+        return place_text(self.place, self.counts)
+
+    def file(self, path: Path) -> Path:
+        """Return the file of this part in a folder, which is made if it is not there.
+
+        Raises:
+            RegardError: there is a file of that name, or path is the name of a file.
+        """
+        if path.suffix or path.is_file():
+            raise RegardError(
+                f"{path} is the path of a file; each process of a distributed run has its own.\n"
+                '    Pass the path of a folder, "run"; regard.load("run") joins the files in it.'
+            )
+        try:
+            path.mkdir(exist_ok=True)
+        except OSError as error:
+            raise RegardError(
+                f"{path} cannot be made: {error.strerror}.\n    Make the folder above it first."
+            ) from error
+        stage = f"-stage{self.layers[0]}" if self.layers[1] > 1 else ""
+        return path / f"rank{self.rank}{stage}.safetensors"
+
+
+def place_text(place: tuple[int, int, int], counts: tuple[int, int, int]) -> str:
+    """Return a place in words, without the axes that are whole.
+
+    Example:
+        >>> from regard.recording.shard import place_text
+        >>> place_text((0, 1, 3), (1, 2, 4))
+        'batch 1 of 2, heads 3 of 4'
+    """
+    axes = zip(AXES, place, counts, strict=True)
+    return ", ".join(f"{axis} {at} of {count}" for axis, at, count in axes if count > 1)
