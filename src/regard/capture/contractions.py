@@ -1,4 +1,4 @@
-"""The product of two tensors, whichever operation wrote it: matmul, bmm, baddbmm, einsum."""
+"""Products of two tensors, computed by any of matmul, bmm, baddbmm, linear and einsum."""
 
 import math
 import string
@@ -30,10 +30,10 @@ class Product:
     Attributes:
         left: (batch..., rows..., depth).
         right: (batch..., columns..., depth).
-        batch: sizes of the axes that both have.
-        rows: sizes of the axes that only the left one has.
-        columns: sizes of the axes that only the right one has.
-        modules: the names of those that were running when it was taken.
+        batch: the sizes of the axes that both tensors have.
+        rows: the sizes of the axes that only the left tensor has.
+        columns: the sizes of the axes that only the right tensor has.
+        modules: the names of the modules that were running when the product was computed.
     """
 
     left: Tensor
@@ -45,36 +45,36 @@ class Product:
 
     @property
     def sizes(self) -> Numbers:
-        """Return the sizes of all axes, in the product's own order."""
+        """Return the sizes of all axes: batch, rows, columns."""
         return self.batch + self.rows + self.columns
 
     @property
     def places(self) -> Numbers:
-        """Return the distance of one step along each axis."""
+        """Return the strides of the contiguous product, one for each axis."""
         return contiguous(self.sizes)
 
     @property
     def is_of_vectors(self) -> bool:
-        """Return True if both factors hold vectors in one piece, as query and key do: q @ k.mT.
+        """Return True if the last axis of both factors is contiguous, as in ``query @ key.mT``.
 
-        In a product of matrices the right one has its columns there.
+        In ``weights @ value``, the contiguous axis of the right factor is its columns instead.
         """
         return self.left.stride(-1) == 1 == self.right.stride(-1)
 
     @property
     def row(self) -> int:
-        """Return how far apart two rows are, and one more than the columns reach."""
+        """Return the stride of a row, which is the number of columns."""
         return math.prod(self.columns)
 
     @property
     def unit(self) -> int:
-        """Return how far apart two batches are."""
+        """Return the stride of a batch entry, which is rows times columns."""
         return self.row * math.prod(self.rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """Letters for the axes of two tensors and of their product, as einsum has them."""
+    """Letters for the axes of two tensors and of their product, as in an einsum equation."""
 
     left: str
     right: str
@@ -82,12 +82,12 @@ class Contraction:
 
     @property
     def summed(self) -> str:
-        """Return the axes that both have and the product has not."""
+        """Return the letters that both factors have and the product lacks."""
         return "".join(a for a in self.left if a in self.right and a not in self.output)
 
 
 def matmul_labels(left: int, right: int) -> Contraction:
-    """Return the letters of ``matmul`` for tensors of so many axes.
+    """Return the letters of ``matmul`` for two tensors, given their numbers of axes.
 
     Example:
         >>> matmul_labels(4, 4)
@@ -101,7 +101,9 @@ def matmul_labels(left: int, right: int) -> Contraction:
 
 
 def einsum_labels(equation: str, left: int, right: int) -> Contraction | None:
-    """Return the letters of an einsum of two tensors of so many axes; None where it is none.
+    """Return the letters of an einsum of two tensors, given their numbers of axes.
+
+    The result is None if the equation has no arrow or not exactly two factors.
 
     Example:
         >>> einsum_labels("... q d, ... k d -> ... q k", 4, 4)
@@ -121,9 +123,10 @@ def einsum_labels(equation: str, left: int, right: int) -> Contraction | None:
 
 
 def contraction(left: Tensor, right: Tensor, labels: Contraction) -> tuple[Product, Numbers] | None:
-    """Return the product and the places of its output's axes; None if it is no product.
+    """Return the product and the stride in it of each output axis; None if the labels do not fit.
 
-    Axes of size 1 in one tensor are repeated to fit the other.
+    The labels fit if an axis is summed, no letter is repeated in one tensor, and every other letter
+    is kept. An axis of size 1 in one tensor is expanded to the size in the other.
     """
     both = [a for a in labels.output if a in labels.left and a in labels.right]
     rows = [a for a in labels.output if a not in labels.right]
@@ -157,15 +160,15 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A product as an operation has written it: alpha · left·right + beta · added.
+    """A product as an operation computed it: alpha · left·right + beta · added.
 
     Attributes:
         left: the first factor.
         right: the second factor.
-        labels: the letters of their axes.
-        added: what is added.
-        beta: its factor.
-        alpha: the product's factor.
+        labels: the letters of the axes of both factors and of the product.
+        added: the tensor that is added to the product; None without one.
+        beta: the factor of ``added``.
+        alpha: the factor of the product.
     """
 
     left: Tensor
@@ -176,19 +179,19 @@ class Written:
     alpha: float = 1.0
 
     def seen_from(self, factor: Tensor) -> tuple[str, Tensor, str]:
-        """Return the letters of one factor, the other factor, and its letters."""
+        """Return the letters of ``factor``, then the other factor and its letters."""
         if factor is self.left:
             return self.labels.left, self.right, self.labels.right
         return self.labels.right, self.left, self.labels.left
 
 
 def written(func: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Written | None:
-    """Return the product that an operation has run; None if it has not two factors.
+    """Return the product that an operation computed; None if it has not exactly two factors.
 
     Args:
-        func: the operation.
-        args: of it.
-        kwargs: of it.
+        func: the operation, one of ``PRODUCTS``.
+        args: the operation's positional arguments.
+        kwargs: the operation's keyword arguments.
     """
     if func is aten.einsum.default:
         factors = cast(list[Tensor], args[1])

@@ -1,8 +1,8 @@
-"""The places of a tensor's elements in the product that they came from, from strides alone.
+"""The positions of a tensor's elements in the product that they came from, from strides alone.
 
-A product of matrices has an order of its own: its batches, in them its rows, in them its columns.
-Whatever views, permutations and copies a model makes of it, one step along an axis of the result
-goes a fixed way in that order. So the axes of any view are known without a look at its numbers.
+The elements of a product are numbered in the order batch, row, column. A model may view, permute
+and copy the product. One step along an axis of the result still moves by a fixed number of elements
+in that order. So the axes of any view follow from its strides, without reading its elements.
 """
 
 import math
@@ -18,20 +18,20 @@ Numbers: TypeAlias = tuple[int, ...]
 
 
 def contiguous(sizes: Sequence[int]) -> Numbers:
-    """Return the strides of a tensor of these sizes that lies in one piece."""
+    """Return the strides of a contiguous tensor of these sizes."""
     return tuple(math.prod(sizes[axis + 1 :]) for axis in range(len(sizes)))
 
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """A tensor's axes: how they lie in its storage, and in the product.
+    """The axes of a tensor, with their strides in its storage and in the product.
 
     Attributes:
-        sizes: of the axes.
-        strides: of one step along each axis, in the storage.
-        offset: of the first element, in the storage.
-        places: of one step along each axis, in the product.
-        start: of the first element, in the product.
+        sizes: the size of each axis.
+        strides: the stride of each axis in the storage.
+        offset: the position of the first element in the storage.
+        places: the stride of each axis in the product.
+        start: the position of the first element in the product.
     """
 
     sizes: Numbers
@@ -42,12 +42,15 @@ class Axes:
 
     @classmethod
     def of(cls, tensor: Tensor, places: Numbers, start: int = 0) -> "Axes":
-        """Return the axes of a tensor whose places are known."""
+        """Return the axes of a tensor whose strides in the product are known."""
         offset = int(tensor.storage_offset())
         return cls(tuple(tensor.shape), tensor.stride(), offset, places, start)
 
     def seen_as(self, view: Tensor) -> "Axes | None":
-        """Return the axes of another view of the same storage; None where it leaves the tensor."""
+        """Return the axes of another view of the same storage.
+
+        The result is None if the view has elements that the tensor lacks.
+        """
         strides, offset = view.stride(), int(view.storage_offset())
         if strides == self.strides and offset == self.offset and view.shape == self.sizes:
             return self
@@ -56,7 +59,7 @@ class Axes:
         return None if found is None else Axes.of(view, found[0], self.start + found[1])
 
     def along(self, place: int, size: int) -> int | None:
-        """Return the last axis of this size with steps of this place; None without one."""
+        """Return the last axis with this stride in the product and this size; None without one."""
         for axis in reversed(range(len(self.sizes))):
             if self.sizes[axis] == size and (size == 1 or self.places[axis] == place):
                 return axis
@@ -67,9 +70,9 @@ class Axes:
         return view.as_strided(self.sizes, self.strides, self.offset)
 
     def moved(self, result: Tensor) -> "Axes | None":
-        """Return the axes of what was computed from the tensor, element by element.
+        """Return the axes of the result of an elementwise operation on the tensor.
 
-        None where it was repeated to fit something larger.
+        The result is None if the operation broadcast the tensor to a larger shape.
         """
         new = result.ndim - len(self.sizes)
         if new < 0 or tuple(result.shape) != (*(1,) * new, *self.sizes):
@@ -83,16 +86,16 @@ class Axes:
         return None if found is None else Axes.of(copy, found[0], self.start + found[1])
 
     def arranged(self, operand: Tensor, final: "Axes") -> Tensor | None:
-        """Return a view of an operand of this tensor, on the final axes.
+        """Return a view of an operand of an operation on this tensor, with the final axes.
 
-        An axis along which it stays the same has size 1.
+        An axis along which the operand is constant has size 1.
 
         Args:
-            operand: broadcastable to ``sizes``.
-            final: axes of the same product.
+            operand: a tensor that broadcasts to ``sizes``.
+            final: the axes of another tensor from the same product.
 
         Returns:
-            None where no view can do it.
+            The view; None if no view of the operand has these axes.
         """
         whole = operand.expand(self.sizes)
         basis = zip(self.sizes, self.places, whole.stride(), strict=True)
@@ -110,17 +113,18 @@ def translated(
     strides: Sequence[int],
     offset: int,
 ) -> tuple[Numbers, int] | None:
-    """Return the strides and the offset of a view, from one order of the same elements to another.
+    """Translate the strides and the offset of a view from one order of the elements to another.
 
     Args:
-        basis: axes that span the elements: size, stride in the order that is known, stride in the
-            order that is asked.
-        sizes: of the view's axes.
-        strides: of the view's axes, in the order that is known; not read where the size is 1.
-        offset: of the view's first element, in the order that is known.
+        basis: axes that span all elements; each has a size, a stride in the first order and a
+            stride in the second order.
+        sizes: the size of each axis of the view.
+        strides: the stride of each axis of the view in the first order; ignored for size 1.
+        offset: the position of the view's first element in the first order.
 
     Returns:
-        None where the view leaves the elements, or has no strides in the other order.
+        The strides and the offset in the second order; None if the view leaves the elements or
+        has no strides in that order.
 
     Example:
         >>> translated([(2, 12, 1), (3, 4, 2), (4, 1, 6)], (3, 2), (4, 12), 1)
@@ -144,7 +148,7 @@ def translated(
 
 
 def _joined(basis: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Return the axes from the largest stride down; those that run on into each other are one."""
+    """Sort axes by falling stride, and merge neighbours that are contiguous in both orders."""
     kept = sorted((axis for axis in basis if axis[0] > 1), key=lambda axis: -axis[1])
     axes: list[tuple[int, int, int]] = []
     for size, stride, to in kept:
@@ -156,7 +160,7 @@ def _joined(basis: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]
 
 
 def _counts(axes: list[tuple[int, int, int]], distance: int) -> list[int] | None:
-    """Return how many steps along each axis go this far; None where none do."""
+    """Return the number of steps along each axis that add up to a distance; None if none do."""
     counts: list[int] = []
     for _, stride, _ in axes:
         count, distance = divmod(distance, stride) if stride else (0, distance)

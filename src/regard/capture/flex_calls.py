@@ -1,7 +1,7 @@
-"""FlexAttention's calls, read as the AttentionMatrix of what they did.
+"""Conversion of calls of ``flex_attention`` to an AttentionMatrix.
 
-Called as it is, ``flex_attention`` is an operation that a Tracer sees. Compiled, it runs as one
-kernel that no PyTorch mode sees.
+A Tracer observes ``flex_attention`` as an operation if it runs uncompiled. Compiled, it is one
+kernel that no PyTorch mode observes.
 """
 
 from collections import deque
@@ -27,19 +27,19 @@ _NAMES = (
     *("query", "key", "value", "score_mod", "block_mask", "scale", "kernel_options"),
     *("score_mod_other_buffers", "mask_mod_other_buffers"),
 )
-# A larger mask stays a callable: to know which it is, it would have to be formed.
+# A mask with more elements stays a callable: recognising it would need all of its elements.
 _LARGEST = 2**26
 
 
 class FlexCalls:
-    """Reads calls; layers that share a BlockMask have it read once."""
+    """A reader of ``flex_attention`` calls that converts a BlockMask shared by layers once."""
 
     def __init__(self) -> None:
-        # Of the last few: a model has one for each kind of layer. Held, so that its id stays its.
+        # A model has one BlockMask for each kind of layer, so the last few are enough.
         self._masks: deque[tuple[BlockMask, torch.Size, Mask | None]] = deque(maxlen=4)
 
     def matrix(self, operation: Operation) -> AttentionMatrix:
-        """Return the matrix of a call."""
+        """Return the attention matrix of a call."""
         given = dict(zip(_NAMES, operation.args, strict=False)) | operation.kwargs
         score_mod = _whole(given["score_mod"], given.get("score_mod_other_buffers", ()))
         return attend(
@@ -56,11 +56,11 @@ class FlexCalls:
 
     @staticmethod
     def value(operation: Operation) -> Tensor:
-        """Return the value of a call."""
+        """Return the value tensor of a call."""
         return operation.args[_NAMES.index("value")]
 
     def _mask(self, block_mask: "BlockMask | None", query: Tensor, key: Tensor) -> Mask | None:
-        """Return the mask that it is, written out where it is not too large."""
+        """Return a BlockMask as a regard mask, of a named kind if it is small enough to check."""
         if block_mask is None:
             return None
         shape = torch.Size((*query.shape[:-1], key.shape[-2]))
@@ -77,8 +77,8 @@ class FlexCalls:
 
 
 def _block_mask(parts: tuple[Any, ...], buffers: tuple[Any, ...]) -> "BlockMask | None":
-    """Return the BlockMask of the operation's arguments; None for no mask."""
-    from torch.nn.attention.flex_attention import (  # few need it
+    """Rebuild the BlockMask from the operation's arguments; None for no mask."""
+    from torch.nn.attention.flex_attention import (  # slow to import, and rarely needed
         _LARGE_SPARSE_BLOCK_SIZE,  # pyright: ignore[reportPrivateUsage]
         BlockMask,
     )
@@ -95,13 +95,13 @@ def _block_mask(parts: tuple[Any, ...], buffers: tuple[Any, ...]) -> "BlockMask 
 
 
 def _whole(function: Any, buffers: tuple[Any, ...]) -> Callable[..., Tensor]:
-    """Return the callable as it was written: what it uses was taken out and is passed beside."""
+    """Bind the captured tensors of a traced callable, which takes them as extra arguments."""
     kept = [each.clone() if isinstance(each, Tensor) else each for each in buffers]
     return lambda *arguments: function(*arguments, *kept)
 
 
 def _is_identity(function: Any) -> bool:
-    """Return True if a traced score_mod gives back the score that it is given."""
+    """Return True if a traced score_mod returns its score unchanged."""
     if not isinstance(function, torch.fx.GraphModule):
         return False
     nodes = list(function.graph.nodes)

@@ -1,8 +1,8 @@
-"""A fused call and its arguments, read as the AttentionMatrix of what it did.
+"""Conversion of fused attention calls to an AttentionMatrix.
 
-A fused operation takes query and key and gives the output; the weights never exist. Its arguments
-say all the same what they were: which operation has which arguments, and what they mean, is known
-here and nowhere else.
+A fused operation computes the output from query, key and value without forming the weights. Its
+arguments still determine the weights. Only this module knows the fused operations, their arguments
+and the meaning of each argument.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ __all__ = ["NESTED", "FusedCall", "attention_of", "fused_call"]
 NESTED = "query is a nested tensor; it must be an ordinary one.\n    Pad it and pass a mask."
 
 Given = Mapping[str, Any]
-"""The arguments of a call by their names, those left out included."""
+"""The arguments of a call by name, including the defaults of omitted ones."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,12 @@ class FusedCall:
     """A reader of the arguments of one fused operation.
 
     Attributes:
-        names: of its arguments, in order.
-        defaults: of those that may be left out.
-        read: gives the matrix of what a call with such arguments did.
-        read_value: gives its value, with the axes of the matrix.
-        inside: the attention module inside the module that runs the call, "" where they are one.
+        names: the names of the operation's arguments, in order.
+        defaults: the default values of optional arguments, by name.
+        read: returns the attention matrix of a call, given its arguments.
+        read_value: returns the value of a call, (..., num_kv_heads, kv_len, head_dim).
+        inside: the name of the attention module inside the module that runs the call; "" if they
+            are the same module.
     """
 
     names: tuple[str, ...]
@@ -56,19 +57,19 @@ class FusedCall:
         one_query: bool = False,
         padded_to: Mapping[tuple[int, ...], int] | None = None,
     ) -> AttentionMatrix:
-        """Return what a call did; its tensors are the model's own.
+        """Return the attention matrix of a call, made of the model's own tensors.
 
         Args:
-            args: of the call.
-            kwargs: of the call.
-            one_query: whether there is one query token, so that in its place the axis of the tokens
-                may hold the heads that share a key (``pack_gqa`` of transformers).
-            padded_to: how many tokens a nested tensor had before its padding was left out, by the
-                lengths of its sequences.
+            args: the positional arguments of the call.
+            kwargs: the keyword arguments of the call.
+            one_query: True if the call has one query token and its token axis holds the heads that
+                share a key (``pack_gqa`` of transformers).
+            padded_to: the padded length of each nested tensor before its padding was removed, by
+                the lengths of its sequences.
 
         Raises:
-            TypeError: a dtype that attention cannot have.
-            ValueError: an argument whose meaning cannot be told in a matrix.
+            TypeError: a tensor has a dtype that attention does not support.
+            ValueError: a matrix cannot represent an argument.
         """
         given = self._given(args, kwargs, padded_to)
         return self.read(_unpacked(given) if one_query else given)
@@ -80,7 +81,10 @@ class FusedCall:
         *,
         padded_to: Mapping[tuple[int, ...], int] | None = None,
     ) -> Tensor:
-        """Return what a call drew from, (..., num_kv_heads, kv_len, head_dim); see ``matrix``."""
+        """Return the value of a call, (..., num_kv_heads, kv_len, head_dim).
+
+        ``matrix`` describes the arguments.
+        """
         return self.read_value(self._given(args, kwargs, padded_to))
 
     def _given(
@@ -96,9 +100,9 @@ class FusedCall:
 
 @cache
 def fused_call(operation: Callable[..., Any]) -> FusedCall | None:
-    """Return how the arguments of an operation are read; None where it is no fused attention.
+    """Return the reader of a fused attention operation; None for any other operation.
 
-    Asked of each operation that runs: to list all that PyTorch knows takes longer.
+    It is called for each operation that runs, because listing all operations of PyTorch is slower.
 
     Args:
         operation: an ``OpOverload``, or a higher-order operation.
@@ -113,7 +117,7 @@ scale=0.5, mask=Causal())
     """
     if not isinstance(operation, OpOverload):
         return None
-    namespace, _, name = operation.name().partition("::")  # the default one has no dot
+    namespace, _, name = operation.name().partition("::")  # a default overload has no suffix
     kind = _TORCH.get(name) if namespace in ("aten", "torch_attn") else _PACKAGES.get(name)
     return None if kind is None else _fused_call(operation, *kind)
 
@@ -142,16 +146,17 @@ def attention_of(
     mask: Mask | None = None,
     scale: float | None = None,
 ) -> AttentionMatrix:
-    """Return the matrix of a query and a key with a mask as scaled_dot_product_attention takes it.
+    """Return the matrix for a query, a key and the ``attn_mask`` of scaled_dot_product_attention.
 
     Args:
         query: (..., num_heads, q_len, head_dim).
         key: (..., num_kv_heads, kv_len, head_dim).
-        numbers: bool, True = may attend, or added to the scores; broadcastable to the matrix.
-        mask: one more mask, of a known kind.
+        numbers: the ``attn_mask``: bool (True = may attend), or floats that are added to the
+            scores; it broadcasts to the shape of the matrix.
+        mask: another mask, combined with ``numbers``.
         scale: as in ``regard.attend``.
     """
-    scale = None if scale is None else float(scale)  # PyTorch takes tensors and NumPy's numbers too
+    scale = None if scale is None else float(scale)  # PyTorch also accepts tensors and NumPy floats
     plain = attend(query, key, mask=mask, scale=scale)
     if numbers is None:
         return plain
@@ -165,7 +170,7 @@ def attention_of(
 
 
 def _causal(query: Tensor, key: Tensor) -> Mask:
-    """Return what is_causal means in PyTorch, which lines up the first query with the first key."""
+    """Return the mask of PyTorch's ``is_causal``, which aligns the first query and first key."""
     return Causal() if query.shape[-2] == key.shape[-2] else Causal(align="top-left")
 
 
@@ -183,7 +188,7 @@ def _scaled_dot_product(given: Given) -> AttentionMatrix:
 
 
 def _unpacked(given: Given) -> Given:
-    """Return the arguments with all heads on their own axis, (batch, num_heads, 1, ...)."""
+    """Return the arguments with query and mask unpacked to (batch, num_heads, 1, ...)."""
     query, mask = given["query"], given.get("attn_mask")
     packed = query.shape[1:3]
     if mask is not None and mask.shape[1:3] == packed:
@@ -201,7 +206,7 @@ def _encoder_layer(given: Given) -> AttentionMatrix:
 
 
 def _normed(given: Given) -> tuple[Tensor, list[int] | None]:
-    """Return what an encoder layer's attention is given, and the length of each sequence."""
+    """Return the input of an encoder layer's attention, and the length of each sequence."""
     source, lengths = _padded(given["src"], given)
     if given["norm_first"]:
         weight, bias = given["norm_weight_1"], given["norm_bias_1"]
@@ -229,7 +234,7 @@ def _projected_value(value: Tensor, num_heads: int, given: Given) -> Tensor:
 def _projected(
     query: Tensor, key: Tensor, num_heads: int, given: Given, lengths: list[int] | None = None
 ) -> AttentionMatrix:
-    """Return the matrix of a layer that projects its input itself: query and key once more."""
+    """Return the matrix of a fused layer by repeating its projections of query and key."""
     query, of_query = _padded(query, given)
     key, of_key = _padded(key, given)
     lengths = lengths or of_query or of_key
@@ -242,12 +247,15 @@ def _projected(
 
 
 def _heads(x: Tensor, num_heads: int) -> Tensor:
-    """Return (batch, tokens, num_heads · dim) as (batch, num_heads, tokens, dim)."""
+    """Reshape (batch, tokens, num_heads · head_dim) to (batch, num_heads, tokens, head_dim)."""
     return x.reshape(*x.shape[:-1], num_heads, -1).transpose(1, 2)
 
 
 def _padded(tensor: Tensor, given: Given) -> tuple[Tensor, list[int] | None]:
-    """Return a nested tensor as (batch, tokens, dim), and the length of each sequence."""
+    """Pad a nested tensor to (batch, tokens, dim), and return the length of each sequence.
+
+    An ordinary tensor is returned unchanged, with None for the lengths.
+    """
     if not tensor.is_nested:
         return tensor, None
     parts = list(tensor.unbind())
@@ -258,7 +266,7 @@ def _padded(tensor: Tensor, given: Given) -> tuple[Tensor, list[int] | None]:
 
 
 def _only_real(lengths: list[int], query: Tensor) -> Mask:
-    """Return the mask of tokens that exist, as keys and as queries."""
+    """Return a mask that hides padding tokens, as keys and as queries."""
     padding = Padding(lengths)
     if min(lengths) == query.shape[-2]:
         return padding
@@ -268,9 +276,10 @@ def _only_real(lengths: list[int], query: Tensor) -> Mask:
 
 
 def _kept(mask: Tensor | None, kind: int | None) -> Tensor | None:
-    """Return a mask of the fast path, where 0 means *may attend*, as True = may.
+    """Convert a mask of the fast path, where 0 means *may attend*, to True = may attend.
 
-    Its kind is 0 for (q_len, kv_len), 1 for the padding (batch, kv_len), 2 for all four axes.
+    The kind is 0 for a mask (q_len, kv_len), 1 for padding (batch, kv_len), and 2 for a mask
+    (batch, num_heads, q_len, kv_len).
     """
     if mask is None:
         return None
@@ -279,7 +288,7 @@ def _kept(mask: Tensor | None, kind: int | None) -> Tensor | None:
 
 
 def _flash(given: Given) -> AttentionMatrix:
-    """Return a tensor of flash-attn, (batch, tokens, heads, dim), with heads before tokens."""
+    """Return the matrix of a flash-attn call, whose tensors have tokens before heads."""
     for name in _UNREAD:
         if isinstance(given.get(name), Tensor) or given.get(name):
             raise ValueError(
@@ -306,7 +315,7 @@ def _value_of_flash(given: Given) -> Tensor:
 
 
 def _band(query: Tensor, key: Tensor, given: Given) -> Mask | None:
-    """Return the mask of a window, in which -1 has no end; causal sees nothing after the query."""
+    """Return the mask of flash-attn's window; -1 is unlimited, and causal means 0 to the right."""
     left, right = given.get("window_size") or (
         given.get("window_size_left", -1),
         given.get("window_size_right", -1),
@@ -319,13 +328,13 @@ def _band(query: Tensor, key: Tensor, given: Given) -> Mask | None:
 
 
 def _pack(ends: Tensor, key_ends: Tensor, band: Mask | None) -> Mask:
-    """Return the mask of several sequences side by side; each attends to itself only."""
+    """Return the mask of packed sequences, each of which attends only to itself."""
     of_queries, of_keys = _documents(ends), _documents(key_ends)
     if torch.equal(ends, key_ends):
         return Documents(of_keys) if band is None else Documents(of_keys) & band
     allowed = of_queries[:, None] == of_keys
     if band is not None:
-        # The band of each sequence is lined up at that sequence's own end.
+        # The band of each sequence is aligned with the end of that sequence.
         spans = zip(pairwise(_whole(ends)), pairwise(_whole(key_ends)), strict=True)
         for (start, stop), (key_start, key_stop) in spans:
             part = allowed[start:stop, key_start:key_stop]
@@ -335,7 +344,7 @@ def _pack(ends: Tensor, key_ends: Tensor, band: Mask | None) -> Mask:
 
 
 def _documents(ends: Tensor) -> Tensor:
-    """Return 0 for each token of the first sequence, 1 for the second, ...: (tokens,)."""
+    """Return the index of each token's sequence, (tokens,)."""
     lengths = ends.diff()
     return torch.arange(len(lengths), device=ends.device).repeat_interleave(lengths)
 
@@ -348,7 +357,7 @@ _UNREAD = (
     *("k_new", "qv", "page_table", "block_table", "kv_batch_idx", "leftpad_k", "seqused_q"),
     *("seqused_k", "rotary_cos", "q_descale", "k_descale", "attention_chunk"),
 )
-"""Arguments of flash-attn that a matrix cannot have."""
+"""Arguments of flash-attn that a matrix cannot represent."""
 
 _OUR_NAMES = {
     "attn_bias": "attn_mask",
@@ -360,7 +369,7 @@ _OUR_NAMES = {
     "cu_seq_q": "cu_seqlens_q",
     "cu_seq_k": "cu_seqlens_k",
 }
-"""Names of arguments that ``scaled_dot_product_attention`` names otherwise."""
+"""Arguments that have another name in ``scaled_dot_product_attention``, with that name."""
 
 _Reading = tuple[Callable[[Given], AttentionMatrix], Callable[[Given], Tensor], str]
 _TORCH: dict[str, _Reading] = {
@@ -385,4 +394,7 @@ _PACKAGES: dict[str, _Reading] = {
     "_flash_attn_forward": (_flash, _value_of_flash, ""),
     "_flash_attn_varlen_forward": (_flash, _value_of_flash, ""),
 }
-"""In any namespace: flash-attn 2 and 3 have one each, kernels from a hub one for each build."""
+"""Operations of packages, in any namespace.
+
+flash-attn 2 and 3 have a namespace each; kernels from a hub have one for each build.
+"""

@@ -1,4 +1,4 @@
-"""Recorded matrices that are parts of autograd's graph."""
+"""Recorded matrices that are part of the model's autograd graph."""
 
 import sys
 from inspect import currentframe
@@ -22,17 +22,17 @@ _OPERATIONS = {
 
 
 class GraphTensors:
-    """The tensors of the model's own graph that its products and sums were taken of.
+    """The tensors in the model's autograd graph that were inputs of products, sums and attention.
 
-    Views that are taken without gradients know nothing of the graph. They are found by the memory
-    that they share with these tensors, which are held weakly.
+    A view that is made without gradients is not connected to the graph. It is matched with one of
+    these tensors by the memory that they share. The tensors are referenced weakly.
     """
 
     def __init__(self) -> None:
         self._by_memory: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
     def note(self, operation: Operation, *, is_attention: bool = False) -> None:
-        """Take note of the arguments of an operation that runs with gradients."""
+        """Record the arguments of an operation that runs with gradients."""
         if is_attention or operation.func in _OPERATIONS:
             for tensor in tensors_in((operation.args, tuple(operation.kwargs.values()))):
                 if tensor.requires_grad:
@@ -43,17 +43,18 @@ class GraphTensors:
         """Return a copied matrix through which gradients flow to the model's own tensors.
 
         Args:
-            copied: the matrix of copies.
-            part: the same matrix of the model's tensors.
+            copied: the matrix, made of copies.
+            part: the same matrix, made of the model's own tensors.
         """
         pairs = zip(copied.source.tensors, part.source.tensors, strict=True)
         linked = {id(copy): self.linked(copy, own) for copy, own in pairs}
         return AttentionMatrix(copied.source.map(lambda copy: linked[id(copy)]), copied.mask)
 
     def linked(self, copied: Tensor, own: Tensor) -> Tensor:
-        """Return a copy whose gradient flows to the model's own tensor, if that has one.
+        """Connect a copy to the model's own tensor, so that gradients flow to it.
 
-        It is called with gradients enabled, when the model's tensor has just been used.
+        Call it with gradients enabled, right after the model has used the tensor. The copy is
+        returned unchanged if the tensor needs no gradient.
         """
         root = self._by_memory.get(own.untyped_storage().data_ptr())
         if own.grad_fn is None and root is not None and root is not own and root.dtype == own.dtype:
@@ -62,7 +63,7 @@ class GraphTensors:
 
 
 class _Linked(torch.autograd.Function):
-    """The numbers of a copy with the gradient of the tensor that was copied."""
+    """Return the copy in the forward pass; pass its gradient to the original tensor."""
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -78,7 +79,7 @@ class _Linked(torch.autograd.Function):
 
 
 def is_checkpointed_without_graph() -> bool:
-    """Return whether the calling function runs in a reentrant checkpoint, which has no graph."""
+    """Return True if the caller runs inside a reentrant checkpoint, which builds no graph."""
     checkpoints = sys.modules.get("torch.utils.checkpoint")
     if checkpoints is None:
         return False

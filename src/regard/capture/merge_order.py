@@ -1,4 +1,4 @@
-"""Detection of heads before the batch where both are merged into one axis."""
+"""Detection of a merged axis (num_heads * batch) in which heads come before the batch."""
 
 from typing import cast
 
@@ -15,20 +15,20 @@ __all__ = ["MergeOrder"]
 
 
 class MergeOrder:
-    """Notes the storages that a copy or a concatenation has filled heads first.
+    """Records the storages that a copy or a concatenation filled with heads before the batch.
 
-    (batch * num_heads, tokens, head_dim) looks the same whichever of the two comes first. Heads
-    come first if the heads were concatenated along the first axis, or if a transposed tensor was
-    copied so that its larger stride comes second.
+    The shape (batch * num_heads, tokens, head_dim) does not show whether batch or heads come first.
+    Heads come first in two cases: the heads were concatenated along the first axis, or a transposed
+    tensor was copied whose second axis has the larger stride.
     """
 
     def __init__(self) -> None:
-        # with how many sequences and heads each holds, and how wide a head is
+        # The storage, the size of its merged axis, and head_dim.
         self._storages: dict[int, tuple[StorageWeakRef, int, int]] = {}
         self._room = 64
 
     def note_join(self, operation: Operation) -> None:
-        """Note a concatenation of several tensors along the first axis."""
+        """Record the output if several tensors were concatenated along the first axis."""
         if operation.func not in _ALONG:
             return
         tensors = cast("list[Tensor]", operation.args[0])
@@ -38,7 +38,7 @@ class MergeOrder:
             self._note(output, output.shape[:-2].numel(), output.shape[-1])
 
     def note_copy(self, operation: Operation) -> None:
-        """Note a copy of a tensor whose first two axes were exchanged."""
+        """Record the output if the copied tensor has its first two axes transposed."""
         source = operation.args[0]
         if source.layout != torch.strided or source.ndim != 4 or source.is_nested:
             return
@@ -47,7 +47,7 @@ class MergeOrder:
             self._note(operation.output, batch * heads, source.shape[-1])
 
     def is_heads_first(self, product: Product) -> bool:
-        """Return True if query or key of a product may have heads before the batch."""
+        """Return True if the query or key of a product may have heads before the batch."""
         for factor in (product.left, product.right):
             known = self._storages.get(storage_key(factor) or 0)
             if known is not None and known[1:] == (factor.shape[0], factor.shape[-1]):

@@ -1,4 +1,4 @@
-"""The axes of a product: batch, heads, queries and keys."""
+"""The axes of a product of query and key: batch, heads, queries and keys."""
 
 import math
 from collections.abc import Sequence
@@ -13,16 +13,16 @@ __all__ = ["Layout", "Unsupported", "layout_of"]
 
 
 class Unsupported(ValueError):
-    """Something between product and softmax that has no place in an AttentionMatrix."""
+    """An operation between product and softmax that an AttentionMatrix cannot represent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The axes of the matrix in the product: batch..., row, column.
+    """The axes of the attention matrix, with their strides in the product.
 
     Attributes:
-        axes: in that order.
-        query_is_left: whether the rows of the matrix are those of the product.
+        axes: the axes in the order batch..., query, key.
+        query_is_left: True if the query is the left factor of the product.
     """
 
     axes: Axes
@@ -38,20 +38,20 @@ def layout_of(
     *,
     heads_first: bool = False,
 ) -> Layout:
-    """Return the layout of the matrix whose weights a softmax gave.
+    """Return the layout of the attention matrix whose weights a softmax computed.
 
     Args:
-        product: of query and key.
-        final: the axes of the scores that the softmax was taken of.
-        dim: the axis along which the weights sum to 1.
-        passed: the axes that the scores had on their way; those that split the batch further are
-            taken.
-        given: the tensors of each running forward, of which the tokens tell a batch from heads
-            where one axis is both.
-        heads_first: whether heads may come before the batch in that axis.
+        product: the product of query and key.
+        final: the axes of the scores that were the input of the softmax.
+        dim: the axis of the softmax.
+        passed: the axes of the scores before each step; the ones that split the batch furthest are
+            used.
+        given: the tensor arguments of each running ``forward``; their shapes separate batch and
+            heads if both are merged into one axis.
+        heads_first: True if heads may come before the batch in the merged axis.
 
     Raises:
-        Unsupported: there are no rows of a query, or no whole row of keys.
+        Unsupported: the softmax runs over neither queries nor keys, or over a part of the keys.
     """
     layout = _finest(product, passed, final, dim)
     split = _with_heads(layout, given)
@@ -110,7 +110,7 @@ def _layout(product: Product, axes: Axes, dim: int) -> Layout:
 
 
 def _with_heads(layout: Layout, given: Sequence[Sequence[Tensor]]) -> Layout:
-    """Return the layout with an axis for the batch and one for the heads."""
+    """Split an axis that merges batch and heads in two, if the batch size is known."""
     if len(layout.axes.sizes) != 3:
         return layout
     merged, q_len, kv_len = layout.axes.sizes
@@ -124,9 +124,9 @@ def _with_heads(layout: Layout, given: Sequence[Sequence[Tensor]]) -> Layout:
 
 
 def _batch_of(given: Sequence[Tensor], q_len: int, kv_len: int) -> int | None:
-    """Return how many sequences a forward was given; None if its tokens are no argument."""
+    """Return the batch size of the arguments of a ``forward``; None if none holds the tokens."""
     floats = [t for t in given if not t.is_nested and t.is_floating_point()]
-    # Numbers for each query and key are a mask, unless there is nothing else.
+    # A tensor of shape (..., q_len, kv_len) is a mask or bias, unless it is the only one.
     tokens = [t for t in floats if t.shape[-2:] != (q_len, kv_len)] or floats[:1]
     for tensor in tokens:
         match tuple(tensor.shape):

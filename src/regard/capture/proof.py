@@ -1,8 +1,8 @@
-"""The numeric half of the proof: a few rows of scores and weights, compared with the matrix.
+"""The numeric check of hand-written attention: a few rows compared with the recorded matrix.
 
-Provenance says which operations ran. The rows say that nothing else changed a number: query, key,
-mask and bias as they are recorded give the scores that the softmax was taken of, and the weights
-that meet the value are those that the softmax gave.
+``provenance.py`` tracks which operations ran. The rows show that nothing else changed an element:
+the recorded query, key, mask and bias give the scores that were the input of the softmax, and the
+weights that multiply the value equal the output of the softmax.
 """
 
 import math
@@ -19,22 +19,22 @@ from regard.scores.query_key import QueryKeyScores
 __all__ = ["Sample"]
 
 _WHOLE = 2**18
-"""Weights of which every row is compared; of more, four rows."""
+"""The largest number of weights of which every row is compared; of more, four rows are."""
 
 _FAST_FLOAT32 = 2.0**-9
-"""The rounding of a product in float32 where speed is asked for."""
+"""The relative error of a float32 product with TF32 or bfloat16 arithmetic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Rows of what a softmax was taken of, and of what it gave; copies.
+    """Copies of a few rows of the input and the output of a softmax.
 
     Attributes:
-        rows: which queries: all of them, or a few.
-        scores: (..., num_heads, rows, kv_len), of each range; None where they were not there.
-        weights: likewise.
+        rows: the ranges of the copied queries; one range if all are copied.
+        scores: the input for each range, (..., num_heads, rows, kv_len); None if it is unknown.
+        weights: the output for each range, of the same shape.
         rounding: the largest relative error of one operation on the scores.
-        steps: how many operations rounded them.
+        steps: the number of operations that rounded the scores.
     """
 
     rows: tuple[range, ...]
@@ -45,13 +45,13 @@ class Sample:
 
     @classmethod
     def of(cls, scores: Tensor | None, weights: Tensor, dtype: torch.dtype, steps: int) -> "Sample":
-        """Copy some rows.
+        """Copy all rows of a small softmax, or four rows of a large one.
 
         Args:
-            scores: what the softmax was taken of, on the axes of the matrix; None: not known.
-            weights: what it gave, likewise.
-            dtype: the lowest precision of query, key and scores.
-            steps: how many operations rounded the scores.
+            scores: the input of the softmax, on the axes of the matrix; None if it is unknown.
+            weights: the output of the softmax, on the axes of the matrix.
+            dtype: the least precise dtype of query, key and scores.
+            steps: the number of operations that rounded the scores.
         """
         q_len = weights.shape[-2]
         rows = (range(q_len),)
@@ -71,7 +71,7 @@ class Sample:
         )
 
     def is_of(self, matrix: AttentionMatrix) -> bool:
-        """Return True if a matrix gives these scores and weights, as its tensors are now."""
+        """Return True if a matrix gives these scores and weights from its current tensors."""
         shape = (*matrix.shape[:-2], -1, matrix.shape[-1])
         for place, rows in enumerate(self.rows):
             span = slice(rows.start, rows.stop)
@@ -85,7 +85,7 @@ class Sample:
         return True
 
     def _limit(self, matrix: AttentionMatrix, span: slice, found: Tensor) -> Tensor:
-        """Return how far rounding can move a score of each row, (..., rows, 1)."""
+        """Return the largest rounding error of the scores of each row, (..., rows, 1)."""
         source = cast(QueryKeyScores, matrix.source)
         query, key = source.query[..., span, :].double(), source.key.double()
         longest = key.square().sum(-1).sqrt().amax(-1)
@@ -100,17 +100,17 @@ class Sample:
             numbers = numbers[numbers > -1e4]
             bias = float(numbers.abs().amax()) if numbers.numel() else 0.0
         accumulated = math.sqrt(query.shape[-1]) * 2.0**-23 * reach
-        if query.is_cuda:  # which may add up in the dtype of its factors
+        if query.is_cuda:  # may accumulate in the dtype of the factors
             accumulated += self.rounding * reach
         return (1e-5 + accumulated + (self.steps + 2) * self.rounding * (largest + bias))[..., None]
 
     def meets(self, used: Tensor, rounding: float, *, is_dropped: bool) -> bool:
-        """Return True if weights that meet a value are those that the softmax gave.
+        """Return True if the weights that multiply a value equal the output of the softmax.
 
         Args:
-            used: (..., num_heads, q_len, kv_len), on the axes of the matrix, all rows.
-            rounding: the largest relative error of a cast.
-            is_dropped: whether dropout made some 0 and the others larger.
+            used: all rows of the weights in the product, (..., num_heads, q_len, kv_len).
+            rounding: the largest relative error of a cast of the weights.
+            is_dropped: True if dropout set some weights to 0 and scaled the others.
         """
         for rows, weights in zip(self.rows, self.weights, strict=True):
             part = used[..., rows.start : rows.stop, :]
@@ -121,12 +121,12 @@ class Sample:
 
 
 def _are_same(used: Tensor, weights: Tensor, rounding: float, *, is_dropped: bool) -> bool:
-    """Return True if numbers are the weights of a softmax, cast, thinned or in empty rows of 0."""
+    """Return True if ``used`` equals ``weights`` up to a cast, dropout and rows set to 0."""
     rounding = 2 * max(rounding, torch.finfo(used.dtype).eps, torch.finfo(weights.dtype).eps)
     used, weights = used.double(), weights.double()
     tiny = 2e-7 if rounding > 1e-3 else 1e-30  # float16 has no smaller numbers
     same = (used - weights).abs() <= rounding * weights.abs() + tiny
-    # NaN is what a softmax gives for a row without keys; 0 is what such a row means.
+    # A softmax gives NaN for a row without keys, and models replace it by 0.
     same |= weights.isnan() & (used.isnan() | (used == 0))
     same |= (used == 0).all(-1, keepdim=True)
     if bool(same.all()):
@@ -146,8 +146,8 @@ def _copied(tensor: Tensor, rows: range) -> Tensor:
 def _agree(
     found: Tensor, scores: Tensor | None, given: Tensor, weights: Tensor, limit: Tensor
 ) -> bool:
-    """Return True if scores agree but for a number a row, and weights with them."""
-    # A row without an allowed key is NaN or even in the model, and 0 in the matrix.
+    """Return True if weights agree, and scores up to a constant per row."""
+    # A row without an allowed key is NaN or uniform in the model, and 0 in the matrix.
     rows = (given.sum(-1, keepdim=True) > 0) & ~weights.isnan().any(-1, keepdim=True)
     rows &= (weights > 0).any(-1, keepdim=True)
     best = weights.masked_fill(weights.isnan(), -1).argmax(-1, keepdim=True)
@@ -173,5 +173,5 @@ def _agree(
 
 
 def _are_masked(scores: Tensor, best: Tensor) -> Tensor:
-    """Return True for scores whose weight is 0 beside the best of their row."""
+    """Return a bool tensor, True for scores so far below ``best`` that their weight is 0."""
     return (scores - best < -1e3) | (scores == -torch.inf)

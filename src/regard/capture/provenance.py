@@ -1,8 +1,8 @@
-"""The one place that tracks where tensors come from: which storages hold scores or weights.
+"""Provenance of a model's tensors: which storages hold scores, exponentials or weights.
 
-A storage holds scores, their exponentials or weights, whatever views there are of it. Storages are
-known weakly. A product of query and key is held until its scores are gone, because another softmax
-may be taken of them.
+Tracking is by storage, so all views of a storage are in the same stage. Storages are referenced
+weakly. A product of query and key is kept alive until its scores are freed, because another softmax
+may use them.
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """A product of two activations, and the steps since."""
+    """The product of two activations, and the steps applied to it."""
 
     product: Product
     steps: tuple[Step, ...] = ()
@@ -44,14 +44,14 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Exponentials:
-    """exp(scores)."""
+    """The exponentials of scores."""
 
     scores: Scores
 
 
 @dataclass(frozen=True, slots=True)
 class RowSums:
-    """The sums of exponentials along one axis, counted from the last."""
+    """The sums of exponentials along one axis; ``dim`` is negative, counted from the last axis."""
 
     scores: Scores
     dim: int
@@ -59,23 +59,24 @@ class RowSums:
 
 @dataclass(eq=False, slots=True)
 class Attention:
-    """One softmax and what has become of its weights.
+    """The state of one softmax and its weights.
 
     Attributes:
-        name: the module whose attention it is; None outside the model.
-        line: where the softmax was taken, ``file:line``.
-        place: how far one step along the softmax's axis goes in its output; 0 where it has size 1.
-        length: of that axis.
-        trouble: why it cannot be recorded, known at the softmax.
-        matrix: of the model's own tensors, until it is recorded.
-        meeting: which axes of a value are whose; None where nobody can tell.
-        sample: rows of its scores and weights.
-        changed: the first operation that made something else of its weights, in a sentence.
-        emptied: the rows of the matrix that were made 0 as a whole when they met the value.
-        is_outer: whether the vectors have one number, as positions and frequencies do; what is no
-            attention then is ignored.
-        is_recorded: whether all weights have met a value.
-        is_refused: whether it was refused.
+        name: the name of the module that ran the attention; None outside the model.
+        line: the location of the softmax, ``file:line``.
+        place: the stride of the softmax's axis in its contiguous output; 0 for an axis of size 1.
+        length: the size of that axis.
+        trouble: the reason why it cannot be recorded, found at the softmax; None without one.
+        matrix: the matrix of the model's own tensors; None once it is recorded or refused.
+        meeting: the axes that map a value to the matrix; None if they cannot be determined.
+        sample: copied rows of the scores and weights.
+        changed: a sentence about the first operation that changed the weights; None without one.
+        emptied: True for rows of the matrix that were set to 0 before the product with the value,
+            (..., num_heads, q_len, 1); None without such rows.
+        is_outer: True if head_dim is 1, as in products of positions and frequencies. If such a
+            product is no attention, it is ignored without an error.
+        is_recorded: True if all weights were multiplied by a value and the matrix was recorded.
+        is_refused: True if it was refused.
     """
 
     name: str | None
@@ -95,13 +96,14 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The weights of an attention, or some of them.
+    """All or some weights of an attention.
 
     Attributes:
-        attention: whose they are.
-        is_dropped: whether dropout has made some of them 0.
-        rounding: the largest relative error of a cast.
-        emptied: the rows of the matrix that were made 0 as a whole.
+        attention: the attention that the weights belong to.
+        rounding: the largest relative error of a cast of the weights.
+        is_dropped: True if dropout set some of the weights to 0.
+        emptied: True for rows of the matrix that were set to 0, (..., num_heads, q_len, 1); None
+            without such rows.
     """
 
     attention: Attention
@@ -112,11 +114,11 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Scores that went through an operation that has no place in a matrix.
+    """Scores after an operation that an AttentionMatrix cannot represent.
 
     Attributes:
-        through: the operation, with its line.
-        modules: the names of those that ran the product.
+        through: the name of the operation, with its ``file:line``.
+        modules: the names of the modules that were running when the product was computed.
     """
 
     through: str
@@ -125,7 +127,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Random numbers of which dropout is made."""
+    """Random numbers, from which dropout can be computed."""
 
 
 Stage: TypeAlias = Scores | Exponentials | RowSums | Weights | Lost | Noise
@@ -133,7 +135,7 @@ Stage: TypeAlias = Scores | Exponentials | RowSums | Weights | Lost | Noise
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """The stage that one storage holds."""
+    """A tracked storage, with its axes in the product and its stage."""
 
     storage: StorageWeakRef
     axes: Axes | None
@@ -144,15 +146,15 @@ class Track:
         return isinstance(tensor, Tensor) and storage_key(tensor) == cast(int, self.storage.cdata)
 
     def seen_as(self, tensor: Tensor) -> Axes | None:
-        """Return the axes of a view; None where nobody can tell."""
+        """Return the axes of a view of this storage; None if they cannot be determined."""
         return None if self.axes is None else self.axes.seen_as(tensor)
 
 
 class Provenance:
-    """The stages that the storages of a running model hold.
+    """The tracked storages of a running model.
 
     Args:
-        model: whose parameters are no activations.
+        model: the model; its parameters do not count as activations.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -170,28 +172,28 @@ class Provenance:
         return iter(self._tracks.values())
 
     def of(self, tensor: object) -> Track | None:
-        """Return what the storage of a tensor holds; None if it is nothing of interest."""
+        """Return the track of a tensor's storage; None if it is not tracked."""
         if not self._tracks or not isinstance(tensor, Tensor):
             return None
         return self._tracks.get(cast(int, storage_key(tensor)))
 
     def stage_of(self, tensor: object) -> Stage | None:
-        """Return what the storage of a tensor holds, without where it lies."""
+        """Return the stage of a tensor's storage; None if it is not tracked."""
         track = self.of(tensor)
         return None if track is None else track.stage
 
     def put(self, tensor: object, axes: Axes | None, stage: Stage) -> None:
-        """Note what the storage of a tensor holds from now on."""
+        """Set the axes and the stage of a tensor's storage."""
         if isinstance(tensor, Tensor) and storage_key(tensor) is not None:
             reference = StorageWeakRef(tensor.untyped_storage())
             self._tracks[reference.cdata] = Track(reference, axes, stage)
 
     def drop(self, tensor: Tensor) -> None:
-        """Note that the storage of a tensor holds nothing of interest any more."""
+        """Stop tracking the storage of a tensor."""
         self._tracks.pop(cast(int, storage_key(tensor)), None)
 
     def forget(self) -> None:
-        """Let go of storages that are gone."""
+        """Remove the tracks of storages that were freed."""
         if self._tracks:
             self._tracks = {
                 key: track
@@ -204,34 +206,34 @@ class Provenance:
             self._room = 2 * len(self._copies) + 64
 
     def is_parameter(self, tensor: Tensor) -> bool:
-        """Return True for a parameter of the model, and for a view or a noted copy of one."""
+        """Return True for a parameter of the model, a view of one, or a recorded copy of one."""
         key = storage_key(tensor)
         if key in self._parameters or key in self._copies:
             return True
         base = tensor._base  # pyright: ignore[reportPrivateUsage]
         if key in self._strangers or not any(isinstance(t, nn.Parameter) for t in (tensor, base)):
             return False
-        # The model may have got it while it runs.
+        # The model may have registered it after the block began.
         self._parameters = _parameters_of(self._model)
         if key not in self._parameters:
             self._strangers.add(key)
         return key in self._parameters
 
     def note_copy(self, parameter: object) -> None:
-        """Note a copy of a parameter, as autocast makes them."""
+        """Record a copy of a parameter, such as a cast by autocast."""
         if isinstance(parameter, Tensor) and not self.is_parameter(parameter):
             reference = StorageWeakRef(parameter.untyped_storage())
             self._copies[reference.cdata] = reference
 
 
 def _parameters_of(model: nn.Module) -> set[int | None]:
-    """Return the storages of a model's parameters."""
+    """Return the storage keys of a model's parameters."""
     return {storage_key(parameter) for parameter in model.parameters()} - {None}
 
 
 def storage_key(tensor: Tensor) -> int | None:
-    """Return the storage that a tensor lies in; None where it has none of its own."""
+    """Return the key of a tensor's storage; None if the tensor has no storage."""
     try:
         return cast(int, cast(Any, tensor.untyped_storage())._cdata)
-    except (NotImplementedError, RuntimeError, ValueError):  # the last: of a lazy module's own
+    except (NotImplementedError, RuntimeError, ValueError):  # ValueError: a lazy parameter
         return None

@@ -1,4 +1,4 @@
-"""The values that attention draws from, kept beside the keys of its calls."""
+"""The value tensors of attention, recorded together with the keys."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from regard.capture.tensor_copies import TensorCopies
 __all__ = ["TakeValue", "Values"]
 
 TakeValue = Callable[[Tensor], None]
-"""Is told the value that an attention has drawn from."""
+"""A function that receives the value tensor of an attention."""
 
 _NEVER_SEEN = (
     "no product of its weights with a value was seen that tells which value is whose.\n"
@@ -20,13 +20,13 @@ _NEVER_SEEN = (
 
 
 class Values:
-    """The value of one attention, put together over its calls as its keys are.
+    """The value of one attention, merged over its calls in the same way as its keys.
 
     Args:
-        tensor_copies: where the copies go.
+        tensor_copies: makes the copies.
 
     Attributes:
-        trouble: why it cannot be kept, one sentence with its remedy; None while it can.
+        trouble: the reason why the value cannot be recorded, with a remedy; None without one.
         in_graph: the value of the last call as a part of autograd's graph; None without gradients.
 
     Example:
@@ -50,18 +50,18 @@ class Values:
         self._missing = False
 
     def expect(self, place: Place | None, shape: torch.Size) -> None:
-        """Expect the value of a call that has run.
+        """Prepare for the value of the call that has just run.
 
         Args:
-            place: where it goes on from earlier ones; None: it is the first.
-            shape: of its matrix, (..., num_heads, q_len, kv_len).
+            place: the place at which the call continues earlier calls; None for a first call.
+            shape: the shape of the call's matrix, (..., num_heads, q_len, kv_len).
         """
         if self._missing:
             self.trouble = self.trouble or _NEVER_SEEN
         self._place, self._shape, self._missing = place, shape, True
 
     def add(self, value: Tensor) -> None:
-        """Keep the value of the last call.
+        """Copy the value of the last call.
 
         Args:
             value: (..., num_kv_heads, kv_len, head_dim), where num_kv_heads divides num_heads.
@@ -75,7 +75,7 @@ class Values:
                 '    Observe with keep="qk".'
             )
             return
-        # One value may serve all entries of a batch.
+        # All entries of a batch may share one value.
         value = value.expand(*self._shape[:-3], *value.shape[-3:])
         place = self._place
         if place is None:
@@ -86,17 +86,20 @@ class Values:
             self._kept = extended(self._kept, first, more, self._tensor_copies.empty)
 
     def whole(self, kv_len: int) -> Tensor | None:
-        """Return the value, (..., num_kv_heads, kv_len, head_dim); None: ``trouble`` says why."""
+        """Return the merged value, (..., num_kv_heads, kv_len, head_dim).
+
+        If the result is None, ``trouble`` is the reason.
+        """
         if self._missing:
             self.trouble = self.trouble or _NEVER_SEEN
         if self.trouble is not None or self._kept is None:
             return None
-        # Room for keys that never came is not kept.
+        # The buffer may have room for keys that were never added.
         return self._kept[..., :kv_len, :].contiguous()
 
 
 def _fits(value: Tensor, shape: torch.Size) -> bool:
-    """Return True if a value has one vector for each key of a matrix, for groups of its heads."""
+    """Return True if a value has one vector per key, and num_kv_heads divides num_heads."""
     if value.ndim != len(shape) or value.shape[-2] != shape[-1]:
         return False
     batches = zip(value.shape[:-3], shape[:-3], strict=True)

@@ -1,4 +1,4 @@
-"""Refusals and faults, reported as one error or warning when the block ends."""
+"""Problems of a recording, reported as one error or warning when the block ends."""
 
 from regard.errors import RegardError
 
@@ -8,7 +8,7 @@ _MOST = 5
 
 
 class Problems:
-    """The first problem of each layer; equal ones are reported together.
+    """The first problem of each kind for each layer; layers with equal problems share one line.
 
     Example:
         >>> from regard.capture.refusals import Problems
@@ -20,38 +20,39 @@ class Problems:
     """
 
     def __init__(self) -> None:
-        self._told: dict[tuple[str, str], str] = {}  # by what and of which layer: why
+        self._told: dict[tuple[str, str], str] = {}  # (problem, layer) -> reason
         self._alone: list[str] = []
         self._cause: Exception | None = None
 
     def __bool__(self) -> bool:
-        """Return True if there are any."""
+        """Return True if there are problems."""
         return bool(self._told or self._alone)
 
     @property
     def are_fatal(self) -> bool:
-        """Return True if one of them is of no single layer."""
+        """Return True if a problem concerns the whole recording and not a single layer."""
         return bool(self._alone)
 
     def add(self, what: str, name: str, reason: str, cause: Exception | None = None) -> None:
-        """Take note of a problem of a layer.
+        """Add a problem of a layer; only its first problem of each kind is reported.
 
         Args:
-            what: it is, with {} for the layer: ``"the attention of {} cannot be kept"``.
-            name: of the layer; of its problems of one sort the first is told.
-            reason: why, with the remedy where there is one.
-            cause: the exception behind it.
+            what: the kind of problem, with {} for the layer's name:
+                ``"the attention of {} cannot be kept"``.
+            name: the name of the layer.
+            reason: the reason, with a remedy if there is one.
+            cause: the exception that caused it.
         """
         self._told.setdefault((what, name), reason)
         self._cause = self._cause or cause
 
     def add_text(self, text: str, cause: Exception | None = None) -> None:
-        """Take note of a problem that is of no layer, in its own words."""
+        """Add a problem that concerns the whole recording."""
         self._alone.append(text)
         self._cause = self._cause or cause
 
     def error(self) -> RegardError | None:
-        """Return all of it as one error; None where nothing went wrong."""
+        """Return one error with all problems; None without problems."""
         if not self:
             return None
         alike: dict[tuple[str, str], list[str]] = {}
@@ -66,6 +67,6 @@ class Problems:
 
 
 def _listed(names: list[str]) -> str:
-    """Return the first names, and how many more there are."""
+    """Return the first names and the number of the others, as text."""
     more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
     return ", ".join(map(repr, names[:_MOST])) + more

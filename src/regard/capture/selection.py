@@ -1,4 +1,4 @@
-"""The arguments of observe that choose what is kept, checked."""
+"""The validated arguments of `observe` that select what to record."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,16 +15,17 @@ __all__ = ["Selection"]
 
 @dataclass(frozen=True)
 class Selection:
-    """The layers, heads, queries and answers to keep; everything by default.
+    """The layers, heads, queries and answers to record; everything by default.
 
     Attributes:
-        names: of the modules whose attention is wanted; None where nothing is left out.
-        places: of the layers wanted, in the order they run; None where nothing is left out.
-        heads: which heads; None: all.
-        queries: which queries, a slice without a step.
-        reductions: what to ask while the model runs, instead of keeping query and key.
-        values: whether to keep the value of each attention beside its query and key.
-        device: where to keep it; None: where the model has it.
+        names: the names of the selected modules; None selects all layers.
+        places: the positions of the selected layers in the order they run; None selects all layers.
+        heads: the selected heads; None selects all heads.
+        queries: the selected queries, a slice without a step.
+        reductions: the reductions to compute while the model runs, instead of recording query and
+            key.
+        device: the device of the recording; None keeps tensors on the model's device.
+        values: True to record the value of each attention with its query and key.
 
     Example:
         >>> from regard.capture.selection import Selection
@@ -51,19 +52,19 @@ class Selection:
         device: torch.device | str | None = None,
         modules: Collection[str] = (),
     ) -> "Selection":
-        """Return what was asked for, checked before any work.
+        """Validate the arguments of `observe`, and return them as a Selection.
 
         Args:
-            layers: names of modules, places in the order they run, or both.
+            layers: names of modules, positions in the order they run, or both.
             heads: indices or a slice.
             queries: a slice of positions.
             keep: "qk", "qkv", or reductions.
-            device: where to keep it.
-            modules: the names that attention can have in this model.
+            device: the device of the recording.
+            modules: the names of the model's modules.
 
         Raises:
-            TypeError: something of the wrong kind.
-            ValueError: an unknown name, or a choice of nothing.
+            TypeError: an argument has the wrong type.
+            ValueError: a name is unknown, or an argument selects nothing.
         """
         names, places = (None, None) if layers is None else _layers(layers, modules)
         return cls(
@@ -77,16 +78,16 @@ class Selection:
         )
 
     def has_layer(self, name: str, place: int) -> bool:
-        """Return True if the layer of this name, at this place in the order they run, is wanted."""
+        """Return True if a layer is selected, by its name or its place in the order they run."""
         if self.names is None or self.places is None:
             return True
         return name in self.names or place in self.places
 
     def head_indices(self, num_heads: int) -> list[int] | None:
-        """Return which of so many heads are wanted; None: all, as they are.
+        """Return the indices of the selected heads; None for all heads in their order.
 
         Raises:
-            ValueError: it does not have them.
+            ValueError: the attention lacks a selected head.
         """
         if self.heads is None:
             return None
@@ -109,13 +110,13 @@ class Selection:
         return None if chosen == known else chosen
 
     def rows(self, first: int, q_len: int, *, all_there: bool) -> range:
-        """Return which of q_len queries from ``first`` on are wanted.
+        """Return the selected queries of a call, counted from its first query.
 
         Args:
-            first: how many queries came before.
-            q_len: how many there are.
-            all_there: whether no more will come. Until then a negative stop may turn out to be any
-                position, so nothing is left out for it.
+            first: the number of queries before the call.
+            q_len: the number of queries in the call.
+            all_there: True if no more queries will follow. Otherwise a negative stop may mean any
+                position, so it excludes no query yet.
         """
         queries, total = self.queries, first + q_len
         if not all_there and queries.stop is not None and queries.stop < 0:
@@ -125,11 +126,11 @@ class Selection:
         return range(start, max(start, wanted.stop - first))
 
     def missing(self, ran: Sequence[str], *, any_kept: bool) -> str | None:
-        """Return which of the layers and queries that were wanted did not run; None: all did.
+        """Return a message about selected layers or queries that did not run; None if all ran.
 
         Args:
-            ran: the modules in which attention was seen, in their order.
-            any_kept: whether something was kept, or is known not to be.
+            ran: the names of the modules that ran attention, in their order.
+            any_kept: True if a layer was recorded or has a known problem.
         """
         if not ran:
             return None
@@ -229,7 +230,7 @@ def _choose(count: int) -> str:
 
 
 def _items(name: str, given: object, takes: str, remedy: str) -> list[object]:
-    """Return what stands in a list, a range or another collection of several things."""
+    """Return the items of an iterable as a list; raise an error for text, mappings and no items."""
     if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
         came = repr(given) if isinstance(given, str) else kind_text(cast(object, given))
         raise TypeError(f"{name} is {came}; {takes}.\n    {remedy}")

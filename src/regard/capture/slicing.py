@@ -1,4 +1,4 @@
-"""An attention in fewer tensors, or a part of it: some of its heads, some of its queries."""
+"""Parts of an attention matrix: some heads, some queries, keys without repeated heads."""
 
 from dataclasses import replace
 from functools import wraps
@@ -19,9 +19,9 @@ __all__ = ["drop_repeated_heads", "some_heads", "some_queries", "unrepeated", "v
 
 
 def unrepeated(matrix: AttentionMatrix) -> AttentionMatrix:
-    """Return the same attention, with the keys that neighbouring heads share there once.
+    """Return the same attention, with one key for each group of heads that share it.
 
-    Models repeat the keys of grouped heads before they call what knows no groups.
+    Models repeat the keys of grouped-query attention before they call a function without groups.
 
     Example:
         >>> import torch, regard
@@ -44,18 +44,20 @@ def _may_look(matrix: AttentionMatrix, source: QueryKeyScores) -> bool:
 
 
 def _repeats(tensor: Tensor, group: int) -> bool:
-    """Return True if the heads of each group are the same."""
+    """Return True if the heads of each group are equal."""
     *batch, num_heads, length, dim = tensor.shape
     groups = tensor.reshape(*batch, num_heads // group, group, length, dim)
     return torch.equal(groups, groups[..., :1, :, :].expand_as(groups))
 
 
 def some_heads(matrix: AttentionMatrix, heads: list[int]) -> AttentionMatrix:
-    """Return the attention of some heads; keys stay shared where every chosen group has one size.
+    """Return the attention of some heads.
+
+    Keys stay shared if the same number of heads was chosen from each group.
 
     Args:
         matrix: (..., num_heads, q_len, kv_len).
-        heads: which, in the order wanted.
+        heads: the indices of the heads, in the order of the result.
 
     Returns:
         (..., len(heads), q_len, kv_len).
@@ -89,7 +91,7 @@ def some_heads(matrix: AttentionMatrix, heads: list[int]) -> AttentionMatrix:
 
 
 def _keys(key: Tensor, kv_heads: list[int]) -> Tensor:
-    """Return the key head of each chosen head; one for a group if all have one size."""
+    """Return the key of each chosen head; one per group if all groups have the same size."""
     distinct = list(dict.fromkeys(kv_heads))
     group = len(kv_heads) // len(distinct)
     even = kv_heads == [head for head in distinct for _ in range(group)]
@@ -97,13 +99,13 @@ def _keys(key: Tensor, kv_heads: list[int]) -> Tensor:
 
 
 def value_heads(value: Tensor, num_heads: int, group: int, heads: list[int] | None) -> Tensor:
-    """Return the value of some heads; neighbouring heads share one as they share a key.
+    """Return the value of some heads; the heads of a group share a value if they share a key.
 
     Args:
-        value: (..., num_kv_heads, kv_len, head_dim), or with an axis of all heads.
-        num_heads: of the attention.
-        group: how many of its heads share a key.
-        heads: which, in the order wanted; None: all.
+        value: (..., num_kv_heads, kv_len, head_dim) or (..., num_heads, kv_len, head_dim).
+        num_heads: the number of heads of the attention.
+        group: the number of heads that share a key.
+        heads: the indices of the heads, in the order of the result; None for all heads.
 
     Example:
         >>> import torch
@@ -120,14 +122,14 @@ def value_heads(value: Tensor, num_heads: int, group: int, heads: list[int] | No
 
 
 def some_queries(matrix: AttentionMatrix, rows: range) -> AttentionMatrix:
-    """Return the attention of some queries to all keys; row i is that of ``rows[i]``.
+    """Return the attention of some queries to all keys; row i is the query ``rows[i]``.
 
     Args:
         matrix: (..., num_heads, q_len, kv_len).
-        rows: which queries, neighbours, at least one.
+        rows: the queries: a range with step 1 and at least one element.
 
     Returns:
-        (..., num_heads, len(rows), kv_len), of views.
+        (..., num_heads, len(rows), kv_len); its tensors are views.
 
     Example:
         >>> import torch, regard
@@ -151,7 +153,8 @@ def some_queries(matrix: AttentionMatrix, rows: range) -> AttentionMatrix:
     bias = None if source.bias is None else chosen(source.bias)
     position_bias = source.position_bias
     if position_bias is not None and rows.stop < q_len:
-        # Aligned with the last query, which is not there: its numbers stand for themselves.
+        # A position bias is aligned with the last query, which is left out here. So it becomes an
+        # ordinary bias.
         distances = _position_bias(source, rows)
         bias, position_bias = distances if bias is None else bias + distances, None
     changed = replace(
@@ -165,7 +168,7 @@ def some_queries(matrix: AttentionMatrix, rows: range) -> AttentionMatrix:
 
 
 def _position_bias(source: QueryKeyScores, rows: range) -> Tensor:
-    """Return a position bias for some rows, (..., num_heads, rows, kv_len)."""
+    """Compute the position bias of some rows, (..., num_heads, rows, kv_len)."""
     assert source.position_bias is not None
     *leading, _, kv_len = source.shape
     everywhere = tuple(slice(0, n) for n in leading)
@@ -180,7 +183,7 @@ def _position_bias(source: QueryKeyScores, rows: range) -> Tensor:
 
 
 def _from_row(score_mod: FlexCallable, start: int) -> FlexCallable:
-    """Return the score_mod of a matrix whose first query was query ``start`` of the whole one."""
+    """Return a score_mod that adds ``start`` to q_idx."""
     if start == 0:
         return score_mod
     function = score_mod.function
@@ -193,7 +196,9 @@ def _from_row(score_mod: FlexCallable, start: int) -> FlexCallable:
 
 
 def drop_repeated_heads(key: Tensor) -> Tensor:
-    """Return the key with one head for each group of equal neighbours, if all groups have one size.
+    """Return the key with one head for each group of equal neighbours.
+
+    The key is returned unchanged if it has no such groups of one size.
 
     Example:
         >>> import torch
@@ -207,11 +212,11 @@ def drop_repeated_heads(key: Tensor) -> Tensor:
     probe = key[..., :1, :]
     same = (probe[..., 1:, :, :] == probe[..., :-1, :, :]).flatten(-2).all(-1)
     fresh = (~same).flatten(0, -2).any(0) if same.ndim > 1 else ~same
-    # One look at all of them: each waits for a device.
+    # One copy of all results to the CPU: each copy waits for the device.
     differs = cast(list[bool], fresh.tolist())
     group = gcd(num_heads, *(place + 1 for place, found in enumerate(differs) if found))
     if group == 1:
         return key
     first, *repeats = cast(Tensor, key.unflatten(-3, (-1, group))).unbind(-3)
-    # One head after the other: an expanded tensor takes half as long again to compare.
+    # Heads are compared one by one: comparing with an expanded tensor takes 1.5 times as long.
     return first if all(torch.equal(first, each) for each in repeats) else key

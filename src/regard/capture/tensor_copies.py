@@ -1,4 +1,4 @@
-"""Copies of a model's tensors: beside them, on another device, or in files on a disk."""
+"""Copies of a model's tensors: on the same device, on another one, or in mapped files."""
 
 import mmap
 from collections.abc import Sequence
@@ -15,15 +15,15 @@ _AT_ONCE = bytes(2**20)
 
 
 class TensorCopies:
-    """Keeps copies of tensors, which nothing that happens to the originals can reach.
+    """Makes copies of tensors that share no memory with the originals.
 
-    A copy to the CPU is waited for, because somebody may read it at once; to another device it is
-    not, because whoever reads it there comes after it.
+    A copy to the CPU is synchronous, because the CPU may read it at once. A copy to another device
+    is asynchronous, because work on that device runs after it.
 
     Args:
-        device: where to keep them; None: where each of them is.
-        folder: for files that large copies are mapped from; None: in memory. The files have no
-            name, so that nothing is left of them whatever happens.
+        device: the device of the copies; None keeps each copy on the device of its original.
+        folder: the folder of the temporary files that copies are mapped from; None keeps copies in
+            memory. The files are unlinked, so that none remains after a crash.
 
     Example:
         >>> import torch
@@ -38,13 +38,16 @@ class TensorCopies:
         self._shared: dict[tuple[object, ...], list[Tensor]] = {}
 
     def copy(self, tensor: Tensor) -> Tensor:
-        """Return a copy of its own, contiguous."""
+        """Return a new contiguous copy."""
         copied = self.empty(tensor.shape, tensor)
         waits = "cpu" in (tensor.device.type, copied.device.type)
         return copied.copy_(tensor.detach(), non_blocking=not waits)
 
     def copy_once(self, tensor: Tensor) -> Tensor:
-        """Return one copy for all tensors with the same content, as masks and biases have."""
+        """Return a copy, the same one for all tensors with equal elements.
+
+        Layers often share masks and biases.
+        """
         strides = zip(tensor.shape, tensor.stride(), strict=True)
         distinct = tensor.detach()[tuple(slice(0, n if stride else 1) for n, stride in strides)]
         device = self._device or tensor.device
@@ -58,7 +61,7 @@ class TensorCopies:
         return known[-1]
 
     def empty(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Return room for a tensor of this shape, of the dtype of another, not yet written.
+        """Return an uninitialised tensor of this shape, with the dtype of ``like``.
 
         Raises:
             OSError: the disk is full.
@@ -68,14 +71,17 @@ class TensorCopies:
         return torch.empty(tuple(shape), dtype=like.dtype, device=self._device or like.device)
 
     def _mapped(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return a tensor whose memory is a file; the system writes it out when memory is short."""
+        """Return a tensor whose memory is mapped from a file.
+
+        The operating system can write it to the disk if memory runs short.
+        """
         count = prod(shape)
         if not count:
             return torch.empty(tuple(shape), dtype=dtype, device="cpu")
         size = count * dtype.itemsize
         with TemporaryFile(dir=self._folder) as file:
-            # All of it is written first: a map of a file that the disk has no room for would end
-            # the process.
+            # The whole file is written first: a write to a mapped page for which the disk has no
+            # room would kill the process.
             for start in range(0, size, len(_AT_ONCE)):
                 file.write(_AT_ONCE[: size - start])
             file.flush()

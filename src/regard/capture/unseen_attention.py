@@ -1,4 +1,4 @@
-"""Attention that observe has not seen: compiled code, and products without a softmax."""
+"""Attention that observe cannot record: compiled code, and products without a softmax."""
 
 import warnings
 
@@ -11,14 +11,14 @@ __all__ = ["Absence", "compiled_error", "is_compiled"]
 
 
 class Absence:
-    """Notes on what might have been attention, reported when the block has ended.
+    """Possible attention that was not recorded, reported when the block has ended.
 
     Args:
-        model: that is watched.
+        model: the observed model.
 
     Attributes:
-        is_compiled: whether compiled code ran in place of the model's modules; whose attention is
-            whose, nobody knows then.
+        is_compiled: True if compiled code ran in place of the model's modules. The module of an
+            attention is then unknown.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -29,26 +29,26 @@ class Absence:
         self._ran = False
 
     def note_product(self, operation: Operation) -> None:
-        """Note a product of two tensors; of the first of the model it is told who ran it."""
+        """Record that a product of two tensors ran, and whether compiled code ran the first one."""
         if not self._ran:
             self.is_compiled |= operation.is_compiled()
             self._ran = self.is_compiled or operation.module() is not None
 
     def note_attention(self, name: str) -> None:
-        """Note that an attention of a module was seen, kept or not."""
+        """Record that a module ran an attention, whether it is recorded or not."""
         self._present.add(name)
 
     def note_unlike(self, name: str, how: str) -> None:
-        """Note that scores of a module met a value without a softmax.
+        """Record that a module multiplied scores by a value without a softmax.
 
         Args:
-            name: of the module.
-            how: the user's line, and what ran in place of the softmax.
+            name: the name of the module.
+            how: the user's line, and the operation in place of the softmax.
         """
         self._unlike.setdefault(name, how)
 
     def warn(self) -> None:
-        """Say which modules are missing from a recording in which there are others."""
+        """Warn of modules that multiplied scores by a value and are not in the recording."""
         missing = {name: how for name, how in self._unlike.items() if name not in self._present}
         if missing:
             first, how = next(iter(missing.items()))
@@ -59,7 +59,7 @@ class Absence:
             )
 
     def error(self) -> RegardError:
-        """Return why no attention was seen at all, as far as that can be told."""
+        """Return the error for a block without any attention, with the likely reason."""
         why, remedy = self._why()
         return RegardError(
             f"no attention was seen in {type(self._model).__name__}; {why}.\n    {remedy}"
@@ -82,10 +82,10 @@ class Absence:
 
 
 def compiled_error(what: str) -> RegardError:
-    """Return what is told of compiled code.
+    """Return the error for compiled code.
 
     Args:
-        what: is compiled: ``"model is compiled"``.
+        what: the subject and verb of the message: ``"model is compiled"``.
     """
     return RegardError(f"{what}; observe cannot look into compiled code.\n    {_UNCOMPILED}")
 
@@ -94,7 +94,7 @@ def is_compiled(value: object) -> bool:
     """Return True if a function comes from torch.compile, and not from torch.compiler.disable.
 
     Args:
-        value: anything.
+        value: any object.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""The axes of the value that hand-written weights are multiplied with."""
+"""The axes of the value tensor that hand-written attention weights are multiplied by."""
 
 from dataclasses import dataclass
 
@@ -12,11 +12,11 @@ __all__ = ["Meeting"]
 
 @dataclass(eq=False, slots=True)
 class Meeting:
-    """The axes of weights that have yet to meet their value.
+    """The axes of weights that have not been multiplied by a value yet.
 
     Attributes:
-        axes: of the matrix, in the weights as their softmax gave them.
-        are_joined: whether its last two axes of heads are one in the matrix.
+        axes: the axes of the attention matrix, with their strides in the output of the softmax.
+        are_joined: True if the last two axes of heads are one axis in the attention matrix.
     """
 
     axes: Axes
@@ -24,13 +24,13 @@ class Meeting:
 
     @classmethod
     def of(cls, weights: Tensor, seen: Axes, matrix: Axes, ndim: int) -> "Meeting | None":
-        """Return the meeting of weights that a softmax has given; None where it cannot be told.
+        """Return the axes of the weights from a softmax; None if they cannot be determined.
 
         Args:
-            weights: what the softmax gave.
-            seen: their axes in the product of query and key.
-            matrix: the axes of the matrix there.
-            ndim: how many axes the matrix has.
+            weights: the output of the softmax.
+            seen: the axes of ``weights``, with their strides in the product of query and key.
+            matrix: the axes of the attention matrix, with their strides in that product.
+            ndim: the number of axes of the attention matrix.
         """
         basis = zip(seen.sizes, seen.places, contiguous(weights.shape), strict=True)
         found = translated(basis, matrix.sizes, matrix.places, matrix.start - seen.start)
@@ -40,14 +40,15 @@ class Meeting:
         return cls(axes, are_joined=ndim < len(matrix.sizes))
 
     def rows(self, rows: Tensor, seen: Axes) -> Tensor | None:
-        """Return numbers of some rows of the weights, as the matrix has its rows.
+        """Return one element for each row of the weights, on the axes of the attention matrix.
 
         Args:
-            rows: a number each, of size 1 along the keys.
-            seen: the axes of the weights, in what the softmax gave.
+            rows: one element for each row of the weights; its key axis has size 1.
+            seen: the axes of the weights, with their strides in the output of the softmax.
 
         Returns:
-            (..., num_heads, q_len, 1), a copy; None where these are not all rows of the matrix.
+            A copy, (..., num_heads, q_len, 1); None if ``rows`` does not cover all rows of the
+            matrix.
         """
         view = seen.arranged(rows, self.axes)
         if view is None or view.shape[-1] > 1:
@@ -58,16 +59,16 @@ class Meeting:
         return view.clone()
 
     def value(self, weights: Axes, product: Written, tensor: Tensor) -> Tensor | None:
-        """Return the value that weights are multiplied with, as the matrix meets it.
+        """Return the value of a product with the weights, on the axes of the attention matrix.
 
         Args:
-            weights: the axes of the factor that holds them, in what the softmax gave.
-            product: of the two.
-            tensor: that factor.
+            weights: the axes of ``tensor``, with their strides in the output of the softmax.
+            product: the product of weights and value.
+            tensor: the factor that holds the weights.
 
         Returns:
-            (..., num_kv_heads, kv_len, head_dim), where an axis along which it stays the same has
-            size 1; None where no view is that.
+            A view, (..., num_kv_heads, kv_len, head_dim); an axis along which the value is constant
+            has size 1. None if no view has these axes.
         """
         letters, value, of_value = product.seen_from(tensor)
         shared = [axis for axis in letters if axis in of_value]

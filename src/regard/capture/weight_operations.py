@@ -1,4 +1,4 @@
-"""Operations on the weights of a softmax: which leave them as they are, and which do not."""
+"""Operations on the weights of a softmax, separated into those that keep and change the weights."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -30,20 +30,21 @@ __all__ = [
 def after_operation(
     operation: Operation, source: Tensor, track: Track, weights: Weights, *, noisy: bool
 ) -> tuple[Weights, Axes | None] | None:
-    """Return weights after an operation of the table, with their axes.
+    """Return the weights and their axes after an operation of the table.
 
-    Dropout may make some of them 0 and scale up the others. Whole rows may become 0, as of a head
-    that is switched off. Rows without a key may become 0 instead of NaN.
+    Three changes are allowed. Dropout may set some weights to 0 and scale the others. Whole rows
+    may become 0, such as those of a head that is switched off. Rows without a key may become 0
+    instead of NaN.
 
     Args:
-        operation: what has run.
-        source: its argument that holds the weights.
-        track: of that argument.
-        weights: of that track.
-        noisy: whether another argument holds random numbers.
+        operation: the operation, which has just run.
+        source: the argument of the operation that holds the weights.
+        track: the track of that argument.
+        weights: the stage of that track.
+        noisy: True if another argument holds random numbers.
 
     Returns:
-        None if it has changed them.
+        The weights and their axes; None if the operation changed the weights in another way.
     """
     output = cast(Tensor, operation.output)
     seen = track.seen_as(source)
@@ -79,7 +80,7 @@ def after_operation(
 
 
 def _with_empty_rows(weights: Weights, rows: Tensor, axes: Axes) -> tuple[Weights, Axes] | None:
-    """Return weights that know which of their rows were made 0; None if these are not all rows."""
+    """Return weights with their empty rows recorded; None if ``rows`` does not cover all rows."""
     if weights.is_dropped or not bool(rows.any()):
         return weights, axes
     meeting = weights.attention.meeting
@@ -92,7 +93,7 @@ def _with_empty_rows(weights: Weights, rows: Tensor, axes: Axes) -> tuple[Weight
 
 
 def _keeps_in_place(operation: Operation, whole: Tensor, dim: int) -> bool:
-    """Return True if an operation in place has left weights whose rows sum to 1 or are 0."""
+    """Return True if every row of the weights sums to 1 or 0 after an in-place operation."""
     func, args = operation.func, operation.args
     if func in ASSIGNMENTS and one_number(args[ASSIGNMENTS[func]]) != 0:
         return False
@@ -104,7 +105,7 @@ def _keeps_in_place(operation: Operation, whole: Tensor, dim: int) -> bool:
 
 
 def _is_thinned(before: Tensor, output: Tensor) -> bool:
-    """Return True if some numbers became 0 and one factor of at least 1 has scaled the others."""
+    """Return True if some elements became 0 and one factor of at least 1 scaled all others."""
     kept = (output != 0) & (before != 0)
     factors = (output / before)[kept]
     largest = factors.max() if factors.numel() else factors.new_ones(())
@@ -112,11 +113,11 @@ def _is_thinned(before: Tensor, output: Tensor) -> bool:
 
 
 def without_rows(matrix: AttentionMatrix, emptied: Tensor | None) -> AttentionMatrix:
-    """Return the same attention with rows hidden from all keys.
+    """Return the same attention with some rows masked completely.
 
     Args:
         matrix: (..., num_heads, q_len, kv_len).
-        emptied: True for the rows to hide, (..., num_heads, q_len, 1); None: none.
+        emptied: True for the rows to mask, (..., num_heads, q_len, 1); None for no rows.
 
     Example:
         >>> import torch, regard
@@ -138,11 +139,11 @@ def without_rows(matrix: AttentionMatrix, emptied: Tensor | None) -> AttentionMa
 
 
 def change_of(operation: Operation, line: str) -> str:
-    """Return the sentence that says that an operation changed weights, and what helps.
+    """Return the message that an operation changed the weights, with a remedy.
 
     Args:
-        operation: what has run.
-        line: of their softmax.
+        operation: the operation, which has just run.
+        line: the location of the softmax, ``file:line``.
     """
     return (
         f"{place_of(operation)} makes others of the weights after their softmax ({line}); "
@@ -152,7 +153,7 @@ def change_of(operation: Operation, line: str) -> str:
 
 
 def is_mutable(operation: Operation) -> bool:
-    """Return True if an operation changes numbers in place, not only how they are seen."""
+    """Return True if an operation changes elements in place, and not only the view."""
     func = operation.func
     if not isinstance(func, OpOverload) or torch.Tag.inplace_view in func.tags:
         return False
@@ -160,7 +161,7 @@ def is_mutable(operation: Operation) -> bool:
 
 
 def written_by(operation: Operation) -> Iterator[Tensor]:
-    """Yield the tensors whose numbers an operation has changed in place."""
+    """Yield the tensors whose elements an operation has changed in place."""
     if not is_mutable(operation):
         return
     arguments = cast(OpOverload, operation.func)._schema.arguments  # pyright: ignore[reportPrivateUsage]
@@ -172,12 +173,12 @@ def written_by(operation: Operation) -> Iterator[Tensor]:
 
 
 def place_of(operation: Operation) -> str:
-    """Return the operation by its name, with its line."""
+    """Return the name of an operation with its ``file:line``."""
     return f"{str(operation.func).split('.')[1]} ({operation.place()})"
 
 
 def tensors_in(arguments: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield the tensors among arguments, those in lists included."""
+    """Yield the tensors among arguments, including those in lists and tuples."""
     for argument in arguments:
         if isinstance(argument, Tensor):
             yield argument
