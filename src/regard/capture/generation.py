@@ -1,13 +1,13 @@
-"""Detection of the calls of a layer with a KV cache that are one attention, prompt and answer.
+"""Detection of the calls that form one attention when a layer generates text with a KV cache.
 
-Nothing is asked of the model or its cache. A call continues earlier calls of the same module if its
-keys begin with theirs: it then adds its queries as rows and its new keys as columns. This covers
-caches that grow, that have their full length from the start, and that drop their oldest keys. A
-call whose keys differ begins another attention. So beams and assisted decoding stay in pieces.
+Detection compares keys and needs no knowledge of the model or its cache. A call continues earlier
+calls of the same module if its keys begin with their keys. It then adds its queries as rows and its
+new keys as columns. This covers caches that grow, caches that have their full length from the
+start, and caches that drop their oldest keys. A call with other keys starts another attention. So
+the calls of beam search and assisted decoding are not merged.
 
-Calls that share all their keys are one attention only if the model wrote a token in between, as a
-decoder does between two looks at its other text. Otherwise they are heads in a loop or other
-queries.
+Calls with exactly the same keys are one attention only if the model generated a token in between,
+as in the cross-attention of a decoder. Otherwise they are heads in a loop or unrelated queries.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -32,8 +32,8 @@ class Place(NamedTuple):
 
     Attributes:
         base: the column of its first key.
-        known: the number of its first keys that are known already.
-        stop: the number of its keys that count; a cache may have room for more.
+        known: the number of its first keys that earlier calls had already.
+        stop: the number of its keys that are filled; a cache may have room for more.
     """
 
     base: int
@@ -43,19 +43,20 @@ class Place(NamedTuple):
 
 @dataclass(eq=False)
 class Run:
-    """The calls of one layer that are one attention, so far.
+    """The calls of one layer so far that form one attention.
 
     Attributes:
-        traits: what all its calls have in common; None: no call can continue it.
-        sink_bias: of all its calls.
-        last_query: of the first call, (..., num_heads, 1, head_dim).
-        keys: (..., num_kv_heads, room, head_dim), of which the first kv_len are filled.
+        traits: the shape, dtype, device, scale and softcap that all calls share; None if no call
+            can continue the run.
+        sink_bias: the sink bias that all calls share.
+        last_query: the last query of the first call, (..., num_heads, 1, head_dim).
+        keys: the keys, (..., num_kv_heads, room, head_dim); the first kv_len are filled.
         kv_len: the number of keys.
-        q_len: the number of queries that ran.
+        q_len: the number of queries of all calls.
         before: the number of keys before the queries of the first call.
-        time: of the last call, on the clock of all layers.
+        time: the time of the last call, counted in calls of all layers.
         parts: the number of calls.
-        grows: True if calls add keys; None: not known from one call.
+        grows: True if calls add keys; None while there is only one call.
     """
 
     traits: Hashable
@@ -71,16 +72,19 @@ class Run:
 
     @property
     def start(self) -> int:
-        """Return the place of its first query among its keys; 0 if they are other tokens."""
+        """Return the position of the first query among the keys.
+
+        It is 0 if queries and keys are different tokens.
+        """
         return self.before if self.grows else 0
 
 
 class Runs:
-    """Finds the calls that are one attention.
+    """Groups the calls of each module into runs.
 
     Attributes:
-        fell_apart: the modules with a call that continued no run, although its first key is one
-            of an earlier run.
+        fell_apart: the modules with a call that continued no run although an earlier run contains
+            its first key.
     """
 
     def __init__(self) -> None:
@@ -93,13 +97,13 @@ class Runs:
     def take(
         self, name: str, source: QueryKeyScores, mask: Mask | None, copies: TensorCopies
     ) -> tuple[Run, Place | None]:
-        """Return the run that a call belongs to, and its place there; None: it is the first.
+        """Add a call, and return its run and its place there; the place of a first call is None.
 
         Args:
-            name: of the module.
-            source: of the call.
-            mask: bound to the shape of the call's matrix.
-            copies: makes the copies of its keys.
+            name: the name of the module.
+            source: the scores of the call.
+            mask: the mask of the call, bound to its shape; None for all keys.
+            copies: makes the copies of the keys.
         """
         self._clock += 1
         runs, stop = self._runs.setdefault(name, []), visible_stop(source, mask)
@@ -148,7 +152,7 @@ class Runs:
     def _found(
         self, name: str, runs: Sequence[Run], source: QueryKeyScores, stop: int
     ) -> tuple[Run, Place] | None:
-        """Return the one run that a call continues; None: there is none, or there are several."""
+        """Return the only run that a call continues; None if there is none or several."""
         traits, found = _traits(source), list[tuple[Run, Place]]()
         for run in runs if traits is not None else ():
             if run.traits == traits and _same(run.sink_bias, source.sink_bias):
@@ -156,36 +160,42 @@ class Runs:
                 if place is not None:
                     found.append((run, place))
         if len(found) > 1 or any(_has_alike(run, place) for run, place in found):
-            self.fell_apart[name] = None  # heads that share a key, or beams
+            self.fell_apart[name] = None  # heads with a shared key, or beams
             return None
         return found[0] if found else None
 
     def _staying(self, run: Run, source: QueryKeyScores) -> Place | None:
-        """Return the place of a call with the keys of the last call, as in cross-attention."""
+        """Return the place of a call with the same keys as the run, as in cross-attention.
+
+        The result is None for any other call.
+        """
         kv_len, q_len = source.key.shape[-2], source.query.shape[-2]
         if run.grows or kv_len != run.keys.shape[-2]:
             return None
         if run.time < self._began_again or run.time > self._grew:
             return None
         if q_len == kv_len and torch.equal(run.last_query, source.query[..., -1:, :]):
-            return None  # one text, read twice
+            return None  # the same text ran twice
         return Place(0, kv_len, kv_len) if torch.equal(run.keys, _at(source.key, run)) else None
 
 
 def extended(
     kept: Tensor, first: int, more: Tensor, empty: Callable[[Sequence[int], Tensor], Tensor]
 ) -> Tensor:
-    """Return what is kept of each key, with more from a column on; there may be room behind it.
+    """Write new keys or values into a buffer from a column on, and enlarge it if necessary.
 
     Args:
-        kept: (..., num_kv_heads, room, dim).
-        first: the column.
-        more: (..., num_kv_heads, columns, dim).
-        empty: returns room of a shape, of the dtype of a tensor.
+        kept: the buffer, (..., num_kv_heads, room, dim).
+        first: the first column to write.
+        more: the new keys or values, (..., num_kv_heads, columns, dim).
+        empty: returns an uninitialised tensor, given a shape and a tensor with its dtype.
+
+    Returns:
+        The buffer, which may have room for more columns.
     """
     stop = first + more.shape[-2]
     if kept.shape[-2] < stop:
-        # Half as much again each time, so that all copies together cost what the keys do.
+        # Growing by half keeps the cost of all copies proportional to the number of keys.
         room = stop + max(64, stop // 2)
         larger = empty((*more.shape[:-2], room, more.shape[-1]), kept)
         larger[..., :first, :] = kept[..., :first, :]
@@ -195,13 +205,13 @@ def extended(
 
 
 def visible_stop(source: QueryKeyScores, mask: Mask | None) -> int:
-    """Return one past the last key that the last query may attend to: after it a cache is empty.
+    """Return the number of keys up to the last one that the last query may attend to.
 
-    All keys count if the last query may attend to none.
+    A cache is empty after that key. If the last query may attend to no key, all keys count.
 
     Args:
-        source: of the scores.
-        mask: bound to their shape; None: all keys.
+        source: the scores of a call.
+        mask: the mask, bound to the shape of the scores; None for all keys.
     """
     shape = source.shape
     q_len, kv_len = shape[-2:]
@@ -218,7 +228,10 @@ def visible_stop(source: QueryKeyScores, mask: Mask | None) -> int:
 
 
 def _seen(source: QueryKeyScores, mask: Mask | None, box: Box) -> Tensor:
-    """Return which keys some entry or head sees, (columns,); a bias may hide keys."""
+    """Return True for each key that is visible in a batch entry or head, (columns,).
+
+    A very negative bias hides a key like a mask.
+    """
     tensors = () if mask is None else mask.tensors
     tensors = tensors if source.bias is None else (source.bias, *tensors)
     device = tensors[0].device if tensors else torch.device("cpu")
@@ -233,7 +246,7 @@ def _seen(source: QueryKeyScores, mask: Mask | None, box: Box) -> Tensor:
 
 
 def _growing(run: Run, source: QueryKeyScores, stop: int) -> Place | None:
-    """Return the place of a call whose keys begin with those of the calls before."""
+    """Return the place of a call whose keys begin with the keys of the run; None otherwise."""
     known = stop - source.query.shape[-2]
     base = run.kv_len - known
     if known < 1 or base < 0 or run.grows is False:
@@ -243,19 +256,19 @@ def _growing(run: Run, source: QueryKeyScores, stop: int) -> Place | None:
 
 
 def _traits(source: QueryKeyScores) -> Hashable:
-    """Return what the calls of one attention have in common; None: no call can continue this."""
+    """Return the properties that all calls of a run share; None if no call can continue this."""
     if source.position_bias is not None or source.score_mod is not None:
-        return None  # what they add depends on where the call begins
+        return None  # both depend on positions, which count from the start of each call
     query, key = source.query, source.key
     outer = (query.shape[:-2], query.shape[-1], key.shape[:-2], key.shape[-1])
     return (outer, query.dtype, query.device, source.scale, source.softcap)
 
 
 def _has_first_key(runs: Sequence[Run], source: QueryKeyScores, stop: int) -> bool:
-    """Return True if an earlier text has the first key: beams, or a cache that was cut back.
+    """Return True if an earlier run contains the first key, as with beams or a shortened cache.
 
-    Other queries that read the very same keys are cross-attention, unless the last query is the
-    same: that is the end of the text, read again.
+    New queries with exactly the same keys are cross-attention. If the last query is the same as
+    well, the model ran the end of the text again.
     """
     if stop <= source.query.shape[-2]:
         return False
@@ -274,9 +287,9 @@ def _has_first_key(runs: Sequence[Run], source: QueryKeyScores, stop: int) -> bo
 
 
 def _has_alike(run: Run, place: Place) -> bool:
-    """Return True if two texts of the batch cannot be told apart by the keys that a call has.
+    """Return True if two batch entries have equal keys in a call.
 
-    Then nobody knows which of the two a beam continues.
+    A beam could then continue either of them.
     """
     keys = run.keys[..., : run.kv_len, :]
     if keys.ndim < 4:
@@ -291,14 +304,14 @@ def _has_alike(run: Run, place: Place) -> bool:
 
 
 def _of_first_head(keys: Tensor) -> Tensor:
-    """Return the keys of one head, (batch, kv_len, head_dim)."""
+    """Return the keys of the first head, (batch, kv_len, head_dim)."""
     while keys.ndim < 4:
         keys = keys[None]
     return keys.flatten(0, -4)[:, 0]
 
 
 def _at(tensor: Tensor, run: Run) -> Tensor:
-    """Return where the keys of the run are kept."""
+    """Move a tensor to the device of the run's keys."""
     return tensor.to(run.keys.device)
 
 

@@ -1,12 +1,12 @@
-"""Attention written by hand, followed from the product of query and key to the value.
+"""Detection of attention written by hand, from the product of query and key to the value.
 
     query · key ──► scale, bias, mask, softcap, sink ──► softmax ──► cast, dropout ──► · value
        Scores              Scores + steps                Weights        Weights        recorded
 
 ``Handwritten`` listens to a ``Tracer``. Only operations of the table in ``tracing/operations.py``
-continue the chain; any other operation ends it, and the sentence that says so names the operation
-and its line. An attention is recorded when all its weights have met a value, and only if a few rows
-prove that the recorded query, key, mask and bias give these weights (``proof.py``).
+continue the chain. Any other operation ends it, and the refusal names the operation and its line.
+An attention is recorded when all its weights are multiplied by a value. First, a few rows must show
+that the recorded query, key, mask and bias give these weights (``proof.py``).
 """
 
 import math
@@ -73,11 +73,11 @@ class Handwritten:
     """Finds attention that is written as products and a softmax.
 
     Args:
-        model: whose parameters are no activations.
-        take: called with the module's name and the matrix of the model's own tensors; returns what
-            the value is given to, or None if nobody wants it.
+        model: the model; its parameters do not count as activations.
+        take: called with the module's name and the matrix of the model's own tensors. It returns a
+            function that receives the value, or None if the value is not recorded.
         refuse: called with the module's name, the reason and the line of the softmax.
-        absence: is told what else might have been attention.
+        absence: collects operations that might have been attention.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Handwritten:
         }
 
     def _if_any(self, listener: Listener) -> Listener:
-        """Return a listener that has nothing to do while there are no scores."""
+        """Return a listener that does nothing while no storage is tracked."""
 
         def listen(operation: Operation) -> None:
             if self._known:
@@ -123,12 +123,12 @@ class Handwritten:
         return listen
 
     def finish(self) -> None:
-        """Refuse each attention that did not meet a value as its softmax gave it."""
+        """Refuse each attention whose weights were not multiplied by a value unchanged."""
         pending, self._pending = self._pending, []
         for each in pending:
             self._give_up(each)
 
-    # Products: of query and key, of weights and value
+    # Products of query and key, and of weights and value
 
     def _product(self, operation: Operation) -> None:
         self._forget()
@@ -146,7 +146,7 @@ class Handwritten:
             self._score(operation, product)
 
     def _score(self, operation: Operation, product: Written) -> None:
-        """Note the scores of two activations."""
+        """Track a product of two activations as scores."""
         output = cast(Tensor, operation.output)
         with apart():
             found = contraction(product.left, product.right, product.labels)
@@ -162,7 +162,7 @@ class Handwritten:
         self._known.put(output, axes, Scores(found[0], steps))
 
     def _multiply(self, operation: Operation) -> None:
-        """Follow an elementwise product: a step, dropout, or einsum over a single key."""
+        """Track an elementwise product: a step, dropout, or an einsum over a single key."""
         first, second = operation.args[:2]
         for tensor, value in ((first, second), (second, first)):
             track = self._known.of(tensor)
@@ -181,7 +181,12 @@ class Handwritten:
             self._step(operation)
 
     def _meets_value(self, operation: Operation, product: Written) -> bool:
-        """Return True if one of the factors is weights, or scores without a softmax."""
+        """Handle a product of weights, or of exponentials that were not normalised.
+
+        Returns:
+            False if no factor is weights or exponentials. Scores that may meet a value without a
+            softmax are reported, but count as an ordinary product.
+        """
         for tensor, other in ((product.left, product.right), (product.right, product.left)):
             track = self._known.of(tensor)
             if track is None or not isinstance(track.stage, Weights):
@@ -204,7 +209,7 @@ class Handwritten:
         return False
 
     def _suspect(self, operation: Operation, stage: Scores | Lost, instead: str) -> None:
-        """Note scores that meet a value without a softmax, in the module that ran their product."""
+        """Report scores that are multiplied by a value without a softmax in the same module."""
         modules = stage.modules if isinstance(stage, Lost) else stage.product.modules
         name, factors = operation.module(), tensors_in(operation.args)
         constants = {storage_key(buffer) for buffer in self._buffers()}
@@ -215,7 +220,7 @@ class Handwritten:
     # The value
 
     def _meet(self, operation: Operation, track: Track, tensor: Tensor, product: Written) -> None:
-        """Record the attention of weights that are multiplied with a value, or refuse it."""
+        """Record or refuse the attention of weights that are multiplied by a value."""
         weights = cast(Weights, track.stage)
         own = weights.attention
         if own.name is None or own.is_refused:
@@ -236,7 +241,7 @@ class Handwritten:
                 self._refuse_attention(own, _TWO_ROWS.format(own.line))
 
     def _is_proved(self, weights: Weights, seen: Axes, tensor: Tensor) -> bool:
-        """Return True if numbers prove that these are weights of the recorded matrix."""
+        """Return True if sampled rows show that a tensor holds the weights of the matrix."""
         own = weights.attention
         if own.sample is None or own.meeting is None:
             return False
@@ -266,11 +271,11 @@ class Handwritten:
             self._refuse(own.name, reason, own.line)
 
     def _give_up(self, own: Attention) -> None:
-        """Refuse an attention whose weights are gone, or of which the block has seen the last."""
+        """Refuse an attention whose weights can no longer be multiplied by a value."""
         self._refuse_attention(own, own.changed or _UNMET.format(own.line))
 
     def _forget(self) -> None:
-        """Let go of storages that are gone, and of attentions whose weights are."""
+        """Remove freed storages, and refuse attentions whose weights were freed."""
         self._known.forget()
         if self._pending:
             stages = [track.stage for track in self._known]
@@ -341,7 +346,7 @@ class Handwritten:
         dim: int,
         source: Tensor | None,
     ) -> None:
-        """Note the attention of a softmax; it is not recorded before it meets a value."""
+        """Track the weights of a softmax; they are recorded when they are multiplied by a value."""
         output = cast(Tensor, operation.output)
         name = _owner(operation, scores.product.modules)
         own = _attention(operation, name, dim, None)
@@ -376,7 +381,7 @@ class Handwritten:
         scores: Scores,
         source: Tensor | None,
     ) -> None:
-        """Note the matrix of an attention, where its weights lie, and rows of them."""
+        """Set the matrix of an attention, the axes of its weights, and sampled rows."""
         moved = axes.moved(output)
         meeting = None if moved is None else Meeting.of(output, moved, final, matrix.ndim)
         whole = Axes.of(output, contiguous(output.shape))
@@ -402,11 +407,11 @@ class Handwritten:
     # Steps before and after the softmax
 
     def _step(self, operation: Operation) -> None:
-        """Follow an operation that scores may go through, and weights if it changes no number."""
+        """Track an operation on scores, or on weights that it leaves unchanged."""
         for source in tensors_in(operation.args):
             track = self._known.of(source)
             if not source.numel():
-                continue  # nothing of them
+                continue  # an empty view holds no scores or weights
             if track is not None and isinstance(track.stage, Scores):
                 found = next_scores(operation, source, track, track.stage)
                 if found is None:
@@ -420,7 +425,7 @@ class Handwritten:
         self.pass_on(operation)
 
     def _weigh(self, operation: Operation, source: Tensor, track: Track, weights: Weights) -> None:
-        """Follow weights through an operation of the table, if it leaves them as they were."""
+        """Track weights through an operation of the table that leaves them unchanged."""
         if not cast(Tensor, operation.output).is_floating_point():
             return
         others = [self._known.stage_of(t) for t in tensors_in(operation.args) if t is not source]
@@ -435,7 +440,7 @@ class Handwritten:
             self._known.put(operation.output, found[1], found[0])
 
     def _draw(self, operation: Operation) -> None:
-        """Note random numbers, in a new storage or over weights."""
+        """Track random numbers; in a storage that is tracked already they end its chain."""
         written_into = self._known.of(operation.output)
         if written_into is None:
             self._known.put(operation.output, None, Noise())
@@ -443,7 +448,7 @@ class Handwritten:
             self.pass_on(operation)
 
     def _drop(self, operation: Operation) -> None:
-        """Follow weights through dropout as one operation."""
+        """Track weights through a single dropout operation."""
         source = operation.args[0]
         track = self._known.of(source)
         output = next(tensors_in((operation.output,)))
@@ -454,7 +459,7 @@ class Handwritten:
             self.pass_on(operation)
 
     def _copy(self, operation: Operation) -> None:
-        """Follow scores or weights into a copy, of another dtype or in another shape."""
+        """Track scores or weights into a copy, which may have another dtype or shape."""
         source, output = operation.args[0], operation.output
         if self._known.is_parameter(source):
             self._known.note_copy(output)
@@ -477,7 +482,7 @@ class Handwritten:
             self._known.put(output, axes, stage)
 
     def _copy_into(self, operation: Operation) -> None:
-        """Follow scores or weights into a tensor that was there."""
+        """Track scores or weights that are copied into an existing tensor."""
         target, source = operation.args[:2]
         track, held = self._known.of(source), self._known.of(target)
         whole = target.nbytes == target.untyped_storage().nbytes()
@@ -505,7 +510,10 @@ class Handwritten:
     def _added_to_a_part(
         self, target: Tensor, source: Tensor, track: Track, held: Track | None
     ) -> tuple[Scores, Axes] | None:
-        """Return scores to a part of which numbers were added, as MViT adds them to all but one."""
+        """Return scores after a bias was added to a part of them; None for any other change.
+
+        MViT adds a bias to all tokens but the class token.
+        """
         before, after = None if held is None else held.stage, track.stage
         if held is None or held.axes is None or not isinstance(before, Scores):
             return None
@@ -533,7 +541,7 @@ class Handwritten:
         return replace(before, steps=(*before.steps, Plus(whole, held.axes))), held.axes
 
     def _join(self, operation: Operation) -> None:
-        """Follow scores with a column beside them; end the chain of others put together."""
+        """Track scores that get a sink column; end the chain of any other concatenation."""
         self._merges.note_join(operation)
         if not self._known:
             return
@@ -551,7 +559,7 @@ class Handwritten:
     # The end of a chain
 
     def pass_on(self, operation: Operation) -> None:
-        """Take note of an operation that is in no group of the table, or is of no use there."""
+        """End the chain of scores and weights that an unsupported operation uses."""
         if not self._known or operation.func in SHAPES_ALONE:
             return
         written_in = list(written_by(operation))
@@ -568,7 +576,7 @@ class Handwritten:
                     self._end_chain(operation, output, track)
 
     def _may_hold(self, operation: Operation, track: Track, source: Tensor, output: Tensor) -> bool:
-        """Return True if an operation of another kind has made scores or weights of others."""
+        """Return True if the output of an unsupported operation may still be scores or weights."""
         if isinstance(track.stage, Noise):
             return output.numel() == source.numel() and self._known.of(output) is None
         numbers = output.is_sparse or output.is_floating_point() or output.is_complex()
@@ -577,11 +585,11 @@ class Handwritten:
         if output.numel() == source.numel() or isinstance(track.stage, Weights):
             return True
         if output.numel() == 1 or any(map(self._known.is_parameter, tensors_in(operation.args))):
-            return False  # what a layer makes of them are features, not scores
+            return False  # the output of a layer with parameters is features, not scores
         return all(output.numel() * size != source.numel() for size in source.shape[-2:])
 
     def _end_chain(self, operation: Operation, tensor: Tensor, track: Track) -> None:
-        """Note that an operation has made something else of scores or weights, in this tensor."""
+        """Record that an operation changed scores or weights, with its result in ``tensor``."""
         stage = track.stage
         if isinstance(stage, Weights):
             own = stage.attention
@@ -598,10 +606,10 @@ class Handwritten:
             self._known.drop(tensor)
 
     def _lose(self, operation: Operation, stage: Scores | Exponentials, output: Tensor) -> None:
-        """Note that scores went through an operation that has no place in a matrix."""
+        """Track the output of an operation on scores that a matrix cannot represent."""
         scores = stage.scores if isinstance(stage, Exponentials) else stage
         if scores.product.left.shape[-1] == 1:
-            self._known.drop(output)  # an outer product, as of positions and frequencies
+            self._known.drop(output)  # an outer product, such as positions times frequencies
         else:
             self._known.put(output, None, Lost(place_of(operation), scores.product.modules))
 
@@ -615,7 +623,7 @@ def _attention(operation: Operation, name: str | None, dim: int, trouble: str | 
 def _mismatch(
     operation: Operation, own: Attention, seen: Axes | None, tensor: Tensor, product: Written
 ) -> str | None:
-    """Return why a product of weights is none with a value over the keys; None if it is one."""
+    """Return why a product is not ``weights @ value`` over all keys; None if it is."""
     of_weights, value, of_value = product.seen_from(tensor)
     summed, meeting = product.labels.summed, own.meeting
     if seen is None or meeting is None:
@@ -640,7 +648,7 @@ def _mismatch(
 
 
 def _is_along(seen: Axes, axis: int, own: Attention) -> bool:
-    """Return True if an axis of weights goes along the keys of one query, and no further."""
+    """Return True if an axis of the weights stays within the keys of one query."""
     step, rest = divmod(seen.places[axis], own.place) if own.place else (0, 0)
     if rest or step < 1:
         return False
@@ -649,7 +657,7 @@ def _is_along(seen: Axes, axis: int, own: Attention) -> bool:
 
 
 def _has_size(track: Track, tensor: Tensor) -> bool:
-    """Return True if a tensor has as many numbers as what its storage came from."""
+    """Return True if a tensor has as many elements as the tracked tensor, or that is unknown."""
     return track.axes is None or math.prod(track.axes.sizes) == tensor.numel()
 
 
@@ -663,7 +671,7 @@ def _axes_after(track: Track, source: Tensor, output: Tensor) -> Axes | None:
 
 
 def _of_one_key(weights: Tensor, value: Tensor) -> Written | None:
-    """Return the product that einsum writes as ``mul`` over a single key; None: it is none."""
+    """Return the product that einsum computes with ``mul`` for a single key; None for others."""
     if weights.ndim < value.ndim:
         return None
     value = value[(None,) * (weights.ndim - value.ndim)]
@@ -682,7 +690,7 @@ def _of_one_key(weights: Tensor, value: Tensor) -> Written | None:
 
 
 def _outer_product(first: Any, second: Any) -> Written | None:
-    """Return the product that einsum writes as ``mul`` over an axis of size 1; None: it is none."""
+    """Return the product that einsum computes with ``mul`` if head_dim is 1; None for others."""
     if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
         return None
     if first.ndim != second.ndim or first.ndim < 3 or first.is_nested or second.is_nested:
@@ -702,9 +710,10 @@ def _outer_product(first: Any, second: Any) -> Written | None:
 
 
 def _owner(operation: Operation, before: Collection[str]) -> str | None:
-    """Return the innermost of the running modules that ran the product of the scores as well.
+    """Return the innermost running module that also ran the product of query and key.
 
-    Not a ``nn.Softmax`` that is a module of its own, and that several layers may share.
+    This skips a ``nn.Softmax`` module, which several layers may share. If no running module ran
+    the product, it is the innermost running module.
     """
     running = operation.running()
     both = (name for name in running if name in before)

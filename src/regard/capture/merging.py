@@ -1,8 +1,8 @@
-"""The calls that are one attention, merged: their queries, biases and masks.
+"""Merging of the queries, biases and masks of several calls into one attention.
 
-Each row of the merged mask allows what it allowed in its call. A band with hidden keys (causal, a
-sliding window, padding) stays one: it costs nothing to keep and makes answers cheap. Any other mask
-becomes a bool for each query and key.
+Each row of the merged mask allows the same keys as in its call. Causal masks and sliding windows
+stay such masks, also with padding: they need no memory and make answers fast. Any other mask
+becomes a bool tensor with an element for each query and key.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,18 +22,18 @@ from regard.scores.query_key import QueryKeyScores
 
 __all__ = ["Copies"]
 
-_ROWS = 1024  # of a mask, looked at together
+_ROWS = 1024  # the number of rows of a mask in one block
 
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """The kept part of one call, without its keys.
+    """The recorded part of one call, without its keys.
 
     Attributes:
-        first: the place of its first query among all that ran.
-        query: (..., num_heads, rows, head_dim).
-        mask: bound to (..., num_heads, rows, kv_len); None: all keys.
-        bias: numbers added; every axis of the call's matrix, full or 1.
+        first: the position of its first query among the queries of all calls.
+        query: the queries, (..., num_heads, rows, head_dim).
+        mask: the mask, bound to (..., num_heads, rows, kv_len); None for all keys.
+        bias: the bias, with all axes of the call's matrix; each is full or has size 1.
         base: the column of its first key.
         kv_len: the number of its keys.
     """
@@ -47,11 +47,11 @@ class _Call:
 
     @property
     def rows(self) -> range:
-        """Return the places of its queries."""
+        """Return the positions of its queries among the queries of all calls."""
         return range(self.first, self.first + self.query.shape[-2])
 
     def only(self, wanted: range) -> "_Call":
-        """Return the part of the call whose queries have a wanted place."""
+        """Return the part of the call with the queries at the given positions."""
         rows = self.rows
         start = min(max(wanted.start, rows.start), rows.stop) - rows.start
         stop = max(min(wanted.stop, rows.stop) - rows.start, start)
@@ -67,10 +67,10 @@ class _Call:
 
 
 class Copies:
-    """Copies of the queries, masks and biases of the calls of one attention.
+    """Copies of the queries, masks and biases of the calls of one run.
 
     Args:
-        run: the calls; it holds their keys.
+        run: the run; it holds the keys of all calls.
         tensor_copies: makes the copies.
     """
 
@@ -81,12 +81,12 @@ class Copies:
         self._source: QueryKeyScores | None = None
 
     def add(self, part: AttentionMatrix, first: int, base: int) -> None:
-        """Copy a call, after those that came before; its keys are in the run.
+        """Copy the queries, mask and bias of the next call.
 
         Args:
-            part: its wanted queries.
-            first: the place of their first among all that ran.
-            base: the column of its first key.
+            part: the selected queries of the call.
+            first: the position of the first of them among the queries of all calls.
+            base: the column of the call's first key.
         """
         source, once = part.source, self._tensor_copies.copy_once
         assert isinstance(source, QueryKeyScores)
@@ -100,17 +100,17 @@ class Copies:
         self._calls.append(_Call(first, query, mask, bias, base, part.shape[-1]))
 
     def matrix(self, wanted: range) -> AttentionMatrix | None:
-        """Return one attention of all calls; None if it has none of the wanted queries."""
+        """Return the merged attention of all calls; None if no query is at a wanted position."""
         calls = [part for call in self._calls if (part := call.only(wanted)).rows]
         if self._source is None or not calls:
             return None
         run, queries = self._run, [call.query for call in calls]
-        # One alone is a copy already; a part of one would keep the whole alive.
+        # A single query tensor is already a copy. A slice of it would keep all of it alive.
         alone = len(queries) == 1 and queries[0].nbytes == queries[0].untyped_storage().nbytes()
         query = queries[0] if alone else torch.cat(queries, -2)
         mask, bias, key = calls[0].mask, calls[0].bias, run.keys
         if run.parts > 1:
-            # Room for keys that never came is not kept.
+            # The buffer may have room for keys that were never added.
             key = run.keys[..., : run.kv_len, :].contiguous()
             shape, once = torch.Size((*query.shape[:-1], run.kv_len)), self._tensor_copies.copy_once
             mask = _merged_mask(calls, shape, run.q_len)
@@ -121,7 +121,7 @@ class Copies:
 
 
 def _merged_bias(calls: Sequence[_Call], shape: torch.Size) -> Tensor | None:
-    """Return the numbers added in each call; 0 where a call adds none, or has no such key."""
+    """Return the merged bias; it is 0 where a call has no bias or lacks the key."""
     given = [call.bias for call in calls if call.bias is not None]
     if not given:
         return None
@@ -137,12 +137,12 @@ def _merged_bias(calls: Sequence[_Call], shape: torch.Size) -> Tensor | None:
 
 
 def _merged_mask(calls: Sequence[_Call], shape: torch.Size, q_len: int) -> Mask | None:
-    """Return the mask of the rows of all calls, bound; None: every row sees every key.
+    """Return the bound mask of the rows of all calls; None if every row allows every key.
 
     Args:
-        calls: in the order of their rows, which are neighbours.
-        shape: (..., num_heads, rows, kv_len).
-        q_len: the number of queries that ran, kept or not.
+        calls: the calls in the order of their rows, which are contiguous.
+        shape: the shape of the merged matrix, (..., num_heads, rows, kv_len).
+        q_len: the number of queries that ran, recorded or not.
     """
     rows = range(calls[0].rows.start, calls[-1].rows.stop)
     for band in _bands(calls, shape, q_len):
@@ -162,7 +162,7 @@ def _merged_mask(calls: Sequence[_Call], shape: torch.Size, q_len: int) -> Mask 
 
 
 def _bands(calls: Sequence[_Call], shape: torch.Size, q_len: int) -> Iterator[Band | None]:
-    """Yield the bands that the rows may be, the simplest first."""
+    """Yield the possible bands of the merged mask, the simplest first; None is no band."""
     yield None
     yield Causal()
     lefts = [0]
@@ -177,7 +177,10 @@ def _bands(calls: Sequence[_Call], shape: torch.Size, q_len: int) -> Iterator[Ba
 def _visible_keys(
     calls: Sequence[_Call], band: Band | None, shape: torch.Size, q_len: int
 ) -> Tensor:
-    """Return which keys some row sees, or no row of the band, (..., 1, kv_len)."""
+    """Return False for each key that padding hides, (..., 1, kv_len).
+
+    Such a key is in the band of some row, and no row may attend to it.
+    """
     device = calls[0].query.device
     seen = torch.zeros(1, shape[-1], dtype=torch.bool, device=device)
     reached = seen.clone()
@@ -194,7 +197,7 @@ def _visible_keys(
 
 
 def _agrees(call: _Call, band: Band | None, columns: Tensor, shape: torch.Size, q_len: int) -> bool:
-    """Return True if the rows of a call see the keys of the band that are not hidden."""
+    """Return True if each row of a call allows exactly the visible keys of the band."""
     if _is_band(call, band, shape, q_len):
         others = columns & ~_unhidden(call, shape)
         return not bool(others.index_select(-1, _columns(call, shape)).any())
@@ -207,7 +210,10 @@ def _agrees(call: _Call, band: Band | None, columns: Tensor, shape: torch.Size, 
 
 
 def _is_band(call: _Call, band: Band | None, shape: torch.Size, q_len: int) -> bool | None:
-    """Return True if all but the hidden keys of a mask is the band; None: its rows are compared."""
+    """Return True if a call's mask is the band, apart from hidden keys, and False if it is not.
+
+    The result is None if the kind of the mask does not decide it: then its rows must be compared.
+    """
     known, count = _of_kind(call.mask), len(call.rows)
     place, end = call.first + shape[-1] - q_len, call.base + call.kv_len
     if known is None or end - count != place:
@@ -218,13 +224,13 @@ def _is_band(call: _Call, band: Band | None, shape: torch.Size, q_len: int) -> b
     first = max(0, place - reach)
     if count == 1 and known[0] in (None, Causal()):
         return call.base == first
-    # No row of a short call reaches the end of a window.
+    # A window is the same as causal if no row of the call is longer than the window.
     same = known[0] == (Causal() if band is not None and end - 1 <= reach else band)
     return same and call.base <= first
 
 
 def _unhidden(call: _Call, shape: torch.Size) -> Tensor:
-    """Return the keys of a call that are not hidden, (..., 1, kv_len)."""
+    """Return True for each key of a call that is not hidden, (..., 1, kv_len)."""
     known = _of_kind(call.mask)
     columns = None if known is None else known[1]
     visible = torch.zeros(1, shape[-1], dtype=torch.bool, device=call.query.device)
@@ -235,7 +241,7 @@ def _unhidden(call: _Call, shape: torch.Size) -> Tensor:
 
 
 def _of_kind(mask: Mask | None) -> tuple[Band | None, Tensor | None] | None:
-    """Return a mask as a band and the keys that are not hidden; None if it is something else."""
+    """Split a mask into its band and its visible keys; None if it is another kind of mask."""
     match mask:
         case None:
             return None, None
@@ -251,7 +257,7 @@ def _of_kind(mask: Mask | None) -> tuple[Band | None, Tensor | None] | None:
 
 
 def _blocks(call: _Call) -> Iterator[range]:
-    """Yield the rows of a call in blocks, so that no mask is formed as a whole."""
+    """Yield the rows of a call in blocks, so that the whole mask is never formed."""
     count = len(call.rows)
     return (range(i, min(i + _ROWS, count)) for i in range(0, count, _ROWS))
 
@@ -263,7 +269,10 @@ def _columns(call: _Call, shape: torch.Size) -> Tensor:
 
 
 def _allowed(call: _Call, rows: range, shape: torch.Size) -> Tensor:
-    """Return which keys some rows of a call see, (..., rows, kv_len) of all calls."""
+    """Return True for each key that rows of a call may attend to, (..., rows, kv_len).
+
+    The columns are the keys of all calls.
+    """
     size, device = (*call.query.shape[:-1], call.kv_len), call.query.device
     if call.mask is None:
         block = torch.ones(len(rows), call.kv_len, dtype=torch.bool, device=device)
@@ -281,7 +290,7 @@ def _allowed(call: _Call, rows: range, shape: torch.Size) -> Tensor:
 def _band_rows(
     call: _Call, rows: range, band: Band | None, shape: torch.Size, q_len: int
 ) -> Tensor:
-    """Return which keys a band of all queries allows for some rows of a call, (rows, kv_len)."""
+    """Return True for each key that a band allows for rows of a call, (rows, kv_len)."""
     device = call.query.device
     if band is None:
         return torch.ones(len(rows), shape[-1], dtype=torch.bool, device=device)

@@ -1,8 +1,8 @@
-"""From a product of query and key, and what was done to it, to the AttentionMatrix that it is.
+"""Conversion of a product of query and key, and the steps after it, to an AttentionMatrix.
 
-A step is one operation between the product and the softmax, as it ran, with the axes that the
-scores had then. Together they are brought to the one order that ``attend`` knows: scale, bias,
-softcap, mask, and a sink beside them. What does not fit there is said in a sentence.
+A step is one operation between the product and the softmax, with the axes of the scores at that
+time. The steps are rearranged into the order of ``attend``: scale, bias, softcap, mask, sink. A
+step that does not fit raises ``Unsupported`` with the reason.
 """
 
 from collections.abc import Sequence
@@ -33,12 +33,12 @@ __all__ = [
 ]
 
 LOW = -1e3
-"""A score set to this or less is masked: beside any other its weight is 0."""
+"""A score that is set to this or less is masked: its weight is 0 next to any other score."""
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """scores · factor, or scores / factor."""
+    """The product scores · factor, or the quotient scores / factor."""
 
     factor: Tensor | float
     axes: Axes
@@ -47,7 +47,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Plus:
-    """scores + factor · numbers."""
+    """The sum scores + factor · numbers."""
 
     numbers: Tensor | float
     axes: Axes
@@ -56,7 +56,7 @@ class Plus:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Scores set to a value where a tensor is (or is not) True."""
+    """Scores set to a value where ``where`` is True, or where it is False if ``inverted``."""
 
     where: Tensor
     axes: Axes
@@ -66,7 +66,7 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class Zeros:
-    """Scores set to 0 where a tensor is 0."""
+    """Scores set to 0 where ``kept`` is 0."""
 
     kept: Tensor
     axes: Axes
@@ -81,7 +81,7 @@ class Tanh:
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """A column beside the scores, which the softmax counts and the value does not."""
+    """A column next to the scores that takes part in the softmax and has no value."""
 
     column: Tensor
     axes: Axes
@@ -90,7 +90,7 @@ class Sink:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Scores that are nowhere less than a number, itself far below any that is not masked."""
+    """Scores clamped to a minimum that is far below any unmasked score."""
 
     low: float
     axes: Axes
@@ -108,25 +108,25 @@ def attention(
     *,
     heads_first: bool = False,
 ) -> tuple[AttentionMatrix, Axes]:
-    """Return the matrix whose weights a softmax gave, and its axes in the product.
+    """Return the matrix whose weights a softmax computed, and its axes in the product.
 
     Args:
-        product: of the two activations.
-        steps: what was done to it before the softmax, in order.
-        axes: of the tensor that the softmax was taken of.
-        dim: the axis along which its weights sum to 1.
-        given: the tensors of each running forward, of which the tokens tell a batch from heads
-            where one axis is both.
-        heads_first: whether heads may come before the batch where one axis is both.
+        product: the product of query and key.
+        steps: the steps between the product and the softmax, in order.
+        axes: the axes of the input of the softmax.
+        dim: the axis of the softmax.
+        given: the tensor arguments of each running ``forward``; their shapes separate batch and
+            heads if both are merged into one axis.
+        heads_first: True if heads may come before the batch in the merged axis.
 
     Returns:
-        The matrix of the model's own tensors, with the axes of the softmax; where the model's axes
-        were split further before, with those.
+        The matrix, made of the model's own tensors, with the axes of the softmax. If an earlier
+        view of the scores had more axes, it has the axes of that view.
 
     Raises:
-        Unsupported: it cannot be told in a matrix; the reason is a sentence.
-        ValueError: an argument of ``attend`` that it refuses.
-        TypeError: likewise.
+        Unsupported: a matrix cannot represent the steps; the message is the reason.
+        ValueError: ``attend`` refuses an argument.
+        TypeError: ``attend`` refuses the type or dtype of an argument.
     """
     sink = next((step for step in steps if isinstance(step, Sink)), None)
     final = axes
@@ -141,7 +141,7 @@ def attention(
 
 @dataclass(eq=False)
 class _Reading:
-    """The steps, brought to the order that ``attend`` knows."""
+    """The steps, rearranged into the order of ``attend``."""
 
     product: Product
     layout: Layout
@@ -178,7 +178,7 @@ class _Reading:
         return self._attend()
 
     def _arranged(self, numbers: Tensor | float, axes: Axes) -> Tensor:
-        """Return a step's operand on the axes of the matrix; size 1 where it stays the same."""
+        """Return a step's operand on the axes of the matrix; axes with constant values are 1."""
         device = self.product.left.device
         tensor = numbers if isinstance(numbers, Tensor) else torch.tensor(numbers, device=device)
         view = axes.arranged(tensor, self.layout.axes)
@@ -233,7 +233,7 @@ class _Reading:
 
     def _add(self, added: Tensor) -> None:
         if added.shape[-1] == 1:
-            # The softmax takes no notice of what a row is given alike.
+            # The softmax does not change if a constant is added to a row.
             self.shifts.append(added)
         elif self.sink is not None:
             raise Unsupported("is taken of scores to which numbers were added beside a sink.")
@@ -276,7 +276,8 @@ class _Reading:
         sink = None if self.sink is None else _one_a_head(self.sink)
         scale, inner = self.scale, [*self.inner]
         if self.bound is not None:
-            # A row that is lowered alike is uniform, which it also is where its bound is reached.
+            # A row whose scores are all lowered by a large constant gets uniform weights, also if
+            # the constant is added before the softcap.
             inner += [numbers / self.bound for numbers in biases if _is_low_rows(numbers)]
             if self.bound <= 0 or not all(_is_low_rows(numbers) for numbers in biases):
                 raise Unsupported(
@@ -289,7 +290,7 @@ class _Reading:
         )
 
     def _operand(self, *, of_rows: bool) -> Tensor:
-        """Return query or key, (batch..., tokens, head_dim): a view wherever one can be."""
+        """Return query or key, (batch..., tokens, head_dim), as a view if possible."""
         product, axes = self.product, self.layout.axes
         left = of_rows == self.layout.query_is_left
         tensor, ahead = (product.left, 0) if left else (product.right, len(product.rows))
@@ -309,14 +310,14 @@ class _Reading:
         raise Unsupported("is taken of scores whose queries and keys cannot be told.")
 
     def _join_heads(self, sizes: Numbers) -> None:
-        """Join two axes of heads, as those that share a key may have."""
+        """Merge two axes of heads, such as groups and the heads of each group."""
         for tensors in (self.inner, self.outer, self.zeros):
             tensors[:] = [_joined(tensor, sizes) for tensor in tensors]
         self.fills = [(_joined(where, sizes), value) for where, value in self.fills]
         self.sink = None if self.sink is None else _joined(self.sink, sizes)
 
     def _masked(self, shape: torch.Size) -> tuple[Mask | None, list[Tensor]]:
-        """Return the mask, and what remains to be added."""
+        """Return the mask, and the biases that remain after the mask is taken out."""
         where = [where for where, value in self.fills if value == -torch.inf]
         if len(where) == len(self.fills) == 1 and not (self.outer or self.zeros):
             return recognised(~where[0], shape), []
@@ -327,7 +328,8 @@ class _Reading:
         parts = [(numbers, *split(numbers, shape)) for numbers in lowered]
         masking = [numbers for numbers, mask, _ in parts if mask is not None]
         if len(masking) > 1 and any(_is_finite(numbers) for numbers in masking):
-            # A row that one mask leaves and another lowers by a finite number is not all masked.
+            # One mask may hide all keys that another leaves. If one adds a finite number, the row
+            # is not empty, so the sum of both is split instead.
             total = cast(Tensor, _total(masking))
             others = [part for part in parts if part[1] is None]
             parts = [*others, (total, *split(total, shape))]
@@ -337,7 +339,7 @@ class _Reading:
         return joined, [rest for _, _, rest in parts if rest is not None]
 
     def _filled(self) -> Tensor:
-        """Return the numbers that stand for all fills with low numbers."""
+        """Return a bias that has the same effect as all fills."""
         numbers = torch.zeros((), device=self.product.left.device)
         for where, value in self.fills:
             numbers = torch.where(where, min(value, _FILLED), numbers)
@@ -354,11 +356,11 @@ class _Reading:
 
 
 _FILLED = -1e30
-"""Beside a number this low, no score makes a difference in float32."""
+"""A bias so low that adding a score to it changes nothing in float32."""
 
 
 def _joined(tensor: Tensor, sizes: Numbers) -> Tensor:
-    """Return a tensor with both axes of the heads in one: of size 1 where it stays the same."""
+    """Merge both axes of heads of a tensor; if both have size 1, so does the merged axis."""
     if tensor.shape[-4] * tensor.shape[-3] > 1:
         tensor = tensor.expand(*tensor.shape[:-4], *sizes, *tensor.shape[-2:])
     return tensor.flatten(-4, -3)
@@ -384,7 +386,7 @@ def _is_low_rows(numbers: Tensor) -> bool:
 
 
 def _one_a_head(sink: Tensor) -> Tensor:
-    """Return the sink's logits, (num_heads,) or one, of a column (..., num_heads, q_len, 1)."""
+    """Return the sink's logits, (num_heads,) or (), from a column (..., num_heads, q_len, 1)."""
     first = sink[(0,) * (sink.ndim - 3)] if sink.ndim > 2 else sink
     each = first[..., :1, :1]
     if not torch.equal(each.expand(sink.shape), sink):

@@ -1,4 +1,4 @@
-"""The steps between a product and its softmax: what each operation does to scores."""
+"""Conversion of the operations between a product and its softmax to steps on scores."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -36,22 +36,23 @@ STEPS: tuple[Callable[..., Any], ...] = (
     *(*SUMS, *DIFFERENCES, *REVERSED_DIFFERENCES, *MULTIPLICATIONS, *QUOTIENTS, *NEGATIONS),
     *(*TANH, *WHERE, *ASSIGNMENTS, *TRIANGLES, *BOUNDS, *NO_NAN),
 )
-"""The operations that a matrix has a place for."""
+"""The operations on scores that an AttentionMatrix can represent."""
 
 
 def next_scores(
     operation: Operation, source: Tensor, track: Track, scores: Scores
 ) -> tuple[Scores, Axes] | None:
-    """Return scores after one more operation, and the axes of its output's storage.
+    """Return the scores after an operation, and the axes of the storage of its output.
 
     Args:
         operation: one of ``STEPS``, which has just run.
-        source: its argument that holds the scores.
-        track: of that argument.
-        scores: of that track.
+        source: the argument of the operation that holds the scores.
+        track: the track of that argument.
+        scores: the stage of that track.
 
     Returns:
-        None if the operation has no place in a matrix with these arguments.
+        The scores and the axes; None if a matrix cannot represent the operation with these
+        arguments.
     """
     output = cast(Tensor, operation.output)
     axes = track.axes
@@ -142,7 +143,7 @@ def _assigned(operation: Operation) -> _Steps | None:
 def _assigned_in_place(
     operation: Operation, axes: Axes, scores: Scores
 ) -> tuple[Scores, Axes] | None:
-    """Return scores some of which were set to one number; fills one after another are one."""
+    """Return scores after some were set to one number; consecutive equal fills are merged."""
     number = None
     if not _accumulates(operation.args):
         number = one_number(operation.args[ASSIGNMENTS[operation.func]])
@@ -161,7 +162,7 @@ def _accumulates(args: tuple[Any, ...]) -> bool:
 
 
 def _bounds(operation: Operation) -> _Steps | None:
-    """Return the step of bounds far beyond any score; they change nothing but masked scores."""
+    """Return the step for a clamp whose bounds only change masked scores; None for others."""
     source, *bounds = (*operation.args, *operation.kwargs.values())
     numbers = [one_number(bound) for bound in bounds if bound is not None]
     if any(number is None or abs(number) < _BEYOND_SCORES for number in numbers):
@@ -175,12 +176,15 @@ def _bounds(operation: Operation) -> _Steps | None:
 def with_sink(
     operation: Operation, scores: Sequence[Scores | None], tracks: Sequence[Track | None]
 ) -> tuple[Scores, Axes] | None:
-    """Return scores that have got one column beside them, and the axes of the output.
+    """Return scores after a sink column was concatenated, and the axes of the output.
 
     Args:
-        operation: that has put two tensors side by side.
-        scores: of each of the tensors; None where it holds none.
-        tracks: of each of the tensors.
+        operation: a concatenation of tensors.
+        scores: the scores in each of the tensors; None for a tensor without scores.
+        tracks: the track of each of the tensors; None for an untracked tensor.
+
+    Returns:
+        The scores and the axes; None if the operation does not add one column to scores.
     """
     tensors = cast(list[Tensor], operation.args[0])
     output = cast(Tensor, operation.output)
@@ -200,7 +204,7 @@ def with_sink(
 
 
 def alpha_of(operation: Operation) -> float:
-    """Return the factor of the second part of a sum or a difference.
+    """Return the factor ``alpha`` of the second operand of a sum or a difference.
 
     Example:
         >>> import torch
@@ -215,7 +219,7 @@ def alpha_of(operation: Operation) -> float:
 
 
 def one_number(value: object) -> float | None:
-    """Return the number that a value is everywhere; None if it is several."""
+    """Return a number, or the only value in a tensor; None if its elements differ."""
     if not isinstance(value, Tensor):
         return float(cast(float, value))
     value = value.detach()
@@ -224,7 +228,7 @@ def one_number(value: object) -> float | None:
 
 
 def marked(operation: Operation, shape: torch.Size) -> Tensor:
-    """Return where an assignment puts its numbers in a tensor of a shape, as bools.
+    """Return True for each element that an assignment writes, as a tensor of a shape.
 
     Example:
         >>> import torch
@@ -242,7 +246,7 @@ def marked(operation: Operation, shape: torch.Size) -> Tensor:
 
 
 def assigned(operation: Operation, axes: Axes) -> Tensor:
-    """Return where an assignment to a view puts its numbers, on the axes of the whole tensor."""
+    """Return True for each element that an assignment to a view writes, on the given axes."""
     view: Tensor = operation.args[0]
     length = view.untyped_storage().nbytes() // view.element_size()
     where = torch.zeros(length, dtype=torch.bool, device=view.device)
@@ -266,4 +270,4 @@ def _mark(where: Tensor, operation: Operation) -> None:
             where.fill_(True)
 
 
-_BEYOND_SCORES = 1e4  # no score is as far from 0
+_BEYOND_SCORES = 1e4  # larger than the absolute value of any unmasked score
