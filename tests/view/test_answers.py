@@ -186,6 +186,30 @@ def test_until_the_pass_is_through_a_tile_is_a_sample_and_says_so(
     assert_close(tile.values, cells(exact[middles].repeat_interleave(4, 0), 2).double(), 1e-6)
 
 
+@pytest.mark.parametrize("hidden", [False, True], ids=["all", "hidden"])
+@pytest.mark.parametrize("kind", ["bias that depends on places", "bias", "causal", "window"])
+def test_a_sample_has_every_step_of_the_scores(
+    kind: str, hidden: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long_heads(monkeypatch)
+    options: dict[str, dict[str, object]] = {
+        "bias that depends on places": {"bias": regard.ALiBi(torch.tensor([0.1]))},
+        "bias": {"bias": torch.randn(1, 300, 300, generator=torch.Generator().manual_seed(1))},
+        "causal": {"mask": regard.Causal()},
+        "window": {"mask": regard.SlidingWindow(40, 5)},
+    }
+    matrix = attended(300, 300, sink_bias=torch.tensor([1.5]), **options[kind])
+    with Answers(recording(matrix)) as answers:
+        tile = answers.tile(Which(0, 0, hidden), Place(1, 0, 0))
+    exact = matrix.to(torch.float64).to_dense()[0]
+    if hidden:
+        scores = matrix.to(torch.float64).scores.to_dense()[0]
+        exact = oracle.softmax(scores, torch.arange(300) > 0).weights
+    middles = torch.arange(1, 300, 2)
+    assert (tile.exact, tile.sampled) == (False, 2)
+    assert_close(tile.values, cells(exact[middles].repeat_interleave(2, 0), 1), 1e-6)
+
+
 def test_a_long_column_waits_for_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     long_heads(monkeypatch)
     matrix = attended(600, 600, mask=regard.Causal())

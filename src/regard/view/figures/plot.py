@@ -272,8 +272,8 @@ def segments(shares: Shares, *, ax: "Axes | None" = None) -> "Axes":
     write_shares(ax, total)
     label_names(ax.xaxis, shares.keys)
     label_names(ax.yaxis, shares.queries)
-    ax.set_xlabel("drawn from")
-    ax.set_ylabel("by")
+    ax.set_xlabel("to")
+    ax.set_ylabel("from")
     return ax
 
 

@@ -135,11 +135,13 @@ class HeadScores:
     Attributes:
         source: (q_len, kv_len).
         mask: of that shape; None: every key is allowed.
+        sink: the logit in the denominator that belongs to no key, (1,); None without one.
         aside: keys that count as masked; what is left of each row is made to sum to 1.
     """
 
     source: Scores
     mask: Mask | None
+    sink: Tensor | None
     aside: Tensor
 
     @classmethod
@@ -153,9 +155,10 @@ class HeadScores:
         if isinstance(source, QueryKeyScores):
             dtype = accumulation_dtype(source.dtype)
             query, key = (each.to(dtype, copy=True) for each in (source.query, source.key))
-            sink = None if len(aside) else source.sink_bias
-            source = replace(source, query=query, key=key, sink_bias=sink)
-        return cls(source, matrix.mask, torch.tensor(aside, dtype=torch.long, device=matrix.device))
+            source = replace(source, query=query, key=key)
+        sink = None if aside else source.sink(Box((), slice(0, 1), slice(0, 1)), cut_whole)
+        keys = torch.tensor(aside, dtype=torch.long, device=matrix.device)
+        return cls(source, matrix.mask, None if sink is None else sink.flatten(), keys)
 
     @property
     def shape(self) -> torch.Size:
@@ -181,11 +184,6 @@ class HeadScores:
         inside = self.aside[(self.aside >= columns.start) & (self.aside < columns.stop)]
         return scores.index_fill_(1, inside - columns.start, -torch.inf) if len(inside) else scores
 
-    def sink(self) -> Tensor | None:
-        """Return the sink bias, (1,), or None."""
-        sink = self.source.sink(Box((), slice(0, 1), slice(0, 1)), cut_whole)
-        return None if sink is None else sink.flatten()
-
     def picked(self, places: list[int]) -> "HeadScores":
         """Return the scores of the rows at some places, which may be far apart."""
         match self.source:
@@ -204,7 +202,7 @@ class HeadScores:
             rows = (slice(place, place + 1) for place in places)
             bounds = tuple(mask.key_bounds((), row, self.shape) for row in rows)
             mask = _PickedRows(mask, self.shape, tuple(places), bounds)
-        return HeadScores(few, mask, self.aside)
+        return HeadScores(few, mask, self.sink, self.aside)
 
 
 class Pyramid:
@@ -504,9 +502,8 @@ def _sums(head: HeadScores, rows: slice, cell: int | None, scratch: Scratch, pau
     factors = (each_maximum - _finite(maximum)[:, None]).exp()
     totals = torch.stack([part.sum(-1) for part in powers], -1)
     log_normalizer = (totals * factors).sum(-1).log()
-    sink = head.sink()
-    if sink is not None:
-        log_normalizer = torch.logaddexp(log_normalizer, sink - _finite(maximum))
+    if head.sink is not None:
+        log_normalizer = torch.logaddexp(log_normalizer, head.sink - _finite(maximum))
     log_normalizer = log_normalizer.masked_fill(maximum == -torch.inf, 0)
     factors.mul_((-log_normalizer).exp()[:, None])
     cells = [part.mul_(one[:, None]) for part, one in zip(powers, factors.unbind(-1), strict=True)]
@@ -567,7 +564,7 @@ def _weights_of(
     normalizers: Tensor,
     scratch: Scratch | None = None,
 ) -> Tensor:
-    """Return the weights in a window, (rows, columns), given the numbers of ``_Normalizers``."""
+    """Return the weights in a window, (rows, columns), given the normalizers of its rows."""
     scores = head.window(rows, columns, scratch)
     maximum, log_normalizer = normalizers
     scores.sub_(_finite(maximum)[:, None])

@@ -111,7 +111,7 @@ def query_steps(
         value: of every key, (kv_len, value_dim).
     """
     source, keys, place = head.source, slice(0, head.shape[1]), slice(query, query + 1)
-    sink = head.sink()
+    sink = head.sink
     row = RowScores(head.window(place, keys)[0], None if sink is None else sink[0])
     score, weight = row.score, row.weight(row.score)
     allowed = score != -torch.inf
