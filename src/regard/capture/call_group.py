@@ -1,4 +1,4 @@
-"""The calls that are one attention, from the first to the last: one layer of the recording."""
+"""Groups of calls that form one attention, which is one layer of the recording."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -26,13 +26,13 @@ Pairs = list[tuple[Reduction, Any]]
 def ask(
     matrix: AttentionMatrix, reductions: Sequence[Reduction], device: torch.device | None
 ) -> Pairs:
-    """Return each reduction with its answer, on the device; None: where the matrix is."""
+    """Return each reduction with its answer, on the device; None is the device of the matrix."""
     answers = asked_of(matrix, reductions)
     return [(each, _at(answer, device)) for each, answer in zip(reductions, answers, strict=True)]
 
 
 def _at(answer: Any, device: torch.device | None) -> Any:
-    """Return an answer on the device: a tensor, or a named tuple of them; else as it is."""
+    """Move an answer to the device if it is a tensor or a Top; return others unchanged."""
     if isinstance(answer, Tensor):
         return answer.detach().to(device)
     if isinstance(answer, Top):
@@ -41,20 +41,20 @@ def _at(answer: Any, device: torch.device | None) -> Any:
 
 
 class CallGroup:
-    """The kept part of a run: copies of its queries and masks, or answers.
+    """The recorded part of a run: copies of its queries and masks, or answers.
 
     Args:
         module: the name of the run's module.
         run: the calls.
-        wanted: what to keep of them.
-        leading: the batch axes and heads.
-        copies: None if only answers are kept.
-        values: of the calls; None if they are not wanted.
+        wanted: the selected layers, heads, queries and answers.
+        leading: the sizes of the batch axes and of the axis of heads.
+        copies: the copies of queries and masks; None if only answers are recorded.
+        values: the values of the calls; None if values are not recorded.
 
     Attributes:
-        module: as given.
-        values: as given.
-        name: of the layer in the recording; None while none of its queries was wanted.
+        module: the name of the run's module.
+        values: the values of the calls; None if values are not recorded.
+        name: the name of the layer in the recording; None until a selected query has run.
     """
 
     def __init__(
@@ -73,19 +73,19 @@ class CallGroup:
         self._wanted = wanted
         self._leading = leading
         self._copies = copies
-        self._answers: list[Pairs] = []  # of each call
-        self._rows: list[range] = []  # the places of the queries that answers are of, call by call
-        self._sums: Tensor | None = None  # of Sum(-2), over all calls
+        self._answers: list[Pairs] = []  # the answers of each call
+        self._rows: list[range] = []  # the positions of the queries of these answers
+        self._sums: Tensor | None = None  # the answer to Sum(-2) over all calls
 
     def take(self, matrix: AttentionMatrix, first: int, base: int) -> None:
-        """Keep the wanted queries of a call: copies of them, or answers.
+        """Record the selected queries of a call: copies of them, or answers.
 
         Args:
-            matrix: of the call.
-            first: the place of the call's first query among all that ran.
-            base: the column of its first key.
+            matrix: the matrix of the call.
+            first: the position of the call's first query among the queries of all calls.
+            base: the column of the call's first key.
         """
-        # A run that no call can continue has all its queries in its first call.
+        # If no call can continue the run, the first call has all of its queries.
         all_there = self._copies is None or self._run.traits is None
         there = self._wanted.rows(first, matrix.shape[-2], all_there=all_there)
         if there:
@@ -98,9 +98,9 @@ class CallGroup:
                 self._answers.append([self._placed(*pair, base) for pair in pairs])
 
     def layer(self) -> Layer | None:
-        """Return the layer of all calls so far; None if none of their queries is wanted.
+        """Return the layer of all calls so far; None if none of their queries is selected.
 
-        It has no answers of the reductions that do not merge.
+        The layer lacks the answers of reductions in ``unmerged``.
         """
         run = self._run
         if self._copies is not None:
@@ -122,7 +122,7 @@ class CallGroup:
         return Layer(self.module, shape, None, Answers(answers), queries=queries)
 
     def _placed(self, reduction: Reduction, answer: Any, base: int) -> tuple[Reduction, Any]:
-        """Return the answer of a call with the keys at their columns."""
+        """Return the answer of a call with keys renumbered to their columns in the run."""
         if reduction == Sum(-2):
             columns = answer.shape[-1] if self._run.parts == 1 else self._run.kv_len
             total = answer.new_zeros(*answer.shape[:-1], columns)
@@ -138,12 +138,12 @@ class CallGroup:
 
     @property
     def unmerged(self) -> list[Reduction]:
-        """Return the reductions whose answers of several calls are no answer of all of them."""
+        """Return the reductions whose answers of several calls cannot be merged."""
         asked = [each for each, _ in self._answers[0]] if len(self._answers) > 1 else []
         return [each for each in asked if not isinstance(each, RowStatistic | TopK | Sum)]
 
     def _merged(self, reduction: Reduction) -> Any:
-        """Return the answer of all calls to a reduction."""
+        """Return the merged answer of all calls to a reduction."""
         parts = [Answers(pairs)[reduction] for pairs in self._answers]
         if reduction == Sum(-2):
             missing = max(self._run.kv_len - parts[-1].shape[-1], 0)
@@ -156,12 +156,12 @@ class CallGroup:
 
 
 def queries_kept(rows: range | None, ran: int, start: int = 0) -> Queries | None:
-    """Return which of the queries are kept; None: all from the first token on, or it is not known.
+    """Return the recorded queries; None if all were recorded from the first token on, or unknown.
 
     Args:
-        rows: among those that ran.
+        rows: the recorded queries among those that ran; None if they are unknown.
         ran: the number of queries that ran.
-        start: the place of the first of them.
+        start: the position of the first query that ran.
     """
     if rows is None or (rows == range(ran) and not start):
         return None
@@ -169,7 +169,7 @@ def queries_kept(rows: range | None, ran: int, start: int = 0) -> Queries | None
 
 
 def _neighbours(parts: Sequence[range]) -> range | None:
-    """Return several ranges as one; None if something lies between them."""
+    """Merge contiguous ranges into one; return None if there is a gap between them."""
     if any(after.start != before.stop for before, after in pairwise(parts)):
         return None
     return range(parts[0].start, parts[-1].stop)

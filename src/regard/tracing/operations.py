@@ -1,9 +1,9 @@
-"""One table of PyTorch's operations: the part that each can have in attention.
+"""The table of PyTorch operations that attention can consist of.
 
-An operation that is in no group below has no part in attention: whatever it makes of scores or
-weights is not kept. Python runs the overload for tensors, ``aten.mul.Tensor``, with a number as
-well; TorchScript runs ``aten.mul.Scalar``. In inference mode, composite operations such as
-``aten.matmul`` arrive whole.
+An operation that is in no group below is not supported: after it, scores or weights are no longer
+tracked. For a tensor times a number, Python runs ``aten.mul.Tensor`` and TorchScript runs
+``aten.mul.Scalar``. In inference mode, composite operations such as ``aten.matmul`` are dispatched
+without being decomposed.
 """
 
 from collections.abc import Callable, Mapping
@@ -59,7 +59,7 @@ PRODUCTS: _Operations = (
     *(aten.matmul.default, aten.matmul.out, aten.linear.default, aten.einsum.default),
     *ADDED_PRODUCTS,
 )
-"""Products of two tensors over the axis that they share."""
+"""Products of two tensors over a shared axis."""
 
 # Steps between the product of query and key and its softmax
 SUMS = _overloads("add", "add_")
@@ -89,9 +89,9 @@ ASSIGNMENTS: Mapping[Callable[..., Any], int] = {
     **dict.fromkeys((aten.index_fill.int_Tensor, aten.index_fill_.int_Tensor), 3),
     **dict.fromkeys((aten.scatter.value, aten.scatter_.value), 3),
 }
-"""Operations that put numbers somewhere, and the place of the numbers in their arguments."""
+"""Operations that write values into a tensor, with the index of the values in their arguments."""
 
-# Softmax, in one operation or as exponentials divided by their sums
+# Softmax, as one operation or as exponentials divided by their sums
 SOFTMAXES: _Operations = (
     *(aten._softmax.default, aten._softmax.out, aten.softmax.int, aten.softmax.int_out),
     *(aten._safe_softmax.default, aten.special_softmax.default),
@@ -99,7 +99,7 @@ SOFTMAXES: _Operations = (
 EXPONENTIALS: _Operations = (aten.exp.default, aten.exp_.default)
 ROW_SUMS: _Operations = (aten.sum.dim_IntList,)
 
-# Operations that keep every number
+# Operations that keep every element
 CASTS: _Operations = (
     *(aten._to_copy.default, aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten.to.other),
     aten.type_as.default,
@@ -109,7 +109,7 @@ COPIES: _Operations = (
     *(aten.flatten.using_ints, aten.lift_fresh_copy.default),
     *CASTS,
 )
-"""Operations that copy a tensor where a copy is needed."""
+"""Operations that copy a tensor if necessary."""
 COPY_INTO: _Operations = (aten.copy_.default,)
 JOINS: _Operations = (
     *(aten.stack.default, aten.cat.default, aten.concat.default, aten.concatenate.default),
@@ -117,9 +117,9 @@ JOINS: _Operations = (
     *(aten.constant_pad_nd.default, aten.pad.default),
     *(aten.scatter.src, aten.scatter_.src),
 )
-"""Operations that put tensors together."""
+"""Operations that combine several tensors into one."""
 
-# Chance
+# Random numbers
 DROPOUTS: _Operations = (
     *(aten.dropout.default, aten.dropout_.default, aten.native_dropout.default),
     *(aten.feature_dropout.default, aten.feature_dropout_.default),
@@ -128,7 +128,7 @@ CHANCE: _Operations = (
     *(aten.bernoulli_.float, aten.bernoulli.default, aten.bernoulli.p, aten.bernoulli_.Tensor),
     *(aten.rand.default, aten.rand.generator, aten.rand_like.default, aten.uniform_.default),
 )
-"""Operations that draw the numbers of which dropout is made."""
+"""Operations that draw random numbers, from which dropout can be computed."""
 
 SHAPES_ALONE: _Operations = (
     *(aten.empty_like.default, aten.zeros_like.default, aten.ones_like.default),
@@ -136,4 +136,4 @@ SHAPES_ALONE: _Operations = (
     *(aten.new_empty.default, aten.new_zeros.default, aten.new_ones.default),
     aten.new_full.default,
 )
-"""Operations that take a tensor for its shape alone."""
+"""Operations that use only the shape, dtype and device of a tensor."""

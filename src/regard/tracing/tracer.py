@@ -1,25 +1,23 @@
-"""The operations that a model really runs, each with its module and the user's own line.
+"""A tracer of the operations that a model runs, with the module and the user's line of each.
 
-``Tracer`` is a ``TorchDispatchMode``: it stands below autograd and autocast, where PyTorch has
-already chosen its kernels, so that every fast path stays and no output bit changes. It sees this
-thread, from the moment its block begins to the moment it ends; no module is patched and no hook is
-set. What it sees:
+``Tracer`` is a ``TorchDispatchMode``. It is called below autograd and autocast, after PyTorch has
+chosen its kernels. So every fast path stays, and no output bit changes. It observes one thread,
+while its block runs. It patches no module and sets no hook. It observes:
 
-- With gradients or ``no_grad``: what autograd runs, ``aten.mm``, ``aten._softmax``,
-  ``aten._scaled_dot_product_flash_attention_for_cpu``.
-- In ``inference_mode``: composite operations come whole, ``aten.matmul``, ``aten.softmax.int``,
-  ``aten.scaled_dot_product_attention``; what they run inside is not told again.
-- Under autocast: the arguments as they were cast.
-- Higher-order operations, such as ``flex_attention``, as themselves.
+- With gradients or ``no_grad``: the operations below autograd, such as ``aten.mm``,
+  ``aten._softmax`` and ``aten._scaled_dot_product_flash_attention_for_cpu``.
+- In ``inference_mode``: composite operations, such as ``aten.matmul``, ``aten.softmax.int`` and
+  ``aten.scaled_dot_product_attention``, without the operations that they consist of.
+- Under autocast: the arguments after the cast.
+- Higher-order operations, such as ``flex_attention``.
 
-What a backward pass runs is not told, nor the forward that a checkpoint runs again inside it.
+It ignores the operations of a backward pass, also the forward that a checkpoint runs again there.
 
-A listener is found by the operation: the mapping from operations to listeners is looked up once
-for each operation, and one without a listener costs nothing more. Another listener hears all the
-others, for those who must know that nothing was missed. The listener is called after the operation,
-while the model's frames still stand, so it must ask for ``caller`` there and then. An error in a
-listener would stop the model: a listener catches its own. It works with tensors inside ``apart()``,
-or not at all.
+The mapping from operations to listeners is looked up once for each operation; an operation without
+a listener costs nothing more. Another listener receives all operations that the mapping lacks. A
+listener is called after the operation, while the model's frames are still on the stack, so it must
+call ``caller`` before it returns. A listener must catch its own errors, which would stop the model,
+and must run tensor operations inside ``apart()``.
 """
 
 import sys
@@ -54,14 +52,14 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who ran an operation.
+    """The module and the line of the user's code that ran an operation.
 
     Attributes:
-        module: the name of the innermost module of the traced model whose method is running, the
-            class's name for the model itself; None where none is.
-        file: of the user's own line: the innermost that is in neither PyTorch, regard, transformers
-            nor Python's library, or in neither of the first two where there is no other.
-        line: its number.
+        module: the name of the innermost module of the traced model whose method is running, or
+            the name of the model's class for the model itself; None outside the model.
+        file: the file of the innermost frame outside PyTorch, regard, transformers and Python's
+            library. Without such a frame, it is the innermost one outside PyTorch and regard.
+        line: the line number in that file.
     """
 
     module: str | None
@@ -74,10 +72,11 @@ class Operation(NamedTuple):
 
     Attributes:
         func: an ``OpOverload`` such as ``torch.ops.aten.bmm.default``, or a higher-order operation.
-        args: the model's own tensors; they may change as soon as the listener returns.
-        kwargs: likewise.
-        output: likewise.
-        name_of: gives the name of a module of the traced model; None for anything else.
+        args: the positional arguments, with the model's own tensors. The model may change them as
+            soon as the listener returns.
+        kwargs: the keyword arguments.
+        output: the result, with the model's own tensors.
+        name_of: returns the name of a module of the traced model, and None for any other object.
     """
 
     func: Callable[..., Any]
@@ -87,7 +86,7 @@ class Operation(NamedTuple):
     name_of: Callable[[object], str | None]
 
     def caller(self) -> Caller:
-        """Return the caller. Only while the listener runs."""
+        """Return the module and line that ran it; call this only while the listener runs."""
         place: FrameType | None = None
         for frame in _frames():
             if not _is_in(frame.f_code.co_filename, _ENGINE):
@@ -99,10 +98,10 @@ class Operation(NamedTuple):
         return Caller(self.module(), file, line)
 
     def place(self) -> str:
-        """Return where it ran, ``file:line``: in the innermost module, also of a library.
+        """Return the ``file:line`` that ran it, in the innermost module; libraries count as well.
 
-        Only while the listener runs. For all that a library's model runs, the user's own line, as
-        ``caller`` has it, would be the call of the model.
+        Call this only while the listener runs. For a library's model, the line of ``caller`` is the
+        call of the model, so it would be the same for all operations.
         """
         inner: FrameType | None = None
         for frame in _frames():
@@ -117,7 +116,7 @@ class Operation(NamedTuple):
     def running(self) -> tuple[str, ...]:
         """Return the names of the running modules, from the innermost to the model.
 
-        Only while the listener runs. Empty where ``module`` is None.
+        Call this only while the listener runs. The result is empty if ``module`` is None.
         """
         if self.module() is None:
             return ()
@@ -129,19 +128,20 @@ class Operation(NamedTuple):
         return tuple(found)
 
     def module(self) -> str | None:
-        """Return ``caller().module`` without looking for the line."""
+        """Return ``caller().module`` without searching for the line."""
         for frame in _frames():
             name = self._module_of(frame)
             if name is not None:
-                # What generate() runs itself, or its assistant, no forward of the model does.
+                # Operations of generate() itself or its assistant belong to no forward.
                 beside = frame.f_code.co_filename.startswith(_GENERATION)
                 return None if beside else name
         return None
 
     def is_compiled(self) -> bool:
-        """Return True if a compiled function runs it in the place of the model's modules.
+        """Return True if a compiled function runs it in place of the model's modules.
 
-        Only while the listener runs. Not where a module calls one: then the module is known.
+        Call this only while the listener runs. The result is False if a module calls the compiled
+        function, because the module is then known.
         """
         known = compiled = entered = False
         for frame in _frames():
@@ -157,7 +157,10 @@ class Operation(NamedTuple):
         return entered
 
     def is_in_compiled_part(self) -> bool:
-        """Return True if a compiled part of the model runs it. Only while the listener runs."""
+        """Return True if a compiled part of the model runs it.
+
+        Call this only while the listener runs.
+        """
         compiled = False
         for frame in _frames():
             if frame.f_code.co_filename == _COMPILER:
@@ -169,16 +172,16 @@ class Operation(NamedTuple):
         return False
 
     def innermost(self) -> nn.Module | None:
-        """Return the innermost running module. Only while the listener runs."""
+        """Return the innermost running module; call this only while the listener runs."""
         for frame in _frames():
             if self._module_of(frame) is not None:
                 return cast(nn.Module, frame.f_locals["self"])
         return None
 
     def inputs(self) -> list[list[Tensor]]:
-        """Return the tensors among the arguments of each running forward, as they are now.
+        """Return the current tensor arguments of each running ``forward``, the innermost first.
 
-        Only while the listener runs.
+        Call this only while the listener runs.
         """
         found: list[list[Tensor]] = []
         for frame in _frames():
@@ -191,31 +194,31 @@ class Operation(NamedTuple):
 
     def _module_of(self, frame: FrameType) -> str | None:
         """Return the name of the module whose method a frame runs."""
-        # Reading f_locals keeps all locals of a frame alive: only where it can tell something.
+        # Reading f_locals keeps all locals of a frame alive, so other frames are skipped.
         if "self" not in frame.f_code.co_varnames:
             return None
         return self.name_of(frame.f_locals.get("self"))
 
 
 class _Modules:
-    """The modules of a model, those that it gets while it is traced included.
+    """The modules of a model, including those that are added while it is traced.
 
     Args:
-        model: that holds them.
+        model: the model.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        # The modules, too, so that no other object gets their id.
+        # The modules are kept alive, so that no other object gets their id.
         self._known: dict[int, tuple[str, nn.Module]] = {}
         self._strangers: dict[int, ref[nn.Module]] = {}
         self._learn()
 
     def name_of(self, module: object) -> str | None:
-        """Return the name of a module when it first ran; None if it is not of the model.
+        """Return the name that a module had when it first ran; None for any other object.
 
         Args:
-            module: or any other object.
+            module: a module or any other object.
         """
         known = self._known.get(id(module))
         if known is None and isinstance(module, nn.Module) and not self._is_stranger(module):
@@ -238,16 +241,16 @@ Listener: TypeAlias = Callable[[Operation], None]
 
 
 class Tracer(TorchDispatchMode):
-    """Tells listeners each operation that this thread runs inside the block.
+    """A context manager that calls a listener for each operation that this thread runs.
 
     Args:
-        model: whose modules are named.
-        listeners: who is told of which operation.
-        otherwise: who is told of all the others.
+        model: the model, whose modules name the operations.
+        listeners: the listener of each operation.
+        otherwise: the listener of all other operations; None ignores them.
 
     Attributes:
-        name_of: gives the name of a module of the model, also of one that was added while the block
-            runs; None for anything else.
+        name_of: returns the name of a module of the model, also of one that is added while the
+            block runs, and None for any other object.
 
     Example:
         >>> import torch
@@ -264,12 +267,12 @@ class Tracer(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # True would wrap the handler, so that the first operation imports PyTorch's compiler.
+        # With True, PyTorch wraps the handler, and the first operation imports the compiler.
         return False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        # False would make PyTorch leave compiled parts uncompiled, with other last bits.
+        # With False, PyTorch runs compiled parts uncompiled, which changes the last bits.
         return True
 
     def __init__(
@@ -305,9 +308,10 @@ class Tracer(TorchDispatchMode):
 
 @cache
 def _leave_uncompiled() -> None:
-    """Keep PyTorch's compiler out of the handler and what it calls, without importing it.
+    """Exclude the handler and the functions it calls from PyTorch's compiler.
 
-    It would trace the handler where a compiled ``flex_attention`` reaches the Tracer.
+    Otherwise the compiler traces the handler when a compiled ``flex_attention`` reaches the Tracer.
+    This does not import the compiler.
     """
     try:
         frames = cast(Any, torch)._C._dynamo.eval_frame
@@ -322,9 +326,10 @@ def _leave_uncompiled() -> None:
 
 @cache
 def _is_composite(func: Any) -> bool:
-    """Return True if an operation is made of others, so that in inference mode it comes whole.
+    """Return True if inference mode dispatches an operation without decomposing it.
 
-    Not one that gives a view: PyTorch still has to tell the view of its base.
+    The result is False for an operation that returns a view, because PyTorch must still connect
+    the view with its base.
     """
     if not isinstance(func, OpOverload):
         return False
@@ -335,10 +340,10 @@ def _is_composite(func: Any) -> bool:
 
 
 def _state_of_the_call() -> AbstractContextManager[None]:
-    """Return what the model's call left to the parts of a composite operation in inference mode.
+    """Return a context with the dispatch state of the model's call, for composite operations.
 
-    A handler runs below autocast and below what makes a view know its parameter; the parts need
-    both: from a view that does not know, ``linear`` chooses another kernel.
+    A handler runs below autocast and below view tracking. The parts of a composite operation need
+    both: for a view that is not connected with its parameter, ``linear`` chooses another kernel.
     """
     with cast(Any, torch)._C._RestorePythonTLSSnapshot():
         hidden = torch._C._dispatch_tls_local_exclude_set()  # pyright: ignore[reportPrivateUsage]
@@ -348,7 +353,7 @@ def _state_of_the_call() -> AbstractContextManager[None]:
 
 @cache
 def _ordinary() -> tuple[Any, Any]:
-    """Return how a thread dispatches in which nothing was switched on or off: a new one's."""
+    """Return the dispatch keys that a new thread includes and excludes."""
     found: list[Any] = []
 
     def look() -> None:
@@ -363,18 +368,18 @@ def _ordinary() -> tuple[Any, Any]:
 
 @contextmanager
 def apart() -> Generator[None, None, None]:
-    """Run tensor work that nobody sees, outside of every mode, autocast and gradient.
+    """Run tensor operations outside every mode, without autocast and gradients.
 
-    Inside, tensors are ordinary ones also where the model runs in inference mode.
+    No Tracer observes them. New tensors are ordinary ones even if the model runs in inference mode.
     """
     from torch.utils._python_dispatch import (
         _disable_current_modes,  # pyright: ignore[reportPrivateUsage]
     )
 
     with (
-        # A handler runs with vmap and more switched off.
+        # A handler runs with vmap and other transforms disabled.
         torch._C._ForceDispatchKeyGuard(*_ordinary()),  # pyright: ignore[reportPrivateUsage]
-        # Popped, not disabled: what works inside may have modes of its own.
+        # Modes are popped, not disabled: the code inside may use its own modes.
         _without_function_modes(),
         torch._C.DisableTorchFunctionSubclass(),  # pyright: ignore[reportPrivateUsage]
         torch._C._DisableAutocast(),  # pyright: ignore[reportPrivateUsage]
@@ -396,10 +401,10 @@ def _without_function_modes() -> Generator[None, None, None]:
 
 
 def module_names(model: nn.Module) -> dict[str, nn.Module]:
-    """Return every module once, by its name; the model itself by its class's.
+    """Return every module once, by its name; the name of the model itself is that of its class.
 
-    Names are those of the model without wrappers: a module that DistributedDataParallel, FSDP or
-    checkpoint_wrapper holds has the name of its wrapper.
+    Wrappers are not part of the names: a module inside DistributedDataParallel, FSDP or
+    checkpoint_wrapper has the name of its wrapper.
     """
     named = cast("dict[str, nn.Module]", dict(cast(Any, model.named_modules())))
     names: dict[str, str] = {}
@@ -425,7 +430,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def class_name(model: nn.Module) -> str:
-    """Return the name of a model's class, also where fully_shard has put its own before it.
+    """Return the name of a model's class, without the class that fully_shard adds.
 
     Example:
         >>> from torch import nn
@@ -440,7 +445,7 @@ def class_name(model: nn.Module) -> str:
 
 
 def _wrapped(module: nn.Module) -> nn.Module | None:
-    """Return the module that a wrapper of PyTorch holds; None if this is no wrapper."""
+    """Return the module inside a wrapper of PyTorch; None if the module is not a wrapper."""
     if isinstance(module, nn.parallel.DistributedDataParallel):
         return cast(nn.Module, module.module)
     inside = dict(module.named_children())
@@ -448,7 +453,7 @@ def _wrapped(module: nn.Module) -> nn.Module | None:
 
 
 def in_backward() -> bool:
-    """Return True if this thread runs a backward pass, as a checkpoint that runs again does."""
+    """Return True if this thread runs a backward pass, which includes recomputed checkpoints."""
     return torch._C._current_graph_task_id() != -1  # pyright: ignore[reportPrivateUsage]
 
 
@@ -459,7 +464,7 @@ def _folder(module: object) -> str:
 _WRAPPED = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _HANDLER = Tracer.__torch_dispatch__.__code__
 _KNOWN = "torch 2.13"
-# The place of installed packages lies inside that of Python's own library.
+# The folder of installed packages is inside the folder of Python's own library.
 _PACKAGES = tuple(sysconfig.get_paths()[name] for name in ("purelib", "platlib"))
 _COMPILER = str(Path(_folder(torch), "_dynamo", "eval_frame.py"))
 _STANDARD = sysconfig.get_paths()["stdlib"]
@@ -470,7 +475,7 @@ _GENERATION = tuple(f"{place}/generation/" for place in _LIBRARIES)
 
 @cache
 def _is_in(file: str, folders: tuple[str, ...]) -> bool:
-    """Return True if a file lies in one of the folders, or in Python's own library."""
+    """Return True if a file is in one of the folders, or in Python's own library."""
     if any(file.startswith(f"{folder}/") for folder in folders):
         return True
     return file.startswith((_STANDARD, "<frozen ")) and not file.startswith(_PACKAGES)
@@ -482,7 +487,7 @@ def _frames() -> Iterator[FrameType]:
     frame: FrameType | None = inner
     while frame is not None and frame.f_code is not _HANDLER:
         frame = frame.f_back
-    frame = frame or inner  # a product of regard's own comes by no Tracer
+    frame = frame or inner  # regard's own products do not pass through a Tracer
     while frame is not None:
         yield frame
         frame = frame.f_back
