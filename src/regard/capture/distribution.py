@@ -1,7 +1,7 @@
-"""What part of a distributed model this process has, as the model itself shows.
+"""Detection of the part of a distributed model that this process runs.
 
-Nothing here waits for another process. Tensor parallel shows in parameters that are DTensors, data
-parallel in wrappers, a pipeline in its stage.
+Detection needs no communication between processes. Tensor parallelism is detected by parameters
+that are DTensors, data parallelism by wrappers, and a pipeline by its stage.
 """
 
 import sys
@@ -29,7 +29,7 @@ __all__ = [
     "stage_of",
 ]
 
-_BLOCKS: Counter[int | None] = Counter()  # of observe so far, for each stage of a pipeline
+_BLOCKS: Counter[int | None] = Counter()  # blocks of observe so far, by pipeline stage
 
 GATHERED = (
     "its query and key are split over processes as DTensors.\n"
@@ -39,18 +39,18 @@ GATHERED = (
 
 
 class Distribution:
-    """The heads, texts and layers that this process has.
+    """The heads, batch entries and layers that this process runs.
 
     Args:
-        modules: of the model, by name.
-        wrappers: the modules of the model, wrappers included.
-        stage: of a pipeline; None outside one.
+        modules: the modules of the model, by name.
+        wrappers: all modules of the model, including wrappers.
+        stage: the pipeline stage; None outside a pipeline.
 
     Attributes:
-        shard: the place of what this process records.
+        shard: the place of this process's recording in the distributed run.
 
     Raises:
-        RegardError: the model is distributed in a way in which its parts cannot be told.
+        RegardError: the parts of the model cannot be determined.
     """
 
     def __init__(
@@ -85,12 +85,12 @@ class Distribution:
     def of(
         cls, model: nn.Module, modules: Mapping[str, nn.Module], stage: Any
     ) -> "Distribution | None":
-        """Return how a model is distributed; None if this process has all of it.
+        """Return the distribution of a model; None if this process runs the whole model.
 
         Args:
-            model: with its wrappers.
-            modules: by name, without wrappers.
-            stage: of a pipeline; None outside one.
+            model: the model with its wrappers.
+            modules: the modules by name, without wrappers.
+            stage: the pipeline stage; None outside a pipeline.
         """
         for module in model.modules():
             _check_known(module)
@@ -103,17 +103,17 @@ class Distribution:
         return None if found.shard.counts == (1, 1, 1) else found
 
     def heads(self, name: str, matrix: AttentionMatrix) -> range | None:
-        """Return which of the model's heads an attention has; None: all of them.
+        """Return the range of the model's heads in an attention; None if it has all of them.
 
-        Heads are split where the projection of the query is: a parameter whose rows are those of
-        the heads of all processes. The projection is looked for in the module, then around it.
+        Heads are split if the query projection is: a DTensor parameter with the rows of the heads
+        of all processes. It is searched in the module first, and then in the modules around it.
 
         Args:
-            name: of the module.
-            matrix: with keys that are not repeated for the heads that share them.
+            name: the name of the module.
+            matrix: the matrix, in which heads that share a key have one key head.
 
         Raises:
-            ValueError: that cannot be told.
+            ValueError: the heads cannot be determined.
         """
         rank, ranks = self.shard.heads
         source = matrix.source
@@ -135,7 +135,7 @@ class Distribution:
         raise ValueError(_UNKNOWN.format(ranks))
 
     def _around(self, name: str) -> Iterator[nn.Module]:
-        """Yield the module of an attention and those around it, the innermost first."""
+        """Yield the module of an attention and the modules around it, the innermost first."""
         while name:
             if name in self._modules:
                 yield self._modules[name]
@@ -146,7 +146,7 @@ class Distribution:
             yield from module.parameters(recurse=False)
 
     def _head_ranks(self, weight: Tensor) -> tuple[int, ...] | None:
-        """Return the processes over which a parameter is split, those of its batch left out."""
+        """Return the ranks that split a parameter, apart from data parallelism; None if whole."""
         if not is_dtensor(weight):
             return None
         groups = [ranks for ranks, _ in self._mesh_axes(weight)]
@@ -155,14 +155,14 @@ class Distribution:
         return groups[0] if groups else None
 
     def _is_split(self, weight: Tensor) -> bool:
-        """Return True if the rows of a parameter are split as the heads are."""
+        """Return True if the rows of a parameter are split in the same way as the heads."""
         return is_dtensor(weight) and any(
             ranks == self._heads and placement.is_shard(0)
             for ranks, placement in self._mesh_axes(weight)
         )
 
     def _mesh_axes(self, weight: Tensor) -> Iterator[tuple[tuple[int, ...], Any]]:
-        """Yield the processes of each axis of a parameter's mesh, and its placement there."""
+        """Yield the ranks and the placement for each axis of a parameter's mesh."""
         mesh = cast(Any, weight).device_mesh
         for axis, placement in enumerate(cast(Any, weight).placements):
             ranks = tuple(dist.get_process_group_ranks(mesh.get_group(axis)))
@@ -171,7 +171,7 @@ class Distribution:
 
 
 def stage_of(model: object) -> Any:
-    """Return the model as the stage of a pipeline; None if it is none.
+    """Return the model if it is the stage of a pipeline; None otherwise.
 
     Example:
         >>> from regard.capture.distribution import stage_of
@@ -184,9 +184,9 @@ def stage_of(model: object) -> Any:
 
 
 def microbatch() -> int | None:
-    """Return which microbatch of a pipeline this thread runs; 0 outside a pipeline.
+    """Return the index of the microbatch that this thread runs; 0 outside a pipeline.
 
-    None while a pipeline runs its stage on invented numbers, to learn the shapes.
+    The result is None while a pipeline runs its stage on dummy tensors to infer shapes.
     """
     if "torch.distributed.pipelining.stage" not in sys.modules:
         return 0
@@ -202,7 +202,7 @@ def microbatch() -> int | None:
 
 
 def is_dtensor(value: object) -> bool:
-    """Return True for a DTensor; nothing is imported.
+    """Return True for a DTensor, without importing its module.
 
     Example:
         >>> import torch
@@ -215,7 +215,7 @@ def is_dtensor(value: object) -> bool:
 
 
 def is_waiting(value: object) -> bool:
-    """Return True for the result of a collective operation that nobody has waited for.
+    """Return True for the pending result of an asynchronous collective operation.
 
     Example:
         >>> import torch
@@ -228,7 +228,7 @@ def is_waiting(value: object) -> bool:
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """Return the part of a DTensor that this process has; an ordinary tensor as it is.
+    """Return this process's part of a DTensor; return an ordinary tensor unchanged.
 
     Example:
         >>> import torch
@@ -240,7 +240,7 @@ def local_tensor(tensor: Tensor) -> Tensor:
 
 
 def _check_known(module: nn.Module) -> None:
-    """Refuse modules that distribute the model in a way that hides what its parts are."""
+    """Raise an error for a module that distributes the model in an unsupported way."""
     name = type(module).__name__
     if isinstance(module, nn.DataParallel):
         raise _refusal("it has a DataParallel, which runs copies on other threads")
@@ -259,7 +259,7 @@ def _check_known(module: nn.Module) -> None:
 
 
 def _data_ranks(modules: list[nn.Module]) -> tuple[int, ...]:
-    """Return the processes that share the batch; none where each has all of it."""
+    """Return the ranks that share the batch; an empty tuple without data parallelism."""
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
     found: set[tuple[int, ...]] = set()
@@ -277,9 +277,9 @@ def _data_ranks(modules: list[nn.Module]) -> tuple[int, ...]:
 
 
 def _job() -> str:
-    """Return a name that all processes of this job share.
+    """Return a random name that all processes of this job share.
 
-    The first process that asks the job's store chooses it, and none waits for another.
+    The first process that writes it to the job's store sets it; no process waits for another.
     """
     store: Any = dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
     return cast(bytes, store.compare_set("regard/run", "", token_hex(8))).decode()

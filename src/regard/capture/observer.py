@@ -1,4 +1,4 @@
-"""observe(model): what a model really attended to, and the model untouched."""
+"""`observe`: record the attention of a model without changing the model."""
 
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -66,52 +66,55 @@ def observe(
     progress: Callable[[int], None] | None = None,
     strict: bool = False,
 ) -> Generator[Recording, None, None]:
-    """Watch what the attention of a model does while the block runs.
+    """Record the attention that a model runs inside the block.
 
-    Each attention that a module of the model runs on this thread is kept as an AttentionMatrix:
-    copies of its query and key (after rotary positions) with its mask, bias, scale, softcap and
-    sinks. No output bit changes and nothing is left behind. Dropout on the weights is not part of
-    what is kept.
+    Each attention that a module of the model runs on this thread is recorded as an AttentionMatrix:
+    copies of its query and key (after rotary embeddings) with its mask, bias, scale, softcap and
+    sinks. No output bit of the model changes, and the model is unchanged after the block. Dropout
+    on the weights is not recorded.
 
     With gradients enabled, gradients flow through the recording to the model: a loss of
-    ``seen[3].entropy()`` trains it. The recording then holds the model's own tensors and graph, as
-    a loss does. There are none with ``path``, ``device`` or reductions, and where several calls are
-    put together.
+    ``seen[3].entropy()`` trains it. The recording then keeps the model's own tensors and its graph
+    alive. Gradients do not flow with ``path``, ``device`` or reductions, or if several calls are
+    merged.
 
-    It is seen however it is written: ``scaled_dot_product_attention``, ``flex_attention``,
-    flash-attn, ``nn.MultiheadAttention`` and ``nn.TransformerEncoder`` on their fast path and off
-    it, products and a softmax by hand, and regard's own ``A @ value``. What a compiled function
-    runs is not seen.
+    It records ``scaled_dot_product_attention``, ``flex_attention``, flash-attn,
+    ``nn.MultiheadAttention`` and ``nn.TransformerEncoder`` with and without their fast path,
+    attention written by hand as products and a softmax, and regard's own ``A @ value``. It does not
+    record attention inside compiled functions.
 
     Args:
         model: any module: Hugging Face with any ``attn_implementation``, timm, your own. Or the
             stage of a pipeline.
-        layers: which to keep: names of modules, or places in the order they run; all when left out.
-        heads: which to keep: indices or a slice; all when left out.
-        queries: which to keep, a slice of positions, ``slice(-64, None)``; all when left out.
-        keep: "qk", all of query and key; "qkv", the value too, for ``seen.value(name)``; or
-            reductions, ``[TopK(8), Entropy()]``, which are asked as the model runs, and nothing but
-            their answers is kept, in ``seen.kept``. Answers that do not merge over the calls of a
-            generation, ``Pool``'s, are left out with a warning.
-        device: where to keep it; where the model has it when left out.
-        path: of a file to keep it in, layer by layer, instead of memory. For tokens in it, set
-            ``seen.query_tokens`` and ``seen.key_tokens`` before the block ends.
-        progress: called with how many attentions have run, after each of them.
-        strict: raise an error if anything was refused, also if other layers were recorded.
+        layers: the layers to record: names of modules, or positions in the order they run. The
+            default is all layers.
+        heads: the heads to record: indices or a slice. The default is all heads.
+        queries: the queries to record, a slice of positions such as ``slice(-64, None)``. The
+            default is all queries.
+        keep: "qk" records query and key; "qkv" also records the value, for ``seen.value(name)``.
+            A list of reductions, ``[TopK(8), Entropy()]``, records only their answers, computed
+            while the model runs, in ``seen.kept``. Answers that cannot be merged over the calls of
+            a generation, such as ``Pool``'s, are omitted with a warning.
+        device: the device of the recording. The default is the model's device.
+        path: a file for the recording, written layer by layer, instead of memory. To save tokens
+            in it, set ``seen.query_tokens`` and ``seen.key_tokens`` before the block ends.
+        progress: called after each attention with the number of attentions so far.
+        strict: if True, raise an error if anything was refused, even if other layers were recorded.
 
     Yields:
-        The Recording; it fills as the model runs. When the block ends, the calls of a layer in
-        which a model generates text with a KV cache become one matrix, and the file is written.
+        The Recording, which is filled while the model runs. If the model generates text with a KV
+        cache, the calls of each layer are merged to one matrix when the block ends. Then the file
+        is written.
 
     Raises:
-        TypeError: model is no ``nn.Module``, or an argument of the wrong kind.
-        ValueError: an argument that chooses nothing, or what is not there.
-        RegardError: the model is compiled; or, when the block has ended, nothing was recorded, or
-            less than an argument asks for. The model's own run is never stopped.
+        TypeError: model is not an ``nn.Module``, or an argument has the wrong type.
+        ValueError: an argument selects nothing, or names something that does not exist.
+        RegardError: the model is compiled; or nothing was recorded, or less than an argument
+            selects. The latter errors are raised when the block ends, so they never stop the model.
 
     Warns:
-        UserWarning: beside layers that were recorded, others were refused; ``seen.refused`` has
-            module, line and reason. Or a module multiplied scores with a value and took no softmax.
+        UserWarning: some layers were recorded and others refused; ``seen.refused`` has their
+            module, line and reason. Or a module multiplied scores by a value without a softmax.
 
     Example:
         >>> import torch, regard, regard.nn
@@ -130,7 +133,7 @@ def observe(
     keeper = Recorder(seen, wanted, path, progress, distribution)
     compiled = _compiled_parts(modules)
     watch = _Watch(model, keeper, has_compiled_parts=bool(compiled))
-    # Parameters that autocast rounded before the block would not be known as parameters.
+    # Casts that autocast cached before the block would not be recognised as parameters.
     torch.clear_autocast_cache()
     try:
         with watch.tracer, watched_products(watch.product):
@@ -161,7 +164,7 @@ def observe(
 def _parts_of(
     given: object, layers: object
 ) -> tuple[nn.Module, dict[str, nn.Module], Distribution | None]:
-    """Return a model without wrappers, its modules by name, and how it is distributed."""
+    """Return a model without wrappers, its modules by name, and its distribution."""
     stage = stage_of(given)
     if stage is not None and layers is not None:
         raise ValueError(
@@ -175,7 +178,7 @@ def _parts_of(
 
 
 def _modules_of(model: object) -> dict[str, nn.Module]:
-    """Return the modules of a model by their names; the model itself may not be compiled."""
+    """Return the modules of a model by name; raise an error if the model is compiled."""
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"model is a {type(model).__name__}; observe needs a torch.nn.Module.\n"
@@ -190,7 +193,7 @@ def _modules_of(model: object) -> dict[str, nn.Module]:
 
 
 def _compiled_parts(modules: Mapping[str, nn.Module]) -> dict[str, str]:
-    """Return each module that is compiled or holds a compiled function, and what it is."""
+    """Return the names of compiled modules and functions of a model, each with a description."""
     found: dict[str, str] = {}
     for name, module in modules.items():
         if any(name.startswith(f"{outer}.") for outer in found):
@@ -205,7 +208,7 @@ def _compiled_parts(modules: Mapping[str, nn.Module]) -> dict[str, str]:
 
 
 def _forward_of(module: nn.Module) -> object:
-    """Return the forward of a module; None of a scripted one, whose class has none."""
+    """Return the ``forward`` of a module; None for a scripted module, whose class has none."""
     return vars(module).get("forward", getattr_static(type(module), "forward", None))
 
 
@@ -215,13 +218,13 @@ def _is_compiled_module(module: nn.Module) -> bool:
 
 
 class _Watch:
-    """Keeps each attention that comes from a module of the model.
+    """Passes each attention of the model's modules to a Recorder.
 
     Attributes:
-        tracer: tells it what the model runs.
-        finish: to be called when the block has ended.
-        absence: what might have been attention.
-        saw_flex_attention: whether it ran uncompiled.
+        tracer: the tracer of the operations that the model runs.
+        finish: a function to call when the block has ended.
+        absence: operations that might have been attention.
+        saw_flex_attention: True if ``flex_attention`` ran uncompiled.
     """
 
     def __init__(self, model: nn.Module, keeper: Recorder, *, has_compiled_parts: bool) -> None:
@@ -251,7 +254,7 @@ class _Watch:
         return {operation: safe(listener) for operation, listener in listeners.items()}
 
     def _safe(self, listener: Listener) -> Listener:
-        """Return a listener whose own fault is said when the block ends."""
+        """Return a listener whose exceptions are reported when the block ends."""
 
         def tell(operation: Operation) -> None:
             self._keeper.gradients = torch.is_grad_enabled()
@@ -271,7 +274,7 @@ class _Watch:
         return tell
 
     def _of_this_process(self, operation: Operation) -> Operation | None:
-        """Return an operation on ordinary tensors; None if there is nothing to record."""
+        """Return an operation with ordinary tensors as arguments; None if it is ignored."""
         number = microbatch()
         if number is None:
             return None
@@ -285,7 +288,7 @@ class _Watch:
         return operation
 
     def _of_dtensors(self, operation: Operation) -> None:
-        """Refuse attention whose query and key are DTensors; their projections may be."""
+        """Refuse attention whose query and key are DTensors; parameters may be DTensors."""
         self.absence.note_product(operation)
         name = operation.module()
         if name is None:
@@ -327,7 +330,10 @@ class _Watch:
         self._keep(operation, lambda: flex.matrix(operation), lambda: flex.value(operation))
 
     def _without_padding(self, operation: Operation) -> None:
-        """Note how much padding nn.TransformerEncoder leaves out; only this operation knows."""
+        """Store the padded length of a batch whose padding nn.TransformerEncoder removes.
+
+        No later operation has it.
+        """
         mask = operation.args[1]
         with apart():
             self._padded_to[tuple(mask.sum(-1).tolist())] = mask.shape[-1]
@@ -356,7 +362,7 @@ class _Watch:
         value: Callable[[], Tensor],
         inside: str = "",
     ) -> None:
-        """Keep what was attended to; what cannot be kept is said when the block ends."""
+        """Record an attention; a failure is reported when the block ends."""
         self.absence.is_compiled |= operation.is_compiled()
         name = None if self._multiplying or self.absence.is_compiled else operation.module()
         if name is None:
@@ -398,14 +404,14 @@ class _Watch:
 
 
 def _runs_flex_attention(model: nn.Module) -> bool:
-    """Return True if a model of transformers runs its flex_attention, which is compiled."""
+    """Return True if a transformers model uses ``flex_attention``, which transformers compiles."""
     return getattr(getattr(model, "config", None), "_attn_implementation", None) == "flex_attention"
 
 
 def _has_packed_heads(module: nn.Module | None, args: tuple[Any, ...]) -> bool:
-    """Return True if the axis of the tokens holds the heads that share a key.
+    """Return True if the token axis of the query holds the heads that share a key.
 
-    transformers packs them so for a single query token (``pack_gqa``).
+    transformers packs heads in this way for a single query token (``pack_gqa``).
     """
     group = getattr(module, "num_key_value_groups", 1)
     query, key = args[:2]
@@ -428,13 +434,13 @@ _COMPILED_FLEX = (
 
 
 def _is_empty(output: object) -> bool:
-    """Return True if an operation gave nothing: there were no tokens, or no texts."""
+    """Return True if the first output tensor is empty, because there were no tokens or texts."""
     first = next(tensors_in((output,)), None)
     return first is not None and not first.is_nested and not first.numel()
 
 
 def _waited(value: object) -> object:
-    """Return the tensor that the result of a collective operation stands for."""
+    """Wait for a pending collective operation and return its tensor; return others unchanged."""
     return cast(Any, value).trigger_wait() if is_waiting(value) else value
 
 

@@ -1,4 +1,4 @@
-"""The recorder of the attention that a model runs: copies of query and key, or answers."""
+"""The recorder of a model's attention, which keeps copies of query and key, or answers."""
 
 import os
 import warnings
@@ -46,27 +46,27 @@ _REFUSED = "the attention of {} cannot be kept"
 
 
 class Recorder:
-    """Keeps of each attention that it is given what is wanted.
+    """Records the selected part of each attention.
 
     Args:
-        seen: the recording that it fills.
-        wanted: what to keep; all of query and key when left out.
-        path: of a file to keep it in; in memory when left out.
-        progress: called with how many attentions it was given, after each.
-        distribution: what part of the model this process has; all of it when left out.
+        seen: the recording to fill.
+        wanted: the selection. The default is all of query and key.
+        path: the file of the recording. The default is to keep it in memory.
+        progress: called after each attention with the number of attentions so far.
+        distribution: the part of the model that this process runs. The default is all of it.
 
     Attributes:
-        microbatches: how many calls of a pipeline stage are one batch.
-        without: the layers of which this process has none of the chosen heads.
-        problems: why not all that was wanted is kept; all known when the keeper has been closed.
-        gradients: whether the operation that is told of runs with gradients; whoever calls ``take``
-            sets it.
-        graph: the tensors that gradients flow through.
+        microbatches: the number of calls of a pipeline stage in one batch.
+        without: the layers in which this process has none of the selected heads.
+        problems: the reasons why parts of the selection are missing; complete after ``close``.
+        gradients: True if the current operation runs with gradients; the caller of ``take`` sets
+            it.
+        graph: the tensors of the model that gradients flow to.
 
     Raises:
-        TypeError: path is no path, or progress cannot be called.
+        TypeError: path is not a path, or progress cannot be called.
         ValueError: path is empty.
-        RegardError: no file can be written there.
+        RegardError: the file cannot be written.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Recorder:
         )
         self._places: dict[str, int] = {}
         self._origins: dict[str, Origin] = {}
-        self._names: dict[str, list[str]] = {}  # of the layers of each module
+        self._names: dict[str, list[str]] = {}  # the names of the layers of each module
         self._refused: set[str] = set()
         self._progress = progress
         self._taken = 0
@@ -106,17 +106,17 @@ class Recorder:
         self._alone: list[tuple[str, Values, int]] = []
 
     def take(self, name: str, matrix: AttentionMatrix) -> TakeValue | None:
-        """Keep an attention that a module has just run.
+        """Record an attention that a module has just run.
 
         Args:
-            name: the module's.
-            matrix: of the model's own tensors, which may change as soon as this returns.
+            name: the name of the module.
+            matrix: the matrix of the model's own tensors, which may change after this returns.
 
         Returns:
-            What its value is to be given to, the model's own tensor; None where it is not wanted.
+            A function that receives the model's value tensor; None if the value is not recorded.
 
         Raises:
-            ValueError: it has no such heads, or a reduction does not fit it.
+            ValueError: the attention lacks a selected head, or a reduction does not fit it.
         """
         self._taken += 1
         take_value = self._keep(name, matrix)
@@ -127,19 +127,20 @@ class Recorder:
     def refuse(
         self, name: str, reason: str, line: str | None = None, cause: Exception | None = None
     ) -> None:
-        """Keep nothing of what a module attended to, before and after; it is told in one error.
+        """Remove all attention of a module from the recording, and record none of it later.
 
-        What is left when one call is missing would look like the whole of it. Of a layer that is
-        not wanted a fault alone is told: it may be of a part of one that is.
+        If one call is missing, the others would look like a complete layer. The refusal of a layer
+        that is not selected is ignored. Its exceptions are reported, because the module may contain
+        a selected layer.
 
         Args:
-            name: the module's.
-            reason: why, with the remedy where there is one.
-            line: where it ran, ``file:line``.
-            cause: the exception behind it, a fault.
+            name: the name of the module.
+            reason: the reason, with a remedy if there is one.
+            line: the location of the attention, ``file:line``.
+            cause: the exception that caused the refusal; None if there was no exception.
         """
         place = self._places.setdefault(name, len(self._places))
-        if "meta tensor" in reason:  # in PyTorch's words
+        if "meta tensor" in reason:  # a message of PyTorch
             reason = _ON_META
         if cause is not None or self._wanted.has_layer(name, place):
             self.problems.add(_REFUSED, name, reason, cause)
@@ -152,7 +153,7 @@ class Recorder:
         self._alone = [alone for alone in self._alone if alone[0] in self._seen]
 
     def refuse_compiled(self, name: str, reason: str) -> None:
-        """Note a compiled part of the model: what it runs is not recorded."""
+        """Report a compiled part of the model, whose attention is not recorded."""
         self.problems.add("{} is not looked into", name, reason)
         self._seen.refused.append(Refusal(name, None, reason))
 
@@ -169,13 +170,13 @@ class Recorder:
         if matrix.device.type == "meta":
             self.refuse(name, _ON_META)
             return None
-        # In files, elsewhere and in answers there are numbers alone.
+        # Files, copies on another device and answers hold no graph.
         numbers = self._path or self._wanted.device or self._wanted.reductions
         gradients = self.gradients and not numbers
         if self._with_gradients and not (gradients or numbers) and is_checkpointed_without_graph():
             self.refuse(name, _CHECKPOINTED)
             return None
-        # Outside inference mode, so that what is kept can meet autograd later.
+        # Copies are made outside inference mode, so that autograd can use them later.
         with torch.inference_mode(False), torch.set_grad_enabled(gradients):
             whole = unrepeated(matrix)
             heads, numbers = self._chosen_heads(name, whole)
@@ -204,10 +205,12 @@ class Recorder:
     def _chosen_heads(
         self, name: str, matrix: AttentionMatrix
     ) -> tuple[list[int] | None, tuple[int, ...] | None]:
-        """Return which heads to keep, and their numbers in the model; None: all.
+        """Return the selected heads of this process, and their indices in the whole model.
+
+        Both are None if all heads are selected.
 
         Raises:
-            ValueError: the model has no such heads, or it cannot be told which this process has.
+            ValueError: the model lacks a selected head, or this process's heads are unknown.
         """
         num_heads = matrix.shape[-3] if len(matrix.shape) > 2 else 1
         own = None if self._distribution is None else self._distribution.heads(name, matrix)
@@ -221,7 +224,7 @@ class Recorder:
         return None if len(heads) == num_heads else heads, tuple(numbers)
 
     def _show_graph(self, layer: str, part: AttentionMatrix) -> None:
-        """Let gradients flow through a layer whose first call has just been added."""
+        """Connect a layer, whose first call has just been added, to the model's graph."""
         with torch.enable_grad():
             rows = self._wanted.rows(0, part.shape[-2], all_there=True)
             known = layer_at(self._seen.layers, layer)
@@ -238,7 +241,7 @@ class Recorder:
         *,
         gradients: bool,
     ) -> None:
-        """Keep the value of the call that was taken last; what is wrong with it is told later."""
+        """Record the value of the last call; a failure is reported when the block ends."""
         if self._gave_up:
             return
         with torch.inference_mode(False), torch.no_grad():
@@ -253,7 +256,7 @@ class Recorder:
                 values.trouble = _reason(cause)
 
     def close(self) -> None:
-        """Put together what belongs together: the block has ended."""
+        """Merge the calls of each layer and write the file; call this when the block has ended."""
         lost: list[str] = []
         with torch.inference_mode(False), torch.no_grad():
             for run, kept in self._kept.items():
@@ -287,7 +290,7 @@ class Recorder:
             self._writer.abandon()
 
     def _merge(self, kept: CallGroup, name: str) -> None:
-        """Make one layer of all calls, without the answers that do not merge."""
+        """Replace a layer by the merged layer of all calls, without answers that cannot merge."""
         layer = kept.layer()
         if layer is not None and (layer.matrix is not None or layer.answers):
             self._seen.put(replace(layer, name=name, origin=self._origins.get(kept.module)))
@@ -299,7 +302,7 @@ class Recorder:
             self.problems.add("{} lack answers", name, reason)
 
     def abandon(self) -> None:
-        """Put together what there is, and write no file: the block was left by an exception."""
+        """Merge the calls and remove the file; call this if an exception ended the block."""
         if self._writer is not None:
             self._writer.abandon()
             self._writer = None
@@ -310,7 +313,7 @@ class Recorder:
         return matrix is not None and any(each.requires_grad for each in matrix().source.tensors)
 
     def warn(self, stacklevel: int) -> None:
-        """Warn of layers whose calls could not be followed: they stand apart, in pieces."""
+        """Warn of layers whose calls could not be merged, so that they stay separate layers."""
         names = [name for name in self._runs.fell_apart if name in self._seen.shapes]
         if names:
             more = f" and {len(names) - 1} more layers" if len(names) > 1 else ""
@@ -335,7 +338,7 @@ class Recorder:
             self.problems.add("the value of {} cannot be kept", name, str(values.trouble))
 
     def _take_alone(self, name: str, part: AttentionMatrix, *, gradients: bool) -> Values | None:
-        """Keep an attention of which only the scores are known; no other call goes on from it."""
+        """Record an attention of given scores, which no other call can continue."""
         rows, values = self._wanted.rows(0, part.shape[-2], all_there=True), self._values()
         if not rows:
             return None
@@ -362,7 +365,7 @@ class Recorder:
         self, name: str, part: AttentionMatrix, source: QueryKeyScores, *, gradients: bool
     ) -> Values | None:
         asking, q_len = bool(self._wanted.reductions), part.shape[-2]
-        # If no keys are kept, those of one head tell which calls belong together.
+        # If keys are not recorded, the keys of one head suffice to group calls.
         one = _with_one_key_head(source) if asking else source
         run, place = self._runs.take(name, one, part.mask, self._tensor_copies)
         if place is None:
@@ -382,7 +385,7 @@ class Recorder:
         return kept.values
 
     def _add(self, layer: Layer) -> str:
-        """Add a layer under the name of its module, and return its own name."""
+        """Add a layer under the name of its module, and return the layer's unique name."""
         name = self._seen.add(
             layer.name,
             None if layer.matrix is None else layer.matrix(),
@@ -395,7 +398,7 @@ class Recorder:
         return name
 
     def _has_wanted(self) -> bool:
-        """Return True if the layers and queries that were wanted ran; what did not is a problem."""
+        """Return True if all selected layers and queries ran; otherwise add a problem."""
         text = self._wanted.missing(
             list(self._places), any_kept=bool(self._seen.layers or self.problems or self.without)
         )
@@ -404,7 +407,7 @@ class Recorder:
         return text is None
 
     def _give_up(self, error: OSError) -> None:
-        """Keep nothing more: the disk is full. The model runs on."""
+        """Stop recording because the disk is full; the model continues to run."""
         if self._writer is not None:
             self._writer.abandon()
             self._writer = None
@@ -416,7 +419,7 @@ class Recorder:
         )
 
     def _write(self, writer: Writer) -> None:
-        """Write the file, and let the recording read it from there."""
+        """Write the file, and let the recording read its tensors from it."""
         try:
             for layer in self._seen.layers:
                 writer.add(layer)
