@@ -85,7 +85,7 @@ def to_kvpress(
 def _grouped(per_head: Tensor, num_kv_heads: int, kv_len: int) -> Tensor:
     """Return the mean over the heads that share a key head, (batch, num_kv_heads, kv_len).
 
-    Keys of a window have no score: they are never evicted, and get more than every other.
+    Keys in a window have no score. They are never evicted, so their score is set above all others.
     """
     batch = per_head.shape[0]
     scores = per_head.reshape(batch, num_kv_heads, -1, per_head.shape[-1]).mean(2)
@@ -116,10 +116,10 @@ def _causal_observers(layer: Layer) -> Tensor:
 @final
 @dataclass(frozen=True)
 class _Observers(Reduction):
-    """Return the number of queries that can see each key, (..., num_heads, kv_len).
+    """The number of queries that can attend to each key, (..., num_heads, kv_len).
 
-    A score so low that it masks counts as a mask, but in a row of nothing else, which looks at all
-    of them alike; so does a weight of 0 that was given.
+    A score far below the maximum of its row counts as masked, also one from a given weight of 0. A
+    row with only such scores attends to all its keys equally, and counts for each of them.
     """
 
     thread_safe = True
@@ -165,7 +165,7 @@ class _FromLast(Reduction):
     """The attention that each key receives from the last queries, (..., num_heads, kv_len).
 
     Attributes:
-        window: how many queries.
+        window: the number of last queries.
     """
 
     thread_safe = True
@@ -189,7 +189,7 @@ class _FromLast(Reduction):
 
 
 def _num_kv_heads(layer: Layer, given: int | None) -> int:
-    """Return the number of key heads of a layer, as given or as its key has them."""
+    """Return the number of key heads of a layer: the given number, or that of its key."""
     num_heads = layer.shape[-3] if len(layer.shape) > 2 else 1
     if given is None:
         source = None if layer.matrix is None else layer.whole().source

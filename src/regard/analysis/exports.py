@@ -1,7 +1,7 @@
-"""Exports of a recording to other tools; dense forms state their size first.
+"""Exports of a recording to other tools, with a limit on the size of dense weights.
 
-The forms are those of BertViz 1.4, TransformerLens 2, CircuitsVis 1.43 and attnview 0.5, none of
-which is imported.
+The formats are those of BertViz 1.4, TransformerLens 2, CircuitsVis 1.43 and attnview 0.5. None of
+these packages is imported.
 """
 
 import importlib
@@ -31,18 +31,18 @@ _HOOK = re.compile(r"blocks\.(\d+)\.attn\.hook_pattern")
 
 
 class Patterns(Mapping[str, Tensor]):
-    """The weights of each layer as TransformerLens names them; read-only, dense when asked.
+    """A read-only mapping from TransformerLens's names to dense weights, computed on access.
 
     ``cache["pattern", 3]`` and ``cache["blocks.3.attn.hook_pattern"]`` are the weights of the
-    model's layer that ran fourth, (batch, num_heads, q_len, kv_len), also where only some layers
-    were observed. ``regard.exports.patterns(seen)`` makes one.
+    fourth layer that the model ran, (batch, num_heads, q_len, kv_len), even if only some layers
+    were observed. ``regard.exports.patterns(seen)`` returns one.
 
     Args:
-        layers: in the order they ran.
-        limit: the most bytes that one layer may take; None is no limit.
+        layers: the layers in the order they ran.
+        limit: the maximum size of one layer in bytes; None is no limit.
 
     Raises:
-        ValueError: two of the layers have one place in the model.
+        ValueError: two layers have the same place in the model.
 
     Example:
         >>> import torch, regard
@@ -69,9 +69,9 @@ class Patterns(Mapping[str, Tensor]):
         """Return the weights of a layer, (batch, num_heads, q_len, kv_len).
 
         Raises:
-            KeyError: it names no pattern of these layers.
-            MemoryError: the layer would take more than the limit.
-            RegardError: its query and key were not kept.
+            KeyError: the key does not name one of the layers.
+            MemoryError: the layer exceeds the limit.
+            RegardError: query and key were not recorded.
         """
         return _dense(self._layers[self._place(key)], 'cache["pattern", layer]', self._limit)
 
@@ -119,7 +119,7 @@ def patterns(seen: Recording, *, limit: int | None = DENSE_LIMIT) -> Patterns:
     """Return the weights under the names of TransformerLens: ``cache["pattern", layer]``.
 
     Each access makes one layer dense, (batch, num_heads, q_len, kv_len).
-    ``attnview.display_cache`` takes the result, too.
+    ``attnview.display_cache`` also accepts the result.
 
     Args:
         seen: the recording.

@@ -1,4 +1,4 @@
-"""Every head of some layers with its kind, from one pass over each layer."""
+"""Classification of heads into kinds, with one pass over each layer."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ Scores = Mapping[str, Sequence[float]]
 
 @dataclass(frozen=True)
 class Trial:
-    """Scores of each head in a run that was made to measure them; see ``regard.trials``.
+    """Scores of each head in a special run that measures them; see ``regard.trials``.
 
     Attributes:
-        scores: for each layer, by its name in a recording of the same model, the scores of its
-            heads by the names of the kinds that they make.
+        scores: for each layer name, and for each name of a kind, the score of each head. The layer
+            names are those of a recording of the same model.
 
     Example:
         >>> import torch, regard
@@ -50,23 +50,23 @@ def classify(
     trials: Sequence[Trial] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Head, ...]:
-    """Every head with its kind, from one pass over each layer.
+    """Classify every head with one pass over each layer.
 
-    Of several texts the scores are means over all. A layer that ran another number of queries than
-    it has keys attends to another text: where positions mean nothing, it has no score of a kind
-    that speaks of them. Where only some queries were kept, scores are means over these.
+    For a batch, the scores are means over all texts. If only some queries were recorded, the scores
+    are means over these. A layer with different numbers of queries and keys attends to another
+    text. Positions mean nothing there, so it has no score for kinds that depend on positions.
 
     Args:
-        layers: of a recording.
-        query_tokens: one for each query; without tokens none counts as special.
-        key_tokens: one for each key; the query tokens, where a text attends to itself.
-        trials: what other runs of the same model showed.
-        progress: called with the layers done and the layers in all.
+        layers: the layers of a recording.
+        query_tokens: one token for each query; None if unknown, and then no token is special.
+        key_tokens: one token for each key; for self-attention the same as the query tokens.
+        trials: the results of special runs of the same model.
+        progress: called with the number of finished layers and the number of layers.
 
     Raises:
-        TypeError: something else than a trial among the trials.
-        ValueError: a trial has not seen a layer, or saw it with another number of heads.
-        RegardError: a layer's weights are not numbers (NaN), or were not kept.
+        TypeError: an element of ``trials`` is not a trial.
+        ValueError: a trial lacks a layer, or has another number of heads in it.
+        RegardError: the weights of a layer contain NaN, or were not recorded.
 
     Example:
         >>> import torch, regard
@@ -106,7 +106,7 @@ def head_table(heads: Sequence[Head]) -> Table:
     """Return a table with a row for each head and a column for each measured score.
 
     Args:
-        heads: from ``classify``.
+        heads: the result of ``classify``.
 
     Example:
         >>> from regard.analysis.head_kinds import Head
@@ -140,8 +140,8 @@ def heads(
 
     Returns:
         A row for each head; ``docs/heads.md`` defines the scores, which are means over the
-        recorded queries. None, shown as ``-``, where a layer attends to another text and the kind
-        needs positions.
+        recorded queries. A score is None, shown as ``-``, if the layer attends to another text and
+        the kind needs positions.
 
     Raises:
         TypeError: seen is not a Recording, or another argument is not a trial.
@@ -168,12 +168,12 @@ def heads(
 def survey_of(
     layer: Layer, query_tokens: Sequence[Token] | None, key_tokens: Sequence[Token] | None
 ) -> Survey:
-    """Return the reductions that ``classify`` asks of a layer.
+    """Return the reductions that ``classify`` computes for a layer.
 
     Args:
-        layer: of a recording.
-        query_tokens: as for ``classify``.
-        key_tokens: as for ``classify``.
+        layer: a layer of a recording.
+        query_tokens: the tokens of the queries, as for ``classify``.
+        key_tokens: the tokens of the keys, as for ``classify``.
 
     Example:
         >>> import torch, regard
@@ -195,7 +195,7 @@ def survey_of(
 
 
 def _answers(layer: Layer, survey: Survey) -> tuple[Any, ...]:
-    """Return the answers that were kept, or compute them from query and key."""
+    """Return the recorded answers, or compute them from query and key."""
     if layer.matrix is None:
         missing = [asked for asked in survey.reductions if asked not in layer.answers]
         if missing:

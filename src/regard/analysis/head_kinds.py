@@ -1,4 +1,4 @@
-"""The kinds of heads that the field tells apart, and which one a head is."""
+"""The kinds of attention heads in the literature, and the rule that selects one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ class Kind:
     """A kind of head.
 
     Attributes:
-        name: what it is called.
-        letter: for one cell of a grid; upper case when the score is strong.
-        least: the score that makes a head one of this kind; ours.
-        strong: the score from which on it is one clearly; ours.
-        reason: why, with a place for the score.
-        rank: a head that reaches several kinds is one of those with the lowest rank.
+        name: the name of the kind.
+        letter: the letter in a grid of heads; upper case for a strong score.
+        least: the minimum score of a head of this kind; our choice.
+        strong: the minimum score of a clear head of this kind; our choice.
+        reason: a description of the head's attention, with {} for the score.
+        rank: the priority. If a head reaches several kinds, those with the lowest rank count.
 
     Example:
         >>> from regard.analysis.head_kinds import KINDS
@@ -48,27 +48,27 @@ KINDS = (
     *(INDUCTION, DUPLICATE, RETRIEVAL),
     *(PREVIOUS, NEXT, SELF, FIRST, SEPARATOR, UNIFORM, LOCAL, MIXED),
 )
-"""Every kind, in the order in which they are shown; ``docs/heads.md`` defines each score.
+"""Every kind, in display order; ``docs/heads.md`` defines each score.
 
-The first three need a run made for them, a trial, and go before what a head does in a text: where
-there is nothing to copy, an induction head rests on the first token (Olsson et al. 2022,
-"In-context Learning and Induction Heads"). A local head is one that no nearer kind describes.
+The first three need a special run, a trial, and have priority over the kinds of an ordinary text.
+If there is nothing to copy, an induction head attends to the first token (Olsson et al. 2022,
+"In-context Learning and Induction Heads"). A head is local if no more specific kind fits.
 """
 
-# Of these the score is no share of attention, or the sum of others' shares.
+# The score of these kinds is not a share of attention, or a sum of the shares of other kinds.
 _NO_SHARES = {UNIFORM.name, LOCAL.name}
 
 
 @dataclass(frozen=True)
 class Head:
-    """One head: what kind it is, and why.
+    """One head with its kind and scores.
 
     Attributes:
-        layer: its layer's place in the model, from 0.
-        head: its place in the model's layer, from 0.
+        layer: the index of its layer in the model, from 0.
+        head: its index in that layer of the model, from 0.
         kind: the name of its kind.
-        score: the score that makes it one; for a mixed head its largest mean weight.
-        scores: the score of every kind that was measured, by name, from 0 to 1.
+        score: the score for that kind; for a mixed head, the largest mean weight.
+        scores: the score of every measured kind, by name, from 0 to 1.
 
     Example:
         >>> from regard.analysis.head_kinds import Head
@@ -84,18 +84,18 @@ class Head:
 
     @property
     def name(self) -> str:
-        """Layer and head as the field writes them, both from 0."""
+        """The usual name, such as ``L5H3``, with layer and head counted from 0."""
         return f"L{self.layer}H{self.head}"
 
 
 def kind_of(scores: Mapping[str, float]) -> tuple[Kind, float]:
     """Return the kind of a head with these scores, and the score that decides it.
 
-    Of the kinds whose score reaches ``least``, the one of the lowest rank; of one rank, the one
-    with the largest score.
+    Among the kinds whose score reaches ``least``, the lowest rank wins; among those with the same
+    rank, the largest score wins.
 
     Args:
-        scores: by the names of kinds; those that were not measured are not there.
+        scores: the scores by the names of kinds, without kinds that were not measured.
 
     Example:
         >>> from regard.analysis.head_kinds import kind_of
@@ -111,10 +111,12 @@ def kind_of(scores: Mapping[str, float]) -> tuple[Kind, float]:
 
 
 def stand_out(heads: Sequence[Head]) -> tuple[tuple[Head, str], ...]:
-    """For each kind the head that is it most, and why in words; mixed heads do not stand out.
+    """Return the head with the largest score of each kind, with a description.
+
+    Mixed heads are omitted.
 
     Args:
-        heads: from ``classify``.
+        heads: the result of ``classify``.
 
     Example:
         >>> from regard.analysis.head_kinds import Head, stand_out

@@ -1,9 +1,9 @@
-"""Scores of heads on one text: means of their weights over the queries that are text.
+"""Scores of heads on one text: mean weights over the queries, without special tokens and padding.
 
-The scores are the ones the field uses to describe heads (Clark et al. 2019, "What Does BERT Look
-At?", section 3; Voita et al. 2019, "Analyzing Multi-Head Self-Attention", section 5.1), with one
-change of ours: all of them leave out special tokens, the first token and padding as queries, and
-the neighbour scores leave them out as keys as well, so that a sink never counts as a neighbour.
+The scores follow Clark et al. 2019, "What Does BERT Look At?", section 3, and Voita et al. 2019,
+"Analyzing Multi-Head Self-Attention", section 5.1, with one change. All scores omit special tokens,
+the first token and padding as queries. The neighbour scores also omit them as keys, so that a sink
+never counts as a neighbour.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,24 +23,25 @@ from regard.reductions.sums import Diagonal, Segments
 __all__ = ["Survey", "of_each_head"]
 
 _Value = TypeVar("_Value")
-# Local: so many tokens to either side, for queries that could look at many more.
+# Local attention is within 4 tokens to either side, for queries with at least 20 tokens before.
 _NEAR = 4
 _FROM = 5 * _NEAR
 
 
 @dataclass(frozen=True)
 class Survey:
-    """The reductions to ask of a layer that read a text, and the scores of their answers.
+    """The reductions that classify the heads of a layer, and the scores from their answers.
 
-    Its ``reductions`` in ``observe(model, keep=...)`` are all that ``regard.heads(seen)`` needs.
+    ``regard.heads(seen)`` needs only its ``reductions``, recorded by ``observe(model, keep=...)``.
 
     Attributes:
-        queries: for each query, whether it is a special token.
-        keys: the same for each key; None where every query of the text was kept.
-        start: the position of the first query in the text of the keys, where only some of its
-            queries were kept; None where the keys are another text.
-        texts: where the text lies among the keys, for each entry of the batch, as
-            ``regard.recording.real_tokens`` finds it; one stands for all, and none for every key.
+        queries: for each query, True if it is a special token.
+        keys: for each key, True if it is a special token; None if keys and queries are the same.
+        start: the position of the first recorded query among the keys; None if all queries were
+            recorded, or the keys are another text.
+        texts: the range of the keys without padding for each batch entry, as found by
+            ``regard.recording.real_tokens``. One range counts for all entries; an empty tuple
+            means all keys.
 
     Example:
         >>> from regard.analysis.head_survey import Survey
@@ -57,19 +58,19 @@ class Survey:
 
     @cached_property
     def reductions(self) -> tuple[Reduction, ...]:
-        """The questions; of a text that attends to another, positions mean nothing."""
+        """The reductions; those that need positions are omitted if the keys are another text."""
         to_keys = Segments(list(self._query_spans), list(self._key_spans))
         near = range(self._first - _NEAR, self._first + _NEAR + 1) if self._one_text else ()
         return (NormalizedEntropy(), to_keys, *(Diagonal(offset) for offset in near))
 
     def scores(self, answers: Sequence[Any]) -> dict[str, Tensor]:
-        """Return the scores of all heads, by the names of the kinds that they decide.
+        """Return the scores of all heads, (..., num_heads), by the names of the kinds.
 
-        Each is (..., num_heads); where entries of a batch are padded each in its own way, those
-        entries that have the score come one after another.
+        If batch entries have different padding, the scores of those that have a score are
+        concatenated along the first axis.
 
         Args:
-            answers: to ``reductions``, in their order.
+            answers: the answers to ``reductions``, in the same order.
         """
         if len(self._asked) == 1:
             return self._scores_of(0, answers)
@@ -133,16 +134,16 @@ class Survey:
 
     @property
     def _special(self) -> tuple[bool, ...]:
-        """For each key whether it is a special token."""
+        """True for each key that is a special token."""
         return self.queries if self.keys is None else self.keys
 
     def _words(self, text: range) -> set[int]:
-        """Return the positions of the keys that are text, without the first."""
+        """Return the positions of the keys of a text, without the first and special tokens."""
         return {place for place in text[1:] if not self._special[place]}
 
     @cached_property
     def _asked(self) -> tuple[tuple[range, list[int]], ...]:
-        """Each text with the queries whose weights count: those that are words, or all of it."""
+        """Each text with the queries that count: its ordinary tokens, or all if it has none."""
         texts = self.texts or (range(len(self._special)),)
         if len(set(texts)) == 1:
             texts = texts[:1]
@@ -150,7 +151,7 @@ class Survey:
 
     def _asking(self, text: range) -> list[int]:
         everyone = range(len(self.queries))
-        # Where the keys are another text, their padding says nothing of the queries.
+        # If the keys are another text, their padding does not apply to the queries.
         positions = text if self._one_text else everyone
         inside = [query for query in everyone if self._first + query in positions]
         words = [
@@ -162,7 +163,7 @@ class Survey:
 
     @cached_property
     def _query_spans(self) -> dict[tuple[int, int], tuple[int, ...]]:
-        """The queries that count, cut so that each span counts as one, with the texts it is of."""
+        """Spans of queries that count, each with the indices of the texts in which it counts."""
         sets = [set(queries) for _, queries in self._asked]
         asking = [
             tuple(entry for entry, queries in enumerate(sets) if query in queries)
@@ -172,7 +173,7 @@ class Survey:
 
     @cached_property
     def _key_spans(self) -> dict[tuple[int, int], tuple[str | None, ...]]:
-        """The keys that stand out, cut likewise, with what they are in each text."""
+        """Spans of first and special keys, each with its kind of sink in each text."""
         roles = [
             tuple(self._role(place, text) for text, _ in self._asked)
             for place in range(len(self._special))
@@ -186,7 +187,10 @@ class Survey:
 
 
 def of_each_head(scores: Mapping[str, Tensor]) -> dict[str, list[float]]:
-    """Scores (..., num_heads) as numbers: the mean over all leading axes; one without heads."""
+    """Return scores (..., num_heads) as lists: the mean over all leading axes for each head.
+
+    A score without an axis of heads becomes a list of one number.
+    """
     return {
         name: torch.atleast_2d(values).flatten(0, -2).double().mean(0).tolist()
         for name, values in scores.items()
@@ -194,7 +198,7 @@ def of_each_head(scores: Mapping[str, Tensor]) -> dict[str, list[float]]:
 
 
 def _at(offset: int, diagonal: Tensor, q_len: int) -> Tensor:
-    """Return the weights A[i, i + offset] of each query i, 0 if there is no such key."""
+    """Pad a diagonal to the weights A[i, i + offset] of all queries i; 0 if the key is missing."""
     before = min(max(0, -offset), q_len)
     after = q_len - before - diagonal.shape[-1]
     return torch.nn.functional.pad(diagonal, (before, after))

@@ -1,4 +1,4 @@
-"""The attention from each part of a text to each other part, by layer and head."""
+"""The shares of attention from each part of a text to each other part, by layer and head."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,18 +28,18 @@ _MOST_KEYS = 8
 class Shares:
     """The attention from each part of the queries to each part of the keys.
 
-    Entry [layer, head, i, j] is the weight that a query of part i gives to part j as a whole, in
-    the mean over the queries of part i. Where the parts cover every key, each row sums to 1.
-    ``regard.segment_shares(seen, ...)`` makes one.
+    Entry [layer, head, i, j] is the total weight from a query to the keys of part j, averaged over
+    the queries of part i. If the parts cover all keys, each row sums to 1.
+    ``regard.segment_shares(seen, ...)`` returns one.
 
     Attributes:
         weights: (layers, num_heads, query parts, key parts).
         layers: the names of the layers.
         queries: the names of the parts of the queries.
         keys: the names of the parts of the keys.
-        places: of each layer in its model, and of each of its heads, (layer, heads).
-        sinks: the positions whose weight was taken out; none where sinks count.
-        over: the part of the queries whose shares were subtracted; None: none were.
+        places: for each layer, its index in the model and the indices of its heads there.
+        sinks: the positions of the keys that are ignored; empty if sinks count.
+        over: the part of the queries whose shares were subtracted; None for plain shares.
 
     Example:
         >>> import torch, regard
@@ -61,20 +61,22 @@ class Shares:
     over: str | None = None
 
     def beyond(self, query: str) -> "Shares":
-        """Return by how much the share of each other part exceeds that of this part, by head.
+        """Subtract the shares of one part of the queries from the shares of all other parts.
 
-        What does not depend on what is asked falls out: attention to sinks that no list has, of
-        heads that look nearby, to long parts. Ours; ``docs/heads.md`` has its figures.
+        The difference removes attention that does not depend on the question: attention to unknown
+        sinks, to neighbours and to long parts. The method is ours; ``docs/heads.md`` has
+        measurements.
 
         Args:
-            query: a part of the queries that sees the same keys and does not know what is asked:
-                ``Question:``, after the documents and before the question.
+            query: a part of the queries that can attend to the same keys and precedes the question,
+                such as ``Question:`` after the documents.
 
         Returns:
-            The other parts of the queries, each share a difference from -1 to 1.
+            The shares of the other parts of the queries; each is a difference from -1 to 1.
 
         Raises:
-            ValueError: no such part, no other part, or shares that are differences already.
+            ValueError: there is no such part or no other part, or the shares are already
+                differences.
 
         Example:
             >>> import torch, regard
@@ -110,11 +112,11 @@ class Shares:
         """Return a table with a row for each pair of parts; its share is the mean weight.
 
         Args:
-            per: "head": for each layer and head; "layer": for each layer, the mean over its heads;
-                "total": the mean over all of them.
+            per: "head" has rows for each layer and head; "layer" has the mean over the heads of
+                each layer; "total" has the mean over all layers and heads.
 
         Raises:
-            ValueError: per is something else.
+            ValueError: per has another value.
         """
         if per not in ("head", "layer", "total"):
             raise ValueError(
@@ -225,7 +227,7 @@ def segment_shares(
 
 
 def _drawn(layer: Layer, question: Segments) -> Tensor:
-    """Return the answer that was kept, or compute it from query and key."""
+    """Return the recorded answer, or compute it from query and key."""
     if layer.matrix is None and question not in layer.answers:
         spans = [each for each in layer.answers if isinstance(each, Segments)]
         kept = "; ".join(_spans_text(each) for each in spans) or "none"
@@ -249,7 +251,7 @@ def _check_one_text(
     query_tokens: Sequence[Token] | None,
     key_tokens: Sequence[Token] | None,
 ) -> None:
-    """Raise an error if the tokens say that queries and keys are two texts."""
+    """Raise an error if queries and keys have different tokens."""
     for layer in layers:
         if layer.reads_itself and not one_text(query_tokens, key_tokens, layer.positions):
             raise ValueError(
@@ -267,7 +269,7 @@ def _all_ran(layers: Sequence[Layer]) -> bool:
 def _asking(
     layers: Sequence[Layer], parts: Mapping[str, tuple[int, int]]
 ) -> dict[str, tuple[int, int]]:
-    """Those parts of the text, or of them so much, that lie among the queries that were kept."""
+    """Return the parts of the text, limited to the recorded queries and counted from the first."""
     first = layers[0]
     _, q_len, kv_len = shape_of_all("segment_shares", layers)
     kept = first.positions
@@ -292,7 +294,7 @@ def _asking(
 
 
 def _checked_queries(queries: object, layer: Layer) -> dict[str, tuple[int, int]]:
-    """Return the parts of the queries, counted in rows."""
+    """Validate the parts of the queries, counted in rows."""
     first = 0 if layer.queries is None else layer.queries.start
     return checked_parts("queries", queries, "q_len", layer.shape[-2], first)
 
@@ -300,15 +302,15 @@ def _checked_queries(queries: object, layer: Layer) -> dict[str, tuple[int, int]
 @final
 @dataclass(frozen=True)
 class _WithoutSinks(Reduction):
-    """``Segments`` of weights without those of some keys, each row made to sum to 1 again.
+    """``Segments`` of weights that ignore some keys, with each row renormalised to sum to 1.
 
-    A query that attends to nothing else is left out of the mean. The softmax is taken again over
-    the scores that remain: beside a sink that takes all, the weights themselves would be 0.
+    A query that attends to no other key is left out of the mean. The softmax is computed again over
+    the remaining scores, because next to a dominant sink the weights would round to 0.
 
     Attributes:
-        query_parts: (start, stop) of each, none overlapping.
-        key_parts: the same for the keys.
-        sinks: the positions of the keys to leave out, at least one.
+        query_parts: the spans (start, stop) of the queries, which do not overlap.
+        key_parts: the spans (start, stop) of the keys, which do not overlap.
+        sinks: the positions of the keys to ignore, at least one.
     """
 
     thread_safe = True
@@ -360,7 +362,7 @@ class _WithoutSinks(Reduction):
 
 
 def _membership(parts: Sequence[tuple[int, int]], positions: slice, device: torch.device) -> Tensor:
-    """For each position the place of the part that it lies in; how many there are, for none."""
+    """Return the index of the part of each position; the number of parts if it is in none."""
     member = torch.full((positions.stop - positions.start,), len(parts), device="cpu")
     for place, (start, stop) in enumerate(parts):
         member[max(0, start - positions.start) : max(0, stop - positions.start)] = place
@@ -370,18 +372,19 @@ def _membership(parts: Sequence[tuple[int, int]], positions: slice, device: torc
 def checked_parts(
     argument: str, parts: object, length_name: str, length: int, first: int = 0
 ) -> dict[str, tuple[int, int]]:
-    """Parts of a text by name, each its first token and the one past the last.
+    """Validate the parts of a text, and return their spans (start, stop) by name.
 
     Args:
-        argument: what they came as.
-        parts: what came.
-        length_name: kv_len or q_len.
-        length: so many tokens there are.
-        first: what the first of them counts as.
+        argument: the name of the argument, for errors.
+        parts: the argument.
+        length_name: "kv_len" or "q_len", for errors.
+        length: the number of tokens.
+        first: the position of the first token, for errors.
 
     Raises:
-        TypeError: it is no mapping from names to spans.
-        ValueError: there is none, or one is empty, reaches beyond the text or overlaps another.
+        TypeError: parts is not a mapping from names to spans.
+        ValueError: there are no parts, or a part is empty, reaches beyond the text or overlaps
+            another.
 
     Example:
         >>> from regard.analysis.span_shares import checked_parts
@@ -440,17 +443,17 @@ def _check_apart(argument: str, parts: dict[str, tuple[int, int]]) -> None:
 
 
 def _own_sinks(layers: Sequence[Layer], tokens: Sequence[Token] | None) -> tuple[int, ...]:
-    """Return the first position that is no padding, and the special tokens in order."""
+    """Return the positions of the first token without padding and of special tokens, in order."""
     special = {place for place, token in enumerate(tokens or ()) if token.special}
     texts = [text for layer in layers for text in layer.texts]
-    if not texts:  # answers alone do not tell what is padding
+    if not texts:  # padding cannot be detected from answers
         return tuple(sorted({0, *special}))
     text = range(min(each.start for each in texts), max(each.stop for each in texts))
     return tuple(sorted({text.start, *special.intersection(text)}))
 
 
 def _named_sinks(sinks: object, length: int) -> tuple[int, ...]:
-    """Return the positions whose weight is taken out, in order."""
+    """Validate the argument ``sinks``, and return the positions to ignore in order."""
     if sinks is True:
         return ()
     remedy = "    Give positions from 0 to kv_len - 1; False takes the first and special tokens."

@@ -1,7 +1,7 @@
-"""Layers as plain data and back: JSON and tensors with names. Nothing is pickled, nothing runs.
+"""Conversion of layers to plain data, JSON with named tensors, and back, without pickle or code.
 
-Plain data from a file pass the same checks as a person's arguments, so that damaged data raise the
-errors of wrong arguments. The reader turns them into one of its own.
+Plain data from a file pass the same checks as arguments of the public functions. Damaged data
+therefore raise the errors of wrong arguments, which the reader converts to one error of its own.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -63,20 +63,20 @@ __all__ = [
 ]
 
 Plain = dict[str, Any]
-"""Values that JSON can hold."""
+"""Values that JSON can represent."""
 
 Take = Callable[[object], Tensor]
-"""Returns the tensor of a name."""
+"""A function that returns the tensor with a name."""
 
 
 class Put(Protocol):
-    """Take a tensor and its role in a layer, and return the name that it has in the file."""
+    """A function that stores a tensor by its role in a layer, and returns its name in the file."""
 
     def __call__(self, role: str, tensor: Tensor) -> str: ...
 
 
 _LARGEST_CALLABLE = 2**26
-_FAR = 2**48  # whole numbers beyond it are damage; positions stay exact
+_FAR = 2**48  # larger whole numbers are damage; up to here positions are exact
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 _REDUCTIONS: dict[str, tuple[type[Reduction], tuple[str, ...]]] = {
@@ -89,10 +89,10 @@ _REDUCTIONS: dict[str, tuple[type[Reduction], tuple[str, ...]]] = {
     "TopK": (TopK, ("k",)),
 }
 
-# The reduction of older files whose answer is that of TopK(1) without its last axis.
+# A reduction in older files; its answer is that of TopK(1) without the last axis.
 _OLD_MAX = "Max"
 _REDUCTION_KINDS = {kind: name for name, (kind, _) in _REDUCTIONS.items()}
-# The names of the file format, where they differ from those of the classes.
+# The names in the file format that differ from the names of the classes.
 _MASK_KINDS: dict[type[Mask], str] = {And: "Both", Or: "Either", RowSlice: "Rows"}
 
 
@@ -100,11 +100,11 @@ _MASK_KINDS: dict[type[Mask], str] = {And: "Both", Or: "Either", RowSlice: "Rows
 
 
 def wrong_numbers(role: str, tensor: Tensor) -> str | None:
-    """Return what a tensor holds that a recording may not hold; None if there is nothing.
+    """Return "NaN" or "an infinity" if a recording may not contain the tensor; None if it may.
 
     Args:
-        role: of the tensor; a query and a key without bounds have no weights.
-        tensor: of any dtype.
+        role: the role of the tensor; only a query and a key must be finite.
+        tensor: a tensor of any dtype.
 
     Example:
         >>> import torch
@@ -122,11 +122,11 @@ def wrong_numbers(role: str, tensor: Tensor) -> str | None:
 
 
 def plain_matrix(matrix: AttentionMatrix, put: Put) -> Plain:
-    """Return a matrix as plain data.
+    """Convert a matrix to plain data.
 
     Raises:
-        RegardError: it holds code: a score_mod, a mask_mod that is too large to write out, a Bias
-            or Scores of somebody's own.
+        RegardError: the matrix has code: a score_mod, a mask_mod whose mask is too large to store,
+            or a user's own Bias or Scores.
     """
     mask = matrix.mask
     if mask is not None:
@@ -212,7 +212,7 @@ def _plain_mask(
 
 
 def _written_out(mask: Mask, shape: torch.Size, device: torch.device) -> Mask:
-    """Return a mask that is code as the numbers that it returns."""
+    """Evaluate a mask that is code, and return a mask of a named kind or a bool tensor."""
     *sizes, q_len, kv_len = shape
     leading = tuple(slice(0, n) for n in sizes)
 
@@ -235,10 +235,10 @@ def _written_out(mask: Mask, shape: torch.Size, device: torch.device) -> Mask:
 
 
 def plain_answers(answers: Mapping[Reduction, Any], put: Put) -> list[Plain]:
-    """Return the kept answers and their reductions as plain data.
+    """Convert the recorded answers and their reductions to plain data.
 
     Raises:
-        RegardError: a reduction that is not one of regard's, or holds tensors.
+        RegardError: a reduction is not one of regard's, or a name of its spans is not a string.
     """
     return [
         {
@@ -299,10 +299,10 @@ def _code(what: str) -> RegardError:
 
 
 def matrix_of(plain: Plain, take: Take) -> AttentionMatrix:
-    """Return the matrix that plain data describe, on the tensors of a file.
+    """Convert plain data to a matrix, with the tensors of a file.
 
     Raises:
-        LookupError, TypeError, ValueError, RuntimeError, MemoryError: the plain data describe none.
+        LookupError, TypeError, ValueError, RuntimeError, MemoryError: the plain data are invalid.
     """
     scores, mask = plain["scores"], plain["mask"]
     source = _scores_of(scores, take)
@@ -353,7 +353,7 @@ def _bias_of(plain: Plain, shape: torch.Size, take: Take) -> Bias:
             if not fits(table, (*shape[:-2], 1, table.shape[-1])):
                 raise ValueError(f"a table of shape {shape_text(table.shape)}")
             bias = T5Bias(table, _flag(plain["bidirectional"]), _number(plain["max_distance"]))
-            by_head = table.flatten(0, -2)  # bound already; once more, for the check of its buckets
+            by_head = table.flatten(0, -2)  # the table is bound; binding again checks its buckets
             one_text = torch.Size((by_head.shape[0], 1, 1))
             T5Bias(by_head.mT, bias.bidirectional, bias.max_distance).bind(one_text, table.device)
             return bias
@@ -389,24 +389,24 @@ def _mask_of(plain: Plain, take: Take) -> Mask:
 
 
 def reduction_of(plain: Plain) -> Reduction:
-    """Return the reduction of a kept answer.
+    """Convert the plain data of a recorded answer to its reduction.
 
     Raises:
-        LookupError, TypeError, ValueError: the plain data describe none.
+        LookupError, TypeError, ValueError: the plain data are invalid.
     """
     return _reduction_of(plain["reduction"])
 
 
 def answer_of(plain: Plain, shape: torch.Size, take: Take) -> Any:
-    """Return a kept answer, which has the shape that its reduction gives.
+    """Convert the plain data of a recorded answer to the answer, and check its shape and dtype.
 
     Args:
-        plain: its reduction and the names of its tensors.
-        shape: of the matrix.
-        take: returns the tensor of a name.
+        plain: the reduction and the names of the answer's tensors.
+        shape: the shape of the matrix.
+        take: returns the tensor with a name.
 
     Raises:
-        LookupError, TypeError, ValueError, RuntimeError, MemoryError: the plain data describe none.
+        LookupError, TypeError, ValueError, RuntimeError, MemoryError: the plain data are invalid.
     """
     question = plain["reduction"]
     return _answer_of(plain["answer"], _reduction_of(question), shape, _take_of(question, take))
@@ -436,12 +436,12 @@ def _span_of(plain: Any) -> tuple[int, int]:
 
 
 def _take_of(plain: Plain, take: Take) -> Take:
-    """Return what takes the tensors of an answer, with the axis that older files leave out."""
+    """Return a function that returns an answer's tensors, with the axis that older files lack."""
     return (lambda name: take(name)[..., None]) if _kind(plain) == _OLD_MAX else take
 
 
 def _answer_of(plain: Plain, reduction: Reduction, shape: torch.Size, take: Take) -> Any:
-    # Where nothing is computed the shape of an answer costs nothing, whatever the file claims.
+    # On the meta device, computing the shape of an answer needs no memory, even for a huge shape.
     asked = fitting(reduction, shape[-1])
     buffers = asked.start(shape, torch.float32, torch.device("meta"))
     expected = padded(reduction, asked.finish(buffers, shape))

@@ -1,4 +1,4 @@
-"""Recordings of the parts of a distributed run, joined to the recording of the whole."""
+"""Merging of the recordings of a distributed run into one recording."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +23,7 @@ from regard.scores.score_source import Scores
 __all__ = ["Piece", "joined"]
 
 Content = TypeVar("Content")
-_BATCH, _HEADS = -4, -3  # of a matrix, (batch, num_heads, q_len, kv_len)
+_BATCH, _HEADS = -4, -3  # axes of a matrix, (batch, num_heads, q_len, kv_len)
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Piece:
     """The layers that one process recorded.
 
     Attributes:
-        name: of the process, for errors: ``"rank 1"``.
-        shard: its place; None if it is of no distributed run.
-        layers: what it recorded.
-        refused: what it could not record.
+        name: the name of the process in errors: ``"rank 1"``.
+        shard: the place in the distributed run; None for a recording of a whole model.
+        layers: the recorded layers.
+        refused: the attention that could not be recorded.
     """
 
     name: str
@@ -44,16 +44,17 @@ class Piece:
 
 
 def joined(pieces: Sequence[Piece]) -> tuple[list[Layer], list[Refusal]]:
-    """Return all layers of a distributed run, and all that was refused.
+    """Merge the pieces of a distributed run, and return all layers and all refusals.
 
     Raises:
-        RegardError: a piece is missing, of another run, there twice, or does not fit the others.
+        RegardError: a piece is missing, belongs to another run, occurs twice, or does not fit the
+            others.
     """
     by_place, counts = _by_place(pieces)
     stages, batches, heads = map(range, counts)
     layers: list[Layer] = []
     owners: dict[str, int] = {}
-    before = 0  # modules with attention in the stages before
+    before = 0  # the number of modules with attention in earlier stages
     for stage in stages:
         rows = [_joined(_HEADS, [by_place[stage, b, h] for h in heads]) for b in batches]
         whole = _joined(_BATCH, rows)
@@ -71,7 +72,7 @@ def joined(pieces: Sequence[Piece]) -> tuple[list[Layer], list[Refusal]]:
         before += len(names | {each.module for each in by_place[stage, 0, 0].refused})
     calls = Counter(_module(layer.name) for layer in layers)
     if counts[0] > 1 and len(set(calls.values())) == 1:
-        # All stages ran a batch before any of them ran the next.
+        # All modules ran equally often, so layers are sorted by call first, then by stage.
         layers.sort(key=lambda layer: _call(layer.name))
     refused = {each.module: each for piece in pieces for each in piece.refused}
     return layers, list(refused.values())
@@ -80,7 +81,7 @@ def joined(pieces: Sequence[Piece]) -> tuple[list[Layer], list[Refusal]]:
 def _by_place(
     pieces: Sequence[Piece],
 ) -> tuple[dict[tuple[int, int, int], Piece], tuple[int, int, int]]:
-    """Return the pieces by their places, all of one run, and the number of places on each axis."""
+    """Check that the pieces are one complete run; return them by place, and the part counts."""
     if not pieces:
         raise RegardError("there are no recordings to merge.\n    Pass one for each process.")
     found: dict[tuple[int, int, int], Piece] = {}
@@ -115,7 +116,7 @@ def _by_place(
 
 
 def _joined(axis: int, pieces: Sequence[Piece]) -> Piece:
-    """Return one piece of several that differ along one axis of their matrices."""
+    """Merge pieces along one axis of their matrices."""
     if len(pieces) == 1:
         return pieces[0]
     refused = {each.module: each for piece in pieces for each in piece.refused}
@@ -135,7 +136,7 @@ def _joined(axis: int, pieces: Sequence[Piece]) -> Piece:
         layers.append(_layer_of(axis, having, name, is_all=len(having) == len(pieces)))
     places = [layer.origin.place for layer in layers if layer.origin is not None]
     if axis == _HEADS and set(places) == set(range(len(set(places)))):
-        # Nothing was left out: the places say no more than the order does.
+        # All layers were recorded, so the origins only repeat the order.
         plain = all(layer.origin is None or layer.origin.heads is None for layer in layers)
         layers = [replace(layer, origin=None) if plain else layer for layer in layers]
     names = ", ".join(piece.name for piece in pieces)
@@ -147,13 +148,13 @@ def _shard(piece: Piece) -> Shard:
 
 
 def _module(name: str) -> str:
-    """Return the module of a layer; later calls have ``#2``, ``#3`` after its name."""
+    """Return the module name of a layer, without the ``#2``, ``#3`` of later calls."""
     module, _, number = name.rpartition("#")
     return module if module and number.isdigit() else name
 
 
 def _call(name: str) -> int:
-    """Return the number of the call of its module that a layer is."""
+    """Return the call number of a layer: 1 for the first call of its module."""
     module = _module(name)
     return 1 if name == module else int(name[len(module) + 1 :])
 
@@ -167,7 +168,7 @@ def _is_without(piece: Piece, name: str, axis: int) -> bool:
 
 
 def _of_batches(piece: Piece, microbatches: int) -> list[Layer]:
-    """Return the layers of a stage with the microbatches of each batch in one matrix."""
+    """Return the layers of a stage, with the microbatches of each batch merged."""
     if microbatches == 1:
         return list(piece.layers)
     calls: dict[str, list[Layer]] = {}
@@ -191,7 +192,7 @@ def _of_batches(piece: Piece, microbatches: int) -> list[Layer]:
 
 
 def _layer_of(axis: int, pieces: Sequence[Piece], name: str, *, is_all: bool) -> Layer:
-    """Return one layer of the layers of this name."""
+    """Merge the layers of this name along one axis."""
     layers = [cast(Layer, _layer(piece, name)) for piece in pieces]
     first = layers[0]
     names = [piece.name for piece in pieces]
@@ -199,7 +200,7 @@ def _layer_of(axis: int, pieces: Sequence[Piece], name: str, *, is_all: bool) ->
     if axis == _HEADS:
         heads = [None if each.origin is None else each.origin.heads for each in layers]
         if is_all and heads.count(heads[0]) == len(heads):
-            return first  # each process has all of its heads
+            return first  # each process recorded the same heads
         origin = _origin(name, names, layers, is_all=is_all)
     for own, layer in zip(names, layers, strict=True):
         sizes = [list(each.shape) for each in (first, layer)]
@@ -240,7 +241,7 @@ def _layer_of(axis: int, pieces: Sequence[Piece], name: str, *, is_all: bool) ->
 def _origin(
     name: str, names: Sequence[str], layers: Sequence[Layer], *, is_all: bool
 ) -> Origin | None:
-    """Return the place of a layer whose heads are joined; no heads if it has all."""
+    """Return the origin of a layer with merged heads; its heads are None if it has all."""
     heads: list[int] = []
     for own, layer in zip(names, layers, strict=True):
         numbers = () if layer.origin is None else layer.origin.heads or ()
@@ -262,7 +263,7 @@ def _part(layer: Layer, asked: Any) -> Callable[[], Any]:
 
 @dataclass(frozen=True, eq=False)
 class _Together(Generic[Content]):
-    """A function that joins what the functions of the parts return."""
+    """A function that calls the functions of the parts and merges their results."""
 
     parts: tuple[Callable[[], Content], ...]
     join: Callable[[Sequence[Content]], Content]
@@ -277,19 +278,19 @@ class _Together(Generic[Content]):
 def _together(
     parts: Sequence[Callable[[], Content]], join: Callable[[Sequence[Content]], Content]
 ) -> Callable[[], Content]:
-    """Return a function for the whole; parts in memory are joined at once."""
+    """Return a function for the merged result; parts in memory are merged immediately."""
     both = _Together(tuple(parts), join)
     return InMemory(both()) if all(isinstance(part, InMemory) for part in parts) else both
 
 
 @dataclass(frozen=True)
 class _Join:
-    """Joins the matrices, answers and values of one layer.
+    """Merges the matrices, answers and values of one layer.
 
     Attributes:
-        name: of the layer.
-        names: of the parts, for errors.
-        axis: of a matrix.
+        name: the name of the layer.
+        names: the names of the parts in errors.
+        axis: the axis of the matrix to merge along, negative.
     """
 
     name: str
@@ -297,7 +298,7 @@ class _Join:
     axis: int
 
     def matrices(self, parts: Sequence[AttentionMatrix]) -> AttentionMatrix:
-        """Return one matrix of several."""
+        """Merge matrices."""
         sources = [part.source for part in parts]
         self._check("dtype", [dtype_text(part.dtype) for part in parts])
         self._check("device", [str(part.device) for part in parts])
@@ -318,7 +319,7 @@ class _Join:
         return AttentionMatrix(source, bound)
 
     def values(self, shapes: Sequence[torch.Size]) -> Callable[[Sequence[Tensor]], Tensor]:
-        """Return a function that joins values, of matrices of these shapes."""
+        """Return a function that merges the values of matrices of these shapes."""
 
         def join(parts: Sequence[Tensor]) -> Tensor:
             groups = [
@@ -333,7 +334,7 @@ class _Join:
         return join
 
     def answers(self, ndim: int) -> Callable[[Sequence[Any]], Any]:
-        """Return a function that joins the answers of matrices with so many axes."""
+        """Return a function that merges the answers of matrices with ``ndim`` axes."""
         axis = ndim + self.axis
 
         def join(parts: Sequence[Any]) -> Any:
@@ -349,7 +350,7 @@ class _Join:
         return join
 
     def _check(self, what: str, facts: Sequence[object]) -> None:
-        """Raise an error if the parts differ in something."""
+        """Raise an error if the parts differ in a property."""
         for name, fact in zip(self.names, facts, strict=True):
             if fact != facts[0]:
                 told = f", {facts[0]} and {fact}" if isinstance(fact, str) else ""
@@ -372,7 +373,7 @@ class _Join:
         ]
         if len(given) == len(parts) and len({_structure(mask) for mask in bound}) == 1:
             return self._mapped(bound, sizes, 0)
-        # Texts without padding have another mask than texts with it.
+        # Parts may have different kinds of masks: a text without padding may have none.
         dense = [
             torch.ones(part.shape, dtype=torch.bool, device=part.device)
             if part.mask is None
@@ -385,12 +386,12 @@ class _Join:
         return recognised(allowed, shape)
 
     def _mapped(self, wholes: Sequence[Any], sizes: Sequence[int], own: int) -> Any:
-        """Return one of several objects of the same structure, with their tensors joined.
+        """Merge objects of the same structure by concatenating their tensors.
 
         Args:
             wholes: sources of scores, or masks.
-            sizes: of the axis in each matrix.
-            own: how many of the first tensors have an axis of their own; others may broadcast.
+            sizes: the size of the axis in each matrix.
+            own: the number of first tensors with a full axis; the axis of others may broadcast.
         """
         columns = zip(*(_tensors(whole) for whole in wholes), strict=True)
         tensors = iter(
@@ -422,7 +423,7 @@ def _widened(tensor: Tensor, axis: int, size: int) -> Tensor:
 
 
 def _tensors(whole: Any) -> Iterator[Tensor]:
-    """Return the tensors of a source or a mask, in the order in which ``map`` visits them."""
+    """Return the tensors of a source or a mask, in the order of ``map``."""
     found: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:
@@ -434,7 +435,7 @@ def _tensors(whole: Any) -> Iterator[Tensor]:
 
 
 def _structure(whole: object) -> object:
-    """Return everything of a source or a mask but the numbers in its tensors."""
+    """Return the types and fields of a source or a mask, without its tensors."""
     if isinstance(whole, Tensor):
         return Tensor
     if is_dataclass(whole) and not isinstance(whole, type):

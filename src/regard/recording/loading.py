@@ -1,4 +1,4 @@
-"""Load a recording from its file."""
+"""Loading of recordings from files."""
 
 import os
 from pathlib import Path
@@ -11,21 +11,21 @@ __all__ = ["load"]
 
 
 def load(path: str | os.PathLike[str]) -> Recording:
-    """Load the recording that ``Recording.save`` wrote, or ``regard.observe`` with ``path=``.
+    """Load a recording that ``Recording.save`` or ``regard.observe`` with ``path=`` wrote.
 
-    The file opens at once, whatever its size. The numbers of a layer are read when the layer is
-    first asked for, and compared with their checksums. Nothing in the file is run.
+    Opening is fast for files of any size. The tensors of a layer are read at its first use and
+    compared with their checksums. No code from the file runs.
 
-    The files of a folder are the parts of a distributed run, one for each process; they are joined
-    to one recording as ``Recording.merge`` does.
+    A folder holds the parts of a distributed run, one file for each process. They are merged as by
+    ``Recording.merge``.
 
     Args:
-        path: of the file, or of a folder.
+        path: the file, or the folder.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        RegardError: it is no recording, is damaged, or of a format that this version cannot read;
-            or the files of a folder are not the parts of one run.
+        FileNotFoundError: the file does not exist.
+        RegardError: the file is not a recording, is damaged, or has a format that this version
+            cannot read; or the files of the folder are not the parts of one run.
 
     Example:
         >>> import torch, regard

@@ -1,4 +1,4 @@
-"""The keys of a matrix that are text; a key that no query may attend to is padding."""
+"""Detection of padding: keys at both ends of a text that no query may attend to."""
 
 from collections.abc import Iterator
 from math import prod
@@ -20,16 +20,17 @@ _AT_ONCE = 2**22
 
 
 def texts_of(matrix: AttentionMatrix, *, rows: range | None = None) -> tuple[range, ...]:
-    """From the first key that a query may attend to, to the last: one range for each text.
+    """Return the range of keys without padding for each batch entry.
 
-    One for each entry of the first axis where there is a batch, else one. A text of which nothing
-    is seen is the whole.
+    A range goes from the first key that a query may attend to, to the last. Without a batch axis
+    there is one range. If no query may attend to any key, the range has all keys.
 
     Args:
-        matrix: whose mask, and numbers added to its scores, are looked at; no weight is computed.
-        rows: where the rows stand among the keys; empty: they are of another text; None: they are
-            the whole text. A key that stands where a row does is padding if no row sees it. Of
-            the others a window hides what is no padding: what is said of keys alone counts there.
+        matrix: the matrix; only its mask and its bias are read, and no weight is computed.
+        rows: the positions of the rows among the keys. It is empty if queries and keys are
+            different texts; None means all keys. A key at one of these positions is padding if no
+            row may attend to it. A window may also hide real tokens, so for other keys only masks
+            that depend on keys alone count.
 
     Example:
         >>> import torch, regard
@@ -50,7 +51,7 @@ def texts_of(matrix: AttentionMatrix, *, rows: range | None = None) -> tuple[ran
 
 
 def _seen(matrix: AttentionMatrix, mask: Mask | None, added: Tensor | None) -> Tensor:
-    """Return which keys some query sees under a mask and a bias, (entries, kv_len)."""
+    """Return True for keys that a query may attend to, by mask and bias, (entries, kv_len)."""
     shape, kv_len = matrix.shape, matrix.shape[-1]
     entries = shape[0] if len(shape) > 3 else 1
     seen = torch.zeros(entries, kv_len, dtype=torch.bool, device=matrix.device)
@@ -69,18 +70,18 @@ def _seen(matrix: AttentionMatrix, mask: Mask | None, added: Tensor | None) -> T
 
 
 def _added(matrix: AttentionMatrix) -> Tensor | None:
-    """Return the numbers that may mask by being low; None if there are none."""
+    """Return the bias or the scores, in which very low numbers mask; None if there are none."""
     match matrix.source:
         case QueryKeyScores(bias=bias):
             return bias
         case GivenScores(values, are_weights=False):
             return values
-        case _:  # a weight of 0 can be one that nothing forbids
+        case _:  # a weight of 0 does not imply a mask
             return None
 
 
 def _of_keys(mask: Mask) -> Mask | None:
-    """Return the part of a mask that depends on keys or queries alone; None if there is none."""
+    """Return the part of a mask that depends only on keys or only on queries; None without one."""
     match mask:
         case And(first, second):
             parts = [part for part in (_of_keys(first), _of_keys(second)) if part is not None]
@@ -97,7 +98,7 @@ def _of_keys(mask: Mask) -> Mask | None:
 
 
 def _shows_both_ends(mask: Mask, shape: torch.Size) -> bool:
-    """Return whether the first and last query are known to see the first and last key."""
+    """Return True if the mask's bounds show that the first and the last key are visible."""
     leading = tuple(slice(0, n) for n in shape[:-2])
     ends = (slice(0, 1), slice(shape[-2] - 1, shape[-2]))
     every = [mask.key_bounds(leading, rows, shape).all for rows in ends]
@@ -106,7 +107,7 @@ def _shows_both_ends(mask: Mask, shape: torch.Size) -> bool:
 
 
 def _boxes(shape: torch.Size) -> Iterator[Box]:
-    """Yield the whole matrix in boxes of some rows."""
+    """Yield boxes of rows that cover the whole matrix."""
     leading = tuple(slice(0, n) for n in shape[:-2])
     height = max(1, _AT_ONCE // (prod(shape[:-2]) * shape[-1]))
     for start in range(0, shape[-2], height):
@@ -115,6 +116,6 @@ def _boxes(shape: torch.Size) -> Iterator[Box]:
 
 
 def _extent(seen: Tensor, kv_len: int) -> range:
-    """From the first True to the last."""
+    """Return the range from the first True to the last; all keys if there is none."""
     places = cast("list[int]", seen.nonzero().flatten().tolist())
     return range(places[0], places[-1] + 1) if places else range(kv_len)

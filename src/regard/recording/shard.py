@@ -13,18 +13,18 @@ AXES = ("layers", "batch", "heads")
 class Shard(NamedTuple):
     """The place of a recording in a distributed run.
 
-    Each axis has the number of this part and how many there are: ``heads=(1, 4)`` is the second of
-    four parts of the heads, (0, 1) an axis that is whole.
+    Each axis has the index of this part and the number of parts. ``heads=(1, 4)`` is the second of
+    four parts of the heads; (0, 1) is an axis that is not split.
 
     Attributes:
-        run: a name that all processes of one block of ``observe`` share, and no other run has.
-        rank: of the process.
+        run: a unique name that all processes of one block of ``observe`` share.
+        rank: the rank of the process.
         world_size: the number of processes.
-        layers: of a pipeline: the stage.
-        batch: of data parallel: the rows of the batch.
-        heads: of tensor parallel.
-        microbatches: how many calls of a pipeline stage are one batch.
-        without: the layers of which this process has none of the chosen heads.
+        layers: the stage of a pipeline, and the number of stages.
+        batch: the part of the batch in data parallelism, and the number of parts.
+        heads: the part of the heads in tensor parallelism, and the number of parts.
+        microbatches: the number of calls of a pipeline stage in one batch.
+        without: the layers in which this process has none of the selected heads.
 
     Example:
         >>> from regard.recording.shard import Shard
@@ -43,7 +43,7 @@ class Shard(NamedTuple):
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """The number of this part on each of ``AXES``."""
+        """The index of this part on each of ``AXES``."""
         return self.layers[0], self.batch[0], self.heads[0]
 
     @property
@@ -53,14 +53,14 @@ class Shard(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The place in words."""
+        """A description of the place, without axes that are not split."""
         return place_text(self.place, self.counts)
 
     def file(self, path: Path) -> Path:
-        """Return the file of this part in a folder, which is made if it is not there.
+        """Return the path of this part's file in a folder, and create the folder if necessary.
 
         Raises:
-            RegardError: there is a file of that name, or path is the name of a file.
+            RegardError: path is the path of a file, or the folder cannot be created.
         """
         if path.suffix or path.is_file():
             raise RegardError(
@@ -78,7 +78,7 @@ class Shard(NamedTuple):
 
 
 def place_text(place: tuple[int, int, int], counts: tuple[int, int, int]) -> str:
-    """Return a place in words, without the axes that are whole.
+    """Return a description of a place, without axes that are not split.
 
     Example:
         >>> from regard.recording.shard import place_text

@@ -1,8 +1,8 @@
-"""The tensors of a file, each read when it is asked for and compared with its checksum.
+"""A reader of safetensors files that loads each tensor on demand and checks its checksum.
 
-The layout is that of safetensors: the length of a header, the header in JSON, the bytes of all
-tensors. The file is read and never mapped into memory, because a process that reads a mapped file
-is killed when somebody shortens the file.
+A safetensors file has the length of the header, the header in JSON, and the bytes of all tensors.
+The file is read and never mapped into memory, because a process that reads a mapped file is killed
+if the file is truncated.
 """
 
 import json
@@ -35,7 +35,7 @@ DTYPES = {
     torch.float32: "F32",
     torch.float64: "F64",
 }
-"""The names that safetensors has for the dtypes of a recording."""
+"""The safetensors names of the dtypes that a recording can have."""
 
 _DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 _METADATA, _HEADER, _TENSORS = "__metadata__", "checksum", "checksums"
@@ -47,7 +47,7 @@ _AT_ONCE = 2**24  # bytes
 
 
 class DamagedError(ValueError):
-    """The file differs from what was written."""
+    """The file has other bytes than were written."""
 
 
 def checksum(content: memoryview | bytes) -> str:
@@ -58,13 +58,13 @@ def checksum(content: memoryview | bytes) -> str:
 def packed_header(
     metadata: dict[str, str], checksums: dict[str, str], entries: dict[str, Any], size: int
 ) -> bytes:
-    """Return the beginning of a file, up to its first tensor.
+    """Return the bytes of a file before its first tensor.
 
     Args:
-        metadata: the texts to keep in the header.
-        checksums: that of each tensor.
+        metadata: the texts in the header.
+        checksums: the checksum of each tensor.
         entries: the dtype, shape and data_offsets of each tensor.
-        size: the least number of bytes; spaces fill the header.
+        size: the minimum number of bytes; the header is padded with spaces.
     """
     texts = {_HEADER: _NO_DIGEST, **metadata, _TENSORS: json.dumps(checksums)}
     header = json.dumps({_METADATA: texts, **entries}).encode()
@@ -91,12 +91,12 @@ class TensorFile:
     Attributes:
         metadata: the texts in the header.
         names: the names of the tensors.
-        has_checksums: whether there is a checksum of each tensor, and one of the header.
+        has_checksums: True if the header and each tensor have a checksum.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is not such a file, or is cut off.
-        DamagedError: the header or a small tensor differs from what was written.
+        ValueError: it is not a safetensors file, or is truncated.
+        DamagedError: the header or a small tensor differs from its checksum.
     """
 
     def __init__(self, path: Path) -> None:
@@ -110,7 +110,7 @@ class TensorFile:
         if not 2 <= length <= size - 8:
             raise ValueError("it has no header, or is cut off")
         packed = self._bytes(0, self._data)
-        if packed[8:].startswith(_BEFORE_DIGEST):  # before JSON that damage made unreadable
+        if packed[8:].startswith(_BEFORE_DIGEST):  # first, because damaged JSON may not parse
             _check_header(packed)
         try:
             header = json.loads(packed[8:])
@@ -138,12 +138,12 @@ class TensorFile:
 
         Raises:
             LookupError: there is no tensor of this name.
-            DamagedError: it differs from what was written.
+            DamagedError: the tensor differs from its checksum.
         """
         return self._small[name] if name in self._small else self._read(name)
 
     def stand_in(self, name: str) -> Tensor:
-        """Return the tensor if it is small, else zeros of its shape and dtype without memory.
+        """Return a small tensor, or zeros of a large one's shape and dtype that use no memory.
 
         Raises:
             LookupError: there is no tensor of this name.
@@ -170,11 +170,11 @@ class TensorFile:
         return bytes(content)
 
     def _fill(self, part: memoryview, place: int) -> None:
-        """Read bytes; several threads and forked processes may do so at once."""
+        """Read bytes into a buffer; safe for concurrent threads and forked processes."""
         while part:
             if hasattr(os, "preadv"):
                 count = os.preadv(self._file.fileno(), [part], place)
-            else:  # Windows has neither this nor fork
+            else:  # Windows has neither preadv nor fork
                 with self._seeking:
                     self._file.seek(place)
                     count = self._file.readinto(part) or 0
@@ -216,7 +216,7 @@ def _check_header(packed: bytes) -> None:
 
 
 def _check_places(entries: dict[str, _Entry], size: int) -> None:
-    """Refuse tensors that overlap, leave gaps, or end elsewhere than the file."""
+    """Raise an error for tensors that overlap, leave gaps, or do not end with the file."""
     places = sorted((entry.start, entry.stop) for entry in entries.values())
     edges = [(0, 0), *places, (size, size)]
     if any(before[1] != after[0] for before, after in pairwise(edges)):

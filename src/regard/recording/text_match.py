@@ -1,4 +1,4 @@
-"""Comparison of the tokens of queries and keys: are they one text?"""
+"""Comparison of the tokens of queries and keys, to detect self-attention."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,12 +12,12 @@ __all__ = ["one_text", "rollout_of_text"]
 def one_text(
     query_tokens: Sequence[Token] | None, key_tokens: Sequence[Token] | None, rows: range
 ) -> bool:
-    """Return True if queries and keys can be one text: equal tokens, or unknown ones.
+    """Return True if queries and keys can be the same text: their tokens are equal or unknown.
 
     Args:
-        query_tokens: one for each row.
-        key_tokens: one for each key.
-        rows: where the rows stand among the keys.
+        query_tokens: one token for each row; None if unknown.
+        key_tokens: one token for each key; None if unknown.
+        rows: the positions of the rows among the keys.
 
     Example:
         >>> from regard.recording.text_match import one_text
@@ -37,10 +37,10 @@ def rollout_of_text(
     key_tokens: Sequence[Token] | None,
     residual: float,
 ) -> Rollout:
-    """Compute ``Recording.rollout``: a rollout of layers whose tokens may be known.
+    """Compute ``Recording.rollout`` after a check of the tokens.
 
     Raises:
-        ValueError: the tokens say that the keys are another text; and what ``rollout`` raises.
+        ValueError: queries and keys have different tokens; and the errors of ``rollout``.
 
     Example:
         >>> import torch, regard

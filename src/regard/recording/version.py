@@ -7,7 +7,7 @@ __all__ = ["version"]
 
 
 def version() -> str:
-    """Return the version of regard; "unknown" if its source runs without being installed."""
+    """Return the version of regard; "unknown" if it is not installed as a package."""
     try:
         return _version("regard")
     except PackageNotFoundError:
