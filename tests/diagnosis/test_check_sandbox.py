@@ -45,6 +45,7 @@ def test_a_file_with_one_attention_needs_no_name() -> None:
     assert check_apart(write("mine.py", RIGHT)).exit_code == 0
 
 
+@pytest.mark.full
 def test_each_attention_of_a_file_is_checked_where_none_is_named() -> None:
     unscaled = RIGHT.replace("def attention", "def unscaled").replace(" / q.shape[-1] ** 0.5", "")
     target = write("mine.py", f"{MODULE}\n{RIGHT}\n{unscaled}")
