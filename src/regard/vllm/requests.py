@@ -7,7 +7,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
 from safetensors import safe_open
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from regard.masks import Causal, SlidingWindow
 from regard.matrix.attention_matrix import AttentionMatrix, attend
 from regard.recording.layers import Answers, InMemory, Layer, Origin, Refusal
 from regard.recording.recording import Recording
+from regard.recording.shard import Shard
 from regard.text.tokens import tokens_of
 
 __all__ = ["Requests", "observe", "record"]
@@ -134,11 +134,11 @@ class Requests(Mapping[str, Recording]):
     ) -> None:
         self._llm, self._heads = llm, heads
         self._ranks = sorted(ranks, key=lambda rank: rank.get("rank", 0))
-        self._tensors: dict[str, dict[str, Tensor]] = {}
+        self._parts: dict[str, list[dict[str, Tensor]]] = {}
         self._missing: dict[str, int] = {}
 
     def read(self, stopped: Sequence[dict[str, Any]]) -> None:
-        """Read the files of all workers, and join their heads.
+        """Read the files of all workers.
 
         Raises:
             RegardError: a worker failed.
@@ -159,10 +159,7 @@ class Requests(Mapping[str, Recording]):
                 with opened as file:
                     parts.append({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
                     self._missing[request] = json.loads(file.metadata()["missing"])
-            self._tensors[request] = {
-                name: torch.cat([part[name] for part in parts if name in part], 1)
-                for name in parts[0]
-            }
+            self._parts[request] = parts
 
     def __getitem__(self, request: Any) -> Recording:
         """Return the recording of a request.
@@ -182,7 +179,7 @@ class Requests(Mapping[str, Recording]):
                 f"request {name!r} has {len(answers)} answers; regard records one.\n"
                 "    Set n=1 in its SamplingParams."
             )
-        tensors = self._tensors[name]
+        parts = self._parts[name]
         if self._missing[name]:
             raise RegardError(
                 f"request {name!r} lacks {self._missing[name]} of its tokens: vLLM took their keys "
@@ -190,31 +187,53 @@ class Requests(Mapping[str, Recording]):
                 "    Set skip_reading_prefix_cache=True in its SamplingParams, or start with "
                 "enable_prefix_caching=False."
             )
-        length = next(iter(tensors.values())).shape[0]
+        length = next(iter(parts[0].values())).shape[0]
         tokens = None
         if answers is not None:
             ids = [*request.prompt_token_ids, *answers[0].token_ids]
             length = min(length, len(ids) - 1)
             tokens = tokens_of(self._llm.get_tokenizer(), ids)[:length]
         title = Path(str(self._llm.llm_engine.vllm_config.model_config.model)).name
+        whole = Recording.merge(
+            self._recording(name, rank, part, length) for rank, part in enumerate(parts)
+        )
         recording = Recording({}, model=title, query_tokens=tokens)
-        for number, about in enumerate(self._ranks[0]["layers"]):
+        recording.refused = whole.refused
+        for layer in whole.layers:
+            recording.put(layer)
+        return recording
+
+    def _recording(
+        self, request: str, rank: int, tensors: Mapping[str, Tensor], length: int
+    ) -> Recording:
+        """Return the heads that one worker has recorded of a request."""
+        about, ranks = self._ranks[rank], len(self._ranks)
+        recording, without = Recording({}), list[str]()
+        for number, layer in enumerate(about["layers"]):
+            first = rank * layer["num_heads"]
+            own = range(first, first + layer["num_heads"])
+            heads = tuple(head for head in own if self._heads is None or head in self._heads)
+            if not heads:
+                without.append(layer["name"])
+                continue
             query, key = (tensors[f"{number}.{role}"][:length] for role in ("query", "key"))
-            matrix = _matrix(about, query, key)
-            origin = Origin(about["place"], None if self._heads is None else tuple(self._heads))
-            kept = InMemory(matrix)
-            recording.put(Layer(about["name"], matrix.shape, kept, Answers(), origin))
-        refused = self._ranks[0]["refused_layers"]
-        recording.refused += [Refusal(name, None, reason) for name, reason in refused]
+            matrix, kept = _matrix(layer, query, key), Answers()
+            is_whole = self._heads is None and ranks == 1
+            origin = Origin(layer["place"], None if is_whole else heads)
+            recording.put(Layer(layer["name"], matrix.shape, InMemory(matrix), kept, origin))
+        place = rank, ranks
+        recording.shard = Shard(request, rank, ranks, heads=place, without=tuple(without))
+        reasons = about["refused_layers"]
+        recording.refused += [Refusal(name, None, reason) for name, reason in reasons]
         return recording
 
     def __iter__(self) -> Iterator[str]:
         """Yield the ids of the requests."""
-        return iter(self._tensors)
+        return iter(self._parts)
 
     def __len__(self) -> int:
         """Return the number of requests."""
-        return len(self._tensors)
+        return len(self._parts)
 
 
 def _matrix(about: dict[str, Any], query: Tensor, key: Tensor) -> AttentionMatrix:
