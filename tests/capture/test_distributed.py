@@ -11,6 +11,7 @@ import torch.distributed as dist
 import transformers
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -339,3 +340,59 @@ def test_heads_are_joined_in_the_order_of_the_ranks() -> None:
     assert whole.shard is None
     parts = [part(rank, seed=rank)["layer"].to_dense() for rank in (0, 1)]
     torch.testing.assert_close(whole["layer"].to_dense(), torch.cat(parts, 1))
+
+
+def stage(name: str, at: int) -> regard.Recording:
+    seen = regard.Recording({name: regard.attend(X, X)})
+    seen.shard = Place("a", at, 2, layers=(at, 2))
+    return seen
+
+
+def test_layers_are_joined_in_the_order_of_the_stages() -> None:
+    assert list(regard.Recording.merge([stage("b", 1), stage("a", 0)])) == ["a", "b"]
+    with pytest.raises(regard.RegardError, match="stages 0 and 1 both have a layer 'a'"):
+        regard.Recording.merge([stage("a", 1), stage("a", 0)])
+
+
+@pytest.mark.usefixtures("group")
+def test_a_stage_does_not_know_the_layers_before_it() -> None:
+    model = PipelineStage(Split(), 1, 2, torch.device("cpu"))
+    refused = pytest.raises(ValueError, match="layers is given for the stage of a pipeline")
+    with refused, regard.observe(model, layers=[0]):
+        raise AssertionError("the block was entered")
+
+
+WRONG_PLACES: dict[str, tuple[dict[str, object], str]] = {
+    "beyond": ({"heads": [2, 2]}, "part 2 of 2 of its heads"),
+    "too-many": ({"batch": [0, 2**20]}, "part 0 of 1048576 of its batch"),
+    "no-number": ({"rank": "first"}, "a place of 'first'"),
+    "no-text": ({"run": 3}, "a place in a distributed run that is no text"),
+    "missing": ({"microbatches": None}, "a place of None"),
+}
+
+
+@pytest.mark.parametrize(("changes", "reason"), WRONG_PLACES.values(), ids=WRONG_PLACES)
+def test_a_damaged_place_is_noticed(
+    changes: dict[str, object], reason: str, tmp_path: Path
+) -> None:
+    seen = part(1)
+    assert seen.shard is not None
+    seen.shard = seen.shard._replace(**changes)
+    seen.save(tmp_path / "run")
+    [file] = (tmp_path / "run").iterdir()
+    with pytest.raises(regard.RegardError, match=reason):
+        regard.load(file)
+
+
+def test_texts_with_and_without_padding_are_joined() -> None:
+    x = torch.randn(2, 1, 5, 4, generator=torch.Generator().manual_seed(0))
+    masks = [regard.Causal(), regard.Causal() & regard.Padding([5, 3]), None]
+    parts = []
+    for rank, mask in enumerate(masks):
+        seen = regard.Recording({"layer": regard.attend(x, x, mask=mask)})
+        seen.shard = Place("a", rank, 3, batch=(rank, 3))
+        parts.append(seen)
+    whole = regard.Recording.merge(parts)["layer"]
+    torch.testing.assert_close(
+        whole.to_dense(), torch.cat([seen["layer"].to_dense() for seen in parts])
+    )

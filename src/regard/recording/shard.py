@@ -62,7 +62,7 @@ class Shard(NamedTuple):
         Raises:
             RegardError: path is the path of a file, or the folder cannot be created.
         """
-        if path.suffix or path.is_file():
+        if path.suffix == ".safetensors" or path.is_file():
             raise RegardError(
                 f"{path} is the path of a file; each process of a distributed run has its own.\n"
                 '    Pass the path of a folder, "run"; regard.load("run") joins the files in it.'
