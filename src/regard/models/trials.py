@@ -1,7 +1,7 @@
-"""Runs that show what a head can do where there is something to do: copy, repeat, find again.
+"""Runs on synthetic texts that measure the abilities of heads: to copy, repeat and retrieve.
 
-In an ordinary text an induction head mostly rests on the first token. A trial gives a model a text
-made for the purpose and measures one weight for each query: the one that the head's kind means.
+In an ordinary text, an induction head mostly attends to the first token. A trial runs a model on a
+text with something to find, and measures for each query the weight that defines the kind of head.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -61,29 +61,30 @@ def repeated_tokens(
     texts: int = 4,
     seed: int = 0,
 ) -> Trial:
-    """Run a model on random tokens that come twice: induction and duplicate-token heads.
+    """Run a model on repeated random tokens, to measure induction and duplicate-token heads.
 
-    With n tokens, query i of the second half has seen its token n before. Its weight there is the
-    duplicate-token score, its weight on the token after that, n - 1 before, the induction score;
-    both in the mean over the second half and all texts. The tokens of a text are all different, so
-    that nothing but the repetition can be found again.
+    A text is n different random tokens, repeated once. For a query in the second half, the same
+    token is n positions before. The weight on that token is the duplicate-token score. The weight
+    on the next token, n - 1 positions before, is the induction score. Both are means over the
+    second half and all texts. Since the n tokens differ, only the repetition can be found.
 
     Args:
-        model: of language, in ``eval()``; it is called as ``model(ids)``.
-        vocabulary: token ids to draw from; all of a Hugging Face model when left out.
-        start: token ids before the first, as in training; the ``bos_token_id`` of a Hugging Face
-            model when left out, where its vocabulary has that.
+        model: a language model in ``eval()`` mode; it is called as ``model(ids)``.
+        vocabulary: the token ids to draw from. The default is all token ids of a Hugging Face
+            model.
+        start: the token ids before the text, as in training. The default is the ``bos_token_id``
+            of a Hugging Face model, if its vocabulary contains it.
         length: n.
-        texts: how many of them are read, in one batch.
-        seed: of the random numbers.
+        texts: the number of texts, which run in one batch.
+        seed: the seed of the random numbers.
 
     Returns:
         The scores, for ``regard.heads(seen, trial)``.
 
     Raises:
-        TypeError: model is no ``nn.Module``, or length or texts no whole number.
+        TypeError: model is not an ``nn.Module``, or length or texts is not a whole number.
         ValueError: length is below 2, or there are fewer token ids.
-        RegardError: no attention was seen.
+        RegardError: no attention was recorded.
 
     Example:
         >>> import torch, regard, regard.nn
@@ -119,15 +120,15 @@ def repeated_tokens(
 
 
 def repetition(model: nn.Module, *, limit: int, texts: int = 4) -> list[Trial]:
-    """Run ``repeated_tokens`` on a Hugging Face model, as long as the model can read.
+    """Run ``repeated_tokens`` on a Hugging Face model, with at most 64 tokens that fit its limit.
 
     Args:
-        model: of language, in ``eval()``.
-        limit: the most tokens that it reads.
-        texts: how many random texts it reads.
+        model: a language model in ``eval()`` mode.
+        limit: the maximum number of tokens that the model reads.
+        texts: the number of random texts.
 
     Returns:
-        The trial; no trial if the model reads or knows too few tokens.
+        The trial; an empty list if the model's limit or vocabulary is too small.
 
     Example:
         >>> from regard.models.pretrained import Pretrained
@@ -136,7 +137,7 @@ def repetition(model: nn.Module, *, limit: int, texts: int = 4) -> list[Trial]:
         1
     """
     known = cast(Any, model).config.get_text_config().vocab_size
-    # A third of what it reads: the text twice, and what stands before it.
+    # A third of the limit leaves room for the text twice, and for the tokens before it.
     length = min(64, limit // 3, known)
     return [repeated_tokens(model, length=length, texts=texts)] if length >= 2 else []
 
@@ -149,28 +150,30 @@ def needle(
     length: int = 512,
     depths: Sequence[float] = (0.2, 0.5, 0.8),
 ) -> Trial:
-    """Let a model answer from one sentence in a long text: retrieval heads.
+    """Run a model on long texts with a hidden sentence, to measure retrieval heads.
 
-    Three sentences, the needles, are put one by one at each depth of a text about other things.
-    After the text comes a question in other words, and then the answer, in the needle's own tokens.
-    The score is the weight from the token before each token of the answer, the one that predicts
-    it, to that same token in the needle, in the mean over the answer and all runs. Ours: Wu et al.
-    count how often it is the largest weight of its row while the model generates.
+    Each of three sentences, the needles, is inserted at each depth of an unrelated text. The text
+    is followed by a question in other words, and by the answer in the tokens of the needle. Each
+    token of the answer is predicted from the token before it. The score is the weight from that
+    token to the same answer token in the needle. It is the mean over the answer and all runs. This
+    definition is ours: Wu et al. count how often this weight is the largest of its row while the
+    model generates.
 
     Args:
-        model: of language, in ``eval()``; it is called as ``model(ids)``.
-        tokenizer: of Hugging Face; called as ``tokenizer(text, add_special_tokens=False)``.
-        start: as in ``repeated_tokens``.
-        length: tokens of the whole text, needle, question and answer included.
-        depths: where the needle is, from 0 (the beginning of the text) to 1.
+        model: a language model in ``eval()`` mode; it is called as ``model(ids)``.
+        tokenizer: a Hugging Face tokenizer; it is called as
+            ``tokenizer(text, add_special_tokens=False)``.
+        start: the token ids before the text, as in ``repeated_tokens``.
+        length: the number of tokens of the whole text, with needle, question and answer.
+        depths: the positions of the needle, from 0 (the beginning of the text) to 1.
 
     Returns:
         The scores, for ``regard.heads(seen, trial)``.
 
     Raises:
-        TypeError: model is no ``nn.Module``, or length no whole number.
-        ValueError: length leaves no room for a text, or a depth is not from 0 to 1.
-        RegardError: no attention was seen.
+        TypeError: model is not an ``nn.Module``, or length is not a whole number.
+        ValueError: length is too small for the text, or a depth is not from 0 to 1.
+        RegardError: no attention was recorded.
 
     Example:
         >>> import torch, regard, regard.nn
@@ -207,7 +210,7 @@ def needle(
 
 
 class _Hidden(NamedTuple):
-    """A text with a needle: query + i predicts the token at key + i, for i below answer_len."""
+    """A text with a needle, in which query + i predicts the token at key + i, i < answer_len."""
 
     ids: list[int]
     query: int
@@ -239,7 +242,7 @@ def _weights(
 ) -> dict[str, dict[str, list[float]]]:
     """Return the mean weight from query + i to key + i, i < count: by layer, kind and head."""
     device = next((parameter.device for parameter in model.parameters()), ids.device)
-    # Of these queries alone: the first one kept is row 0, and key + i lies on the diagonal at key.
+    # Only these queries are recorded. Query query + i is row i, so key + i is on diagonal ``key``.
     diagonals = {kind: Diagonal(key) for kind, key in keys.items()}
     wanted = slice(query, query + count)
     with (
@@ -294,7 +297,7 @@ def _start(model: nn.Module) -> Sequence[int]:
     config: Any = getattr(model, "config", None)
     text = config.get_text_config() if config is not None else None
     first, size = getattr(text, "bos_token_id", None), getattr(text, "vocab_size", None)
-    # A configuration that names a smaller vocabulary alone keeps the first token of its kind.
+    # A configuration with a smaller vocabulary may still have the default bos_token_id.
     if first is None or (size is not None and not 0 <= first < size):
         return []
     return [first]

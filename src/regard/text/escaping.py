@@ -1,4 +1,4 @@
-"""Text as people can read it: nothing in it is hidden, and nothing in it is obeyed."""
+"""Escaping of untrusted text, so that no character is invisible or controls a terminal."""
 
 import unicodedata
 
@@ -6,8 +6,8 @@ __all__ = ["visible"]
 
 _PICTURES = {chr(code): chr(0x2400 + code) for code in range(32)}
 _SYMBOLS = {**_PICTURES, "\n": "↵", "\t": "⇥", "\x7f": "␡"}
-# Beside letters of Persian, Indian and Mongolian scripts and inside emoji these are spelling; alone
-# they are nothing to see. tokens.js has the same.
+# These invisible characters are part of the spelling in Persian, Indian and Mongolian scripts and
+# in emoji. They are escaped only if a text has nothing else. tokens.js has the same list.
 _VARIANTS = {chr(code) for code in range(0xFE00, 0xFE10)}
 _SPELLING = {*"\u200c\u200d\u034f\u2800\u180b\u180c\u180d", *_VARIANTS}
 _FILLERS = {*"\u115f\u1160\u3164\uffa0"}
@@ -15,10 +15,10 @@ _HIDDEN = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}
 
 
 def visible(text: str) -> str:
-    r"""Return the text with a symbol for each character that is invisible or steers a terminal.
+    r"""Replace each character that is invisible or controls a terminal by a symbol.
 
-    Control characters have the pictures that Unicode has for them; what else is invisible, such as
-    the marks that turn the direction of writing, is shown by its number.
+    Control characters become Unicode's control pictures. Other invisible characters, such as marks
+    for the direction of writing, become their code points.
 
     Args:
         text: any text.

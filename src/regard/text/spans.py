@@ -1,8 +1,9 @@
-"""Parts of a text as spans of its tokens: its words, its sentences, what a pattern finds in it.
+"""Spans of tokens for the parts of a text: words, sentences and matches of a pattern.
 
-Tokens joined give the text, so the place of each in it is known. A part has every token that it
-shares a character with, white space around a token aside; where two parts share a token, the first
-has it. A token without text, one more byte of a character, goes with the token before it.
+The tokens joined are the text, so each token has a position in it. A part contains all tokens with
+which it shares a character, apart from white space around a token. If two parts share a token, it
+belongs to the first. A token without text is a further byte of a character, and belongs to the
+same part as the token before it.
 """
 
 import re
@@ -17,7 +18,8 @@ from regard.text.tokens import Token
 __all__ = ["by_pattern", "by_sentence", "by_word"]
 
 _WORD = re.compile(r"\w+(?:['\u2019\-]\w+)*")
-# The marks of Latin scripts need white space after them, those of Chinese and Japanese none.
+# A mark of Latin scripts ends a sentence only before white space; Chinese and Japanese marks do so
+# always.
 _SENTENCE_END = re.compile(
     r"[.!?\u2026]+[\"'\u201d\u2019\xbb)\]]*\s+|[\u3002\uff01\uff1f]+\s*|\n\s*\n\s*"
 )
@@ -26,18 +28,18 @@ _SENTENCE_END = re.compile(
 def by_word(tokens: Sequence[Token] | None) -> dict[str, tuple[int, int]]:
     """Return the words of a text: letters and digits, with hyphens and apostrophes between them.
 
-    A word that comes again has ``#2``, ``#3`` after it. A word that has no token of its own, as
-    where one token holds two words, is left out.
+    The names of repeated words end with ``#2``, ``#3``. If one token contains two words, the second
+    word has no token and is omitted.
 
     Args:
-        tokens: of the text, ``seen.key_tokens`` for example. Special tokens are no words.
+        tokens: the tokens of the text, such as ``seen.key_tokens``. Special tokens are not words.
 
     Returns:
-        For each word its span (start, stop) of tokens.
+        The span (start, stop) of tokens of each word.
 
     Raises:
-        TypeError: tokens are no tokens.
-        ValueError: there are none, or no word in them.
+        TypeError: an element of ``tokens`` is not a Token.
+        ValueError: tokens is None, or contains no word.
 
     Example:
         >>> import regard
@@ -53,16 +55,16 @@ def by_word(tokens: Sequence[Token] | None) -> dict[str, tuple[int, int]]:
 
 
 def by_sentence(tokens: Sequence[Token] | None) -> dict[str, tuple[int, int]]:
-    """Return the sentences of a text; they end with a mark (.?!) or an empty line.
+    """Return the sentences of a text; a sentence ends with a mark (.?!) or an empty line.
 
-    Every token of the text is in one of them; special tokens end a sentence.
+    Every token of the text is in a sentence; special tokens end a sentence. The errors are those of
+    ``by_word``.
 
     Args:
-        tokens: as in ``by_word``, which raises the same.
+        tokens: the tokens of the text, as in ``by_word``.
 
     Returns:
-        For each sentence, by its text without the white space around it, its span (start, stop) of
-        tokens.
+        The span (start, stop) of tokens of each sentence, by its stripped text.
 
     Example:
         >>> import regard
@@ -75,7 +77,7 @@ def by_sentence(tokens: Sequence[Token] | None) -> dict[str, tuple[int, int]]:
     found: list[tuple[str, tuple[int, int]]] = []
     for stretch in _stretches(checked):
         text = stretch.text
-        first = len(text) - len(text.lstrip())  # empty lines before it are of the first sentence
+        first = len(text) - len(text.lstrip())  # the first sentence includes empty lines before it
         ends = (match.end() for match in _SENTENCE_END.finditer(text) if match.end() > first)
         parts = pairwise((0, *ends, len(text)))
         named = ((text[slice(*part)].strip(), part) for part in parts)
@@ -89,21 +91,21 @@ def by_pattern(
 ) -> dict[str, tuple[int, int]]:
     """Return the spans of a text that regular expressions match.
 
-    Where a pattern has a group, the first group is the part, as in ``re.findall``. A span goes from
-    its first token to its last, special tokens between them included.
+    If a pattern has a group, the part is the first group, as in ``re.findall``. A span goes from
+    its first token to its last, including special tokens between them.
 
     Args:
-        tokens: of the text, ``seen.key_tokens`` for example. Patterns see the text without special
-            tokens.
-        pattern: one, whose matches are named by their text; or several by name. A second match of
-            a name has ``#2`` after it.
+        tokens: the tokens of the text, such as ``seen.key_tokens``. Patterns match the text without
+            special tokens.
+        pattern: one pattern, whose matches are named by their text; or a mapping from names to
+            patterns. The names of further matches end with ``#2``, ``#3``.
 
     Returns:
-        For each match its span (start, stop) of tokens, in the order of the patterns.
+        The span (start, stop) of tokens of each match, in the order of the patterns.
 
     Raises:
-        TypeError: tokens are no tokens, or the pattern is none.
-        ValueError: there are no tokens, a pattern is no regular expression, or finds nothing.
+        TypeError: an element of ``tokens`` is not a Token, or the pattern has the wrong type.
+        ValueError: tokens is None, or a pattern is not a valid regular expression or has no match.
 
     Example:
         >>> import regard
@@ -158,7 +160,7 @@ def _named(found: list[tuple[str, tuple[int, int]]], what: str) -> dict[str, tup
 
 
 def _numbered(named: Iterable[tuple[str, tuple[int, int]]]) -> dict[str, tuple[int, int]]:
-    """Spans by name; a name that comes again gets ``#2``, ``#3``, ... after it."""
+    """Return the spans by unique names; ``#2``, ``#3``, ... is added to repeated names."""
     spans: dict[str, tuple[int, int]] = {}
     counts: dict[str, int] = {}
     for name, span in named:
@@ -171,7 +173,7 @@ def _numbered(named: Iterable[tuple[str, tuple[int, int]]]) -> dict[str, tuple[i
 
 
 def _stretches(tokens: Sequence[Token]) -> Iterator["_Stretch"]:
-    """Return the runs of tokens between special tokens."""
+    """Yield the runs of tokens between special tokens."""
     for special, run in groupby(enumerate(tokens), lambda item: item[1].special):
         if not special:
             yield _Stretch.of(run)
@@ -180,7 +182,10 @@ def _stretches(tokens: Sequence[Token]) -> Iterator["_Stretch"]:
 def _matches(
     name: str, compiled: re.Pattern[str], text: str
 ) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Return the matches of a pattern or its first group that are not empty, by their name."""
+    """Yield the name and the span of each match of a pattern, or of its first group.
+
+    Empty matches are omitted.
+    """
     group = min(1, compiled.groups)
     for match in compiled.finditer(text):
         if match[group]:
@@ -188,13 +193,14 @@ def _matches(
 
 
 class _Stretch(NamedTuple):
-    """Some text, and where its tokens are.
+    """A piece of text with the positions of its tokens.
 
     Attributes:
-        text: of the tokens that are not special.
-        places: of these tokens, rising.
-        starts: for each its first character that is no white space; its first if all is.
-        stops: for each where its last such character ends. Neither ever falls.
+        text: the joined text of the tokens that are not special.
+        places: the indices of these tokens, in increasing order.
+        starts: for each token, the position of its first character that is not white space. For
+            a token of white space only, it is the position of its first character.
+        stops: for each token, the end of its last such character. Both lists never decrease.
     """
 
     text: str
@@ -220,11 +226,11 @@ class _Stretch(NamedTuple):
         parts: Iterable[tuple[str, tuple[int, int]]],
         beside: Sequence[tuple[str, tuple[int, int]]] = (),
     ) -> list[tuple[str, tuple[int, int]]]:
-        """Parts of the text by their tokens, without those that have none of their own.
+        """Return the token spans of parts of the text, without parts that have no token.
 
         Args:
-            parts: from a character to a character.
-            beside: others, which have the tokens that they share with a part after them.
+            parts: the name and the span of characters of each part.
+            beside: other parts; a token shared with a later part belongs to them.
         """
         found: list[tuple[str, tuple[int, int]]] = []
         named = list(parts)
@@ -240,7 +246,7 @@ class _Stretch(NamedTuple):
 
 
 def _patterns(pattern: object) -> dict[str, re.Pattern[str]]:
-    """Compiled patterns by name; the name of one without a name is empty."""
+    """Return the compiled patterns by name; a single pattern has an empty name."""
     named: dict[Any, Any] = {"": pattern}
     if isinstance(pattern, Mapping):
         named = dict(cast(Mapping[Any, Any], pattern))

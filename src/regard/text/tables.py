@@ -1,4 +1,4 @@
-"""A table of plain values: to read, and to take to pandas, polars, Arrow, Parquet or JSON."""
+"""A table of plain values, with conversion to pandas, polars, Arrow, Parquet and JSON."""
 
 import importlib
 import json
@@ -15,25 +15,24 @@ from regard.text.escaping import visible
 __all__ = ["Cell", "Table"]
 
 Cell = str | float | int | bool | None
-"""The content of one cell of a table; None: it is empty."""
+"""The content of one cell of a table; None is an empty cell."""
 
-# A longer table shows its beginning and its end.
+# Of a table with more rows, only the first and last rows are shown.
 _MOST_ROWS = 20
 _SHOWN_AT_AN_END = 8
 _WIDEST = 40
 
 
 class Table:
-    """Named columns of plain values, all of one length; nothing in it changes.
+    """An immutable table of named columns of plain values, all with the same length.
 
     Args:
-        columns: a sequence of values for each name. A column holds text, whole numbers, numbers or
-            truth values, and None where there is nothing; whole numbers among numbers become
-            numbers.
+        columns: a sequence of values for each name. A column contains str, int, float or bool, and
+            None for missing values. A column of int and float becomes float.
 
     Raises:
-        TypeError: a name that is no text, or a column of other or of two kinds.
-        ValueError: columns of two lengths, or none.
+        TypeError: a name is not a string, or a column has another type or mixed types.
+        ValueError: the columns have different lengths, or there are no columns.
 
     Example:
         >>> import regard
@@ -76,7 +75,7 @@ class Table:
         return len(next(iter(self._columns.values())))
 
     def __iter__(self) -> Iterator[dict[str, Cell]]:
-        """Yield the rows, each a dict."""
+        """Yield each row as a dict."""
         for values in zip(*self._columns.values(), strict=True):
             yield dict(zip(self._columns, values, strict=True))
 
@@ -121,10 +120,10 @@ class Table:
         return _package("to_arrow()", "pyarrow").table(dict(self._columns))
 
     def to_parquet(self, path: str | os.PathLike[str]) -> Path:
-        """Write the table as a Parquet file, which is there whole or not at all.
+        """Write the table as a Parquet file atomically.
 
         Args:
-            path: the file; what is there is replaced.
+            path: the file; an existing file is replaced.
 
         Returns:
             The path.
@@ -145,11 +144,11 @@ class Table:
         return target
 
     def text(self) -> str:
-        """All rows in columns under their names, as ``repr`` shows the first and the last."""
+        """Return all rows as text with aligned columns, in the format of ``repr``."""
         return "\n".join(self._lines(range(len(self))))
 
     def __repr__(self) -> str:
-        """Return the rows in columns under their names; a long table is cut in the middle."""
+        """Return the rows as text with aligned columns; a long table omits rows in the middle."""
         rows = len(self)
         if rows <= _MOST_ROWS:
             return self.text()
@@ -158,7 +157,7 @@ class Table:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """Return the rows as HTML for a notebook; a long table is cut in the middle."""
+        """Return the rows as HTML for a notebook; a long table omits rows in the middle."""
         rows = len(self)
         half = _SHOWN_AT_AN_END
         shown = [*range(rows)] if rows <= _MOST_ROWS else [*range(half), *range(rows - half, rows)]
@@ -189,7 +188,7 @@ def _checked_name(name: object) -> str:
 
 
 def _checked(name: str, column: Sequence[Cell]) -> tuple[Cell, ...]:
-    """Return the values of a column, all of one kind."""
+    """Validate the values of a column, and return them with one type."""
     values = tuple(column)
     kinds = {type(value) for value in values if value is not None}
     if kinds == {int, float}:
@@ -214,7 +213,10 @@ def _jsonable(value: Cell) -> Cell:
 
 
 def _texts(name: str, column: tuple[Cell, ...], shown: Sequence[int]) -> list[str]:
-    """Return the name and the chosen cells of a column in one width; numbers to the right."""
+    """Return the name and the selected cells of a column, padded to one width.
+
+    Numbers are aligned to the right.
+    """
     values = [column[place] for place in shown]
     is_text = any(isinstance(value, str) for value in values)
     pattern = _float_pattern(column)

@@ -1,4 +1,4 @@
-"""Tokens as people can tell them apart."""
+"""Short, unique labels of tokens."""
 
 import unicodedata
 from collections import Counter
@@ -13,10 +13,10 @@ SUBSCRIPTS = "₀₁₂₃₄₅₆₇₈₉"
 
 
 def labels(tokens: Sequence[Token]) -> list[str]:
-    r"""Return a short name for each token; a word that occurs again has its place added.
+    r"""Return a short label for each token; repeated words get their position as a subscript.
 
     Args:
-        tokens: of one text.
+        tokens: the tokens of one text.
 
     Example:
         >>> from regard import Token
@@ -35,10 +35,10 @@ def labels(tokens: Sequence[Token]) -> list[str]:
 
 
 def bare(text: str) -> str:
-    r"""Return a token without the white space around it; invisible characters become symbols.
+    r"""Return the text of a token without white space around it, and with visible characters.
 
     Args:
-        text: of the token.
+        text: the text of the token.
 
     Example:
         >>> from regard.text.token_labels import bare
@@ -47,7 +47,7 @@ def bare(text: str) -> str:
     """
     word = text.strip(" \t\r\n")
     if not word:
-        # White space alone; or nothing: a further byte of the character before.
+        # The token is only white space, or empty: a further byte of the character before.
         return visible(text).replace(" ", "␣") or "⋯"
     shown = visible(word)
     return "◌" + shown if unicodedata.category(shown[0]).startswith("M") else shown

@@ -1,4 +1,4 @@
-"""A piece of text, as a model reads it and as people write it."""
+"""Tokens with their text, and their conversion from the token ids of a model."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
@@ -12,15 +12,15 @@ from regard.errors import kind_text
 __all__ = ["Token", "as_tokens", "tokens_of"]
 
 _REMEDY = "Pass regard.tokens_of(tokenizer, ids), or a list of pieces of text."
-_NO_CHARACTER = "\ufffd"  # what stands for bytes that are no whole character yet
+_NO_CHARACTER = "\ufffd"  # the replacement for an incomplete character
 
 
 class Token(NamedTuple):
-    """A piece of text as people write it.
+    """A token with its text.
 
     Attributes:
-        text: the piece with the white space before it; joined, the tokens give the text again.
-        special: whether the tokenizer added it, as ``[CLS]``; it is no part of the text.
+        text: the text of the token, with the white space before it; all tokens joined are the text.
+        special: True if the tokenizer added it, such as ``[CLS]``; it is not part of the text.
 
     Example:
         >>> import regard
@@ -33,14 +33,14 @@ class Token(NamedTuple):
 
 
 def as_tokens(name: str, given: Iterable[Token | str] | None) -> tuple[Token, ...] | None:
-    """Tokens, where strings are the text of one each; None stays None.
+    """Convert strings to tokens, and return all tokens; None stays None.
 
     Args:
-        name: of the argument, for the error.
-        given: tokens, strings, or both.
+        name: the name of the argument, for errors.
+        given: tokens, strings, or both; a string is the text of one token.
 
     Raises:
-        TypeError: it is one string, or holds something else.
+        TypeError: the argument is a single string, or contains an object of another type.
 
     Example:
         >>> from regard.text.tokens import as_tokens
@@ -65,18 +65,18 @@ def as_tokens(name: str, given: Iterable[Token | str] | None) -> tuple[Token, ..
 
 
 def tokens_of(tokenizer: Any, ids: Sequence[int] | Tensor) -> list[Token]:
-    """Return the tokens of a text as people write it, from the ids that a model has read.
+    """Return the tokens with their texts for the token ids of a model.
 
-    Where several ids share a character, as the bytes of an emoji, the first has it and the others
-    have an empty text. Where the tokenizer keeps the text as it is, the tokens give it again,
-    joined; ids that are special to the tokenizer, ``[CLS]`` or ``<|im_start|>``, are marked.
+    If several ids share a character, such as the bytes of an emoji, the first token contains it and
+    the others are empty. If the tokenizer is lossless, the tokens joined are the original text.
+    Special ids of the tokenizer, such as ``[CLS]`` or ``<|im_start|>``, become special tokens.
 
     Args:
-        tokenizer: of Hugging Face transformers, fast or slow.
-        ids: of one text, prompt and answer alike, (tokens,).
+        tokenizer: a tokenizer of Hugging Face transformers, fast or slow.
+        ids: the token ids of one text, such as prompt and answer, (tokens,).
 
     Raises:
-        TypeError: ids is no list or tensor of whole numbers.
+        TypeError: ids is not a list or tensor of whole numbers.
 
     Example:
         >>> import regard
@@ -98,14 +98,14 @@ def tokens_of(tokenizer: Any, ids: Sequence[int] | Tensor) -> list[Token]:
 
 
 def _pieces(tokenizer: Any, ids: list[int]) -> Iterator[str]:
-    """Return the text that each id adds; its space can depend on the ids before it."""
+    """Yield the text that each id adds; its leading space may depend on the ids before it."""
     before = start = 0
     for stop in range(1, len(ids) + 1):
         old, new = (
             tokenizer.decode(ids[before:end], clean_up_tokenization_spaces=False)
             for end in (start, stop)
         )
-        # A slow tokenizer says nothing of bytes that are no whole character.
+        # A slow tokenizer does not report bytes of an incomplete character.
         open_ended = new.endswith(_NO_CHARACTER) or (new == old and not tokenizer.is_fast)
         if open_ended and stop < len(ids):
             continue
@@ -116,7 +116,7 @@ def _pieces(tokenizer: Any, ids: list[int]) -> Iterator[str]:
 
 
 def _special_ids(tokenizer: Any) -> set[int]:
-    """Return the ids that are no text; the id of an unknown word is text."""
+    """Return the ids of special tokens; the id of an unknown word is ordinary text."""
     added = tokenizer.added_tokens_decoder.items()
     special = {*tokenizer.all_special_ids, *(number for number, token in added if token.special)}
     ends = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
