@@ -13,7 +13,7 @@ from regard.diagnosis.laws.arithmetic import SOFTMAXES
 from regard.diagnosis.laws.core import Core, Cut, Values
 from regard.diagnosis.laws.lab import Lab, NotTried, differs, normal
 from regard.diagnosis.laws.law import Breach, Law
-from regard.diagnosis.laws.tape import Place, addresses, is_theirs
+from regard.diagnosis.laws.tape import Place, Step, addresses, is_theirs
 from regard.diagnosis.laws.visibility import influence
 
 __all__ = ["Heads", "Mixture", "Score", "core_of"]
@@ -394,19 +394,19 @@ class Score(Law):
     def _bent(self, lab: Lab, probe: "_Probe") -> Breach | None:
         """Twice the query is twice the score; what is not so is normed or capped."""
         w = probe.w
+        if (clamp := self._clamp(w)) is not None:
+            says = "The scores are clamped: some of them follow no query."
+            return Breach(says, clamp, is_definite=False)
         for name, channels in (("query", w.query), ("key", w.key)):
-            factors = (0.0, 1.0, 2.0, 8.0, -1.0, -2.0, 0.1)
+            factors = (0.0, 1.0, 2.0, 8.0, -1.0, -2.0)
             scaled = joined([w.scaled(f, channels) for f in factors])
-            zero, one, two, eight, minus, minus_two, tenth = probe.ratio(scaled)
+            zero, one, two, eight, minus, minus_two = probe.ratio(scaled)
             is_odd = not differs(one + minus, two + minus_two, 1e-6).any()
             is_linear = not differs(two - one, one - zero, 1e-6).any()
-            others = torch.stack([(eight - zero) / 8, (tenth - zero) * 10])
-            is_linear = is_linear and not differs(others, one - zero, 1e-5).any()
+            is_linear = is_linear and not differs(eight - one, 7 * (one - zero), 1e-5).any()
             if is_linear and is_odd:
                 continue
-            # Norms add a little to what they divide by, which small vectors feel.
             is_normed = not differs(torch.stack([two, eight]), one, 1e-3).any()
-            is_normed = is_normed and not differs(tenth, one, 1e-2).any()
             if is_odd and is_normed:
                 lab.notes.append(
                     f"The scores are not linear in the {name}: it is normed. Their scale was not "
@@ -428,12 +428,25 @@ class Score(Law):
         return None
 
     @staticmethod
-    def _is_capped(w: Weighing) -> bool:
-        """Return True if a tanh stands between the scores and the softmax."""
+    def _between(w: Weighing) -> list[Step]:
+        """Return the operations between the scores and the softmax."""
         steps = w.core.run.steps
         behind = (n for n, s in enumerate(steps) if s.name in SOFTMAXES or s.name == "exp")
         last = next((n for n in behind if n > w.core.plan.scores), len(steps))
-        return any(step.name in ("tanh", "tanh_") for step in steps[w.core.plan.scores : last])
+        return steps[w.core.plan.scores : last]
+
+    def _is_capped(self, w: Weighing) -> bool:
+        """Return True if a tanh stands between the scores and the softmax."""
+        return any(step.name in ("tanh", "tanh_") for step in self._between(w))
+
+    def _clamp(self, w: Weighing) -> Place | None:
+        """Return the line that limits scores, if it changes any that is not masked."""
+        for step in self._between(w):
+            if step.name in ("clamp", "clamp_min", "clamp_max", "hardtanh") and step.args[0].ndim:
+                before = step.args[0].clamp(min=-1e4)
+                if before.shape[-1] > 1 and differs(step.outputs[0].clamp(min=-1e4), before).any():
+                    return step.place
+        return None
 
     def _factor(self, lab: Lab, probe: "_Probe") -> Breach | None:
         if probe.is_bent:
