@@ -1,7 +1,7 @@
-"""Recordings from files: the layers at once, their numbers when they are asked for.
+"""A reader of recordings that opens a file fast and reads the tensors of each layer on demand.
 
-The file is untrusted: nothing in it runs, everything in it is checked, and no memory is taken for
-what it merely claims.
+The file is untrusted. No code from it runs, all its contents are checked, and sizes that it only
+claims allocate no memory.
 """
 
 import json
@@ -43,7 +43,7 @@ _MOST_AXES = 16
 _MOST_PARTS = 2**16
 _TOLD = 200
 _LONGEST = 2**40
-_KEPT_BYTES = 2**30  # of numbers that were read last
+_KEPT_BYTES = 2**30  # the size of the cache of tensors
 _WRONG = (
     ArithmeticError,
     AttributeError,
@@ -54,7 +54,7 @@ _WRONG = (
     TypeError,
     ValueError,
 )
-"""The exceptions that wrong plain data raise."""
+"""The exceptions that invalid plain data raise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,12 +63,12 @@ class Stored:
 
     Attributes:
         model: the name of the model.
-        query_tokens: one token for each query; None when not known.
-        key_tokens: one token for each key; None when not known.
-        layers: with functions that read their numbers.
-        refused: the modules whose attention was not recorded; older files have none.
-        shard: the place in a distributed run; None if it is the whole.
-        has_checksums: whether damage to any number is noticed; files of format 1 have none.
+        query_tokens: one token for each query; None if unknown.
+        key_tokens: one token for each key; None if unknown.
+        layers: the layers, with functions that read their tensors.
+        refused: the modules whose attention was not recorded; empty for older files.
+        shard: the place in a distributed run; None for a whole model.
+        has_checksums: True if each tensor has a checksum; False for files of format 1.
 
     Example:
         >>> from regard.recording.file_reader import Stored
@@ -88,13 +88,13 @@ class Stored:
 def read(path: str | os.PathLike[str]) -> Stored:
     """Open the recording in a file.
 
-    The numbers of a layer are read and checked when it is first asked for. The file stays open.
+    The tensors of a layer are read and checked at its first use. The file stays open.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        TypeError: path is no path.
+        FileNotFoundError: the file does not exist.
+        TypeError: path is not a path.
         ValueError: path is empty.
-        RegardError: it is no recording, of another format, or damaged.
+        RegardError: the file is not a recording, has another format, or is damaged.
 
     Example:
         >>> import torch, regard
@@ -162,18 +162,18 @@ def _shard(plain: Any) -> Shard | None:
 def verify(
     path: str | os.PathLike[str], *, progress: Callable[[int, int], None] | None = None
 ) -> str:
-    """Read every number of a recording and compare it with its checksum.
+    """Read every tensor of a recording and compare it with its checksum.
 
     Args:
         path: the file.
-        progress: called with the number of layers that are done and of all layers.
+        progress: called with the number of finished layers and the number of layers.
 
     Returns:
-        One line that says what was checked.
+        One line with the number of layers, the size of the file and the result.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        RegardError: it is not a recording, or is damaged.
+        FileNotFoundError: the file does not exist.
+        RegardError: the file is not a recording, or is damaged.
 
     Example:
         >>> import torch, regard
@@ -200,7 +200,7 @@ def verify(
 
 
 def _opened(path: Path) -> tuple[TensorFile, dict[str, Any]]:
-    """Return a file of tensors and the JSON of the recording in it."""
+    """Open a file, and return its tensors and the JSON of its recording."""
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}; a recording is made with seen.save().")
     if not path.is_file():
@@ -218,14 +218,14 @@ def _opened(path: Path) -> tuple[TensorFile, dict[str, Any]]:
 
 
 class _Recent:
-    """Matrices, values and answers that were read last, up to a number of bytes."""
+    """A cache of the matrices, values and answers that were used last, limited in bytes."""
 
     def __init__(self) -> None:
         self._contents: OrderedDict[object, tuple[Any, int]] = OrderedDict()
         self._lock = RLock()
 
     def get(self, name: object, read: Callable[[], tuple[Content, int]]) -> Content:
-        """Return what has this name, read with its number of bytes if it is not there any more."""
+        """Return a cached object; if it is missing, call ``read`` for it and its size in bytes."""
         with self._lock:
             if name not in self._contents:
                 self._contents[name] = read()
@@ -255,7 +255,7 @@ class _Reading(Generic[Content]):
 class _StoredLayer:
     """A layer in a file.
 
-    Its plain data are checked at once, on zeros in the place of large tensors.
+    Its plain data are checked immediately, with zeros in place of large tensors.
     """
 
     def __init__(self, file: TensorFile, path: Path, recent: _Recent, plain: Any) -> None:
@@ -276,7 +276,7 @@ class _StoredLayer:
                 self._stored("matrix", _matrix, plain["matrix"]),
                 Answers.reading((asked, read) for asked, read in answers if read is not None),
                 _origin(plain["origin"], shape),
-                # Older files have no queries and values.
+                # Older files lack queries and values.
                 _queries(plain.get("queries"), shape),
                 self._stored("value", _value, plain.get("value")),
             )
@@ -286,7 +286,7 @@ class _StoredLayer:
     def _stored(
         self, name: object, build: Callable[[Any, torch.Size, Take], Content], plain: Any
     ) -> "_Reading[Content] | None":
-        """Return a function that reads what plain data describe; None if they describe nothing."""
+        """Return a function that reads the object of plain data; None if the data are None."""
         if plain is None:
             return None
         claimed = build(plain, self._shape, lambda role: self._file.stand_in(self._names[role]))
@@ -296,7 +296,7 @@ class _StoredLayer:
     def _read(
         self, build: Callable[[Any, torch.Size, Take], Content], plain: Any
     ) -> tuple[Content, int]:
-        """Return something and its number of bytes."""
+        """Build an object from its tensors, and return it with its size in bytes."""
         tensors: list[Tensor] = []
 
         def take(role: object) -> Tensor:
@@ -407,7 +407,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _told(what: str) -> str:
-    """Return a text from the file, which is untrusted, as it may be shown."""
+    """Truncate and escape a text from the untrusted file."""
     return visible(what if len(what) <= _TOLD else what[:_TOLD] + " ...")
 
 

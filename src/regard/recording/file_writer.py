@@ -1,8 +1,9 @@
-"""Writing a recording, layer by layer: its file appears whole, or not at all.
+"""An atomic writer of recordings, which writes one layer after the other.
 
-The data follow a gap at the beginning of a partial file beside the target. The header, which has to
-stand there, is known last: it goes into the gap, and if that is too small the data move on. Then
-the file takes its name, and an older one of that name is whole until this moment.
+The tensors are written to a partial file next to the target, after a gap at its beginning. The
+header belongs there but is only known at the end. It is written into the gap; if the gap is too
+small, the tensors are moved first. Then the partial file is renamed to the target. An older file
+with that name stays complete until then.
 """
 
 import json
@@ -40,12 +41,12 @@ except ModuleNotFoundError:  # Windows, where an open file cannot be removed
 __all__ = ["FORMAT", "KEY", "Writer", "check_replaceable", "write"]
 
 FORMAT = 2
-"""The version of the format that is written. Files of format 1 have no checksums."""
+"""The version of the file format. Files of format 1 have no checksums."""
 
 KEY = "regard"
 """The key of a recording's JSON in the metadata of a safetensors file."""
 
-_OPEN: WeakValueDictionary[Path, "Writer"] = WeakValueDictionary()  # by what each will replace
+_OPEN: WeakValueDictionary[Path, "Writer"] = WeakValueDictionary()  # open writers by target
 
 _GAP = 2**16
 _ALIGNED = 8
@@ -53,19 +54,19 @@ _AT_ONCE = 2**24
 
 
 class Writer:
-    """A recording that is being written; memory does not grow with the layers.
+    """A writer of one recording, whose memory does not grow with the number of layers.
 
-    ``finish`` gives the file its name. Until then, and after ``abandon``, an older recording of
-    that name is unchanged. A recording takes the place of recordings alone, not of other files.
+    ``finish`` renames the partial file to the target. Until then, and after ``abandon``, an older
+    recording with that name is unchanged. Only recordings are replaced, and no other files.
 
     Args:
-        path: of the file; its folder exists.
+        path: the file, in an existing folder.
 
     Raises:
-        TypeError: path is no path.
+        TypeError: path is not a path.
         ValueError: path is empty.
-        RegardError: no file can be written there, or one is being written already; or, when the
-            disk is full, not any more: the partial file is gone then.
+        RegardError: the file cannot be written, or another writer is writing it. If the disk is
+            full, the partial file is removed.
 
     Example:
         >>> import torch, regard
@@ -82,9 +83,9 @@ class Writer:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = check_path(path)
-        # A link stays, and what it leads to is written.
+        # If the path is a link, its target is replaced and the link stays.
         self._target = Path(os.path.realpath(self.path))
-        # Fifty characters, of at most four bytes each, leave room for the rest in any file name.
+        # 50 characters have at most 200 bytes, so the suffix fits into a file name of 255 bytes.
         beginning = self._target.name[:50]
         self._partial = self._target.with_name(f"{beginning}.{token_hex(4)}.partial")
         self._names: dict[Hashable, str] = {}
@@ -111,7 +112,7 @@ class Writer:
         _remove_partials(self._target.parent, beginning)
         try:
             self._file = self._partial.open("x+b")
-            with suppress(OSError):  # not all file systems can
+            with suppress(OSError):  # some file systems have no locks
                 _lock(self._file.fileno())
             self._file.seek(_GAP)
         except OSError as error:
@@ -119,15 +120,15 @@ class Writer:
         _OPEN[self._target] = self
 
     def add(self, layer: Layer) -> None:
-        """Write one more layer. A tensor that an earlier one holds, too, is written once.
+        """Write a layer. A tensor that an earlier layer has as well is written once.
 
         Args:
-            layer: no other has its name.
+            layer: the layer, with a unique name.
 
         Raises:
-            RegardError: it holds code, or NaN; nothing of the layer is written then. The disk is
-                full; the partial file is gone then.
-            ValueError: a name that is taken.
+            RegardError: the layer contains code or NaN, and nothing of it is written; or the disk
+                is full, and the partial file is removed.
+            ValueError: the name is not unique.
         """
         if any(other["name"] == layer.name for other in self._layers):
             raise ValueError(
@@ -152,7 +153,7 @@ class Writer:
         refused: Iterable[Refusal] = (),
         shard: Shard | None = None,
     ) -> None:
-        """Write what is known of all layers, and give the file its name.
+        """Write the header, and rename the partial file to the target.
 
         Args:
             model: the name of the model.
@@ -162,7 +163,7 @@ class Writer:
             shard: the place of the recording in a distributed run.
 
         Raises:
-            RegardError: the disk is full; the partial file is gone then.
+            RegardError: the disk is full, and the partial file is removed.
         """
         about = {
             "format": FORMAT,
@@ -192,7 +193,7 @@ class Writer:
     def abandon(self) -> None:
         """Remove the partial file; the recording is not written."""
         self._release()
-        with suppress(OSError):  # what is still to be written cannot be either
+        with suppress(OSError):  # closing may fail to flush
             self._file.close()
         self._partial.unlink(missing_ok=True)
 
@@ -201,12 +202,12 @@ class Writer:
             del _OPEN[self._target]
 
     def _written(self, name: str, tensor: Tensor) -> str:
-        """Return the name of a tensor in the file, after writing it if it is not there yet."""
+        """Write a tensor unless the file contains an equal one, and return its name there."""
         here = tensor.detach().cpu().contiguous()
         found = checksum(_bytes(here))
         known = here.dtype, here.shape, found
         if known not in self._names:
-            if self._end % _ALIGNED:  # the format has no gaps
+            if self._end % _ALIGNED:  # safetensors allows no gaps, so a tensor fills them
                 filler = torch.zeros(-self._end % _ALIGNED, dtype=torch.uint8, device="cpu")
                 self._append(f"filler.{len(self._entries)}", filler, checksum(_bytes(filler)))
             self._append(name, here, found)
@@ -231,7 +232,7 @@ class Writer:
         self._file.write(header)
 
     def _move(self, by: int) -> None:
-        """Move the data towards the end, the last part first."""
+        """Move the tensors towards the end of the file, the last part first."""
         for start in range((self._end - 1) // _AT_ONCE * _AT_ONCE, -1, -_AT_ONCE):
             self._file.seek(_GAP + start)
             part = self._file.read(min(_AT_ONCE, self._end - start))
@@ -260,18 +261,18 @@ def write(
     """Write a recording as one file; see ``Writer``.
 
     Args:
-        path: of the file; its folder exists.
-        layers: in their order.
+        path: the file, in an existing folder.
+        layers: the layers in their order.
         model: the name of the model.
         query_tokens: one token for each query.
         key_tokens: one token for each key.
         refused: the modules whose attention was not recorded.
         shard: the place of the recording in a distributed run.
-        progress: called with the layers written and the layers in all.
+        progress: called with the number of written layers and the number of layers.
 
     Raises:
-        RegardError: a layer holds code, or NaN; the file cannot be written. What was there before
-            is as it was.
+        RegardError: a layer contains code or NaN, or the file cannot be written. An older file is
+            unchanged.
 
     Example:
         >>> import torch, regard
@@ -284,7 +285,7 @@ def write(
     """
     layers = tuple(layers)
     for layer in layers:
-        _plain_layer(layer, {})  # what cannot be saved is said before anything is written
+        _plain_layer(layer, {})  # raises for a layer that cannot be saved, before any writing
     writer = Writer(path)
     try:
         for done, layer in enumerate(layers, 1):
@@ -304,7 +305,7 @@ def write(
 
 
 def check_replaceable(path: Path) -> None:
-    """Refuse to replace a file that is neither empty nor a recording.
+    """Raise an error if a file exists that is neither empty nor a recording.
 
     Raises:
         RegardError: there is such a file.
@@ -327,7 +328,7 @@ def check_replaceable(path: Path) -> None:
 
 
 def _plain_layer(layer: Layer, pending: dict[str, Tensor]) -> Plain:
-    """Return a layer as plain data; ``pending`` receives its tensors by the names that they get."""
+    """Convert a layer to plain data, and add its tensors to ``pending`` by their names."""
 
     def put(role: str, tensor: Tensor) -> str:
         if tensor.dtype not in DTYPES:
@@ -359,9 +360,9 @@ def _plain_layer(layer: Layer, pending: dict[str, Tensor]) -> Plain:
 
 
 def _remove_partials(folder: Path, beginning: str) -> None:
-    """Remove the partial files of this name that processes left when they were killed."""
+    """Remove partial files of this target that killed processes left behind."""
     for path in folder.glob(f"{escape(beginning)}.????????.partial"):
-        with suppress(OSError), path.open("rb") as file:  # a living writer holds the lock
+        with suppress(OSError), path.open("rb") as file:  # an active writer has locked its file
             _lock(file.fileno())
             path.unlink()
 
@@ -370,14 +371,14 @@ def _lock(handle: int) -> None:
     """Lock an open file until it is closed.
 
     Raises:
-        OSError: another one has locked it.
+        OSError: another process has locked it.
     """
     if fcntl is not None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _sync_folder(folder: Path) -> None:
-    """Write the names in a folder to the disk, on systems that can."""
+    """Flush the file names in a folder to the disk, on systems that support it."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -395,7 +396,7 @@ def _plain_tokens(name: str, given: Iterable[Token | str] | None) -> Plain | Non
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    """Return the bytes of a contiguous tensor on the CPU, which must outlive them; no copy."""
+    """Return the bytes of a contiguous CPU tensor without a copy; the tensor must outlive them."""
     if not tensor.numel():
         return memoryview(b"")
     return memoryview((c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")

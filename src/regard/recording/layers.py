@@ -1,4 +1,4 @@
-"""One layer of a recording: its matrix, or the answers that were kept instead of it."""
+"""Layers of a recording, with their matrices or recorded answers."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +36,7 @@ Content = TypeVar("Content")
 
 @dataclass(frozen=True, eq=False)
 class InMemory(Generic[Content]):
-    """A function that returns what it holds, as others read it from a file.
+    """A function that returns an object in memory; others read it from a file.
 
     Args:
         content: a matrix, a value or an answer.
@@ -57,9 +57,9 @@ class InMemory(Generic[Content]):
 
 
 class Answers(Mapping[Reduction, Any]):
-    """Reductions and their answers, found by equality: ``TopK(8)`` is any ``TopK(8)``.
+    """A mapping from reductions to their answers, with lookup by equality.
 
-    Equality takes the place of a hash, which a reduction that is not regard's may not have.
+    Lookup needs no hash, because a user's own reduction may not be hashable.
 
     Args:
         pairs: each reduction with its answer.
@@ -76,7 +76,7 @@ class Answers(Mapping[Reduction, Any]):
 
     @classmethod
     def reading(cls, pairs: Iterable[tuple[Reduction, Callable[[], Any]]]) -> "Answers":
-        """Return answers that are read when they are asked for.
+        """Return answers that are read on access.
 
         Args:
             pairs: each reduction with a function that returns its answer.
@@ -86,11 +86,11 @@ class Answers(Mapping[Reduction, Any]):
         return answers
 
     def before(self, others: "Answers") -> "Answers":
-        """Return these answers and then the others; of equal reductions the first counts."""
+        """Return these answers followed by others; for equal reductions the first is used."""
         return Answers.reading((*self._pairs, *others._pairs))
 
     def map(self, change: Callable[[Reduction, Any], Any]) -> "Answers":
-        """Return changed answers; those that are read are changed when they are asked for."""
+        """Apply a function to all answers; answers that are read on access are changed then."""
 
         def changed(asked: Reduction, read: Callable[[], Any]) -> Callable[[], Any]:
             in_memory = isinstance(read, InMemory)
@@ -99,11 +99,11 @@ class Answers(Mapping[Reduction, Any]):
         return Answers.reading((asked, changed(asked, read)) for asked, read in self._pairs)
 
     def __getitem__(self, reduction: Reduction) -> Any:
-        """Return the answer to a reduction; a smaller ``TopK`` is the beginning of a larger one.
+        """Return the answer to a reduction; a smaller ``TopK`` is taken from a larger one.
 
         Raises:
-            KeyError: there is none.
-            RegardError: it is in a file, which is damaged.
+            KeyError: there is no answer to this reduction.
+            RegardError: the file of the answer is damaged.
         """
         for asked, read in self._pairs:
             if _answers(asked, reduction):
@@ -114,11 +114,11 @@ class Answers(Mapping[Reduction, Any]):
         raise KeyError(reduction)
 
     def __contains__(self, reduction: object) -> bool:
-        """Return whether there is an answer to a reduction; nothing is read."""
+        """Return True if there is an answer to a reduction, without reading it."""
         return any(_answers(asked, reduction) for asked in self)
 
     def __iter__(self) -> Iterator[Reduction]:
-        """Yield the reductions, in the order in which they were asked."""
+        """Yield the reductions in their order."""
         return (reduction for reduction, _ in self._pairs)
 
     def __len__(self) -> int:
@@ -131,24 +131,24 @@ class Answers(Mapping[Reduction, Any]):
 
 
 def _answers(asked: Reduction, reduction: object) -> bool:
-    """Return whether the answer to the first holds that to the second."""
+    """Return True if the answer to the first reduction contains the answer to the second."""
     if isinstance(asked, TopK) and isinstance(reduction, TopK):
         return reduction.k <= asked.k
     return asked is reduction or _equal(asked, reduction)
 
 
 def _equal(first: Reduction, second: object) -> bool:
-    """Return whether two reductions are equal; if PyTorch cannot say it, they are not."""
+    """Return True if two reductions are equal; False if they cannot be compared."""
     try:
         return type(first) is type(second) and bool(first == second)
-    except (RuntimeError, ValueError):  # what PyTorch and NumPy raise for bool(tensor == tensor)
+    except (RuntimeError, ValueError):  # from PyTorch and NumPy, for bool(tensor == tensor)
         return False
 
 
 class NotKeptError(RegardError, KeyError):
-    """The matrix of a layer is not in its recording: only answers were kept.
+    """The matrix of a layer is not in its recording, which has only answers for the layer.
 
-    It is a KeyError, because a recording is a mapping to the matrices that were kept.
+    It is a KeyError, because a recording is a mapping to the recorded matrices.
 
     Example:
         >>> from regard.recording.layers import NotKeptError
@@ -160,11 +160,11 @@ class NotKeptError(RegardError, KeyError):
 
 
 class Origin(NamedTuple):
-    """The place of a layer in its model, if only some layers or heads were kept.
+    """The position of a layer in its model, if only some layers or heads were recorded.
 
     Attributes:
-        place: of the module, in the order in which they ran.
-        heads: the place in the model of each head; None: all were kept.
+        place: the index of the module, in the order in which modules ran.
+        heads: the index in the model of each head; None if all heads were recorded.
 
     Example:
         >>> from regard.recording.layers import Origin
@@ -177,11 +177,11 @@ class Origin(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """The queries that are the rows of a matrix: neighbours among all queries that ran.
+    """The queries of the rows of a matrix: a contiguous part of all queries that ran.
 
     Attributes:
         start: the position of the first row among all queries that ran.
-        ran: how many ran.
+        ran: the number of queries that ran.
 
     Example:
         >>> from regard.recording.layers import Queries
@@ -198,8 +198,8 @@ class Refusal(NamedTuple):
 
     Attributes:
         module: the name of the module that ran it.
-        line: where, ``file:line``; None where nobody knows.
-        reason: what happened, and what to do.
+        line: the location, ``file:line``; None if it is unknown.
+        reason: the reason, with a remedy.
     """
 
     module: str
@@ -212,14 +212,14 @@ class Layer:
     """One layer of a recording.
 
     Attributes:
-        name: as the recording has it.
-        shape: of the matrix, (..., num_heads, q_len, kv_len).
-        matrix: a function that returns the matrix; None if only answers were kept.
+        name: the name in the recording.
+        shape: the shape of the matrix, (..., num_heads, q_len, kv_len).
+        matrix: a function that returns the matrix; None if only answers were recorded.
         answers: the answers that were computed while the model ran.
-        origin: the place in the model; None if all layers and heads were kept.
-        queries: which queries its rows are; None: all that ran.
+        origin: the position in the model; None if all layers and heads were recorded.
+        queries: the queries of the rows; None if all queries were recorded.
         value: a function that returns the model's value, (..., num_kv_heads, kv_len, head_dim), so
-            that ``matrix @ value`` is the layer's output; None if it was not kept.
+            that ``matrix @ value`` is the layer's output; None if it was not recorded.
 
     Example:
         >>> import torch, regard
@@ -239,32 +239,32 @@ class Layer:
 
     @property
     def positions(self) -> range:
-        """The position of each row's query among all that ran."""
+        """The position of each row's query among all queries that ran."""
         start = 0 if self.queries is None else self.queries.start
         return range(start, start + self.shape[-2])
 
     @property
     def reads_itself(self) -> bool:
-        """True if queries and keys can be one text: as many keys as queries that ran."""
+        """True if queries and keys can be the same text: as many keys as queries ran."""
         ran = self.shape[-2] if self.queries is None else self.queries.ran
         return ran == self.shape[-1]
 
     @property
     def texts(self) -> tuple[range, ...]:
-        """The keys of the text without padding, for each entry of the batch.
+        """The range of keys without padding for each batch entry.
 
-        Empty if only answers were kept.
+        It is empty if only answers were recorded.
         """
         if self.matrix is None:
             return ()
         return texts_of(self.whole(), rows=self.positions if self.reads_itself else range(0))
 
     def place(self, index: int) -> int:
-        """Return the place in the model of the layer at this place in the recording."""
+        """Return the index of this layer in the model, given its index in the recording."""
         return index if self.origin is None else self.origin.place
 
     def head(self, index: int) -> int:
-        """Return the place in the model of the head at this place in the matrix."""
+        """Return the index of a head in the model, given its index in the matrix."""
         if self.origin is None or self.origin.heads is None:
             return index
         return self.origin.heads[index]
@@ -273,7 +273,7 @@ class Layer:
         """Return the matrix.
 
         Raises:
-            RegardError: only answers were kept; or the file they are in is damaged.
+            RegardError: only answers were recorded, or the file of the matrix is damaged.
         """
         if self.matrix is None:
             raise NotKeptError(
@@ -287,7 +287,7 @@ class Layer:
         """Return the value, (..., num_kv_heads, kv_len, head_dim).
 
         Raises:
-            RegardError: it was not kept; or the file it is in is damaged.
+            RegardError: the value was not recorded, or its file is damaged.
         """
         if self.value is None:
             raise RegardError(
@@ -297,11 +297,13 @@ class Layer:
         return self.value()
 
     def reduce(self, *reductions: Reduction) -> Any:
-        """Return the answers, kept ones if there are, else computed; one or a tuple of them.
+        """Return recorded answers, and compute missing ones from the matrix.
+
+        The result is one answer for one reduction, and a tuple for several.
 
         Raises:
-            RegardError: an answer was not kept, and no matrix to compute it from; or the file they
-                are in is damaged.
+            RegardError: an answer is missing and the matrix was not recorded, or the file is
+                damaged.
         """
         missing = [reduction for reduction in reductions if reduction not in self.answers]
         if missing and self.matrix is None:
@@ -319,12 +321,12 @@ class Layer:
         return answers[0] if len(answers) == 1 else answers
 
     def entry(self, index: int) -> "Layer":
-        """Return one entry of the batch, as a batch of 1.
+        """Return the layer with one entry of the batch, as a batch of 1.
 
         Raises:
-            ValueError: there is no batch.
-            IndexError: it has no such entry.
-            RegardError: an answer of a reduction that is not regard's has no axis for the batch.
+            ValueError: the layer has no batch axis.
+            IndexError: the batch has no such entry.
+            RegardError: the answer to a user's own reduction has no batch axis.
         """
         if len(self.shape) < 4:
             raise ValueError(
@@ -357,10 +359,10 @@ class Layer:
     def check_tokens(
         self, query_tokens: Sequence[Token] | None, key_tokens: Sequence[Token] | None
     ) -> None:
-        """Check that there is one token for each query and for each key, if tokens are known.
+        """Check that there is one token for each query and each key, if tokens are known.
 
         Raises:
-            ValueError: their count differs.
+            ValueError: the number of tokens differs from q_len or kv_len.
         """
         sides = (("query", "q_len", query_tokens), ("key", "kv_len", key_tokens))
         for (side, length_name, tokens), length in zip(sides, self.shape[-2:], strict=True):
@@ -372,14 +374,14 @@ class Layer:
                 )
 
     def __repr__(self) -> str:
-        """Return a description of the matrix, or its shape and the answers that were kept."""
+        """Return a description of the matrix, or its shape and the recorded answers."""
         if self.matrix is not None:
             return repr(self.matrix)
         return f"answers only, of shape {tuple(self.shape)}: {_listed(self.answers)}"
 
 
 def able_to_answer(layers: Sequence[Layer], reductions: Sequence[Reduction]) -> Sequence[Layer]:
-    """Return the layers that kept these answers or can compute them; all layers if none can.
+    """Return the layers that have or can compute these answers; all layers if none can.
 
     Example:
         >>> import torch, regard
@@ -398,9 +400,9 @@ def able_to_answer(layers: Sequence[Layer], reductions: Sequence[Reduction]) -> 
 
 
 def asked_of(matrix: AttentionMatrix, reductions: Sequence[Reduction]) -> tuple[Any, ...]:
-    """Compute the answers of a matrix as a recording gives them, in one pass over it.
+    """Compute the answers of a matrix in one pass, in the form that recordings use.
 
-    A ``TopK`` of more keys than there are is padded, so that it fits layers of any length.
+    A ``TopK`` with k larger than kv_len is padded to k.
 
     Example:
         >>> import torch, regard
@@ -415,11 +417,11 @@ def asked_of(matrix: AttentionMatrix, reductions: Sequence[Reduction]) -> tuple[
 
 
 def layer_at(layers: Sequence[Layer], which: str | int) -> Layer:
-    """Return the layer of a name, or at a place in the order in which they ran.
+    """Return the layer with a name, or at an index in the order in which layers ran.
 
     Raises:
-        KeyError: no layer of that name.
-        IndexError: no layer at that place.
+        KeyError: no layer has this name.
+        IndexError: the index is out of range.
 
     Example:
         >>> import torch, regard
@@ -447,7 +449,9 @@ def layer_at(layers: Sequence[Layer], which: str | int) -> Layer:
 def tokens_of_rows(
     tokens: tuple[Token, ...] | None, layers: Sequence[Layer]
 ) -> tuple[Token, ...] | None:
-    """Return the tokens of the rows from those of all queries that ran; others unchanged.
+    """Return the tokens of the recorded rows, given the tokens of all queries that ran.
+
+    Tokens with another count are returned unchanged.
 
     Raises:
         ValueError: the layers differ in length, so that no tokens fit all of them.
@@ -487,7 +491,7 @@ def reduce_all(
     reductions: Sequence[Reduction],
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Compute the answers of ``Recording.reduce``, which describes the arguments.
+    """Compute the answers for ``Recording.reduce``, which documents the arguments.
 
     Example:
         >>> import torch, regard
@@ -514,11 +518,11 @@ def shape_of_all(function: str, layers: Sequence[Layer]) -> tuple[int, int, int]
     """Return num_heads, q_len and kv_len, which all layers must share.
 
     Args:
-        function: the name of the function that needs them, as ``regard.`` has it.
+        function: the name of the calling function in ``regard``, for errors.
         layers: the layers.
 
     Raises:
-        ValueError: there are no layers, they differ, or they hold several texts.
+        ValueError: there are no layers, they differ in shape, or a batch has several texts.
 
     Example:
         >>> import torch, regard
@@ -555,6 +559,6 @@ def _listed(answers: Answers) -> str:
 
 
 def _short(reduction: Reduction) -> str:
-    """Return the text of a reduction; of long ones the name."""
+    """Return the repr of a reduction, or only its name if the repr is long."""
     written = repr(reduction)
     return written if len(written) <= 60 else f"{type(reduction).__name__}(...)"

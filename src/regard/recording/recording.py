@@ -1,4 +1,4 @@
-"""Recordings of models: one attention matrix for each attention that ran."""
+"""Recordings of models, with one attention matrix for each attention that ran."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,19 +39,19 @@ __all__ = ["Recording", "Refusal", "merged"]
 class Recording(Mapping[str, AttentionMatrix]):
     """The attention of a model, layer by layer: a mapping from names to matrices.
 
-    ``seen["encoder.layer.0.attention.self"]`` is the matrix of the module of that name, ``seen[3]``
-    that of the fourth layer in the order in which they ran. A module that attended again has
-    ``#2``, ``#3`` after its name. Make a recording with ``regard.observe``.
+    ``seen["encoder.layer.0.attention.self"]`` is the matrix of the module with that name, and
+    ``seen[3]`` is the matrix of the fourth layer in the order in which layers ran. The names of
+    further calls of a module end with ``#2``, ``#3``. ``regard.observe`` makes a recording.
 
-    The mapping has the layers whose matrices were kept. ``layers``, ``shapes`` and ``kept`` have
-    all others, too.
+    The mapping contains the layers with a recorded matrix. ``layers``, ``shapes`` and ``kept`` also
+    contain layers with recorded answers only.
 
     Attributes:
         model: the name of the model.
-        query_tokens: one token for each query of the matrices; None when not known.
-        key_tokens: one token for each key; None when not known.
+        query_tokens: one token for each query of the matrices; None if unknown.
+        key_tokens: one token for each key; None if unknown.
         refused: the modules whose attention ran and was not recorded, each with line and reason.
-        shard: the place of this recording in a distributed run; None if it is the whole.
+        shard: the place of this recording in a distributed run; None for a whole model.
 
     Example:
         >>> import torch, regard, regard.nn
@@ -80,26 +80,26 @@ class Recording(Mapping[str, AttentionMatrix]):
             self.add(name, matrix)
 
     def __getitem__(self, layer: str | int) -> AttentionMatrix:
-        """Return the matrix of a layer, by name or by its place in the order in which they ran.
+        """Return the matrix of a layer, by name or by index in the order in which layers ran.
 
         Raises:
-            KeyError: there is no layer of that name.
-            IndexError: there is no layer at that place.
-            RegardError: only answers of that layer were kept (also a KeyError), or the file of the
-                recording is damaged.
+            KeyError: no layer has this name.
+            IndexError: the index is out of range.
+            RegardError: only answers of the layer were recorded (this is also a KeyError), or the
+                file of the recording is damaged.
         """
         return layer_at(self.layers, layer).whole()
 
     def __contains__(self, layer: object) -> bool:
-        """Return whether the matrix of a layer of that name was kept."""
+        """Return True if the matrix of a layer with this name was recorded."""
         return layer in self._layers and self._layers[cast(str, layer)].matrix is not None
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the names of the layers whose matrices were kept, in the order they ran."""
+        """Yield the names of the layers with a recorded matrix, in the order they ran."""
         return (name for name, layer in self._layers.items() if layer.matrix is not None)
 
     def __len__(self) -> int:
-        """Return the number of layers whose matrices were kept."""
+        """Return the number of layers with a recorded matrix."""
         return sum(1 for _ in self)
 
     def __repr__(self) -> str:
@@ -120,15 +120,16 @@ class Recording(Mapping[str, AttentionMatrix]):
 
     @staticmethod
     def merge(parts: "Iterable[Recording]") -> "Recording":
-        """Return one recording of what the processes of a distributed run have recorded.
+        """Merge the recordings of all processes of a distributed run.
 
-        Heads, rows of the batch and layers are joined in the order of the processes.
+        Heads, batch entries and layers are concatenated in the order of the processes.
 
         Args:
             parts: the recording of each process, in any order.
 
         Raises:
-            RegardError: a part is missing, there twice, of another run, or does not fit the others.
+            RegardError: a part is missing, occurs twice, belongs to another run, or does not fit
+                the others.
 
         Example:
             The processes have saved their parts with ``seen.save("run")``::
@@ -140,30 +141,32 @@ class Recording(Mapping[str, AttentionMatrix]):
 
     @property
     def layers(self) -> tuple[Layer, ...]:
-        """Each layer, in the order in which they ran."""
+        """All layers, in the order in which they ran."""
         return tuple(self._layers.values())
 
     @property
     def shapes(self) -> Mapping[str, torch.Size]:
-        """The shape of each layer's matrix, kept or not: (..., num_heads, q_len, kv_len)."""
+        """The shape (..., num_heads, q_len, kv_len) of each layer's matrix, recorded or not."""
         return {name: layer.shape for name, layer in self._layers.items()}
 
     @property
     def kept(self) -> Mapping[str, Mapping[Reduction, Any]]:
-        """The answers that were kept as the model ran, layer by layer: ``seen.kept[name]``."""
+        """The answers of each layer that were recorded while the model ran."""
         return {name: layer.answers for name, layer in self._layers.items() if layer.answers}
 
     def value(self, layer: str | int) -> Tensor:
-        """Return the value of a layer, kept by ``keep="qkv"``: ``seen[layer] @ it`` is its output.
+        """Return the value of a layer, recorded with ``keep="qkv"``.
+
+        The layer's output is ``seen[layer] @ seen.value(layer)``.
 
         Args:
-            layer: its name, or its place in the order they ran.
+            layer: the name of the layer, or its index in the order in which layers ran.
 
         Returns:
             (..., num_kv_heads, kv_len, head_dim).
 
         Raises:
-            RegardError: it was not kept.
+            RegardError: the value was not recorded.
         """
         return layer_at(self.layers, layer).whole_value()
 
@@ -177,21 +180,22 @@ class Recording(Mapping[str, AttentionMatrix]):
         origin: Origin | None = None,
         queries: Queries | None = None,
     ) -> str:
-        """Keep one more layer.
+        """Add a layer.
 
         Args:
-            name: one that is taken gets ``#2``, ``#3``, ... after it.
-            matrix: None where only answers are kept.
-            answers: each reduction that was asked, with its answer.
-            shape: of the matrix, where it is not kept.
-            origin: what it is of its model, where only some layers or heads are kept.
-            queries: which queries its rows are, where only some are kept.
+            name: the name of the layer; if it exists, ``#2``, ``#3``, ... is added to it.
+            matrix: the matrix; None for a layer with answers only.
+            answers: each recorded reduction with its answer.
+            shape: the shape of the matrix; needed if matrix is None.
+            origin: the position in the model; None if all layers and heads are recorded.
+            queries: the queries of the rows; None if all queries are recorded.
 
         Returns:
-            The name that it has now.
+            The unique name of the layer.
 
         Raises:
-            ValueError: neither matrix nor shape, or a length that differs from the tokens'.
+            ValueError: both matrix and shape are None, or a length differs from the number of
+                tokens.
         """
         size = shape if matrix is None else matrix.shape
         if size is None:
@@ -208,16 +212,20 @@ class Recording(Mapping[str, AttentionMatrix]):
         return unique
 
     def put(self, layer: Layer) -> None:
-        """Keep a layer as it is, in place of the one of its name where there is one.
+        """Add a layer, or replace the layer with the same name.
 
         Raises:
-            ValueError: its lengths differ from the tokens'.
+            ValueError: a length differs from the number of tokens.
         """
         layer.check_tokens(self.query_tokens, self.key_tokens)
         self._layers[layer.name] = layer
 
     def remove(self, name: str) -> None:
-        """Leave out a layer, by its name; a KeyError where there is none of it."""
+        """Remove a layer.
+
+        Raises:
+            KeyError: no layer has this name.
+        """
         del self._layers[name]
 
     def with_tokens(
@@ -225,15 +233,16 @@ class Recording(Mapping[str, AttentionMatrix]):
         query_tokens: Iterable[Token | str],
         key_tokens: Iterable[Token | str] | None = None,
     ) -> "Recording":
-        """Return the same recording with its text.
+        """Return the same recording with tokens.
 
         Args:
-            query_tokens: one for each query that ran, kept or not; a string is the text of one.
-            key_tokens: one for each key; the query tokens when left out.
+            query_tokens: one token for each query that ran, recorded or not; a string is the text
+                of one token.
+            key_tokens: one token for each key. The default is the query tokens.
 
         Raises:
-            TypeError: something else than tokens.
-            ValueError: their count differs from a matrix.
+            TypeError: an element is neither a Token nor a string.
+            ValueError: the number of tokens does not fit a matrix.
         """
         queries = as_tokens("query_tokens", query_tokens)
         keys = queries if key_tokens is None else as_tokens("key_tokens", key_tokens)
@@ -245,7 +254,7 @@ class Recording(Mapping[str, AttentionMatrix]):
         query_tokens: Iterable[Token] | None,
         key_tokens: Iterable[Token] | None,
     ) -> "Recording":
-        """Return a recording of the same model."""
+        """Return a recording of the same model with other layers and tokens."""
         tokens = {"query_tokens": query_tokens, "key_tokens": key_tokens}
         same = Recording({}, model=self.model, **tokens)
         same.refused, same.shard = list(self.refused), self.shard
@@ -254,15 +263,15 @@ class Recording(Mapping[str, AttentionMatrix]):
         return same
 
     def part(self, layers: Iterable[str | int]) -> "Recording":
-        """Return a recording of some of the layers, with the text.
+        """Return a recording of some layers, with the same tokens.
 
         Args:
-            layers: names, places in the order the layers ran, or both.
+            layers: names, indices in the order in which layers ran, or both.
 
         Raises:
-            TypeError: layers is a single name.
-            KeyError: no layer of that name.
-            IndexError: no layer at that place.
+            TypeError: layers is a single name or index.
+            KeyError: no layer has this name.
+            IndexError: an index is out of range.
 
         Example:
             >>> import torch, regard
@@ -279,15 +288,15 @@ class Recording(Mapping[str, AttentionMatrix]):
         return self._with(some, self.query_tokens, self.key_tokens)
 
     def entry(self, index: int) -> "Recording":
-        """Return one entry of the batch, as a batch of 1, with the text.
+        """Return a recording of one batch entry, as a batch of 1, with the same tokens.
 
         Args:
-            index: of the entry.
+            index: the index of the batch entry.
 
         Raises:
-            ValueError: a layer has no batch.
+            ValueError: a layer has no batch axis.
             IndexError: the batch has no such entry.
-            RegardError: what was kept of a layer is not told for each entry.
+            RegardError: a recorded answer has no batch axis.
 
         Example:
             >>> import torch, regard
@@ -303,21 +312,22 @@ class Recording(Mapping[str, AttentionMatrix]):
     def reduce(
         self, *reductions: Reduction, progress: Callable[[int, int], None] | None = None
     ) -> dict[str, Any]:
-        """Compute the answers to several questions for each layer, in one pass over it.
+        """Compute several reductions of each layer, in one pass over the layer.
 
-        A kept answer is given as it is, the rest computed; a layer that can do neither is left out.
+        Recorded answers are returned, and missing answers are computed. A layer that has neither
+        the answers nor a matrix is omitted.
 
         Args:
-            reductions: what to ask: ``regard.TopK(8)``, ``regard.Entropy()``, your own.
-            progress: called with the layers done and the layers in all.
+            reductions: the reductions: ``regard.TopK(8)``, ``regard.Entropy()``, your own.
+            progress: called with the number of finished layers and the number of layers.
 
         Returns:
-            For each layer its answer, or a tuple of them for several reductions.
+            For each layer its answer, or a tuple of answers for several reductions.
 
         Raises:
-            TypeError: an argument that is no reduction.
-            ValueError: no reductions, or one that does not fit a matrix.
-            RegardError: no layer kept the answers, nor query and key to compute them from.
+            TypeError: an argument is not a reduction.
+            ValueError: there are no reductions, or a reduction does not fit a matrix.
+            RegardError: no layer has the answers, or query and key to compute them from.
 
         Example:
             >>> import torch, regard
@@ -338,7 +348,8 @@ class Recording(Mapping[str, AttentionMatrix]):
     def received(self) -> dict[str, Tensor]:
         """Return the attention that each key receives from all queries, (..., num_heads, kv_len).
 
-        It is ``Sum(-2)``, what H2O keeps the heaviest keys by (Zhang et al. 2023, section 4).
+        It is ``Sum(-2)``, the score that selects H2O's heavy hitters (Zhang et al. 2023, section
+        4).
         """
         return self.reduce(Sum(-2))
 
@@ -352,19 +363,18 @@ class Recording(Mapping[str, AttentionMatrix]):
         *,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Write the recording as one file, safetensors with JSON; ``regard.load`` reads it.
+        """Write the recording as one safetensors file with JSON, which ``regard.load`` reads.
 
-        The file is written whole or not at all. It takes the place of an older recording, and of
-        nothing else.
+        The file is written atomically. It replaces an older recording, and no other file.
 
         Args:
-            path: of the file, ``run.safetensors``; its folder exists. For a part of a distributed
-                run, of a folder, in which each process has a file.
-            progress: called with the layers written and the layers in all.
+            path: the file, ``run.safetensors``, in an existing folder. For a part of a distributed
+                run, a folder, in which each process writes its own file.
+            progress: called with the number of written layers and the number of layers.
 
         Raises:
-            RegardError: a layer holds code (a ``score_mod``, a reduction of your own) or NaN, or
-                the file cannot be written, or is there and is not a recording.
+            RegardError: a layer contains code (a ``score_mod``, a reduction of your own) or NaN,
+                the file cannot be written, or it exists and is not a recording.
 
         Example:
             >>> import torch, regard
@@ -385,7 +395,7 @@ class Recording(Mapping[str, AttentionMatrix]):
         )
 
     def rollout(self, residual: float = 0.5) -> Rollout:
-        """Return where the tokens of the last layer come from; see ``rollout``."""
+        """Return the attention rollout of all layers; see ``rollout``."""
         layers = {layer.name: layer.whole() for layer in self.layers}
         return rollout_of_text(layers, self.query_tokens, self.key_tokens, residual)
 
@@ -395,11 +405,11 @@ def _rank_of(recording: Recording, place: int) -> str:
 
 
 def merged(recordings: Sequence[Recording], names: Sequence[str]) -> Recording:
-    """Return one recording of the parts of a distributed run; see ``Recording.merge``.
+    """Merge the parts of a distributed run; see ``Recording.merge``.
 
     Args:
         recordings: the parts.
-        names: of the parts, for errors.
+        names: the names of the parts, for errors.
     """
     both = zip(names, recordings, strict=True)
     pieces = [Piece(name, each.shard, each.layers, tuple(each.refused)) for name, each in both]
