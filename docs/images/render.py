@@ -196,6 +196,10 @@ def pages(browser: Browser, name: str, wanted: list[str]) -> Iterator[Path]:
             assert view and tab.is_visible(f'#tabs button[data-set="view={view[1]}"]')
             if view[1] == "map":
                 tab.wait_for_selector('.map[data-exact="true"]:not([data-ready=""])')
+            # A server tells the kinds of the heads after the page is there.
+            tab.wait_for_function(
+                "() => !document.getElementById('introduction').textContent.startsWith('Looking')"
+            )
             settle(tab)
             yield small(tab.screenshot(), FOLDER / picture)
         tab.close()

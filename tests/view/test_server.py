@@ -329,7 +329,7 @@ def test_a_wrong_question_does_not_wait_for_the_pass_over_a_long_head(
 
 
 def test_only_get_is_answered(client: TestClient) -> None:
-    got = client.post("/api/heads")
+    got = client.post("/api/heads", headers={"origin": BASE})
     assert (got.status_code, got.text) == (405, "only GET is answered.")
 
 
