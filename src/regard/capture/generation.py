@@ -56,7 +56,7 @@ class Run:
         before: the number of keys before the queries of the first call.
         time: the time of the last call, counted in calls of all layers.
         parts: the number of calls.
-        grows: True if calls add keys; None while there is only one call.
+        grows: True if calls add keys; None if unknown, because there is only one call.
     """
 
     traits: Hashable
@@ -267,8 +267,8 @@ def _traits(source: QueryKeyScores) -> Hashable:
 def _has_first_key(runs: Sequence[Run], source: QueryKeyScores, stop: int) -> bool:
     """Return True if an earlier run contains the first key, as with beams or a shortened cache.
 
-    New queries with exactly the same keys are cross-attention. If the last query is the same as
-    well, the model ran the end of the text again.
+    The result is False for other queries with exactly the same keys, as in cross-attention. It is
+    True if their last query is the same as well: the model ran the end of the text again.
     """
     if stop <= source.query.shape[-2]:
         return False

@@ -18,8 +18,8 @@ class MergeOrder:
     """Records the storages that a copy or a concatenation filled with heads before the batch.
 
     The shape (batch * num_heads, tokens, head_dim) does not show whether batch or heads come first.
-    Heads come first in two cases: the heads were concatenated along the first axis, or a transposed
-    tensor was copied whose second axis has the larger stride.
+    Heads come first in two cases. The heads were concatenated along the first axis. Or the model
+    copied a transposed tensor, whose second axis has the larger stride.
     """
 
     def __init__(self) -> None:

@@ -177,7 +177,7 @@ def _bands(calls: Sequence[_Call], shape: torch.Size, q_len: int) -> Iterator[Ba
 def _visible_keys(
     calls: Sequence[_Call], band: Band | None, shape: torch.Size, q_len: int
 ) -> Tensor:
-    """Return False for each key that padding hides, (..., 1, kv_len).
+    """Return a bool tensor (..., 1, kv_len) that is False for each key hidden by padding.
 
     Such a key is in the band of some row, and no row may attend to it.
     """
@@ -224,7 +224,7 @@ def _is_band(call: _Call, band: Band | None, shape: torch.Size, q_len: int) -> b
     first = max(0, place - reach)
     if count == 1 and known[0] in (None, Causal()):
         return call.base == first
-    # A window is the same as causal if no row of the call is longer than the window.
+    # A window equals a causal mask if no row of the call has more keys than the window.
     same = known[0] == (Causal() if band is not None and end - 1 <= reach else band)
     return same and call.base <= first
 

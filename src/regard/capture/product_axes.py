@@ -44,7 +44,7 @@ def layout_of(
         product: the product of query and key.
         final: the axes of the scores that were the input of the softmax.
         dim: the axis of the softmax.
-        passed: the axes of the scores before each step; the ones that split the batch furthest are
+        passed: the axes of the scores at each step; the ones that split the batch furthest are
             used.
         given: the tensor arguments of each running ``forward``; their shapes separate batch and
             heads if both are merged into one axis.
@@ -124,7 +124,7 @@ def _with_heads(layout: Layout, given: Sequence[Sequence[Tensor]]) -> Layout:
 
 
 def _batch_of(given: Sequence[Tensor], q_len: int, kv_len: int) -> int | None:
-    """Return the batch size of the arguments of a ``forward``; None if none holds the tokens."""
+    """Return the batch size of the arguments of a ``forward``; None if it cannot be determined."""
     floats = [t for t in given if not t.is_nested and t.is_floating_point()]
     # A tensor of shape (..., q_len, kv_len) is a mask or bias, unless it is the only one.
     tokens = [t for t in floats if t.shape[-2:] != (q_len, kv_len)] or floats[:1]

@@ -436,7 +436,7 @@ class Recorder:
         except RegardError as error:
             writer.abandon()
             self.problems.add_text(str(error), error)
-        except Exception as cause:  # noqa: BLE001  what was seen stays in the recording
+        except Exception as cause:  # noqa: BLE001  the layers stay in the recording
             writer.abandon()
             self.problems.add_text(
                 f"{writer.path} cannot be written: {_reason(cause)}\n"

@@ -17,8 +17,8 @@ _AT_ONCE = bytes(2**20)
 class TensorCopies:
     """Makes copies of tensors that share no memory with the originals.
 
-    A copy to the CPU is synchronous, because the CPU may read it at once. A copy to another device
-    is asynchronous, because work on that device runs after it.
+    A copy from or to the CPU is synchronous, because the CPU may use both tensors at once. A copy
+    between other devices is asynchronous, because later work on these devices runs after it.
 
     Args:
         device: the device of the copies; None keeps each copy on the device of its original.

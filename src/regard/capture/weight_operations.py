@@ -1,4 +1,4 @@
-"""Operations on the weights of a softmax, separated into those that keep and change the weights."""
+"""Tracking of softmax weights through operations that may change them."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace

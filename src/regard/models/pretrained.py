@@ -325,7 +325,7 @@ class Pretrained:
             count: the maximum number of tokens.
 
         Raises:
-            ValueError: count leaves no room beside the special tokens.
+            ValueError: count is not larger than the number of special tokens.
 
         Example:
             >>> from regard.models.pretrained import Pretrained
@@ -533,7 +533,7 @@ def _hub_gives(model: str) -> bool:
             f"model is {model!r}; there is no such folder here, and no such public model on the "
             "Hugging Face hub."
         ) from error
-    except Exception:  # noqa: BLE001, it raises what its HTTP library does, which has changed
+    except Exception:  # noqa: BLE001, the hub client raises the errors of different HTTP libraries
         return False
     return True
 

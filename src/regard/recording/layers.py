@@ -99,7 +99,7 @@ class Answers(Mapping[Reduction, Any]):
         return Answers.reading((asked, changed(asked, read)) for asked, read in self._pairs)
 
     def __getitem__(self, reduction: Reduction) -> Any:
-        """Return the answer to a reduction; a smaller ``TopK`` is taken from a larger one.
+        """Return the answer to a reduction; a larger ``TopK`` answers a smaller one.
 
         Raises:
             KeyError: there is no answer to this reduction.
