@@ -94,7 +94,7 @@ def _grouped(per_head: Tensor, num_kv_heads: int, kv_len: int) -> Tensor:
 
 
 def _received_by_observers(layer: Layer) -> Tensor:
-    """Return the mean weight that each key receives from the queries that can see it."""
+    """Return the mean weight that each key receives from the queries that can attend to it."""
     if layer.matrix is None:
         return layer.reduce(Sum(-2)) / _causal_observers(layer).clamp(min=1)
     received, observers = layer.reduce(Sum(-2), _Observers())

@@ -80,7 +80,7 @@ class Run:
 
 
 class Runs:
-    """Groups the calls of each module into runs.
+    """The calls of each module, grouped into runs.
 
     Attributes:
         fell_apart: the modules with a call that continued no run although an earlier run contains
@@ -91,8 +91,8 @@ class Runs:
         self.fell_apart: dict[str, None] = {}
         self._runs: dict[str, list[Run]] = {}
         self._clock = 0
-        self._began_again = 0  # when a layer last did not continue its earlier calls
-        self._grew = 0  # when a layer last continued with new keys
+        self._began_again = 0  # the time of the last call that did not continue its module's run
+        self._grew = 0  # the time of the last call that added keys to a run
 
     def take(
         self, name: str, source: QueryKeyScores, mask: Mask | None, copies: TensorCopies

@@ -63,7 +63,7 @@ class GraphTensors:
 
 
 class _Linked(torch.autograd.Function):
-    """Return the copy in the forward pass; pass its gradient to the original tensor."""
+    """An autograd function that returns a copy and passes its gradient to the original tensor."""
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -70,7 +70,7 @@ __all__ = ["Handwritten"]
 
 
 class Handwritten:
-    """Finds attention that is written as products and a softmax.
+    """A detector of attention that is written as products and a softmax.
 
     Args:
         model: the model; its parameters do not count as activations.

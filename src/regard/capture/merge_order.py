@@ -15,7 +15,7 @@ __all__ = ["MergeOrder"]
 
 
 class MergeOrder:
-    """Records the storages that a copy or a concatenation filled with heads before the batch.
+    """The storages that a copy or a concatenation filled with heads before the batch.
 
     The shape (batch * num_heads, tokens, head_dim) does not show whether batch or heads come first.
     Heads come first in two cases. The heads were concatenated along the first axis. Or the model

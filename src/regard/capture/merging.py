@@ -100,7 +100,7 @@ class Copies:
         self._calls.append(_Call(first, query, mask, bias, base, part.shape[-1]))
 
     def matrix(self, wanted: range) -> AttentionMatrix | None:
-        """Return the merged attention of all calls; None if no query is at a wanted position."""
+        """Return the merged attention of the queries at some positions; None without queries."""
         calls = [part for call in self._calls if (part := call.only(wanted)).rows]
         if self._source is None or not calls:
             return None

@@ -218,7 +218,7 @@ def _is_compiled_module(module: nn.Module) -> bool:
 
 
 class _Watch:
-    """Passes each attention of the model's modules to a Recorder.
+    """A set of listeners that pass each attention of the model's modules to a Recorder.
 
     Attributes:
         tracer: the tracer of the operations that the model runs.

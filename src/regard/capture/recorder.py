@@ -46,7 +46,7 @@ _REFUSED = "the attention of {} cannot be kept"
 
 
 class Recorder:
-    """Records the selected part of each attention.
+    """A recorder of the selected part of each attention.
 
     Args:
         seen: the recording to fill.

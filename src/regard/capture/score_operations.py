@@ -115,7 +115,7 @@ def _steps(operation: Operation, source: Tensor) -> _Steps | None:
 def _times(operation: Operation, by: Any, *, divides: bool) -> _Steps | None:
     output = cast(Tensor, operation.output)
     if isinstance(by, Tensor) and by.numel() > 1 and bool(output.isnan().any()):
-        return None  # -inf times 0
+        return None  # -inf times 0 gives NaN
     return (lambda axes: Times(by, axes, divides),)
 
 

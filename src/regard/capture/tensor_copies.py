@@ -15,7 +15,7 @@ _AT_ONCE = bytes(2**20)
 
 
 class TensorCopies:
-    """Makes copies of tensors that share no memory with the originals.
+    """A maker of copies of tensors that share no memory with the originals.
 
     A copy from or to the CPU is synchronous, because the CPU may use both tensors at once. A copy
     between other devices is asynchronous, because later work on these devices runs after it.

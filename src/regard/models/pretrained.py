@@ -41,7 +41,8 @@ _SHIFTED_POSITIONS = {
 _MOST_TOKENS = 2**20
 # Up to this many characters, a text is tokenised as a whole, so that an error has its token count.
 _PREFIX = 200_000
-# A bound on the characters per token in any language; a word of a million letters may be one token.
+# An upper bound on the characters per token of real text. A text beyond it is refused even if it
+# has few tokens, such as one word of a million letters.
 _MOST_CHARACTERS = 100
 
 

@@ -295,7 +295,7 @@ def _code(what: str) -> RegardError:
     )
 
 
-# And back
+# From plain data
 
 
 def matrix_of(plain: Plain, take: Take) -> AttentionMatrix:

@@ -285,7 +285,7 @@ def _together(
 
 @dataclass(frozen=True)
 class _Join:
-    """Merges the matrices, answers and values of one layer.
+    """The merging of the matrices, answers and values of one layer.
 
     Attributes:
         name: the name of the layer.

@@ -146,7 +146,7 @@ def _equal(first: Reduction, second: object) -> bool:
 
 
 class NotKeptError(RegardError, KeyError):
-    """The matrix of a layer is not in its recording, which has only answers for the layer.
+    """An error for a layer whose matrix is not in the recording, which has only its answers.
 
     It is a KeyError, because a recording is a mapping to the recorded matrices.
 

@@ -1,4 +1,4 @@
-"""Short, unique labels of tokens."""
+"""Short labels of tokens, which differ for repeated words."""
 
 import unicodedata
 from collections import Counter
