@@ -341,7 +341,9 @@ class Pyramid:
         for part, share in zip(down, shares, strict=True):
             for rows in part.ends:
                 pause()
-                received = self._weights(rows, slice(0, kv_len)).sum(0, dtype=torch.float64)
+                known = self.head.keys_of(rows)  # no other key has a weight
+                received = self._weights(rows, known).sum(0, dtype=torch.float64)
+                received = pad(received, (known.start, kv_len - known.stop))
                 share += torch.stack([received[start:stop].sum() for start, stop in keys])
         every, cell = slice(0, q_len), 1 << self.base
         for place, part in enumerate(across):
