@@ -12,7 +12,7 @@ import transformers
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -171,9 +171,22 @@ class Written(Split):
         return (query @ key.mT).softmax(-1) @ value
 
 
+class Ours(Split):
+    """regard's own attention, of DTensors."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query = DTensor.from_local(self.query(x), init_device_mesh("cpu", (2,)), [Shard(1)])
+        return regard.attend(query, query) @ query
+
+
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "one-parameter": (lambda: parallel(Packed(), names="all"), "come from one parameter that is"),
     "no-parameter": (lambda: parallel(Cut()), "it cannot be told which of the"),
+    "regard-dtensors": (Ours, "its query and key are split over processes as DTensors"),
+    "fused-dtensors": (
+        lambda: parallel(Split(), local=False),
+        "its query and key are split over processes as DTensors",
+    ),
     "dtensors": (
         lambda: parallel(Written(), local=False),
         "its query and key are split over processes as DTensors",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.capture.call_group import CallGroup, ask, queries_kept
-from regard.capture.distribution import Distribution
+from regard.capture.distribution import GATHERED, Distribution, is_dtensor
 from regard.capture.generation import Run, Runs
 from regard.capture.gradients import GraphTensors, is_checkpointed_without_graph
 from regard.capture.merging import Copies
@@ -166,6 +166,9 @@ class Recorder:
                 with torch.no_grad():
                     source = _with_one_key_head(matrix.source)
                     self._runs.take(name, source, matrix.mask, self._tensor_copies)
+            return None
+        if any(map(is_dtensor, matrix.source.tensors)):
+            self.refuse(name, GATHERED)
             return None
         if matrix.device.type == "meta":
             self.refuse(name, _ON_META)
