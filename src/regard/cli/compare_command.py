@@ -2,6 +2,7 @@
 
 import math
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
@@ -114,16 +115,7 @@ def compare(
             tell("comparing every layer")
             found = _differences(one, two) if is_alike else []
             if page is not None:
-                most = max(found, key=lambda each: each[1].difference, default=None)
-                write_page(
-                    one,
-                    page,
-                    title=visible(names[0]),
-                    opened=(None, None) if most is None else most[0],
-                    other=two,
-                    other_title=visible(names[1]),
-                    progress=partial(tell, f"writing {page}"),
-                )
+                _write(pair, found, page, partial(tell, f"writing {page}"))
     differences = [difference for _, difference in found]
     if as_json:
         write_json(_as_json(one, two, differences))
@@ -154,6 +146,26 @@ def _differences(one: Recording, two: Recording) -> list[tuple[tuple[int, int], 
             for head, share in enumerate(heads)
         ]
     return found
+
+
+def _write(
+    pair: _Pair,
+    found: list[tuple[tuple[int, int], _Difference]],
+    page: Path,
+    progress: Callable[..., None],
+) -> None:
+    """Write the page of both, opened at the head that differs most."""
+    most = max(found, key=lambda each: each[1].difference, default=None)
+    title, other_title = map(visible, pair.names)
+    write_page(
+        pair.one,
+        page,
+        title=title,
+        opened=(None, None) if most is None else most[0],
+        other=pair.two,
+        other_title=other_title,
+        progress=progress,
+    )
 
 
 def _why_not(pair: _Pair) -> str:
