@@ -282,7 +282,13 @@ def _job() -> str:
     The first process that writes it to the job's store sets it; no process waits for another.
     """
     store: Any = dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
-    return cast(bytes, store.compare_set("regard/run", "", token_hex(8))).decode()
+    try:
+        return cast(bytes, store.compare_set("regard/run", "", token_hex(8))).decode()
+    except dist.DistError as error:
+        raise RegardError(
+            "model cannot be recorded in parts: the process that holds the store of the job does "
+            "not answer.\n    Start the job again."
+        ) from error
 
 
 def _refusal(what: str) -> RegardError:
