@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import regard
 from regard.testing import assert_attention
@@ -159,6 +159,19 @@ def test_flex_attention_is_no_verdict() -> None:
     report = regard.check(attention, args=qkv(1, 2, 7, 8))
     assert report.verdict == "cannot tell"
     assert "It calls flex_attention or the like" in report.missing
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_runs_as_before_once_it_was_checked() -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flex_attention(q, k, v)
+
+    regard.check(attention, args=qkv(1, 2, 7, 8))
+    query, key, value = qkv(1, 2, 7, 8)
+    mask = regard.Causal()
+    expected = regard.attend(query, key, mask=mask) @ value
+    block_mask = create_block_mask(lambda _b, _h, i, j: i >= j, 1, 2, 7, 7, device="cpu")
+    torch.testing.assert_close(flex_attention(query, key, value, block_mask=block_mask), expected)
 
 
 # In other people's tests

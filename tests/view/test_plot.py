@@ -29,11 +29,10 @@ WORDS = ["[CLS]", " eat", " dessert", " first", "[SEP]"]
 
 @pytest.fixture(autouse=True)
 def figures() -> Iterator[None]:
-    """Drawn without a window, and closed."""
+    """Drawn without a window."""
     with matplotlib.rc_context():
         matplotlib.use("agg")
         yield
-        pyplot.close("all")
 
 
 def head(q_len: int, kv_len: int | None = None, **options: Any) -> regard.AttentionMatrix:

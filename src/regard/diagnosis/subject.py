@@ -5,10 +5,17 @@ import copy
 import inspect
 import io
 import random
+import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import (
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+    redirect_stdout,
+    suppress,
+)
 from typing import Any, cast
 
 import torch
@@ -42,6 +49,7 @@ def quiet(seed: int = 0) -> Generator[None]:
         warnings.catch_warnings(),
         torch.inference_mode(False),
         torch.enable_grad(),  # without it nn.MultiheadAttention is one operation, all in one
+        _uncompiled(),
     ):
         warnings.simplefilter("ignore")
         torch.default_generator.manual_seed(seed)  # that of CUDA stays as it is
@@ -50,6 +58,18 @@ def quiet(seed: int = 0) -> Generator[None]:
         finally:
             random.setstate(state)
             torch.set_default_dtype(dtype)
+
+
+def _uncompiled() -> AbstractContextManager[object]:
+    """Run compiled code as Python, whose operations can be seen.
+
+    A function that PyTorch's compiler meets under a ``TorchDispatchMode`` is never compiled again,
+    which would break every later ``flex_attention`` of the process.
+    """
+    # To ask the compiler for it imports it, which takes a second, so it is asked where it may run.
+    if {"torch._dynamo", "torch.nn.attention.flex_attention"}.isdisjoint(sys.modules):
+        return nullcontext()
+    return torch.compiler.set_stance("force_eager")
 
 
 def is_installed(thing: object) -> bool:
