@@ -158,7 +158,17 @@ def test_flex_attention_is_no_verdict() -> None:
 
     report = regard.check(attention, args=qkv(1, 2, 7, 8))
     assert report.verdict == "cannot tell"
-    assert "It calls flex_attention or the like" in report.missing
+    assert "It calls flex_attention, whose function check cannot look into." in report.missing
+
+
+def test_flex_attention_without_an_example_is_one_clear_error() -> None:
+    def attention(x: Tensor) -> Tensor:
+        heads = x[:, None]
+        return flex_attention(heads, heads, heads)[:, 0]
+
+    error = r"^attention cannot be judged\. It calls flex_attention, whose function check cannot "
+    with pytest.raises(ValueError, match=error):
+        regard.check(attention)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from regard.diagnosis.laws.lab import Lab
 from regard.diagnosis.laws.mask_forms import Form, forms_of, takes_masks
 from regard.diagnosis.laws.specimen import Slot, Specimen
+from regard.diagnosis.laws.tape import OpaqueOperator
 from regard.diagnosis.signature import (
     Argument,
     arguments_of,
@@ -232,6 +233,9 @@ def specimens(thing: Thing, causal: bool | None) -> Iterator[Specimen]:
     if not is_empty:
         return
     first = failures[0]
+    opaque = next((error for error in failures if isinstance(error, OpaqueOperator)), None)
+    if opaque is not None:
+        raise ValueError(f"{thing.name} cannot be judged. {opaque}") from opaque
     masks = [a for a in takes_masks(thing.arguments) if not a.required]
     if masks and "NoneType" in str(first):  # it needs the mask that its signature leaves out
         needed = (replace(a, required=a.required or a in masks) for a in thing.arguments)

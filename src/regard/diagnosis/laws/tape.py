@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = [
     "Change",
+    "OpaqueOperator",
     "Operation",
     "Place",
     "Step",
@@ -137,6 +139,10 @@ def tensors_in(value: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
+class OpaqueOperator(Exception):
+    """The code calls an operation that takes a function, such as flex_attention."""
+
+
 class Tape(TorchDispatchMode):
     """Runs code in one dtype, keeps its operations, and replaces results.
 
@@ -173,6 +179,8 @@ class Tape(TorchDispatchMode):
         self._replaced, self._read = replaced or {}, read
         self._count = 0
 
+    supports_higher_order_operators = True  # each is refused, in a sentence of ours
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         # True would wrap the handler, so that the first operation imports PyTorch's compiler.
@@ -181,6 +189,8 @@ class Tape(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if isinstance(func, HigherOrderOperator):
+            raise OpaqueOperator(f"It calls {func.name()}, whose function check cannot look into.")
         kwargs = dict(kwargs or {})
         # How many detachments autograd makes depends on who holds the tensors.
         counts = func is not torch.ops.aten.detach.default
