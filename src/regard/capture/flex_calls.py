@@ -4,7 +4,6 @@ A Tracer observes ``flex_attention`` as an operation if it runs uncompiled. Comp
 kernel that no PyTorch mode observes.
 """
 
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from regard.tracing.tracer import Operation
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-__all__ = ["FLEX_ATTENTION", "FlexCalls"]
+__all__ = ["FLEX_ATTENTION", "flex_matrix", "flex_value"]
 
 FLEX_ATTENTION = torch.ops.higher_order.flex_attention
 _NAMES = (
@@ -31,49 +30,35 @@ _NAMES = (
 _LARGEST = 2**26
 
 
-class FlexCalls:
-    """A reader of ``flex_attention`` calls that converts a BlockMask shared by layers once."""
+def flex_matrix(operation: Operation) -> AttentionMatrix:
+    """Return the attention matrix of a call of ``flex_attention``."""
+    given = dict(zip(_NAMES, operation.args, strict=False)) | operation.kwargs
+    query, key = given["query"], given["key"]
+    score_mod = _whole(given["score_mod"], given.get("score_mod_other_buffers", ()))
+    block_mask = _block_mask(given["block_mask"], given.get("mask_mod_other_buffers", ()))
+    return attend(
+        query,
+        key,
+        mask=None if block_mask is None else _mask(block_mask, query, key),
+        scale=float(given["scale"]),
+        score_mod=None if _is_identity(given["score_mod"]) else score_mod,
+    )
 
-    def __init__(self) -> None:
-        # A model has one BlockMask for each kind of layer, so the last few are enough.
-        self._masks: deque[tuple[BlockMask, torch.Size, Mask | None]] = deque(maxlen=4)
 
-    def matrix(self, operation: Operation) -> AttentionMatrix:
-        """Return the attention matrix of a call."""
-        given = dict(zip(_NAMES, operation.args, strict=False)) | operation.kwargs
-        score_mod = _whole(given["score_mod"], given.get("score_mod_other_buffers", ()))
-        return attend(
-            given["query"],
-            given["key"],
-            mask=self._mask(
-                _block_mask(given["block_mask"], given.get("mask_mod_other_buffers", ())),
-                given["query"],
-                given["key"],
-            ),
-            scale=float(given["scale"]),
-            score_mod=None if _is_identity(given["score_mod"]) else score_mod,
-        )
+def flex_value(operation: Operation) -> Tensor:
+    """Return the value tensor of a call of ``flex_attention``."""
+    return operation.args[_NAMES.index("value")]
 
-    @staticmethod
-    def value(operation: Operation) -> Tensor:
-        """Return the value tensor of a call."""
-        return operation.args[_NAMES.index("value")]
 
-    def _mask(self, block_mask: "BlockMask | None", query: Tensor, key: Tensor) -> Mask | None:
-        """Return a BlockMask as a regard mask, of a named kind if it is small enough to check."""
-        if block_mask is None:
-            return None
-        shape = torch.Size((*query.shape[:-1], key.shape[-2]))
-        for known, of_shape, mask in self._masks:
-            if known is block_mask and of_shape == shape:
-                return mask
-        mask = as_mask(block_mask).bind(shape, query.device)
-        if shape[0] * shape[-2] * shape[-1] <= _LARGEST:
-            leading = (slice(0, shape[0]), slice(0, shape[1]))
-            everything = Box(leading, slice(0, shape[-2]), slice(0, shape[-1]))
-            mask = recognised(mask.block(everything, shape, query.device), shape)
-        self._masks.append((block_mask, shape, mask))
+def _mask(block_mask: "BlockMask", query: Tensor, key: Tensor) -> Mask | None:
+    """Return a BlockMask as a regard mask, of a named kind if it is small enough to check."""
+    shape = torch.Size((*query.shape[:-1], key.shape[-2]))
+    mask = as_mask(block_mask).bind(shape, query.device)
+    if shape[0] * shape[-2] * shape[-1] > _LARGEST:
         return mask
+    leading = (slice(0, shape[0]), slice(0, shape[1]))
+    everything = Box(leading, slice(0, shape[-2]), slice(0, shape[-1]))
+    return recognised(mask.block(everything, shape, query.device), shape)
 
 
 def _block_mask(parts: tuple[Any, ...], buffers: tuple[Any, ...]) -> "BlockMask | None":

@@ -22,7 +22,7 @@ from regard.capture.distribution import (
     microbatch,
     stage_of,
 )
-from regard.capture.flex_calls import FLEX_ATTENTION, FlexCalls
+from regard.capture.flex_calls import FLEX_ATTENTION, flex_matrix, flex_value
 from regard.capture.fused_calls import NESTED, FusedCall, fused_call
 from regard.capture.handwritten import Handwritten
 from regard.capture.provenance import storage_key
@@ -231,7 +231,6 @@ class _Watch:
         self._has_compiled_parts = has_compiled_parts
         self._root = class_name(model)
         self._keeper = keeper
-        self._flex = FlexCalls()
         self.saw_flex_attention = False
         self._padded_to: dict[tuple[int, ...], int] = {}
         self._has_processes = dist.is_available() and dist.is_initialized()
@@ -326,8 +325,8 @@ class _Watch:
         self._keep(operation, read, value, call.inside)
 
     def _flexible(self, operation: Operation) -> None:
-        self.saw_flex_attention, flex = True, self._flex
-        self._keep(operation, lambda: flex.matrix(operation), lambda: flex.value(operation))
+        self.saw_flex_attention = True
+        self._keep(operation, lambda: flex_matrix(operation), lambda: flex_value(operation))
 
     def _without_padding(self, operation: Operation) -> None:
         """Store the padded length of a batch whose padding nn.TransformerEncoder removes.
