@@ -120,22 +120,14 @@ class Operation(NamedTuple):
         """
         if self.module() is None:
             return ()
-        found: dict[str, None] = {}
-        for frame in _frames():
-            name = self._module_of(frame)
-            if name is not None:
-                found[name] = None
-        return tuple(found)
+        return tuple(dict.fromkeys(name for _, name in self._module_frames()))
 
     def module(self) -> str | None:
         """Return ``caller().module`` without searching for the line."""
-        for frame in _frames():
-            name = self._module_of(frame)
-            if name is not None:
-                # Operations of generate() itself or its assistant belong to no forward.
-                beside = frame.f_code.co_filename.startswith(_GENERATION)
-                return None if beside else name
-        return None
+        frame, name = next(self._module_frames(), (None, None))
+        # Operations of generate() itself or its assistant belong to no forward.
+        beside = frame is not None and frame.f_code.co_filename.startswith(_GENERATION)
+        return None if beside else name
 
     def is_compiled(self) -> bool:
         """Return True if a compiled function runs it in place of the model's modules.
@@ -173,10 +165,8 @@ class Operation(NamedTuple):
 
     def innermost(self) -> nn.Module | None:
         """Return the innermost running module; call this only while the listener runs."""
-        for frame in _frames():
-            if self._module_of(frame) is not None:
-                return cast(nn.Module, frame.f_locals["self"])
-        return None
+        frame = next(self._module_frames(), (None,))[0]
+        return None if frame is None else cast(nn.Module, frame.f_locals["self"])
 
     def inputs(self) -> list[list[Tensor]]:
         """Return the current tensor arguments of each running ``forward``, the innermost first.
@@ -184,13 +174,20 @@ class Operation(NamedTuple):
         Call this only while the listener runs.
         """
         found: list[list[Tensor]] = []
-        for frame in _frames():
+        for frame, _ in self._module_frames():
             code = frame.f_code
-            if code.co_name == "forward" and self._module_of(frame) is not None:
+            if code.co_name == "forward":
                 names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
                 given = (frame.f_locals.get(name) for name in names)
                 found.append([value for value in given if isinstance(value, Tensor)])
         return found
+
+    def _module_frames(self) -> Iterator[tuple[FrameType, str]]:
+        """Yield the frames that run methods of modules, with the modules' names."""
+        for frame in _frames():
+            name = self._module_of(frame)
+            if name is not None:
+                yield frame, name
 
     def _module_of(self, frame: FrameType) -> str | None:
         """Return the name of the module whose method a frame runs."""
