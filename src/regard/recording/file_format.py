@@ -249,18 +249,12 @@ def plain_answers(answers: Mapping[Reduction, Any], put: Put) -> list[Plain]:
     ]
 
 
-def _is_known(reduction: Reduction) -> bool:
-    if isinstance(reduction, Segments):
-        return True
-    return type(reduction) in _REDUCTION_KINDS
-
-
 def _plain_reduction(reduction: Reduction) -> Plain:
     if isinstance(reduction, Segments):
         keys = reduction.key_spans
         spans = (_plain_spans(reduction.query_spans), None if keys is None else _plain_spans(keys))
         return {"kind": "Segments", "query_spans": spans[0], "key_spans": spans[1]}
-    if not _is_known(reduction):
+    if type(reduction) not in _REDUCTION_KINDS:
         raise _code(f"the answer to {reduction!r}")
     kind = _REDUCTION_KINDS[type(reduction)]
     _, fields = _REDUCTIONS[kind]
@@ -394,7 +388,15 @@ def reduction_of(plain: Plain) -> Reduction:
     Raises:
         LookupError, TypeError, ValueError: the plain data are invalid.
     """
-    return _reduction_of(plain["reduction"])
+    asked = plain["reduction"]
+    kind = _kind(asked)
+    if kind == "Segments":
+        keys = asked["key_spans"]
+        return Segments(_spans_of(asked["query_spans"]), None if keys is None else _spans_of(keys))
+    if kind == _OLD_MAX:
+        return TopK(1)
+    known, fields = _REDUCTIONS[kind]
+    return known(*(_number(asked[field]) for field in fields))
 
 
 def answer_of(plain: Plain, shape: torch.Size, take: Take) -> Any:
@@ -408,19 +410,17 @@ def answer_of(plain: Plain, shape: torch.Size, take: Take) -> Any:
     Raises:
         LookupError, TypeError, ValueError, RuntimeError, MemoryError: the plain data are invalid.
     """
-    question = plain["reduction"]
-    return _answer_of(plain["answer"], _reduction_of(question), shape, _take_of(question, take))
-
-
-def _reduction_of(plain: Plain) -> Reduction:
-    kind = _kind(plain)
-    if kind == "Segments":
-        keys = plain["key_spans"]
-        return Segments(_spans_of(plain["query_spans"]), None if keys is None else _spans_of(keys))
-    if kind == _OLD_MAX:
-        return TopK(1)
-    known, fields = _REDUCTIONS[kind]
-    return known(*(_number(plain[field]) for field in fields))
+    reduction, answer = reduction_of(plain), plain["answer"]
+    # On the meta device, computing the shape of an answer needs no memory, even for a huge shape.
+    asked = fitting(reduction, shape[-1])
+    buffers = asked.start(shape, torch.float32, torch.device("meta"))
+    expected = padded(reduction, asked.finish(buffers, shape))
+    if not isinstance(expected, Top):
+        return _alike(take(answer["tensor"]), expected)
+    values, indices = take(answer["values"]), take(answer["indices"])
+    if _kind(plain["reduction"]) == _OLD_MAX:  # without the last axis
+        values, indices = values[..., None], indices[..., None]
+    return Top(_alike(values, expected.values), _alike(indices, expected.indices))
 
 
 def _spans_of(plain: Plain) -> Any:
@@ -433,22 +433,6 @@ def _spans_of(plain: Plain) -> Any:
 def _span_of(plain: Any) -> tuple[int, int]:
     start, stop = plain
     return _number(start), _number(stop)
-
-
-def _take_of(plain: Plain, take: Take) -> Take:
-    """Return a function that returns an answer's tensors, with the axis that older files lack."""
-    return (lambda name: take(name)[..., None]) if _kind(plain) == _OLD_MAX else take
-
-
-def _answer_of(plain: Plain, reduction: Reduction, shape: torch.Size, take: Take) -> Any:
-    # On the meta device, computing the shape of an answer needs no memory, even for a huge shape.
-    asked = fitting(reduction, shape[-1])
-    buffers = asked.start(shape, torch.float32, torch.device("meta"))
-    expected = padded(reduction, asked.finish(buffers, shape))
-    if isinstance(expected, Top):
-        values, indices = take(plain["values"]), take(plain["indices"])
-        return Top(_alike(values, expected.values), _alike(indices, expected.indices))
-    return _alike(take(plain["tensor"]), expected)
 
 
 def _alike(answer: Tensor, expected: Tensor) -> Tensor:
