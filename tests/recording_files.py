@@ -25,7 +25,7 @@ def changed(path: Path, change: Change = nothing, text: str | None = None) -> Pa
     texts = header.pop("__metadata__")
     checksums = json.loads(texts.pop("checksums"))
     texts = {"regard": json.dumps(about) if text is None else text}
-    path.write_bytes(packed_header(texts, checksums, header, 0) + data[8 + length :])
+    path.write_bytes(packed_header(texts, checksums, header) + data[8 + length :])
     return path
 
 
@@ -39,6 +39,6 @@ def tensor_changed(path: Path, name: str, place: int, content: bytes) -> Path:
     start, stop = (8 + length + offset for offset in header[name]["data_offsets"])
     data[start + place : start + place + len(content)] = content
     checksums[name] = checksum(bytes(data[start:stop]))
-    packed = packed_header({"regard": texts["regard"]}, checksums, header, 0)
+    packed = packed_header({"regard": texts["regard"]}, checksums, header)
     path.write_bytes(packed + bytes(data[8 + length :]))
     return path

@@ -207,7 +207,7 @@ def test_what_cannot_be_written_stays_in_the_recording(
     def fails(*_: object, **__: object) -> None:
         raise AttributeError("no such thing")
 
-    monkeypatch.setattr(regard.recording.file_writer.Writer, "finish", fails)
+    monkeypatch.setattr(regard.recording.file_writer.Writer, "_write", fails)
     path = tmp_path / "run.safetensors"
     with pytest.raises(regard.RegardError) as error, regard.observe(llama(), path=path) as seen:
         seen.add("a", regard.attend(noise(3, 2), noise(3, 2)))

@@ -15,7 +15,6 @@ from safetensors.torch import save_file
 import regard
 from recording_files import Change, changed, tensor_changed
 from regard.recording.file_reader import read
-from regard.recording.file_writer import write
 from regard.recording.layers import Layer
 
 
@@ -47,9 +46,7 @@ def seen(*, tokens: bool = True) -> regard.Recording:
 
 
 def saved(path: Path, recording: regard.Recording | None = None) -> Path:
-    recording = seen() if recording is None else recording
-    texts = recording.query_tokens, recording.key_tokens
-    write(path, recording.layers, model="Tiny", query_tokens=texts[0], key_tokens=texts[1])
+    (seen() if recording is None else recording).save(path)
     return path
 
 
@@ -164,7 +161,7 @@ def test_another_format_is_refused_by_its_number(version: object, path: Path) ->
 # Truncated
 
 
-@pytest.mark.parametrize("left", [7, 8, 100, 2**16 + 8, -1], ids=str)
+@pytest.mark.parametrize("left", [7, 8, 100, -100, -1], ids=str)
 def test_a_truncated_file_is_refused(left: int, path: Path) -> None:
     path.write_bytes(path.read_bytes()[:left])
     with pytest.raises(regard.RegardError, match=rf"^{path} is no recording of regard: "):
@@ -186,7 +183,7 @@ def damaged(path: Path, what: str) -> str:
 
 
 @pytest.mark.parametrize("byte", [b"\x00", b"\xff", b"{", b'"'], ids=repr)
-@pytest.mark.parametrize("place", [200, 1000, 2**16 - 4], ids=str)
+@pytest.mark.parametrize("place", [200, 1000, 3000], ids=str)
 def test_a_damaged_header_is_said_before_its_json_is_read(
     place: int, byte: bytes, path: Path
 ) -> None:

@@ -16,23 +16,18 @@ from torch import Tensor
 import regard
 from recording_files import tensor_changed
 from regard.matrix.weighted_sums import WeightedSum
-from regard.recording.file_reader import Stored, read
-from regard.recording.file_writer import Writer, write
-from regard.recording.layers import Answers, InMemory, Layer
+from regard.recording.file_reader import read
+from regard.recording.file_writer import Writer
 from regard.scores.given_scores import GivenScores
 
 
-def layers(**matrices: regard.AttentionMatrix) -> tuple[Layer, ...]:
-    return regard.Recording(matrices).layers
+def write(path: Path, **matrices: regard.AttentionMatrix) -> None:
+    regard.Recording(matrices).save(path)
 
 
-def saved(path: Path, *, of: regard.Recording) -> Stored:
-    write(path, of.layers, model=of.model, query_tokens=of.query_tokens, key_tokens=of.key_tokens)
+def saved(path: Path, *, of: regard.Recording) -> regard.Recording:
+    of.save(path)
     return read(path)
-
-
-def layer(name: str, matrix: regard.AttentionMatrix) -> Layer:
-    return Layer(name, matrix.shape, InMemory(matrix), Answers())
 
 
 def small(seed: int = 0, q_len: int = 3, kv_len: int = 3) -> regard.AttentionMatrix:
@@ -68,25 +63,31 @@ def test_any_name_that_a_file_may_have_is_taken(name: str, tmp_path: Path) -> No
 def test_until_it_is_finished_a_recording_of_that_name_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "run.safetensors"
     saved(path, of=recording("old"))
-    writer = Writer(path)
-    writer.add(layer("new", small()))
-    assert read(path).model == "old"
-    writer.finish(model="new")
+    models: list[str] = []
+    recording("new").save(path, progress=lambda *_: models.append(read(path).model))
+    assert models == ["old", "old"]
     assert read(path).model == "new"
     assert left_in(tmp_path) == ["run.safetensors"]
 
 
 def test_what_is_abandoned_leaves_nothing(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "run.safetensors")
-    writer.add(layer("a", small()))
     assert len(left_in(tmp_path)) == 1
     writer.abandon()
     assert left_in(tmp_path) == []
 
 
+def test_an_error_while_writing_leaves_nothing(tmp_path: Path) -> None:
+    def fails(*_: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        recording().save(tmp_path / "run.safetensors", progress=fails)
+    assert left_in(tmp_path) == []
+
+
 def test_what_is_being_written_is_marked_as_partial(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "run.safetensors")
-    writer.add(layer("a", small()))
     (name,) = left_in(tmp_path)
     assert re.fullmatch(r"run\.safetensors\.[0-9a-f]{8}\.partial", name)
     writer.abandon()
@@ -146,18 +147,16 @@ def test_a_disk_that_fills_leaves_the_earlier_recording_and_nothing_else(
     saved(path, of=recording("old"))
     query = torch.randn(2**18, 4)
     with disk_of(size), pytest.raises(regard.RegardError, match=FULL.format(path=path)):
-        write(path, layers(a=small(), b=regard.attend(query, query[:1])))
+        write(path, a=small(), b=regard.attend(query, query[:1]))
     assert left_in(tmp_path) == ["run.safetensors"]
     assert read(path).model == "old"
 
 
-def test_a_disk_that_fills_at_the_end_leaves_nothing(tmp_path: Path) -> None:
+def test_a_disk_that_fills_with_the_header_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "run.safetensors"
-    writer = Writer(path)
-    writer.add(layer("a", small()))
-    tokens = [regard.Token("x" * 2**17)] * 3
+    seen = recording(query_tokens=[regard.Token("x" * 2**17)] * 3)
     with disk_of(2**17), pytest.raises(regard.RegardError, match=FULL.format(path=path)):
-        writer.finish(query_tokens=tokens)
+        seen.save(path)
     assert left_in(tmp_path) == []
 
 
@@ -207,7 +206,7 @@ def test_an_infinity_in_a_file_is_said_when_its_layer_is_asked_for(
     path = tmp_path / "run.safetensors"
     inputs = {"query": torch.ones(3, 4), "key": torch.ones(3, 4)}
     inputs[role][0, 0] = 0.625
-    write(path, layers(a=regard.attend(**inputs)))
+    write(path, a=regard.attend(**inputs))
     tensor_changed(path, f"a/{role}", 0, struct.pack("<f", number))
     message = f"{path} is damaged: layer 'a' has an infinity in its {role}."
     with pytest.raises(regard.RegardError, match=f"^{re.escape(message)}"):
@@ -222,15 +221,14 @@ def test_a_file_that_is_being_written_takes_no_second_writer(tmp_path: Path) -> 
         "    Give each its own path, or end the block of the observe that writes it before."
     )
     with pytest.raises(regard.RegardError, match=f"^{re.escape(message)}$"):
-        write(tmp_path / "." / "run.safetensors", layers(a=small()))
-    first.add(*layers(b=small()))
-    first.finish()
+        write(tmp_path / "." / "run.safetensors", a=small())
+    first.write(regard.Recording({"b": small()}))
     assert [layer.name for layer in read(path).layers] == ["b"]
     assert left_in(tmp_path) == ["run.safetensors"]
 
 
 def ended(writer: Writer) -> None:
-    writer.finish()
+    writer.write(recording())
 
 
 def left(writer: Writer) -> None:
@@ -248,7 +246,7 @@ def test_a_file_may_be_written_again_when_its_writer_is_gone(
 ) -> None:
     path = tmp_path / "run.safetensors"
     end(Writer(path))
-    write(path, layers(a=small()))
+    write(path, a=small())
     assert [layer.name for layer in read(path).layers] == ["a"]
 
 
@@ -304,7 +302,7 @@ def test_what_is_code_is_refused_before_anything_is_written(
         "observe(model, keep=[...])."
     )
     with pytest.raises(regard.RegardError, match=f"^{re.escape(message)}$"):
-        write(tmp_path / "run.safetensors", layers(a=small(), b=matrix))
+        write(tmp_path / "run.safetensors", a=small(), b=matrix)
     assert left_in(tmp_path) == []
 
 
@@ -314,7 +312,7 @@ def test_an_answer_to_somebodys_own_question_is_refused(tmp_path: Path) -> None:
     answers = [(question, small().reduce(question))]
     seen.add("a", None, answers=answers, shape=small().shape)
     with pytest.raises(regard.RegardError, match=r"^layer 'a' cannot be saved: it has the answer "):
-        write(tmp_path / "run.safetensors", seen.layers)
+        seen.save(tmp_path / "run.safetensors")
 
 
 @pytest.mark.parametrize("role", ["query", "key"])
@@ -333,7 +331,7 @@ def test_numbers_that_are_none_are_refused_before_anything_is_written(
         "began."
     )
     with pytest.raises(regard.RegardError, match=f"^{re.escape(message)}$"):
-        write(tmp_path / "run.safetensors", layers(a=small(), b=regard.attend(**inputs)))
+        write(tmp_path / "run.safetensors", a=small(), b=regard.attend(**inputs))
     assert left_in(tmp_path) == []
 
 
@@ -345,19 +343,7 @@ def test_numbers_that_a_file_does_not_have_are_refused(dtype: torch.dtype, tmp_p
         "numbers.\n    Use A.to(torch.float32), and int64 for whole numbers."
     )
     with pytest.raises(regard.RegardError, match=f"^{re.escape(message)}$"):
-        write(tmp_path / "run.safetensors", layers(a=regard.AttentionMatrix(GivenScores(scores))))
-
-
-def test_each_layer_has_its_own_name(tmp_path: Path) -> None:
-    writer = Writer(tmp_path / "run.safetensors")
-    writer.add(layer("a", small()))
-    message = (
-        "layer has the name 'a', which another has already; each has its own.\n"
-        "    Write it under another name."
-    )
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        writer.add(layer("a", small()))
-    writer.abandon()
+        write(tmp_path / "run.safetensors", a=regard.AttentionMatrix(GivenScores(scores)))
 
 
 def test_names_of_spans_that_are_no_strings_are_refused(tmp_path: Path) -> None:

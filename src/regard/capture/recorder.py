@@ -424,23 +424,12 @@ class Recorder:
     def _write(self, writer: Writer) -> None:
         """Write the file, and let the recording read its tensors from it."""
         try:
-            for layer in self._seen.layers:
-                writer.add(layer)
-            seen = self._seen
-            writer.finish(
-                model=seen.model,
-                query_tokens=seen.query_tokens,
-                key_tokens=seen.key_tokens,
-                refused=seen.refused,
-                shard=seen.shard,
-            )
+            writer.write(self._seen)
             for layer in read(writer.path).layers:
                 self._seen.put(layer)
         except RegardError as error:
-            writer.abandon()
             self.problems.add_text(str(error), error)
         except Exception as cause:  # noqa: BLE001  the layers stay in the recording
-            writer.abandon()
             self.problems.add_text(
                 f"{writer.path} cannot be written: {_reason(cause)}\n"
                 "    The recording itself is whole; keep what you need of it.",

@@ -1,20 +1,21 @@
-"""An atomic writer of recordings, which writes one layer after the other.
+"""An atomic writer of recordings.
 
-The tensors are written to a partial file next to the target, after a gap at its beginning. The
-header belongs there but is only known at the end. It is written into the gap; if the gap is too
-small, the tensors are moved first. Then the partial file is renamed to the target. An older file
-with that name stays complete until then.
+A file begins with its header, which has the place and the checksum of each tensor. So the layers
+are converted twice: first for the header, then for the bytes of their tensors. All is written to a
+partial file next to the target, which is then renamed to the target. An older file with that name
+stays complete until then.
 """
 
 import json
 import os
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from ctypes import c_char
 from glob import escape
 from pathlib import Path
 from secrets import token_hex
 from stat import S_IMODE
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 import torch
@@ -27,8 +28,7 @@ from regard.recording.file_format import (
     plain_matrix,
     wrong_numbers,
 )
-from regard.recording.layers import Layer, Refusal
-from regard.recording.shard import Shard
+from regard.recording.layers import Layer
 from regard.recording.tensor_file import DTYPES, checksum, packed_header
 from regard.recording.version import version
 from regard.text.tokens import Token, as_tokens
@@ -38,7 +38,10 @@ try:
 except ModuleNotFoundError:  # Windows, where an open file cannot be removed
     fcntl = None
 
-__all__ = ["FORMAT", "KEY", "Writer", "check_replaceable", "write"]
+if TYPE_CHECKING:
+    from regard.recording.recording import Recording
+
+__all__ = ["FORMAT", "KEY", "Writer", "check_replaceable"]
 
 FORMAT = 2
 """The version of the file format. Files of format 1 have no checksums."""
@@ -48,15 +51,13 @@ KEY = "regard"
 
 _OPEN: WeakValueDictionary[Path, "Writer"] = WeakValueDictionary()  # open writers by target
 
-_GAP = 2**16
 _ALIGNED = 8
-_AT_ONCE = 2**24
 
 
 class Writer:
-    """A writer of one recording, whose memory does not grow with the number of layers.
+    """A writer of one recording, which loads one layer at a time.
 
-    ``finish`` renames the partial file to the target. Until then, and after ``abandon``, an older
+    ``write`` renames the partial file to the target. Until then, and after ``abandon``, an older
     recording with that name is unchanged. Only recordings are replaced, and no other files.
 
     Args:
@@ -65,19 +66,14 @@ class Writer:
     Raises:
         TypeError: path is not a path.
         ValueError: path is empty.
-        RegardError: the file cannot be written, or another writer is writing it. If the disk is
-            full, the partial file is removed.
+        RegardError: the file cannot be written, or another writer is writing it.
 
     Example:
         >>> import torch, regard
         >>> from regard.recording.file_writer import Writer
-        >>> from regard.recording.file_reader import read
-        >>> writer = Writer("run.safetensors")
         >>> x = torch.zeros(2, 3, 4)
-        >>> [layer] = regard.Recording({"layer": regard.attend(x, x)}).layers
-        >>> writer.add(layer)
-        >>> writer.finish(model="Tiny")
-        >>> read("run.safetensors").layers[0].shape
+        >>> Writer("run.safetensors").write(regard.Recording({"layer": regard.attend(x, x)}))
+        >>> regard.load("run.safetensors")[0].shape
         torch.Size([2, 3, 3])
     """
 
@@ -91,7 +87,6 @@ class Writer:
         self._names: dict[Hashable, str] = {}
         self._checksums: dict[str, str] = {}
         self._entries: dict[str, Plain] = {}
-        self._layers: list[Plain] = []
         self._end = 0
         if self.path.is_dir():
             raise RegardError(
@@ -111,73 +106,27 @@ class Writer:
         check_replaceable(self.path)
         _remove_partials(self._target.parent, beginning)
         try:
-            self._file = self._partial.open("x+b")
+            self._file = self._partial.open("xb")
             with suppress(OSError):  # some file systems have no locks
                 _lock(self._file.fileno())
-            self._file.seek(_GAP)
         except OSError as error:
             raise self._failed(error) from error
         _OPEN[self._target] = self
 
-    def add(self, layer: Layer) -> None:
-        """Write a layer. A tensor that an earlier layer has as well is written once.
+    def write(self, seen: "Recording", progress: Callable[[int, int], None] | None = None) -> None:
+        """Write a recording, and rename the partial file to the target.
+
+        If an error is raised, the partial file is removed.
 
         Args:
-            layer: the layer, with a unique name.
+            seen: the recording.
+            progress: called with the number of written layers and the number of layers.
 
         Raises:
-            RegardError: the layer contains code or NaN, and nothing of it is written; or the disk
-                is full, and the partial file is removed.
-            ValueError: the name is not unique.
+            RegardError: a layer contains code or NaN, or the disk is full.
         """
-        if any(other["name"] == layer.name for other in self._layers):
-            raise ValueError(
-                f"layer has the name {layer.name!r}, which another has already; each has its own.\n"
-                "    Write it under another name."
-            )
-        pending: dict[str, Tensor] = {}
-        plain = _plain_layer(layer, pending)
         try:
-            names = {role: self._written(role, tensor) for role, tensor in pending.items()}
-        except OSError as error:
-            self.abandon()
-            raise self._failed(error) from error
-        self._layers.append({**plain, "tensors": names})
-
-    def finish(
-        self,
-        *,
-        model: str = "",
-        query_tokens: Iterable[Token] | None = None,
-        key_tokens: Iterable[Token] | None = None,
-        refused: Iterable[Refusal] = (),
-        shard: Shard | None = None,
-    ) -> None:
-        """Write the header, and rename the partial file to the target.
-
-        Args:
-            model: the name of the model.
-            query_tokens: one token for each query.
-            key_tokens: one token for each key.
-            refused: the modules whose attention was not recorded.
-            shard: the place of the recording in a distributed run.
-
-        Raises:
-            RegardError: the disk is full, and the partial file is removed.
-        """
-        about = {
-            "format": FORMAT,
-            "regard": version(),
-            "torch": torch.__version__,
-            "model": model,
-            "query_tokens": _plain_tokens("query_tokens", query_tokens),
-            "key_tokens": _plain_tokens("key_tokens", key_tokens),
-            "refused": list(refused),
-            **({} if shard is None else {"shard": shard._asdict()}),
-            "layers": self._layers,
-        }
-        try:
-            self._write_header({KEY: json.dumps(about)})
+            self._write(seen, progress)
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
@@ -189,6 +138,9 @@ class Writer:
         except OSError as error:
             self.abandon()
             raise self._failed(error) from error
+        except BaseException:
+            self.abandon()
+            raise
 
     def abandon(self) -> None:
         """Remove the partial file; the recording is not written."""
@@ -201,43 +153,52 @@ class Writer:
         if _OPEN.get(self._target) is self:
             del _OPEN[self._target]
 
-    def _written(self, name: str, tensor: Tensor) -> str:
-        """Write a tensor unless the file contains an equal one, and return its name there."""
-        here = tensor.detach().cpu().contiguous()
+    def _write(self, seen: "Recording", progress: Callable[[int, int], None] | None) -> None:
+        about = {
+            "format": FORMAT,
+            "regard": version(),
+            "torch": torch.__version__,
+            "model": seen.model,
+            "query_tokens": _plain_tokens("query_tokens", seen.query_tokens),
+            "key_tokens": _plain_tokens("key_tokens", seen.key_tokens),
+            "refused": seen.refused,
+            **({} if seen.shard is None else {"shard": seen.shard._asdict()}),
+            "layers": [self._described(layer) for layer in seen.layers],
+        }
+        metadata = {KEY: json.dumps(about)}
+        self._file.write(packed_header(metadata, self._checksums, self._entries))
+        for done, layer in enumerate(seen.layers, 1):
+            _, tensors = _plain_layer(layer)
+            for name, tensor in tensors.items():
+                if name in self._entries:
+                    self._file.write(_bytes(here := _on_cpu(tensor)))
+                    self._file.write(bytes(_filler(here)))
+            if progress is not None:
+                progress(done, len(seen.layers))
+
+    def _described(self, layer: Layer) -> Plain:
+        """Convert a layer to plain data, and give each of its tensors a place in the file."""
+        plain, tensors = _plain_layer(layer)
+        return {**plain, "tensors": {name: self._placed(name, tensors[name]) for name in tensors}}
+
+    def _placed(self, name: str, tensor: Tensor) -> str:
+        """Return the name of a tensor in the file, where an equal tensor has no second place."""
+        here = _on_cpu(tensor)
         found = checksum(_bytes(here))
         known = here.dtype, here.shape, found
         if known not in self._names:
-            if self._end % _ALIGNED:  # safetensors allows no gaps, so a tensor fills them
-                filler = torch.zeros(-self._end % _ALIGNED, dtype=torch.uint8, device="cpu")
-                self._append(f"filler.{len(self._entries)}", filler, checksum(_bytes(filler)))
-            self._append(name, here, found)
             self._names[known] = name
+            self._place(name, DTYPES[here.dtype], here.shape, here.nbytes, found)
+            if filler := _filler(here):  # safetensors allows no gaps, so a tensor fills them
+                name = f"filler.{len(self._entries)}"
+                self._place(name, "U8", (filler,), filler, checksum(bytes(filler)))
         return self._names[known]
 
-    def _append(self, name: str, tensor: Tensor, found: str) -> None:
-        self._file.write(_bytes(tensor))
-        start, self._end = self._end, self._end + tensor.nbytes
+    def _place(self, name: str, dtype: str, shape: Sequence[int], size: int, found: str) -> None:
+        start, self._end = self._end, self._end + size
         self._checksums[name] = found
-        self._entries[name] = {
-            "dtype": DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [start, self._end],
-        }
-
-    def _write_header(self, metadata: dict[str, str]) -> None:
-        header = packed_header(metadata, self._checksums, self._entries, _GAP)
-        if len(header) > _GAP:
-            self._move(len(header) - _GAP)
-        self._file.seek(0)
-        self._file.write(header)
-
-    def _move(self, by: int) -> None:
-        """Move the tensors towards the end of the file, the last part first."""
-        for start in range((self._end - 1) // _AT_ONCE * _AT_ONCE, -1, -_AT_ONCE):
-            self._file.seek(_GAP + start)
-            part = self._file.read(min(_AT_ONCE, self._end - start))
-            self._file.seek(_GAP + start + by)
-            self._file.write(part)
+        offsets = [start, self._end]
+        self._entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": offsets}
 
     def _failed(self, error: OSError) -> RegardError:
         return RegardError(
@@ -245,63 +206,6 @@ class Writer:
             "and a file that was there is as it was.\n"
             "    Save it where there is room and you may write."
         )
-
-
-def write(
-    path: str | os.PathLike[str],
-    layers: Iterable[Layer],
-    *,
-    model: str = "",
-    query_tokens: Iterable[Token] | None = None,
-    key_tokens: Iterable[Token] | None = None,
-    refused: Iterable[Refusal] = (),
-    shard: Shard | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> None:
-    """Write a recording as one file; see ``Writer``.
-
-    Args:
-        path: the file, in an existing folder.
-        layers: the layers in their order.
-        model: the name of the model.
-        query_tokens: one token for each query.
-        key_tokens: one token for each key.
-        refused: the modules whose attention was not recorded.
-        shard: the place of the recording in a distributed run.
-        progress: called with the number of written layers and the number of layers.
-
-    Raises:
-        RegardError: a layer contains code or NaN, or the file cannot be written. An older file is
-            unchanged.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.recording.file_reader import read
-        >>> from regard.recording.file_writer import write
-        >>> seen = regard.Recording({"a": regard.attend(torch.zeros(3, 4), torch.zeros(3, 4))})
-        >>> write("run.safetensors", seen.layers, model="Tiny")
-        >>> read("run.safetensors").model
-        'Tiny'
-    """
-    layers = tuple(layers)
-    for layer in layers:
-        _plain_layer(layer, {})  # raises for a layer that cannot be saved, before any writing
-    writer = Writer(path)
-    try:
-        for done, layer in enumerate(layers, 1):
-            writer.add(layer)
-            if progress is not None:
-                progress(done, len(layers))
-        writer.finish(
-            model=model,
-            query_tokens=query_tokens,
-            key_tokens=key_tokens,
-            refused=refused,
-            shard=shard,
-        )
-    except BaseException:
-        writer.abandon()
-        raise
 
 
 def check_replaceable(path: Path) -> None:
@@ -327,8 +231,9 @@ def check_replaceable(path: Path) -> None:
         )
 
 
-def _plain_layer(layer: Layer, pending: dict[str, Tensor]) -> Plain:
-    """Convert a layer to plain data, and add its tensors to ``pending`` by their names."""
+def _plain_layer(layer: Layer) -> tuple[Plain, dict[str, Tensor]]:
+    """Convert a layer to plain data, and return them with its tensors by name."""
+    tensors: dict[str, Tensor] = {}
 
     def put(role: str, tensor: Tensor) -> str:
         if tensor.dtype not in DTYPES:
@@ -342,11 +247,11 @@ def _plain_layer(layer: Layer, pending: dict[str, Tensor]) -> Plain:
                 "    Look at the recording as it is: the first layer with NaN says where it began."
             )
         name = f"{layer.name}/{role}"
-        pending[name] = tensor
+        tensors[name] = tensor
         return name
 
     try:
-        return {
+        plain = {
             "name": layer.name,
             "shape": list(layer.shape),
             "origin": layer.origin,
@@ -357,6 +262,7 @@ def _plain_layer(layer: Layer, pending: dict[str, Tensor]) -> Plain:
         }
     except RegardError as error:
         raise RegardError(f"layer {layer.name!r} cannot be saved: {error}") from error
+    return plain, tensors
 
 
 def _remove_partials(folder: Path, beginning: str) -> None:
@@ -393,6 +299,15 @@ def _plain_tokens(name: str, given: Iterable[Token | str] | None) -> Plain | Non
         return None
     special = [place for place, token in enumerate(tokens) if token.special]
     return {"text": [token.text for token in tokens], "special": special}
+
+
+def _on_cpu(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous()
+
+
+def _filler(tensor: Tensor) -> int:
+    """Return the number of bytes after a tensor, so that the next one is aligned."""
+    return -tensor.nbytes % _ALIGNED
 
 
 def _bytes(tensor: Tensor) -> memoryview:

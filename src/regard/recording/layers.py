@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.errors import RegardError, check_index_bounds, check_whole, shape_text
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.real_tokens import texts_of
-from regard.reductions.reduction import Reduction, check_reductions
+from regard.reductions.reduction import Reduction
 from regard.reductions.top_k import Top, TopK, fitting, padded
 from regard.text.tokens import Token
 
@@ -25,7 +25,6 @@ __all__ = [
     "able_to_answer",
     "asked_of",
     "layer_at",
-    "reduce_all",
     "shape_of_all",
     "tokens_of_rows",
 ]
@@ -484,34 +483,6 @@ def tokens_of_rows(
     if queries is None or len(tokens) != queries.ran:
         return tokens
     return tokens[queries.start : queries.start + q_len]
-
-
-def reduce_all(
-    layers: Sequence[Layer],
-    reductions: Sequence[Reduction],
-    progress: Callable[[int, int], None] | None = None,
-) -> dict[str, Any]:
-    """Compute the answers for ``Recording.reduce``, which documents the arguments.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.recording.layers import reduce_all
-        >>> x = torch.zeros(2, 4)
-        >>> reduce_all(regard.Recording({"attn": regard.attend(x, x)}).layers, [regard.Sum(-2)])
-        {'attn': tensor([1., 1.])}
-    """
-    if not reductions:
-        raise ValueError(
-            "reduce() has no reductions; it needs at least one.\n"
-            "    Pass for example regard.Entropy(), regard.TopK(8)."
-        )
-    check_reductions("reduce()", reductions)
-    able, answers = able_to_answer(layers, reductions), dict[str, Any]()
-    for layer in able:
-        answers[layer.name] = layer.reduce(*reductions)
-        if progress is not None:
-            progress(len(answers), len(able))
-    return answers
 
 
 def shape_of_all(function: str, layers: Sequence[Layer]) -> tuple[int, int, int]:

@@ -1,7 +1,6 @@
 """Loading of recordings from files."""
 
 import os
-from pathlib import Path
 
 from regard.errors import RegardError, check_path
 from regard.recording.file_reader import read
@@ -36,22 +35,11 @@ def load(path: str | os.PathLike[str]) -> Recording:
     """
     folder = check_path(path)
     if not folder.is_dir():
-        return _loaded(folder)
+        return read(folder)
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise RegardError(
             f"{folder} is a folder without recordings.\n"
             "    Give the path of a recording, or of the folder of a distributed run."
         )
-    return merged([_loaded(file) for file in files], [str(file) for file in files])
-
-
-def _loaded(path: Path) -> Recording:
-    stored = read(path)
-    seen = Recording(
-        {}, model=stored.model, query_tokens=stored.query_tokens, key_tokens=stored.key_tokens
-    )
-    seen.refused, seen.shard = list(stored.refused), stored.shard
-    for layer in stored.layers:
-        seen.put(layer)
-    return seen
+    return merged([read(file) for file in files], [str(file) for file in files])

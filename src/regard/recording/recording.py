@@ -10,8 +10,8 @@ from torch import Tensor
 from regard.errors import RegardError, check_path, is_whole
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.matrix.notebook_hook import notebook_bundle
-from regard.matrix.rollouts import Rollout
-from regard.recording.file_writer import write
+from regard.matrix.rollouts import Rollout, rollout
+from regard.recording.file_writer import Writer
 from regard.recording.joining import Piece, joined
 from regard.recording.layers import (
     Answers,
@@ -20,13 +20,13 @@ from regard.recording.layers import (
     Origin,
     Queries,
     Refusal,
+    able_to_answer,
     layer_at,
-    reduce_all,
     tokens_of_rows,
 )
 from regard.recording.shard import Shard
-from regard.recording.text_match import rollout_of_text
-from regard.reductions.reduction import Reduction
+from regard.recording.text_match import one_text
+from regard.reductions.reduction import Reduction, check_reductions
 from regard.reductions.row_statistics import Entropy
 from regard.reductions.sums import Pool, Sum
 from regard.reductions.top_k import Top, TopK
@@ -335,7 +335,18 @@ class Recording(Mapping[str, AttentionMatrix]):
             >>> regard.Recording({"layer": even}).reduce(regard.Entropy())
             {'layer': tensor([0.6931, 0.6931])}
         """
-        return reduce_all(self.layers, reductions, progress)
+        if not reductions:
+            raise ValueError(
+                "reduce() has no reductions; it needs at least one.\n"
+                "    Pass for example regard.Entropy(), regard.TopK(8)."
+            )
+        check_reductions("reduce()", reductions)
+        able, answers = able_to_answer(self.layers, reductions), dict[str, Any]()
+        for layer in able:
+            answers[layer.name] = layer.reduce(*reductions)
+            if progress is not None:
+                progress(len(answers), len(able))
+        return answers
 
     def topk(self, k: int) -> dict[str, Top]:
         """Return the k largest weights of each row and their keys, for each layer; see ``TopK``."""
@@ -383,21 +394,24 @@ class Recording(Mapping[str, AttentionMatrix]):
             >>> regard.load("run.safetensors").model
             'Tiny'
         """
-        write(
-            path if self.shard is None else self.shard.file(check_path(path)),
-            self.layers,
-            model=self.model,
-            query_tokens=self.query_tokens,
-            key_tokens=self.key_tokens,
-            refused=self.refused,
-            shard=self.shard,
-            progress=progress,
-        )
+        file = path if self.shard is None else self.shard.file(check_path(path))
+        Writer(file).write(self, progress)
 
     def rollout(self, residual: float = 0.5) -> Rollout:
-        """Return the attention rollout of all layers; see ``rollout``."""
+        """Return the attention rollout of all layers; see ``rollout``.
+
+        Raises:
+            ValueError: queries and keys have different tokens; and the errors of ``rollout``.
+        """
         layers = {layer.name: layer.whole() for layer in self.layers}
-        return rollout_of_text(layers, self.query_tokens, self.key_tokens, residual)
+        rolled = rollout(layers, residual=residual)
+        if not one_text(self.query_tokens, self.key_tokens, range(rolled.shape[-1])):
+            raise ValueError(
+                "query_tokens and key_tokens differ; only self-attention can be rolled out.\n"
+                "    Take its layers and their tokens, "
+                "seen.part(names).with_tokens(tokens).rollout()."
+            )
+        return rolled
 
 
 def _rank_of(recording: Recording, place: int) -> str:

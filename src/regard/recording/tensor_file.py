@@ -56,7 +56,7 @@ def checksum(content: memoryview | bytes) -> str:
 
 
 def packed_header(
-    metadata: dict[str, str], checksums: dict[str, str], entries: dict[str, Any], size: int
+    metadata: dict[str, str], checksums: dict[str, str], entries: dict[str, Any]
 ) -> bytes:
     """Return the bytes of a file before its first tensor.
 
@@ -64,12 +64,11 @@ def packed_header(
         metadata: the texts in the header.
         checksums: the checksum of each tensor.
         entries: the dtype, shape and data_offsets of each tensor.
-        size: the minimum number of bytes; the header is padded with spaces.
     """
     texts = {_HEADER: _NO_DIGEST, **metadata, _TENSORS: json.dumps(checksums)}
     header = json.dumps({_METADATA: texts, **entries}).encode()
-    size = max(size, -(-(len(header) + 8) // 8) * 8)
-    packed = struct.pack("<Q", size - 8) + header.ljust(size - 8)
+    header += b" " * (-len(header) % 8)  # so that the tensors are aligned
+    packed = struct.pack("<Q", len(header)) + header
     start = 8 + len(_BEFORE_DIGEST)
     return packed[:start] + checksum(packed).encode() + packed[start + 2 * _DIGEST :]
 
