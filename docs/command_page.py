@@ -31,11 +31,14 @@ def page() -> str:
     os.environ["COLUMNS"] = "80"
     commands = [command.callback for command in app.registered_commands]
     names = ["", *(callback.__name__ for callback in commands if callback)]
+    for group in app.registered_groups:
+        inner = group.typer_instance.registered_commands if group.typer_instance else []
+        names += [f"{group.name} {command.name}" for command in inner]
     return _BEGINNING + "\n".join(map(_section, names))
 
 
 def _section(name: str) -> str:
-    words = [name, "--help"] if name else ["--help"]
+    words = [*name.split(), "--help"]
     ran = CliRunner().invoke(app, words, prog_name="regard", terminal_width=80)
     title = f"regard {name}".strip()
     text = "\n".join(line.rstrip() for line in ran.output.strip().splitlines())

@@ -27,6 +27,7 @@ try:
     from regard.cli.serve_command import serve
     from regard.cli.survey_command import survey
     from regard.cli.verify_command import verify
+    from regard.cli.vllm_command import vllm
     from regard.text.escaping import visible
 except ModuleNotFoundError as missing:
     name = str(missing.name).partition(".")[0]
@@ -124,3 +125,4 @@ def regard(
 for command in (see, record, page, serve, heads, segments, compare, survey, learn, verify):
     app.command()(command)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(check)
+app.add_typer(vllm, name="vllm")

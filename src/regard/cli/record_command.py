@@ -33,7 +33,7 @@ from regard.reductions.sums import Pool, Sum
 from regard.reductions.top_k import TopK
 from regard.text.escaping import visible
 
-__all__ = ["record"]
+__all__ = ["Output", "record", "write_summary"]
 
 # What people ask most, in a file that grows with the length alone.
 _ANSWERS = (TopK(8), Entropy(), Sum(-2), Pool(64, 64))
@@ -101,6 +101,11 @@ def record(
             path=output,
             progress=told,
         )
+    write_summary(seen, output, as_json=as_json)
+
+
+def write_summary(seen: Recording, output: Path, *, as_json: bool) -> None:
+    """Write what a file holds to standard output."""
     if as_json:
         write_json(_as_json(seen, output))
     else:

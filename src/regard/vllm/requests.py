@@ -16,7 +16,8 @@ from regard.matrix.attention_matrix import AttentionMatrix, attend
 from regard.recording.layers import Answers, InMemory, Layer, Origin, Refusal
 from regard.recording.recording import Recording
 from regard.recording.shard import Shard
-from regard.text.tokens import tokens_of
+from regard.text.tokens import Token
+from regard.vllm.server import Server
 
 __all__ = ["Requests", "observe", "record"]
 
@@ -34,9 +35,9 @@ def record(
     """Let vLLM answer prompts, and return a recording of each prompt and its answer.
 
     Args:
-        llm: ``vllm.LLM(model, worker_extension_cls="regard.vllm.Recorder")``.
+        llm: ``vllm.LLM(model, worker_extension_cls="regard.vllm.Recorder")``, or a ``Server``.
         prompts: as for ``llm.generate``.
-        sampling_params: as for ``llm.generate``, with ``n=1``.
+        sampling_params: as for ``llm.generate``, with ``n=1``; for a ``Server`` a dict.
         layers: places of the layers to keep; all when left out.
         heads: numbers of the heads to keep; all when left out.
 
@@ -46,7 +47,7 @@ def record(
         token of an answer is not read, so it is not among them.
 
     Raises:
-        TypeError: llm is not a ``vllm.LLM``.
+        TypeError: llm is not a ``vllm.LLM`` and not a ``Server``.
         RegardError: vLLM was started with an option under which attention cannot be recorded; the
             message says which option to set.
 
@@ -68,7 +69,7 @@ def observe(
     """Record what vLLM answers inside the block.
 
     Args:
-        llm: ``vllm.LLM(model, worker_extension_cls="regard.vllm.Recorder")``.
+        llm: ``vllm.LLM(model, worker_extension_cls="regard.vllm.Recorder")``, or a ``Server``.
         layers: places of the layers to keep; all when left out.
         heads: numbers of the heads to keep; all when left out.
 
@@ -76,7 +77,7 @@ def observe(
         The recordings. After the block, ``seen[output]`` is that of one of vLLM's outputs.
 
     Raises:
-        TypeError: llm is not a ``vllm.LLM``.
+        TypeError: llm is not a ``vllm.LLM`` and not a ``Server``.
         RegardError: as in ``record``.
 
     Example:
@@ -192,8 +193,9 @@ class Requests(Mapping[str, Recording]):
         if answers is not None:
             ids = [*request.prompt_token_ids, *answers[0].token_ids]
             length = min(length, len(ids) - 1)
-            tokens = tokens_of(self._llm.get_tokenizer(), ids)[:length]
-        title = Path(str(self._llm.llm_engine.vllm_config.model_config.model)).name
+            told = self._llm.collective_rpc("regard_tokens", args=(ids,))[0]
+            tokens = [Token(*token) for token in told[:length]]
+        title = Path(self._ranks[0]["model"]).name
         whole = Recording.merge(
             self._recording(name, rank, part, length) for rank, part in enumerate(parts)
         )
@@ -249,11 +251,14 @@ def _matrix(about: dict[str, Any], query: Tensor, key: Tensor) -> AttentionMatri
 
 
 def _check(llm: Any) -> None:
+    if isinstance(llm, Server):
+        return  # whose workers say themselves whether they know the extension
     config = getattr(getattr(llm, "llm_engine", None), "vllm_config", None)
     if config is None or not hasattr(llm, "collective_rpc"):
         raise TypeError(
             f"llm is {kind_text(llm)}; it must be a vllm.LLM.\n"
-            f'    Pass LLM("some/model", worker_extension_cls="{_EXTENSION}").'
+            f'    Pass LLM("some/model", worker_extension_cls="{_EXTENSION}"), or '
+            'regard.vllm.Server("http://localhost:8000").'
         )
     extension = config.parallel_config.worker_extension_cls
     if extension not in (_EXTENSION, "regard.vllm.worker.Recorder"):

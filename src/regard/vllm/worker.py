@@ -16,6 +16,8 @@ import torch
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
+from regard.text.tokens import Token, tokens_of
+
 __all__ = ["Recorder"]
 
 
@@ -37,12 +39,29 @@ class Recorder:
         """
         worker: Any = self
         reason = _refusal(worker.vllm_config)
-        if reason is None and getattr(worker, "_regard_watch", None) is not None:
-            reason = "another recording is under way; leave its block first"
+        watch = getattr(worker, "_regard_watch", None)
+        if reason is None and not Path(folder).is_dir():
+            reason = f"its workers see no folder {folder}; record on the machine that serves"
+        elif reason is None and watch is not None:
+            if watch.folder.is_dir():
+                reason = (
+                    "another recording is under way; leave its block first, or if its process was "
+                    f"killed, delete {watch.folder}"
+                )
+            else:
+                watch.stop()
         if reason is not None:
             return {"refused": reason}
         worker._regard_watch = _Watch(worker, Path(folder), layers, heads)
         return worker._regard_watch.about
+
+    def regard_tokens(self, ids: list[int]) -> list[Token]:
+        """Return the tokens of a request with their text, from the first worker."""
+        worker: Any = self
+        if worker.rank:
+            return []
+        config = worker.vllm_config.model_config
+        return list(tokens_of(_of_vllm("tokenizers").cached_tokenizer_from_config(config), ids))
 
     def regard_stop(self) -> dict[str, Any]:
         """End the recording; return the file of each request, and what went wrong."""
@@ -65,14 +84,20 @@ class _Watch:
     def __init__(
         self, worker: Any, folder: Path, layers: list[int] | None, heads: list[int] | None
     ) -> None:
-        self._worker, self._folder = worker, folder
+        self.folder = folder
+        self._worker = worker
         self._calls: list[tuple[int, Tensor, Tensor]] = []
         self._rows: dict[str, dict[int, list[_Rows]]] = defaultdict(lambda: defaultdict(list))
         self._files: dict[str, str] = {}
         self._total = 0  # tokens of the batch that runs
         self._error: str | None = None
         self._undo: list[Callable[[], None]] = []
-        self.about: dict[str, Any] = {"rank": worker.rank, "layers": [], "refused_layers": []}
+        self.about: dict[str, Any] = {
+            "model": str(worker.vllm_config.model_config.model),
+            "rank": worker.rank,
+            "layers": [],
+            "refused_layers": [],
+        }
         for place, (name, layer) in enumerate(_attention_layers(worker.vllm_config)):
             reason = _layer_refusal(layer)
             if reason is not None:
@@ -168,7 +193,7 @@ class _Watch:
                 query[at], key[at], seen[at] = some_query, some_key, True
             missing = max(missing, int((~seen).sum()))
             tensors |= {f"{number}.query": query, f"{number}.key": key}
-        path = self._folder / f"{len(self._files)}.rank{self._worker.rank}.safetensors"
+        path = self.folder / f"{len(self._files)}.rank{self._worker.rank}.safetensors"
         part = path.with_suffix(".part")
         save_file(tensors, part, metadata={"missing": json.dumps(missing)})
         part.replace(path)
