@@ -1,11 +1,18 @@
 """attn_implementation="regard": lazy matrices where eager attention returns its weights."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    StaticCache,
+)
 
 import regard
 import regard.transformers
@@ -75,6 +82,14 @@ def llama(kind: str = "regard", **options: object) -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
+def mistral(kind: str) -> MistralForCausalLM:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 53}
+    config = MistralConfig(**sizes, num_key_value_heads=2, intermediate_size=37, sliding_window=3)
+    config._attn_implementation = kind
+    return MistralForCausalLM(config).eval()
+
+
 def test_gradients_are_those_of_eager_attention() -> None:
     gradients: list[Tensor] = []
     for kind in ("regard", "eager"):
@@ -119,6 +134,22 @@ def test_a_static_cache_has_columns_that_nobody_sees() -> None:
     expected = llama("eager").generate(ids(), **options, disable_compile=True)
     for step, weights in zip(found.attentions, expected.attentions, strict=True):
         torch.testing.assert_close(step[0].to_dense(), weights[0], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "mode", [torch.no_grad, torch.inference_mode], ids=["no_grad", "inference"]
+)
+def test_a_static_cache_that_is_overwritten_changes_no_matrix(mode: Callable[[], Any]) -> None:
+    def attentions(kind: str) -> list[Tensor]:
+        model, found = mistral(kind), []
+        with mode():
+            cache = StaticCache(model.config, max_cache_len=9)
+            for tokens in (ids(), ids()[:, :1], ids()[:, 1:2]):  # the window of 3 keys moves on
+                found += model(tokens, past_key_values=cache, output_attentions=True).attentions
+            cache.reset()
+            return [each if isinstance(each, Tensor) else each.to_dense() for each in found]
+
+    torch.testing.assert_close(attentions("regard"), attentions("eager"), atol=1e-6, rtol=0)
 
 
 def test_dropout_with_sinks_is_refused() -> None:

@@ -72,7 +72,8 @@ def attention_forward(
         )
     softcap, sinks = kwargs.get("softcap"), kwargs.get("s_aux")
     known = _causal(module, query, key, kwargs) if attention_mask is None else None
-    plain = attention_of(query, key, numbers=attention_mask, mask=known, scale=scaling)
+    own = key.clone() if _is_written_in_place(key) else key
+    plain = attention_of(query, own, numbers=attention_mask, mask=known, scale=scaling)
     matrix = _with(plain, kwargs.get("position_bias"), softcap, sinks)
     if softcap is None and sinks is None:
         run = _interfaces()[0]()["sdpa"]
@@ -114,6 +115,12 @@ def _causal(module: nn.Module, query: Tensor, key: Tensor, kwargs: dict[str, Any
     if not causal or query.shape[-2] == 1:
         return None
     return Causal() if query.shape[-2] == key.shape[-2] else Causal(align="top-left")
+
+
+def _is_written_in_place(key: Tensor) -> bool:
+    """Return True if a key may be the buffer of a static cache, which later steps overwrite."""
+    # PyTorch counts no writes into tensors of inference mode.
+    return key.is_inference() or key._version > 0  # pyright: ignore[reportPrivateUsage]
 
 
 def _with(
