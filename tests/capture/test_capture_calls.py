@@ -56,7 +56,7 @@ def read(packet: Any, **given: Any) -> regard.AttentionMatrix:
     args = tuple(given.pop(name, None) for name in needed)
     call = fused_call(packet.default)
     assert call is not None
-    return call.matrix(args, given)
+    return call.read(args, given)[0]
 
 
 @pytest.mark.parametrize(("packet", "name"), DEVICES)

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from regard.capture.fused_calls import Read
 from regard.masks import Mask, as_mask
 from regard.masks.recognise import recognised
-from regard.matrix.attention_matrix import AttentionMatrix, attend
+from regard.matrix.attention_matrix import attend
 from regard.scores.box import Box
 from regard.tracing.tracer import Operation
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-__all__ = ["FLEX_ATTENTION", "flex_matrix", "flex_value"]
+__all__ = ["FLEX_ATTENTION", "read_flex"]
 
 FLEX_ATTENTION = torch.ops.higher_order.flex_attention
 _NAMES = (
@@ -30,24 +31,20 @@ _NAMES = (
 _LARGEST = 2**26
 
 
-def flex_matrix(operation: Operation) -> AttentionMatrix:
-    """Return the attention matrix of a call of ``flex_attention``."""
+def read_flex(operation: Operation) -> Read:
+    """Return the attention matrix of a call of ``flex_attention``, and a function for its value."""
     given = dict(zip(_NAMES, operation.args, strict=False)) | operation.kwargs
     query, key = given["query"], given["key"]
     score_mod = _whole(given["score_mod"], given.get("score_mod_other_buffers", ()))
     block_mask = _block_mask(given["block_mask"], given.get("mask_mod_other_buffers", ()))
-    return attend(
+    matrix = attend(
         query,
         key,
         mask=None if block_mask is None else _mask(block_mask, query, key),
         scale=float(given["scale"]),
         score_mod=None if _is_identity(given["score_mod"]) else score_mod,
     )
-
-
-def flex_value(operation: Operation) -> Tensor:
-    """Return the value tensor of a call of ``flex_attention``."""
-    return operation.args[_NAMES.index("value")]
+    return matrix, lambda: given["value"]
 
 
 def _mask(block_mask: "BlockMask", query: Tensor, key: Tensor) -> Mask | None:

@@ -22,12 +22,19 @@ from regard.masks.recognise import recognised, split
 from regard.matrix.attention_matrix import AttentionMatrix, attend
 from regard.scores.position_bias import ALiBi
 
-__all__ = ["NESTED", "FusedCall", "attention_of", "fused_call"]
+__all__ = ["NESTED", "FusedCall", "Read", "attention_of", "fused_call"]
 
 NESTED = "query is a nested tensor; it must be an ordinary one.\n    Pad it and pass a mask."
 
 Given = Mapping[str, Any]
 """The arguments of a call by name, including the defaults of omitted ones."""
+
+
+Read = tuple[AttentionMatrix, Callable[[], Tensor]]
+"""The attention matrix of a call, made of the model's own tensors, and a function for its value.
+
+The value is (..., num_kv_heads, kv_len, head_dim).
+"""
 
 
 @dataclass(frozen=True)
@@ -37,27 +44,25 @@ class FusedCall:
     Attributes:
         names: the names of the operation's arguments, in order.
         defaults: the default values of optional arguments, by name.
-        read: returns the attention matrix of a call, given its arguments.
-        read_value: returns the value of a call, (..., num_kv_heads, kv_len, head_dim).
+        reader: returns the attention matrix and the value of a call, given its arguments.
         inside: the name of the attention module inside the module that runs the call; "" if they
             are the same module.
     """
 
     names: tuple[str, ...]
     defaults: Given
-    read: Callable[[Given], AttentionMatrix]
-    read_value: Callable[[Given], Tensor]
+    reader: Callable[[Given], Read]
     inside: str = ""
 
-    def matrix(
+    def read(
         self,
         args: tuple[Any, ...],
         kwargs: Given,
         *,
         one_query: bool = False,
         padded_to: Mapping[tuple[int, ...], int] | None = None,
-    ) -> AttentionMatrix:
-        """Return the attention matrix of a call, made of the model's own tensors.
+    ) -> Read:
+        """Return the attention matrix of a call, and a function that returns its value.
 
         Args:
             args: the positional arguments of the call.
@@ -71,31 +76,10 @@ class FusedCall:
             TypeError: a tensor has a dtype that attention does not support.
             ValueError: a matrix cannot represent an argument.
         """
-        given = self._given(args, kwargs, padded_to)
-        return self.read(_unpacked(given) if one_query else given)
-
-    def value(
-        self,
-        args: tuple[Any, ...],
-        kwargs: Given,
-        *,
-        padded_to: Mapping[tuple[int, ...], int] | None = None,
-    ) -> Tensor:
-        """Return the value of a call, (..., num_kv_heads, kv_len, head_dim).
-
-        ``matrix`` describes the arguments.
-        """
-        return self.read_value(self._given(args, kwargs, padded_to))
-
-    def _given(
-        self,
-        args: tuple[Any, ...],
-        kwargs: Given,
-        padded_to: Mapping[tuple[int, ...], int] | None,
-    ) -> Given:
         given = {**self.defaults, **dict(zip(self.names, args, strict=False))}
         given |= {_OUR_NAMES.get(name, name): value for name, value in kwargs.items()}
-        return {**given, "padded_to": padded_to or {}}
+        given["padded_to"] = padded_to or {}
+        return self.reader(_unpacked(given) if one_query else given)
 
 
 @cache
@@ -111,7 +95,7 @@ def fused_call(operation: Callable[..., Any]) -> FusedCall | None:
         >>> import torch
         >>> call = fused_call(torch.ops.aten.scaled_dot_product_attention.default)
         >>> query = key = value = torch.zeros(1, 2, 3, 4)
-        >>> call.matrix((query, key, value), {"is_causal": True})
+        >>> call.read((query, key, value), {"is_causal": True})[0]
         AttentionMatrix(batch=1, num_heads=2, q_len=3, kv_len=3, dtype=float32, device=cpu, \
 scale=0.5, mask=Causal())
     """
@@ -122,12 +106,7 @@ scale=0.5, mask=Causal())
     return None if kind is None else _fused_call(operation, *kind)
 
 
-def _fused_call(
-    overload: Any,
-    read: Callable[[Given], AttentionMatrix],
-    read_value: Callable[[Given], Tensor],
-    inside: str = "",
-) -> FusedCall:
+def _fused_call(overload: Any, reader: Callable[[Given], Read], inside: str = "") -> FusedCall:
     arguments = overload._schema.arguments
     names = tuple(str(_OUR_NAMES.get(argument.name, argument.name)) for argument in arguments)
     defaults = {
@@ -135,7 +114,7 @@ def _fused_call(
         for name, argument in zip(names, arguments, strict=True)
         if argument.has_default_value()
     }
-    return FusedCall(names, defaults, read, read_value, inside)
+    return FusedCall(names, defaults, reader, inside)
 
 
 def attention_of(
@@ -174,17 +153,18 @@ def _causal(query: Tensor, key: Tensor) -> Mask:
     return Causal() if query.shape[-2] == key.shape[-2] else Causal(align="top-left")
 
 
-def _scaled_dot_product(given: Given) -> AttentionMatrix:
+def _scaled_dot_product(given: Given) -> Read:
     query, key = given["query"], given["key"]
     if query.is_nested or key.is_nested:
         raise ValueError(NESTED)
-    return attention_of(
+    matrix = attention_of(
         query,
         key,
         numbers=given.get("attn_mask"),
         mask=_causal(query, key) if given["is_causal"] else None,
         scale=given["scale"],
     )
+    return matrix, lambda: given["value"]
 
 
 def _unpacked(given: Given) -> Given:
@@ -196,34 +176,20 @@ def _unpacked(given: Given) -> Given:
     return {**given, "query": query.flatten(1, 2)[:, :, None], "attn_mask": mask}
 
 
-def _multi_head(given: Given) -> AttentionMatrix:
-    return _projected(given["query"], given["key"], given["num_head"], given)
+def _multi_head(given: Given) -> Read:
+    num_heads = given["num_head"]
+    matrix = _projected(given["query"], given["key"], num_heads, given)
+    return matrix, lambda: _projected_value(_padded(given["value"], given)[0], num_heads, given)
 
 
-def _encoder_layer(given: Given) -> AttentionMatrix:
-    source, lengths = _normed(given)
-    return _projected(source, source, given["num_heads"], given, lengths)
-
-
-def _normed(given: Given) -> tuple[Tensor, list[int] | None]:
-    """Return the input of an encoder layer's attention, and the length of each sequence."""
+def _encoder_layer(given: Given) -> Read:
     source, lengths = _padded(given["src"], given)
     if given["norm_first"]:
         weight, bias = given["norm_weight_1"], given["norm_bias_1"]
         source = F.layer_norm(source, (given["embed_dim"],), weight, bias, given["eps"])
-    return source, lengths
-
-
-def _value(given: Given) -> Tensor:
-    return given["value"]
-
-
-def _value_of_multi_head(given: Given) -> Tensor:
-    return _projected_value(_padded(given["value"], given)[0], given["num_head"], given)
-
-
-def _value_of_encoder_layer(given: Given) -> Tensor:
-    return _projected_value(_normed(given)[0], given["num_heads"], given)
+    num_heads = given["num_heads"]
+    matrix = _projected(source, source, num_heads, given, lengths)
+    return matrix, lambda: _projected_value(source, num_heads, given)
 
 
 def _projected_value(value: Tensor, num_heads: int, given: Given) -> Tensor:
@@ -287,8 +253,8 @@ def _kept(mask: Tensor | None, kind: int | None) -> Tensor | None:
     return mask[:, None, None, :] if kind == 1 else mask
 
 
-def _flash(given: Given) -> AttentionMatrix:
-    """Return the matrix of a flash-attn call, whose tensors have tokens before heads."""
+def _flash(given: Given) -> Read:
+    """Return matrix and value of a flash-attn call, whose tensors have tokens before heads."""
     for name in _UNREAD:
         if isinstance(given.get(name), Tensor) or given.get(name):
             raise ValueError(
@@ -307,11 +273,8 @@ def _flash(given: Given) -> AttentionMatrix:
             "    Leave one of them out."
         )
     bias = None if slopes is None else ALiBi(slopes)
-    return attend(query, key, mask=mask, scale=given["scale"], bias=bias, softcap=softcap)
-
-
-def _value_of_flash(given: Given) -> Tensor:
-    return given["value"].transpose(-3, -2)
+    matrix = attend(query, key, mask=mask, scale=given["scale"], bias=bias, softcap=softcap)
+    return matrix, lambda: given["value"].transpose(-3, -2)
 
 
 def _band(query: Tensor, key: Tensor, given: Given) -> Mask | None:
@@ -371,7 +334,7 @@ _OUR_NAMES = {
 }
 """Arguments that have another name in ``scaled_dot_product_attention``, with that name."""
 
-_Reading = tuple[Callable[[Given], AttentionMatrix], Callable[[Given], Tensor], str]
+_Reading = tuple[Callable[[Given], Read], str]
 _TORCH: dict[str, _Reading] = {
     **dict.fromkeys(
         (
@@ -384,15 +347,15 @@ _TORCH: dict[str, _Reading] = {
             "_scaled_dot_product_attention_math",
             "_scaled_dot_product_attention_math_for_mps",
         ),
-        (_scaled_dot_product, _value, ""),
+        (_scaled_dot_product, ""),
     ),
-    "_native_multi_head_attention": (_multi_head, _value_of_multi_head, ""),
-    "_transformer_encoder_layer_fwd": (_encoder_layer, _value_of_encoder_layer, "self_attn"),
-    "_varlen_attn": (_flash, _value_of_flash, ""),
+    "_native_multi_head_attention": (_multi_head, ""),
+    "_transformer_encoder_layer_fwd": (_encoder_layer, "self_attn"),
+    "_varlen_attn": (_flash, ""),
 }
 _PACKAGES: dict[str, _Reading] = {
-    "_flash_attn_forward": (_flash, _value_of_flash, ""),
-    "_flash_attn_varlen_forward": (_flash, _value_of_flash, ""),
+    "_flash_attn_forward": (_flash, ""),
+    "_flash_attn_varlen_forward": (_flash, ""),
 }
 """Operations of packages, in any namespace.
 

@@ -22,8 +22,8 @@ from regard.capture.distribution import (
     microbatch,
     stage_of,
 )
-from regard.capture.flex_calls import FLEX_ATTENTION, flex_matrix, flex_value
-from regard.capture.fused_calls import NESTED, FusedCall, fused_call
+from regard.capture.flex_calls import FLEX_ATTENTION, read_flex
+from regard.capture.fused_calls import NESTED, FusedCall, Read, fused_call
 from regard.capture.handwritten import Handwritten
 from regard.capture.provenance import storage_key
 from regard.capture.recorded_values import TakeValue
@@ -311,22 +311,18 @@ class _Watch:
             self._fused(operation, call)
 
     def _fused(self, operation: Operation, call: FusedCall) -> None:
-        args, kwargs = operation.args, operation.kwargs
-
-        def read() -> AttentionMatrix:
-            one_query = _has_packed_heads(operation.innermost(), args)
-            return call.matrix(args, kwargs, one_query=one_query, padded_to=self._padded_to)
-
-        def value() -> Tensor:
-            return call.value(args, kwargs, padded_to=self._padded_to)
+        def read() -> Read:
+            one_query = _has_packed_heads(operation.innermost(), operation.args)
+            padded_to, kwargs = self._padded_to, operation.kwargs
+            return call.read(operation.args, kwargs, one_query=one_query, padded_to=padded_to)
 
         if self._keeper.gradients:
             self._keeper.graph.note(operation, is_attention=True)
-        self._keep(operation, read, value, call.inside)
+        self._keep(operation, read, call.inside)
 
     def _flexible(self, operation: Operation) -> None:
         self.saw_flex_attention = True
-        self._keep(operation, lambda: flex_matrix(operation), lambda: flex_value(operation))
+        self._keep(operation, lambda: read_flex(operation))
 
     def _without_padding(self, operation: Operation) -> None:
         """Store the padded length of a batch whose padding nn.TransformerEncoder removes.
@@ -351,16 +347,10 @@ class _Watch:
         self._keeper.gradients = torch.is_grad_enabled()
         if isinstance(matrix, AttentionMatrix) and not in_backward():
             operation = Operation(torch.matmul, (), {}, output, self.tracer.name_of)
-            self._keep(operation, lambda: matrix, lambda: value)
+            self._keep(operation, lambda: (matrix, lambda: value))
         return output
 
-    def _keep(
-        self,
-        operation: Operation,
-        read: Callable[[], AttentionMatrix],
-        value: Callable[[], Tensor],
-        inside: str = "",
-    ) -> None:
+    def _keep(self, operation: Operation, read: Callable[[], Read], inside: str = "") -> None:
         """Record an attention; a failure is reported when the block ends."""
         self.absence.is_compiled |= operation.is_compiled()
         name = None if self._multiplying or self.absence.is_compiled else operation.module()
@@ -374,7 +364,8 @@ class _Watch:
         self.absence.note_attention(name)
         try:
             with apart(), torch.set_grad_enabled(self._keeper.gradients):
-                take_value = self._keeper.take(name, read())
+                matrix, value = read()
+                take_value = self._keeper.take(name, matrix)
                 if take_value is not None:
                     take_value(value())
         except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
