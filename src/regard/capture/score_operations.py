@@ -27,7 +27,7 @@ from regard.tracing.operations import (
 )
 from regard.tracing.tracer import Operation, apart
 
-__all__ = ["STEPS", "alpha_of", "assigned", "marked", "next_scores", "one_number", "with_sink"]
+__all__ = ["STEPS", "next_scores", "one_number", "with_sink"]
 
 _StepOn = Callable[[Axes], Step]
 _Steps = Sequence[_StepOn]
@@ -85,9 +85,9 @@ def _steps(operation: Operation, source: Tensor) -> _Steps | None:
         return (lambda axes: Times(-1.0, axes),)
     if func in SUMS or func in DIFFERENCES:
         sign = 1.0 if func in SUMS else -1.0
-        return _plus(args, source, sign * alpha_of(operation))
+        return _plus(args, source, sign * _alpha_of(operation))
     if func in REVERSED_DIFFERENCES and args[0] is source:
-        factor, number = -alpha_of(operation), args[1]
+        factor, number = -_alpha_of(operation), args[1]
         return (lambda axes: Times(factor, axes), lambda axes: Plus(number, axes))
     if func in TANH:
         return (Tanh,)
@@ -132,11 +132,14 @@ def _fill(where: Tensor, value: Any, *, inverted: bool = False) -> _Steps | None
 
 
 def _assigned(operation: Operation) -> _Steps | None:
-    func, args = operation.func, operation.args
-    number = None if _accumulates(args) else one_number(args[ASSIGNMENTS[func]])
+    args, number = operation.args, _assigned_number(operation)
     if number is None:
         return None
-    where = args[1] if "masked_fill" in str(func) else marked(operation, args[0].shape)
+    if "masked_fill" in str(operation.func):
+        where = args[1]
+    else:
+        where = torch.zeros(args[0].shape, dtype=torch.bool, device=args[0].device)
+        _mark(where, operation)
     return (lambda axes: Fill(where, axes, number),)
 
 
@@ -144,12 +147,10 @@ def _assigned_in_place(
     operation: Operation, axes: Axes, scores: Scores
 ) -> tuple[Scores, Axes] | None:
     """Return scores after some were set to one number; consecutive equal fills are merged."""
-    number = None
-    if not _accumulates(operation.args):
-        number = one_number(operation.args[ASSIGNMENTS[operation.func]])
+    number = _assigned_number(operation)
     if number is None:
         return None
-    fill = Fill(assigned(operation, axes), axes, number)
+    fill = Fill(_written_places(operation, axes), axes, number)
     last = scores.steps[-1] if scores.steps else None
     if isinstance(last, Fill) and last.axes is axes and last.value == number and not last.inverted:
         fill = replace(fill, where=last.where | fill.where)
@@ -157,8 +158,11 @@ def _assigned_in_place(
     return replace(scores, steps=(*scores.steps, fill)), axes
 
 
-def _accumulates(args: tuple[Any, ...]) -> bool:
-    return isinstance(args[1], list | tuple) and len(args) > 3 and bool(args[3])
+def _assigned_number(operation: Operation) -> float | None:
+    """Return the number that an assignment writes; None if it adds or writes several."""
+    args = operation.args
+    accumulates = isinstance(args[1], list | tuple) and len(args) > 3 and bool(args[3])
+    return None if accumulates else one_number(args[ASSIGNMENTS[operation.func]])
 
 
 def _bounds(operation: Operation) -> _Steps | None:
@@ -203,17 +207,8 @@ def with_sink(
     return replace(own, steps=(*own.steps, step)), Axes.of(output, axes.places, start)
 
 
-def alpha_of(operation: Operation) -> float:
-    """Return the factor ``alpha`` of the second operand of a sum or a difference.
-
-    Example:
-        >>> import torch
-        >>> from regard.capture.score_operations import alpha_of
-        >>> from regard.tracing.operations import SUMS
-        >>> from regard.tracing.tracer import Operation
-        >>> alpha_of(Operation(SUMS[0], (torch.ones(1), torch.ones(1)), {"alpha": 2}, None, {}.get))
-        2.0
-    """
+def _alpha_of(operation: Operation) -> float:
+    """Return the factor ``alpha`` of the second operand of a sum or a difference."""
     given = operation.args[2] if len(operation.args) > 2 else operation.kwargs.get("alpha", 1)
     return float(given)
 
@@ -227,25 +222,7 @@ def one_number(value: object) -> float | None:
     return float(first) if first is not None and bool((value == first).all()) else None
 
 
-def marked(operation: Operation, shape: torch.Size) -> Tensor:
-    """Return True for each element that an assignment writes, as a tensor of a shape.
-
-    Example:
-        >>> import torch
-        >>> from regard.capture.score_operations import marked
-        >>> from regard.tracing.tracer import Operation
-        >>> args = (torch.zeros(2, 3), 1, torch.tensor([0, 2]), -1.0)
-        >>> fill = torch.ops.aten.index_fill_.int_Scalar
-        >>> marked(Operation(fill, args, {}, None, {}.get), torch.Size((2, 3)))
-        tensor([[ True, False,  True],
-                [ True, False,  True]])
-    """
-    where = torch.zeros(shape, dtype=torch.bool, device=operation.args[0].device)
-    _mark(where, operation)
-    return where
-
-
-def assigned(operation: Operation, axes: Axes) -> Tensor:
+def _written_places(operation: Operation, axes: Axes) -> Tensor:
     """Return True for each element that an assignment to a view writes, on the given axes."""
     view: Tensor = operation.args[0]
     length = view.untyped_storage().nbytes() // view.element_size()

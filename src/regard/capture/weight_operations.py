@@ -19,7 +19,6 @@ from regard.tracing.tracer import Operation
 __all__ = [
     "after_operation",
     "change_of",
-    "is_mutable",
     "place_of",
     "tensors_in",
     "without_rows",
@@ -152,24 +151,15 @@ def change_of(operation: Operation, line: str) -> str:
     )
 
 
-def is_mutable(operation: Operation) -> bool:
-    """Return True if an operation changes elements in place, and not only the view."""
+def written_by(operation: Operation) -> Iterator[Tensor]:
+    """Yield the tensors whose elements an operation has changed in place, not only their views."""
     func = operation.func
     if not isinstance(func, OpOverload) or torch.Tag.inplace_view in func.tags:
-        return False
-    return func._schema.is_mutable  # pyright: ignore[reportPrivateUsage]
-
-
-def written_by(operation: Operation) -> Iterator[Tensor]:
-    """Yield the tensors whose elements an operation has changed in place."""
-    if not is_mutable(operation):
         return
-    arguments = cast(OpOverload, operation.func)._schema.arguments  # pyright: ignore[reportPrivateUsage]
-    for place, argument in enumerate(arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        given = operation.args[place] if place < len(operation.args) else None
-        yield from tensors_in((operation.kwargs.get(argument.name, given),))
+    for place, argument in enumerate(func._schema.arguments):  # pyright: ignore[reportPrivateUsage]
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = operation.args[place] if place < len(operation.args) else None
+            yield from tensors_in((operation.kwargs.get(argument.name, given),))
 
 
 def place_of(operation: Operation) -> str:
