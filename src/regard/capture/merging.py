@@ -1,28 +1,27 @@
 """Merging of the queries, biases and masks of several calls into one attention.
 
-Each row of the merged mask allows the same keys as in its call. Causal masks and sliding windows
-stay such masks, also with padding: they need no memory and make answers fast. Any other mask
-becomes a bool tensor with an element for each query and key.
+Each row of the merged mask allows the same keys as in its call. The mask is recognised in blocks of
+rows. Causal masks and sliding windows stay such masks, also with padding: they need no memory and
+make answers fast. A mask of no known kind becomes a bool tensor.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from regard.capture.generation import Run
 from regard.capture.tensor_copies import TensorCopies
-from regard.masks import And, Causal, Keep, Mask, SlidingWindow
-from regard.masks.bands import Band
+from regard.masks import Causal, Mask
+from regard.masks.recognise import recognised_rows
 from regard.masks.row_slice import row_slice_of
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.scores.box import Box
 from regard.scores.query_key import QueryKeyScores
 
 __all__ = ["Copies"]
-
-_ROWS = 1024  # the number of rows of a mask in one block
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,8 +112,12 @@ class Copies:
             # The buffer may have room for keys that were never added.
             key = run.keys[..., : run.kv_len, :].contiguous()
             shape, once = torch.Size((*query.shape[:-1], run.kv_len)), self._tensor_copies.copy_once
-            mask = _merged_mask(calls, shape, run.q_len)
-            mask = None if mask is None else mask.map(once)
+            # The mask of all rows, of which some may be wanted, is of a simpler kind.
+            first, count = self._calls[0].first, sum(len(call.rows) for call in self._calls)
+            mask = _merged_mask(self._calls, torch.Size((*shape[:-2], count, shape[-1])))
+            if mask is not None:
+                start = calls[0].first - first
+                mask = row_slice_of(mask, range(start, start + shape[-2]), count).map(once)
             bias = _merged_bias(calls, shape)
             bias = None if bias is None else once(bias)
         return AttentionMatrix(replace(self._source, query=query, key=key, bias=bias), mask)
@@ -136,136 +139,45 @@ def _merged_bias(calls: Sequence[_Call], shape: torch.Size) -> Tensor | None:
     return merged
 
 
-def _merged_mask(calls: Sequence[_Call], shape: torch.Size, q_len: int) -> Mask | None:
+def _merged_mask(calls: Sequence[_Call], shape: torch.Size) -> Mask | None:
     """Return the bound mask of the rows of all calls; None if every row allows every key.
 
     Args:
         calls: the calls in the order of their rows, which are contiguous.
-        shape: the shape of the merged matrix, (..., num_heads, rows, kv_len).
-        q_len: the number of queries that ran, recorded or not.
+        shape: the shape of the matrix of these rows, (..., num_heads, rows, kv_len).
     """
-    rows = range(calls[0].rows.start, calls[-1].rows.stop)
-    for band in _bands(calls, shape, q_len):
-        if any(_is_band(call, band, shape, q_len) is False for call in calls):
-            continue
-        columns = _visible_keys(calls, band, shape, q_len)
-        if all(_agrees(call, band, columns, shape, q_len) for call in calls):
-            hidden = [] if bool(columns.all()) else [Keep(columns)]
-            masks = hidden if band is None else [band, *hidden]
-            mask = And(*masks) if len(masks) == 2 else next(iter(masks), None)
-            return None if mask is None else row_slice_of(mask, rows, q_len)
-    blocks = [_allowed(call, range(len(call.rows)), shape) for call in calls]
-    blocks = [block[(None,) * (len(shape) - block.ndim)] for block in blocks]
-    leading = [max(axis) for axis in zip(*(block.shape[:-2] for block in blocks), strict=True)]
-    whole = [block.expand((*leading, *block.shape[-2:])) for block in blocks]
-    return Keep(torch.cat(whole, -2))
-
-
-def _bands(calls: Sequence[_Call], shape: torch.Size, q_len: int) -> Iterator[Band | None]:
-    """Yield the possible bands of the merged mask, the simplest first; None is no band."""
-    yield None
-    yield Causal()
-    lefts = [0]
-    for call in calls:
-        last = len(call.rows) - 1
-        seen = _allowed(call, range(last, last + 1), shape).flatten(0, -2).any(0).nonzero()
-        if len(seen):
-            lefts.append(call.rows[last] + shape[-1] - q_len - int(seen[0]))
-    yield SlidingWindow(max(lefts), 0)
-
-
-def _visible_keys(
-    calls: Sequence[_Call], band: Band | None, shape: torch.Size, q_len: int
-) -> Tensor:
-    """Return a bool tensor (..., 1, kv_len) that is False for each key hidden by padding.
-
-    Such a key is in the band of some row, and no row may attend to it.
-    """
-    device = calls[0].query.device
-    seen = torch.zeros(1, shape[-1], dtype=torch.bool, device=device)
-    reached = seen.clone()
-    for call in calls:
-        if _is_band(call, band, shape, q_len):
-            seen = seen | _unhidden(call, shape)
-            reached = reached.index_fill(-1, _columns(call, shape), True)
-            continue
-        for rows in _blocks(call):
-            seen = seen | _allowed(call, rows, shape).any(-2, keepdim=True)
-            reached = reached | _band_rows(call, rows, band, shape, q_len).any(-2, keepdim=True)
-    columns = seen | ~reached
-    return columns[(None,) * (len(shape) - columns.ndim)]
-
-
-def _agrees(call: _Call, band: Band | None, columns: Tensor, shape: torch.Size, q_len: int) -> bool:
-    """Return True if each row of a call allows exactly the visible keys of the band."""
-    if _is_band(call, band, shape, q_len):
-        others = columns & ~_unhidden(call, shape)
-        return not bool(others.index_select(-1, _columns(call, shape)).any())
-    for rows in _blocks(call):
-        expected = _band_rows(call, rows, band, shape, q_len) & columns
-        allowed = _allowed(call, rows, shape)
-        if bool((expected ^ allowed).any()):
-            return False
-    return True
-
-
-def _is_band(call: _Call, band: Band | None, shape: torch.Size, q_len: int) -> bool | None:
-    """Return True if a call's mask is the band, apart from hidden keys, and False if it is not.
-
-    The result is None if the kind of the mask does not decide it: then its rows must be compared.
-    """
-    known, count = _of_kind(call.mask), len(call.rows)
-    place, end = call.first + shape[-1] - q_len, call.base + call.kv_len
-    if known is None or end - count != place:
+    if all(call.mask is None and call.kv_len == shape[-1] for call in calls):
         return None
-    if band is None and end < shape[-1]:
-        return False
-    reach = band.left if isinstance(band, SlidingWindow) else shape[-1]
-    first = max(0, place - reach)
-    if count == 1 and known[0] in (None, Causal()):
-        return call.base == first
-    # A window equals a causal mask if no row of the call has more keys than the window.
-    same = known[0] == (Causal() if band is not None and end - 1 <= reach else band)
-    return same and call.base <= first
+    first = calls[0].first
+    before = shape[-1] - shape[-2] - first  # the position of query 0 among the keys
+    if all(_is_causal(call, call.first + before) for call in calls):
+        return Causal().bind(shape, calls[0].query.device)
+    sizes = [_allowed(call, range(1), shape).shape[:-2] for call in calls]
+    leading = cast(torch.Size, torch.broadcast_shapes((1,) * (len(shape) - 2), *sizes))
+
+    def allowed(rows: slice) -> Tensor:
+        blocks: list[Tensor] = []
+        for call in calls:
+            skipped = call.first - first
+            start, stop = max(rows.start - skipped, 0), min(rows.stop - skipped, len(call.rows))
+            if start < stop:
+                block = _allowed(call, range(start, stop), shape)
+                blocks.append(block.expand(*leading, *block.shape[-2:]))
+        return torch.cat(blocks, -2)
+
+    return recognised_rows(allowed, torch.Size((*leading, *shape[-2:])), shape)
 
 
-def _unhidden(call: _Call, shape: torch.Size) -> Tensor:
-    """Return True for each key of a call that is not hidden, (..., 1, kv_len)."""
-    known = _of_kind(call.mask)
-    columns = None if known is None else known[1]
-    visible = torch.zeros(1, shape[-1], dtype=torch.bool, device=call.query.device)
-    if columns is not None:
-        visible = visible.expand(*columns.shape[:-1], shape[-1]).clone()
-    visible[..., call.base : call.base + call.kv_len] = True if columns is None else columns
-    return visible
+def _is_causal(call: _Call, position: int) -> bool:
+    """Return True if a call's mask is that of its rows in a causal mask of all keys.
 
-
-def _of_kind(mask: Mask | None) -> tuple[Band | None, Tensor | None] | None:
-    """Split a mask into its band and its visible keys; None if it is another kind of mask."""
-    match mask:
-        case None:
-            return None, None
-        case Causal(align="bottom-right") | SlidingWindow(right=0):
-            return mask, None
-        case Keep(allowed) if allowed.shape[-2] == 1:
-            return None, allowed
-        case And(Band() as band, Keep(allowed)) if allowed.shape[-2] == 1:
-            known = _of_kind(band)
-            return None if known is None else (known[0], allowed)
-        case _:
-            return None
-
-
-def _blocks(call: _Call) -> Iterator[range]:
-    """Yield the rows of a call in blocks, so that the whole mask is never formed."""
-    count = len(call.rows)
-    return (range(i, min(i + _ROWS, count)) for i in range(0, count, _ROWS))
-
-
-def _columns(call: _Call, shape: torch.Size) -> Tensor:
-    """Return the columns of the keys of a call."""
-    stop = min(call.base + call.kv_len, shape[-1])
-    return torch.arange(call.base, stop, device=call.query.device)
+    Args:
+        call: the call.
+        position: the position among the keys of its first query.
+    """
+    rows = len(call.rows)
+    is_causal = rows == 1 if call.mask is None else call.mask == Causal()
+    return is_causal and call.base == 0 and call.kv_len == position + rows
 
 
 def _allowed(call: _Call, rows: range, shape: torch.Size) -> Tensor:
@@ -285,18 +197,3 @@ def _allowed(call: _Call, rows: range, shape: torch.Size) -> Tensor:
     there = whole[..., call.base : call.base + call.kv_len]
     there.copy_(block[..., : there.shape[-1]])
     return whole
-
-
-def _band_rows(
-    call: _Call, rows: range, band: Band | None, shape: torch.Size, q_len: int
-) -> Tensor:
-    """Return True for each key that a band allows for rows of a call, (rows, kv_len)."""
-    device = call.query.device
-    if band is None:
-        return torch.ones(len(rows), shape[-1], dtype=torch.bool, device=device)
-    size = torch.Size((*shape[:-2], q_len, shape[-1]))
-    start = call.first + rows.start
-    leading = tuple(slice(0, n) for n in size[:-2])
-    box = Box(leading, slice(start, start + len(rows)), slice(0, shape[-1]))
-    block = band.block(box, size, device)
-    return block.reshape(-1, *block.shape[-2:])[0].expand(len(rows), shape[-1])

@@ -22,7 +22,7 @@ from regard.errors import check_bias, check_broadcast
 from regard.masks import Causal, Documents, Keep, Mask, Padding, PrefixLM, SlidingWindow
 from regard.masks.mask import without_repeats
 
-__all__ = ["FAR", "recognised", "split"]
+__all__ = ["FAR", "recognised", "recognised_rows", "split"]
 
 FAR = -32768.0
 """A score lowered by this much has weight 0 in every dtype, unless scores exceed 16,000."""
@@ -62,6 +62,35 @@ def recognised(mask: Tensor, shape: torch.Size) -> Mask | None:
     """
     mask = check_broadcast("mask", mask.detach(), shape, mask.device)
     return _remembered(mask, shape, _recognise)[0]
+
+
+def recognised_rows(
+    allowed: Callable[[slice], Tensor], size: torch.Size, shape: torch.Size
+) -> Mask | None:
+    """Return a mask equal to rows that a function computes, or None if every key is allowed.
+
+    The kinds are those of ``recognised``. The rows are computed in blocks. All of them are kept at
+    once only if they are of no known kind.
+
+    Args:
+        allowed: returns the rows of a slice, (..., rows, kv_len); True = may attend.
+        size: the shape of all rows together, broadcastable to the shape.
+        shape: of the matrix, (..., num_heads, q_len, kv_len).
+
+    Returns:
+        A mask bound to the shape.
+
+    Example:
+        >>> import torch
+        >>> rows = torch.ones(4, 4, dtype=torch.bool).tril()
+        >>> shape = torch.Size((2, 4, 4))
+        >>> recognised_rows(lambda some: rows[None, some], torch.Size((1, 4, 4)), shape)
+        Causal()
+    """
+    facts = _Facts.of(size, allowed)
+    known = _known(facts, shape)
+    mask = Keep(allowed(slice(0, size[-2]))) if known is None else _all_of(known)
+    return None if mask is None else mask.bind(shape, facts.count.device)
 
 
 def split(attn_mask: Tensor, shape: torch.Size) -> _Parts:
