@@ -20,7 +20,7 @@ from regard.diagnosis.laws.visibility import influence
 from regard.diagnosis.nested_attention import attentions_inside
 from regard.diagnosis.reading import Thing, as_scores, grouped, specimens, thing_of
 from regard.diagnosis.report import Finding, Report
-from regard.diagnosis.signature import arguments_of
+from regard.diagnosis.signature import arguments_of, definition_of
 from regard.diagnosis.subject import built_from, copied, quiet
 from regard.diagnosis.verdicts import report_of
 
@@ -129,8 +129,7 @@ def _arrays(thing: object) -> tuple[Any, ...] | None:
 
 def _is_named_causal(thing: object, options: Mapping[str, Any]) -> bool:
     """Return True if the name of the code declares that it is causal."""
-    target = type(thing) if isinstance(thing, nn.Module) else thing
-    name = getattr(target, "__name__", "")
+    name = getattr(definition_of(thing), "__name__", "")
     said = re.search(r"(?<![a-z])[Cc]ausal", name) and not re.search(r"[Nn]on_?[Cc]ausal", name)
     return bool(said) and not any(options.get(name) is False for name in ("causal", "is_causal"))
 

@@ -13,7 +13,15 @@ from torch import Tensor, nn
 
 from regard.diagnosis.laws.lab import as_tensors
 from regard.diagnosis.laws.specimen import Slot, Specimen
-from regard.diagnosis.signature import arguments_of, axis_of_heads, declared_meaning, meaning_of
+from regard.diagnosis.signature import (
+    arguments_of,
+    axis_of_heads,
+    declared_meaning,
+    definition_of,
+    docstrings_of,
+    meaning_of_name,
+    signature_of,
+)
 from regard.diagnosis.subject import source_of
 
 __all__ = ["example_specimens"]
@@ -51,18 +59,17 @@ def example_specimens(
         TypeError: the example does not fit the signature.
         ValueError: no argument holds numbers of tokens.
     """
-    call = thing.forward if isinstance(thing, nn.Module) else thing
     name = getattr(thing, "__name__", type(thing).__name__)
     try:
-        bound = inspect.signature(call).bind(*args, **kwargs).arguments
+        bound = signature_of(thing).bind(*args, **kwargs).arguments
     except TypeError as error:
         raise TypeError(
             f"the example does not fit {name}: {error}.\n    Pass args=(...) and kwargs={{...}} "
             f"as a call of {name} has them."
         ) from error
-    bound = _flattened(call, bound)
+    bound = _flattened(thing, bound)
     by_name = {parameter for parameter in kwargs if parameter in bound}
-    roles = {a.name: a.role for a in arguments_of(call, ())}
+    roles = {a.name: a.role for a in arguments_of(thing, ())}
     contents = _contents(bound, roles)
     if not contents:
         raise ValueError(
@@ -71,7 +78,6 @@ def example_specimens(
         )
     named = _declared_axes(axes, contents[0])
     first = _tensor(bound[contents[0]])
-    docs = "\n".join(filter(None, (call.__doc__, type(thing).__doc__)))
     orders = [named[contents[0]]] if contents[0] in named else []
     is_query = roles.get(contents[0]) == "query"
     keys = [_tensor(bound[n]) for n in contents if is_query and roles.get(n) == "key"]
@@ -85,7 +91,7 @@ def example_specimens(
             _slot(key, value, key in contents, named.get(key), own, sizes, roles.get(key, "other"))
             for key, value in bound.items()
         ]
-        slots = [_with_meaning(slot, roles, means, docs) for slot in slots]
+        slots = [_with_meaning(slot, roles, means, docstrings_of(thing)) for slot in slots]
         slots = [replace(slot, by_name=slot.name in by_name) for slot in slots]
         specimen = _of_slots(name, thing, slots, sizes, segments, causal)
         yield replace(specimen, has_fewer_queries=first.shape != longest.shape)
@@ -122,7 +128,7 @@ def _flattened(call: Callable[..., Any], bound: Mapping[str, Any]) -> dict[str, 
     """Return bound arguments with those of ``**kwargs`` beside the others."""
     found: dict[str, Any] = {}
     for name, value in bound.items():
-        kind = inspect.signature(call).parameters[name].kind
+        kind = signature_of(call).parameters[name].kind
         if kind is inspect.Parameter.VAR_KEYWORD:
             found |= value
         else:
@@ -191,9 +197,7 @@ def _guessed(
         second = isinstance(thing, nn.MultiheadAttention) and not thing.batch_first
         return [("t", "b", -3) if second else ("b", "t", -3)]
     if first.ndim == 4 and len(contents) >= 3:
-        target = type(thing) if isinstance(thing, nn.Module) else thing
-        call = thing.forward if isinstance(thing, nn.Module) else thing
-        heads = axis_of_heads(source_of(target), arguments_of(call, ()))
+        heads = axis_of_heads(source_of(definition_of(thing)), arguments_of(thing, ()))
         orders: list[tuple[str | int, ...]] = [("b", -2, "t", -4), ("b", "t", -3, -4)]
         return orders if heads is None else orders[heads - 1 :][:1]
     if first.ndim == 4:  # an image: channels before the pixels, or behind them
@@ -259,23 +263,18 @@ def _by_size(tensor: Tensor, sizes: Mapping[str | int, int]) -> tuple[str | int,
 
 
 def _with_meaning(
-    slot: Slot, roles: Mapping[str, str], means: Mapping[str, str], docs: str
+    slot: Slot, roles: Mapping[str, str], means: Mapping[str, str], docs: Sequence[str]
 ) -> Slot:
     """Return a slot with what its mask is declared to mean; ``unknown`` where nothing does."""
     if slot.kind != "given":
         return slot
     name = slot.name.lower()
-    role = roles.get(slot.name)
-    if slot.name in means:
-        said = meaning_of(means[slot.name])
-    elif role == "lengths" or re.search(r"(^|_)(len|lens|length|lengths)$", name):
-        return replace(slot, meaning="lengths") if slot.axes == ("b",) else slot
-    elif role != "mask" and "mask" not in name and slot.dtype is not torch.bool:
-        return slot
-    else:
-        said = declared_meaning(slot.name, docs)
-        said = said or ("added" if slot.dtype.is_floating_point else "")
-        hides = re.search(r"padding|ignore|hide", name)
-        keeps = re.search(r"^attention_mask$|keep|valid|real|allowed", name)
-        said = said or ("hides" if hides else "keeps" if keeps else "")
+    said = declared_meaning(slot.name, means, docs)
+    if slot.name not in means:
+        role = roles.get(slot.name)
+        if role == "lengths" or re.search(r"(^|_)(len|lens|length|lengths)$", name):
+            return replace(slot, meaning="lengths") if slot.axes == ("b",) else slot
+        if role != "mask" and "mask" not in name and slot.dtype is not torch.bool:
+            return slot
+        said = said or ("added" if slot.dtype.is_floating_point else meaning_of_name(name))
     return replace(slot, meaning=said or "unknown")

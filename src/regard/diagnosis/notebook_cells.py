@@ -66,7 +66,7 @@ def namespace(name: str, cells: list[Cell]) -> ModuleType:
     module.__file__ = f"{name}, all cells"
     sys.modules[name] = module
     # Outside Jupyter both of them are missing, and neither has to do with attention.
-    vars(module).update(display=_show_nothing, get_ipython=_no_shell)
+    vars(module).update(display=_show_nothing, get_ipython=_show_nothing)
     # With a cell that does not compile no class would be found in any of them.
     _remember(module.__file__, "\n".join(c.source for c in cells if _compiles(c.source)))
     for cell in cells:
@@ -143,8 +143,4 @@ def _remember(file: str, source: str) -> None:
 
 
 def _show_nothing(*_: object, **__: object) -> None:
-    return None
-
-
-def _no_shell() -> None:
     return None

@@ -19,7 +19,8 @@ from regard.diagnosis.signature import (
     arguments_of,
     axis_of_heads,
     declared_meaning,
-    meaning_of,
+    definition_of,
+    docstrings_of,
 )
 from regard.diagnosis.subject import (
     FEW_BITS,
@@ -161,10 +162,13 @@ def thing_of(
         call = copied(built)
         if any(p.dtype in FEW_BITS for p in built.parameters()):
             original = independent(built).eval()
-    target = type(built) if isinstance(built, nn.Module) else built
-    forward = built.forward if isinstance(built, nn.Module) else built
-    docs = [target.__doc__, getattr(getattr(target, "forward", None), "__doc__", None)]
-    arguments = tuple(_with_meaning(a, docs, means) for a in arguments_of(forward, options))
+    docs = docstrings_of(built)
+    arguments = tuple(
+        replace(a, meaning=declared_meaning(a.name, means, docs))
+        if a.role in ("mask", "lengths")
+        else a
+        for a in arguments_of(built, options)
+    )
     unknown = [a.name for a in arguments if a.required and a.role in ("other", "weight")]
     unknown = [own for own in unknown if own != "position_embeddings"]
     if unknown:
@@ -173,7 +177,7 @@ def thing_of(
             "scores, masks and lengths by their names.\n"
             f"    Pass an example call: {call_to_copy(name, arguments)}."
         )
-    source = source_of(target)
+    source = source_of(definition_of(built))
     return Thing(name, call, arguments, dict(options), source, original, numbers)
 
 
@@ -190,18 +194,6 @@ def as_scores(thing: Thing) -> Thing | None:
     scores = replace(plain[0], role="scores", required=True)
     arguments = tuple(scores if a is plain[0] else a for a in thing.arguments)
     return replace(thing, arguments=arguments)
-
-
-def _with_meaning(
-    argument: Argument, docs: Sequence[str | None], means: Mapping[str, str]
-) -> Argument:
-    """Return an argument with what its mask is declared to mean, by the caller or a docstring."""
-    if argument.role not in ("mask", "lengths"):
-        return argument
-    if argument.name in means:
-        return replace(argument, meaning=meaning_of(means[argument.name]))
-    said = [declared_meaning(argument.name, text) for text in docs if text]
-    return replace(argument, meaning=next(filter(None, said), ""))
 
 
 def specimens(thing: Thing, causal: bool | None) -> Iterator[Specimen]:
@@ -392,7 +384,6 @@ def _read(
         forms=_forms(thing, chosen),
         original=thing.original,
         has_own_size=kind == "scores",
-        is_installed=is_installed(thing.call),
     )
 
 

@@ -2,9 +2,11 @@
 
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
+
+from torch import nn
 
 __all__ = [
     "Argument",
@@ -13,8 +15,12 @@ __all__ = [
     "arguments_of",
     "axis_of_heads",
     "declared_meaning",
+    "definition_of",
+    "docstrings_of",
     "meaning_of",
+    "meaning_of_name",
     "projection_role",
+    "signature_of",
 ]
 
 Role = Literal[
@@ -24,6 +30,8 @@ Role = Literal[
 
 Meaning = Literal["", "keeps", "hides", "added"]
 
+_KEEPS = re.compile(r"^attention_mask$|keep|valid|real|allowed")
+_HIDES = re.compile(r"padding|ignore|hide")
 _SCORES = re.compile(r"scores?|logits?|sims?|energy|energies|omega")
 _LENGTHS = re.compile(r"len$|lens$|length$|lengths$")
 _WEIGHT = re.compile(r"w_?(q|k|v|o|query|queries|keys?|values?|out|output)$")
@@ -63,16 +71,33 @@ class Argument:
     meaning: Meaning = ""
 
 
+def definition_of(thing: object) -> Any:
+    """Return the class of a module; anything else as it is."""
+    return type(thing) if isinstance(thing, nn.Module) else thing
+
+
+def signature_of(call: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature of a function, or of a module's ``forward``."""
+    return inspect.signature(call.forward if isinstance(call, nn.Module) else call)
+
+
+def docstrings_of(call: Callable[..., Any]) -> list[str]:
+    """Return the docstrings of a function, or of a module's class and its ``forward``."""
+    target = definition_of(call)
+    found = (target.__doc__, getattr(getattr(target, "forward", None), "__doc__", None))
+    return [text for text in found if text]
+
+
 def arguments_of(call: Callable[..., Any], given: Iterable[str]) -> list[Argument]:
     """Return the arguments that a call of somebody's attention takes, in their order.
 
     Args:
-        call: the function, or a module's forward.
+        call: a function or a module.
         given: the names for which the caller has values already.
     """
     found: list[Argument] = []
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    for name, parameter in inspect.signature(call).parameters.items():
+    for name, parameter in signature_of(call).parameters.items():
         required = parameter.default is inspect.Parameter.empty
         by_name = parameter.kind is inspect.Parameter.KEYWORD_ONLY
         if name in given or not (by_name or parameter.kind in kinds):
@@ -149,19 +174,28 @@ def meaning_of(text: str) -> Meaning:
     return meaning
 
 
-def declared_meaning(name: str, docstring: str) -> Meaning:
-    """Return the meaning of a mask that the line of a docstring about it declares.
+def meaning_of_name(name: str) -> Meaning:
+    """Return the meaning of a mask that its name declares; empty where it declares none."""
+    hides: Meaning = "hides" if _HIDES.search(name.lower()) else ""
+    return hides or ("keeps" if _KEEPS.search(name.lower()) else "")
+
+
+def declared_meaning(name: str, means: Mapping[str, str], docstrings: Iterable[str]) -> Meaning:
+    """Return the meaning of a mask that the caller, or the line of a docstring about it, declares.
 
     Args:
         name: of the argument.
-        docstring: of a function, a class or its forward.
+        means: what True or 1 means in masks, by name, as the caller says.
+        docstrings: of a function, a class or its forward.
 
     Example:
-        >>> declared_meaning("mask", "mask: (batch, tokens), 1 = word, 0 = padding")
+        >>> declared_meaning("mask", {}, ["mask: (batch, tokens), 1 = word, 0 = padding"])
         'keeps'
     """
+    if name in means:
+        return meaning_of(means[name])
     begins = re.compile(rf"^[\s*:-]*(?:param\s+)?`*{re.escape(name)}`*\s*(?:\(.*?\))?\s*[:=-](.*)")
-    lines = docstring.splitlines()
+    lines = [line for docstring in docstrings for line in docstring.splitlines()]
     for number, line in enumerate(lines):
         found = begins.match(line)
         if found is None:

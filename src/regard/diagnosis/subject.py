@@ -21,7 +21,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from regard.diagnosis.signature import Argument
+from regard.diagnosis.signature import Argument, definition_of
 from regard.errors import check_numbers
 
 __all__ = [
@@ -74,8 +74,7 @@ def _uncompiled() -> AbstractContextManager[object]:
 
 def is_installed(thing: object) -> bool:
     """Return True if code belongs to an installed package, whose masks mean what it documents."""
-    target = type(thing) if isinstance(thing, nn.Module) else thing
-    module = (getattr(target, "__module__", None) or "").partition(".")[0]
+    module = (getattr(definition_of(thing), "__module__", None) or "").partition(".")[0]
     return module in ("torch", "transformers", "timm", "regard")
 
 
@@ -92,7 +91,21 @@ def built_from(
     Raises:
         TypeError: it cannot be called, or the class's arguments do not fit.
     """
-    made = _built(thing, args, options) if inspect.isclass(thing) else thing
+    made = thing
+    if inspect.isclass(thing):
+        try:
+            inspect.signature(thing).bind(*args, **options)
+        except TypeError as error:
+            parameters = inspect.signature(thing).parameters.values()
+            wants = ", ".join(p.name for p in parameters if p.default is p.empty)
+            raise TypeError(
+                f"{thing.__name__} has not the arguments that it needs ({error}); it takes "
+                f"{wants}.\n    Give them after it: regard.check({thing.__name__}, ...)."
+            ) from error
+        with suppress(Exception):  # what cannot be copied is passed as it is
+            args, options = copy.deepcopy((args, options))
+        with quiet():
+            made = thing(*args, **options)
     if not callable(made):
         raise TypeError(
             f"thing is {type(made).__name__}; it must be a module, a function or a class.\n"
@@ -113,23 +126,6 @@ def call_to_copy(name: str, arguments: Iterable[Argument]) -> str:
     values = "".join("torch.randn(2, 7, 16), " for a in needed if a.role in known).strip()
     others = ", ".join(f"{a.name!r}: ..." for a in needed if a.role not in known)
     return f"regard.check({name}, args=({values})" + (f", kwargs={{{others}}})" if others else ")")
-
-
-def _built(thing: type, args: tuple[Any, ...], options: Mapping[str, Any]) -> object:
-    try:
-        inspect.signature(thing).bind(*args, **options)
-    except TypeError as error:
-        wants = ", ".join(
-            p.name for p in inspect.signature(thing).parameters.values() if p.default is p.empty
-        )
-        raise TypeError(
-            f"{thing.__name__} has not the arguments that it needs ({error}); it takes {wants}.\n"
-            f"    Give them after it: regard.check({thing.__name__}, ...)."
-        ) from error
-    with suppress(Exception):  # what cannot be copied is passed as it is
-        args, options = copy.deepcopy((args, options))
-    with quiet():
-        return thing(*args, **options)
 
 
 def copied(module: nn.Module) -> nn.Module:

@@ -130,7 +130,7 @@ def _notes(lab: Lab) -> list[Finding]:
         place = place or lines.of("softmax-wrong-axis")
         file, line = (place.file, place.line) if place else (None, None)
         found.append(Finding(entry, "note", file, line, ""))
-    if s.is_module and s.has_batch and _ignores_order(lab):
+    if lab.model is not None and s.has_batch and _ignores_order(lab):
         found.append(Finding(fault("no-positions"), "note", None, None, ""))
     return found
 

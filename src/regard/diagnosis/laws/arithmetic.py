@@ -10,6 +10,7 @@ from regard.diagnosis.laws.lab import Lab, NotTried, Run, normal
 from regard.diagnosis.laws.law import Breach, Law
 from regard.diagnosis.laws.specimen import Contents
 from regard.diagnosis.laws.tape import Place, tensors_in
+from regard.diagnosis.signature import signature_of
 
 __all__ = ["DROPS", "SOFTMAXES", "Gradient", "Large", "Training"]
 
@@ -107,13 +108,11 @@ class Gradient(Law):
 
 def _has_other_ways(lab: Lab) -> bool:
     """Return True if the code has more arguments than it was called with."""
-    call = lab.specimen.call
-    target = call.forward if isinstance(call, nn.Module) else call
     passed = {slot.name for slot in lab.specimen.slots}
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     others = [
         p
-        for p in inspect.signature(target).parameters.values()
+        for p in signature_of(lab.specimen.call).parameters.values()
         if p.name not in passed and p.kind not in kinds and "mask" not in p.name
     ]
     return bool(others)

@@ -12,6 +12,7 @@ from regard.diagnosis.laws.lab import Lab, NotTried, Run, differs
 from regard.diagnosis.laws.law import Breach, Law
 from regard.diagnosis.laws.specimen import Contents
 from regard.diagnosis.laws.tape import tensors_in
+from regard.diagnosis.signature import definition_of, docstrings_of, signature_of
 from regard.diagnosis.subject import is_installed
 
 __all__ = ["Cache"]
@@ -32,8 +33,7 @@ class Cache(Law):
     def breach(self, lab: Lab) -> Breach | None:
         """Run all tokens at once, and the last two one by one."""
         s = lab.specimen
-        call = s.call.forward if isinstance(s.call, nn.Module) else s.call
-        parameters = inspect.signature(call).parameters
+        parameters = signature_of(s.call).parameters
         flags = [n for n, p in parameters.items() if _is_flag(n, p)]
         starts = [n for n in parameters if _START.match(n)]
         caches = [n for n in parameters if _CACHE.search(n) and n not in (*flags, *starts)]
@@ -183,13 +183,11 @@ def _is_flag(name: str, parameter: inspect.Parameter) -> bool:
     return _CACHE.search(name) is not None and (is_bool or _FLAG.match(name) is not None)
 
 
-def _says_cache(call: object) -> bool:
+def _says_cache(call: Callable[..., Any]) -> bool:
     """Return True if the names or the docstring of code say that its keys come from a cache."""
-    target = type(call) if isinstance(call, nn.Module) else call
-    forward = call.forward if isinstance(call, nn.Module) else call
-    texts = [getattr(target, "__name__", ""), target.__doc__ or "", forward.__doc__ or ""]  # pyright: ignore
-    names = inspect.signature(cast(Any, forward)).parameters
-    return any(_CONTINUES.search(text) for text in (*texts, *names))
+    name = getattr(definition_of(call), "__name__", "")
+    texts = (name, *docstrings_of(call), *signature_of(call).parameters)
+    return any(_CONTINUES.search(text) for text in texts)
 
 
 _CONTINUES = re.compile(r"cache|past|incremental|newest|new_tokens|decode", re.IGNORECASE)

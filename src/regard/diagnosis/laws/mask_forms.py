@@ -10,15 +10,12 @@ import torch
 from torch import Tensor
 
 from regard.diagnosis.laws.specimen import Slot
-from regard.diagnosis.signature import Argument
+from regard.diagnosis.signature import Argument, meaning_of_name
 
 __all__ = ["Form", "form_of_given", "forms_of", "takes_masks"]
 
 _SKIPPED = re.compile(r"head_mask|cross|encoder_|output|return|use_")
 _PADDING = re.compile(r"pad|attention_mask|^lengths?$|src_mask|keep|valid|real")
-# Names that declare the meaning of True.
-_KEEPS = re.compile(r"^attention_mask$|keep|valid|real|allowed")
-_HIDES = re.compile(r"padding")
 _AXES: dict[str, tuple[str | int, ...]] = {
     "lengths": ("b",),
     "keys": ("b", "t"),
@@ -121,14 +118,13 @@ def forms_of(argument: Argument, source: str) -> Iterator[Form]:
     if argument.role == "lengths":
         yield Form(argument.name, "lengths", "long", is_sure=True)
         return
-    turned = re.search(rf"{argument.name}\s*==\s*0|1(\.0)?\s*-\s*{argument.name}\b", source)
-    hides = _HIDES.search(name) is not None and turned is None
-    sure = hides or _KEEPS.search(name) is not None
     if argument.meaning == "added":
         yield from _added(argument)
         return
-    if argument.meaning:
-        sure, hides = True, argument.meaning == "hides"
+    said = argument.meaning or meaning_of_name(name)
+    turned = re.search(rf"{argument.name}\s*==\s*0|1(\.0)?\s*-\s*{argument.name}\b", source)
+    sure = said == "keeps" or (said == "hides" and (turned is None or argument.meaning != ""))
+    hides = sure and said == "hides"
     meanings = (not hides,) if sure else (True, False)
     kinds = ("long", "bool") if sure and not hides else ("bool", "long")
     keys = product(("keys", "keys4"), meanings, kinds)

@@ -11,6 +11,7 @@ from regard.diagnosis.laws.law import Breach, Law
 from regard.diagnosis.laws.mask_forms import Form, form_of_given
 from regard.diagnosis.laws.specimen import Contents
 from regard.diagnosis.laws.visibility import influence, pair_of
+from regard.diagnosis.subject import is_installed
 
 __all__ = ["Padding"]
 
@@ -66,7 +67,7 @@ class _Trial:
             except _Refused:
                 continue
             if found is None:
-                if form.is_sure or form.kind == "added" or self.lab.specimen.is_installed:
+                if form.is_sure or form.kind == "added" or is_installed(self.lab.specimen.call):
                     self.lab.readings.append(form.words)
                     return None
                 raise NotTried(_undeclared(form))

@@ -116,7 +116,6 @@ class Specimen:
         has_own_size: the size of the numbers is given, as that of scores, so that none is larger.
         is_example: the caller gave an example of a call.
         has_fewer_queries: the example has fewer queries than keys.
-        is_installed: the code belongs to an installed package, whose masks mean what it documents.
     """
 
     name: str
@@ -133,7 +132,6 @@ class Specimen:
     has_own_size: bool = False
     is_example: bool = False
     has_fewer_queries: bool = False
-    is_installed: bool = False
 
     @property
     def words(self) -> str:
@@ -192,11 +190,6 @@ class Specimen:
                 return None
             seen &= own.view(-1, tokens)
         return seen
-
-    @property
-    def is_module(self) -> bool:
-        """Return True if the code is a module."""
-        return isinstance(self.call, nn.Module)
 
     @property
     def sources(self) -> dict[str, Slot]:

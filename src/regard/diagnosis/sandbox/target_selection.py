@@ -5,11 +5,12 @@ import inspect
 import re
 from collections.abc import Mapping
 from types import FunctionType, ModuleType
-from typing import Any, cast
+from typing import Any
 
 from torch import nn
 
 from regard.diagnosis.checker import check
+from regard.diagnosis.signature import definition_of
 from regard.errors import RegardError
 
 __all__ = ["attentions", "check_options", "fitting_options", "named"]
@@ -81,7 +82,8 @@ def named(module: ModuleType, name: str, shown: str) -> Any:
         thing = getattr(thing, part)
     if not callable(thing):
         raise RegardError(
-            f"{name} is {_kind(thing)}; check takes a module, a function or a class.\n"
+            f"{name} is of type {type(thing).__name__}; check takes a module, a function or "
+            "a class.\n"
             f"    In {shown}: {', '.join(attentions(module)) or 'none with a softmax'}."
         )
     return thing
@@ -104,8 +106,8 @@ def _there(module: ModuleType, name: str) -> str:
 
 def _is_own(thing: object, module: ModuleType) -> bool:
     """Return True if check would take a thing, and it is the module's own."""
-    where = type(thing) if isinstance(thing, nn.Module) else thing
-    return callable(thing) and getattr(where, "__module__", None) == module.__name__
+    where = getattr(definition_of(thing), "__module__", None)
+    return callable(thing) and where == module.__name__
 
 
 def check_options(thing: Any, name: str, shown: str, options: Mapping[str, Any]) -> None:
@@ -196,7 +198,3 @@ def _example(key: str) -> str:
     if _COUNT.search(lower):
         return "4"
     return "16" if _WIDTH.search(lower) else "N"
-
-
-def _kind(thing: object) -> str:
-    return f"of type {cast('type[Any]', type(thing)).__name__}"
