@@ -7,7 +7,7 @@ Wrong attention trains, so that no error message and no loss curve shows it.
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["FAULTS", "NOTES", "Fault", "Severity", "fault"]
+__all__ = ["FAULTS", "NOTES", "Fault", "Severity", "fault", "is_mistake"]
 
 Severity = Literal["fault", "note"]
 
@@ -289,3 +289,8 @@ def fault(name: str) -> Fault:
         KeyError: there is none.
     """
     return _BY_NAME[name]
+
+
+def is_mistake(name: str) -> bool:
+    """Return True if an entry has that name."""
+    return name in _BY_NAME

@@ -7,11 +7,11 @@ from math import prod
 
 from torch import Tensor
 
-from regard.diagnosis.catalogue import fault
+from regard.diagnosis.catalogue import fault, is_mistake
 from regard.diagnosis.laws.arithmetic import DROPS
 from regard.diagnosis.laws.judge import LAWS, judged
 from regard.diagnosis.laws.lab import Lab, Run
-from regard.diagnosis.laws.law import Breach, Pair, Result
+from regard.diagnosis.laws.law import UNUSED, Breach, Pair, Result
 from regard.diagnosis.laws.tape import Change, Operation, Place
 from regard.diagnosis.lines import Lines
 from regard.diagnosis.repairs import REPAIRS, Repair, scaled_by
@@ -24,30 +24,6 @@ _TRIED = LAWS[:8]
 """The laws that are tried again after a repair: from ``runs`` to ``padding``."""
 _ORDER = [law.name for law in _TRIED]
 
-# Names by the law that is broken and the kind of its counterexample.
-_NAMES = {
-    ("runs", "overflow"): "mask-fill-value",
-    ("padding", "overflow"): "mask-fill-value",
-    ("influence", "next"): "causal-off-by-one",
-    ("influence", "self"): "causal-off-by-one",
-    ("influence", "inverted"): "mask-inverted",
-    ("influence", "idle query"): "wrong-projection",
-    ("influence", "idle key"): "wrong-projection",
-    ("influence", "idle value"): "wrong-values",
-    ("score", "leak"): "mask-fill-value",
-    ("score", "exchanged query"): "wrong-projection",
-    ("score", "exchanged key"): "wrong-projection",
-    ("heads", "twice"): "wrong-projection",
-    ("heads", "slices"): "heads-share-projection",
-    ("heads", "tied"): "heads-share-projection",
-    ("heads", "raw"): "wrong-values",
-    ("heads", "turns"): "kv-heads-repeated-in-wrong-order",
-    ("padding", "inverted"): "mask-inverted",
-    ("padding", "unused"): "mask-unused",
-    ("padding", "rows"): "padding-on-queries",
-    ("padding", "another"): "mask-of-another-sample",
-    ("cache", "top-left"): "causal-top-left",
-}
 # The code is no attention any more, so that other laws say nothing.
 _LAST = (
     "values-mixed-along-wrong-axis",
@@ -56,7 +32,6 @@ _LAST = (
     "attends-across-batch",
     "mask-unused",
 )
-_BY_LINE = ("wrong-projection", "kv-heads-repeated-in-wrong-order")
 _OF_STRUCTURE = (
     "heads-split-without-transpose",
     "heads-merged-without-transpose",
@@ -166,7 +141,7 @@ def _mistakes(
 
 def _of_law(lab: Lab, law: str, breach: Breach, idle: Sequence[str]) -> Iterator[list[_Mistake]]:
     run, lines = _lines(lab, breach)
-    name = _NAMES.get((law, breach.kind))
+    name = breach.kind if is_mistake(breach.kind) else None
     if law == "gradient" or (breach.kind == "missing" and " or as " not in breach.says):
         name = next(filter(None, map(_idle_name, idle)), None)
     if lab.specimen.has_own_size and lines is not None:
@@ -183,9 +158,10 @@ def _of_law(lab: Lab, law: str, breach: Breach, idle: Sequence[str]) -> Iterator
         if shape is not None and run is not None and shape[-1] != lab.specimen.tokens:
             name = "heads-and-tokens-exchanged"
     if name is not None:
-        place = breach.place or (None if lines is None else lines.of(name))
-        if breach.kind != "twice" and name in _BY_LINE and lines is not None:
-            place = lines.of(name) or place
+        place = None if lines is None else lines.of(name)
+        # Where a gradient ends tells less of a projection than the line that runs it.
+        if name != "wrong-projection" or breach.kind == name:
+            place = breach.place or place
         yield [_Mistake(name, place, None, breach)]
         return
     yield from _repaired(lab, law, breach)
@@ -200,10 +176,7 @@ def _of_law(lab: Lab, law: str, breach: Breach, idle: Sequence[str]) -> Iterator
 
 def _idle_name(kind: str) -> str | None:
     """Return the mistake that leaves a projection without influence."""
-    named = projection_role(kind.removeprefix("idle "))
-    return {"query": "wrong-projection", "key": "wrong-projection", "value": "wrong-values"}.get(
-        named
-    )
+    return UNUSED.get(projection_role(kind.removeprefix("idle ")))
 
 
 def _lines(lab: Lab, breach: Breach) -> tuple[Run, Lines] | tuple[None, None]:

@@ -75,7 +75,7 @@ class Cache(Law):
         return Breach(
             f"After {sizes[0]} tokens in a cache, token {first} of {s.tokens} differs by up to "
             f"{most:.3g} from a call with all tokens at once.",
-            kind="top-left" if self._sees_oldest_alone(lab, contents, pieces) else "",
+            kind="causal-top-left" if self._sees_oldest_alone(lab, contents, pieces) else "",
         )
 
     @staticmethod
@@ -114,7 +114,7 @@ class Cache(Law):
         return Breach(
             f"The last two queries, with the keys of all {s.tokens} tokens, differ by up to "
             f"{most:.3g} from a call with all queries.",
-            kind="top-left",
+            kind="causal-top-left",
         )
 
     @staticmethod

@@ -27,7 +27,7 @@ class Runs(Law):
         s = lab.specimen
         contents = s.contents(s.batch, s.tokens)
         if (overflow := lab.overflow(contents, {})) is not None:
-            return Breach(overflow[0], overflow[1], kind="overflow")
+            return Breach(*overflow, kind="mask-fill-value")
         first = lab.run(contents, is_double=False, keeps=True)
         found = _not_finite(lab, first, s.batch, s.tokens)
         if found is not None:

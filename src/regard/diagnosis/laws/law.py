@@ -10,7 +10,10 @@ from torch import Tensor
 from regard.diagnosis.laws.lab import Lab
 from regard.diagnosis.laws.tape import Place
 
-__all__ = ["Breach", "Law", "Pair", "Result"]
+__all__ = ["UNUSED", "Breach", "Law", "Pair", "Result"]
+
+UNUSED = {"query": "wrong-projection", "key": "wrong-projection", "value": "wrong-values"}
+"""The mistake that leaves an argument or a projection unused, by what it is for."""
 
 Pair = tuple[Tensor, Tensor, str]
 """Two small matrices that should agree, (rows, columns), and a caption."""
@@ -26,7 +29,8 @@ class Breach:
         pair: two small matrices that should agree; None where the sentence says all.
         is_note: it is worth knowing, but no fault by itself.
         is_definite: no other kind of attention gives these numbers, either.
-        kind: tells apart the ways in which one law is broken.
+        kind: tells apart the ways in which one law is broken: the name in the catalogue of the one
+            mistake that gives it, or another word.
         numbers: that were measured, what they are depends on the kind.
         extra: arguments by name of the call that broke the law.
     """

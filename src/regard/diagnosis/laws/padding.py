@@ -86,7 +86,7 @@ class _Trial:
     def _overflow(self, form: Form) -> Breach | None:
         keep = self._keys(at_start=False)
         found = self.lab.overflow(self.contents, {form.argument: form.encode(keep)})
-        return None if found is None else Breach(found[0], found[1], kind="overflow")
+        return None if found is None else Breach(*found, kind="mask-fill-value")
 
     def _keys(self, *, at_start: bool) -> Tensor:
         """Return padding of each sample, (batch, queries, keys)."""
@@ -233,16 +233,16 @@ class _Trial:
         try:
             plain = self._run(self.contents, {form.argument: form.encode(ones)}).rows
             if not differs(plain, rows).any():
-                return "unused"
+                return "mask-unused"
             if form.is_sure and form.axes != "lengths" and self._is_right_inverted(form, keep):
-                return "inverted"
+                return "mask-inverted"
             beyond = self._keys(at_start=False)
             if form.axes == "lengths" and self._is_right_inverted(form, beyond):
-                return "inverted"
+                return "mask-inverted"
             if self.batch > 1 and form.axes != "pairs" and self._is_of_others(form, keep, rows):
-                return "another"
+                return "mask-of-another-sample"
             if self._is_of_rows(form, plain):
-                return "rows"
+                return "padding-on-queries"
         except _Refused:
             return ""
         return ""

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from regard.diagnosis.laws.lab import Lab, NotTried, differs, normal
-from regard.diagnosis.laws.law import Breach, Law, Pair
+from regard.diagnosis.laws.law import UNUSED, Breach, Law, Pair
 from regard.diagnosis.laws.tape import Step
 
 __all__ = ["Influence", "Positions", "ignores_order", "influence", "pair_of", "pattern_of"]
@@ -138,7 +138,7 @@ class Influence(Law):
             moved = lab.run({**contents, name: other[name]}).rows
             if not differs(moved, start).any():
                 says = f"The argument for {name} has no influence on the output."
-                return Breach(says, kind=f"idle {name}")
+                return Breach(says, kind=UNUSED.get(name, ""))
         return None
 
     @staticmethod
@@ -174,19 +174,16 @@ def _kind(seen: Tensor) -> str:
     for kind, pattern in (
         ("next", ones.tril(1)),
         ("self", ones.tril(-1)),
-        ("inverted", ones.triu(1)),
-        ("inverted", ones.triu()),
+        ("mask-inverted", ones.triu(1)),
     ):
         rest = seen ^ pattern if kind == "next" else (seen ^ pattern) & ~eye
         if kind == "self" and len(seen) > 1 and bool(seen[1, 1]):
             continue  # with a single key a row does not depend on its query
         # A row without any key may see all of them.
-        rest[0 if kind == "self" else -1 if kind == "inverted" else slice(0, 0)] = False
+        rest[0 if kind == "self" else -1 if kind == "mask-inverted" else slice(0, 0)] = False
         if not bool(rest.any()):
-            return kind
-    if bool((seen | eye).equal(eye)):
-        return "alone"
-    return "all" if bool(seen.all()) else ""
+            return kind if kind == "mask-inverted" else "causal-off-by-one"
+    return "" if bool((seen & ~eye).any()) else "alone"
 
 
 def _where(bad: Tensor, *, moves: bool = True) -> str:

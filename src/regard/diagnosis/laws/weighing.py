@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.diagnosis.laws.arithmetic import SOFTMAXES
 from regard.diagnosis.laws.core import Core, Cut, Values
 from regard.diagnosis.laws.lab import Lab, NotTried, differs, normal
-from regard.diagnosis.laws.law import Breach, Law
+from regard.diagnosis.laws.law import UNUSED, Breach, Law
 from regard.diagnosis.laws.tape import Place, Step, addresses, is_theirs
 from regard.diagnosis.laws.visibility import influence
 
@@ -363,7 +363,7 @@ class Score(Law):
             role = next(iter(roles))
             if len(roles) == 1 and role not in ("nothing", cut):
                 says = f"The argument for the {cut} acts as the {role}."
-                return Breach(says, kind=f"exchanged {cut}")
+                return Breach(says, kind="" if cut == "value" else UNUSED[str(cut)])
         return None
 
     def _others(self, probe: "_Probe", live: list[int]) -> Breach | None:
@@ -564,7 +564,7 @@ class Score(Law):
         return Breach(
             "The weights of later tokens do not follow the query: their scores are filled with a "
             f"number, and weights up to {float(start.triu(1).max()):.2g} are left to them.",
-            kind="leak",
+            kind="mask-fill-value",
         )
 
 
@@ -710,8 +710,7 @@ class Heads(Law):
         rank = _rank(kept)
         if rank < min(kept.shape):
             return Breach(
-                f"{len(w.value)} value channels reach the output in {rank} directions only.",
-                kind="rank",
+                f"{len(w.value)} value channels reach the output in {rank} directions only."
             )
         heads = w.heads
         if w.core.is_direct and (found := self._out_of_place(w)) is not None:
@@ -728,8 +727,9 @@ class Heads(Law):
             is_shared = roles[one] == roles[other] and "query" not in roles[one]
             if not is_shared and torch.equal(steps[0].outputs[0], steps[1].outputs[0]):
                 says = "Two projections give the same numbers."
-                kind = "tied" if roles[one] == roles[other] else "twice"
-                return Breach(says, steps[kind == "twice"].place, kind=kind)
+                if roles[one] == roles[other]:
+                    return Breach(says, steps[0].place, kind="heads-share-projection")
+                return Breach(says, steps[1].place, kind="wrong-projection")
         return None
 
     @staticmethod
@@ -747,7 +747,7 @@ class Heads(Law):
                     f"One number of a token reaches {share:.0%} of a projection: heads read "
                     "slices of the token where each should read all of it.",
                     w.core.run.steps[cut].place,
-                    kind="slices",
+                    kind="heads-share-projection",
                 )
         return None
 
@@ -760,7 +760,7 @@ class Heads(Law):
         return Breach(
             "The values are the input itself, and queries and keys are projections of it.",
             is_definite=False,
-            kind="raw",
+            kind="wrong-values",
         )
 
     @staticmethod
@@ -781,7 +781,7 @@ class Heads(Law):
                 return Breach(
                     f"Numbers {other + 1} and {column + 1} of the output are always the same: "
                     "heads share their queries, keys and values.",
-                    kind="tied",
+                    kind="heads-share-projection",
                 )
         return None
 
@@ -824,7 +824,7 @@ class Heads(Law):
             return Breach(
                 "Neighbouring query heads should share a head of keys and values, 0 0 1 1; here "
                 f"they take turns, in the order {_turns(order)}.",
-                kind="turns",
+                kind="kv-heads-repeated-in-wrong-order",
             )
         return None
 
