@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.diagnosis.laws.lab import Lab, NotTried, Run, differs
 from regard.diagnosis.laws.law import Breach, Law
 from regard.diagnosis.laws.specimen import Contents
-from regard.diagnosis.laws.tape import tensors_in
+from regard.diagnosis.laws.tape import in_words, tensors_in
 from regard.diagnosis.signature import definition_of, docstrings_of, signature_of
 from regard.diagnosis.subject import is_installed
 
@@ -142,9 +142,8 @@ class Cache(Law):
             try:
                 run = lab.run(piece, call=call, extra=extra)
             except Exception as error:
-                said = (str(error).strip() or "no message").splitlines()[0][:120]
                 raise NotTried(
-                    f"With a cache as check makes it, it raises {type(error).__name__}: {said}."
+                    f"With a cache as check makes it, it raises {in_words(error)}."
                 ) from error
             done += size
             held = self._held(lab, run, contents, done, caches)

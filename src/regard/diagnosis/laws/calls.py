@@ -9,7 +9,7 @@ from regard.diagnosis.laws.arithmetic import DROPS
 from regard.diagnosis.laws.lab import Lab, NotTried, Run, differs
 from regard.diagnosis.laws.law import Breach, Law
 from regard.diagnosis.laws.specimen import Contents
-from regard.diagnosis.laws.tape import Place, Step, addresses, place_of, tensors_in
+from regard.diagnosis.laws.tape import Place, Step, addresses, in_words, place_of, tensors_in
 
 __all__ = ["Pure", "Runs", "Samples"]
 
@@ -41,7 +41,8 @@ class Runs(Law):
                 # Code that keeps the k largest needs k tokens.
                 if "selected index k" in str(error) or self._is_limit(lab, batch, tokens):
                     continue
-                return _raised(error, batch, tokens)
+                said = f"{_sized(batch, tokens)}: {in_words(error)}."
+                return Breach(said, place_of(error), kind="raises")
             found = _not_finite(lab, run, batch, tokens)
             if found is not None:
                 return found
@@ -106,15 +107,6 @@ class Runs(Law):
 def _sized(batch: int, tokens: int) -> str:
     samples = f"{batch} samples" if batch > 1 else "One sample"
     return f"{samples} of {tokens} tokens" if tokens > 1 else f"{samples} of one token"
-
-
-def _raised(error: Exception, batch: int, tokens: int) -> Breach:
-    said = (str(error).strip() or "no message").splitlines()[0][:200]
-    return Breach(
-        f"{_sized(batch, tokens)}: {type(error).__name__}: {said.rstrip('.')}.",
-        place_of(error),
-        kind="raises",
-    )
 
 
 def _not_finite(lab: Lab, run: Run, batch: int, tokens: int) -> Breach | None:

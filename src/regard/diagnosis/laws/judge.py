@@ -8,7 +8,7 @@ from regard.diagnosis.laws.calls import Pure, Runs, Samples
 from regard.diagnosis.laws.lab import Lab, NotTried
 from regard.diagnosis.laws.law import Law, Result
 from regard.diagnosis.laws.padding import Padding
-from regard.diagnosis.laws.tape import OpaqueOperator
+from regard.diagnosis.laws.tape import OpaqueOperator, in_words
 from regard.diagnosis.laws.visibility import Influence, Positions
 from regard.diagnosis.laws.weighing import Heads, Mixture, Score
 
@@ -74,5 +74,4 @@ def _tried(law: Law, lab: Lab) -> Result:
     except OpaqueOperator as error:
         return Result(law, reason=str(error))
     except Exception as error:  # noqa: BLE001  # somebody's code may raise anything
-        said = (str(error).strip() or "no message").splitlines()[0][:160]
-        return Result(law, reason=f"While it was tried, {type(error).__name__}: {said}")
+        return Result(law, reason=f"While it was tried, {in_words(error)}.")

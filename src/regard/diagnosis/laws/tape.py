@@ -23,6 +23,7 @@ __all__ = [
     "Step",
     "Tape",
     "addresses",
+    "in_words",
     "is_theirs",
     "place_of",
     "reached",
@@ -281,6 +282,12 @@ def _place(own: FrameType | None) -> Place | None:
 def is_theirs(file: str) -> bool:
     """Return True if a file belongs to nobody but the user."""
     return not file.startswith((_OWN, _INSTALLED, *_LIBRARIES))
+
+
+def in_words(error: BaseException) -> str:
+    """Return the class of an error with the first line of its message."""
+    said = (str(error).strip() or "no message").splitlines()[0][:200]
+    return f"{type(error).__name__}: {said.rstrip('.')}"
 
 
 def place_of(error: BaseException) -> Place | None:

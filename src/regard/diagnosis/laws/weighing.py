@@ -13,7 +13,7 @@ from regard.diagnosis.laws.arithmetic import SOFTMAXES
 from regard.diagnosis.laws.core import Core, Cut, Values
 from regard.diagnosis.laws.lab import Lab, NotTried, differs, normal
 from regard.diagnosis.laws.law import UNUSED, Breach, Law
-from regard.diagnosis.laws.tape import Place, Step, addresses, is_theirs
+from regard.diagnosis.laws.tape import Place, Step, addresses, in_words, is_theirs
 from regard.diagnosis.laws.visibility import influence
 
 __all__ = ["Heads", "Mixture", "Score", "core_of"]
@@ -47,8 +47,7 @@ def core_of(lab: Lab) -> "Weighing":
         except NotTried as error:
             lab.weighing = error
         except Exception as error:  # noqa: BLE001  # somebody's code may raise anything
-            reason = f"With other numbers inside it raises {type(error).__name__}: {error}"
-            lab.weighing = NotTried(reason.splitlines()[0][:200])
+            lab.weighing = NotTried(f"With other numbers inside it raises {in_words(error)}.")
     if isinstance(lab.weighing, NotTried):
         raise lab.weighing
     assert isinstance(lab.weighing, Weighing)
