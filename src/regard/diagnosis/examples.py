@@ -1,6 +1,5 @@
 """From an example call to what the laws are tried on: the meaning of arguments and axes."""
 
-import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -67,7 +66,9 @@ def example_specimens(
             f"the example does not fit {name}: {error}.\n    Pass args=(...) and kwargs={{...}} "
             f"as a call of {name} has them."
         ) from error
-    bound = _flattened(thing, bound)
+    for parameter in signature_of(thing).parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            bound |= bound.pop(parameter.name, {})
     by_name = {parameter for parameter in kwargs if parameter in bound}
     roles = {a.name: a.role for a in arguments_of(thing, ())}
     contents = _contents(bound, roles)
@@ -122,18 +123,6 @@ def _of_slots(
         segments=segments,
         is_example=True,
     )
-
-
-def _flattened(call: Callable[..., Any], bound: Mapping[str, Any]) -> dict[str, Any]:
-    """Return bound arguments with those of ``**kwargs`` beside the others."""
-    found: dict[str, Any] = {}
-    for name, value in bound.items():
-        kind = signature_of(call).parameters[name].kind
-        if kind is inspect.Parameter.VAR_KEYWORD:
-            found |= value
-        else:
-            found[name] = value
-    return found
 
 
 def _tensor(value: Any) -> Tensor:
@@ -232,12 +221,11 @@ def _slot(
     tensor = _tensor(value)
     if is_content:
         axes = named or (own if len(own) == tensor.ndim else _by_size(tensor, sizes))
-        grid = None
+        shape, grid = list(tensor.shape), None
         if axes.count("t") == 2:
             at = axes.index("t")
-            grid = (tensor.shape[at], tensor.shape[at + 1])
+            grid = (shape[at], shape.pop(at + 1))
             axes = (*axes[:at], "t", *axes[at + 2 :])
-        shape = [n for place, n in enumerate(tensor.shape) if not grid or place != at + 1]  # pyright: ignore[reportPossiblyUnboundVariable]
         lengths = tuple(a if isinstance(a, str) else n for a, n in zip(axes, shape, strict=True))
         source = role if role in ("query", "key", "value") else name
         high = 0 if tensor.is_floating_point() else int(tensor.max()) + 1

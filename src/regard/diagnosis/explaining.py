@@ -83,13 +83,11 @@ def explained(lab: Lab, results: Sequence[Result]) -> list[Finding]:
             own = lab.repaired(_all_of(fixes))
             results = judged(own, _TRIED)
     names = {mistake.name for mistake in found}
+    doubtful = {"nan-rows"} if "mask-inverted" in names else set[str]()  # nothing to attend to
     if any(mistake.name == "wrong-scale" and mistake.breach.kind != "factor" for mistake in found):
         # Weights that are scaled are no scale of scores, unless that is missing.
-        wrong = {"no-scale"} if "no-scale" in names else {"wrong-scale"}
-        found = [mistake for mistake in found if mistake.name not in wrong]
-    if "mask-inverted" in names:  # one row has nothing to attend to either way
-        found = [mistake for mistake in found if mistake.name != "nan-rows"]
-    findings = [_finding(lab, mistake) for mistake in found]
+        doubtful.add("no-scale" if "no-scale" in names else "wrong-scale")
+    findings = [_finding(lab, mistake) for mistake in found if mistake.name not in doubtful]
     return sorted(findings, key=lambda finding: finding.number)
 
 

@@ -400,13 +400,12 @@ def _content(
     if role == "x" and vocabulary:
         ids = tuple(axis for axis in axes if isinstance(axis, str))
         return Slot(name, "ids", ids, "x", torch.int64, high=vocabulary, by_name=by_name)
-    is_own = role in _CONTENTS and (role == "x" or argument.required)
-    if thing.kind == "embeddings" and is_own:
-        # Arguments apart, so that one that is never read, or read for another, shows.
-        return Slot(name, "content", axes, role, by_name=by_name)
-    if thing.kind == "qkv" and role in ("query", "key", "value"):
-        return Slot(name, "content", axes, role, by_name=by_name)
-    return None
+    if thing.kind == "embeddings":
+        is_own = role == "x" or (argument.required and role in _CONTENTS)
+    else:
+        is_own = thing.kind == "qkv" and role in ("query", "key", "value")
+    # Arguments apart, so that one that is never read, or read for another, shows.
+    return Slot(name, "content", axes, role, by_name=by_name) if is_own else None
 
 
 def _forms(thing: Thing, chosen: Mapping[str, Form]) -> tuple[tuple[Form, ...], ...]:

@@ -124,8 +124,7 @@ def _zero_one(op: Operation) -> tuple[Tensor, Tensor] | None:
     x, mask = op.tensors if op.moved[0] else op.tensors[::-1]
     if mask.ndim < 2 or mask.numel() < 4:
         return None
-    is_mask = mask.dtype == torch.bool or bool(((mask == 0) | (mask == 1)).all())
-    return (x, mask != 0) if is_mask else None
+    return (x, mask != 0) if _is_zero_one(mask) else None
 
 
 def _added(forbidden: int) -> Change:
@@ -233,18 +232,15 @@ def _hides_later(op: Operation) -> Tensor | None:
         later = torch.ones_like(scores, dtype=torch.bool).triu(1)
         return scores.masked_fill(later, -torch.inf)
 
-    if op.name in ("_softmax", "_safe_softmax"):
-        x = cast(Tensor, op.args[0])
-        is_square = x.ndim > 1 and x.shape[-1] == x.shape[-2] == op.tokens
-        if is_square and int(op.args[1]) % x.ndim == x.ndim - 1:
-            return causal(x).softmax(-1)
-    if op.name == "exp" and op.moved[0] and not op.behind[0]:
-        x = cast(Tensor, op.args[0])
-        is_square = x.ndim > 1 and x.shape[-1] == x.shape[-2] == op.tokens
-        return causal(x).exp() if is_square else None
-    if "scaled_dot_product" in op.name and op.tensors[0].shape[-2] == op.tokens:
+    if not op.tensors or op.tensors[0].ndim < 2 or op.tensors[0].shape[-2] != op.tokens:
+        return None
+    x = op.tensors[0]
+    if "scaled_dot_product" in op.name:
         return _fused(op, causal)
-    return None
+    if x.shape[-1] == op.tokens and op.name in ("_softmax", "_safe_softmax"):
+        return causal(x).softmax(-1) if int(op.args[1]) % x.ndim == x.ndim - 1 else None
+    is_first = op.name == "exp" and op.moved[0] and not op.behind[0]
+    return causal(x).exp() if is_first and x.shape[-1] == op.tokens else None
 
 
 def _without_nan(op: Operation) -> Tensor | None:

@@ -217,22 +217,16 @@ class Samples(Law):
         contents = s.contents(2, s.tokens)
         base = lab.run(contents, keeps=True)
         runs = [lab.run(s.changed(contents, sample=b), keeps=True) for b in range(2)]
+        moved = torch.stack([differs(r.rows, base.rows).flatten(1).any(1) for r in runs], 1).float()
         for b in range(2):
-            if differs(runs[b].rows[1 - b], base.rows[1 - b]).any():
+            if moved[1 - b, b]:
                 most = float((runs[b].rows[1 - b] - base.rows[1 - b]).abs().max())
-                moved = torch.zeros(2, 2, device="cpu")
-                for i in range(2):
-                    for j in range(2):
-                        moved[i, j] = float(differs(runs[j].rows[i], base.rows[i]).any())
+                caption = "which sample (across) moves which (down): 1 if it does"
                 return Breach(
                     f"Other numbers in sample {b + 1} move the output of sample {2 - b} by "
                     f"{most:.3g}; they should move it by 0.",
                     self._place(base, runs),
-                    (
-                        moved,
-                        torch.eye(2, device="cpu"),
-                        "which sample (across) moves which (down): 1 if it does",
-                    ),
+                    (moved, torch.eye(2, device="cpu"), caption),
                 )
         for b in range(2) if not s.has_given_samples else ():
             alone = lab.run({name: t[b : b + 1] for name, t in contents.items()})

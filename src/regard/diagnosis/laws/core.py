@@ -349,9 +349,7 @@ def _planned(lab: Lab, run: Run, contents: Contents) -> _Plan:
     found = _walked(run.steps, sources)
     if found is None and {"query", "key", "value"} <= set(contents):
         return _Plan(("query", "key", "value"), None, 0)  # computed without PyTorch
-    if found is None:
-        raise NotTried("No product of queries and keys was seen in it.")
-    if not found.cuts:
+    if found is None or not found.cuts:
         raise NotTried("No product of queries and keys was seen in it.")
     if found.exit is None and not lab.sees_rows:
         raise NotTried("Its output has no axis for the tokens.")

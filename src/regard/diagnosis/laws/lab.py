@@ -242,30 +242,43 @@ class Lab:
                 f"{s.name} gave back no tensor of floating-point numbers; one output must have the "
                 "same batch and tokens."
             )
-        others = [(s.batch + 1, s.tokens), (s.batch, s.tokens - 1 if s.tokens > 3 else 5)]
-        if s.is_fixed:
-            others = others[:1]
-        axes: list[list[int | None]] = []
-        if s.most_tokens is not None:
-            others = [(b, min(n, s.most_tokens)) for b, n in others]
-        for index, size in enumerate(others):
-            is_there = s.has_batch if index == 0 else s.has_tokens
-            try:
-                moved = self._shapes(*size) if is_there else shapes
-            except Exception:  # noqa: BLE001  # somebody's code may raise anything
-                moved = None
-            letter = size[index] if moved else (s.batch, s.tokens)[index]
-            axes.append(_moved_axes(shapes, moved, letter if is_there else None))
-        while len(axes) < 2:
-            axes.append([_first(shape, s.tokens) for shape in shapes])
+        tokens = s.tokens - 1 if s.tokens > 3 else 5
+        tokens = tokens if s.most_tokens is None else min(tokens, s.most_tokens)
+        batch_axes = self._axes(shapes, s.batch if s.has_batch else None, (s.batch + 1, s.tokens))
+        token_axes = self._axes(
+            shapes,
+            s.tokens if s.has_tokens or s.is_fixed else None,
+            None if s.is_fixed else (s.batch, tokens),
+        )
 
         # Weights have two axes as long as there are keys; an output has one.
         def weightlike(i: int) -> bool:
             return shapes[i][-1:] == (s.tokens,) and len(shapes[i]) > 2
 
-        order = sorted(range(len(shapes)), key=lambda i: (axes[1][i] is None, weightlike(i)))
+        order = sorted(range(len(shapes)), key=lambda i: (token_axes[i] is None, weightlike(i)))
         best = order[0]
-        return best, axes[0][best], axes[1][best]
+        return best, batch_axes[best], token_axes[best]
+
+    def _axes(
+        self, shapes: list[tuple[int, ...]], size: int | None, other: tuple[int, int] | None
+    ) -> list[int | None]:
+        """Return, of each output, the first axis that follows another size of batch and tokens.
+
+        Where the code cannot be run with that, it is the first axis of the size that it has.
+        """
+        if size is None:
+            return [None] * len(shapes)
+        try:
+            moved = None if other is None else self._shapes(*other)
+        except Exception:  # noqa: BLE001  # somebody's code may raise anything
+            moved = None
+        if moved is None:
+            return [shape.index(size) if size in shape else None for shape in shapes]
+        found: list[int | None] = []
+        for shape, own in zip(shapes, moved, strict=False):
+            pairs = enumerate(zip(shape, own, strict=False))
+            found.append(next((axis for axis, (a, b) in pairs if a != b), None))
+        return found + [None] * (len(shapes) - len(found))
 
     def _shapes(self, batch: int, tokens: int) -> list[tuple[int, ...]]:
         values, named = self.specimen.arguments(
@@ -333,22 +346,3 @@ def _leaf(value: Any) -> Any:
 def _graphed(value: Any) -> Any:
     """Return a tensor that the code may write into, on a leaf of the graph."""
     return value.clone() if isinstance(value, Tensor) and value.requires_grad else value
-
-
-def _first(shape: tuple[int, ...], size: int) -> int | None:
-    return shape.index(size) if size in shape else None
-
-
-def _moved_axes(
-    shapes: list[tuple[int, ...]], moved: list[tuple[int, ...]] | None, size: int | None
-) -> list[int | None]:
-    """Return, of each output, the first axis that follows a changed size; None without one."""
-    if size is None:
-        return [None] * len(shapes)
-    if moved is None:
-        return [_first(shape, size) for shape in shapes]
-    found: list[int | None] = []
-    for shape, other in zip(shapes, moved, strict=False):
-        pairs = enumerate(zip(shape, other, strict=False))
-        found.append(next((axis for axis, (a, b) in pairs if a != b), None))
-    return found + [None] * (len(shapes) - len(found))

@@ -130,43 +130,34 @@ class _Trial:
             count = int((~rows.isfinite()).any(-1).sum())
             says = f"Under a mask {count} of {rows.shape[0] * rows.shape[1]} rows are not finite."
             return Breach(says, kind="nan", extra=extra)
-        moved = self._moved_by_hidden(form, keep, rows, extra, hidden=True)
-        moved = moved or self._moved_by_hidden(form, keep, rows, extra, hidden=False)
-        found = moved or self._alone(form, keep, rows, extra, at_start=at_start)
-        if found is None and not form.is_of_keys:
-            found = self._pairs(form)
-        return found
-
-    def _moved_by_hidden(
-        self, form: Form, keep: Tensor, rows: Tensor, extra: Mapping[str, Any], *, hidden: bool
-    ) -> Breach | None:
-        """Other numbers in hidden tokens move nothing that is read; in the others all of it."""
-        real = keep[:, 0]
-        contents = self._changed(~real if hidden else real)
-        moved = differs(self._run(contents, extra).rows, rows).any(-1) & real
-        if not hidden:
-            if moved.equal(real):
-                return None
-            says = f"Tokens that {form.argument} does not hide move no output."
+        says = self._moved(form, keep[:, 0], rows, extra)
+        if says is None and not (at_start and not self._is_shift_invariant()):
+            says = self._alone(form, keep, rows)
+        if says is not None:
             return Breach(says, kind=self._kind(form, keep, rows), extra=extra)
-        if not moved.any():
-            return None
-        sample, token = (int(n) for n in moved.nonzero()[0])
-        return Breach(
-            f"Other numbers in the tokens that {form.argument} hides move output {token + 1} of "
-            f"sample {sample + 1}.",
-            kind=self._kind(form, keep, rows),
-            extra=extra,
-        )
+        return None if form.is_of_keys else self._pairs(form)
 
-    def _alone(
-        self, form: Form, keep: Tensor, rows: Tensor, extra: Mapping[str, Any], *, at_start: bool
-    ) -> Breach | None:
+    def _moved(
+        self, form: Form, real: Tensor, rows: Tensor, extra: Mapping[str, Any]
+    ) -> str | None:
+        """Other numbers in hidden tokens move nothing that is read; in the others all of it."""
+        by_hidden, by_real = (
+            differs(self._run(self._changed(tokens), extra).rows, rows).any(-1) & real
+            for tokens in (~real, real)
+        )
+        if by_hidden.any():
+            sample, token = (int(n) + 1 for n in by_hidden.nonzero()[0])
+            return (
+                f"Other numbers in the tokens that {form.argument} hides move output {token} of "
+                f"sample {sample}."
+            )
+        if not by_real.equal(real):
+            return f"Tokens that {form.argument} does not hide move no output."
+        return None
+
+    def _alone(self, form: Form, keep: Tensor, rows: Tensor) -> str | None:
         """Without what is hidden a sample gives what it gives with it."""
-        s = self.lab.specimen
-        if s.is_fixed or (at_start and not self._is_shift_invariant()):
-            return None
-        for sample in range(self.batch):
+        for sample in range(0 if self.lab.specimen.is_fixed else self.batch):
             real = keep[sample, 0]
             n = int(real.sum())
             part = {name: t[sample : sample + 1, real] for name, t in self.contents.items()}
@@ -177,11 +168,9 @@ class _Trial:
                 continue
             row = int(differs(mine, alone).any(-1).nonzero()[0])
             most = float((mine - alone).abs().max())
-            return Breach(
+            return (
                 f"Sample {sample + 1} with padding, under {form.argument}, differs by up to "
-                f"{most:.3g} from the same {n} tokens alone, first in row {row + 1}.",
-                kind=self._kind(form, keep, rows),
-                extra=extra,
+                f"{most:.3g} from the same {n} tokens alone, first in row {row + 1}."
             )
         return None
 
@@ -199,13 +188,9 @@ class _Trial:
         keep = keep.expand(self.batch, self.tokens, self.tokens)
         extra = {form.argument: form.encode(keep)}
         rows = self._run(self.contents, extra).rows
-        seen = torch.stack(
-            [
-                differs(self._run(self._at(token), extra).rows, rows).any(-1)
-                for token in range(self.tokens)
-            ],
-            -1,
-        )
+        others = (self.lab.specimen.changed(self.contents, token=j) for j in range(self.tokens))
+        moved = [differs(self._run(contents, extra).rows, rows).any(-1) for contents in others]
+        seen = torch.stack(moved, -1)
         allowed = keep.tril() if self.is_causal else keep
         eye = torch.eye(self.tokens, dtype=torch.bool, device="cpu")
         bad = (seen != allowed) & ~eye
@@ -221,9 +206,6 @@ class _Trial:
             kind=self._kind(form, keep, rows),
             extra=extra,
         )
-
-    def _at(self, token: int) -> Contents:
-        return self.lab.specimen.changed(self.contents, token=token)
 
     # Which mistake with a mask it is
 

@@ -98,14 +98,13 @@ class Influence(Law):
         i, j = torch.arange(rows, device="cpu")[:, None], torch.arange(tokens, device="cpu")
         causal = lab.specimen.causal
         if causal:
+            near = (j <= i) & (i - j < 2)
+            says = ""
             if bool((bad := seen & (j > i)).any()):
                 says = f"{_where(bad)}, which comes later."
-                return Breach(says, None, pair_of(seen, j <= i), kind=_kind(seen))
-            near = (j <= i) & (i - j < 2)
-            if bool((bad := ~seen & near).any()):
+            elif bool((bad := ~seen & near).any()):
                 says = f"{_where(bad, moves=False)}."
-                return Breach(says, None, pair_of(seen, j <= i), kind=_kind(seen))
-            return None
+            return Breach(says, None, pair_of(seen, j <= i), kind=_kind(seen)) if says else None
         if not seen.any():
             return Breach("No token moves any output.", is_definite=False)
         if not (seen & (j != i)).any():
@@ -155,15 +154,14 @@ class Influence(Law):
         if s.causal or (s.causal is None and not bool((seen & allowed).triu(1).any())):
             allowed = allowed & torch.ones_like(allowed).tril()
         # A residual connection lets a token see itself; what hidden rows give does not count.
-        kept = allowed.any(0) & allowed.any(1)
+        kept = (allowed.any(0) & allowed.any(1))[:, None]
         eye = torch.eye(len(seen), dtype=torch.bool, device="cpu")
-        if bool((bad := seen & ~allowed & kept[:, None] & ~eye).any()):
-            return Breach(f"{_where(bad)}, which is hidden from it.", None, pair_of(seen, allowed))
-        if bool((bad := ~seen & allowed & kept[:, None]).any()):
-            return Breach(
-                f"{_where(bad, moves=False)}, which may see it.", None, pair_of(seen, allowed)
-            )
-        return None
+        says = ""
+        if bool((bad := seen & ~allowed & kept & ~eye).any()):
+            says = f"{_where(bad)}, which is hidden from it."
+        elif bool((bad := ~seen & allowed & kept).any()):
+            says = f"{_where(bad, moves=False)}, which may see it."
+        return Breach(says, None, pair_of(seen, allowed)) if says else None
 
 
 def _kind(seen: Tensor) -> str:

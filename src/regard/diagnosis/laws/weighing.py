@@ -137,24 +137,20 @@ class Weighing:
             NotTried: a projection after the attention mixes channels with different weights.
         """
         constant = self.constant[:, self.open_rows][:, 0]
-        active = constant.abs() > 1e-9
+        active = constant.abs() > 1e-9  # (channels, columns)
         found: list[tuple[int, Tensor]] = []
         seen: list[Tensor] = []
-        if bool((active.sum(0) <= 1).all()):
+        is_apart = bool((active.sum(0) <= 1).all())
+        pairs = list(enumerate(constant))
+        if is_apart:
             eye = torch.eye(constant.shape[1], dtype=torch.float64, device="cpu")
-            pairs = [
-                (int(active[:, column].nonzero()[0]), eye[column])
-                for column in range(constant.shape[1])
-                if bool(active[:, column].any())
-            ]
-        else:
-            pairs = list(enumerate(constant))
+            pairs = [(int(channel), eye[column]) for column, channel in active.T.nonzero()]
         for channel, direction in pairs:
             length = direction @ constant[channel]
             own = self.shares[channel]
             weights = own @ direction / length
             others = torch.einsum("tr,c->trc", weights, direction)
-            if len(pairs) and not active.sum(0).le(1).all() and differs(own, others, 1e-7).any():
+            if not is_apart and differs(own, others, 1e-7).any():
                 raise NotTried("A projection after the attention mixes its channels.")
             if not any(not differs(weights, other, 1e-9).any() for other in seen):
                 seen.append(weights)
@@ -216,9 +212,10 @@ class Mixture(Law):
         rest = offset
         if not w.core.is_direct:
             for numbers in w.core.contents.values():
-                is_like = numbers[0].shape == offset.shape and numbers.is_floating_point()
-                without = offset - numbers[0] if is_like else offset
-                if is_like and not differs(without, without[:1]).any():
+                if numbers[0].shape != offset.shape or not numbers.is_floating_point():
+                    continue
+                without = offset - numbers[0]
+                if not differs(without, without[:1]).any():
                     rest = without
                     lab.notes.append("Its input is added to the output: a residual connection.")
         if differs(rest, rest[:1]).any() or (w.core.is_direct and bool(rest.abs().max() > 1e-8)):
@@ -287,29 +284,24 @@ def _has_sink(w: Weighing) -> bool:
     """Return True if what a row lacks to 1 is the weight of one more score."""
     if w.missing or not w.core.columns_are_channels:
         return False
+    moved = w.core.bases(1)
+    for cut, channel in w.key:
+        moved[cut][:, w.core.places[cut][-1:, channel]] *= 3.0
     try:
-        steps = [w.weights(w.scaled(f, w.query))[0] for f in (0.0, 1.0, 2.0)]
+        weights = w.weights(joined([*(w.scaled(f, w.query) for f in (0.0, 1.0, 2.0)), moved]))
     except NotTried:
         return False
-    lacks = [1 - weights.sum(-1) for weights in steps]
-    if any(float(lack.min()) < 1e-12 or float(lack.max()) > 1 - 1e-12 for lack in lacks):
+    lacks = 1 - weights.sum(-1)  # (probes, heads, rows)
+    if float(lacks.min()) < 1e-12 or float(lacks.max()) > 1 - 1e-12:
         return False
-    logs = [
-        (lack[..., None].log() - weights.log()) for lack, weights in zip(lacks, steps, strict=True)
-    ]
-    seen = torch.isfinite(logs[0])
-    first, second = logs[1][seen] - logs[0][seen], logs[2][seen] - logs[1][seen]
-    if bool(differs(first, second, 1e-6).any()):
-        return False
-    # One more score knows nothing of the keys.
-    values = w.core.bases(1)
-    for cut, channel in w.key:
-        values[cut][:, w.core.places[cut][-1:, channel]] *= 3.0
-    weights = w.weights(values)[0]
-    moved = (1 - weights.sum(-1))[..., None].log() - weights.log()
-    others = seen[..., :-1] & torch.isfinite(moved[..., :-1])
-    same = differs(moved[..., :-1][others], logs[1][..., :-1][others], 1e-6)
-    return not bool(same.any())
+    logs = lacks[..., None].log() - weights.log()
+    seen = logs[0].isfinite()
+    first, second = (logs[1] - logs[0])[seen], (logs[2] - logs[1])[seen]
+    others = seen & logs[3].isfinite()
+    others[..., -1] = False
+    # One more score follows the query, and knows nothing of the keys.
+    is_bent = differs(first, second, 1e-6).any()
+    return not bool(is_bent or differs(logs[3][others], logs[1][others], 1e-6).any())
 
 
 class Score(Law):
@@ -531,9 +523,7 @@ class Score(Law):
         for own in weights:
             logs = own.clamp(min=1e-300).log()
             logs = logs - logs.diagonal()[:, None]
-            if differs(logs[~later], torch.zeros((), device="cpu"), 1e-9).any() or not bool(
-                later.any()
-            ):
+            if not (later.any() and logs[~later].abs().max() <= 1e-9):
                 continue
             level = logs[later]
             is_step = not bool(differs(level, level[:1].expand_as(level), 1e-6).any())
@@ -602,19 +592,14 @@ class _Probe:
             ours, theirs = forth[:, head], back[:, head]
             mine, its = ours.abs() > 1e-7, theirs.abs() > 1e-7
             widths.append(int(mine.sum()) if bool(its.any()) else 0)
-            one = (
-                float((ours.square().sum() / key[0][its].square().sum()).sqrt())
-                if widths[-1]
-                else 0.0
-            )
-            other = (
-                float((theirs.square().sum() / query[0][mine].square().sum()).sqrt())
-                if widths[-1]
-                else 0.0
-            )
-            # Next to itself, a token's query and key are turned alike by their positions.
+            if not widths[-1]:
+                sizes.append((0.0, 0.0))
+                continue
             its_keys = key[0][its]
-            if self.token == self.row and ours[mine].numel() == its_keys.numel() > 0:
+            one = float((ours.square().sum() / its_keys.square().sum()).sqrt())
+            other = float((theirs.square().sum() / query[0][mine].square().sum()).sqrt())
+            # Next to itself, a token's query and key are turned alike by their positions.
+            if self.token == self.row and widths[-1] == len(its_keys):
                 along = float((ours[mine] * its_keys).sum())
                 one = -one if along < -0.99 * one * float(its_keys.square().sum()) else one
             sizes.append((one, other))
