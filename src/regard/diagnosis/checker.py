@@ -19,7 +19,7 @@ from regard.diagnosis.laws.mask_forms import takes_masks
 from regard.diagnosis.laws.visibility import influence
 from regard.diagnosis.nested_attention import attentions_inside
 from regard.diagnosis.reading import Thing, as_scores, grouped, specimens, thing_of
-from regard.diagnosis.report import Finding, Report
+from regard.diagnosis.report import Finding, Report, finding_of
 from regard.diagnosis.signature import arguments_of, definition_of
 from regard.diagnosis.subject import built_from, copied, quiet
 from regard.diagnosis.verdicts import report_of
@@ -279,7 +279,7 @@ def _by_parts(lab: Lab, inside: Mapping[str, nn.Module], causal: bool | None) ->
         ]
     is_faulty = any(finding.severity == "fault" for finding in findings)
     if causal and not is_faulty and bool(influence(lab).triu(1).any()):
-        findings.append(Finding(fault("not-causal"), "fault", None, None, "In the whole model."))
+        findings.append(finding_of(fault("not-causal"), None, "In the whole model."))
     findings.sort(key=lambda finding: (finding.severity == "note", finding.number))
     slot = next(iter(s.sources.values()))
     taken = "numbers of tokens" if slot.high else s.words

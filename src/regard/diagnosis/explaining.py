@@ -15,7 +15,7 @@ from regard.diagnosis.laws.law import UNUSED, Breach, Pair, Result
 from regard.diagnosis.laws.tape import Change, Operation, Place
 from regard.diagnosis.lines import Lines
 from regard.diagnosis.repairs import REPAIRS, Repair, scaled_by
-from regard.diagnosis.report import Finding
+from regard.diagnosis.report import Finding, finding_of
 from regard.diagnosis.signature import projection_role
 
 __all__ = ["explained"]
@@ -141,7 +141,8 @@ def _of_law(lab: Lab, law: str, breach: Breach, idle: Sequence[str]) -> Iterator
     run, lines = _lines(lab, breach)
     name = breach.kind if is_mistake(breach.kind) else None
     if law == "gradient" or (breach.kind == "missing" and " or as " not in breach.says):
-        name = next(filter(None, map(_idle_name, idle)), None)
+        roles = [projection_role(kind.removeprefix("idle ")) for kind in idle]
+        name = next((UNUSED[role] for role in roles if role in UNUSED), None)
     if lab.specimen.has_own_size and lines is not None:
         number = lines.columnwise()
         if number is not None:
@@ -170,11 +171,6 @@ def _of_law(lab: Lab, law: str, breach: Breach, idle: Sequence[str]) -> Iterator
     is_dropped = run is not None and any(step.name in DROPS for step in run.steps)
     if law == "pure" and breach.kind == "random" and is_dropped:
         yield [_Mistake("dropout-in-eval", breach.place, None, breach)]
-
-
-def _idle_name(kind: str) -> str | None:
-    """Return the mistake that leaves a projection without influence."""
-    return UNUSED.get(projection_role(kind.removeprefix("idle ")))
 
 
 def _lines(lab: Lab, breach: Breach) -> tuple[Run, Lines] | tuple[None, None]:
@@ -274,11 +270,8 @@ def _mends(lab: Lab, laws: Sequence[object]) -> bool:
 
 
 def _finding(lab: Lab, mistake: _Mistake) -> Finding:
-    entry = fault(mistake.name)
-    pair = _proof(lab, mistake) or mistake.breach.pair or (None, None, "")
-    place = mistake.place
-    file, line = (place.file, place.line) if place else (None, None)
-    return Finding(entry, entry.severity, file, line, mistake.breach.says, *pair)
+    pair = _proof(lab, mistake) or mistake.breach.pair
+    return finding_of(fault(mistake.name), mistake.place, mistake.breach.says, pair)
 
 
 # Two small matrices

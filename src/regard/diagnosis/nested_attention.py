@@ -88,15 +88,12 @@ def _kind(module: nn.Module) -> Any:
     for name, part in _named(module).items():
         own = cast("dict[str, object]", vars(part))
         kept = {key: value for key, value in own.items() if not _COUNTED.search(key)}
-        plain = [f"{key} {value}" for key, value in sorted(kept.items()) if _is_plain(value)]
+        simple = int | float | str | torch.Size | None
+        plain = [f"{key} {v}" for key, v in sorted(kept.items()) if isinstance(v, simple)]
         shapes = [tuple(parameter.shape) for parameter in part.parameters(recurse=False)]
         buffers = [_content(buffer) for buffer in part.buffers(recurse=False)]
         parts.append((name, type(part), *plain, *shapes, *buffers))
     return tuple(parts)
-
-
-def _is_plain(value: object) -> bool:
-    return isinstance(value, int | float | str | torch.Size | None)
 
 
 def _content(buffer: Tensor) -> tuple[Any, ...]:

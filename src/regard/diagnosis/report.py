@@ -10,9 +10,10 @@ from typing import Any, Literal, cast
 from torch import Tensor
 
 from regard.diagnosis.catalogue import Fault, Severity
-from regard.diagnosis.laws.law import Result
+from regard.diagnosis.laws.law import Pair, Result
+from regard.diagnosis.laws.tape import Place
 
-__all__ = ["Finding", "Report", "Verdict"]
+__all__ = ["Finding", "Report", "Verdict", "finding_of"]
 
 Verdict = Literal["right", "wrong", "cannot tell"]
 
@@ -123,6 +124,12 @@ class Finding:
         if self.fault.sources:
             lines.append(f"  Others did the same: {', '.join(self.fault.sources)}")
         return "\n".join(lines)
+
+
+def finding_of(entry: Fault, place: Place | None, detail: str, pair: Pair | None = None) -> Finding:
+    """Return a finding with its line and its two matrices, as far as they are known."""
+    file, line = (place.file, place.line) if place else (None, None)
+    return Finding(entry, entry.severity, file, line, detail, *(pair or (None, None, "")))
 
 
 @dataclass(frozen=True, eq=False)

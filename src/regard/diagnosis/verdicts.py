@@ -13,7 +13,7 @@ from regard.diagnosis.laws.specimen import Specimen
 from regard.diagnosis.laws.visibility import ignores_order, influence, pattern_of
 from regard.diagnosis.laws.weighing import core_of
 from regard.diagnosis.lines import Lines
-from regard.diagnosis.report import Finding, Report
+from regard.diagnosis.report import Finding, Report, finding_of
 
 __all__ = ["report_of"]
 
@@ -53,7 +53,7 @@ def report_of(readings: Sequence[Specimen]) -> Report:
     certain = [r for r in broken if known or (r.breach is not None and r.breach.is_definite)]
     if certain:
         # Later laws are often broken by what breaks an earlier one.
-        return replace(plain, findings=(finding_of(certain[0], _NO_NAME), *findings))
+        return replace(plain, findings=(_of_law(certain[0]), *findings))
     missing = [f"The law {r.law.name!r} is broken: {r.breach.says}" for r in broken if r.breach]
     untried = [r for r in results if r.outcome == "not tried"]
     if results[0] in untried:  # where it does not run, the others say the same
@@ -74,25 +74,12 @@ def _broken(results: Sequence[Result]) -> list[Result]:
     return [r for r in results if r.breach is not None and not r.breach.is_note]
 
 
-def finding_of(result: Result, cause: str) -> Finding:
-    """Return a broken law as a finding.
-
-    Args:
-        result: of the law.
-        cause: what is known of it, in a sentence.
-    """
+def _of_law(result: Result) -> Finding:
+    """Return a broken law as a finding."""
     breach, law = result.breach, result.law
     assert breach is not None
     entry = Fault(0, law.name, f"The law {law.name!r} is broken. {law.statement}", law.formula)
-    pair = breach.pair or (None, None, "")
-    return Finding(
-        entry,
-        "fault",
-        breach.place.file if breach.place else None,
-        breach.place.line if breach.place else None,
-        f"{breach.says} {cause}",
-        *pair,
-    )
+    return finding_of(entry, breach.place, f"{breach.says} {_NO_NAME}", breach.pair)
 
 
 def _read_as(lab: Lab, results: Sequence[Result]) -> str:
@@ -127,17 +114,8 @@ def _notes(lab: Lab) -> list[Finding]:
         lines = Lines(run.steps, lab.sources_of(run.arguments))
         place = lines.of("transpose-of-batch") if lines.turning() is not None else None
         entry = fault("unbatched-only" if place is None else "transpose-of-batch")
-        place = place or lines.of("softmax-wrong-axis")
-        file, line = (place.file, place.line) if place else (None, None)
-        found.append(Finding(entry, "note", file, line, ""))
-    if lab.model is not None and s.has_batch and _ignores_order(lab):
-        found.append(Finding(fault("no-positions"), "note", None, None, ""))
+        found.append(finding_of(entry, place or lines.of("softmax-wrong-axis"), ""))
+    is_free = s.has_batch and not (s.causal or s.masks or s.is_fixed)
+    if lab.model is not None and is_free and ignores_order(lab) and bool(influence(lab).all()):
+        found.append(finding_of(fault("no-positions"), None, ""))
     return found
-
-
-def _ignores_order(lab: Lab) -> bool:
-    """Return True if every token sees every other one, wherever they stand."""
-    s = lab.specimen
-    if s.causal or s.masks or s.is_fixed or not lab.sees_rows:
-        return False
-    return ignores_order(lab) and bool(influence(lab).all())

@@ -200,7 +200,9 @@ class Core:
         if self.plan.exit is None:
             return run.rows[:probes]
         assert run.reading is not None
-        return self._as_rows(self._flat(run.reading.double(), None)[:probes])
+        shape = self._exit_shape(self.plan)
+        flat = self._flat(run.reading.double(), None)[:probes].reshape(-1, *shape)
+        return flat.movedim(shape.index(self.tokens) + 1, 1).flatten(2)  # (probes, rows, columns)
 
     def _exit_shape(self, plan: _Plan) -> list[int]:
         """Return the axes of one sample of what is read."""
@@ -215,12 +217,6 @@ class Core:
                 break
             before *= size
         return shape
-
-    def _as_rows(self, flat: Tensor) -> Tensor:
-        """Return what is read as (probes, rows, columns)."""
-        shape = self._exit_shape(self.plan)
-        axis = shape.index(self.tokens)
-        return flat.reshape(-1, *shape).movedim(axis + 1, 1).flatten(2)
 
     # Which number belongs to which token
 
@@ -408,7 +404,8 @@ def _walked(steps: list[Step], sources: Mapping[int, frozenset[Cut]]) -> _Plan |
             origins[at] = own | origins.get(at, nothing) if at in reads else own
     if scores < 0:
         return None
-    return _Plan(tuple(_ordered(cuts)), None if is_split else exit_, scores, mixes)
+    ordered = sorted(cuts, key=lambda cut: (isinstance(cut, str), str(cut).rjust(9)))
+    return _Plan(tuple(ordered), None if is_split else exit_, scores, mixes)
 
 
 def _meets(step: Step, known: list[int], scored: set[int]) -> bool:
@@ -422,10 +419,6 @@ def _meets(step: Step, known: list[int], scored: set[int]) -> bool:
         if shapes[0] == shapes[1] or (step.outputs[0].shape in shapes and len(is_scored) == 1):
             return False
     return is_scored != {True}
-
-
-def _ordered(cuts: Mapping[Cut, None]) -> list[Cut]:
-    return sorted(cuts, key=lambda cut: (isinstance(cut, str), str(cut).rjust(9)))
 
 
 def _pair_of(step: Step) -> list[tuple[int, Tensor]]:

@@ -251,8 +251,10 @@ class Specimen:
             if slot.name in extra:
                 value = extra[slot.name]
             elif slot.source:
-                key = f"{slot.source} {slot.axes}"
-                value = laid.setdefault(key, _laid_out(slot, contents[slot.source]))
+                # In one block of memory, as callers pass them: other strides run other operations.
+                own = slot.lay_out(contents[slot.source])
+                own = own.clone(memory_format=torch.contiguous_format)
+                value = laid.setdefault(f"{slot.source} {slot.axes}", own)
             else:
                 value = slot.constant(batch, tokens)
             value = _in_dtype(value, dtype)
@@ -269,11 +271,6 @@ class Specimen:
         """Return the arguments of a call by the names of their slots."""
         names = [slot.name for slot in self.slots if not slot.by_name]
         return {**dict(zip(names, arguments[0], strict=True)), **arguments[1]}
-
-
-def _laid_out(slot: Slot, canonical: Tensor) -> Tensor:
-    # In one block of memory, as callers pass them: other strides run other operations.
-    return slot.lay_out(canonical).clone(memory_format=torch.contiguous_format)
 
 
 def _in_dtype(value: Any, dtype: torch.dtype) -> Any:

@@ -80,10 +80,10 @@ class Step:
         """The addresses of the tensors that it gave."""
         return set(addresses(self.alive))
 
-    @property
-    def is_of_shape(self) -> bool:
-        """Return True if only the shape of what it gives depends on its arguments."""
-        return self.name.endswith("_like") or self.name.startswith("new_")
+
+def _is_of_shape(name: str) -> bool:
+    """Return True if only the shape of what an operation gives depends on its arguments."""
+    return name.endswith("_like") or name.startswith("new_")
 
 
 def addresses(value: Any) -> list[int]:
@@ -100,7 +100,7 @@ def reached(steps: Iterable[Step], start: Iterable[int]) -> set[int]:
     """
     found = set(start)
     for step in steps:
-        if not step.is_of_shape and not found.isdisjoint(step.reads):
+        if not _is_of_shape(step.name) and not found.isdisjoint(step.reads):
             found |= step.writes
     return found
 
@@ -234,8 +234,8 @@ class Tape(TorchDispatchMode):
         given = set(addresses(out))
         # Addresses are told apart as long as nothing takes the place of what they belonged to.
         self._alive.append((args, out))
-        if name.endswith("_like") or name.startswith("new_"):
-            return out  # the shape alone depends on the inputs
+        if _is_of_shape(name):
+            return out
         self._moved |= given if any(moved) else set()
         begins = any(moved) and (name == "exp" or "softmax" in name or "scaled_dot" in name)
         self._behind |= given if begins or any(behind) else set()

@@ -272,12 +272,8 @@ def _rank(matrix: Tensor) -> int:
 
 def _has_one_softmax(w: Weighing) -> bool:
     """Return True if the weights are one softmax, on one line; a difference of two is none."""
-    return len(_softmaxes(w)) == 1 and not w.core.plan.mixes
-
-
-def _softmaxes(w: Weighing) -> set[Place | None]:
-    """Return the lines that run a softmax."""
-    return {step.place for step in w.core.run.steps if step.name in SOFTMAXES}
+    lines = {step.place for step in w.core.run.steps if step.name in SOFTMAXES}
+    return len(lines) == 1 and not w.core.plan.mixes
 
 
 def _has_sink(w: Weighing) -> bool:
@@ -334,14 +330,10 @@ class Score(Law):
         if len(live) < 2:
             raise NotTried("No row of its weights has two tokens in all heads.")
         probe = _Probe(w, rows - 1, live[-1], live[-2])
-        return (
-            self._others(probe, live)
-            or self._bent(lab, probe)
-            or self._factor(lab, probe)
-            or self._shift(probe, weights)
-            or self._levels(probe)
-            or self._filled(probe)
-        )
+        found = self._others(probe, live) or self._bent(lab, probe)
+        if found is None and not probe.is_bent:
+            found = self._factor(lab, probe) or self._shift(probe, weights) or self._levels(w)
+        return found or self._filled(probe)
 
     @staticmethod
     def _place(w: Weighing) -> Place | None:
@@ -405,7 +397,7 @@ class Score(Law):
                 )
                 probe.is_bent = True
                 return None
-            if is_odd and self._is_capped(w):
+            if is_odd and any(step.name in ("tanh", "tanh_") for step in self._between(w)):
                 lab.notes.append("The scores are capped; the scale of small ones was judged.")
                 probe.size = _SMALL
                 return None
@@ -426,10 +418,6 @@ class Score(Law):
         last = next((n for n in behind if n > w.core.plan.scores), len(steps))
         return steps[w.core.plan.scores : last]
 
-    def _is_capped(self, w: Weighing) -> bool:
-        """Return True if a tanh stands between the scores and the softmax."""
-        return any(step.name in ("tanh", "tanh_") for step in self._between(w))
-
     def _clamp(self, w: Weighing) -> Place | None:
         """Return the line that limits scores, if it changes any that is not masked."""
         for step in self._between(w):
@@ -440,8 +428,6 @@ class Score(Law):
         return None
 
     def _factor(self, lab: Lab, probe: "_Probe") -> Breach | None:
-        if probe.is_bent:
-            return None
         w = probe.w
         sizes, widths = probe.slopes()
         for size, width in zip(sizes, widths, strict=True):
@@ -491,7 +477,7 @@ class Score(Law):
         at = (probe.row - 1, probe.token - 1, probe.other - 1)
         if min(at) < 0 or not bool((weights[:, at[0], [at[1], at[2]]] > 1e-12).all()):
             return None
-        if probe.is_bent or weights.shape[1] != weights.shape[2]:
+        if weights.shape[1] != weights.shape[2]:
             return None
         key = probe.noise(probe.w.key)
         one = probe.forth(key)
@@ -509,11 +495,8 @@ class Score(Law):
             is_definite=False,
         )
 
-    def _levels(self, probe: "_Probe") -> Breach | None:
+    def _levels(self, w: Weighing) -> Breach | None:
         """Without query and key the weights show a bias; two levels are a mask that leaks."""
-        w = probe.w
-        if probe.is_bent:
-            return None
         values = w.core.placed(w.core.placed(w.core.bases(1), w.query, 0.0), w.key, 0.0)
         weights = w.weights(values)[0]
         rows, tokens = weights.shape[1:]

@@ -70,15 +70,7 @@ def _limit_memory(gib: float) -> None:
 
 
 class _OutOfTime(BaseException):
-    """A part of their code took its share of the time; no ``except Exception`` of theirs holds it.
-
-    Attributes:
-        seconds: the share.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(f"still running after {seconds:.3g} s")
-        self.seconds = seconds
+    """A part of their code took its share of time; no ``except Exception`` of theirs holds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +95,7 @@ class _Parts:
         seconds = max(0.1, (self.end - time.monotonic()) / 2)
 
         def over(*_: object) -> None:
-            raise _OutOfTime(seconds)
+            raise _OutOfTime(f"still running after {seconds:.3g} s")
 
         try:
             if sys.platform == "win32":  # it has no timer: one part may take all of the time

@@ -11,6 +11,7 @@ from torch import nn
 
 from regard.diagnosis.checker import check
 from regard.diagnosis.signature import definition_of
+from regard.diagnosis.subject import source_of
 from regard.errors import RegardError
 
 __all__ = ["attentions", "check_options", "fitting_options", "named"]
@@ -45,20 +46,10 @@ def attentions(module: ModuleType) -> dict[str, Any]:
 def _may_be_one(thing: object, module: ModuleType) -> bool:
     if isinstance(thing, nn.MultiheadAttention):
         return True
-    if isinstance(thing, nn.Module):
-        return type(thing).__module__ == module.__name__ and _mentions(type(thing))
-    if inspect.isclass(thing) and not issubclass(thing, nn.Module):
-        return False
-    if not (inspect.isclass(thing) or isinstance(thing, FunctionType)):
-        return False
-    return thing.__module__ == module.__name__ and _mentions(thing)
-
-
-def _mentions(thing: type | FunctionType) -> bool:
-    try:
-        return _ATTENTION.search(inspect.getsource(thing)) is not None
-    except (OSError, TypeError):
-        return False
+    own = definition_of(thing)
+    is_code = isinstance(own, FunctionType) or (inspect.isclass(own) and issubclass(own, nn.Module))
+    is_own = is_code and own.__module__ == module.__name__
+    return is_own and _ATTENTION.search(source_of(own)) is not None
 
 
 def named(module: ModuleType, name: str, shown: str) -> Any:
@@ -95,19 +86,17 @@ def _there(module: ModuleType, name: str) -> str:
     if near := difflib.get_close_matches(name, names, n=3):
         return f"Did you mean {' or '.join(near)}?"
     likely = list(attentions(module))
-    own = [key for key, thing in vars(module).items() if _is_own(thing, module)]
-    others = [key for key in own if key not in likely]
+    others = [
+        key
+        for key, thing in vars(module).items()
+        if callable(thing) and key not in likely
+        if getattr(definition_of(thing), "__module__", None) == module.__name__
+    ]
     shown = ", ".join(others[:_MOST_NAMES])
     if len(others) > _MOST_NAMES:
         shown += f" and {len(others) - _MOST_NAMES} more"
     there = ", ".join(likely) or "nothing"
     return f"With a softmax it has {there}; without one {shown or 'nothing'}."
-
-
-def _is_own(thing: object, module: ModuleType) -> bool:
-    """Return True if check would take a thing, and it is the module's own."""
-    where = getattr(definition_of(thing), "__module__", None)
-    return callable(thing) and where == module.__name__
 
 
 def check_options(thing: Any, name: str, shown: str, options: Mapping[str, Any]) -> None:
