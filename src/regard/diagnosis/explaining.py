@@ -8,9 +8,8 @@ from math import prod
 from torch import Tensor
 
 from regard.diagnosis.catalogue import fault, is_mistake
-from regard.diagnosis.laws.arithmetic import DROPS
 from regard.diagnosis.laws.judge import LAWS, judged
-from regard.diagnosis.laws.lab import Lab, Run
+from regard.diagnosis.laws.lab import Lab
 from regard.diagnosis.laws.law import UNUSED, Breach, Pair, Result
 from regard.diagnosis.laws.tape import Change, Operation, Place
 from regard.diagnosis.lines import Lines
@@ -83,7 +82,8 @@ def explained(lab: Lab, results: Sequence[Result]) -> list[Finding]:
             own = lab.repaired(_all_of(fixes))
             results = judged(own, _TRIED)
     names = {mistake.name for mistake in found}
-    doubtful = {"nan-rows"} if "mask-inverted" in names else set[str]()  # nothing to attend to
+    # Under a mask that is inverted one row has nothing to attend to either way.
+    doubtful = {"nan-rows"} if "mask-inverted" in names else set[str]()
     if any(mistake.name == "wrong-scale" and mistake.breach.kind != "factor" for mistake in found):
         # Weights that are scaled are no scale of scores, unless that is missing.
         doubtful.add("no-scale" if "no-scale" in names else "wrong-scale")
@@ -110,8 +110,7 @@ def _turned_mask(lab: Lab) -> _Mistake | None:
     results = judged(other, laws)
     if _broken(results) or any(r.outcome == "not tried" for r in results):
         return None
-    _, lines = _lines(other, Breach(""))
-    place = None if lines is None else lines.of("mask-inverted")
+    place = _lines(other, Breach("")).of("mask-inverted")
     says = f"With {', '.join(turned)} turned round it obeys all laws."
     return _Mistake("mask-inverted", place, None, Breach(says))
 
@@ -138,26 +137,23 @@ def _mistakes(
 
 
 def _of_law(lab: Lab, law: str, breach: Breach, idle: Sequence[str]) -> Iterator[list[_Mistake]]:
-    run, lines = _lines(lab, breach)
+    lines = _lines(lab, breach)
     name = breach.kind if is_mistake(breach.kind) else None
     if law == "gradient" or (breach.kind == "missing" and " or as " not in breach.says):
         roles = [projection_role(kind.removeprefix("idle ")) for kind in idle]
         name = next((UNUSED[role] for role in roles if role in UNUSED), None)
-    if lab.specimen.has_own_size and lines is not None:
-        number = lines.columnwise()
-        if number is not None:
-            place = lines.place(number)
-            yield [_Mistake("values-mixed-along-wrong-axis", place, None, breach)]
-            return
+    if lab.specimen.has_own_size and (number := lines.columnwise()) is not None:
+        yield [_Mistake("values-mixed-along-wrong-axis", lines.place(number), None, breach)]
+        return
     if breach.kind == "factor":
         yield [_scale(lab, breach, lines)]
         return
     if breach.kind == "alone":
-        shape = None if lines is None else lines.score_shape
-        if shape is not None and run is not None and shape[-1] != lab.specimen.tokens:
+        shape = lines.score_shape
+        if shape is not None and shape[-1] != lab.specimen.tokens:
             name = "heads-and-tokens-exchanged"
     if name is not None:
-        place = None if lines is None else lines.of(name)
+        place = lines.of(name)
         # Where a gradient ends tells less of a projection than the line that runs it.
         if name != "wrong-projection" or breach.kind == name:
             place = breach.place or place
@@ -166,23 +162,19 @@ def _of_law(lab: Lab, law: str, breach: Breach, idle: Sequence[str]) -> Iterator
     yield from _repaired(lab, law, breach)
     if law == "samples":
         yield [_Mistake("attends-across-batch", breach.place, None, breach)]
-    if law == "padding" and breach.kind == "nan" and lines is not None:
-        yield [_Mistake("nan-rows", lines.of("nan-rows"), None, breach)]
-    is_dropped = run is not None and any(step.name in DROPS for step in run.steps)
-    if law == "pure" and breach.kind == "random" and is_dropped:
-        yield [_Mistake("dropout-in-eval", breach.place, None, breach)]
 
 
-def _lines(lab: Lab, breach: Breach) -> tuple[Run, Lines] | tuple[None, None]:
+def _lines(lab: Lab, breach: Breach) -> Lines:
+    """Return the lines of the call that broke a law; none where it raises."""
     s = lab.specimen
     try:
         run = lab.run(s.contents(s.batch, s.tokens), keeps=True, extra=breach.extra)
     except Exception:  # noqa: BLE001  # somebody's code may raise anything
-        return None, None
-    return run, Lines(run.steps, lab.sources_of(run.arguments))
+        return Lines([], [])
+    return Lines(run.steps, lab.sources_of(run.arguments))
 
 
-def _scale(lab: Lab, breach: Breach, lines: Lines | None) -> _Mistake:
+def _scale(lab: Lab, breach: Breach, lines: Lines) -> _Mistake:
     did, want = breach.numbers
     axes = [[n for n in s.axes if isinstance(n, int)] for s in lab.specimen.sources.values()]
     widths = {prod(numbers) for numbers in axes}
@@ -192,8 +184,7 @@ def _scale(lab: Lab, breach: Breach, lines: Lines | None) -> _Mistake:
         name = "scale-by-embed-dim"
     else:
         name = "wrong-scale"
-    place = None if lines is None else lines.of(name)
-    return _Mistake(name, place or breach.place, scaled_by(want / did), breach)
+    return _Mistake(name, lines.of(name) or breach.place, scaled_by(want / did), breach)
 
 
 def _all_of(fixes: Sequence[Change]) -> Change:
@@ -228,8 +219,7 @@ def _repaired(lab: Lab, law: str, breach: Breach) -> Iterator[list[_Mistake]]:
         if _mends(_with(lab, [repair.fix]), laws):
             line = place[0]
             if repair.name in ("not-causal", "keys-not-transposed"):
-                _, lines = _lines(lab, breach)
-                line = (lines.of(repair.name) if lines is not None else None) or line
+                line = _lines(lab, breach).of(repair.name) or line
             yield [_Mistake(repair.name, line, repair.fix, breach)]
             return
         fitting.append((repair, place[0]))

@@ -137,9 +137,6 @@ def _added(forbidden: int) -> Change:
             # What is taken off forbids where it is 1.
             value = bool(forbidden) != op.name.startswith("sub")
             return None if found is None else found[0].masked_fill(found[1] == value, -torch.inf)
-        if op.name == "baddbmm" and not op.moved[0] and _is_zero_one(op.args[0]):
-            mask, one, other = op.args[:3]
-            return (one @ other).masked_fill(mask == forbidden, -torch.inf)
         if isinstance(fused, Tensor) and _is_zero_one(fused):
             return _fused(op, lambda scores: scores.masked_fill(fused == forbidden, -torch.inf))
         return None
@@ -254,8 +251,8 @@ def _without_nan(op: Operation) -> Tensor | None:
 
 
 def _is_of_scores(op: Operation) -> bool:
-    is_pair = len(op.moved) > 1 and all(op.moved[-2:])
-    return is_pair and not any(op.behind) and op.name in (*_PRODUCTS, "baddbmm")
+    is_pair = len(op.moved) == 2 and all(op.moved)
+    return is_pair and not any(op.behind) and op.name in _PRODUCTS
 
 
 def scaled_by(factor: float) -> Change:
@@ -273,10 +270,7 @@ def scaled_by(factor: float) -> Change:
             product = one * other
             is_outer = product.shape not in (one.shape, other.shape)
             return product * factor if is_outer else None
-        if not _is_of_scores(op) or op.name == "baddbmm":
-            return None
-        one, other = op.tensors[-2:]
-        return one @ other * factor
+        return op.tensors[0] @ op.tensors[1] * factor if _is_of_scores(op) else None
 
     return fix
 
@@ -335,7 +329,7 @@ def _summed(op: Operation) -> Tensor | None:
 
 def _keys_transposed(op: Operation) -> Tensor | None:
     """Transpose the keys before they meet the queries."""
-    if _is_of_scores(op) and op.name in _PRODUCTS:
+    if _is_of_scores(op):
         one, other = op.tensors
         if one.shape == other.shape and one.shape[-2] == op.tokens:
             return one @ other.mT
@@ -349,8 +343,6 @@ def _keys_transposed(op: Operation) -> Tensor | None:
 
 def _not_dropped(op: Operation) -> Any:
     """Drop nothing."""
-    if op.name == "native_dropout":
-        return op.args[0].clone(), torch.ones_like(op.args[0], dtype=torch.bool)
     if op.name in ("bernoulli_", "bernoulli") and not any(op.moved):
         numbers = [a for a in op.args if isinstance(a, float)]
         return torch.full_like(op.tensors[0], numbers[0] if numbers else 1.0)

@@ -164,7 +164,7 @@ class Lab:
             with mode:
                 sent = tree_map(_graphed, (values, named)) if grads else (values, named)
                 result = call(*sent[0], **sent[1])
-        output = self._chosen(result)
+        output = self._outputs(result)[self._output[0]]
         output = output if grads else output.detach()
         rows = self._rows(output.double())
         arguments = (values, named)
@@ -200,14 +200,6 @@ class Lab:
             except Exception:  # noqa: BLE001  # somebody's code may raise anything
                 continue
         return None
-
-    def _chosen(self, result: Any) -> Tensor:
-        """Return the tensor that is the output among all that the code gave back."""
-        found = self._outputs(result)
-        index = self._output[0]
-        if index >= len(found):
-            raise ValueError("the code gave back fewer tensors than before")
-        return found[index]
 
     def _without_grid(self, tensor: Tensor) -> Tensor:
         """Return a tensor with two axes of pixels as one of tokens."""

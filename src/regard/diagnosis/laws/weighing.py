@@ -346,7 +346,7 @@ class Score(Law):
             role = next(iter(roles))
             if len(roles) == 1 and role not in ("nothing", cut):
                 says = f"The argument for the {cut} acts as the {role}."
-                return Breach(says, kind="" if cut == "value" else UNUSED[str(cut)])
+                return Breach(says, kind="" if cut == "value" else UNUSED.get(str(cut), ""))
         return None
 
     def _others(self, probe: "_Probe", live: list[int]) -> Breach | None:
