@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -188,3 +189,20 @@ def test_check_runs_in_a_thread_as_well() -> None:
     thread.start()
     thread.join()
     assert verdicts == ["right"]
+
+
+def test_checks_on_several_threads_leave_the_process_as_it_was() -> None:
+    def known() -> tuple[object, ...]:
+        return torch.get_default_dtype(), sys.stdout, list(warnings.filters)
+
+    before, verdicts = known(), list[str]()
+    checks = [
+        threading.Thread(target=lambda: verdicts.append(regard.check(attention).verdict))
+        for _ in range(4)
+    ]
+    for thread in checks:
+        thread.start()
+    for thread in checks:
+        thread.join()
+    assert verdicts == ["right"] * 4
+    assert known() == before

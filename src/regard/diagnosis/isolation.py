@@ -20,13 +20,17 @@ __all__ = ["undisturbed"]
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
+# Each check sets the default dtype, standard output and filters of warnings of the whole process.
+_ONE_AT_A_TIME = threading.RLock()
+
 
 def undisturbed(check: Callable[_P, _R]) -> Callable[_P, _R]:
     """Return the same function, after which this process is as it was.
 
     Environment, current folder, ``sys.path``, the modules that were there, recursion limit,
-    handlers of signals and deterministic algorithms are put back. Where the code ends Python, or
-    needs CUDA where there is none, that is a ``ValueError`` with its line.
+    handlers of signals and deterministic algorithms are put back. Calls on several threads run one
+    after another. Where the code ends Python, or needs CUDA where there is none, that is a
+    ``ValueError`` with its line.
 
     Args:
         check: what runs somebody's code.
@@ -41,7 +45,7 @@ def undisturbed(check: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @wraps(check)
     def checked(*args: _P.args, **options: _P.kwargs) -> _R:
-        with _put_back(), _in_words():
+        with _ONE_AT_A_TIME, _put_back(), _in_words():
             return check(*args, **options)
 
     return checked
