@@ -155,6 +155,20 @@ def test_nested_blocks_each_keep_what_ran_inside_them() -> None:
     assert torch.equal(outer[-1].to_dense(), inner[-1].to_dense())
 
 
+@pytest.mark.parametrize("layer", [Stack, lambda: regard.nn.SelfAttention(22)])
+def test_blocks_may_end_in_any_order(layer: Callable[[], nn.Module]) -> None:
+    model = layer()
+    first, second = regard.observe(model), regard.observe(model)
+    seen_first, seen_second = first.__enter__(), second.__enter__()
+    model(x())
+    first.__exit__(None, None, None)
+    model(x())
+    second.__exit__(None, None, None)
+    model(x())
+    assert len(seen_second) == 2 * len(seen_first) > 0
+    assert modes() == 0
+
+
 def test_other_threads_are_not_seen() -> None:
     model = Stack()
     with regard.observe(model) as seen:

@@ -47,11 +47,11 @@ def watched_products(watcher: ProductWatcher) -> Generator[None, None, None]:
         >>> shapes
         [(3, 3)]
     """
-    token = _WATCHERS.set((*_WATCHERS.get(), watcher))
+    _WATCHERS.set((*_WATCHERS.get(), watcher))
     try:
         yield
-    finally:
-        _WATCHERS.reset(token)
+    finally:  # blocks may end in any order
+        _WATCHERS.set(tuple(each for each in _WATCHERS.get() if each is not watcher))
 
 
 def _watched(matrix: "LinearMap", value: Tensor, multiply: Callable[[], Tensor]) -> Tensor:

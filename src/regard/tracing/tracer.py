@@ -35,7 +35,12 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode,  # pyright: ignore[reportPrivateUsage]
+    _pop_mode,  # pyright: ignore[reportPrivateUsage]
+    _push_mode,  # pyright: ignore[reportPrivateUsage]
+)
 
 __all__ = [
     "Caller",
@@ -284,6 +289,15 @@ class Tracer(TorchDispatchMode):
         self.name_of = _Modules(model).name_of
         self._listeners = listeners
         self._otherwise = otherwise
+
+    def __exit__(self, *exception: Any) -> None:
+        """Stop tracing, also if a block that began later is still running."""
+        later: list[TorchDispatchMode] = []
+        while (mode := _get_current_dispatch_mode()) not in (self, None):
+            later.append(cast(TorchDispatchMode, _pop_mode()))
+        super().__exit__(*exception)
+        for mode in reversed(later):
+            _push_mode(mode)
 
     def __torch_dispatch__(
         self,
