@@ -126,7 +126,8 @@ def test_what_cannot_be_asked_is_refused_in_one_sentence(
 def test_explain_says_what_travels(spread: Distribute) -> None:
     A = regard.attend(spread(X), spread(X), mask=regard.Causal())
     assert str(regard.explain(A, regard.Entropy())) == (
-        "distributed: rows on 1 ranks; each gathers 192 bytes of keys; 192 bytes of memory."
+        "distributed: rows on 1 ranks; each gathers 192 bytes of keys, 96 bytes at a time; "
+        "96 bytes of memory."
     )
     assert "and reduces 96 bytes of sums" in regard.explain(A, regard.Sum(-2)).how
 

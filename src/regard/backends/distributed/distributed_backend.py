@@ -9,7 +9,9 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import timedelta
+from functools import partial
 from hashlib import sha256
+from itertools import starmap
 from typing import Any, cast, final
 
 import torch
@@ -17,7 +19,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from regard.backends.backend import Backend
-from regard.backends.distributed.sharded_scores import RowsOfWhole, ShardedScores, rows_of_mask
+from regard.backends.distributed.sharded_scores import (
+    RowsOfWhole,
+    ShardedScores,
+    parts_by_head,
+    rows_of_mask,
+)
 from regard.backends.sweep import PlainBlocks, SweepOf, filled
 from regard.errors import RegardError, bytes_text, dtype_text, is_sharded, shape_text
 from regard.masks import Mask
@@ -26,6 +33,7 @@ from regard.reductions.reduction import Reduction, rounded
 from regard.reductions.row_statistics import Entropy, LogSumExp, NormalizedEntropy
 from regard.reductions.sums import Diagonal, Pool, Segments, Sum
 from regard.reductions.top_k import Top, TopK
+from regard.scores.box import broadcast_index
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores, accumulation_dtype
 
@@ -86,6 +94,7 @@ class Distributed(Backend):
         dtype = accumulation_dtype(sharded.dtype)
         moved = [sharded.key, *(x for x in map(_operand, reductions) if x is not None)]
         gathered = sum(x.to_local().nbytes * sharded.ranks for x in moved)
+        heads = len(_heads(sharded, reductions))
         sums = sum(
             buffer.nbytes
             for asked in reductions
@@ -93,9 +102,11 @@ class Distributed(Backend):
             for buffer in asked.start(_local_shape(sharded), dtype, torch.device("meta"))
         )
         text = f"rows on {sharded.ranks} ranks; each gathers {bytes_text(gathered)} of keys"
+        if heads > 1:
+            text += f", {bytes_text(gathered // heads)} at a time"
         if sums:
             text += f" and reduces {bytes_text(sums)} of sums"
-        return text, gathered + sums
+        return text, gathered // heads + sums
 
     def reduce(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
@@ -107,7 +118,23 @@ class Distributed(Backend):
         """
         sharded = cast(ShardedScores, source)
         _check_agreement(sharded, mask, reductions)
-        parts, mask = sharded.local(), sharded.local_mask(mask)
+        mask = sharded.local_mask(mask)
+        heads = _heads(sharded, reductions)
+        asked_of = [_by_head(asked, len(heads)) for asked in reductions]
+        found: list[tuple[Any, ...]] = []
+        for place, part in enumerate(heads):
+            group = part.query.to_local().shape[-3] if len(heads) > 1 else 0
+            own = slice(place * group, (place + 1) * group)
+            of_head = _mask_of_heads(mask, own, sharded.query.ndim) if group else mask
+            found.append(self._local(part, of_head, [asked[place] for asked in asked_of]))
+        same = zip(*found, strict=True)
+        return tuple(starmap(partial(_joined, sharded), zip(reductions, same, strict=True)))
+
+    def _local(
+        self, sharded: ShardedScores, mask: Mask | None, reductions: Sequence[Reduction]
+    ) -> tuple[Any, ...]:
+        """Return this rank's part of each answer."""
+        parts = sharded.local()
         local = [_of_ordinary_tensors(sharded, asked) for asked in reductions]
         by_rows = [asked for asked in local if isinstance(asked, _ROWS)]
         summed = [asked for asked in local if not isinstance(asked, _ROWS)]
@@ -127,20 +154,53 @@ class Distributed(Backend):
         for rows, part in parts:
             own = rows_of_mask(mask, rows, q_len)
             found.append(self._choose(part, own, reductions, None).reduce(part, own, reductions))
-        return [_joined(sharded, pieces) for pieces in zip(*found, strict=True)]
+        return [
+            _side_by_side(pieces, sharded.query.ndim - 2) for pieces in zip(*found, strict=True)
+        ]
 
 
-def _joined(sharded: ShardedScores, pieces: Sequence[Any]) -> Any:
-    """Return the answers of all rows of a rank, one after another, as its part of a DTensor."""
-    from torch.distributed.tensor import DTensor, Shard
+def _heads(sharded: ShardedScores, reductions: Sequence[Reduction]) -> list[ShardedScores]:
+    """Return the scores of each key head, or of all heads for a reduction of the user's own."""
+    alone = all(isinstance(asked, (*_ROWS, *_LEADING)) for asked in reductions)
+    return sharded.kv_heads() if alone else [sharded]
 
+
+def _by_head(asked: Reduction, count: int) -> list[Reduction]:
+    """Return a reduction for each key head, with its part of the operand."""
+    operand = _operand(asked)
+    if operand is None or count < 2:
+        return [asked] * count
+    return [cast(Any, type(asked))(part) for part in parts_by_head(operand, count)]
+
+
+def _mask_of_heads(mask: Mask | None, heads: slice, ndim: int) -> Mask | None:
+    index = [*[slice(None)] * (ndim - 3), heads]
+    return None if mask is None else mask.map(lambda tensor: broadcast_index(tensor, index))
+
+
+def _side_by_side(pieces: Sequence[Any], axis: int) -> Any:
+    if len(pieces) == 1:
+        return pieces[0]
     if isinstance(pieces[0], Top):
-        return Top(*(_joined(sharded, part) for part in zip(*pieces, strict=True)))
-    axis = len(sharded.shape) - 2
-    places = sharded.placed(Shard(axis))
-    return DTensor.from_local(
-        torch.cat(list(pieces), axis), sharded.query.device_mesh, places, run_check=False
-    )
+        return Top(*(_side_by_side(part, axis) for part in zip(*pieces, strict=True)))
+    return torch.cat(list(pieces), axis)
+
+
+def _joined(sharded: ShardedScores, asked: Reduction, pieces: Sequence[Any]) -> Any:
+    """Return the answers of all heads of a rank as its part of a DTensor."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    rows = Shard(len(sharded.shape) - 2) if isinstance(asked, _ROWS) else Replicate()
+
+    def placed(local: Any) -> Any:
+        if isinstance(local, Top):
+            return Top(*map(placed, local))
+        if not isinstance(local, Tensor):
+            return local
+        mesh = sharded.query.device_mesh
+        return DTensor.from_local(local, mesh, sharded.placed(rows), run_check=False)
+
+    return placed(_side_by_side(pieces, len(sharded.shape) - 3))
 
 
 def _summed(
@@ -157,21 +217,17 @@ def _summed(
         of = RowsOfWhole(part, rows, sharded.shape[-2])
         found.append(filled(SweepOf(of, mask, tuple(reductions), PlainBlocks(), rows)))
     mesh, shape = sharded.query.device_mesh, _local_shape(sharded)
-    whole = sharded.placed(Replicate())
     answers: list[Any] = []
     for asked, *of_parts in zip(reductions, *found, strict=True):
         # A rank has one run of rows, or two.
         sums = [torch.stack(same).sum(0) for same in zip(*of_parts, strict=True)]
         reduced = [
             DTensor.from_local(each, mesh, sharded.placed(Partial()), run_check=False)
-            .redistribute(placements=whole)
+            .redistribute(placements=sharded.placed(Replicate()))
             .to_local()
             for each in sums
         ]
-        answer = asked.finish(rounded(reduced, accumulation_dtype(sharded.dtype)), shape)
-        if isinstance(answer, Tensor):
-            answer = DTensor.from_local(answer, mesh, whole, run_check=False)
-        answers.append(answer)
+        answers.append(asked.finish(rounded(reduced, accumulation_dtype(sharded.dtype)), shape))
     return answers
 
 

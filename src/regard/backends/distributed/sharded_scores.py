@@ -1,7 +1,7 @@
 """Scores of a query and a key that are DTensors: where each process has which rows."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NoReturn, final
 
 import torch
@@ -15,7 +15,7 @@ from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
 from regard.scores.scratch import Scratch
 
-__all__ = ["RowOrder", "ShardedScores"]
+__all__ = ["RowOrder", "RowsOfWhole", "ShardedScores", "parts_by_head", "rows_of_mask"]
 
 RowOrder = Literal["contiguous", "zigzag"]
 """Which rows a process has: neighbours, or chunks r and 2n - 1 - r of 2n, as process r of n."""
@@ -135,6 +135,19 @@ class ShardedScores(Scores):
         pieces = dict(zip(lies, split, strict=True))
         return torch.cat([pieces[part] for part in sorted(lies, key=lambda part: part.start)], -2)
 
+    def kv_heads(self) -> list["ShardedScores"]:
+        """Return the scores of each key head of this rank, with the query heads of its group."""
+        count = self.local_kv_heads
+        if count < 2:
+            return [self]
+        pairs = zip(parts_by_head(self.query, count), parts_by_head(self.key, count), strict=True)
+        return [replace(self, query=query, key=key) for query, key in pairs]
+
+    @property
+    def local_kv_heads(self) -> int:
+        """The number of key heads of this rank; 1 without an axis of heads."""
+        return int(self.key.to_local().shape[-3]) if self.key.ndim > 2 else 1
+
     def local(self) -> list[tuple[range, QueryKeyScores]]:
         """Return the rows of this rank, each run of neighbours with its scores."""
         key = self.gathered(self.key)
@@ -241,6 +254,20 @@ class RowsOfWhole(Scores):
     def _moved(self, box: Box) -> Box:
         start = self.rows.start
         return box._replace(rows=slice(box.rows.start - start, box.rows.stop - start))
+
+
+def parts_by_head(tensor: Any, count: int) -> list[Any]:
+    """Return the parts of a DTensor's heads that belong to each of ``count`` key heads."""
+    from torch.distributed.tensor import DTensor
+
+    local: Tensor = tensor.to_local()
+    if local.shape[-3] % count:  # one head for all
+        return [tensor] * count
+    parts: Sequence[Tensor] = local.split_with_sizes([local.shape[-3] // count] * count, -3)
+    return [
+        DTensor.from_local(part, tensor.device_mesh, tensor.placements, run_check=False)
+        for part in parts
+    ]
 
 
 def rows_of_mask(mask: Mask | None, rows: range, q_len: int) -> Mask | None:
