@@ -101,7 +101,7 @@ def _by_place(
         if own.place in found:
             raise RegardError(
                 f"{piece.name} and {found[own.place].name} are the same part of the run, "
-                f"{place_text(own.place, own.counts)}.\n    Leave one of them out."
+                f"{own.text}.\n    Leave one of them out."
             )
         found[own.place] = piece
     counts = _shard(first).counts

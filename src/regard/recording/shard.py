@@ -28,8 +28,8 @@ class Shard(NamedTuple):
 
     Example:
         >>> from regard.recording.shard import Shard
-        >>> Shard("4f1c.0", 1, 2, heads=(1, 2)).place
-        (0, 0, 1)
+        >>> Shard("4f1c.0", 1, 2, heads=(1, 2)).text
+        'heads 1 of 2'
     """
 
     run: str
@@ -50,6 +50,11 @@ class Shard(NamedTuple):
     def counts(self) -> tuple[int, int, int]:
         """The number of parts on each of ``AXES``."""
         return self.layers[1], self.batch[1], self.heads[1]
+
+    @property
+    def text(self) -> str:
+        """A description of the place, without axes that are not split."""
+        return place_text(self.place, self.counts)
 
     def file(self, path: Path) -> Path:
         """Return the path of this part's file in a folder, and create the folder if necessary.
