@@ -173,10 +173,14 @@ class _Served:
             return PlainTextResponse(
                 "the text was edited in another window; reload this page.", 409
             )
-        return self._refusal() or await _endpoint(self._answer, self._threads, question, request)
+        # Those of this run: the text may be edited before a thread is free.
+        answer = partial(self._answer, self._answers)
+        return self._refusal() or await _endpoint(answer, self._threads, question, request)
 
-    def _answer(self, question: Question, parameters: Mapping[str, str], wanted: Wanted) -> Told:
-        mine, beside = self._answers, self._beside
+    def _answer(
+        self, mine: Answers, question: Question, parameters: Mapping[str, str], wanted: Wanted
+    ) -> Told:
+        beside = self._beside
         if beside is None:
             return question.answer(mine, question.asked(parameters), wanted)
         if question is QUESTIONS["heads"]:
