@@ -11,7 +11,7 @@ from benchmarks.results import total
 __all__ = ["figures", "with_figures"]
 
 ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks" / "results" / "amd-epyc-2-cores.json"
+RESULTS = ROOT / "benchmarks" / "results"
 START, END = "<!-- figures: benchmarks/results -->", "<!-- end of figures -->"
 KINDS = {"randn": "`randn`", "sharp": "sharp (x 30)"}
 
@@ -19,7 +19,7 @@ Row = Mapping[str, Any]
 
 
 def figures(results: Mapping[str, Any]) -> str:
-    """The results as Markdown."""
+    """The results of one machine as Markdown."""
     rows: list[Row] = [row for row in results["results"] if "value" in row]
     machine = results["machine"]
     by_group = {group: [row for row in rows if row["group"] == group] for group in GROUPS}
@@ -33,9 +33,15 @@ def figures(results: Mapping[str, Any]) -> str:
         over_lengths(by_group["memory"], results["growth"], "MiB added, one head"),
         with_units(by_group["observe"], "watching SmolLM2-135M"),
         with_units(by_group["page"], "the page"),
-        "; ".join(f"`{row['case']}` {row['value']:g} s" for row in by_group["start"]) + ".",
+        "; ".join(f"`{row['case']}` {row['value']:g} s" for row in by_group["start"]),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def all_results() -> list[Mapping[str, Any]]:
+    """The results of each machine, the one with most of them first."""
+    found = [json.loads(path.read_text()) for path in RESULTS.glob("*.json")]
+    return sorted(found, key=lambda results: -len(results["results"]))
 
 
 def questions(rows: Sequence[Row]) -> str:
@@ -152,13 +158,14 @@ def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *lines))
 
 
-def with_figures(text: str, results: Mapping[str, Any]) -> str:
+def with_figures(text: str, machines: Sequence[Mapping[str, Any]]) -> str:
     """The README with the results between its two marks."""
     before, rest = text.split(START)
     after = rest.split(END)[1]
-    return f"{before}{START}\n\n{figures(results)}\n\n{END}{after}"
+    tables = "\n\n".join(map(figures, machines))
+    return f"{before}{START}\n\n{tables}\n\n{END}{after}"
 
 
 if __name__ == "__main__":
     readme = ROOT / "benchmarks" / "README.md"
-    readme.write_text(with_figures(readme.read_text(), json.loads(RESULTS.read_text())))
+    readme.write_text(with_figures(readme.read_text(), all_results()))

@@ -48,7 +48,8 @@ def description() -> dict[str, str | int]:
 
 
 def file_name() -> str:
-    """A name for the results file: `amd-epyc-2-cores.json`."""
+    """A name for the results file: `intel-xeon-2-cores.json`."""
     facts = description()
     text = f"{facts['processor']} {facts['cores']} cores".lower()
+    text = re.sub(r"\((r|tm)\)|processor", "", text)
     return re.sub(r"[^a-z0-9]+", "-", text).strip("-") + ".json"

@@ -163,7 +163,7 @@ def test_a_case_with_its_own_unit_has_a_line_with_a_column_for_each_length(bench
 def test_the_readme_quotes_the_committed_results(benchmarks: Any) -> None:
     figures = benchmarks.figures
     readme = (ROOT / "benchmarks" / "README.md").read_text()
-    assert figures.with_figures(readme, json.loads(figures.RESULTS.read_text())) == readme
+    assert figures.with_figures(readme, figures.all_results()) == readme
 
 
 # The picture

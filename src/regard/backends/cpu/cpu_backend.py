@@ -26,7 +26,9 @@ KEPT = 2**22  # scores: of rows whose weights are kept until they are complete
 MAX_K = 128  # each of the largest weights of a row is compared with all others
 _FEWEST_BLOCKS, _MOST_STRIPS = 32, 4
 _HAS_NUMBA = find_spec("numba") is not None
-_MISSING = "Numba is not installed; with pip install 'regard[cpu]' this takes about half the time"
+_MISSING = (
+    "Numba is not installed; with pip install 'regard[cpu]' this is two to seven times as fast"
+)
 _BYTES = torch.float32.itemsize
 _LEAST = 2**16  # scores; below, starting Numba takes longer than the plain sweep
 _ANSWERED = (SumsOfRows, TopK, Diagonal, Output, TransposedOutput, Window, Divergence)
