@@ -47,7 +47,7 @@ def picture(rows: Sequence[Row], facts: Mapping[str, Any], path: Path) -> Path:
                 f"{facts['processor']}, threads: {facts['threads']}, PyTorch {facts['torch']}",
                 color="#555555",
             )
-            figure.subplots_adjust(left=0.04, right=0.79, bottom=0.13, top=0.93, wspace=0.95)
+            figure.subplots_adjust(left=0.04, right=0.77, bottom=0.13, top=0.93, wspace=1.1)
             figure.savefig(path, metadata={"Date": None})
         finally:
             pyplot.close(figure)
@@ -115,7 +115,7 @@ def label(
     places = dict(zip(rising, apart(heights, LETTER), strict=True))
     for case, (length, value) in ends.items():
         axes.annotate(
-            f"{case}, $n^{{{powers[case]:.1f}}}$",
+            f"{case.removeprefix('regard, in ')}, $n^{{{powers[case]:.1f}}}$",
             xy=(length, value),
             xytext=(1.1, places[case]),
             textcoords="axes fraction",
