@@ -1,7 +1,5 @@
 """Models that PyTorch distributes, on gloo processes, against the same model in one process."""
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,25 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import regard
 import tiny_models
+from ranks import run_ranks
 from regard.recording.layers import Origin
 from regard.recording.shard import Shard as Place
 
 RANKS = Path(__file__).with_name("distributed_ranks.py")
-
-
-def run_ranks(folder: Path, ranks: int, *ways: str) -> None:
-    """Run all ranks to their end; what one of them says is the failure."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, RANKS, *map(str, (rank, ranks, folder)), *ways],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    said = [process.communicate(timeout=300)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0] * ranks, "\n".join(said)
 
 
 def assert_joined(folder: Path, way: str, ranks: int) -> None:
@@ -68,7 +52,7 @@ def test_merged_parts_are_the_recording_of_one_process(
     tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     ways = ("tensor-parallel", "ddp", "pipeline")
-    run_ranks(tmp_path, 2, *ways)
+    run_ranks(RANKS, 2, tmp_path, *ways, limit=300)
     for way in ways:
         with subtests.test(way):
             assert_joined(tmp_path, way, 2)
@@ -83,7 +67,7 @@ def test_merged_parts_of_every_other_way(tmp_path: Path, subtests: pytest.Subtes
         vocab_size=50, num_key_value_heads=2, max_position_embeddings=64, **sizes
     )
     tiny_models.save(tmp_path / "llama", transformers.LlamaForCausalLM(config), tokenizer=False)
-    run_ranks(tmp_path, 2, *ways)
+    run_ranks(RANKS, 2, tmp_path, *ways, limit=300)
     for way in (*ways[:-1], "llama-eager", "llama-sdpa"):
         with subtests.test(way):
             assert_joined(tmp_path, way, 2)
@@ -91,7 +75,7 @@ def test_merged_parts_of_every_other_way(tmp_path: Path, subtests: pytest.Subtes
 
 @pytest.mark.full
 def test_merged_parts_of_a_mesh_with_two_axes(tmp_path: Path) -> None:
-    run_ranks(tmp_path, 4, "both")
+    run_ranks(RANKS, 4, tmp_path, "both", limit=300)
     assert_joined(tmp_path, "both", 4)
 
 

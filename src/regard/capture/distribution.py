@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from regard.errors import RegardError
+from regard.errors import RegardError, is_sharded
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.shard import Shard
 from regard.scores.query_key import QueryKeyScores
@@ -22,7 +22,6 @@ from regard.tracing.tracer import unwrapped
 __all__ = [
     "GATHERED",
     "Distribution",
-    "is_dtensor",
     "is_waiting",
     "local_tensor",
     "microbatch",
@@ -125,7 +124,7 @@ class Distribution:
             for module in self._around(name):
                 weights = [weight for weight in module.parameters() if weight.ndim == 2]
                 split = {weight.shape[0] for weight in weights if self._is_split(weight)}
-                whole = {n for weight in weights if not is_dtensor(weight) for n in weight.shape}
+                whole = {n for weight in weights if not is_sharded(weight) for n in weight.shape}
                 if packed * ranks in split:
                     raise ValueError(_PACKED)
                 if own * ranks in split:
@@ -147,7 +146,7 @@ class Distribution:
 
     def _head_ranks(self, weight: Tensor) -> tuple[int, ...] | None:
         """Return the ranks that split a parameter, apart from data parallelism; None if whole."""
-        if not is_dtensor(weight):
+        if not is_sharded(weight):
             return None
         groups = [ranks for ranks, _ in self._mesh_axes(weight)]
         if len(groups) > 1:
@@ -156,7 +155,7 @@ class Distribution:
 
     def _is_split(self, weight: Tensor) -> bool:
         """Return True if the rows of a parameter are split in the same way as the heads."""
-        return is_dtensor(weight) and any(
+        return is_sharded(weight) and any(
             ranks == self._heads and placement.is_shard(0)
             for ranks, placement in self._mesh_axes(weight)
         )
@@ -201,19 +200,6 @@ def microbatch() -> int | None:
     return None if is_in_stage else 0
 
 
-def is_dtensor(value: object) -> bool:
-    """Return True for a DTensor, without importing its module.
-
-    Example:
-        >>> import torch
-        >>> from regard.capture.distribution import is_dtensor
-        >>> is_dtensor(torch.zeros(2))
-        False
-    """
-    tensors = sys.modules.get("torch.distributed.tensor")
-    return tensors is not None and isinstance(value, tensors.DTensor)
-
-
 def is_waiting(value: object) -> bool:
     """Return True for the pending result of an asynchronous collective operation.
 
@@ -236,7 +222,7 @@ def local_tensor(tensor: Tensor) -> Tensor:
         >>> local_tensor(torch.zeros(2))
         tensor([0., 0.])
     """
-    return cast(Any, tensor)._local_tensor if is_dtensor(tensor) else tensor
+    return cast(Any, tensor)._local_tensor if is_sharded(tensor) else tensor
 
 
 def _check_known(module: nn.Module) -> None:
@@ -254,7 +240,7 @@ def _check_known(module: nn.Module) -> None:
         if name_of_hook.startswith("_ContextParallel."):
             raise _refusal(f"its {name} runs under context parallel")
     is_parallel = getattr(module, "_tp_size", None) not in (None, 1)
-    if is_parallel and not any(map(is_dtensor, module.parameters())):
+    if is_parallel and not any(map(is_sharded, module.parameters())):
         raise _refusal(f"its {name} is tensor parallel without DTensors")
 
 

@@ -16,7 +16,6 @@ from torch.utils._pytree import tree_map
 from regard.capture.distribution import (
     GATHERED,
     Distribution,
-    is_dtensor,
     is_waiting,
     local_tensor,
     microbatch,
@@ -31,6 +30,7 @@ from regard.capture.recorder import Recorder
 from regard.capture.selection import Selection
 from regard.capture.unseen_attention import Absence, compiled_error, is_compiled
 from regard.capture.weight_operations import tensors_in
+from regard.errors import is_sharded
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.matrix.linear_map import LinearMap, watched_products
 from regard.recording.recording import Recording
@@ -279,7 +279,7 @@ class _Watch:
             return None
         self._keeper.microbatches = max(self._keeper.microbatches, number + 1)
         tensors = list(tensors_in(operation.args))
-        if any(map(is_dtensor, tensors)):
+        if any(map(is_sharded, tensors)):
             self._of_dtensors(operation)
             return None
         if any(map(is_waiting, tensors)):

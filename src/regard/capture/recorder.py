@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.capture.call_group import CallGroup, ask, queries_kept
-from regard.capture.distribution import GATHERED, Distribution, is_dtensor
+from regard.capture.distribution import GATHERED, Distribution
 from regard.capture.generation import Run, Runs
 from regard.capture.gradients import GraphTensors, is_checkpointed_without_graph
 from regard.capture.merging import Copies
@@ -19,7 +19,7 @@ from regard.capture.refusals import Problems
 from regard.capture.selection import Selection
 from regard.capture.slicing import some_heads, some_queries, unrepeated, value_heads
 from regard.capture.tensor_copies import TensorCopies
-from regard.errors import RegardError, check_path, check_progress
+from regard.errors import RegardError, check_path, check_progress, is_sharded
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.file_reader import read
 from regard.recording.file_writer import Writer
@@ -167,7 +167,7 @@ class Recorder:
                     source = _with_one_key_head(matrix.source)
                     self._runs.take(name, source, matrix.mask, self._tensor_copies)
             return None
-        if any(map(is_dtensor, matrix.source.tensors)):
+        if any(map(is_sharded, matrix.source.tensors)):
             self.refuse(name, GATHERED)
             return None
         if matrix.device.type == "meta":

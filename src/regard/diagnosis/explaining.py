@@ -154,7 +154,7 @@ def _of_law(lab: Lab, law: str, breach: Breach, idle: Sequence[str]) -> Iterator
             name = "heads-and-tokens-exchanged"
     if name is not None:
         place = lines.of(name)
-        # Where a gradient ends tells less of a projection than the line that runs it.
+        # The line that runs a projection says more than the place at which a gradient ends.
         if name != "wrong-projection" or breach.kind == name:
             place = breach.place or place
         yield [_Mistake(name, place, None, breach)]

@@ -17,7 +17,7 @@ __all__ = ["Cell", "Table"]
 Cell = str | float | int | bool | None
 """The content of one cell of a table; None is an empty cell."""
 
-# Of a table with more rows, only the first and last rows are shown.
+# A table with more rows shows only its first and last rows.
 _MOST_ROWS = 20
 _SHOWN_AT_AN_END = 8
 _WIDEST = 40

@@ -12,33 +12,19 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import regard
+from ranks import run_ranks
 
 RANKS = Path(__file__).with_name("sharded_ranks.py")
 
 
-def run_ranks(folder: Path, ranks: int, head_ranks: int, *masks: str) -> None:
-    """Run all ranks to their end; what one of them says is the failure."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, RANKS, *map(str, (rank, ranks, head_ranks, folder / "store")), *masks],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    said = [process.communicate(timeout=900)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0] * ranks, "\n".join(said)
-
-
 def test_all_questions_and_gradients_on_two_ranks(tmp_path: Path) -> None:
-    run_ranks(tmp_path, 2, 1, "causal")
+    run_ranks(RANKS, 2, 1, tmp_path / "store", "causal", limit=900)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(("ranks", "head_ranks"), [(2, 1), (4, 1), (4, 2)])
 def test_all_masks_questions_and_gradients(ranks: int, head_ranks: int, tmp_path: Path) -> None:
-    run_ranks(tmp_path, ranks, head_ranks)
+    run_ranks(RANKS, ranks, head_ranks, tmp_path / "store", limit=900)
 
 
 Distribute = Callable[..., DTensor]
