@@ -35,12 +35,7 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _get_current_dispatch_mode,  # pyright: ignore[reportPrivateUsage]
-    _pop_mode,  # pyright: ignore[reportPrivateUsage]
-    _push_mode,  # pyright: ignore[reportPrivateUsage]
-)
+from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
     "Caller",
@@ -292,6 +287,12 @@ class Tracer(TorchDispatchMode):
 
     def __exit__(self, *exception: Any) -> None:
         """Stop tracing, also if a block that began later is still running."""
+        from torch.utils._python_dispatch import (
+            _get_current_dispatch_mode,  # pyright: ignore[reportPrivateUsage]
+            _pop_mode,  # pyright: ignore[reportPrivateUsage]
+            _push_mode,  # pyright: ignore[reportPrivateUsage]
+        )
+
         later: list[TorchDispatchMode] = []
         while (mode := _get_current_dispatch_mode()) not in (self, None):
             later.append(cast(TorchDispatchMode, _pop_mode()))
