@@ -213,6 +213,22 @@ def test_what_every_key_received_has_every_key(queries: slice, way: str, tmp_pat
         torch.testing.assert_close(seen.received()[name], expected, atol=1e-5, rtol=0)
 
 
+def test_sums_of_padding_in_a_static_cache_are_those_of_the_matrix() -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(**LLAMA, eos_token_id=None, attn_implementation="eager")
+    model, real = LlamaForCausalLM(config).eval(), torch.ones(2, 4, dtype=torch.long)
+    real[1, :2] = 0  # the rows of padding attend to every slot, empty ones included
+    options = {"max_new_tokens": 4, "do_sample": False, "cache_implementation": "static"}
+    recordings: list[regard.Recording] = []
+    for keep in ("qk", [regard.Sum(-2)]):
+        with torch.no_grad(), regard.observe(model, keep=keep) as seen:
+            model.generate(ids()[:2, :4], attention_mask=real, **options)
+        recordings.append(seen)
+    whole, sums = recordings
+    for name, expected in whole.received().items():
+        torch.testing.assert_close(sums.received()[name], expected, atol=1e-5, rtol=0)
+
+
 def test_an_answer_to_one_call_that_does_not_merge_is_kept() -> None:
     pool, layer = regard.Pool(2, 2), "model.layers.1.self_attn"
     seen = generated(keep=[pool], queries=slice(4), layers=[1])

@@ -124,13 +124,13 @@ class CallGroup:
     def _placed(self, reduction: Reduction, answer: Any, base: int) -> tuple[Reduction, Any]:
         """Return the answer of a call with keys renumbered to their columns in the run."""
         if reduction == Sum(-2):
-            columns = answer.shape[-1] if self._run.parts == 1 else self._run.kv_len
+            # A static cache has slots that later calls fill; padding may already attend to them.
+            before = 0 if self._sums is None else self._sums.shape[-1]
+            columns = max(before, base + answer.shape[-1])
             total = answer.new_zeros(*answer.shape[:-1], columns)
             if self._sums is not None:
-                shared = min(columns, self._sums.shape[-1])
-                total[..., :shared] += self._sums[..., :shared]
-            there = total[..., base : base + answer.shape[-1]]
-            there += answer[..., : there.shape[-1]]
+                total[..., :before] += self._sums
+            total[..., base : base + answer.shape[-1]] += answer
             self._sums = answer = total
         elif isinstance(answer, Top) and base:
             answer = Top(answer.values, answer.indices + base * (answer.indices >= 0))
@@ -146,7 +146,8 @@ class CallGroup:
         """Return the merged answer of all calls to a reduction."""
         parts = [Answers(pairs)[reduction] for pairs in self._answers]
         if reduction == Sum(-2):
-            missing = max(self._run.kv_len - parts[-1].shape[-1], 0)
+            # pad() also cuts: of the static cache, the slots that no call has filled.
+            missing = 0 if self._run.parts == 1 else self._run.kv_len - parts[-1].shape[-1]
             return torch.nn.functional.pad(parts[-1], (0, missing))
         if len(parts) == 1:
             return parts[0]

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from regard.errors import RegardError, dtype_text, shape_text
 from regard.masks import Mask
-from regard.masks.recognise import recognised
+from regard.masks.recognise import recognised_rows
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.layers import Answers, InMemory, Layer, Origin, Refusal
 from regard.recording.shard import Shard, place_text
 from regard.reductions.top_k import Top
+from regard.scores.box import Box
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
 
@@ -362,28 +363,25 @@ class _Join:
     def _mask(
         self, parts: Sequence[AttentionMatrix], sizes: Sequence[int], shape: torch.Size
     ) -> Mask | None:
-        masks = [part.mask for part in parts]
-        given = [mask for mask in masks if mask is not None]
-        if not given:
-            return None
         bound = [
-            mask.bind(part.shape, part.device)
-            for mask, part in zip(masks, parts, strict=True)
-            if mask is not None
+            None if part.mask is None else part.mask.bind(part.shape, part.device) for part in parts
         ]
-        if len(given) == len(parts) and len({_structure(mask) for mask in bound}) == 1:
-            return self._mapped(bound, sizes, 0)
+        masks = [mask for mask in bound if mask is not None]
+        if not masks:
+            return None
+        if len(masks) == len(parts) and len({_structure(mask) for mask in masks}) == 1:
+            return self._mapped(masks, sizes, 0)
+
         # Parts may have different kinds of masks: a text without padding may have none.
-        dense = [
-            torch.ones(part.shape, dtype=torch.bool, device=part.device)
-            if part.mask is None
-            else part.mask.to_dense(*part.shape, device=part.device)
-            for part in parts
-        ]
-        allowed = torch.cat(
-            [each.expand(part.shape) for each, part in zip(dense, parts, strict=True)], self.axis
-        )
-        return recognised(allowed, shape)
+        def allowed(rows: slice) -> Tensor:
+            blocks = [_allowed(mask, part, rows) for mask, part in zip(bound, parts, strict=True)]
+            wide = [max(axis) for axis in zip(*(block.shape for block in blocks), strict=True)]
+            both = zip(blocks, sizes, strict=True)
+            widened = [block.expand(_sized(wide, self.axis, size)) for block, size in both]
+            return torch.cat(widened, self.axis)
+
+        size = allowed(slice(0, 1)).shape
+        return recognised_rows(allowed, torch.Size((*size[:-2], *shape[-2:])), shape)
 
     def _mapped(self, wholes: Sequence[Any], sizes: Sequence[int], own: int) -> Any:
         """Merge objects of the same structure by concatenating their tensors.
@@ -417,9 +415,29 @@ class _Join:
 
 
 def _widened(tensor: Tensor, axis: int, size: int) -> Tensor:
-    shape = list(tensor.shape)
-    shape[axis] = size
-    return tensor.expand(shape)
+    return tensor.expand(_sized(tensor.shape, axis, size))
+
+
+def _sized(shape: Sequence[int], axis: int, size: int) -> list[int]:
+    """Return a shape with another size of one axis."""
+    sizes = list(shape)
+    sizes[axis] = size
+    return sizes
+
+
+def _allowed(mask: Mask | None, part: AttentionMatrix, rows: slice) -> Tensor:
+    """Return True for each key that some rows may attend to, (..., rows, kv_len).
+
+    The leading axes have their full size or 1.
+    """
+    shape, device = part.shape, part.device
+    if mask is None:
+        block = torch.ones((), dtype=torch.bool, device=device)
+    else:
+        everywhere = tuple(slice(0, n) for n in shape)
+        block = mask.block(Box(everywhere[:-2], rows, everywhere[-1]), shape, device)
+    block = block[(None,) * (len(shape) - block.ndim)]
+    return block.expand(*block.shape[:-2], rows.stop - rows.start, shape[-1])
 
 
 def _tensors(whole: Any) -> Iterator[Tensor]:
