@@ -381,9 +381,19 @@ def test_a_damaged_place_is_noticed(
         regard.load(file)
 
 
-def test_texts_with_and_without_padding_are_joined() -> None:
+KEEP_KEYS, KEEP_CELLS = torch.ones(2, 1, 1, 5).bool(), torch.ones(2, 1, 5, 5).bool().tril()
+
+
+@pytest.mark.parametrize(
+    "masks",
+    [
+        [regard.Causal(), regard.Causal() & regard.Padding([5, 3]), None],
+        [regard.Keep(KEEP_KEYS), regard.Keep(KEEP_CELLS), regard.Keep(KEEP_KEYS)],
+    ],
+    ids=["with and without padding", "tensors of other axes"],
+)
+def test_texts_with_other_masks_are_joined(masks: list[regard.Mask | None]) -> None:
     x = torch.randn(2, 1, 5, 4, generator=torch.Generator().manual_seed(0))
-    masks = [regard.Causal(), regard.Causal() & regard.Padding([5, 3]), None]
     parts = []
     for rank, mask in enumerate(masks):
         seen = regard.Recording({"layer": regard.attend(x, x, mask=mask)})

@@ -375,10 +375,7 @@ class _Join:
         # Parts may have different kinds of masks: a text without padding may have none.
         def allowed(rows: slice) -> Tensor:
             blocks = [_allowed(mask, part, rows) for mask, part in zip(bound, parts, strict=True)]
-            wide = [max(axis) for axis in zip(*(block.shape for block in blocks), strict=True)]
-            both = zip(blocks, sizes, strict=True)
-            widened = [block.expand(_sized(wide, self.axis, size)) for block, size in both]
-            return torch.cat(widened, self.axis)
+            return _widened_and_joined(blocks, sizes, self.axis)
 
         size = allowed(slice(0, 1)).shape
         return recognised_rows(allowed, torch.Size((*size[:-2], *shape[-2:])), shape)
@@ -410,19 +407,23 @@ class _Join:
             return torch.cat(list(parts), axis)
         if all(part.shape[axis] == 1 and torch.equal(part, parts[0]) for part in parts):
             return parts[0]
-        both = zip(parts, sizes, strict=True)
-        return torch.cat([_widened(part, axis, size) for part, size in both], axis)
+        return _widened_and_joined(parts, sizes, axis)
 
 
-def _widened(tensor: Tensor, axis: int, size: int) -> Tensor:
-    return tensor.expand(_sized(tensor.shape, axis, size))
+def _widened_and_joined(parts: Sequence[Tensor], sizes: Sequence[int], axis: int) -> Tensor:
+    """Concatenate tensors whose axes have their full size or 1.
 
-
-def _sized(shape: Sequence[int], axis: int, size: int) -> list[int]:
-    """Return a shape with another size of one axis."""
-    sizes = list(shape)
-    sizes[axis] = size
-    return sizes
+    Args:
+        parts: the tensors, with equally many axes.
+        sizes: the size of the axis in each matrix.
+        axis: the axis to concatenate along, negative.
+    """
+    wide = [max(each) for each in zip(*(part.shape for part in parts), strict=True)]
+    widened: list[Tensor] = []
+    for part, size in zip(parts, sizes, strict=True):
+        wide[axis] = size
+        widened.append(part.expand(wide))
+    return torch.cat(widened, axis)
 
 
 def _allowed(mask: Mask | None, part: AttentionMatrix, rows: slice) -> Tensor:
