@@ -54,7 +54,7 @@ REFERENCE, NORMALIZER, LOGSUMEXP, MEAN, ROW_SUM, OF_SINK = range(6)
 _CHUNK = 512  # columns
 _BISECTIONS = 8
 _ROWS_ADDED = 16
-_WITHIN = np.float32(64)
+_WITHIN, _WIDENING, _WIDEST = np.float32(64), np.float32(8), np.float32(1e6)
 _MANY_KEYS = 256
 _f = np.float32
 # Adding and subtracting this number rounds to a whole number, which then lies in the lowest bits.
@@ -369,15 +369,20 @@ def scores_and_columns(largest):
 def _lower_bound(peaks, k):
     """Return a bound that at least k peaks reach, if possible not many more.
 
-    If there is no such bound near the highest peak, return ``_LOWEST``.
+    If there is no such bound, or it is far below the highest peak, return ``_LOWEST``.
     """
     high = low = peaks[0]
     for peak in peaks:
         high = peak if peak > high else high
         low = peak if peak < low else low
-    low = low if low > high - _WITHIN else high - _WITHIN
-    if _count(peaks, low) < k:
-        return _LOWEST
+    within, lowest = _WITHIN, low
+    low = lowest if lowest > high - within else high - within
+    while _count(peaks, low) < k:
+        if low == lowest or within > _WIDEST:
+            return _LOWEST
+        high = low
+        within *= _WIDENING
+        low = lowest if lowest > high - within else high - within
     for _ in range(_BISECTIONS):
         middle = _f(0.5) * low + _f(0.5) * high
         reached = _count(peaks, middle)
