@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -209,6 +209,48 @@ def test_the_gradient_of_a_bfloat16_query_is_rounded_once(bias: regard.ALiBi | N
         total = A.reduce(regard.Sum(-2), backend=name) * torch.linspace(-1, 1, 5000)
         gradients += torch.autograd.grad(total.sum(), query)
     torch.testing.assert_close(*gradients, rtol=2**-7, atol=1e-6)
+
+
+def _gradients(
+    query: Tensor, key: Tensor, mask: regard.Mask | None, name: str
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of query and key of a sum of squares of all statistics."""
+    query, key = (each.detach().requires_grad_() for each in (query, key))
+    asked = (
+        regard.Entropy(),
+        regard.LogSumExp(),
+        regard.TopK(5),
+        regard.Sum(-2),
+        regard.Diagonal(-1),
+    )
+    answers = regard.attend(query, key, mask=mask).reduce(*asked, backend=name)
+    numbers = [each.values if isinstance(each, regard.Top) else each for each in answers]
+    total = sum((each.double() ** 2).sum() for each in numbers)
+    return torch.autograd.grad(cast(Tensor, total), (query, key))
+
+
+@pytest.mark.parametrize(
+    "mask", [None, regard.Causal(), regard.SlidingWindow(20, 3)], ids=["all", "causal", "window"]
+)
+@pytest.mark.parametrize("heads", [(1, 1), (2, 2), (4, 2)], ids=str)
+@pytest.mark.usefixtures("only_compiled")
+def test_gradients_over_many_strips_and_tiles(
+    heads: tuple[int, int], mask: regard.Mask | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, number in (("TILE", 64), ("STRIP", 32)):
+        monkeypatch.setattr(cpu_backend, name, number)
+    torch.manual_seed(0)
+    query, key = torch.randn(2, heads[0], 150, 8), torch.randn(2, heads[1], 150, 8)
+    found, expected = (_gradients(query, key, mask, name) for name in ("cpu", "dense"))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_beside_a_row_with_nan_are_those_of_the_sweep() -> None:
+    torch.manual_seed(0)
+    query, key = torch.randn(1, LONG, 8), torch.randn(1, LONG, 8)
+    query[0, 600] = torch.nan
+    found, expected = (_gradients(query, key, regard.Causal(), name) for name in ("cpu", "sweep"))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
 @pytest.mark.usefixtures("only_compiled")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 
@@ -16,7 +16,11 @@ from regard.reductions.reduction import Reduction
 from regard.reductions.sums import Diagonal, SumsOfRows
 from regard.reductions.top_k import TopK
 from regard.scores.box import Box, Cut
+from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
+
+if TYPE_CHECKING:
+    from regard.backends.cpu.wanted import SavedRows, Wanted
 
 __all__ = ["Cpu"]
 
@@ -72,16 +76,25 @@ class Cpu(Backend):
     def reduce(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
     ) -> tuple[Any, ...]:
-        return sweep(SweepOf(source, mask, tuple(reductions), _FusedBlocks()))
+        blocks = _FusedBlocks(saves=torch.is_grad_enabled())
+        return sweep(SweepOf(source, mask, tuple(reductions), blocks))
 
 
 @final
 class _FusedBlocks(Blocks):
-    """Blocks in strips of rows, and strips in tiles of columns."""
+    """Blocks in strips of rows, and strips in tiles of columns.
+
+    Args:
+        saves: whether the forward pass saves numbers of each row for a backward pass.
+    """
+
+    def __init__(self, *, saves: bool = False) -> None:
+        self._saves = saves
+        self._saved: SavedRows | None = None
 
     def size(self, shape: torch.Size, *, graded: bool) -> BlockSize:
         together = STRIP * TILE
-        if graded:  # all scores of a block are kept until its backward pass
+        if graded and self._saved is None:  # all scores of a block are kept
             return BlockSize(together, KEPT, STRIP)
         # Many strips are less overhead, many blocks keep all threads busy.
         strips = max(1, min(_MOST_STRIPS, shape[:-1].numel() // (_FEWEST_BLOCKS * STRIP)))
@@ -89,17 +102,28 @@ class _FusedBlocks(Blocks):
 
     def of_thread(self, of: SweepOf) -> NewBlock:
         # Numba takes a moment to start, so it is imported when the first block is needed.
-        from regard.backends.cpu.fused_block import FusedBlock, NotFiniteError, Wanted, Workspace
+        from regard.backends.cpu.fused_block import FusedBlock, NotFiniteError, Workspace
+        from regard.backends.cpu.wanted import SavedRows, Wanted
 
         wanted = Wanted.by(of.reductions)
         workspace = Workspace(STRIP, TILE, KEPT)
+        if self._saves and self._saved is None and _has_short_gradient(of, wanted):
+            self._saved = SavedRows(of.source.shape, wanted)
 
         def block(box: Box, cut: Cut) -> RowStatistics:
             if torch.is_grad_enabled() and not wanted.has_gradients:
                 return Block(of.source, of.mask, box, cut)
             try:
-                return FusedBlock(of.source, of.mask, box, cut, wanted, workspace)
+                return FusedBlock(of.source, of.mask, box, cut, wanted, workspace, self._saved)
             except NotFiniteError:
                 return Block(of.source, of.mask, box, cut)
 
         return block
+
+
+def _has_short_gradient(of: SweepOf, wanted: "Wanted") -> bool:
+    """Return True if the backward pass needs no scores that were kept."""
+    source = of.source
+    is_product = isinstance(source, QueryKeyScores) and source.plain and source.bias is None
+    wants = any(tensor.requires_grad for tensor in of.tensors)
+    return is_product and wants and wanted.has_gradients and not wanted.divergences

@@ -12,29 +12,30 @@ from torch import Tensor
 
 from regard.backends.cpu import kernels
 from regard.backends.cpu.fused_gradient import (
+    BlockGradient,
     GradedRows,
     GradedTile,
+    Part,
     Picks,
     with_divergence_gradients,
     with_gradients,
+    with_product_gradients,
 )
+from regard.backends.cpu.wanted import SavedRows, Wanted
 from regard.backends.sweep import MIN_ROWS
 from regard.masks import Mask
 from regard.masks.bands import Band
 from regard.reductions.block import RowStatistics, partial_boxes
 from regard.reductions.divergences import Divergence, JensenShannon
 from regard.reductions.masked_product import operand_part, operand_width
-from regard.reductions.products import Output, TransposedOutput, Window, meet
-from regard.reductions.reduction import Reduction
-from regard.reductions.row_statistics import NormalizedEntropy
-from regard.reductions.sums import Diagonal, Sum, SumsOfRows
-from regard.reductions.top_k import TopK
+from regard.reductions.products import meet
+from regard.reductions.sums import SumsOfRows
 from regard.scores.box import Box, Cut, Index
 from regard.scores.grouped_heads import grouped_matmul
 from regard.scores.score_source import MASKED_SCORE, Scores, lowest_score
 from regard.scores.scratch import Scratch
 
-__all__ = ["FusedBlock", "NotFiniteError", "Wanted", "Workspace"]
+__all__ = ["FusedBlock", "NotFiniteError", "Workspace"]
 
 _GROUP = 32  # the maximum number of columns in a group; each group has one maximum
 _LEAST_GROUP = 4
@@ -45,59 +46,6 @@ _LOWEST = -1e300  # in place of -inf, because -inf - -inf is NaN
 
 class NotFiniteError(Exception):
     """A score, a sink or a product is NaN or infinite, or keys cannot be counted in one pass."""
-
-
-class Wanted(NamedTuple):
-    """The statistics that some reductions read from a block.
-
-    Attributes:
-        k: the number of largest weights of each row.
-        sums: the reductions that sum weights over rows.
-        values: the value of each ``Output``.
-        operands: the operand of each ``TransposedOutput``.
-        windows: the columns of each ``Window``.
-        offsets: the offset of each ``Diagonal``.
-        divergences: the divergences from other matrices.
-        keys: whether the visible keys of each row are counted.
-        alone: whether no more than one reduction reads them.
-    """
-
-    k: int
-    sums: tuple[SumsOfRows, ...]
-    values: tuple[Tensor, ...]
-    operands: tuple[Tensor, ...]
-    windows: tuple[range, ...]
-    offsets: tuple[int, ...]
-    divergences: tuple[Divergence, ...]
-    keys: bool
-    alone: bool
-
-    @property
-    def weights(self) -> bool:
-        """True if the weights of complete rows are read."""
-        return bool(self.sums or self.operands or self.windows)
-
-    @property
-    def has_gradients(self) -> bool:
-        """True if a compiled kernel gives all gradients."""
-        products = self.values or self.operands or self.windows
-        return not products and (self.alone or not self.divergences)
-
-    @classmethod
-    def by(cls, reductions: Sequence[Reduction]) -> "Wanted":
-        """Return what these reductions read."""
-        of_rows = (each for each in reductions if isinstance(each, SumsOfRows))
-        return cls(
-            max((each.k for each in reductions if isinstance(each, TopK)), default=0),
-            tuple(each for each in of_rows if each != Sum(-1)),  # a sum over columns
-            tuple(each.value for each in reductions if isinstance(each, Output)),
-            tuple(each.operand for each in reductions if isinstance(each, TransposedOutput)),
-            tuple(each.at_columns for each in reductions if isinstance(each, Window)),
-            tuple({each.offset for each in reductions if isinstance(each, Diagonal)}),
-            tuple(each for each in reductions if isinstance(each, Divergence)),
-            any(isinstance(each, NormalizedEntropy) for each in reductions),
-            len(reductions) <= 1,
-        )
 
 
 class Workspace:
@@ -171,8 +119,9 @@ _NOTHING = Wanted.by(())
 class FusedBlock(RowStatistics):
     """Statistics of complete rows, in one pass of compiled code over each tile of their scores.
 
-    The block is cut into strips of rows, and a strip into tiles. A block with gradients is one
-    strip, whose scores stay until ``backward``.
+    The block is cut into strips of rows, and a strip into tiles. A block with gradients reads its
+    statistics from saved rows, and computes its scores again in ``backward``. Without saved rows it
+    is one strip, whose scores stay until then.
     """
 
     def __init__(
@@ -183,6 +132,7 @@ class FusedBlock(RowStatistics):
         cut: Cut,
         wanted: Wanted,
         workspace: Workspace,
+        saved: SavedRows | None = None,
     ) -> None:
         """Compute all statistics that ``wanted`` names.
 
@@ -193,6 +143,8 @@ class FusedBlock(RowStatistics):
             cut: returns a part of an input, as a leaf if gradients are enabled.
             wanted: the statistics that the reductions will read.
             workspace: memory of the calling thread.
+            saved: the rows that the forward pass writes and the backward pass reads. Then the sums
+                over rows are 0 in the backward pass; their gradients need no value.
 
         Raises:
             NotFiniteError: a number is NaN or infinite; ``Block`` has rules for such numbers.
@@ -209,17 +161,33 @@ class FusedBlock(RowStatistics):
         sink = source.sink(box, cut)
         self._sinks = np.zeros(0) if sink is None else sink.detach().double().reshape(-1).numpy()
         self._sink = sink
-        self._graded = self._graded_strip() if graded else self._all_strips()
+        factors = None
+        self._graded: list[GradedTile] = []
+        if saved is None and graded:
+            self._graded = self._graded_strip()
+        else:
+            factors = self._cut_strips()
+            if graded and saved is not None:
+                self._rows, self._keys, self._largest, diagonals = saved.read(box.at_rows)
+                self._on_diagonals = [*diagonals.T.reshape(-1, self._heads, self._size[-1])]
+            else:
+                for strip in self._strips:
+                    self._strip(strip)
         self._check()
+        if saved is not None and not graded:
+            diagonals = np.array(self._on_diagonals, np.float32).reshape(-1, len(self._rows)).T
+            saved.write(box.at_rows, self._rows, self._keys, self._largest, diagonals)
         kernels.finish_rows(self._rows, self._sinks, self._norms)
         self.maximum = self._of_rows(self._rows[:, kernels.MAXIMUM, None])
         self._top_scores, self._top_columns = kernels.scores_and_columns(self._largest)
         self._answers = self._found()
         self._divergences = [self._diverge(each) for each in wanted.divergences]
         if graded:
-            self._answers = with_gradients(
-                self._answers, self._graded, self._norms, self._places, self._picks(), sink
-            )
+            gradient = BlockGradient(self._parts, box, self._norms, self._places, self._picks())
+            if factors is None:
+                self._answers = with_gradients(self._answers, gradient, self._graded, sink)
+            else:
+                self._answers = with_product_gradients(self._answers, gradient, *factors)
 
     def _start(self, height: int) -> None:
         """Create the numbers that the pass adds to, for this many rows of all heads."""
@@ -252,7 +220,8 @@ class FusedBlock(RowStatistics):
 
     # The pass over the tiles.
 
-    def _all_strips(self) -> list[GradedTile]:
+    def _cut_strips(self) -> tuple[Tensor, Tensor] | None:
+        """Cut the rows into strips; return the tensors whose product is the scores, if any."""
         rows = self.box.rows
         step = self._workspace.strip if self._heads == 1 else self._size[-1]
         if self._heads == 1 and self._wanted.weights:  # the scores of complete rows are kept
@@ -260,13 +229,22 @@ class FusedBlock(RowStatistics):
         factors = self._source.factors(self.box, self._cut)
         self._query = self._key = None
         if factors is not None:
-            self._query, self._key = map(self._of_one_head, factors)
+            self._query, self._key = (self._of_one_head(each.detach()) for each in factors)
         self._operands: dict[tuple[int, int], tuple[Tensor | None, list[Tensor]]] = {}
         starts = range(rows.start, rows.stop, step)
         self._strips = [slice(start, min(start + step, rows.stop)) for start in starts]
+        return factors
+
+    def _parts(self) -> Iterator[Part]:
+        """Yield the scores of the block, tile by tile."""
+        if self._graded:
+            every = slice(0, len(self._rows))
+            yield from (Part(every, tile.columns, tile.raw) for tile in self._graded)
+            return
         for strip in self._strips:
-            self._strip(strip)
-        return []
+            at = self._rows_at(strip)
+            for tile in self._tiles_of(strip):
+                yield Part(at, tile.columns, self._masked(tile)[1])
 
     def _of_one_head(self, tensor: Tensor) -> Tensor:
         """Drop the leading axes of a tensor if the block has one head, for less overhead."""
@@ -565,9 +543,12 @@ class FusedBlock(RowStatistics):
         shifted = scores - norms[..., kernels.REFERENCE]
         return np.exp(shifted - norms[..., kernels.NORMALIZER])
 
+    @property
+    def _norms_by_head(self) -> Any:
+        return self._norms.reshape(self._heads, self._size[-1], -1)
+
     def _diagonal(self, scores: Any, offset: int) -> Tensor:
-        norms = self._norms.reshape(self._heads, self._size[-1], -1)
-        weights = self._weights(scores, norms)[:, self._rows_on(offset)]
+        weights = self._weights(scores, self._norms_by_head)[:, self._rows_on(offset)]
         return torch.from_numpy(weights).float().view(*self._size[:-1], -1)
 
     def _rows_on(self, offset: int) -> slice:
@@ -580,13 +561,15 @@ class FusedBlock(RowStatistics):
         """Return the positions of single weights with gradients: the largest and the diagonals."""
         rows = cast(Any, np.arange(self._size[-1]))
         columns = [self._top_columns]
-        for offset in self._wanted.offsets:
+        weights = [self._weights(self._top_scores, self._norms[:, None])]
+        for offset, scores in zip(self._wanted.offsets, self._on_diagonals, strict=True):
             on = np.full((self._heads, self._size[-1]), -1)
             some = self._rows_on(offset)
             on[:, some] = rows[some] + self.box.rows.start + offset
             columns.append(on.reshape(-1, 1))
+            weights.append(self._weights(scores, self._norms_by_head).reshape(-1, 1))
         diagonals = [self._rows_on(offset) for offset in self._wanted.offsets]
-        return Picks(np.concatenate(columns, 1), diagonals)
+        return Picks(np.concatenate(columns, 1), np.concatenate(weights, 1), diagonals)
 
     @property
     def log_normalizer(self) -> Tensor:

@@ -1,6 +1,6 @@
 """The backward pass of a block: one more compiled pass computes the gradients of its scores."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -10,8 +10,18 @@ from torch import Tensor
 
 from regard.backends.cpu import kernels
 from regard.reductions.divergences import Divergence, JensenShannon, KullbackLeibler
+from regard.scores.box import Box
 
-__all__ = ["GradedRows", "GradedTile", "Picks", "with_divergence_gradients", "with_gradients"]
+__all__ = [
+    "BlockGradient",
+    "GradedRows",
+    "GradedTile",
+    "Part",
+    "Picks",
+    "with_divergence_gradients",
+    "with_gradients",
+    "with_product_gradients",
+]
 
 # The order of the statistics: four with one number for each row, then the largest weights, the sums
 # and the diagonals.
@@ -53,19 +63,122 @@ class Picks(NamedTuple):
 
     Attributes:
         columns: (all rows, k + diagonals), their positions in the matrix; -1 for none.
+        weights: the weights there, float64; 0 for none.
         diagonals: the rows of a head that each diagonal crosses.
     """
 
     columns: Any
+    weights: Any
     diagonals: list[slice]
+
+
+class Part(NamedTuple):
+    """The scores of a tile during the backward pass.
+
+    Attributes:
+        rows: its rows among all rows of the block.
+        columns: their positions in the matrix.
+        raw: the scores, (rows, columns), -inf where masked; their gradients overwrite them.
+    """
+
+    rows: slice
+    columns: slice
+    raw: Any
+
+
+@dataclass(frozen=True, eq=False)
+class BlockGradient:
+    """The backward pass of a block.
+
+    With weights w, gradients g of the weights and e the row's mean, the gradient of score j is
+    ``w_j (g_j - sum(w g) + g_mean (1 + score_j - maximum - e) + g_log_normalizer)``: the derivative
+    of the softmax, with the maximum as a constant.
+
+    Attributes:
+        parts: returns the scores of the block, tile by tile; each is read before the next one.
+        box: the place of the block in the matrix.
+        norms: as ``kernels.finish_rows`` writes them.
+        places: for each row, which of the sums it is added to, or -1, (all rows,).
+        picks: where the largest weights and the diagonals are.
+    """
+
+    parts: Callable[[], Iterator[Part]]
+    box: Box
+    norms: Any
+    places: Any
+    picks: Picks
+
+    def pull_back(self, of: Sequence[Tensor | None], take: Callable[[Part], None]) -> Tensor:
+        """Replace the scores of each tile by their gradients; return those of the rows' sinks.
+
+        Args:
+            of: the gradients of the statistics, in the order of ``with_gradients``.
+            take: is called with each tile of gradients.
+        """
+        norms, zeros = self.norms, np.zeros(len(self.norms))
+        single = [zeros if g is None else g.reshape(-1).double().numpy() for g in of[:_SINGLE]]
+        of_log, of_mean, of_sum = single[0] + single[1], single[2], single[3]
+        of_sums, picked = of[_SUMS], self._picked(of[_TOP], of[_DIAGONALS:])
+        places = np.zeros(len(norms), np.int64) if of_sums is None else self.places
+        expected = self._expected(of_sums, places, picked)
+        at_mean, at_sum = norms[:, kernels.MEAN], norms[:, kernels.ROW_SUM]
+        constants = of_log - expected - of_mean * at_mean - of_sum * at_sum
+        empty = cast(Any, np.isposinf(norms[:, kernels.NORMALIZER]))
+        of_sink = np.where(empty, 0.0, constants * norms[:, kernels.OF_SINK])
+        constants = np.where(empty, 0.0, constants + of_mean + of_sum).astype(np.float32)
+        slopes = np.where(empty, 0.0, of_mean).astype(np.float32)
+        for part in self.parts():
+            at, given = part.rows, self._given(of_sums, part.columns)
+            kernels.pull_back(
+                part.raw,
+                norms[at],
+                given,
+                places[at],
+                constants[at],
+                slopes[at],
+                part.columns.start,
+                self.picks.columns[at],
+                picked[at],
+            )
+            take(part)
+        return torch.from_numpy(of_sink).float()
+
+    def _given(self, of_sums: Tensor | None, columns: slice) -> Any:
+        """Return the gradients of the sums in some columns; the last row is 0."""
+        width, start = columns.stop - columns.start, self.box.columns.start
+        given = np.zeros((1, width), np.float32)
+        if of_sums is None:
+            return given
+        some = of_sums[..., columns.start - start : columns.stop - start]
+        return np.concatenate([some.reshape(-1, width).float().numpy(), given])
+
+    def _picked(self, of_top: Tensor | None, of_diagonals: Sequence[Tensor | None]) -> Any:
+        """Return the gradient of each single weight, (all rows, k + diagonals)."""
+        columns, _, diagonals = self.picks
+        picked = np.zeros(columns.shape, np.float32)
+        k = columns.shape[1] - len(diagonals)
+        if of_top is not None:
+            picked[:, :k] = of_top.reshape(len(picked), k).numpy()
+        rows = self.box.rows.stop - self.box.rows.start
+        by_head = picked.reshape(len(picked) // rows, rows, columns.shape[1])
+        for number, (some, gradient) in enumerate(zip(diagonals, of_diagonals, strict=True)):
+            if gradient is not None:
+                by_head[:, some, k + number] = gradient.reshape(len(by_head), -1).numpy()
+        return picked
+
+    def _expected(self, of_sums: Tensor | None, places: Any, picked: Any) -> Any:
+        """Return the sum of weight * gradient of each row, (all rows,)."""
+        expected = (self.picks.weights * picked).sum(-1)
+        for part in self.parts() if of_sums is not None else ():
+            at, given = part.rows, self._given(of_sums, part.columns)
+            kernels.expect(part.raw, self.norms[at], given, places[at], expected[at])
+        return expected
 
 
 def with_gradients(
     answers: Sequence[Tensor],
+    gradient: BlockGradient,
     tiles: list[GradedTile],
-    norms: Any,
-    places: Any,
-    picks: Picks,
     sink: Tensor | None,
 ) -> list[Tensor]:
     """Return the statistics of a block as parts of autograd's graph.
@@ -73,26 +186,28 @@ def with_gradients(
     Args:
         answers: log_normalizer, logsumexp, mean and row sum, each (..., rows); the largest weights,
             (..., rows, k); the sums, (..., parts, columns); and each diagonal.
+        gradient: the backward pass.
         tiles: the scores that they depend on.
-        norms: as ``kernels.finish_rows`` writes them.
-        places: for each row, which of the sums it is added to, or -1, (all rows,).
-        picks: where the largest weights and the diagonals are.
         sink: (..., rows, 1), the logit in the denominator.
     """
-    block = _Block(tiles, norms, places, picks)
     first = torch.zeros((), dtype=torch.float32, device="cpu") if sink is None else sink
     inputs = (first, *(tile.scores for tile in tiles))
-    return list(cast(tuple[Tensor, ...], _Statistics.apply(block, tuple(answers), *inputs)))
+    found = cast(Any, _Statistics).apply(gradient, tiles, tuple(answers), *inputs)
+    return list(cast(tuple[Tensor, ...], found))
 
 
 class _Statistics(torch.autograd.Function):
-    """Statistics that are already computed, with a backward pass."""
+    """Statistics that are already computed, with a backward pass to the scores."""
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, block: "_Block", answers: tuple[Tensor, ...], *_inputs: Tensor
+        ctx: Any,
+        gradient: BlockGradient,
+        tiles: list[GradedTile],
+        answers: tuple[Tensor, ...],
+        *_inputs: Tensor,
     ) -> tuple[Tensor, ...]:
-        ctx.block = block
+        ctx.gradient, ctx.tiles = gradient, tiles
         ctx.set_materialize_grads(False)
         return answers
 
@@ -100,98 +215,73 @@ class _Statistics(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, *gradients: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        block: _Block = ctx.block
-        of_sink = block.gradients(gradients)
-        shape = block.tiles[0].scores.shape
-        sink = of_sink.view(*shape[:-1], 1) if ctx.needs_input_grad[2] else None
-        tiles = (torch.from_numpy(tile.raw).view(tile.scores.shape) for tile in block.tiles)
-        return None, None, sink, *tiles
+        tiles: list[GradedTile] = ctx.tiles
+        of_sink = ctx.gradient.pull_back(gradients, _leave)
+        sink = of_sink.view(*tiles[0].scores.shape[:-1], 1) if ctx.needs_input_grad[3] else None
+        found = (torch.from_numpy(tile.raw).view(tile.scores.shape) for tile in tiles)
+        return None, None, None, sink, *found
 
 
-@dataclass(frozen=True, eq=False)
-class _Block:
-    """A block after its forward pass.
+def _leave(part: Part) -> None:
+    """Leave the gradients of a tile where its scores were."""
 
-    With weights w, gradients g of the weights and e the row's mean, the gradient of score j is
-    ``w_j (g_j - sum(w g) + g_mean (1 + score_j - maximum - e) + g_log_normalizer)``: the derivative
-    of the softmax, with the maximum as a constant.
+
+def with_product_gradients(
+    answers: Sequence[Tensor], gradient: BlockGradient, query: Tensor, key: Tensor
+) -> list[Tensor]:
+    """Return the statistics of a block whose scores are a product as parts of autograd's graph.
+
+    Their gradients need no scores that were kept, because each tile is computed again.
+
+    Args:
+        answers: as for ``with_gradients``.
+        gradient: the backward pass.
+        query: (..., num_heads, rows, dim), float32.
+        key: (..., num_kv_heads, dim, columns), float32.
     """
+    found = cast(Any, _StatisticsOfProduct).apply(gradient, tuple(answers), query, key)
+    return list(cast(tuple[Tensor, ...], found))
 
-    tiles: list[GradedTile]
-    norms: Any
-    places: Any
-    picks: Picks
 
-    def gradients(self, of: Sequence[Tensor | None]) -> Tensor:
-        """Replace the scores of each tile by their gradients; return those of the rows' sinks."""
-        norms, zeros = self.norms, np.zeros(len(self.norms))
-        single = [zeros if g is None else g.reshape(-1).double().numpy() for g in of[:_SINGLE]]
-        of_log, of_mean, of_sum = single[0] + single[1], single[2], single[3]
-        picked = self._picked(of[_TOP], of[_DIAGONALS:])
-        expected = self._expected_picks(picked)
-        places = np.zeros(len(norms), np.int64) if of[_SUMS] is None else self.places
-        if of[_SUMS] is not None:
-            for tile, given in self._given(of[_SUMS]):
-                kernels.expect(tile.raw, norms, given, places, expected)
-        at_mean, at_sum = norms[:, kernels.MEAN], norms[:, kernels.ROW_SUM]
-        constants = of_log - expected - of_mean * at_mean - of_sum * at_sum
-        empty = cast(Any, np.isposinf(norms[:, kernels.NORMALIZER]))
-        of_sink = np.where(empty, 0.0, constants * norms[:, kernels.OF_SINK])
-        constants = np.where(empty, 0.0, constants + of_mean + of_sum).astype(np.float32)
-        slopes = np.where(empty, 0.0, of_mean).astype(np.float32)
-        for tile, given in self._given(of[_SUMS]):
-            kernels.pull_back(
-                tile.raw,
-                norms,
-                given,
-                places,
-                constants,
-                slopes,
-                tile.columns.start,
-                self.picks.columns,
-                picked,
-            )
-        return torch.from_numpy(of_sink).float()
+class _StatisticsOfProduct(torch.autograd.Function):
+    """Statistics that are already computed, with a backward pass to query and key."""
 
-    def _given(self, of_sums: Tensor | None) -> Iterator[tuple[GradedTile, Any]]:
-        """Yield each tile with the gradients of the sums in its columns; the last row is 0."""
-        start = self.tiles[0].columns.start
-        for tile in self.tiles:
-            width = tile.columns.stop - tile.columns.start
-            given = np.zeros((1, width), np.float32)
-            if of_sums is not None:
-                some = of_sums[..., tile.columns.start - start : tile.columns.stop - start]
-                given = np.concatenate([some.reshape(-1, width).float().numpy(), given])
-            yield tile, given
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any,
+        gradient: BlockGradient,
+        answers: tuple[Tensor, ...],
+        query: Tensor,
+        key: Tensor,
+    ) -> tuple[Tensor, ...]:
+        ctx.gradient, ctx.query, ctx.key = gradient, query.detach(), key.detach()
+        ctx.set_materialize_grads(False)
+        return answers
 
-    def _picked(self, of_top: Tensor | None, of_diagonals: Sequence[Tensor | None]) -> Any:
-        """Return the gradient of each single weight, (all rows, k + diagonals)."""
-        columns, diagonals = self.picks
-        picked = np.zeros(columns.shape, np.float32)
-        k = columns.shape[1] - len(diagonals)
-        if of_top is not None:
-            picked[:, :k] = of_top.reshape(len(picked), k).numpy()
-        rows = self.tiles[0].scores.shape[-2]
-        by_head = picked.reshape(len(picked) // rows, rows, columns.shape[1])
-        for number, (some, gradient) in enumerate(zip(diagonals, of_diagonals, strict=True)):
-            if gradient is not None:
-                by_head[:, some, k + number] = gradient.reshape(len(by_head), -1).numpy()
-        return picked
+    @staticmethod
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *gradients: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        query: Tensor = ctx.query
+        key: Tensor = ctx.key
+        *_, wants_query, wants_key = ctx.needs_input_grad
+        heads, dim = key.shape[:-2].numel(), query.shape[-1]
+        # A key and its queries: the rows of all heads of a group follow each other.
+        queries, keys = query.reshape(heads, -1, dim), key.reshape(heads, dim, -1)
+        of_query, of_key = torch.zeros_like(queries), torch.zeros_like(keys)
+        start = ctx.gradient.box.columns.start
 
-    def _expected_picks(self, picked: Any) -> Any:
-        """Return the sum of weight * gradient over the single weights of each row, (all rows,)."""
-        rows = np.arange(len(picked))[:, None]
-        norms = self.norms[:, None]
-        expected = np.zeros(len(picked))
-        if not picked.any():
-            return expected
-        for tile in self.tiles:
-            columns = self.picks.columns - tile.columns.start
-            inside = (columns >= 0) & (columns < tile.raw.shape[1])
-            shifted = tile.raw[rows, np.where(inside, columns, 0)] - norms[..., kernels.REFERENCE]
-            weights = np.exp(shifted - norms[..., kernels.NORMALIZER])
-            expected += np.where(inside, weights * picked, 0.0).sum(-1)
-        return expected
+        def take(part: Part) -> None:
+            scores = torch.from_numpy(part.raw).view(heads, -1, part.raw.shape[1])
+            some = slice(part.columns.start - start, part.columns.stop - start)
+            rows = part.rows if heads == 1 else slice(None)
+            if wants_query:
+                of_query[:, rows].baddbmm_(scores, keys[..., some].mT)
+            if wants_key:
+                of_key[..., some].baddbmm_(queries[:, rows].mT, scores)
+
+        ctx.gradient.pull_back(gradients, take)
+        return None, None, of_query.view(query.shape), of_key.view(key.shape)
 
 
 def with_divergence_gradients(

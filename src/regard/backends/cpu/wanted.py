@@ -1,0 +1,100 @@
+"""The statistics that reductions read from a block, and what a backward pass needs of them."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.reductions.divergences import Divergence
+from regard.reductions.products import Output, TransposedOutput, Window
+from regard.reductions.reduction import Reduction
+from regard.reductions.row_statistics import NormalizedEntropy
+from regard.reductions.sums import Diagonal, Sum, SumsOfRows
+from regard.reductions.top_k import TopK
+from regard.scores.box import Index
+
+__all__ = ["SavedRows", "Wanted"]
+
+
+class Wanted(NamedTuple):
+    """The statistics that some reductions read from a block.
+
+    Attributes:
+        k: the number of largest weights of each row.
+        sums: the reductions that sum weights over rows.
+        values: the value of each ``Output``.
+        operands: the operand of each ``TransposedOutput``.
+        windows: the columns of each ``Window``.
+        offsets: the offset of each ``Diagonal``.
+        divergences: the divergences from other matrices.
+        keys: whether the visible keys of each row are counted.
+        alone: whether no more than one reduction reads them.
+    """
+
+    k: int
+    sums: tuple[SumsOfRows, ...]
+    values: tuple[Tensor, ...]
+    operands: tuple[Tensor, ...]
+    windows: tuple[range, ...]
+    offsets: tuple[int, ...]
+    divergences: tuple[Divergence, ...]
+    keys: bool
+    alone: bool
+
+    @property
+    def weights(self) -> bool:
+        """True if the weights of complete rows are read."""
+        return bool(self.sums or self.operands or self.windows)
+
+    @property
+    def has_gradients(self) -> bool:
+        """True if a compiled kernel gives all gradients."""
+        products = self.values or self.operands or self.windows
+        return not products and (self.alone or not self.divergences)
+
+    @classmethod
+    def by(cls, reductions: Sequence[Reduction]) -> "Wanted":
+        """Return what these reductions read."""
+        of_rows = (each for each in reductions if isinstance(each, SumsOfRows))
+        return cls(
+            max((each.k for each in reductions if isinstance(each, TopK)), default=0),
+            tuple(each for each in of_rows if each != Sum(-1)),  # a sum over columns
+            tuple(each.value for each in reductions if isinstance(each, Output)),
+            tuple(each.operand for each in reductions if isinstance(each, TransposedOutput)),
+            tuple(each.at_columns for each in reductions if isinstance(each, Window)),
+            tuple({each.offset for each in reductions if isinstance(each, Diagonal)}),
+            tuple(each for each in reductions if isinstance(each, Divergence)),
+            any(isinstance(each, NormalizedEntropy) for each in reductions),
+            len(reductions) <= 1,
+        )
+
+
+class SavedRows:
+    """Numbers of all rows of a matrix that the forward pass leaves for the backward pass.
+
+    Args:
+        shape: of the matrix, (..., num_heads, q_len, kv_len).
+        wanted: the statistics.
+    """
+
+    def __init__(self, shape: torch.Size, wanted: Wanted) -> None:
+        rows = shape[:-1]
+        self._arrays = (
+            np.full((*rows, 3), np.nan),
+            np.empty((*rows, 2)),
+            np.empty((*rows, wanted.k), np.int64),
+            np.empty((*rows, len(wanted.offsets)), np.float32),
+        )
+
+    def write(self, index: Index, *numbers: Any) -> None:
+        """Save the running numbers of some rows, their keys, largest scores and diagonals."""
+        for to, some in zip(self._arrays, numbers, strict=True):
+            to[index] = some.reshape(to[index].shape)
+
+    def read(self, index: Index) -> list[Any]:
+        """Return the numbers of some rows, each (rows, n); NaN if no block has saved them."""
+        some = [each[index] for each in self._arrays]
+        return [each.reshape(prod(each.shape[:-1]), each.shape[-1]) for each in some]
