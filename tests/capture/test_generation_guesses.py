@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import GPTNeoConfig, GPTNeoForCausalLM
+from transformers import GPTNeoConfig, GPTNeoForCausalLM, StaticCache
 
 import regard
 from decoders import GREEDY, built, inputs
@@ -79,6 +79,18 @@ def test_a_bias_that_hides_the_room_of_a_static_cache_is_read(padded: int) -> No
         assert len(seen) == 1
         dense.append(seen[0].to_dense()[:, :, padded:])
     torch.testing.assert_close(*dense, atol=1e-6, rtol=0)
+
+
+def test_padding_that_attends_to_the_room_of_a_static_cache_is_refused() -> None:
+    model = built("llama", "eager")
+    real = torch.ones(2, 7, dtype=torch.long)
+    real[1, :3] = 0
+    text, cache = TEXT.expand(2, -1), StaticCache(config=model.config, max_cache_len=32)
+    refused = pytest.raises(regard.RegardError, match="slots of a static cache that no token")
+    with refused, torch.no_grad(), regard.observe(model):
+        model(text, attention_mask=real, past_key_values=cache)
+        more = torch.cat([real, real[:, -1:]], 1)
+        model(text[:, :1], attention_mask=more, past_key_values=cache)
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -57,6 +57,7 @@ class Run:
         time: the time of the last call, counted in calls of all layers.
         parts: the number of calls.
         grows: True if calls add keys; None if unknown, because there is only one call.
+        reach: the number of keys that rows attend to, with those that no call has filled yet.
     """
 
     traits: Hashable
@@ -69,6 +70,7 @@ class Run:
     time: int
     parts: int = 1
     grows: bool | None = None
+    reach: int = 0
 
     @property
     def start(self) -> int:
@@ -109,8 +111,11 @@ class Runs:
         runs, stop = self._runs.setdefault(name, []), visible_stop(source, mask)
         found = self._found(name, runs, source, stop)
         if found is None:
-            return self._begin(name, runs, source, stop, copies), None
+            run = self._begin(name, runs, source, stop, copies)
+            run.reach = _reach(source, mask, stop)
+            return run, None
         run, place = found
+        run.reach = max(run.reach, place.base + _reach(source, mask, stop))
         run.time, run.grows = self._clock, place.known < place.stop
         run.parts += 1
         run.q_len += source.query.shape[-2]
@@ -225,6 +230,26 @@ def visible_stop(source: QueryKeyScores, mask: Mask | None) -> int:
         if len(seen):
             return columns.start + int(seen[-1]) + 1
     return kv_len
+
+
+def _reach(source: QueryKeyScores, mask: Mask | None, stop: int) -> int:
+    """Return the number of keys that rows attend to, of which ``stop`` are filled.
+
+    A row of padding whose bias is equally low everywhere attends to all keys equally.
+    """
+    shape, bias = source.shape, source.bias
+    if stop == shape[-1]:
+        return stop
+    spills = torch.ones((), dtype=torch.bool, device=source.device)
+    if mask is not None:
+        everywhere = tuple(slice(0, n) for n in shape)
+        box = Box(everywhere[:-2], everywhere[-2], slice(stop, shape[-1]))
+        spills = mask.block(box, shape, source.device)
+    if bias is not None:
+        beyond = bias if bias.shape[-1] == 1 else bias[..., stop:]
+        equally_low = (beyond > -torch.inf) & (beyond >= bias.amax(-1, keepdim=True))
+        spills = spills & ((beyond > FAR) | equally_low)
+    return shape[-1] if bool(spills.any()) else stop
 
 
 def _seen(source: QueryKeyScores, mask: Mask | None, box: Box) -> Tensor:

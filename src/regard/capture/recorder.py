@@ -43,6 +43,10 @@ _UNMERGED = (
     '    Observe with keep="qk", and ask the recording.'
 )
 _REFUSED = "the attention of {} cannot be kept"
+_SPILLED = (
+    "rows of padding attend to slots of a static cache that no token has filled.\n"
+    '    Use attn_implementation="sdpa", or a dynamic cache.'
+)
 
 
 class Recorder:
@@ -262,6 +266,13 @@ class Recorder:
         """Merge the calls of each layer and write the file; call this when the block has ended."""
         lost: list[str] = []
         with torch.inference_mode(False), torch.no_grad():
+            spilled = [
+                kept.module
+                for run, kept in self._kept.items()
+                if run.parts > 1 and run.reach > run.kv_len and not self._wanted.reductions
+            ]
+            for name in dict.fromkeys(spilled):
+                self.refuse(name, _SPILLED)
             for run, kept in self._kept.items():
                 try:
                     if run.parts > 1 and kept.name is not None:
