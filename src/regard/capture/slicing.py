@@ -1,7 +1,6 @@
 """Parts of an attention matrix: some heads, some queries, keys without repeated heads."""
 
 from dataclasses import replace
-from functools import wraps
 from math import gcd
 from typing import cast
 
@@ -11,7 +10,6 @@ from torch import Tensor
 from regard.masks.row_slice import row_slice_of
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.scores.box import Box, broadcast_index
-from regard.scores.flex_callable import FlexCallable
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores, accumulation_dtype, reads_without_sync
 
@@ -162,7 +160,7 @@ def some_queries(matrix: AttentionMatrix, rows: range) -> AttentionMatrix:
         query=source.query[..., rows.start : rows.stop, :],
         bias=bias,
         position_bias=position_bias,
-        score_mod=source.score_mod and _from_row(source.score_mod, rows.start),
+        score_mod=source.score_mod and source.score_mod.from_row(rows.start),
     )
     return AttentionMatrix(changed, mask)
 
@@ -180,19 +178,6 @@ def _position_bias(source: QueryKeyScores, rows: range) -> Tensor:
         source.device,
         lambda tensor: broadcast_index(tensor, everywhere).to(dtype),
     )
-
-
-def _from_row(score_mod: FlexCallable, start: int) -> FlexCallable:
-    """Return a score_mod that adds ``start`` to q_idx."""
-    if start == 0:
-        return score_mod
-    function = score_mod.function
-
-    @wraps(function)
-    def shifted(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return function(score, b, h, q_idx + start, kv_idx)
-
-    return FlexCallable(shifted, score_mod.batch, score_mod.head)
 
 
 def drop_repeated_heads(key: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from regard.errors.argument_checks import (
     check_number,
     check_same_device,
     check_same_dtype,
+    is_sharded,
     refuse_sharded,
 )
 from regard.errors.formatting import dtype_text, kind_text, shape_text
@@ -255,6 +256,8 @@ def check_bias(bias: object, shape: torch.Size, query: Tensor) -> Tensor | None:
             "position bias such as ALiBi(num_heads).\n"
             "    A bool tensor (True = may attend) goes to mask=, a callable to score_mod=."
         )
+    if is_sharded(query) and is_sharded(bias):
+        return bias  # ShardedScores checks where it lies
     return check_broadcast("bias", bias, shape, query.device)
 
 

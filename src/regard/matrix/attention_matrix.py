@@ -78,7 +78,7 @@ def attend(
         scale: multiplies query·key; 1/sqrt(head_dim) by default.
         bias: numbers added to the scaled scores: a tensor that broadcasts to
             (..., num_heads, q_len, kv_len), or a position bias, ``regard.ALiBi`` or
-            ``regard.T5Bias``.
+            ``regard.T5Bias``. With a query that is a DTensor, it may be one, with the same rows.
         score_mod: a callable of FlexAttention, score_mod(score, b, h, q_idx, kv_idx) -> score,
             written for one score: every argument is a scalar tensor, and ``torch.vmap`` applies it
             to blocks. b counts through all batch axes. Gradients flow to the score, not to other
@@ -111,31 +111,22 @@ def attend(
     """
     query, key, bias = as_autocast(query, key, bias)
     query, key = check_query_key(query, key)
-    if is_sharded(query) or is_sharded(key):
-        more = {"bias": bias, "score_mod": score_mod, "sink_bias": sink_bias}
-        for name, given in more.items():
-            if given is not None:
-                raise TypeError(
-                    f"{name} is given with DTensors; their scores take scale, softcap and mask "
-                    "alone.\n    Use query.full_tensor() and key.full_tensor()."
-                )
-        factor, cap = check_scale(scale, query.shape[-1]), check_softcap(softcap)
-        sharded = ShardedScores(query, key, factor, cap, rows)
-        return AttentionMatrix(sharded, _bound(mask, sharded))
-    if rows != "contiguous":
-        raise ValueError(
-            f"rows is {rows!r}, which says where the rows of DTensors lie; query is an ordinary "
-            "tensor.\n    Leave it out."
-        )
-    # torch.broadcast_shapes would import sympy; the sizes are equal or 1 here.
-    sizes = zip(query.shape[:-3], key.shape[:-3], strict=True)
-    batch = [of_key if of_query == 1 else of_query for of_query, of_key in sizes]
-    query = query.expand(*batch, *query.shape[-3:])
-    key = key.expand(*batch, *key.shape[-3:])
+    sharded = is_sharded(query) or is_sharded(key)
+    if not sharded:
+        if rows != "contiguous":
+            raise ValueError(
+                f"rows is {rows!r}, which says where the rows of DTensors lie; query is an "
+                "ordinary tensor.\n    Leave it out."
+            )
+        # torch.broadcast_shapes would import sympy; the sizes are equal or 1 here.
+        sizes = zip(query.shape[:-3], key.shape[:-3], strict=True)
+        batch = [of_key if of_query == 1 else of_query for of_query, of_key in sizes]
+        query = query.expand(*batch, *query.shape[-3:])
+        key = key.expand(*batch, *key.shape[-3:])
     shape = torch.Size((*query.shape[:-1], key.shape[-2]))
     factor = check_scale(scale, query.shape[-1])
     position_bias = bias.bind(shape, query.device) if isinstance(bias, Bias) else None
-    source = QueryKeyScores(
+    scores = QueryKeyScores(
         query,
         key,
         factor,
@@ -145,6 +136,7 @@ def attend(
         check_softcap(softcap),
         check_sink_bias(sink_bias, shape, query),
     )
+    source = ShardedScores(scores, rows) if sharded else scores
     return AttentionMatrix(source, _bound(mask, source))
 
 

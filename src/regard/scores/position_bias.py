@@ -24,7 +24,7 @@ from regard.errors import (
 )
 from regard.scores.box import Box
 
-__all__ = ["ALiBi", "Bias", "T5Bias"]
+__all__ = ["ALiBi", "Bias", "MovedBias", "T5Bias"]
 
 
 class Bias(ABC):
@@ -285,6 +285,33 @@ class T5Bias(Bias):
 
     def __repr__(self) -> str:
         return f"T5Bias(bidirectional={self.bidirectional}, max_distance={self.max_distance})"
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class MovedBias(Bias):
+    """A bound position bias for some rows of its matrix, where all distances are larger.
+
+    Attributes:
+        bias: the position bias of the whole matrix.
+        by: the number of rows after the last one of the part.
+    """
+
+    bias: Bias
+    by: int
+
+    def bind(self, shape: torch.Size, device: torch.device) -> Bias:
+        return MovedBias(self.bias.bind(shape, device), self.by)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.bias.tensors
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Bias:
+        return MovedBias(self.bias.map(function), self.by)
+
+    def along(self, distance: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
+        return self.bias.along(distance + self.by, part)
 
 
 def _by_head(tensor: Tensor, shape: torch.Size) -> Tensor:

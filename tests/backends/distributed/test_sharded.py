@@ -1,7 +1,5 @@
 """Matrices of DTensors, on gloo processes, against the whole matrix in one process."""
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,14 +15,22 @@ from ranks import run_ranks
 RANKS = Path(__file__).with_name("sharded_ranks.py")
 
 
-def test_all_questions_and_gradients_on_two_ranks(tmp_path: Path) -> None:
-    run_ranks(RANKS, 2, 1, tmp_path / "store", "causal", limit=900)
+def test_answers_gradients_and_disagreements_of_two_ranks(tmp_path: Path) -> None:
+    run_ranks(RANKS, 2, 1, tmp_path / "store", "few", limit=300)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(("ranks", "head_ranks"), [(2, 1), (4, 1), (4, 2)])
-def test_all_masks_questions_and_gradients(ranks: int, head_ranks: int, tmp_path: Path) -> None:
-    run_ranks(RANKS, ranks, head_ranks, tmp_path / "store", limit=900)
+def test_all_masks_scores_questions_and_gradients(
+    ranks: int, head_ranks: int, tmp_path: Path
+) -> None:
+    run_ranks(RANKS, ranks, head_ranks, tmp_path / "store", "all", limit=900)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("work", ["late", "fatal"])
+def test_a_rank_that_is_late_or_dies_is_an_error(work: str, tmp_path: Path) -> None:
+    run_ranks(RANKS, 3, 1, tmp_path / "store", work, limit=120)
 
 
 Distribute = Callable[..., DTensor]
@@ -42,6 +48,7 @@ def spread() -> Iterator[Distribute]:
 
 
 X = torch.zeros(2, 6, 4)
+BIAS = torch.zeros(2, 6, 6)
 WRONG: dict[str, tuple[Callable[[Distribute], object], type[Exception], str]] = {
     "one-plain": (
         lambda of: regard.attend(of(X), X),
@@ -58,10 +65,35 @@ WRONG: dict[str, tuple[Callable[[Distribute], object], type[Exception], str]] = 
         ValueError,
         "both must lie alike",
     ),
-    "bias": (
-        lambda of: regard.attend(of(X), of(X), bias=torch.zeros(6, 6)),
+    "batch": (
+        lambda of: regard.attend(of(X[None].expand(3, -1, -1, -1)), of(X[None])),
+        ValueError,
+        r"key has shape \(1, 2, 6, 4\) and query \(3, 2, 6, 4\); batch axes of DTensors must be",
+    ),
+    "bias-axes": (
+        lambda of: regard.attend(of(X), of(X), bias=of(BIAS[0])),
+        ValueError,
+        r"bias has shape \(6, 6\); a DTensor must have all axes of the matrix, \(2, 6, 6\)",
+    ),
+    "bias-columns": (
+        lambda of: regard.attend(of(X), of(X), bias=of(BIAS, Shard(2))),
+        ValueError,
+        "each mesh axis must hold the bias as it holds the query, or be Replicate()",
+    ),
+    "slopes": (
+        lambda of: regard.attend(of(X), of(X), bias=regard.ALiBi(of(torch.ones(2), Replicate()))),
         TypeError,
-        "bias is given with DTensors; their scores take scale, softcap and mask alone",
+        "bias is a DTensor, which lies on several processes; it must be an ordinary tensor",
+    ),
+    "sink": (
+        lambda of: regard.attend(of(X), of(X), sink_bias=of(torch.ones(2), Replicate())),
+        TypeError,
+        "sink_bias is a DTensor, which lies on several processes; it must be an ordinary tensor",
+    ),
+    "bias-of-plain": (
+        lambda of: regard.attend(X, X, bias=of(BIAS)),
+        TypeError,
+        "bias is a DTensor, which lies on several processes; it must be an ordinary tensor",
     ),
     "order": (
         lambda of: regard.attend(of(X), of(X), rows="ring"),
@@ -116,55 +148,3 @@ def test_explain_says_what_travels(spread: Distribute) -> None:
         "96 bytes of memory."
     )
     assert "and reduces 96 bytes of sums" in regard.explain(A, regard.Sum(-2)).how
-
-
-DIFFERENT = """
-import sys, datetime, torch, regard
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
-from regard.backends.distributed import distributed_backend
-rank, store, kind = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-distributed_backend.LIMIT = datetime.timedelta(seconds=3)
-dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
-mesh = init_device_mesh("cpu", (2,))
-width = 8 if kind == "shape" and rank else 4
-x = DTensor.from_local(torch.zeros(2, 6, width), mesh, [Shard(1)], run_check=False)
-allowed = torch.ones(12, 12, dtype=torch.bool)
-allowed[3 + (kind == "mask" and rank), 2] = False
-try:
-    if kind != "late" or rank == 0:
-        A = regard.attend(x, x, mask=regard.Keep(allowed))
-        A.topk(3 if kind == "arguments" and rank else 2)
-    else:
-        import time; time.sleep(8)
-except regard.RegardError as error:
-    print(error)
-"""
-
-
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("arguments", "rank 1 asks another question than rank 0: "),
-        pytest.param("mask", "rank 1 asks another question than rank 0: ", marks=pytest.mark.full),
-        pytest.param("shape", "rank 1 asks another question than rank 0: ", marks=pytest.mark.full),
-        pytest.param(
-            "late",
-            "not all of the ranks [0, 1] asked this question within 3 s",
-            marks=pytest.mark.full,
-        ),
-    ],
-)
-def test_a_rank_with_other_arguments_or_none_is_an_error(
-    kind: str, message: str, tmp_path: Path
-) -> None:
-    command = [sys.executable, "-c", DIFFERENT]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(tmp_path / "store"), kind], stdout=subprocess.PIPE, text=True
-        )
-        for rank in (0, 1)
-    ]
-    said = [process.communicate(timeout=120)[0] for process in processes]
-    assert message in said[0]

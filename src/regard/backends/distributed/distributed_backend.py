@@ -6,8 +6,9 @@ ranks and are equal on all of them.
 """
 
 import json
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from datetime import timedelta
 from functools import partial
 from hashlib import sha256
@@ -23,17 +24,17 @@ from regard.backends.distributed.sharded_scores import (
     RowsOfWhole,
     ShardedScores,
     parts_by_head,
-    rows_of_mask,
 )
 from regard.backends.sweep import PlainBlocks, SweepOf, filled
 from regard.errors import RegardError, bytes_text, dtype_text, is_sharded, shape_text
 from regard.masks import Mask
+from regard.masks.row_slice import row_slice_of
 from regard.reductions.products import Output, TransposedOutput, Window
 from regard.reductions.reduction import Reduction, rounded
 from regard.reductions.row_statistics import Entropy, LogSumExp, NormalizedEntropy
 from regard.reductions.sums import Diagonal, Pool, Segments, Sum
 from regard.reductions.top_k import Top, TopK
-from regard.scores.box import broadcast_index
+from regard.scores.box import Index, broadcast_index
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores, accumulation_dtype
 
@@ -46,7 +47,10 @@ _LEADING = (Sum, Pool, Segments, Diagonal, Window, TransposedOutput)
 
 # All ranks must ask the same question within this time.
 LIMIT = timedelta(minutes=5)
+# After an error, a rank waits this long to learn whether the others still run.
+_PROBE = timedelta(seconds=5)
 _DESCRIPTION_BYTES = 1024
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 _Choose = Callable[[Scores, Mask | None, Sequence[Reduction], None], Backend]
 
@@ -94,7 +98,7 @@ class Distributed(Backend):
         dtype = accumulation_dtype(sharded.dtype)
         moved = [sharded.key, *(x for x in map(_operand, reductions) if x is not None)]
         gathered = sum(x.to_local().nbytes * sharded.ranks for x in moved)
-        heads = len(_heads(sharded, reductions))
+        heads = _head_count(sharded, reductions)
         sums = sum(
             buffer.nbytes
             for asked in reductions
@@ -114,55 +118,72 @@ class Distributed(Backend):
         """Return one answer for each reduction, as DTensors.
 
         Raises:
-            RegardError: a rank asks another question, or does not ask in time.
+            RegardError: a rank asks another question, does not ask in time, or dies.
         """
         sharded = cast(ShardedScores, source)
+        _check_presence(sharded.query.device_mesh, LIMIT)
         _check_agreement(sharded, mask, reductions)
-        mask = sharded.local_mask(mask)
-        heads = _heads(sharded, reductions)
-        asked_of = [_by_head(asked, len(heads)) for asked in reductions]
+        try:
+            return self._reduce(sharded, mask, reductions)
+        except RuntimeError:
+            _check_presence(sharded.query.device_mesh, _PROBE)
+            raise
+
+    def _reduce(
+        self, sharded: ShardedScores, mask: Mask | None, reductions: Sequence[Reduction]
+    ) -> tuple[Any, ...]:
+        local, mask = sharded.local(), sharded.local_mask(mask)
+        count = _head_count(sharded, reductions)
+        asked_of = [_by_head(asked, count) for asked in reductions]
         found: list[tuple[Any, ...]] = []
-        for place, part in enumerate(heads):
-            group = part.query.to_local().shape[-3] if len(heads) > 1 else 0
-            own = slice(place * group, (place + 1) * group)
-            of_head = _mask_of_heads(mask, own, sharded.query.ndim) if group else mask
-            found.append(self._local(part, of_head, [asked[place] for asked in asked_of]))
+        for head, key in enumerate(parts_by_head(sharded.key, count)):
+            part, of_head = local, mask
+            if count > 1:
+                heads = slice(head * local.group, (head + 1) * local.group)
+                index = (*[slice(None)] * (len(local.shape) - 3), heads)
+                part, of_head = local.select(index), _mask_of_heads(mask, index)
+            part = replace(part, key=sharded.gathered(key))
+            found.append(self._local(sharded, part, of_head, [asked[head] for asked in asked_of]))
         same = zip(*found, strict=True)
         return tuple(starmap(partial(_joined, sharded), zip(reductions, same, strict=True)))
 
     def _local(
-        self, sharded: ShardedScores, mask: Mask | None, reductions: Sequence[Reduction]
+        self,
+        sharded: ShardedScores,
+        part: QueryKeyScores,
+        mask: Mask | None,
+        reductions: Sequence[Reduction],
     ) -> tuple[Any, ...]:
-        """Return this rank's part of each answer."""
-        parts = sharded.local()
+        """Return the part of each answer that this rank's rows give; ``part`` has all keys."""
+        runs = sharded.runs(part)
         local = [_of_ordinary_tensors(sharded, asked) for asked in reductions]
         by_rows = [asked for asked in local if isinstance(asked, _ROWS)]
         summed = [asked for asked in local if not isinstance(asked, _ROWS)]
-        rows = iter(self._by_rows(sharded, parts, mask, by_rows) if by_rows else ())
-        sums = iter(_summed(sharded, parts, mask, summed) if summed else ())
+        rows = iter(self._by_rows(sharded, runs, mask, by_rows) if by_rows else ())
+        sums = iter(_summed(sharded, runs, mask, summed) if summed else ())
         return tuple(next(rows if isinstance(asked, _ROWS) else sums) for asked in local)
 
     def _by_rows(
         self,
         sharded: ShardedScores,
-        parts: Sequence[tuple[range, QueryKeyScores]],
+        runs: Sequence[tuple[range, QueryKeyScores]],
         mask: Mask | None,
         reductions: Sequence[Reduction],
     ) -> list[Any]:
         """Return the answers that stay where their queries are."""
         q_len, found = sharded.shape[-2], list[tuple[Any, ...]]()
-        for rows, part in parts:
-            own = rows_of_mask(mask, rows, q_len)
+        for rows, part in runs:
+            own = None if mask is None else row_slice_of(mask, rows, q_len)
             found.append(self._choose(part, own, reductions, None).reduce(part, own, reductions))
         return [
             _side_by_side(pieces, sharded.query.ndim - 2) for pieces in zip(*found, strict=True)
         ]
 
 
-def _heads(sharded: ShardedScores, reductions: Sequence[Reduction]) -> list[ShardedScores]:
-    """Return the scores of each key head, or of all heads for a reduction of the user's own."""
+def _head_count(sharded: ShardedScores, reductions: Sequence[Reduction]) -> int:
+    """Return the number of key heads; 1 for a reduction of the user's own, which gets all heads."""
     alone = all(isinstance(asked, (*_ROWS, *_LEADING)) for asked in reductions)
-    return sharded.kv_heads() if alone else [sharded]
+    return sharded.local_kv_heads if alone else 1
 
 
 def _by_head(asked: Reduction, count: int) -> list[Reduction]:
@@ -173,8 +194,7 @@ def _by_head(asked: Reduction, count: int) -> list[Reduction]:
     return [cast(Any, type(asked))(part) for part in parts_by_head(operand, count)]
 
 
-def _mask_of_heads(mask: Mask | None, heads: slice, ndim: int) -> Mask | None:
-    index = [*[slice(None)] * (ndim - 3), heads]
+def _mask_of_heads(mask: Mask | None, index: Index) -> Mask | None:
     return None if mask is None else mask.map(lambda tensor: broadcast_index(tensor, index))
 
 
@@ -205,7 +225,7 @@ def _joined(sharded: ShardedScores, asked: Reduction, pieces: Sequence[Any]) -> 
 
 def _summed(
     sharded: ShardedScores,
-    parts: Sequence[tuple[range, QueryKeyScores]],
+    runs: Sequence[tuple[range, QueryKeyScores]],
     mask: Mask | None,
     reductions: Sequence[Reduction],
 ) -> list[Any]:
@@ -213,10 +233,11 @@ def _summed(
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
     found: list[list[tuple[Tensor, ...]]] = []
-    for rows, part in parts:
+    for rows, part in runs:
         of = RowsOfWhole(part, rows, sharded.shape[-2])
         found.append(filled(SweepOf(of, mask, tuple(reductions), PlainBlocks(), rows)))
-    mesh, shape = sharded.query.device_mesh, _local_shape(sharded)
+    mesh, shape = sharded.query.device_mesh, runs[0][1].shape
+    shape = torch.Size((*shape[:-2], *sharded.shape[-2:]))
     answers: list[Any] = []
     for asked, *of_parts in zip(reductions, *found, strict=True):
         # A rank has one run of rows, or two.
@@ -261,49 +282,80 @@ def _described(asked: Reduction) -> str:
     return f"{type(asked).__name__}({', '.join(said)})"
 
 
-def _fingerprint(tensor: Tensor) -> int:
-    """Return a number that almost always differs for masks with other contents."""
+def _content(tensor: Tensor) -> str | int:
+    """Return a description that almost always differs for tensors with other contents.
+
+    Of a DTensor, whose contents differ from rank to rank, it has only the form.
+    """
+    if is_sharded(tensor):
+        return f"{shape_text(tensor.shape)} {dtype_text(tensor.dtype)}"
+    bits = tensor.detach()
+    if bits.is_floating_point():
+        bits = bits.contiguous().view(_BITS[bits.element_size()])
     number = 0
-    for axis in range(tensor.ndim):
-        others = [each for each in range(tensor.ndim) if each != axis]
-        sums = tensor.sum(others, dtype=torch.int64) if others else tensor.long()
+    for axis in range(bits.ndim):
+        others = [each for each in range(bits.ndim) if each != axis]
+        sums = bits.sum(others, dtype=torch.int64) if others else bits.long()
         number += (axis + 1) * int(
             (sums * torch.arange(1, len(sums) + 1, device=sums.device)).sum()
         )
     return number
 
 
+def _check_presence(mesh: Any, limit: timedelta) -> None:
+    """Check that all ranks get here within a time; gloo alone names a rank that does not."""
+    for group in map(mesh.get_group, range(mesh.ndim)):
+        if dist.get_backend(group) == "gloo":
+            try:
+                dist.monitored_barrier(group, limit, wait_all_ranks=True)
+            except RuntimeError as error:
+                raise _absent(dist.get_process_group_ranks(group), limit, error) from error
+
+
+def _absent(ranks: Sequence[int], limit: timedelta, error: RuntimeError) -> RegardError:
+    """Return the error for ranks that did not ask; ``ranks`` are those of a process group."""
+    reason = str(error).splitlines()[0]
+    named = re.search(r"Ranks ([\d, ]+) failed", reason)
+    if named is None:
+        who = f"some of the ranks {list(ranks)} did not ask"
+        after = f" ({reason})"
+    else:
+        missing = [str(ranks[int(number)]) for number in re.findall(r"\d+", named[1])]
+        who, after = f"rank {', '.join(missing)} did not ask", ""
+    return RegardError(
+        f"{who} this question within {limit.total_seconds():.0f} s{after}.\n"
+        "    Look for a rank that died, or that asks another question."
+    )
+
+
 def _check_agreement(
     sharded: ShardedScores, mask: Mask | None, reductions: Sequence[Reduction]
 ) -> None:
-    """Check that all ranks ask the same, before a rank waits for another one for ever."""
+    """Check that all ranks ask the same, so that no rank waits for another one for ever."""
     query, key, mesh = sharded.query, sharded.key, sharded.query.device_mesh
+    operands = [x for x in map(_operand, reductions) if x is not None]
+    tensors = (*sharded.tensors, *operands)
     own = {
         "query": f"{shape_text(query.shape)} {dtype_text(query.dtype)}",
         "key": f"{shape_text(key.shape)} {dtype_text(key.dtype)}",
-        "scale": sharded.scale,
-        "softcap": sharded.softcap,
-        "rows": sharded.rows,
-        "mask": None if mask is None else (mask.text, [*map(_fingerprint, mask.tensors)]),
+        "scores": sharded.facts,
+        "bias": [*map(_content, sharded.tensors[2:])],
+        "mask": None if mask is None else (mask.text, [*map(_content, mask.tensors)]),
         "reductions": list(map(_described, reductions)),
-        "gradients": torch.is_grad_enabled(),
+        "operands": [*map(_content, operands)],
+        "gradients": torch.is_grad_enabled() and [t.requires_grad for t in tensors],
     }
     text = json.dumps(own).encode()
     digest = sha256(text).hexdigest().encode()  # of what the next line cuts off, too
     text = text[: _DESCRIPTION_BYTES - len(digest)].ljust(_DESCRIPTION_BYTES - len(digest))
     mine = torch.tensor(list(text + digest), dtype=torch.uint8, device=mesh.device_type)
-    for dim in range(mesh.ndim):
-        group = mesh.get_group(dim)
+    for group in map(mesh.get_group, range(mesh.ndim)):
         ranks = dist.get_process_group_ranks(group)
         found = [torch.zeros_like(mine) for _ in ranks]
         try:
             cast(Any, dist.all_gather(found, mine, group=group, async_op=True)).wait(LIMIT)
         except RuntimeError as error:
-            raise RegardError(
-                f"not all of the ranks {ranks} asked this question within {LIMIT.seconds} s "
-                f"({str(error).splitlines()[0]}).\n"
-                "    Look for a rank that died, or that asks another question."
-            ) from error
+            raise _absent(ranks, LIMIT, error) from error
         for rank, theirs in zip(ranks, found, strict=True):
             if not torch.equal(theirs, mine):
                 numbers = cast(list[int], theirs.tolist())

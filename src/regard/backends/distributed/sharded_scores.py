@@ -2,20 +2,20 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NoReturn, final
+from typing import Any, Literal, NoReturn, cast, final
 
 import torch
 from torch import Tensor
 
-from regard.errors import is_sharded, shape_text
+from regard.errors import is_sharded, refuse_sharded, shape_text
 from regard.masks import Mask
-from regard.masks.row_slice import row_slice_of
 from regard.scores.box import Box, Cut, Index, broadcast_index
+from regard.scores.position_bias import MovedBias
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
 from regard.scores.scratch import Scratch
 
-__all__ = ["RowOrder", "RowsOfWhole", "ShardedScores", "parts_by_head", "rows_of_mask"]
+__all__ = ["RowOrder", "RowsOfWhole", "ShardedScores", "parts_by_head"]
 
 RowOrder = Literal["contiguous", "zigzag"]
 """Which rows a process has: neighbours, or chunks r and 2n - 1 - r of 2n, as process r of n."""
@@ -24,24 +24,21 @@ RowOrder = Literal["contiguous", "zigzag"]
 @final
 @dataclass(frozen=True, eq=False)
 class ShardedScores(Scores):
-    """Scores of DTensors: softcap(scale · query·key), with the rows of a matrix on several ranks.
+    """Scores of DTensors: those of a query and a key, with the rows of a matrix on several ranks.
 
     Attributes:
-        query: DTensor (..., num_heads, q_len, head_dim).
-        key: DTensor (..., num_kv_heads, kv_len, head_dim), with the query's placements.
-        scale: multiplies query·key.
-        softcap: as in ``attend``.
+        whole: the scores. The query is a DTensor, the key one with the query's placements. A bias
+            may be one, with its rows in the order of the query. All other tensors are equal on all
+            ranks.
         rows: the order of the rows.
     """
 
-    query: Any
-    key: Any
-    scale: float
-    softcap: float | None
+    whole: QueryKeyScores
     rows: RowOrder
 
     def __post_init__(self) -> None:
         self._check_placements()
+        self._check_bias()
         if self.rows not in ("contiguous", "zigzag"):
             raise ValueError(
                 f"rows is {self.rows!r}; it must be 'contiguous' or 'zigzag'.\n"
@@ -70,6 +67,11 @@ class ShardedScores(Scores):
                 f"{query.device_mesh} as {query.placements}; both must lie alike.\n"
                 "    Use key.redistribute(query.device_mesh, query.placements)."
             )
+        if query.shape[:-3] != key.shape[:-3]:
+            raise ValueError(
+                f"key has shape {shape_text(key.shape)} and query {shape_text(query.shape)}; "
+                "batch axes of DTensors must be equal.\n    Use expand() on the shorter one."
+            )
         row_axis, axes = query.ndim - 2, [_axis(place) for place in query.placements]
         known = all(
             (axis is not None and axis < query.ndim - 1) or place.is_replicate()
@@ -89,6 +91,44 @@ class ShardedScores(Scores):
                         f"{name} has {tensor.shape[axis]} on axis {axis}, such as heads; a mesh "
                         f"axis of {size} ranks must divide it.\n    Use a smaller mesh axis."
                     )
+
+    def _check_bias(self) -> None:
+        query, bias, position_bias = (
+            self.query,
+            cast(Any, self.whole.bias),
+            self.whole.position_bias,
+        )
+        for tensor in () if position_bias is None else position_bias.tensors:
+            refuse_sharded("bias", tensor)
+        if not is_sharded(bias):
+            return
+        fit = zip(bias.shape, self.shape, strict=False)
+        if bias.ndim != query.ndim or any(n not in (1, full) for n, full in fit):
+            raise ValueError(
+                f"bias has shape {shape_text(bias.shape)}; a DTensor must have all axes of the "
+                f"matrix, {shape_text(self.shape)}, each of full length or 1.\n"
+                "    Use bias[None] for an axis of length 1."
+            )
+        places = zip(bias.placements, query.placements, strict=False)
+        if bias.device_mesh != query.device_mesh or not all(
+            place.is_replicate() or place == of_query for place, of_query in places
+        ):
+            raise ValueError(
+                f"bias lies on {bias.device_mesh} as {bias.placements} and query on "
+                f"{query.device_mesh} as {query.placements}; each mesh axis must hold the bias as "
+                "it holds the query, or be Replicate().\n"
+                "    Use bias.redistribute(query.device_mesh, query.placements)."
+            )
+
+    @property
+    def query(self) -> Any:
+        """The query, a DTensor (..., num_heads, q_len, head_dim)."""
+        return self.whole.query
+
+    @property
+    def key(self) -> Any:
+        """The key, a DTensor (..., num_kv_heads, kv_len, head_dim)."""
+        return self.whole.key
 
     @property
     def row_dim(self) -> int:
@@ -135,35 +175,109 @@ class ShardedScores(Scores):
         pieces = dict(zip(lies, split, strict=True))
         return torch.cat([pieces[part] for part in sorted(lies, key=lambda part: part.start)], -2)
 
-    def kv_heads(self) -> list["ShardedScores"]:
-        """Return the scores of each key head of this rank, with the query heads of its group."""
-        count = self.local_kv_heads
-        if count < 2:
-            return [self]
-        pairs = zip(parts_by_head(self.query, count), parts_by_head(self.key, count), strict=True)
-        return [replace(self, query=query, key=key) for query, key in pairs]
-
     @property
     def local_kv_heads(self) -> int:
         """The number of key heads of this rank; 1 without an axis of heads."""
         return int(self.key.to_local().shape[-3]) if self.key.ndim > 2 else 1
 
-    def local(self) -> list[tuple[range, QueryKeyScores]]:
-        """Return the rows of this rank, each run of neighbours with its scores."""
-        key = self.gathered(self.key)
-        query: Tensor = self.query.to_local()
-        rank = self.query.device_mesh.get_local_rank(self.row_dim)
-        ranges = self.chunks(self.query.shape[-2], rank)
-        pieces = query.split_with_sizes([len(rows) for rows in ranges], -2)
-        return [
-            (rows, QueryKeyScores(piece, key, self.scale, softcap=self.softcap))
-            for rows, piece in zip(ranges, pieces, strict=True)
+    def local(self) -> QueryKeyScores:
+        """Return the scores of this rank's batch entries, heads and rows; its keys are few, too.
+
+        The gradient of a tensor that is equal on all ranks is summed over them.
+        """
+        whole, index = self.whole, self._leading
+        position_bias, score_mod, sink = whole.position_bias, whole.score_mod, whole.sink_bias
+        return replace(
+            whole,
+            query=self.query.to_local(),
+            key=self.key.to_local(),
+            bias=None if whole.bias is None else self._local_bias(whole.bias),
+            position_bias=position_bias and position_bias.map(self._local_part),
+            score_mod=score_mod and score_mod.map(lambda ids: broadcast_index(ids, index)),
+            sink_bias=None if sink is None else self._local_part(sink),
+        )
+
+    def _local_bias(self, bias: Any) -> Tensor:
+        """Return the bias of this rank's batch entries, heads and rows, in the query's order."""
+        if not is_sharded(bias):
+            part = self._local_part(bias)
+            runs = [part[..., rows.start : rows.stop, :] for rows in self.local_rows]
+            return (
+                part if part.shape[-2] == 1 else runs[0] if len(runs) < 2 else torch.cat(runs, -2)
+            )
+        from torch.distributed.tensor import Replicate
+
+        places = [
+            place if axis is not None and bias.shape[axis] > 1 else Replicate()
+            for place in self.query.placements
+            for axis in [_axis(place)]
         ]
+        arriving = [
+            place if place.is_shard() else summed
+            for place, summed in zip(places, self._summed, strict=True)
+        ]
+        found: Tensor = bias.redistribute(placements=places).to_local(grad_placements=arriving)
+        return found
+
+    def _local_part(self, tensor: Tensor) -> Tensor:
+        """Return this rank's batch entries and heads of a tensor that all ranks have."""
+        from torch.distributed.tensor import DTensor, Partial, Replicate
+
+        everywhere = [Replicate() for _ in self.query.placements]
+        for dim, place in enumerate(self._summed):
+            if tensor.requires_grad and isinstance(place, Partial):
+                arriving = [*everywhere[:dim], place, *everywhere[dim + 1 :]]
+                mesh = self.query.device_mesh
+                same = DTensor.from_local(tensor, mesh, everywhere, run_check=False)
+                tensor = same.to_local(grad_placements=arriving)  # one sum at a time
+        return broadcast_index(tensor, self._leading)
+
+    @property
+    def _summed(self) -> list[Any]:
+        """The placements of a gradient to which each rank adds that of its part of the matrix."""
+        from torch.distributed.tensor import Partial
+
+        places = self.query.placements
+        return [place if place.is_replicate() else Partial() for place in places]
+
+    @property
+    def local_rows(self) -> list[range]:
+        """The rows of this rank, in the order in which they lie there."""
+        rank = self.query.device_mesh.get_local_rank(self.row_dim)
+        return self.chunks(self.query.shape[-2], rank)
+
+    def runs(self, part: QueryKeyScores) -> list[tuple[range, QueryKeyScores]]:
+        """Return each run of neighbouring rows of this rank, with its scores.
+
+        Args:
+            part: the scores of all rows of this rank.
+        """
+        found: list[tuple[range, QueryKeyScores]] = []
+        q_len, start = self.shape[-2], 0
+        for rows in self.local_rows:
+            at, start = slice(start, start + len(rows)), start + len(rows)
+            bias, position_bias = part.bias, part.position_bias
+            if bias is not None and bias.shape[-2] > 1:
+                bias = bias[..., at, :]
+            if position_bias is not None and rows.stop < q_len:
+                # A position bias aligns the last query with the last key.
+                position_bias = MovedBias(position_bias, q_len - rows.stop)
+            score_mod = part.score_mod and part.score_mod.from_row(rows.start)
+            query = part.query[..., at, :]
+            run = replace(
+                part, query=query, bias=bias, position_bias=position_bias, score_mod=score_mod
+            )
+            found.append((rows, run))
+        return found
 
     def local_mask(self, mask: Mask | None) -> Mask | None:
         """Return the mask for the batch entries and heads of this rank, and all rows."""
-        if mask is None:
-            return None
+        index = self._leading
+        return None if mask is None else mask.map(lambda tensor: broadcast_index(tensor, index))
+
+    @property
+    def _leading(self) -> list[slice]:
+        """The batch entries and heads of this rank."""
         index = [slice(None)] * (self.query.ndim - 2)
         mesh = self.query.device_mesh
         for dim, place in enumerate(self.query.placements):
@@ -172,23 +286,22 @@ class ShardedScores(Scores):
                 n = self.query.shape[axis] // mesh.shape[dim]
                 rank = mesh.get_local_rank(dim)
                 index[axis] = slice(rank * n, (rank + 1) * n)
-        return mask.map(lambda tensor: broadcast_index(tensor, index))
+        return index
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size((*self.query.shape[:-1], self.key.shape[-2]))
+        return self.whole.shape
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return (self.query, self.key)
+        return self.whole.tensors
 
     @property
     def facts(self) -> list[str]:
-        return [f"scale={self.scale:.4g}", f"rows={self.rows} on {self.ranks} ranks"]
+        return [*self.whole.facts, f"rows={self.rows} on {self.ranks} ranks"]
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "ShardedScores":
-        query, key = function(self.query), function(self.key)
-        return ShardedScores(query, key, self.scale, self.softcap, self.rows)
+        return ShardedScores(self.whole.map(function), self.rows)
 
     def select(self, index: Index) -> NoReturn:
         raise ValueError(
@@ -258,6 +371,8 @@ class RowsOfWhole(Scores):
 
 def parts_by_head(tensor: Any, count: int) -> list[Any]:
     """Return the parts of a DTensor's heads that belong to each of ``count`` key heads."""
+    if count < 2:
+        return [tensor]
     from torch.distributed.tensor import DTensor
 
     local: Tensor = tensor.to_local()
@@ -268,11 +383,6 @@ def parts_by_head(tensor: Any, count: int) -> list[Any]:
         DTensor.from_local(part, tensor.device_mesh, tensor.placements, run_check=False)
         for part in parts
     ]
-
-
-def rows_of_mask(mask: Mask | None, rows: range, q_len: int) -> Mask | None:
-    """Return the mask of some rows; None for None."""
-    return None if mask is None else row_slice_of(mask, rows, q_len)
 
 
 def _axis(place: Any) -> int | None:
