@@ -208,8 +208,17 @@ def _stored(length, row_ranks, order):
     return torch.cat([chunks[i] for r in range(row_ranks) for i in (r, 2 * row_ranks - 1 - r)])
 
 
+def compare_work(mesh):
+    """Compare the numbers of keys that the rows of each rank see, in zigzag order."""
+    x = distribute_tensor(torch.zeros(1, 64, 1), mesh["rows"], [Shard(1)])
+    entropy = regard.attend(x, x, mask=regard.Causal(), rows="zigzag").entropy()
+    seen = entropy.to_local().exp().sum()  # each row gives its keys the same weight
+    assert abs(seen / (64 * 65 / 2 / mesh["rows"].size()) - 1) < 0.02, seen
+
+
 def compare_few(mesh):
     """Compare every question once, and every kind of scores."""
+    compare_work(mesh)
     Matrices(mesh, torch.float64, "zigzag").compare()
     Matrices(mesh, torch.float32, "contiguous").compare(FEW)
     Matrices(mesh, torch.float64, "zigzag", "window", "all", q_len=24).compare(FEW)
@@ -219,6 +228,7 @@ def compare_few(mesh):
 
 def compare_all(mesh):
     """Compare every question, mask and kind of scores."""
+    compare_work(mesh)
     for dtype, order in (
         (torch.float64, "contiguous"),
         (torch.float64, "zigzag"),

@@ -49,6 +49,14 @@ def spread() -> Iterator[Distribute]:
 
 X = torch.zeros(2, 6, 4)
 BIAS = torch.zeros(2, 6, 6)
+
+
+def huge(of: Distribute) -> DTensor:
+    """A DTensor of more numbers than any device can hold, which needs memory for one of them."""
+    numbers, place = torch.zeros(1, 1, 1).expand(2, 2**40, 64), of(X)
+    return DTensor.from_local(numbers, place.device_mesh, place.placements, run_check=False)
+
+
 WRONG: dict[str, tuple[Callable[[Distribute], object], type[Exception], str]] = {
     "one-plain": (
         lambda of: regard.attend(of(X), X),
@@ -119,6 +127,11 @@ WRONG: dict[str, tuple[Callable[[Distribute], object], type[Exception], str]] = 
         lambda of: regard.attend(of(X), of(X)).reduce(regard.Entropy(), backend="sweep"),
         ValueError,
         "backend is 'sweep'; a matrix of DTensors has the backend 'distributed' alone",
+    ),
+    "memory": (
+        lambda of: regard.attend(huge(of), huge(of)).max(),
+        MemoryError,
+        r"gathering one key head would make \(1, 1099511627776, 64\) float32 = 262144.0 GiB; the",
     ),
     "head": (
         lambda of: regard.attend(of(X), of(X))[0],

@@ -6,7 +6,9 @@ ranks and are equal on all of them.
 """
 
 import json
+import os
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from datetime import timedelta
@@ -26,7 +28,14 @@ from regard.backends.distributed.sharded_scores import (
     parts_by_head,
 )
 from regard.backends.sweep import PlainBlocks, SweepOf, filled
-from regard.errors import RegardError, bytes_text, dtype_text, is_sharded, shape_text
+from regard.errors import (
+    RegardError,
+    bytes_text,
+    check_memory,
+    dtype_text,
+    is_sharded,
+    shape_text,
+)
 from regard.masks import Mask
 from regard.masks.row_slice import row_slice_of
 from regard.reductions.products import Output, TransposedOutput, Window
@@ -96,7 +105,7 @@ class Distributed(Backend):
     ) -> tuple[str, int]:
         sharded = cast(ShardedScores, source)
         dtype = accumulation_dtype(sharded.dtype)
-        moved = [sharded.key, *(x for x in map(_operand, reductions) if x is not None)]
+        moved = [sharded.key, *_operands(reductions)]
         gathered = sum(x.to_local().nbytes * sharded.ranks for x in moved)
         heads = _head_count(sharded, reductions)
         sums = sum(
@@ -118,9 +127,11 @@ class Distributed(Backend):
         """Return one answer for each reduction, as DTensors.
 
         Raises:
+            MemoryError: the keys that a rank gathers at once exceed the memory of its device.
             RegardError: a rank asks another question, does not ask in time, or dies.
         """
         sharded = cast(ShardedScores, source)
+        _check_gathered(sharded, reductions)
         _check_presence(sharded.query.device_mesh, LIMIT)
         _check_agreement(sharded, mask, reductions)
         try:
@@ -184,6 +195,29 @@ def _head_count(sharded: ShardedScores, reductions: Sequence[Reduction]) -> int:
     """Return the number of key heads; 1 for a reduction of the user's own, which gets all heads."""
     alone = all(isinstance(asked, (*_ROWS, *_LEADING)) for asked in reductions)
     return sharded.local_kv_heads if alone else 1
+
+
+def _check_gathered(sharded: ShardedScores, reductions: Sequence[Reduction]) -> None:
+    """Raise an error if one key head does not fit on a device, before a rank gathers it."""
+    count, limit = _head_count(sharded, reductions), _device_memory(sharded.device)
+    for tensor in (sharded.key, *_operands(reductions)):
+        *leading, tokens, dim = tensor.to_local().shape
+        if count > 1 and leading[-1] % count == 0:
+            leading[-1] //= count
+        shape = (*leading, tokens * sharded.ranks, dim)
+        remedy = (
+            "The limit is the memory of one device. Use a smaller dtype, or take parts of the key."
+        )
+        check_memory("gathering one key head", shape, sharded.dtype, limit, remedy)
+
+
+def _device_memory(device: torch.device) -> int | None:
+    """Return the bytes that a device has in all; None if unknown."""
+    if device.type == "cuda":
+        return int(cast(Any, torch.cuda.get_device_properties(device)).total_memory)
+    if device.type == "cpu" and sys.platform != "win32":
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return None
 
 
 def _by_head(asked: Reduction, count: int) -> list[Reduction]:
@@ -268,6 +302,10 @@ def _operand(asked: Reduction) -> Any:
             return None
 
 
+def _operands(reductions: Sequence[Reduction]) -> list[Any]:
+    return [x for x in map(_operand, reductions) if x is not None]
+
+
 def _of_ordinary_tensors(sharded: ShardedScores, asked: Reduction) -> Reduction:
     """Return the reduction with its operand gathered."""
     operand = _operand(asked)
@@ -333,7 +371,7 @@ def _check_agreement(
 ) -> None:
     """Check that all ranks ask the same, so that no rank waits for another one for ever."""
     query, key, mesh = sharded.query, sharded.key, sharded.query.device_mesh
-    operands = [x for x in map(_operand, reductions) if x is not None]
+    operands = _operands(reductions)
     tensors = (*sharded.tensors, *operands)
     own = {
         "query": f"{shape_text(query.shape)} {dtype_text(query.dtype)}",
