@@ -11,14 +11,15 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor.experimental import register_sharding
+from torch.distributed.tensor.experimental import context_parallel, register_sharding
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import regard
 import tiny_models
 from ranks import run_ranks
-from regard.recording.layers import Origin
+from regard.capture.slicing import some_queries
+from regard.recording.layers import Origin, Queries
 from regard.recording.shard import Shard as Place
 
 RANKS = Path(__file__).with_name("distributed_ranks.py")
@@ -78,6 +79,25 @@ def test_merged_parts_of_every_other_way(tmp_path: Path, subtests: pytest.Subtes
 def test_merged_parts_of_a_mesh_with_two_axes(tmp_path: Path) -> None:
     run_ranks(RANKS, 4, tmp_path, "both", limit=300)
     assert_joined(tmp_path, "both", 4)
+
+
+def test_merged_parts_of_queries_are_the_recording_of_one_process(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    ways = ("context-balanced", "context-plain", "context-all-keys", "context-answers")
+    run_ranks(RANKS, 2, tmp_path, *ways, limit=300)
+    for way in ways:
+        with subtests.test(way):
+            assert_joined(tmp_path, way, 2)
+
+
+@pytest.mark.full
+def test_merged_parts_of_queries_on_four_ranks(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    ways = ("context-balanced", "context-plain", "context-sharded", "context-data", "context-heads")
+    run_ranks(RANKS, 4, tmp_path, *ways, limit=300)
+    for way in ways:
+        with subtests.test(way):
+            assert_joined(tmp_path, way, 4)
 
 
 @pytest.fixture
@@ -201,7 +221,7 @@ class Wrapper(nn.Module):
         self.module = module
 
 
-def context_parallel() -> nn.Module:
+def with_hooks() -> nn.Module:
     from torch.distributed.tensor.experimental._attention import _ContextParallel
 
     kind = _ContextParallel.AttentionType.FLEX
@@ -218,7 +238,7 @@ def without_dtensors() -> nn.Module:
 UNKNOWN: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "data-parallel": (lambda: nn.DataParallel(Split()), "it has a DataParallel, which runs copies"),
     "wrapper": (lambda: Wrapper(Split()), "Wrapper is a wrapper that regard does not know"),
-    "context-parallel": (context_parallel, "its Split runs under context parallel"),
+    "context-parallel": (with_hooks, "its Split runs under context parallel"),
     "plain": (without_dtensors, "its Split is tensor parallel without DTensors"),
 }
 
@@ -229,6 +249,91 @@ def test_an_unknown_way_to_distribute_is_refused_at_once(
     model: Callable[[], nn.Module], reason: str
 ) -> None:
     with pytest.raises(regard.RegardError, match=reason), regard.observe(model()):
+        raise AssertionError("the block was entered")
+
+
+class Repeated(Split):
+    """Attention that stays on this process, beside the function of context parallelism."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = torch.nn.functional.scaled_dot_product_attention
+        torch.nn.functional.scaled_dot_product_attention = torch._C._nn.scaled_dot_product_attention
+        try:
+            return super().forward(x)
+        finally:
+            torch.nn.functional.scaled_dot_product_attention = kept
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize(
+    ("model", "has_mesh", "reason"),
+    [
+        (Split, False, "For context parallel, pass its mesh: observe\\(model, mesh=mesh\\)"),
+        (Repeated, True, "its queries are not split over the processes of mesh"),
+    ],
+    ids=["no-mesh", "beside"],
+)
+def test_attention_that_the_mesh_does_not_explain_is_refused(
+    model: type[nn.Module], has_mesh: bool, reason: str
+) -> None:
+    run, x, mesh = model(), X[:, :4].clone(), init_device_mesh("cpu", (2,))
+    with (
+        torch.no_grad(),
+        pytest.raises(regard.RegardError, match=reason),
+        regard.observe(run, mesh=mesh if has_mesh else None),
+        context_parallel(mesh, buffers=[x], buffer_seq_dims=[1]),
+    ):
+        run(x)
+
+
+WRONG_MESHES: dict[str, tuple[Callable[[], dict[str, object]], str]] = {
+    "kind": (lambda: {"mesh": "cp"}, "mesh is a str; it must be the DeviceMesh of context_paral"),
+    "axes": (
+        lambda: {"mesh": init_device_mesh("cpu", (1, 2), mesh_dim_names=("a", "b"))},
+        r"mesh has shape \(1, 2\); it must have one axis of several processes",
+    ),
+    "alone": (
+        lambda: {"mesh": init_device_mesh("cpu", (2, 1), mesh_dim_names=("a", "b"))["b"]},
+        r"mesh has shape \(1,\); it must have one axis of several processes",
+    ),
+    "queries": (
+        lambda: {"mesh": init_device_mesh("cpu", (2,)), "queries": slice(2)},
+        "queries is given with mesh; each process records its part",
+    ),
+    "answers": (
+        lambda: {"mesh": init_device_mesh("cpu", (2,)), "keep": [regard.Pool(2, 2)]},
+        "keep has Pool, with mesh; the answers of the processes cannot be merged",
+    ),
+}
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize(("options", "reason"), WRONG_MESHES.values(), ids=WRONG_MESHES)
+def test_a_mesh_that_does_not_fit_is_refused_at_once(
+    options: Callable[[], dict[str, object]], reason: str
+) -> None:
+    given = options()
+    with (
+        pytest.raises((TypeError, ValueError), match=reason),
+        regard.observe(Split(), **given),
+    ):
+        raise AssertionError("the block was entered")
+
+
+@pytest.mark.usefixtures("group")
+def test_processes_that_share_texts_and_heads_are_refused() -> None:
+    model, mesh = parallel(Split()), init_device_mesh("cpu", (2,))
+    reason = "processes of mesh also share the batch or the heads with each other"
+    with pytest.raises(regard.RegardError, match=reason), regard.observe(model, mesh=mesh):
+        raise AssertionError("the block was entered")
+
+
+@pytest.mark.usefixtures("group")
+def test_a_stage_of_a_pipeline_takes_no_mesh() -> None:
+    stage = PipelineStage(Split(), 1, 2, torch.device("cpu"))
+    mesh = init_device_mesh("cpu", (2,))
+    reason = "mesh is given for the stage of a pipeline"
+    with pytest.raises(ValueError, match=reason), regard.observe(stage, mesh=mesh):
         raise AssertionError("the block was entered")
 
 
@@ -275,6 +380,22 @@ def part(
     return seen
 
 
+def rows(rank: int, **changes: object) -> regard.Recording:
+    """Two of four rows of a causal layer, as context parallelism records them."""
+    x = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(0))
+    mask = changes.get("mask", regard.Causal())
+    key = x if changes.get("key") is None else x + 1
+    bias = changes.get("bias")
+    matrix = regard.attend(x, key, mask=mask, bias=bias)
+    start = changes.get("start", 2 * rank)
+    seen = regard.Recording({})
+    part = some_queries(matrix, range(start, start + 2))
+    kept = changes.get("answers", [])
+    seen.add("layer", part, queries=Queries(start, 4), answers=kept)
+    seen.shard = Place("a", rank, 2, queries=(rank, 2))
+    return seen
+
+
 def other(**changes: object) -> regard.Recording:
     seen = part(1)
     for name, value in changes.items():
@@ -317,6 +438,27 @@ MISFITS: dict[str, tuple[Callable[[], list[regard.Recording]], str]] = {
         lambda: [part(0), other(more=True)],
         "rank 0 has no layer 'more', which rank 1 has",
     ),
+    "missing-queries": (
+        lambda: [rows(1)],
+        "1 of 2 parts of the run are missing, the first is queries 0 of 2",
+    ),
+    "same-queries": (
+        lambda: [rows(0), rows(1, start=0)],
+        "has queries 0 to 1 on rank 1, after 2 queries of other parts",
+    ),
+    "mask": (
+        lambda: [rows(0, mask=regard.SlidingWindow(1, 0)), rows(1)],
+        r"RowSlice\(SlidingWindow\(1, 0\), 0, 4\) on rank 0, which is no part of Causal",
+    ),
+    "key": (lambda: [rows(0), rows(1, key=True)], "has another key on rank 1 than on rank 0"),
+    "bias": (
+        lambda: [rows(rank, bias=torch.ones(4, 4)) for rank in (0, 1)],
+        "given scores, a bias or a mask with a tensor, and its queries are on several processes",
+    ),
+    "answer": (
+        lambda: [rows(rank, answers=[(regard.Pool(1, 1), torch.ones(2, 1, 1))]) for rank in (0, 1)],
+        "has an answer that is not one for each query; it cannot be joined",
+    ),
 }
 
 
@@ -344,6 +486,15 @@ def test_heads_are_joined_in_the_order_of_the_ranks() -> None:
     assert whole.shard is None
     parts = [part(rank, seed=rank)["layer"].to_dense() for rank in (0, 1)]
     torch.testing.assert_close(whole["layer"].to_dense(), torch.cat(parts, 1))
+
+
+def test_queries_are_joined_in_any_order() -> None:
+    whole = regard.Recording.merge([rows(1), rows(0)])
+    x = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(0))
+    expected = regard.attend(x, x, mask=regard.Causal())
+    torch.testing.assert_close(whole["layer"].to_dense(), expected.to_dense())
+    assert whole["layer"].mask.text == "Causal()"
+    assert whole.layers[0].queries is None
 
 
 def stage(name: str, at: int) -> regard.Recording:

@@ -1,26 +1,32 @@
 """Detection of the part of a distributed model that this process runs.
 
 Detection needs no communication between processes. Tensor parallelism is detected by parameters
-that are DTensors, data parallelism by wrappers, and a pipeline by its stage.
+that are DTensors, data parallelism by wrappers, and a pipeline by its stage. Context parallelism
+needs the mesh from the caller. There the processes communicate: each gathers all queries and keys.
 """
 
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from secrets import token_hex
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from regard.errors import RegardError, is_sharded
+from regard.capture.weight_operations import tensors_in
+from regard.errors import RegardError, is_sharded, kind_text
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.shard import Shard
 from regard.scores.query_key import QueryKeyScores
-from regard.tracing.tracer import unwrapped
+from regard.tracing.tracer import Operation, apart, unwrapped
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = [
     "GATHERED",
+    "ON_ONE_PROCESS",
     "Distribution",
     "is_waiting",
     "local_tensor",
@@ -32,8 +38,12 @@ _BLOCKS: Counter[int | None] = Counter()  # blocks of observe so far, by pipelin
 
 GATHERED = (
     "its query and key are split over processes as DTensors.\n"
-    "    Give the attention ordinary tensors: use_local_output=True for tensor parallel, and no "
-    "context parallel."
+    "    Give the attention ordinary tensors: use_local_output=True for tensor parallel. For "
+    "context parallel, pass its mesh: observe(model, mesh=mesh)."
+)
+ON_ONE_PROCESS = (
+    "its queries are not split over the processes of mesh.\n"
+    "    Run it inside context_parallel(mesh, ...), or observe without mesh=."
 )
 
 
@@ -44,6 +54,7 @@ class Distribution:
         modules: the modules of the model, by name.
         wrappers: all modules of the model, including wrappers.
         stage: the pipeline stage; None outside a pipeline.
+        mesh: the mesh of context parallelism; None without it.
 
     Attributes:
         shard: the place of this process's recording in the distributed run.
@@ -53,16 +64,26 @@ class Distribution:
     """
 
     def __init__(
-        self, modules: Mapping[str, nn.Module], wrappers: Iterator[nn.Module], stage: Any
+        self,
+        modules: Mapping[str, nn.Module],
+        wrappers: Iterator[nn.Module],
+        stage: Any,
+        mesh: "DeviceMesh | None" = None,
     ) -> None:
         self._modules = modules
+        self._mesh = mesh
+        queries = () if mesh is None else tuple(dist.get_process_group_ranks(mesh.get_group()))
         data = _data_ranks(list(wrappers))
         self._data = set(data)
+        if data == queries:
+            data = ()  # FSDP may split parameters over the processes that share a text
         split = {ranks for weight in self._weights() if (ranks := self._head_ranks(weight))}
         if len(split) > 1:
             raise _refusal("parameters are split over several groups of processes")
         self._heads = next(iter(split), ())
         rank = dist.get_rank()
+        if any(len({*ranks} & {*queries}) > 1 for ranks in (data, self._heads)):
+            raise _refusal("processes of mesh also share the batch or the heads with each other")
         number: int | None = None
         stage_place = 0, 1
         if stage is not None:
@@ -74,15 +95,20 @@ class Distribution:
             stage_place,
             (data.index(rank), len(data)) if data else (0, 1),
             (self._heads.index(rank), len(self._heads)) if self._heads else (0, 1),
+            queries=(queries.index(rank), len(queries)) if queries else (0, 1),
         )
-        if self.shard.counts != (1, 1, 1):
+        if set(self.shard.counts) != {1}:
             kind = "model" if number is None else "pipeline"
             self.shard = self.shard._replace(run=f"{_job()}.{kind}.{_BLOCKS[number]}")
             _BLOCKS[number] += 1
 
     @classmethod
     def of(
-        cls, model: nn.Module, modules: Mapping[str, nn.Module], stage: Any
+        cls,
+        model: nn.Module,
+        modules: Mapping[str, nn.Module],
+        stage: Any,
+        mesh: "DeviceMesh | None" = None,
     ) -> "Distribution | None":
         """Return the distribution of a model; None if this process runs the whole model.
 
@@ -90,7 +116,15 @@ class Distribution:
             model: the model with its wrappers.
             modules: the modules by name, without wrappers.
             stage: the pipeline stage; None outside a pipeline.
+            mesh: the mesh of context parallelism; None without it.
+
+        Raises:
+            TypeError: mesh is not a DeviceMesh.
+            ValueError: mesh does not have one axis with this process, or there is a stage.
+            RegardError: the parts of the model cannot be determined.
         """
+        if mesh is not None:
+            _check_mesh(mesh, stage)
         for module in model.modules():
             _check_known(module)
         if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
@@ -98,8 +132,32 @@ class Distribution:
         inner = unwrapped(model)
         if [name for name, _ in inner.named_children()] == ["module"]:
             raise _refusal(f"{type(inner).__name__} is a wrapper that regard does not know")
-        found = cls(modules, model.modules(), stage)
-        return None if found.shard.counts == (1, 1, 1) else found
+        found = cls(modules, model.modules(), stage, mesh)
+        return None if set(found.shard.counts) == {1} else found
+
+    def whole(self, operation: Operation) -> Operation | None:
+        """Return a fused attention of context parallelism with the whole query, key and value.
+
+        All processes of the mesh must call it for the same operation. They gather the tensors, in
+        the order of the tokens. The result is None for any other operation.
+        """
+        import torch.nn.functional as F
+        from torch.distributed.tensor import Shard as Split
+
+        # context_parallel replaces the function inside its block.
+        is_inside = str(F.scaled_dot_product_attention.__module__).startswith(_CONTEXT_PARALLEL)
+        tensors = operation.args[:3]
+        others = [*tensors_in(operation.args[3:]), *tensors_in(tuple(operation.kwargs.values()))]
+        if self._mesh is None or not is_inside or others or not all(map(is_sharded, tensors)):
+            return None
+        if any((x.device_mesh, x.placements) != (self._mesh, (Split(2),)) for x in tensors):
+            return None
+        from torch.distributed.tensor.experimental._attention import context_parallel_unshard
+
+        with apart():
+            local = [tensor.to_local() for tensor in tensors]
+            gathered = context_parallel_unshard(self._mesh, local, [2, 2, 2])
+        return operation._replace(args=(*gathered, *operation.args[3:]))
 
     def heads(self, name: str, matrix: AttentionMatrix) -> range | None:
         """Return the range of the model's heads in an attention; None if it has all of them.
@@ -225,6 +283,28 @@ def local_tensor(tensor: Tensor) -> Tensor:
     return cast(Any, tensor)._local_tensor if is_sharded(tensor) else tensor
 
 
+def _check_mesh(mesh: object, stage: Any) -> None:
+    """Raise an error unless ``mesh`` fits context parallelism."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(
+            f"mesh is {kind_text(mesh)}; it must be the DeviceMesh of context_parallel.\n"
+            "    Leave it out for a model that does not split its texts."
+        )
+    if mesh.ndim != 1 or mesh.size() == 1 or mesh.get_coordinate() is None:
+        raise ValueError(
+            f"mesh has shape {tuple(mesh.shape)}; it must have one axis of several processes, this "
+            "one among them.\n"
+            '    Pass the part for context parallelism: mesh["cp"].'
+        )
+    if stage is not None:
+        raise ValueError(
+            "mesh is given for the stage of a pipeline; a stage with context parallelism cannot be "
+            "recorded.\n    Observe the model without a pipeline."
+        )
+
+
 def _check_known(module: nn.Module) -> None:
     """Raise an error for a module that distributes the model in an unsupported way."""
     name = type(module).__name__
@@ -284,6 +364,7 @@ def _refusal(what: str) -> RegardError:
     )
 
 
+_CONTEXT_PARALLEL = "torch.distributed.tensor.experimental"
 _PACKED = (
     "its query, key and value come from one parameter that is split over processes, so it cannot "
     "be told which heads this process has.\n"

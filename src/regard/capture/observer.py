@@ -34,7 +34,9 @@ from regard.errors import is_sharded
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.matrix.linear_map import LinearMap, watched_products
 from regard.recording.recording import Recording
-from regard.reductions.reduction import Reduction
+from regard.reductions.reduction import Reduction, RowStatistic
+from regard.reductions.sums import Sum
+from regard.reductions.top_k import TopK
 from regard.tracing.operations import PRODUCTS, SOFTMAXES
 from regard.tracing.tracer import (
     Listener,
@@ -48,6 +50,7 @@ from regard.tracing.tracer import (
 )
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.pipelining import PipelineStage
 
 __all__ = ["observe"]
@@ -65,6 +68,7 @@ def observe(
     path: str | PathLike[str] | None = None,
     progress: Callable[[int], None] | None = None,
     strict: bool = False,
+    mesh: "DeviceMesh | None" = None,
 ) -> Generator[Recording, None, None]:
     """Record the attention that a model runs inside the block.
 
@@ -100,6 +104,9 @@ def observe(
             in it, set ``seen.query_tokens`` and ``seen.key_tokens`` before the block ends.
         progress: called after each attention with the number of attentions so far.
         strict: if True, raise an error if anything was refused, even if other layers were recorded.
+        mesh: the mesh of ``context_parallel``, in which the processes share each text. Process i of
+            n records part i of the queries, in the order of the text. The processes gather the
+            query and key of each attention, so all of them must observe.
 
     Yields:
         The Recording, which is filled while the model runs. If the model generates text with a KV
@@ -108,7 +115,8 @@ def observe(
 
     Raises:
         TypeError: model is not an ``nn.Module``, or an argument has the wrong type.
-        ValueError: an argument selects nothing, or names something that does not exist.
+        ValueError: an argument selects nothing, names something that does not exist, or does not
+            fit ``mesh``.
         RegardError: the model is compiled; or nothing was recorded, or less than an argument
             selects. The latter errors are raised when the block ends, so they never stop the model.
 
@@ -124,15 +132,17 @@ def observe(
         >>> list(seen)
         ['1']
     """
-    model, modules, distribution = _parts_of(model, layers)
+    model, modules, distribution = _parts_of(model, layers, mesh)
     seen = Recording({}, model=class_name(model))
     seen.shard = None if distribution is None else distribution.shard
     wanted = Selection.of(
         layers=layers, heads=heads, queries=queries, keep=keep, device=device, modules=modules
     )
+    if mesh is not None:
+        _check_mergeable(wanted)
     keeper = Recorder(seen, wanted, path, progress, distribution)
     compiled = _compiled_parts(modules)
-    watch = _Watch(model, keeper, has_compiled_parts=bool(compiled))
+    watch = _Watch(model, keeper, distribution, has_compiled_parts=bool(compiled))
     # Casts that autocast cached before the block would not be recognised as parameters.
     torch.clear_autocast_cache()
     try:
@@ -162,7 +172,7 @@ def observe(
 
 
 def _parts_of(
-    given: object, layers: object
+    given: object, layers: object, mesh: "DeviceMesh | None"
 ) -> tuple[nn.Module, dict[str, nn.Module], Distribution | None]:
     """Return a model without wrappers, its modules by name, and its distribution."""
     stage = stage_of(given)
@@ -174,7 +184,22 @@ def _parts_of(
     wrapped = given if stage is None else stage.submod
     modules = _modules_of(wrapped)
     model = cast(nn.Module, wrapped)
-    return unwrapped(model), modules, Distribution.of(model, modules, stage)
+    return unwrapped(model), modules, Distribution.of(model, modules, stage, mesh)
+
+
+def _check_mergeable(wanted: Selection) -> None:
+    """Raise an error if the parts of the queries could not be merged."""
+    if wanted.queries != slice(None):
+        raise ValueError(
+            "queries is given with mesh; each process records its part of the queries.\n"
+            "    Leave it out, and choose from the merged recording."
+        )
+    for reduction in wanted.reductions:
+        if not isinstance(reduction, RowStatistic | TopK | Sum):
+            raise ValueError(
+                f"keep has {type(reduction).__name__}, with mesh; the answers of the processes "
+                'cannot be merged.\n    Observe with keep="qk", and ask the merged recording.'
+            )
 
 
 def _modules_of(model: object) -> dict[str, nn.Module]:
@@ -227,7 +252,15 @@ class _Watch:
         saw_flex_attention: True if ``flex_attention`` ran uncompiled.
     """
 
-    def __init__(self, model: nn.Module, keeper: Recorder, *, has_compiled_parts: bool) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        keeper: Recorder,
+        distribution: Distribution | None,
+        *,
+        has_compiled_parts: bool,
+    ) -> None:
+        self._distribution = distribution
         self._has_compiled_parts = has_compiled_parts
         self._root = class_name(model)
         self._keeper = keeper
@@ -257,6 +290,7 @@ class _Watch:
 
         def tell(operation: Operation) -> None:
             self._keeper.gradients = torch.is_grad_enabled()
+            self._keeper.is_gathered = False
             try:
                 if self._has_processes:
                     here = self._of_this_process(operation)
@@ -280,8 +314,13 @@ class _Watch:
         self._keeper.microbatches = max(self._keeper.microbatches, number + 1)
         tensors = list(tensors_in(operation.args))
         if any(map(is_sharded, tensors)):
-            self._of_dtensors(operation)
-            return None
+            whole = None if self._distribution is None else self._distribution.whole(operation)
+            if whole is None:
+                self._of_dtensors(operation)
+            else:
+                # No gradient flows through the gathered tensors.
+                self._keeper.is_gathered, self._keeper.gradients = True, False
+            return whole
         if any(map(is_waiting, tensors)):
             return operation._replace(args=tree_map(_waited, operation.args))
         return operation
@@ -344,7 +383,7 @@ class _Watch:
             output = multiply()
         finally:
             self._multiplying = outer
-        self._keeper.gradients = torch.is_grad_enabled()
+        self._keeper.gradients, self._keeper.is_gathered = torch.is_grad_enabled(), False
         if isinstance(matrix, AttentionMatrix) and not in_backward():
             operation = Operation(torch.matmul, (), {}, output, self.tracer.name_of)
             self._keep(operation, lambda: (matrix, lambda: value))

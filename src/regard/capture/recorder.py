@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.capture.call_group import CallGroup, ask, queries_kept
-from regard.capture.distribution import GATHERED, Distribution
+from regard.capture.distribution import GATHERED, ON_ONE_PROCESS, Distribution
 from regard.capture.generation import Run, Runs
 from regard.capture.gradients import GraphTensors, is_checkpointed_without_graph
 from regard.capture.merging import Copies
@@ -63,6 +63,8 @@ class Recorder:
         microbatches: the number of calls of a pipeline stage in one batch.
         without: the layers in which this process has none of the selected heads.
         problems: the reasons why parts of the selection are missing; complete after ``close``.
+        is_gathered: True if the matrix has the queries of all processes under context parallelism;
+            the caller of ``take`` sets it.
         gradients: True if the current operation runs with gradients; the caller of ``take`` sets
             it.
         graph: the tensors of the model that gradients flow to.
@@ -83,11 +85,14 @@ class Recorder:
     ) -> None:
         check_progress(progress, "one number")
         self.problems = Problems()
+        self.is_gathered = False
         self.gradients = False
         self.graph = GraphTensors()
         self._with_gradients = torch.is_grad_enabled()
         self._seen = seen
         self._wanted = wanted or Selection()
+        if distribution is not None:
+            self._wanted = replace(self._wanted, part=distribution.shard.queries)
         self._path = None if path is None else check_path(path)
         if self._path is not None and seen.shard is not None:
             self._path = seen.shard.file(self._path)
@@ -173,6 +178,9 @@ class Recorder:
             return None
         if any(map(is_sharded, matrix.source.tensors)):
             self.refuse(name, GATHERED)
+            return None
+        if self._wanted.part[1] > 1 and not self.is_gathered:
+            self.refuse(name, ON_ONE_PROCESS)
             return None
         if matrix.device.type == "meta":
             self.refuse(name, _ON_META)

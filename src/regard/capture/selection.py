@@ -26,6 +26,7 @@ class Selection:
             key.
         device: the device of the recording; None keeps tensors on the model's device.
         values: True to record the value of each attention with its query and key.
+        part: the part of the queries that this process records, and the number of parts.
 
     Example:
         >>> from regard.capture.selection import Selection
@@ -40,6 +41,7 @@ class Selection:
     reductions: tuple[Reduction, ...] = ()
     device: torch.device | None = None
     values: bool = False
+    part: tuple[int, int] = (0, 1)
 
     @classmethod
     def of(
@@ -117,11 +119,21 @@ class Selection:
             q_len: the number of queries in the call.
             all_there: True if no more queries will follow. Otherwise a negative stop may mean any
                 position, so it excludes no query yet.
+
+        Raises:
+            ValueError: another process records some of the queries, and the call continues others.
         """
         queries, total = self.queries, first + q_len
         if not all_there and queries.stop is not None and queries.stop < 0:
             queries = slice(queries.start, None)
+        at, parts = self.part
+        if parts > 1 and first:
+            raise ValueError(
+                "it continues from a cache, under context parallel.\n"
+                "    Run the whole text at once."
+            )
         wanted = range(total)[queries]
+        wanted = wanted[len(wanted) * at // parts : len(wanted) * (at + 1) // parts]
         start = max(wanted.start - first, 0)
         return range(start, max(start, wanted.stop - first))
 

@@ -127,10 +127,10 @@ def _shard(plain: Any) -> Shard | None:
     rank, world_size, microbatches = (
         _whole_number(plain[name]) for name in ("rank", "world_size", "microbatches")
     )
-    layers, batch, heads = (axes[axis] for axis in AXES)
     without = tuple(plain["without"])
-    axes_and_more = layers, batch, heads, max(1, microbatches), without
-    return Shard(plain["run"], rank, world_size, *axes_and_more)
+    return Shard(
+        plain["run"], rank, world_size, **axes, microbatches=max(1, microbatches), without=without
+    )
 
 
 def verify(

@@ -13,10 +13,13 @@ from torch import Tensor
 from regard.errors import RegardError, dtype_text, shape_text
 from regard.masks import Mask
 from regard.masks.recognise import recognised_rows
+from regard.masks.row_slice import RowSlice, row_slice_of
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.layers import Answers, InMemory, Layer, Origin, Refusal
 from regard.recording.shard import Shard, place_text
-from regard.reductions.top_k import Top
+from regard.reductions.reduction import Reduction, RowStatistic
+from regard.reductions.sums import Sum
+from regard.reductions.top_k import Top, TopK
 from regard.scores.box import Box
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
@@ -24,7 +27,7 @@ from regard.scores.score_source import Scores
 __all__ = ["Piece", "joined"]
 
 Content = TypeVar("Content")
-_BATCH, _HEADS = -4, -3  # axes of a matrix, (batch, num_heads, q_len, kv_len)
+_BATCH, _HEADS, _QUERIES = -4, -3, -2  # axes of a matrix, (batch, num_heads, q_len, kv_len)
 
 
 @dataclass(frozen=True)
@@ -52,14 +55,21 @@ def joined(pieces: Sequence[Piece]) -> tuple[list[Layer], list[Refusal]]:
             others.
     """
     by_place, counts = _by_place(pieces)
-    stages, batches, heads = map(range, counts)
+    stages, batches, heads, queries = map(range, counts)
     layers: list[Layer] = []
     owners: dict[str, int] = {}
     before = 0  # the number of modules with attention in earlier stages
     for stage in stages:
-        rows = [_joined(_HEADS, [by_place[stage, b, h] for h in heads]) for b in batches]
-        whole = _joined(_BATCH, rows)
-        whole = _of_batches(whole, max(_shard(by_place[stage, b, 0]).microbatches for b in batches))
+        entries = [
+            _joined(
+                _QUERIES,
+                [_joined(_HEADS, [by_place[stage, b, h, q] for h in heads]) for q in queries],
+            )
+            for b in batches
+        ]
+        whole = _joined(_BATCH, entries)
+        first = [_shard(by_place[stage, b, 0, 0]) for b in batches]
+        whole = _of_batches(whole, max(shard.microbatches for shard in first))
         for layer in whole:
             if owners.setdefault(_module(layer.name), stage) != stage:
                 raise RegardError(
@@ -70,7 +80,7 @@ def joined(pieces: Sequence[Piece]) -> tuple[list[Layer], list[Refusal]]:
             origin = layer.origin and layer.origin._replace(place=layer.origin.place + before)
             layers.append(replace(layer, origin=origin))
         names = {_module(layer.name) for layer in whole}
-        before += len(names | {each.module for each in by_place[stage, 0, 0].refused})
+        before += len(names | {each.module for each in by_place[stage, 0, 0, 0].refused})
     calls = Counter(_module(layer.name) for layer in layers)
     if counts[0] > 1 and len(set(calls.values())) == 1:
         # All modules ran equally often, so layers are sorted by call first, then by stage.
@@ -81,11 +91,11 @@ def joined(pieces: Sequence[Piece]) -> tuple[list[Layer], list[Refusal]]:
 
 def _by_place(
     pieces: Sequence[Piece],
-) -> tuple[dict[tuple[int, int, int], Piece], tuple[int, int, int]]:
+) -> tuple[dict[tuple[int, int, int, int], Piece], tuple[int, int, int, int]]:
     """Check that the pieces are one complete run; return them by place, and the part counts."""
     if not pieces:
         raise RegardError("there are no recordings to merge.\n    Pass one for each process.")
-    found: dict[tuple[int, int, int], Piece] = {}
+    found: dict[tuple[int, int, int, int], Piece] = {}
     first = pieces[0]
     for piece in pieces:
         if piece.shard is None:
@@ -106,8 +116,8 @@ def _by_place(
             )
         found[own.place] = piece
     counts = _shard(first).counts
-    stages, batches, heads = map(range, counts)
-    missing = next((place for place in product(stages, batches, heads) if place not in found), None)
+    places = product(*map(range, counts))
+    missing = next((place for place in places if place not in found), None)
     if missing is not None:
         raise RegardError(
             f"{prod(counts) - len(found)} of {prod(counts)} parts of the run are missing, the "
@@ -209,7 +219,10 @@ def _layer_of(axis: int, pieces: Sequence[Piece], name: str, *, is_all: bool) ->
             raise RegardError(f"{own} has no batch in layer {name!r}, {shape_text(layer.shape)}.")
         for size in sizes:
             size[axis] = 0
-        known = [(each.queries, list(each.answers)) for each in (first, layer)]
+        known = [
+            (None if axis == _QUERIES else each.queries, list(each.answers))
+            for each in (first, layer)
+        ]
         has = [(each.matrix is None, each.value is None) for each in (first, layer)]
         if sizes[0] != sizes[1] or known[0] != known[1] or has[0] != has[1]:
             raise RegardError(
@@ -219,11 +232,16 @@ def _layer_of(axis: int, pieces: Sequence[Piece], name: str, *, is_all: bool) ->
             )
     if len(layers) == 1:
         return replace(first, origin=origin)
+    if axis == _QUERIES:
+        _check_neighbours(name, names, layers)
     join = _Join(name, tuple(names), axis)
     shape = list(first.shape)
     shape[axis] = sum(layer.shape[axis] for layer in layers)
     answers = [
-        (asked, _together([_part(layer, asked) for layer in layers], join.answers(len(shape))))
+        (
+            asked,
+            _together([_part(layer, asked) for layer in layers], join.answers(asked, len(shape))),
+        )
         for asked in first.answers
     ]
     matrices = [layer.matrix for layer in layers if layer.matrix is not None]
@@ -234,9 +252,22 @@ def _layer_of(axis: int, pieces: Sequence[Piece], name: str, *, is_all: bool) ->
         _together(matrices, join.matrices) if matrices else None,
         Answers.reading(answers),
         origin,
-        first.queries,
+        None if axis == _QUERIES else first.queries,
         _together(values, join.values(tuple(layer.shape for layer in layers))) if values else None,
     )
+
+
+def _check_neighbours(name: str, names: Sequence[str], layers: Sequence[Layer]) -> None:
+    """Raise an error unless the rows of the parts follow each other, from the first to the last."""
+    stop = 0
+    for own, layer in zip(names, layers, strict=True):
+        rows, ran = layer.positions, None if layer.queries is None else layer.queries.ran
+        if rows.start != stop or (layer is layers[-1] and rows.stop != ran):
+            raise RegardError(
+                f"layer {name!r} has queries {rows.start} to {rows.stop - 1} on {own}, after "
+                f"{stop} queries of other parts; they are not the parts of one layer."
+            )
+        stop = rows.stop
 
 
 def _origin(
@@ -312,10 +343,44 @@ class _Join:
                 for each in sources
             ]
         self._check("score_mod, scale or bias", [_structure(each) for each in sources])
+        if self.axis == _QUERIES:
+            return self._rows(parts, [each for each in sources if isinstance(each, QueryKeyScores)])
         sizes = [part.shape[self.axis] for part in parts]
         own = 2 if isinstance(sources[0], QueryKeyScores) else 1
         source: Scores = self._mapped(sources, sizes, own)
         mask = self._mask(parts, sizes, source.shape)
+        bound = None if mask is None else mask.bind(source.shape, source.device)
+        return AttentionMatrix(source, bound)
+
+    def _rows(
+        self, parts: Sequence[AttentionMatrix], sources: Sequence[QueryKeyScores]
+    ) -> AttentionMatrix:
+        """Merge the rows of one matrix, whose parts all have its keys."""
+        # A map without a change drops the shape of the part's matrix.
+        masks = [None if part.mask is None else part.mask.map(lambda x: x) for part in parts]
+        mask = masks[-1].mask if isinstance(masks[-1], RowSlice) else masks[-1]
+        if (
+            len(sources) < len(parts)
+            or len(list(_tensors(sources[0]))) > 2
+            or (mask is not None and mask.tensors)
+        ):
+            raise RegardError(
+                f"layer {self.name!r} has given scores, a bias or a mask with a tensor, and its "
+                "queries are on several processes; they cannot be joined.\n"
+                "    Look at each part alone."
+            )
+        self._check("key", [torch.equal(each.key, sources[0].key) for each in sources])
+        source = replace(sources[0], query=torch.cat([each.query for each in sources], _QUERIES))
+        q_len, stop = source.shape[-2], 0
+        for name, part, own in zip(self.names, parts, masks, strict=True):
+            rows = range(stop, stop := stop + part.shape[-2])
+            expected = None if mask is None else row_slice_of(mask, rows, q_len)
+            if _structure(own) != _structure(expected):
+                texts = ["None" if each is None else each.text for each in (own, mask)]
+                raise RegardError(
+                    f"layer {self.name!r} has the mask {texts[0]} on {name}, which is no part of "
+                    f"{texts[1]} on {self.names[-1]}.\n    Run the same model on all processes."
+                )
         bound = None if mask is None else mask.bind(source.shape, source.device)
         return AttentionMatrix(source, bound)
 
@@ -330,15 +395,25 @@ class _Join:
                 both = zip(parts, groups, strict=True)
                 parts = [part.repeat_interleave(group, -3) for part, group in both]
             self._check("dtype", [dtype_text(part.dtype) for part in parts])
+            if self.axis == _QUERIES:
+                self._check("value", [torch.equal(part, parts[0]) for part in parts])
+                return parts[0]
             return torch.cat(list(parts), self.axis)
 
         return join
 
-    def answers(self, ndim: int) -> Callable[[Sequence[Any]], Any]:
+    def answers(self, asked: Reduction, ndim: int) -> Callable[[Sequence[Any]], Any]:
         """Return a function that merges the answers of matrices with ``ndim`` axes."""
         axis = ndim + self.axis
+        if self.axis == _QUERIES and not isinstance(asked, RowStatistic | TopK | Sum):
+            raise RegardError(
+                f"layer {self.name!r} has an answer that is not one for each query; it cannot be "
+                'joined.\n    Observe with keep="qk", and ask the recording.'
+            )
 
         def join(parts: Sequence[Any]) -> Any:
+            if self.axis == _QUERIES and isinstance(asked, Sum) and asked.dim == -2:
+                return torch.stack(list(parts)).sum(0)
             if all(isinstance(part, Top) for part in parts):
                 return Top(*(torch.cat(each, axis) for each in zip(*parts, strict=True)))
             if not all(isinstance(part, Tensor) and part.ndim > axis for part in parts):

@@ -7,7 +7,7 @@ from regard.errors import RegardError
 
 __all__ = ["AXES", "Shard", "place_text"]
 
-AXES = ("layers", "batch", "heads")
+AXES = ("layers", "batch", "heads", "queries")
 
 
 class Shard(NamedTuple):
@@ -23,6 +23,7 @@ class Shard(NamedTuple):
         layers: the stage of a pipeline, and the number of stages.
         batch: the part of the batch in data parallelism, and the number of parts.
         heads: the part of the heads in tensor parallelism, and the number of parts.
+        queries: the part of the queries in context parallelism, and the number of parts.
         microbatches: the number of calls of a pipeline stage in one batch.
         without: the layers in which this process has none of the selected heads.
 
@@ -40,16 +41,17 @@ class Shard(NamedTuple):
     heads: tuple[int, int] = (0, 1)
     microbatches: int = 1
     without: tuple[str, ...] = ()
+    queries: tuple[int, int] = (0, 1)
 
     @property
-    def place(self) -> tuple[int, int, int]:
+    def place(self) -> tuple[int, int, int, int]:
         """The index of this part on each of ``AXES``."""
-        return self.layers[0], self.batch[0], self.heads[0]
+        return self.layers[0], self.batch[0], self.heads[0], self.queries[0]
 
     @property
-    def counts(self) -> tuple[int, int, int]:
+    def counts(self) -> tuple[int, int, int, int]:
         """The number of parts on each of ``AXES``."""
-        return self.layers[1], self.batch[1], self.heads[1]
+        return self.layers[1], self.batch[1], self.heads[1], self.queries[1]
 
     @property
     def text(self) -> str:
@@ -77,12 +79,12 @@ class Shard(NamedTuple):
         return path / f"rank{self.rank}{stage}.safetensors"
 
 
-def place_text(place: tuple[int, int, int], counts: tuple[int, int, int]) -> str:
+def place_text(place: tuple[int, ...], counts: tuple[int, ...]) -> str:
     """Return a description of a place, without axes that are not split.
 
     Example:
         >>> from regard.recording.shard import place_text
-        >>> place_text((0, 1, 3), (1, 2, 4))
+        >>> place_text((0, 1, 3, 0), (1, 2, 4, 1))
         'batch 1 of 2, heads 3 of 4'
     """
     axes = zip(AXES, place, counts, strict=True)
