@@ -50,8 +50,8 @@ _ROWS = 256  # enough for a matrix product to run at speed
 _FEW_ROWS = 128  # a tile's rows, on two threads
 _LN2 = log(2)
 # The product of one row or one column uses another BLAS kernel, which rounds differently. With at
-# least 8 of each, rows, columns and tiles get the same scores, on the processors that were tried.
-_LEAST = 8
+# least 32 of each, rows, columns and tiles get the same scores, on the processors that were tried.
+_LEAST = 32
 
 Pause = Callable[[], None]
 Spans = Sequence[tuple[int, int]]
@@ -612,7 +612,7 @@ def _highest(normalizers: Tensor) -> Tensor:
 
 
 def _widened(part: slice, tokens: int) -> tuple[slice, slice]:
-    """Return at least 8 tokens where there are so many, and where the part lies in them."""
+    """Return at least 32 tokens where there are so many, and where the part lies in them."""
     start = max(0, min(part.start, tokens - _LEAST))
     stop = min(tokens, max(part.stop, start + _LEAST))
     return slice(start, stop), _moved(part, -start)
