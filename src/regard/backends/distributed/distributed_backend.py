@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from regard.backends.backend import Backend
+from regard.backends.distributed.regathering import recomputed
 from regard.backends.distributed.sharded_scores import (
     RowsOfWhole,
     ShardedScores,
@@ -58,6 +59,8 @@ _LEADING = (Sum, Pool, Segments, Diagonal, Window, TransposedOutput)
 LIMIT = timedelta(minutes=5)
 # After an error, a rank waits this long to learn whether the others still run.
 _PROBE = timedelta(seconds=5)
+# The graph of an answer keeps gathered keys of at most this size until the backward pass.
+KEPT_BYTES = 2**30
 _DESCRIPTION_BYTES = 1024
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -105,8 +108,7 @@ class Distributed(Backend):
     ) -> tuple[str, int]:
         sharded = cast(ShardedScores, source)
         dtype = accumulation_dtype(sharded.dtype)
-        moved = [sharded.key, *_operands(reductions)]
-        gathered = sum(x.to_local().nbytes * sharded.ranks for x in moved)
+        gathered = _gathered_bytes(sharded, reductions)
         heads = _head_count(sharded, reductions)
         sums = sum(
             buffer.nbytes
@@ -145,6 +147,7 @@ class Distributed(Backend):
     ) -> tuple[Any, ...]:
         local, mask = sharded.local(), sharded.local_mask(mask)
         count = _head_count(sharded, reductions)
+        again = torch.is_grad_enabled() and _gathered_bytes(sharded, reductions) > KEPT_BYTES
         asked_of = [_by_head(asked, count) for asked in reductions]
         found: list[tuple[Any, ...]] = []
         for head, key in enumerate(parts_by_head(sharded.key, count)):
@@ -153,10 +156,35 @@ class Distributed(Backend):
                 heads = slice(head * local.group, (head + 1) * local.group)
                 index = (*[slice(None)] * (len(local.shape) - 3), heads)
                 part, of_head = local.select(index), _mask_of_heads(mask, index)
-            part = replace(part, key=sharded.gathered(key))
-            found.append(self._local(sharded, part, of_head, [asked[head] for asked in asked_of]))
+            part = replace(part, key=key)
+            asked = [each[head] for each in asked_of]
+            answer = self._again if again else self._local
+            found.append(answer(sharded, part, of_head, asked))
         same = zip(*found, strict=True)
         return tuple(starmap(partial(_joined, sharded), zip(reductions, same, strict=True)))
+
+    def _again(
+        self,
+        sharded: ShardedScores,
+        part: QueryKeyScores,
+        mask: Mask | None,
+        reductions: Sequence[Reduction],
+    ) -> tuple[Any, ...]:
+        """Return the same as ``_local``; the backward pass gathers and computes again."""
+        given = (*part.tensors, *_operands(reductions))
+
+        def run(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+            now = dict(zip(map(id, given), tensors, strict=True))
+            asked = [_with_operand(each, lambda operand: now[id(operand)]) for each in reductions]
+            own = part.map(lambda tensor: now[id(tensor)])
+            answers = self._local(sharded, own, mask, asked)
+            return tuple(x for each in answers for x in (each if isinstance(each, Top) else [each]))
+
+        found = iter(recomputed(run, given))
+        return tuple(
+            Top(next(found), next(found)) if isinstance(asked, TopK) else next(found)
+            for asked in reductions
+        )
 
     def _local(
         self,
@@ -165,9 +193,9 @@ class Distributed(Backend):
         mask: Mask | None,
         reductions: Sequence[Reduction],
     ) -> tuple[Any, ...]:
-        """Return the part of each answer that this rank's rows give; ``part`` has all keys."""
-        runs = sharded.runs(part)
-        local = [_of_ordinary_tensors(sharded, asked) for asked in reductions]
+        """Return the part of each answer that this rank's rows give."""
+        runs = sharded.runs(replace(part, key=sharded.gathered(part.key)))
+        local = [_with_operand(asked, sharded.gathered) for asked in reductions]
         by_rows = [asked for asked in local if isinstance(asked, _ROWS)]
         summed = [asked for asked in local if not isinstance(asked, _ROWS)]
         rows = iter(self._by_rows(sharded, runs, mask, by_rows) if by_rows else ())
@@ -197,6 +225,12 @@ def _head_count(sharded: ShardedScores, reductions: Sequence[Reduction]) -> int:
     return sharded.local_kv_heads if alone else 1
 
 
+def _gathered_bytes(sharded: ShardedScores, reductions: Sequence[Reduction]) -> int:
+    """Return the bytes that a rank gathers for all of its heads."""
+    moved = [sharded.key, *_operands(reductions)]
+    return sum(int(tensor.to_local().nbytes) * sharded.ranks for tensor in moved)
+
+
 def _check_gathered(sharded: ShardedScores, reductions: Sequence[Reduction]) -> None:
     """Raise an error if one key head does not fit on a device, before a rank gathers it."""
     count, limit = _head_count(sharded, reductions), _device_memory(sharded.device)
@@ -221,11 +255,10 @@ def _device_memory(device: torch.device) -> int | None:
 
 
 def _by_head(asked: Reduction, count: int) -> list[Reduction]:
-    """Return a reduction for each key head, with its part of the operand."""
+    """Return a reduction for each key head, with this rank's part of the operand."""
     operand = _operand(asked)
-    if operand is None or count < 2:
-        return [asked] * count
-    return [cast(Any, type(asked))(part) for part in parts_by_head(operand, count)]
+    parts = [None] * count if operand is None else parts_by_head(operand, count)
+    return [_with_operand(asked, lambda _, part=part: part) for part in parts]
 
 
 def _mask_of_heads(mask: Mask | None, index: Index) -> Mask | None:
@@ -306,10 +339,10 @@ def _operands(reductions: Sequence[Reduction]) -> list[Any]:
     return [x for x in map(_operand, reductions) if x is not None]
 
 
-def _of_ordinary_tensors(sharded: ShardedScores, asked: Reduction) -> Reduction:
-    """Return the reduction with its operand gathered."""
+def _with_operand(asked: Reduction, function: Callable[[Any], Any]) -> Reduction:
+    """Return the reduction with the function applied to its operand."""
     operand = _operand(asked)
-    return asked if operand is None else cast(Any, type(asked))(sharded.gathered(operand))
+    return asked if operand is None else cast(Any, type(asked))(function(operand))
 
 
 def _described(asked: Reduction) -> str:

@@ -162,11 +162,21 @@ class ShardedScores(Scores):
         n = length // (2 * self.ranks)
         return [range(i * n, (i + 1) * n) for i in (rank, 2 * self.ranks - 1 - rank)]
 
-    def gathered(self, tensor: Any) -> Tensor:
-        """Return all tokens of a DTensor in their natural order; its gradient is scattered."""
-        from torch.distributed.tensor import Partial, Replicate  # PyTorch imports them late
+    def gathered(self, own: Tensor) -> Tensor:
+        """Return all tokens, in their natural order, from this rank's; the gradient is scattered.
 
-        whole = tensor.redistribute(placements=self.placed(Replicate()))
+        Args:
+            own: this rank's tokens, as they lie there, (..., tokens, dim).
+        """
+        from torch.distributed.tensor import (
+            DTensor,
+            Partial,
+            Replicate,
+        )  # PyTorch imports them late
+
+        query = self.query
+        sharded = DTensor.from_local(own, query.device_mesh, query.placements, run_check=False)
+        whole = sharded.redistribute(placements=self.placed(Replicate()))
         local: Tensor = whole.to_local(grad_placements=self.placed(Partial()))
         if self.rows == "contiguous":
             return local
@@ -369,20 +379,12 @@ class RowsOfWhole(Scores):
         return box._replace(rows=slice(box.rows.start - start, box.rows.stop - start))
 
 
-def parts_by_head(tensor: Any, count: int) -> list[Any]:
-    """Return the parts of a DTensor's heads that belong to each of ``count`` key heads."""
-    if count < 2:
-        return [tensor]
-    from torch.distributed.tensor import DTensor
-
+def parts_by_head(tensor: Any, count: int) -> Sequence[Tensor]:
+    """Return this rank's parts of a DTensor's heads that belong to each of ``count`` key heads."""
     local: Tensor = tensor.to_local()
-    if local.shape[-3] % count:  # one head for all
-        return [tensor] * count
-    parts: Sequence[Tensor] = local.split_with_sizes([local.shape[-3] // count] * count, -3)
-    return [
-        DTensor.from_local(part, tensor.device_mesh, tensor.placements, run_check=False)
-        for part in parts
-    ]
+    if count < 2 or local.shape[-3] % count:  # one head for all
+        return [local] * count
+    return local.split_with_sizes([local.shape[-3] // count] * count, -3)
 
 
 def _axis(place: Any) -> int | None:
