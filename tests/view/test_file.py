@@ -421,35 +421,6 @@ def test_progress_of_a_batch_counts_the_kinds_of_every_sequence(tmp_path: Path) 
     assert seen == [(14, 56), (56, 56)]
 
 
-def test_a_module_that_breaks_the_rule_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        template, "_source", lambda name: "export { a };\n" if name == "main.js" else ""
-    )
-    with pytest.raises(
-        regard.RegardError, match=r"main\.js has an import or export in another form"
-    ):
-        template._script()
-
-
-def test_an_import_of_what_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    modules = {
-        "main.js": 'import { a, b } from "./other.js";\n',
-        "other.js": "export const a = 1;\n",
-    }
-    monkeypatch.setattr(template, "_source", modules.__getitem__)
-    with pytest.raises(regard.RegardError, match=r"main\.js imports 'b', which other\.js has not"):
-        template._script()
-
-
-def test_letters_are_escaped_so_that_every_expression_reads_them_alike() -> None:
-    assert template._escaped("…", "flow.js") == "\\u2026"
-    assert template._escaped("😀", "flow.js") == "\\ud83d\\ude00"
-
-
-def test_every_module_of_the_page_is_joined() -> None:
-    folder = Path(page_file.__file__).parent.parent / "web"
-    script = template._script()
-    apart = {
-        path.stem for path in folder.glob("*.js") if f"const module_{path.stem} = " not in script
-    }
-    assert apart == {"widget"}  # what a notebook runs around the page
+def test_the_page_says_how_to_build_what_is_missing() -> None:
+    with pytest.raises(regard.RegardError, match="the page is not built; run `make page`"):
+        template.bundled("missing.js")

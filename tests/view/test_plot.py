@@ -4,7 +4,6 @@ import io
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -17,13 +16,12 @@ from matplotlib.colors import to_hex
 from playwright.sync_api import Browser
 
 import regard
+from pages import script_of
 from regard.analysis.head_classes import Trial
 from regard.analysis.head_kinds import KINDS
 from regard.errors import RegardError
-from regard.view.figures import plot
 from regard.view.figures.figure_style import axes_of, log_floor, ramp
 
-COLOURS = Path(plot.__file__).parent.parent / "web" / "colours.js"
 WORDS = ["[CLS]", " eat", " dessert", " first", "[SEP]"]
 
 
@@ -75,8 +73,8 @@ def drawn(ax: Axes, kind: str = "svg") -> bytes:
 @pytest.mark.browser
 @pytest.mark.full
 def test_the_scale_is_the_pages_own(browser: Browser) -> None:
-    source = COLOURS.read_text().replace("export function", "function")
-    script = f"{source}; [ramp('light', '#ffffff').css, ramp('dark', '#000000').css]"
+    source = script_of('export * from "./colours.js";')
+    script = f"{source}; [parts.ramp('light', '#ffffff').css, parts.ramp('dark', '#000000').css]"
     page = browser.new_page()
     light, dark = page.evaluate(script)
     page.close()

@@ -1,9 +1,7 @@
 """remote.js, the page's source of numbers over HTTP, in Chromium against a real server."""
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.resources import files
 from typing import Any
 
 import pytest
@@ -19,9 +17,6 @@ from regard.view.tiles.query_steps import KeysAsked
 pytestmark = [pytest.mark.browser, pytest.mark.full]
 
 
-NAMES = ("source", "remote")
-
-
 def recorded() -> regard.Recording:
     query, key = torch.randn(2, 3, 9, 4, generator=torch.Generator().manual_seed(2))
     matrix = regard.attend(query, key, mask=regard.Causal())
@@ -32,15 +27,13 @@ def recorded() -> regard.Recording:
 @contextmanager
 def opened(browser: Browser, serving: pages.Serving) -> Iterator[Page]:
     """A page of the server in which ``remote`` is a source of its numbers."""
-    web = files("regard.view").joinpath("web")
-    modules = (web.joinpath(f"{name}.js").read_text(encoding="utf-8") for name in NAMES)
-    code = re.sub(r"^export ", "", "\n".join(modules), flags=re.MULTILINE)
+    code = pages.script_of('export * from "./remote.js"; export * from "./source.js";')
     page = browser.new_page()
     try:
         page.goto(f"{serving.address}/?token={pages.TOKEN}")
         # Of the server, in its folder, and empty.
         page.goto(f"{serving.address}/nothing")
-        page.evaluate(f"(() => {{ {code}; Object.assign(window, {{ Remote, Source }}); }})()")
+        page.evaluate(f"(() => {{ {code}; Object.assign(window, parts); }})()")
         page.evaluate(
             "const layers = [{ q_len: 9, kv_len: 9 }];"
             "window.remote = new Source(layers, new Remote(layers))"

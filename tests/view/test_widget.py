@@ -22,8 +22,6 @@ from regard.view.notebook.widget_messages import reply
 from regard.view.tiles import pyramid
 from regard.view.tiles.page_answers import Answers
 
-FOLDER = Path(notebook.__file__).parent.parent / "web"
-
 
 def recording() -> regard.Recording:
     torch.manual_seed(5)
@@ -268,9 +266,9 @@ def embedded(
     page = browser.new_page(viewport={"width": 1000, "height": 720})
     page.expose_function("ask", ask)
     page.goto(host.as_uri())
-    module = (FOLDER / "widget.js").read_text().replace("export default { render };", "")
+    module = (pages.FOLDER / "widget.js").read_text()
     module = module.replace("10_000", "300").replace("2_000", "100")  # milliseconds
-    page.evaluate(MODEL.replace("MODULE", module), inner)
+    page.evaluate(MODEL.replace("MODULE", pages.script_of(module)), inner)
     page.wait_for_selector("iframe")
     return page, page.frames[1]
 
@@ -280,13 +278,12 @@ def framed(
     browser: Browser, widget: PageWidget, sent: "queue.Queue[Any]", tmp_path: Path
 ) -> Iterator[Any]:
     """A page of nothing but the source, in a frame, beside a model that the widget answers."""
-    modules = "".join(
-        (FOLDER / name).read_text() for name in ("waiting.js", "framed.js", "source.js")
-    )
-    source = modules.replace("export ", "").replace('import { Waiting } from "./waiting.js";', "")
-    inner = (
-        f"<!doctype html><script>{source}; const source = new Source([], new Framed());</script>"
-    )
+    source = """
+      import { Framed } from "./framed.js";
+      import { Source } from "./source.js";
+      globalThis.source = new Source([], new Framed());
+    """
+    inner = f"<!doctype html><script>{pages.script_of(source)}</script>"
     page, frame = embedded(browser, widget, sent, tmp_path, inner)
     frame.wait_for_function("typeof source === 'object'")
     yield frame
@@ -316,7 +313,7 @@ MODEL = """(inner) => {
       for (const listener of listeners) listener(content, views);
     },
   };
-  window.remove = render({ model, el: document.body });
+  window.remove = parts.default.render({ model, el: document.body });
 }"""
 GONE = "The kernel of this notebook does not answer any more. Run the cell again."
 BUSY = (

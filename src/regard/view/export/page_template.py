@@ -1,6 +1,7 @@
 """The page's own code in one HTML text, with the data of a recording and a policy that allows both.
 
-The page is pure ASCII and asks for nothing from anywhere: its modules are joined into one script.
+The page is pure ASCII and asks for nothing from anywhere. esbuild joins its modules into one
+script.
 """
 
 import hashlib
@@ -11,16 +12,10 @@ from importlib.resources import files
 
 from regard.errors import RegardError
 
-__all__ = ["filled_template", "json_block", "number_block"]
+__all__ = ["bundled", "filled_template", "json_block", "number_block"]
 
-_MODULE_IMPORT = re.compile(r'^import \{ ([\w, ]+) \} from "\./(\w+)\.js";$', re.MULTILINE)
-_MODULE_EXPORT = re.compile(r"^export ((?:async )?(?:function\*?|class|const) (\w+))", re.MULTILINE)
-# What nobody reads in the page: comments of whole lines, types in a line, indentation.
-_COMMENT = re.compile(
-    r"^[ \t]*(?:/\*(?:(?!\*/).)*\*/|//[^\n]*)\n|/\*\* @type (?:(?!\*/).)*\*/ ?|^[ \t]+",
-    re.MULTILINE | re.DOTALL,
-)
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
+_WEB = files("regard.view").joinpath("web")
 
 
 def json_block(name: str, value: object) -> str:
@@ -59,9 +54,9 @@ def filled_template(data: list[str], *, connects: str = "'none'") -> list[str]:
         connects: the policy's connect-src: where the page may ask for numbers.
 
     Raises:
-        RegardError: the page's code cannot stand in one script.
+        RegardError: the page was not built.
     """
-    style, code = _COMMENT.sub("", _source("page.css")), _script()
+    style, code = bundled("page.css"), bundled("page.js")
     policy = "; ".join(
         (
             "default-src 'none'",
@@ -76,56 +71,30 @@ def filled_template(data: list[str], *, connects: str = "'none'") -> list[str]:
     parts = {"policy": [policy], "style": [style], "code": [code], "data": data}
     page: list[str] = []
     # split() alternates text and names, so nothing inside data or code is taken for a place.
-    for i, piece in enumerate(_PLACE.split(_source("index.html"))):
+    for i, piece in enumerate(_PLACE.split(_template())):
         page += [piece] if i % 2 == 0 else parts[piece]
     return page
 
 
-def _source(name: str) -> str:
-    text = files("regard.view").joinpath("web", name).read_text(encoding="utf-8")
-    return "".join(c if c.isascii() else _escaped(c, name) for c in text)
+def _template() -> str:
+    text = _WEB.joinpath("index.html").read_text(encoding="utf-8")
+    return text.encode("ascii", "xmlcharrefreplace").decode("ascii")
 
 
-def _escaped(character: str, name: str) -> str:
-    """Escape a character, because the file is pure ASCII that no server can misread."""
-    if name.endswith(".html"):
-        return f"&#{ord(character)};"
-    if name.endswith(".css"):
-        return f"\\{ord(character):06x}"
-    # Not \u{...}: in an expression without the u flag that means its letters.
-    units = character.encode("utf-16-be").hex()
-    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+def bundled(name: str) -> str:
+    """Return a file that esbuild made of the page's sources.
+
+    Args:
+        name: of the file.
+
+    Raises:
+        RegardError: the page was not built.
+    """
+    try:
+        return _WEB.joinpath("bundle", name).read_text(encoding="ascii")
+    except FileNotFoundError:
+        raise RegardError("the page is not built; run `make page` in the clone.") from None
 
 
 def _digest(text: str) -> str:
     return b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
-
-
-def _script() -> str:
-    """All modules as one script: each a function of its own that returns its exports."""
-    joined: dict[str, str] = {}
-    _join("main", joined)
-    script = "\n".join(joined.values())
-    if "</script" in script.lower() or "<!--" in script:
-        raise RegardError("the page's code contains '</script' or '<!--' and cannot be inlined.")
-    return script
-
-
-def _exports(source: str) -> set[str]:
-    return {exported for _, exported in _MODULE_EXPORT.findall(source)}
-
-
-def _join(name: str, joined: dict[str, str]) -> None:
-    """Append a module after the modules it imports; main.js says why this is safe."""
-    source = _COMMENT.sub("", _source(f"{name}.js"))
-    for wanted, other in _MODULE_IMPORT.findall(source):
-        if other not in joined:
-            _join(other, joined)
-        if missing := set(wanted.split(", ")) - _exports(_source(f"{other}.js")):
-            raise RegardError(f"{name}.js imports {missing.pop()!r}, which {other}.js has not.")
-    exports = ", ".join(sorted(_exports(source)))
-    source = _MODULE_IMPORT.sub(r"const { \1 } = module_\2;", source)
-    source = _MODULE_EXPORT.sub(r"\1", source)
-    if re.search(r"^(import|export)\b", source, re.MULTILINE):
-        raise RegardError(f"{name}.js has an import or export in another form than main.js asks.")
-    joined[name] = f"const module_{name} = (() => {{\n{source}\nreturn {{ {exports} }};\n}})();"

@@ -6,13 +6,13 @@ reach them between cells.
 
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import anywidget
 import traitlets
 
 from regard.recording.recording import Recording
+from regard.view.export.page_template import bundled
 from regard.view.notebook.page_frame import HEIGHT, SANDBOX, framed, notebook_pages
 from regard.view.notebook.widget_messages import reply
 from regard.view.tiles.page_answers import Answers
@@ -36,7 +36,7 @@ class PageWidget(anywidget.AnyWidget):  # pyright: ignore[reportUntypedBaseClass
             take too long.
     """
 
-    _esm = Path(__file__).parent.parent / "web" / "widget.js"
+    _esm = bundled("widget.js")
     page = traitlets.Unicode().tag(sync=True)
     title = traitlets.Unicode().tag(sync=True)
     sandbox = traitlets.Unicode(SANDBOX).tag(sync=True)

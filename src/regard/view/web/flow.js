@@ -26,7 +26,7 @@ const NEAR = 800; // pixels around the screen that are built
 const FAR = 120; // pixels out of sight that are no mere step
 const MARGIN = 40; // pixels kept between a token and the edge
 const CHARACTERS = 60; // of a line, for the height of a block that is not built yet
-const SENTENCE_END = /[.!?…]["'”’)\]]*\s*$/;
+const SENTENCE_END = /[.!?\u2026]["'\u201d\u2019)\]]*\s*$/;
 
 /**
  * Does a sentence end with this token?
