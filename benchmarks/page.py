@@ -116,7 +116,7 @@ def answers_of_file(effort: Effort, questions: list[dict[str, Any]]) -> list[dic
     blocks = dict(re.findall(r'<script type="[\w/]+" id="([\w-]+)">(.*?)</script>', page))
     start = "layer-0-"
     task = {
-        "folder": str(Path(regard.__file__).parent / "see" / "page"),
+        "folder": str(Path(regard.__file__).parent / "view" / "web"),
         "layer": json.loads(blocks["recording"])["layers"][0],
         "raw": {
             name.removeprefix(start): blocks[name] for name in blocks if name.startswith(start)

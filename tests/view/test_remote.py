@@ -1,4 +1,4 @@
-"""remote.js, the page's source of numbers over HTTP, in Chromium against a real server."""
+"""remote.ts, the page's source of numbers over HTTP, in Chromium against a real server."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ def recorded() -> regard.Recording:
 @contextmanager
 def opened(browser: Browser, serving: pages.Serving) -> Iterator[Page]:
     """A page of the server in which ``remote`` is a source of its numbers."""
-    code = pages.script_of('export * from "./remote.js"; export * from "./source.js";')
+    code = pages.script_of('export * from "./remote"; export * from "./source";')
     page = browser.new_page()
     try:
         page.goto(f"{serving.address}/?token={pages.TOKEN}")

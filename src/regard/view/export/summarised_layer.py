@@ -1,7 +1,7 @@
 """A layer that is too large for a page: block means of one byte each, and strong keys.
 
 A block is 2^level x 2^level tokens, counted from token 0, so that every coarser tile of the map is
-a mean of blocks; `held.js` reads them.
+a mean of blocks; `held.ts` reads them.
 """
 
 import math

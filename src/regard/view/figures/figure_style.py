@@ -48,7 +48,7 @@ __all__ = [
 Scale = Literal["linear", "log"]
 
 GREY = "#7b7d84"  # dark enough on white, light enough on black
-# After the ground, at even steps; the page's own scale (colours.js), safe for the colour blind as
+# After the ground, at even steps; the page's own scale (colours.ts), safe for the colour blind as
 # lightness alone orders it: towards deep indigo on light ground, towards warm light on dark.
 _STOPS = {
     "light": ("#c7d3f9", "#8a98e6", "#5658c8", "#33258f", "#1b0e4f"),

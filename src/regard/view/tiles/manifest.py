@@ -35,7 +35,7 @@ _SINKS = ("first-token sink", "separator sink")
 
 @dataclass
 class PageLayer:
-    """One layer as the page gets it; payload.js documents each field.
+    """One layer as the page gets it; payload.ts documents each field.
 
     The file's writer fills in what its block holds; of a live layer the host is asked.
     """

@@ -13,7 +13,7 @@ __all__ = ["base64_text", "memory", "packed"]
 def packed(tensor: Tensor, strategy: int, width: int = 4) -> str:
     """Little-endian bytes, first bytes together, then second ones, ...; deflate; base64.
 
-    Apart, the bytes that hold sign and exponent compress well; `unpack` in payload.js undoes it.
+    Apart, the bytes that hold sign and exponent compress well; `unpack` in payload.ts undoes it.
 
     Args:
         tensor: numbers of any dtype and shape.

@@ -69,7 +69,7 @@ class KeyStep:
 
 @dataclass(frozen=True)
 class QuerySteps:
-    """One query step by step, as row_steps.js documents it.
+    """One query step by step, as row_steps.ts documents it.
 
     Attributes:
         vector: of the query; None where only scores or weights are known.

@@ -1,0 +1,63 @@
+/** Elements: found by their id, or made. */
+
+/** @returns one that index.html has */
+export function byId<T extends HTMLElement = HTMLElement>(id: string): T {
+  return document.getElementById(id) as T;
+}
+
+/** @param properties or attributes, where there is no such property */
+export function element<Tag extends keyof HTMLElementTagNameMap>(
+  tag: Tag,
+  properties: Record<string, unknown> = {},
+  ...children: (Node | string)[]
+): HTMLElementTagNameMap[Tag] {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name in made) Object.assign(made, { [name]: value });
+    else made.setAttribute(name, String(value));
+  }
+  made.append(...children);
+  return made;
+}
+
+export function svgElement<Name extends keyof SVGElementTagNameMap>(
+  name: Name,
+  attributes: Record<string, string | number>,
+): SVGElementTagNameMap[Name] {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, String(value));
+  return made;
+}
+
+/**
+ * Words to press, one for each value of a part of the state; controls.ts listens to them.
+ * @param name of the part
+ */
+export function choice(label: string, name: string, ways: Record<string, string>): HTMLElement {
+  const buttons = Object.entries(ways).map(([value, text]) =>
+    element("button", { type: "button", "data-set": `${name}=${value}` }, text),
+  );
+  return element("span", { role: "group", "aria-label": label }, ...buttons);
+}
+
+export function context2d(canvas: HTMLCanvasElement): CanvasRenderingContext2D {
+  return canvas.getContext("2d") as CanvasRenderingContext2D;
+}
+
+/**
+ * @param pixels row by row
+ * @param canvas that shows them
+ * @returns with one pixel for each
+ */
+export function pixelated(
+  width: number,
+  height: number,
+  pixels: ArrayLike<number>,
+  canvas: HTMLCanvasElement = element("canvas"),
+): HTMLCanvasElement {
+  [canvas.width, canvas.height] = [width, height];
+  const image = new ImageData(width, height);
+  new Uint32Array(image.data.buffer).set(pixels);
+  context2d(canvas).putImageData(image, 0, 0);
+  return canvas;
+}

@@ -1,0 +1,499 @@
+/** The page: reads the recording, makes the views and keeps them in step. */
+
+import { Atlas } from "./atlas";
+import { ceilingOfAll } from "./ceiling";
+import { Client } from "./client";
+import { differenceRamp, ramp } from "./colours";
+import { beside, fittedHeads, isDifference, shown } from "./compare";
+import { Controls } from "./controls";
+import { byId, element } from "./dom";
+import { Edit } from "./edit";
+import { engine } from "./engine";
+import { Framed } from "./framed";
+import { gather } from "./gather";
+import { HeadsView } from "./heads_view";
+import { coarsest } from "./held";
+import { errorName, meansName } from "./held_words";
+import { listen } from "./keys";
+import { drawLegend } from "./legend";
+import type { Look, MapView } from "./map";
+import { notes } from "./notes";
+import { openingCell, openingHead } from "./opening";
+import { Overview, smallMap, type SmallMap } from "./overview";
+import { Damaged, readRecording, type Recording } from "./payload";
+import { Pins, pinsOf, written } from "./pins";
+import { Prose } from "./prose";
+import { Reader, type Reading } from "./reading";
+import { Remote } from "./remote";
+import { SaveMenu } from "./save";
+import { SegmentsView } from "./segments";
+import { blockSentence, ReadingView } from "./sentence";
+import { Source, type Host } from "./source";
+import { Standing } from "./standing";
+import { Store, type Cell, type State } from "./state";
+import { StepsView } from "./steps";
+import { TextView } from "./text";
+import { forAxis, sinksOf, type Token } from "./tokens";
+import { Views } from "./views";
+
+const FEWEST_STEPS = 32;
+const MOST_STEPS = 1000; // that a server tells at once
+const MOST_CHOSEN = 256; // tokens whose rows are added up
+
+export class Page {
+  maps: SmallMap[];
+  axesOf = new Map<string, { queries: Token[]; keys: Token[] }>();
+  store: Store;
+  isLive: boolean;
+  source: Source;
+  look: Look;
+  reading: Reading | null = null;
+  troubles = new Map<object, Error>(); // who has no answer, and why
+  isGathering: boolean;
+  gridCeiling = 1;
+  remembering = 0;
+  redrawing = 0;
+  overview: Overview;
+  standing: Standing;
+  atlas: Atlas;
+  map: MapView;
+  legend = "";
+  prose: Prose;
+  segments: SegmentsView;
+  views: Views;
+  words: ReadingView;
+  pins: Pins;
+  controls: Controls;
+  reader: Reader;
+
+  constructor(readonly recording: Recording) {
+    this.maps = recording.layers.map(smallMap);
+    this.store = new Store(this.freshState(), (state) => this.fitted(state));
+    this.isLive = recording.layers.some(({ kind }) => kind === "live");
+    this.source = new Source(recording.layers, this.host());
+    this.look = this.themed();
+    this.isGathering = this.isLive; // until the host has told of every head
+    this.overview = new Overview(byId("overview"), recording.layers, this.maps, this.store);
+    this.standing = new Standing(this);
+    this.atlas = new Atlas(byId("view-map"), this);
+    this.map = this.atlas.first;
+    this.prose = new Prose(byId("prose"), this);
+    // A copy that a browser saved of an open page has what stood in them.
+    for (const view of document.querySelectorAll(".view:not(#view-map)")) view.replaceChildren();
+    this.segments = new SegmentsView(byId("view-segments"), this);
+    this.views = new Views({
+      overview: new HeadsView(byId("view-overview"), this),
+      map: this.atlas,
+      text: new TextView(byId("view-text"), this),
+      steps: new StepsView(byId("view-steps"), this),
+      segments: this.segments,
+    });
+    this.words = new ReadingView(this);
+    this.pins = new Pins(this);
+    this.controls = new Controls(this);
+    new SaveMenu(this);
+    new Edit(this);
+    this.reader = new Reader(
+      this.source,
+      (reading) => this.read(reading),
+      (error) => this.damaged(error, this.words),
+      (at) => this.axes(at).queries === this.axes(at).keys,
+    );
+  }
+
+  /** What answers for one head. */
+  host(): Host {
+    const { layers } = this.recording;
+    // A notebook's frame has no address of its own.
+    if (this.isLive) return location.protocol === "about:" ? new Framed() : new Remote(layers, this.recording.run);
+    return new Client(layers, (layer) => sinksOf(this.axes(layer).keys));
+  }
+
+  /** More is known of the heads: at most one drawing a frame, however many layers are told. */
+  gathered() {
+    cancelAnimationFrame(this.redrawing);
+    this.redrawing = requestAnimationFrame(() => {
+      const { state } = this.store;
+      this.drawOverview();
+      this.views.update(state, new Set(["maps"]));
+      this.standing.list();
+      this.explain(state);
+      this.note(state);
+    });
+  }
+
+  drawOverview() {
+    this.gridCeiling = ceilingOfAll(this);
+    this.overview.draw(this.store.state.scale, this.look.ramp, this.look.ink, this.gridCeiling);
+  }
+
+  start() {
+    this.store.subscribe((state, changed) => this.show(state, changed));
+    this.atlas.listen();
+    listen(this);
+    // Not location.hash: remember() may have put the last state back before this event comes.
+    window.addEventListener("hashchange", ({ newURL }) => this.store.go(new URL(newURL).hash));
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
+    window.addEventListener("resize", () => this.drawOverview());
+    this.store.go(location.hash);
+    this.show(this.store.state, new Set(Object.keys(this.store.state)));
+    byId("failure").textContent = "";
+    document.body.classList.add("ready");
+    if (this.isLive) void this.gather();
+  }
+
+  /** The host tells of the heads, until they are drawn. */
+  async gather() {
+    await gather(this);
+    requestAnimationFrame(() => {
+      this.isGathering = false; // after the last drawing
+      this.standing.show(this.store.state);
+    });
+  }
+
+  /** @returns the head that stands out most, at a word that shows what it does */
+  freshState(): State {
+    const { layers, opened } = this.recording;
+    const asked = openingHead(layers, opened);
+    const layer = within(asked.layer, layers.length);
+    const { heads, kv_len } = layers[layer];
+    const { query, key } = openingCell(heads?.[asked.head], this.axes(layer), this.maps[layer], asked.head);
+    return {
+      view: "map",
+      layer,
+      head: asked.head,
+      query,
+      key,
+      queryTo: null,
+      keyTo: null,
+      hover: null,
+      scale: "fit",
+      hidden: false,
+      side: "looks",
+      order: kv_len > 32 ? "weight" : "position",
+      steps: FEWEST_STEPS,
+      parts: "sentences",
+      pattern: "",
+      of: "head",
+      form: "table",
+      sort: "place",
+      only: "all",
+      entropy: "any",
+      sink: "any",
+      zoom: 1,
+      heads: "one",
+      compare: this.recording.other ? "beside" : "alone",
+      with: "",
+      distances: false,
+      row: 0,
+      column: 0,
+      theme: "auto",
+      folded: false,
+      pins: "",
+    };
+  }
+
+  /** @returns every number inside the recording */
+  fitted(state: State): State {
+    const layer = within(state.layer, this.recording.layers.length);
+    const { num_heads, q_len, kv_len } = this.recording.layers[layer];
+    const zoom = Math.max(1, state.zoom);
+    const head = within(state.head, num_heads);
+    const heads = { ...state, layer, head, ...fittedHeads({ ...state, layer, head }, this.recording) };
+    return {
+      ...heads,
+      hidden: state.hidden && !this.isHeld(heads),
+      // The store asks before there are views.
+      view: !this.views || this.views.has(state.view) ? state.view : "map",
+      zoom,
+      pins: written(pinsOf(state.pins, this.recording.layers)),
+      query: state.query === null ? null : within(state.query, q_len),
+      key: state.key === null ? null : within(state.key, kv_len),
+      queryTo: lastOf(state.query, state.queryTo, q_len),
+      steps: Math.max(FEWEST_STEPS, Math.min(state.steps, kv_len, MOST_STEPS)),
+      keyTo: lastOf(state.key, state.keyTo, kv_len),
+      row: thousandths(Math.max(0, Math.min(q_len - q_len / zoom, state.row))),
+      column: thousandths(Math.max(0, Math.min(kv_len - kv_len / zoom, state.column))),
+    };
+  }
+
+  /** Is any of the heads on the stage there as block means only, with its sinks in them? */
+  isHeld(state: State) {
+    const { layers } = this.recording;
+    const other = state.compare === "beside" && coarsest(beside(state), layers);
+    return Boolean(other || coarsest(shown(state, layers), layers));
+  }
+
+  axes(layer: number): { queries: Token[]; keys: Token[] } {
+    const { layers, other } = this.recording;
+    const { q_len, kv_len } = layers[layer];
+    const read = other && layer >= other.first ? other : this.recording;
+    const name = `${q_len} ${kv_len} ${read === other}`;
+    let axes = this.axesOf.get(name);
+    if (!axes) {
+      const queries = forAxis(read.query_tokens, q_len);
+      const one = q_len === kv_len && read.one_text;
+      axes = { queries, keys: one ? queries : forAxis(read.key_tokens, kv_len) };
+      this.axesOf.set(name, axes);
+    }
+    return axes;
+  }
+
+  /** @returns the pointed or chosen cell, as far as it is known */
+  cell(): { query: number; key: number } {
+    const { query, key } = this.store.state.hover ?? this.store.state;
+    return { query: query ?? this.reading?.query ?? 0, key: key ?? this.reading?.key ?? 0 };
+  }
+
+  hover(cell: Cell | null) {
+    const { hover, layer } = this.store.state;
+    const { q_len, kv_len } = this.recording.layers[layer];
+    // The map beside it may be of a longer text.
+    if (cell && ((cell.query ?? 0) >= q_len || (cell.key ?? 0) >= kv_len)) return;
+    if (cell?.query === hover?.query && cell?.key === hover?.key) return;
+    this.store.set({ hover: cell });
+  }
+
+  /** Keeps a cell; the reading fills in a side that is still unknown. */
+  choose(cell: Cell) {
+    this.store.set({ ...cell, hover: null });
+  }
+
+  step(what: "layer" | "head", by: number) {
+    this.store.set({ [what]: this.store.state[what] + by });
+  }
+
+  /** Opens a head at a word that shows what it does. */
+  openHead(layer: number, head: number) {
+    const kind = this.recording.layers[layer].heads?.[head];
+    const cell = openingCell(kind, this.axes(layer), this.maps[layer], head);
+    this.store.set({ layer, head, heads: "one", ...cell, hover: null });
+  }
+
+  help() {
+    byId<HTMLDialogElement>("help").showModal();
+  }
+
+  show(state: State, changed: Set<string>) {
+    if (changed.has("theme")) this.look = this.themed();
+    if (changed.has("folded")) document.body.classList.toggle("folded", state.folded);
+    if (changed.has("layer") || changed.has("view")) this.troubles.clear();
+    this.warn();
+    if (changed.has("layer")) this.open(state);
+    if (["layer", "scale", "theme"].some((name) => changed.has(name))) {
+      this.drawOverview();
+    }
+    if (["layer", "head", "heads", "compare"].some((name) => changed.has(name))) this.standing.show(state);
+    if (changed.has("layer") || changed.has("head")) {
+      this.overview.name();
+      this.overview.outline();
+    }
+    this.controls.show(state);
+    this.views.update(state, changed);
+    this.pins.update(changed);
+    this.explain(state);
+    this.reader.update(state, changed);
+    if (this.recording.layers[state.layer].kind === "map") this.readBlock(state);
+    else if (this.reading && ["scale", "side", "theme"].some((name) => changed.has(name)))
+      this.prose.read(this.reading);
+    this.atlas.point();
+    if (!state.hover && state.query !== null && state.key !== null) this.remember();
+  }
+
+  /** Puts the state into the address, not oftener than a browser allows. */
+  remember() {
+    // A notebook's frame has no address of its own.
+    if (location.protocol === "about:") return;
+    clearTimeout(this.remembering);
+    this.remembering = setTimeout(() => history.replaceState(null, "", this.store.address()), 150);
+  }
+
+  /** @param state another layer */
+  open({ layer }: State) {
+    this.prose.write(this.axes(layer));
+    this.note({ layer });
+  }
+
+  /** What must be said beside the numbers of a layer. */
+  note({ layer }: Pick<State, "layer">) {
+    byId("notes").replaceChildren(...notes(this.recording, layer).map((text) => element("li", {}, text)));
+  }
+
+  /** @returns what a cell is */
+  unit(state: State): string {
+    if (state.view === "segments") return "share of the attention of a part";
+    const { kind } = this.recording.layers[state.layer];
+    if (kind === "map") return "share between blocks of tokens";
+    const size = this.blockSize(state);
+    const compared = this.isCompared(state);
+    let unit = compared ? "points more or less of a query’s attention" : "share of a query’s attention";
+    if (size > 1) unit = `${compared ? "points more or less" : "share"} for each ${size} keys`;
+    const held = coarsest(shown(state, this.recording.layers), this.recording.layers);
+    if (state.view === "map" && held)
+      unit += size < held.block ? `: ${meansName(held)}, not finer in this file` : `, ${errorName(held)}`;
+    return unit;
+  }
+
+  /** @returns tokens of a cell on the stage, each way */
+  blockSize({ view }: State): number {
+    return view === "map" ? (this.map.part?.size ?? 1) : 1;
+  }
+
+  /** @returns is one head less another on the stage? */
+  isCompared(state: State): boolean {
+    return state.view === "map" && isDifference(shown(state, this.recording.layers));
+  }
+
+  /** The legend of what is on the stage. */
+  explain(state: State) {
+    const { kv_len } = this.recording.layers[state.layer];
+    const unit = this.unit(state);
+    const scale = state.view === "segments" ? "fit" : state.scale;
+    const ceiling = this.ceiling(state);
+    const name = [unit, scale, kv_len, this.look.name, ceiling].join();
+    if (name === this.legend) return;
+    this.legend = name;
+    const ramp = this.isCompared(state) ? this.look.differences : this.look.ramp;
+    drawLegend(byId("legend"), scale, kv_len / this.blockSize(state), unit, ramp, ceiling);
+  }
+
+  /** @returns the weight of the darkest colour on the fitted scale */
+  ceiling({ view }: State): number {
+    if (view === "segments") return this.segments.ceiling;
+    return view === "overview" ? this.gridCeiling : this.atlas.ceiling();
+  }
+
+  read(reading: Reading) {
+    this.reading = reading;
+    // What answers again, answers the view as well.
+    if (reading.column && this.mended(this.words)) this.views.update(this.store.state, new Set(["size"]));
+    const { hover, query, key } = this.store.state;
+    if (!hover && (query === null || key === null)) this.store.set({ query: reading.query, key: reading.key });
+    this.words.read(reading);
+    this.views.now()?.read?.(reading);
+    this.prose.read(reading);
+    this.atlas.point();
+    document.body.dataset.read = [
+      reading.layer,
+      reading.head,
+      reading.query,
+      reading.key,
+      Number(reading.hidden),
+    ].join();
+  }
+
+  /** @param state of a layer that has only its small map */
+  readBlock(state: State) {
+    const text = blockSentence(this.maps[state.layer], this.recording.layers[state.layer], state, this.cell());
+    this.forget(text);
+  }
+
+  /** @param text what is said instead of a reading */
+  forget(text?: string) {
+    this.reading = null;
+    this.prose.clear();
+    this.words.clear(text);
+  }
+
+  /** @param asker who has no answer */
+  damaged(error: Error, asker: object) {
+    if (!this.onStage().includes(asker)) return;
+    this.troubles.set(asker, error);
+    this.warn();
+    if (asker === this.words) this.forget();
+    const map = this.atlas.maps().find((one) => one === asker);
+    if (map) map.holder.dataset.ready = "damaged";
+  }
+
+  /**
+   * @param asker who has its answer
+   * @returns had it none before?
+   */
+  mended(asker: object): boolean {
+    const was = this.troubles.delete(asker);
+    this.warn();
+    return was;
+  }
+
+  /** What is not whole on the stage, as long as it is not. */
+  warn() {
+    const onStage = this.onStage();
+    for (const asker of this.troubles.keys()) if (!onStage.includes(asker)) this.troubles.delete(asker);
+    byId("damage").hidden = this.troubles.size === 0;
+    byId("damage").textContent = this.trouble();
+  }
+
+  /** @returns who asks for what is seen */
+  onStage(): object[] {
+    const view = this.views.now();
+    return [this.words, ...(view ? [view] : []), ...(view === this.atlas ? this.atlas.maps() : [])];
+  }
+
+  /** @returns why something on the stage is not whole, and what stands there instead */
+  trouble(): string {
+    const reasons = new Set([...this.troubles.values()].map(({ message }) => message));
+    const isMap = this.atlas.maps().some((map) => this.troubles.has(map));
+    return [...reasons, ...(isMap && !this.isLive ? ["The small map is shown instead."] : [])].join(" ");
+  }
+
+  redraw() {
+    this.show(this.store.state, new Set(["theme"]));
+  }
+
+  /** The theme's colours, as the style sheet has them. */
+  themed(): Look {
+    const root = document.documentElement;
+    const { theme } = this.store.state;
+    root.dataset.theme = theme;
+    const dark = theme === "dark" || (theme === "auto" && matchMedia("(prefers-color-scheme: dark)").matches);
+    const style = getComputedStyle(root);
+    const read = (name: string) => style.getPropertyValue(name).trim();
+    const ink = {
+      ground: read("--ground"),
+      ink: read("--ink"),
+      grey: read("--grey"),
+      faint: read("--faint"),
+      line: read("--line"),
+      accent: read("--accent"),
+    };
+    const name = dark ? "dark" : "light";
+    return { name, ramp: ramp(name, ink.ground), differences: differenceRamp(name, ink.ground), ink };
+  }
+}
+
+/** @returns from 0 to count - 1, whole */
+function within(value: number, count: number): number {
+  return Math.max(0, Math.min(count - 1, Math.round(value)));
+}
+
+function thousandths(value: number): number {
+  return Math.round(value * 1000) / 1000;
+}
+
+/** The last of several tokens, or null where there is but one; so many that they can be added up at once. */
+function lastOf(first: number | null, last: number | null, count: number) {
+  if (first === null || last === null || last <= first) return null;
+  return Math.min(within(last, count), first + MOST_CHOSEN - 1);
+}
+
+function start() {
+  try {
+    new Page(readRecording(document.getElementById("recording")?.textContent)).start();
+  } catch (error) {
+    const reason = error instanceof Error ? error.message : String(error);
+    byId("failure").textContent =
+      error instanceof Damaged
+        ? `This file is damaged: ${reason} Write it again with regard to see its attention.`
+        : `The page went wrong: ${reason}`;
+    document.body.classList.add("failed");
+  }
+}
+
+// The page and its worker run the same script.
+if (typeof document === "undefined") {
+  const ask = engine((answer) => postMessage(answer));
+  onmessage = (event) => void ask(event.data);
+  postMessage("here"); // Without this word the page works beside itself.
+} else {
+  start();
+}

@@ -1,0 +1,49 @@
+/**
+ * A host for a page that a server sent: every question is a request to that server and to no other;
+ * `http_server.py` documents them.
+ */
+
+import type { LayerInfo } from "./payload";
+import type { Host, Question } from "./source";
+
+const GONE = "The server does not answer any more. Start regard serve again, and open the file that it names.";
+
+export class Remote implements Host {
+  headers: Record<string, string>;
+
+  /** @param run of the model, where the text can be edited: no other run may answer */
+  constructor(
+    readonly layers: LayerInfo[],
+    run?: number,
+  ) {
+    this.headers = run === undefined ? {} : { "X-Run": String(run) };
+  }
+
+  async ask({ kind, ...parameters }: Question, signal: AbortSignal) {
+    const texts = Object.entries(parameters).map(([name, value]) => [
+      name,
+      JSON.stringify(typeof value === "boolean" ? Number(value) : value).replace(/^"(.*)"$/, "$1"),
+    ]);
+    const answer = await this.fetched(`api/${kind}?${new URLSearchParams(texts)}`, signal);
+    if (answer.headers.get("Content-Type")?.startsWith("application/json")) return answer.json();
+    const bytes = await answer.arrayBuffer();
+    const told = (name: string) => Number(answer.headers.get(name) ?? 0);
+    if (kind === "row") {
+      const { kv_len } = this.layers[parameters.layer];
+      return { values: new Float32Array(bytes, 0, kv_len), mask: new Uint8Array(bytes, 4 * kv_len) };
+    }
+    const values = new Float32Array(bytes);
+    if (kind !== "tile") return { values };
+    const exact = told("X-Exact") === 1;
+    return { values, height: told("X-Height"), width: told("X-Width"), exact, sampled: told("X-Sampled") || undefined };
+  }
+
+  async fetched(address: string, signal: AbortSignal): Promise<Response> {
+    const answer = await fetch(address, { signal, headers: this.headers }).catch((error) => {
+      // What fetch rejects with where there is no answer at all.
+      throw error instanceof TypeError ? new Error(GONE) : error;
+    });
+    if (!answer.ok) throw new Error(await answer.text());
+    return answer;
+  }
+}

@@ -1,0 +1,124 @@
+/** One query step by step, as `A.steps(query)` has it in Python: what `source.steps` answers. */
+
+import { allowed, isMaskKnown, rowWeights, type Layer, type Which } from "./softmax";
+
+/** Which keys are asked for; a row of 100,000 keys is never sent whole. */
+export interface Part {
+  by: "weight" | "position"; // strongest first (ties to the lowest position), or as in the text
+  start: number; // the first place of that order
+  count: number;
+}
+
+/** One key; a step that does nothing is null for every key. */
+export interface Step {
+  key: number;
+  vector: ArrayLike<number> | null; // of the key (head_dim)
+  dot: number | null; // query · key
+  scaled: number | null; // times scale; null where scale is 1
+  biased: number | null; // plus the bias
+  modified: number | null; // by a score_mod
+  capped: number | null; // by a softcap
+  allowed: boolean; // may the query attend to this key?
+  score: number | null; // what the softmax is given; null: -infinity, or not known
+  weight: number;
+  value: ArrayLike<number> | null; // of the key (value_dim)
+}
+
+export interface Steps {
+  vector: ArrayLike<number> | null; // of the query; null: only the weights are known
+  scale: number;
+  masked: boolean; // is there a mask?
+  maximum: number | null; // the largest score; null: -infinity, or not known
+  /** log of the sum of exp(score - maximum), the sink's included; null where the maximum is */
+  log_normalizer: number | null;
+  sink: number | null; // the logit in the denominator that belongs to no key
+  keys: number; // how many there are
+  allowed: number; // how many of them the query may attend to
+  total: number; // of the weights
+  rows: Step[]; // the keys asked for
+  output: ArrayLike<number> | null; // the weights times the values, over all keys (value_dim)
+}
+
+/** The steps of one query of a layer that is embedded in the page. */
+export function rowSteps(layer: Layer, which: Which, query: number, part: Part): Steps {
+  const { kv_len, scale, query_unit, key_unit } = layer.info;
+  const weights = new Float64Array(kv_len);
+  const { maximum, log_normalizer } = rowWeights(layer, which, query, weights);
+  const [start, stop] = allowed(layer, which.head, query);
+  const known = isMaskKnown(layer.info);
+  const may = (key: number) =>
+    key >= start && key < stop && !(which.hidden && layer.sinks[key]) && (known || weights[key] !== 0);
+  let count = 0;
+  let total = 0;
+  for (let key = 0; key < kv_len; key++) {
+    count += Number(may(key));
+    total += weights[key];
+  }
+  const vector = vectorOf(layer, "query", which.head, query);
+  return {
+    vector,
+    // Stored vectors are over a unit, which their scale makes up for.
+    scale: scale / (query_unit * key_unit),
+    masked: count < kv_len,
+    ...(vector && Number.isFinite(maximum) ? { maximum, log_normalizer } : { maximum: null, log_normalizer: null }),
+    sink: null,
+    keys: kv_len,
+    allowed: count,
+    total,
+    rows: chosen(weights, part).map((key) => stepOf(layer, which, vector, key, may(key), weights[key])),
+    output: outputOf(layer, which.head, weights),
+  };
+}
+
+/** The weights times the values, over all keys. */
+function outputOf(layer: Layer, head: number, weights: Float64Array): Float64Array | null {
+  if (!layer.value) return null;
+  const output = new Float64Array(layer.info.value_dim);
+  for (let key = 0; key < weights.length; key++) {
+    if (weights[key] === 0) continue;
+    const value = vectorOf(layer, "value", head, key) as Float64Array;
+    for (let d = 0; d < output.length; d++) output[d] += weights[key] * value[d];
+  }
+  return output;
+}
+
+function stepOf(
+  layer: Layer,
+  which: Which,
+  query: Float64Array | null,
+  at: number,
+  may: boolean,
+  weight: number,
+): Step {
+  const { scale, query_unit, key_unit } = layer.info;
+  const value = vectorOf(layer, "value", which.head, at);
+  const step = { key: at, allowed: may, weight, biased: null, modified: null, capped: null, value };
+  const vector = vectorOf(layer, "key", which.head, at);
+  if (!query || !vector) return { ...step, vector, dot: null, scaled: null, score: null };
+  const dot = vector.reduce((sum, number, d) => sum + number * query[d], 0);
+  const factor = scale / (query_unit * key_unit);
+  const scaled = dot * factor;
+  return { ...step, vector, dot, scaled: factor === 1 ? null : scaled, score: may ? scaled : null };
+}
+
+/** @param head of the queries, which some keys and values are shared by */
+function vectorOf(layer: Layer, of: "query" | "key" | "value", head: number, at: number): Float64Array | null {
+  const numbers = layer[of];
+  if (!numbers) return null;
+  const { num_heads, num_kv_heads, q_len, kv_len, head_dim, value_heads, value_dim } = layer.info;
+  const { query_unit, key_unit, value_unit } = layer.info;
+  const [heads, length, size, unit] = {
+    query: [num_heads, q_len, head_dim, query_unit],
+    key: [num_kv_heads, kv_len, head_dim, key_unit],
+    value: [value_heads, kv_len, value_dim, value_unit],
+  }[of];
+  const start = (Math.floor((head * heads) / num_heads) * length + at) * size;
+  return Float64Array.from(numbers.subarray(start, start + size), (number) => number * unit);
+}
+
+/** @returns positions of keys */
+function chosen(weights: Float64Array, { by, start, count }: Part): number[] {
+  const order = Uint32Array.from(weights, (_, key) => key);
+  if (by === "weight") order.sort((a, b) => weights[b] - weights[a] || a - b);
+  return Array.from(order.subarray(start, start + count));
+}

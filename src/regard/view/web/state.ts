@@ -1,0 +1,148 @@
+/**
+ * The one state that all views share, and its address. Every change goes through `set`; views are
+ * told once per frame which parts changed.
+ */
+
+import type { Scale } from "./colours";
+
+export interface Cell {
+  query: number | null; // null: the one that gives the key the most
+  key: number | null; // null: the one the query gives the most
+}
+
+export interface State {
+  view: "overview" | "map" | "text" | "steps" | "segments";
+  layer: number;
+  head: number;
+  query: number | null; // chosen; null for a moment, as in a Cell
+  key: number | null; // chosen
+  queryTo: number | null; // the last of several chosen queries, `query` being the first
+  keyTo: number | null; // the last of several chosen keys
+  hover: Cell | null; // pointed at; shown instead of the chosen cell while it lasts
+  scale: Scale;
+  hidden: boolean; // sinks set aside
+  side: "looks" | "looked"; // where the token looks, or who looks at it
+  order: "weight" | "position"; // of the keys in the steps
+  steps: number; // how many keys the steps show
+  sort: "place" | "kind" | "score" | "entropy" | "sink"; // of the heads in the overview
+  only: string; // heads of this kind, its words joined by dashes; "all"
+  entropy: "any" | "low" | "middle" | "high"; // only heads with so much of it
+  sink: "any" | "low" | "middle" | "high"; // only heads that give so much to sinks
+  parts: "sentences" | "lines" | "pattern"; // of the text, in the segments
+  pattern: string; // that finds the parts
+  of: "head" | "layer" | "all"; // which heads the segments are the mean
+  form: "table" | "flows"; // of the segments
+  zoom: number; // 1: the whole matrix
+  heads: string; // "one", "mean" of the open layer, or some as layer.head_layer.head
+  compare: "alone" | "beside" | "difference"; // the open head with another
+  with: string; // which other, as layer.head
+  distances: boolean; // the map shows its diagonals
+  row: number; // first query on the map; a part of one, if the map is moved by less
+  column: number; // first key on the map
+  theme: "auto" | "light" | "dark";
+  pins: string; // cells that are kept with a note, as pins.ts writes them
+  folded: boolean; // the text is put away
+}
+
+export type View = (state: State, changed: Set<string>) => void;
+
+const WORDS = {
+  view: ["overview", "map", "text", "steps", "segments"],
+  scale: ["fit", "linear", "log", "row"],
+  side: ["looks", "looked"],
+  order: ["weight", "position"],
+  theme: ["auto", "light", "dark"],
+  sort: ["place", "kind", "score", "entropy", "sink"],
+  entropy: ["any", "low", "middle", "high"],
+  sink: ["any", "low", "middle", "high"],
+  parts: ["sentences", "lines", "pattern"],
+  of: ["head", "layer", "all"],
+  form: ["table", "flows"],
+  compare: ["alone", "beside", "difference"],
+};
+const NAMES: Record<string, RegExp> = {
+  heads: /^(one|mean|\d{1,4}\.\d{1,4}(_\d{1,4}\.\d{1,4}){0,63})$/,
+  with: /^\d{1,4}\.\d{1,4}$/,
+  only: /^[a-z-]{1,30}$/,
+  pattern: /^\P{Cc}{0,200}$/u,
+  pins: /^\P{Cc}{0,4000}$/u,
+};
+const ALWAYS = ["layer", "head", "query", "key"];
+const COUNTS = [...ALWAYS, "queryTo", "keyTo", "steps", "zoom", "row", "column"];
+const FLAGS = ["hidden", "folded", "distances"];
+
+export class Store {
+  fresh: State;
+  state: State;
+  views: View[] = [];
+  changed = new Set<string>();
+
+  /**
+   * @param state the state of a fresh page
+   * @param fitted keeps every number inside the recording
+   */
+  constructor(
+    state: State,
+    readonly fitted: (state: State) => State,
+  ) {
+    this.fresh = state;
+    this.state = fitted(state);
+  }
+
+  subscribe(view: View) {
+    this.views.push(view);
+  }
+
+  set(patch: Partial<State>) {
+    const before = this.state;
+    // Who chooses one token has let go of several.
+    const next = { ...before, ...patch };
+    if (next.query !== before.query && !("queryTo" in patch)) next.queryTo = null;
+    if (next.key !== before.key && !("keyTo" in patch)) next.keyTo = null;
+    const isOther = ["layer", "head", "query"].some((name) => next[name as "head"] !== before[name as "head"]);
+    if (isOther && !("steps" in patch)) next.steps = this.fresh.steps;
+    this.state = this.fitted(next);
+    const waits = this.changed.size > 0;
+    for (const name of Object.keys(this.state) as (keyof State)[]) {
+      if (this.state[name] !== before[name]) this.changed.add(name);
+    }
+    if (!waits && this.changed.size > 0) requestAnimationFrame(() => this.tell());
+  }
+
+  tell() {
+    const changed = this.changed;
+    this.changed = new Set();
+    for (const view of this.views) view(this.state, changed);
+  }
+
+  /** @returns what must be remembered to come back here */
+  address(): string {
+    const parts = [];
+    for (const name of [...COUNTS, ...Object.keys(WORDS), ...Object.keys(NAMES), ...FLAGS]) {
+      const value = this.state[name as keyof State];
+      const fresh = this.fresh[name as keyof State];
+      const told = ALWAYS.includes(name) ? value !== null : value !== fresh;
+      const said = FLAGS.includes(name) ? Number(value) : String(value);
+      if (told) parts.push(`${name}=${encodeURIComponent(said)}`);
+    }
+    return `#${parts.join("&")}`;
+  }
+
+  /** Go where an address points; what it does not say, or says wrongly, is as on a fresh page. */
+  go(address: string) {
+    const patch: Record<string, unknown> = { ...this.fresh };
+    const named = new URLSearchParams(address.replace(/^#/, ""));
+    for (const [name, text] of named) {
+      if (COUNTS.includes(name) && /^\d{1,9}(\.\d{1,3})?$/.test(text)) patch[name] = Number(text);
+      const words = Object.hasOwn(WORDS, name) ? WORDS[name as "scale"] : [];
+      if (words.includes(text)) patch[name] = text;
+      if (Object.hasOwn(NAMES, name) && NAMES[name].test(text)) patch[name] = text;
+      if (FLAGS.includes(name)) patch[name] = text === "1";
+    }
+    // The fresh cell is one of the fresh head.
+    const isElsewhere = ["layer", "head", "query"].some((name) => named.has(name));
+    if (named.has("layer") && !named.has("head")) patch.head = 0;
+    if (isElsewhere && !named.has("key")) patch.key = null;
+    this.set(patch);
+  }
+}
