@@ -73,7 +73,7 @@ def drawn(ax: Axes, kind: str = "svg") -> bytes:
 @pytest.mark.browser
 @pytest.mark.full
 def test_the_scale_is_the_pages_own(browser: Browser) -> None:
-    source = script_of('export * from "./colours";')
+    source = script_of('export * from "./maths/colours";')
     script = f"{source}; [parts.ramp('light', '#ffffff').css, parts.ramp('dark', '#000000').css]"
     page = browser.new_page()
     light, dark = page.evaluate(script)

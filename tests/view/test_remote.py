@@ -27,7 +27,7 @@ def recorded() -> regard.Recording:
 @contextmanager
 def opened(browser: Browser, serving: pages.Serving) -> Iterator[Page]:
     """A page of the server in which ``remote`` is a source of its numbers."""
-    code = pages.script_of('export * from "./remote"; export * from "./source";')
+    code = pages.script_of('export * from "./data/remote"; export * from "./data/source";')
     page = browser.new_page()
     try:
         page.goto(f"{serving.address}/?token={pages.TOKEN}")

@@ -266,7 +266,7 @@ def embedded(
     page = browser.new_page(viewport={"width": 1000, "height": 720})
     page.expose_function("ask", ask)
     page.goto(host.as_uri())
-    module = (pages.FOLDER / "widget.ts").read_text()
+    module = (pages.FOLDER / "data" / "widget.ts").read_text()
     module = module.replace("10_000", "300").replace("2_000", "100")  # milliseconds
     page.evaluate(MODEL.replace("MODULE", pages.script_of(module)), inner)
     page.wait_for_selector("iframe")
@@ -279,8 +279,8 @@ def framed(
 ) -> Iterator[Any]:
     """A page of nothing but the source, in a frame, beside a model that the widget answers."""
     source = """
-      import { Framed } from "./framed";
-      import { Source } from "./source";
+      import { Framed } from "./data/framed";
+      import { Source } from "./data/source";
       globalThis.source = new Source([], new Framed());
     """
     inner = f"<!doctype html><script>{pages.script_of(source)}</script>"

@@ -8,7 +8,7 @@ const options = { bundle: true, minify: true, charset: "ascii", target: "es2022"
 const inside = (name) => join(folder, name);
 
 await build({ ...options, entryPoints: { page: inside("main.ts") }, format: "iife" });
-await build({ ...options, entryPoints: { widget: inside("widget.ts") }, format: "esm" });
+await build({ ...options, entryPoints: { widget: inside("data/widget.ts") }, format: "esm" });
 await build({ ...options, entryPoints: { page: inside("page.css") } });
 
 // The script stands inside an element of the page, which these would end.

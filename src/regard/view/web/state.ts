@@ -3,7 +3,7 @@
  * told once per frame which parts changed.
  */
 
-import type { Scale } from "./colours";
+import type { Scale } from "./maths/colours";
 
 export interface Cell {
   query: number | null; // null: the one that gives the key the most

@@ -1,0 +1,106 @@
+/**
+ * One pass over all rows of a head that is too large to answer at once: it sums the weights of
+ * blocks, from which every coarser tile is added up. It goes on while nothing else is asked. Of a
+ * long head as it is, the file holds what the pass would find.
+ */
+
+import { addRow, type Extent } from "../maths/blocks";
+import { allowed, highestOf, rowOf, weightsOf, type Layer, type Which } from "../maths/softmax";
+
+const MOST = 2048; // blocks a side that are kept: at most 16 MB
+
+/** @returns is it in the file? */
+export function isStored({ sums }: Layer, { hidden, by_row }: Which & { by_row: boolean }): boolean {
+  return sums !== null && !hidden && !by_row;
+}
+
+/** @returns tokens of a block, each way */
+export function blockSize(layer: Layer, which: Which & { by_row: boolean }): number {
+  const { q_len, kv_len, block } = layer.info;
+  if (isStored(layer, which)) return block;
+  return 2 ** Math.max(0, Math.ceil(Math.log2(Math.max(q_len, kv_len) / MOST)));
+}
+
+export class Pass {
+  which: { head: number; hidden: boolean };
+  byRow: boolean;
+  row: Float64Array;
+  size: number;
+  columns: number;
+  blocks: number;
+  sums: Float32Array;
+  done = 0; // rows
+  spent = 0; // milliseconds
+  numbers = 0; // weights computed, and in all
+  all = 0;
+
+  constructor(
+    readonly layer: Layer,
+    which: Which & { by_row: boolean },
+  ) {
+    const { q_len, kv_len } = layer.info;
+    this.which = { head: which.head, hidden: which.hidden };
+    this.byRow = which.by_row;
+    this.row = new Float64Array(kv_len);
+    this.size = blockSize(layer, which);
+    this.columns = Math.ceil(kv_len / this.size);
+    this.blocks = Math.ceil(q_len / this.size) * this.columns;
+    this.sums = isStored(layer, which) ? this.stored() : new Float32Array(this.blocks);
+    for (let query = 0; query < q_len; query++) this.all += this.cost(query);
+    if (isStored(layer, which)) [this.done, this.numbers] = [q_len, this.all];
+  }
+
+  /** What the file holds of this head: all is done. */
+  stored() {
+    const start = this.which.head * this.blocks;
+    return (this.layer.sums as Float32Array).subarray(start, start + this.blocks);
+  }
+
+  cost(query: number) {
+    const [start, stop] = allowed(this.layer, this.which.head, query);
+    return Math.max(1, stop - start);
+  }
+
+  progress(): { done: number; seconds: number | null } {
+    const part = this.numbers / this.all;
+    return { done: part, seconds: part > 0 ? ((this.spent / part) * (1 - part)) / 1000 : null };
+  }
+
+  /** One more row. */
+  step() {
+    const start = performance.now();
+    const { layer, which, row, done } = this;
+    weightsOf(layer, which, done, 0, row.length, row);
+    const divisor = this.byRow ? highestOf(rowOf(layer, which, done)) || 1 : 1;
+    const at = Math.floor(done / this.size) * this.columns;
+    addRow(row, 0, row.length, this.size, this.sums, at, divisor);
+    this.numbers += this.cost(done);
+    this.done += 1;
+    this.spent += performance.now() - start;
+  }
+
+  /** @returns are all its blocks summed? */
+  has({ size, end }: Extent): boolean {
+    return size >= this.size && this.done >= end;
+  }
+
+  tile({ size, first, end, from, to, height, width }: Extent): Float32Array {
+    const values = new Float32Array(height * width);
+    for (let query = first; query < end; query += this.size) {
+      const at = (query / this.size) * this.columns;
+      const out = Math.floor((query - first) / size) * width;
+      for (let key = from; key < to; key += this.size) {
+        // A sum over rows of means over keys; a block at the edge has fewer keys.
+        const keys = Math.min(to, key + this.size) - key;
+        values[out + Math.floor((key - from) / size)] += this.sums[at + key / this.size] * keys;
+      }
+    }
+    for (let cell = 0; cell < values.length; cell++) {
+      const [row, column] = [Math.floor(cell / width), cell % width];
+      const rows = Math.min(end, first + (row + 1) * size) - (first + row * size);
+      const keys = Math.min(to, from + (column + 1) * size) - (from + column * size);
+      values[cell] /= rows * keys;
+    }
+    return values;
+  }
+}

@@ -1,0 +1,215 @@
+/** What page_file.py put into the page, read back. Every damage is found here and told in one sentence. */
+
+import type { Token } from "../text/tokens";
+
+/** What docs/heads.md defines, of one head. */
+export interface HeadKind {
+  kind: string;
+  score: number;
+  entropy: number; // as a share of that of even attention
+  sink: number; // what it gives to the first token and to separators
+}
+
+/** The small maps of a layer, a byte for each block. */
+export interface SmallNumbers {
+  rows: number;
+  columns: number;
+  maximum: number;
+  levels: string;
+  sampled?: number; // one query in so many was asked; exact without it
+}
+
+export interface LayerInfo {
+  name: string;
+  of?: string; // the title of its recording, where the page has two
+  num_heads: number;
+  q_len: number;
+  kv_len: number;
+  /**
+   * what is in this file besides the small map; pyramid: block means, see held.ts; live: nothing, the page's
+   * host is asked
+   */
+  kind: "query-key" | "weights" | "pyramid" | "map" | "live";
+  num_kv_heads: number;
+  head_dim: number;
+  scale: number;
+  query_unit: number; // the stored query is over this power of two, which scale makes up for
+  key_unit: number;
+  dtype: "float32" | "float24" | "float16"; // float24: float32 without its last byte
+  deviation: number; // largest difference of a weight, measured, that dtype brings
+  span_heads: number; // 0: no mask; 1: one mask for all heads; num_heads: one each
+  /** tokens of a block of a pyramid, each way; 64 where a layer with query and key holds means of blocks too */
+  block: number;
+  maximum: number; // of its means
+  octaves: number; // below it that its 255 levels span
+  strongest: number; // how many keys of each row are held with their weights
+  value_heads: number; // 0: there are no values
+  value_dim: number;
+  value_unit: number; // the stored value is over this power of two
+  overview: SmallNumbers | null; // null: not told yet, or not here
+  /** null: not told, or not yet; of a layer with weights that are not numbers no head has a kind */
+  heads: (HeadKind | null)[] | null;
+}
+
+/** What the page is told of a second recording. */
+export interface Other {
+  first: number; // its first layer
+  title: string;
+  query_tokens: Token[] | null;
+  key_tokens: Token[] | null;
+  one_text: boolean;
+}
+
+export interface Recording {
+  version: number;
+  title: string;
+  model: string;
+  batch: number; // entries in the recording; the page shows the first
+  query_tokens: Token[] | null;
+  key_tokens: Token[] | null;
+  one_text: boolean; // the keys are the queries' own tokens
+  opened: (number | null)[]; // layer and head of a fresh page; null: the first one here
+  layers: LayerInfo[];
+  other?: Other; // a second recording, whose layers follow those of the first
+  text?: string; // that the model read, where a server can run it on another one
+  run?: number; // of the model
+}
+
+const PIECE = 2 ** 18; // characters of base64 that are read at once, a multiple of 4
+
+/** A page whose data cannot be trusted; the message is for people. */
+export class Damaged extends Error {}
+
+/** @param text of the page's JSON block */
+export function readRecording(text: string | null | undefined): Recording {
+  let raw;
+  try {
+    raw = JSON.parse(text ?? "");
+  } catch {
+    throw new Damaged("its list of layers and tokens is cut off or changed.");
+  }
+  if (raw?.version !== 1) throw new Damaged(`it has format ${String(raw?.version)}; this page reads format 1.`);
+  if (!Array.isArray(raw.layers) || raw.layers.length === 0) throw new Damaged("it holds no layer.");
+  for (const layer of raw.layers) {
+    const counts = [layer.num_heads, layer.q_len, layer.kv_len];
+    if (!counts.every((n) => Number.isInteger(n) && n > 0)) throw new Damaged("a layer has no valid shape.");
+  }
+  const places = Array.isArray(raw.opened) ? raw.opened : [];
+  const opened = [0, 1].map((i) => (Number.isInteger(places[i]) ? places[i] : null));
+  if (!raw.other) return { ...raw, opened, ...readTexts(raw) };
+  const { first, title } = raw.other;
+  for (const [i, layer] of raw.layers.entries()) layer.of = i < first ? raw.title : title;
+  return { ...raw, opened, ...readTexts(raw), other: { ...raw.other, ...readTexts(raw.other) } };
+}
+
+function readTexts(raw: any): Pick<Recording, "query_tokens" | "key_tokens"> {
+  const query = readTokens(raw.query_tokens);
+  return { query_tokens: query, key_tokens: raw.one_text ? query : readTokens(raw.key_tokens) };
+}
+
+function readTokens(tokens: { texts: string[]; special: number[] } | null): Token[] | null {
+  if (!tokens) return null;
+  const special = new Set(tokens.special);
+  return tokens.texts.map((text, i) => ({ text: String(text), special: special.has(i) }));
+}
+
+/** @param text base64 */
+export function fromBase64(text: string): Uint8Array<ArrayBuffer> {
+  let binary;
+  try {
+    binary = atob(text);
+  } catch {
+    throw new Damaged("its numbers are cut off or changed.");
+  }
+  const bytes = new Uint8Array(binary.length);
+  for (let i = 0; i < bytes.length; i++) bytes[i] = binary.charCodeAt(i);
+  return bytes;
+}
+
+/**
+ * The inverse of `packed` in packing.py: base64, deflate, the bytes of each number apart.
+ * @param length how many numbers there must be
+ */
+export async function unpack(
+  text: Uint8Array,
+  dtype: LayerInfo["dtype"] | "int32",
+  length: number,
+): Promise<Float32Array | Int32Array> {
+  const width = { float16: 2, float24: 3, float32: 4, int32: 4 }[dtype];
+  const joined = new Uint8Array(4 * length);
+  // The bits of a half number stand low until the table tells what they mean.
+  let to = width === 2 ? 0 : 4 - width;
+  await inflate(text, length * width, (piece) => {
+    for (const byte of piece) {
+      joined[to] = byte;
+      to += 4;
+      if (to >= joined.length) to -= joined.length - 1;
+    }
+  });
+  if (dtype === "int32") return new Int32Array(joined.buffer);
+  const numbers = new Float32Array(joined.buffer);
+  if (width > 2) return numbers;
+  const table = halfTable();
+  const bits = new Uint32Array(joined.buffer);
+  for (let i = 0; i < length; i++) numbers[i] = table[bits[i]];
+  return numbers;
+}
+
+/**
+ * Base64 and deflate.
+ * @param length how many bytes there must be
+ */
+export async function unpackBytes(text: Uint8Array, length: number): Promise<Uint8Array> {
+  const bytes = new Uint8Array(length);
+  await inflate(text, length, (piece, start) => bytes.set(piece, start));
+  return bytes;
+}
+
+/**
+ * Hands on what was deflated, piece by piece: a layer is too large to be there twice.
+ * @param text base64
+ * @param length how many bytes there must be
+ */
+async function inflate(text: Uint8Array, length: number, take: (piece: Uint8Array, start: number) => void) {
+  const reader = bytesOf(text).pipeThrough(new DecompressionStream("deflate")).getReader();
+  let found = 0;
+  try {
+    for (let { done, value } = await reader.read(); !done; { done, value } = await reader.read()) {
+      const piece = value as Uint8Array;
+      if (found + piece.length <= length) take(piece, found);
+      found += piece.length;
+    }
+  } catch {
+    throw new Damaged("its numbers are cut off or changed.");
+  }
+  if (found !== length) throw new Damaged(`it has ${found} bytes where ${length} belong.`);
+}
+
+/** @param text base64 */
+function bytesOf(text: Uint8Array): ReadableStream<Uint8Array<ArrayBuffer>> {
+  const letters = new TextDecoder("latin1");
+  let at = 0;
+  return new ReadableStream({
+    pull(controller) {
+      if (at >= text.length) return controller.close();
+      controller.enqueue(fromBase64(letters.decode(text.subarray(at, at + PIECE))));
+      at += PIECE;
+    },
+  });
+}
+
+let halves: Float32Array | null = null;
+
+/** @returns the value of each of the 65,536 half-precision numbers */
+function halfTable(): Float32Array {
+  if (halves) return halves;
+  halves = new Float32Array(65536);
+  for (let bits = 0; bits < 65536; bits++) {
+    const exponent = (bits >> 10) & 31;
+    const fraction = bits & 1023;
+    let value = exponent === 0 ? fraction * 2 ** -24 : (1024 + fraction) * 2 ** (exponent - 25);
+    if (exponent === 31) value = fraction ? NaN : Infinity;
+    halves[bits] = bits & 0x8000 ? -value : value;
+  }
+  return halves;
+}

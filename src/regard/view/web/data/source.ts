@@ -1,0 +1,169 @@
+/**
+ * All that the page asks of the numbers, of one head or of several: a mean, or one less another.
+ * Everything that is shown of a head is a sum of weights, so an answer about several heads is the
+ * sum of the heads' own answers. A host answers for one head: this file, a server, or a notebook.
+ */
+
+import type { Place } from "../maths/blocks";
+import type { Part, Steps } from "../maths/row_steps";
+import type { Parts } from "../maths/shares";
+import type { Rest } from "./held";
+import type { HeadKind, LayerInfo, SmallNumbers } from "./payload";
+
+/** Hidden: sinks are set aside. */
+export type Head = { layer: number; head: number; hidden: boolean };
+
+export type Term = { layer: number; head: number; factor: number };
+
+/** One head, or a sum of several. */
+export type Which = Head & { terms?: Term[] };
+
+/** As page_questions.py names its parameters. */
+export type Question = { kind: string } & Record<string, any>;
+
+export interface Host {
+  ask: (question: Question, signal: AbortSignal) => Promise<any>;
+}
+
+export interface Row {
+  values: Float32Array; // one weight for each key; 0 where it is not known
+  mask: Uint8Array;
+  rest?: Rest; // of the keys whose weights are not known
+}
+
+/** Of a tile. */
+export interface Numbers {
+  values: Float32Array; // (height, width)
+  height: number;
+  width: number;
+  exact: boolean;
+  sampled?: number; // if not exact: one query in so many was asked
+}
+
+export class Source {
+  newest = new Map<string, AbortController>();
+
+  constructor(
+    readonly layers: LayerInfo[],
+    readonly host: Host,
+  ) {}
+
+  /**
+   * @param signal without one, a newer question of the same kind takes its place
+   * @returns never, when a newer question took its place
+   */
+  async ask(question: Question, signal?: AbortSignal): Promise<any> {
+    if (signal) return this.host.ask(question, signal);
+    const own = new AbortController();
+    this.newest.get(question.kind)?.abort();
+    this.newest.set(question.kind, own);
+    try {
+      return await this.host.ask(question, own.signal);
+    } catch (error) {
+      if (own.signal.aborted) return new Promise(() => {});
+      throw error;
+    }
+  }
+
+  /** The answers of every head. */
+  each(kind: string, which: Which, parameters: object, signal?: AbortSignal): Promise<any[]> {
+    const { terms, ...head } = which;
+    if (!terms) return Promise.all([this.ask({ kind, ...head, ...parameters }, signal)]);
+    const shared = signal ?? new AbortController().signal;
+    return Promise.all(
+      terms.map(({ layer, head }) => this.ask({ kind, layer, head, hidden: which.hidden, ...parameters }, shared)),
+    );
+  }
+
+  /** The weights of one query, and which keys it may attend to. */
+  async row(which: Which, query: number, signal?: AbortSignal): Promise<Row> {
+    const rows = await this.each("row", which, { query }, signal);
+    if (!which.terms) return rows[0];
+    const mask = new Uint8Array(rows[0].mask.length);
+    for (const row of rows) row.mask.forEach((may: number, key: number) => (mask[key] |= may));
+    return {
+      values: added(which.terms, rows),
+      mask,
+      rest: addedRests(
+        rows.map(({ rest }) => rest),
+        which.terms,
+      ),
+    };
+  }
+
+  /** What every query gives to one key. */
+  async column(which: Which, key: number, signal?: AbortSignal): Promise<Float32Array> {
+    const columns = await this.each("column", which, { key }, signal);
+    return which.terms ? added(which.terms, columns) : columns[0].values;
+  }
+
+  /**
+   * A tile of the matrix; many may be asked at once.
+   * @param signal ends the work on it
+   */
+  async tile(
+    which: Which,
+    { level, row, column, byRow }: Place & { byRow: boolean },
+    signal: AbortSignal,
+  ): Promise<Numbers> {
+    const tiles = await this.each("tile", which, { level, row, column, by_row: byRow }, signal);
+    if (!which.terms) return tiles[0];
+    const exact = tiles.every((tile) => tile.exact);
+    const sampled = Math.max(...tiles.map((tile) => tile.sampled ?? 1));
+    return { ...tiles[0], values: added(which.terms, tiles), exact, sampled };
+  }
+
+  /** How far the exact numbers of large heads are. */
+  async progress(which: Which, byRow: boolean, signal: AbortSignal): Promise<{ done: number; seconds: number | null }> {
+    const all = await this.each("progress", which, { by_row: byRow }, signal);
+    const done = all.reduce((sum, one) => sum + one.done / all.length, 0);
+    const isKnown = all.every(({ seconds }) => seconds !== null);
+    return { done, seconds: isKnown ? all.reduce((sum, one) => sum + one.seconds, 0) : null };
+  }
+
+  /** How one query comes to its weights, for some of its keys. */
+  steps(head: Head, query: number, keys: Part): Promise<Steps> {
+    return this.ask({ kind: "steps", ...head, query, ...keys });
+  }
+
+  /**
+   * What parts of the text give to each other.
+   * @returns (query parts, key parts)
+   */
+  async segments(head: Head, parts: Parts, signal: AbortSignal): Promise<Float32Array> {
+    return (await this.ask({ kind: "segments", ...head, ...parts }, signal)).values;
+  }
+
+  /** Of a live host. */
+  async overview(layer: number): Promise<SmallNumbers> {
+    return (await this.ask({ kind: "overview", layer }, new AbortController().signal)).overview;
+  }
+
+  /**
+   * Of a live host.
+   * @returns of every head, layer by layer
+   */
+  async heads(): Promise<(HeadKind | null)[]> {
+    return (await this.ask({ kind: "heads" })).heads;
+  }
+}
+
+/** What is not known of a sum of rows; undefined where all is known. */
+export function addedRests(rests: (Rest | undefined)[], terms: { factor: number }[]): Rest | undefined {
+  if (rests.every((rest) => rest === undefined)) return undefined;
+  const sum = { share: 0, most: 0 };
+  rests.forEach((rest, i) => {
+    sum.share += terms[i].factor * (rest?.share ?? 0);
+    sum.most += Math.abs(terms[i].factor) * (rest?.most ?? 0);
+  });
+  return sum;
+}
+
+function added(terms: Term[], answers: { values: Float32Array }[]): Float32Array {
+  const sum = new Float64Array(answers[0].values.length);
+  answers.forEach(({ values }, i) => {
+    const { factor } = terms[i];
+    for (let at = 0; at < sum.length; at++) sum[at] += factor * values[at];
+  });
+  return Float32Array.from(sum);
+}

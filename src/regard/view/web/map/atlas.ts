@@ -1,0 +1,161 @@
+/** The map view: one map, or two side by side, and what chooses their heads. */
+
+import type { Which } from "../data/source";
+import { byId } from "../dom";
+import type { Drawers } from "../export/painter";
+import type { Page } from "../main";
+import { grouped } from "../maths/numbers";
+import type { State } from "../state";
+import { ceilingOf } from "./ceiling";
+import { cellTable } from "./cells";
+import { beside, headline, headsName, shown, shownName } from "./compare";
+import type { Diagonal } from "./distances";
+import { MapView } from "./map";
+import { followMinimap } from "./minimap";
+import { followPointer } from "./travel";
+
+export class Atlas {
+  first: MapView;
+  second: MapView;
+  titles: HTMLElement[];
+  withLayer = byId<HTMLSelectElement>("with-layer");
+  withHead = byId<HTMLSelectElement>("with-head");
+  diagonals = new Map<number, Diagonal | null>();
+
+  constructor(
+    readonly section: HTMLElement,
+    readonly page: Page,
+  ) {
+    const { layers } = page.recording;
+    const [first, second] = [...section.querySelectorAll(".map")] as HTMLElement[];
+    this.first = new MapView(first, page, (state) => shown(state, layers));
+    this.second = new MapView(second, page, (state) => beside(state));
+    this.titles = [...section.querySelectorAll(".map-title")] as HTMLElement[];
+    this.withLayer.replaceChildren(...layers.map((_, i) => new Option(String(i), String(i))));
+    for (const select of [this.withLayer, this.withHead]) {
+      select.addEventListener("change", () =>
+        page.store.set({ with: `${this.withLayer.value}.${this.withHead.value}` }),
+      );
+    }
+  }
+
+  listen() {
+    for (const map of [this.first, this.second]) {
+      followPointer(map, this.page);
+      followMinimap(map, this.page);
+    }
+  }
+
+  update(state: State, changed: Set<string>) {
+    if (["layer", "head", "heads", "with", "compare"].some((name) => changed.has(name))) this.name(state);
+    this.first.update(state, changed);
+    if (state.compare === "beside") this.second.update(state, changed);
+    if (state.distances && !this.diagonals.has(state.layer)) void this.measure(state);
+  }
+
+  /** Which heads are on the stage, in words. */
+  name(state: State) {
+    const { layers } = this.page.recording;
+    document.body.dataset.compare = state.compare;
+    const isBeside = state.compare === "beside";
+    (this.second.holder.parentElement as HTMLElement).hidden = !isBeside;
+    const which = shown(state, layers);
+    this.titles[0].textContent = capital(shownName(which, layers));
+    this.titles[0].hidden = state.compare === "alone" && state.heads === "one";
+    if (isBeside) this.titles[1].textContent = capital(headsName(beside(state), layers));
+    const chosen = byId("with");
+    chosen.hidden = state.compare === "alone" || this.page.recording.other !== undefined;
+    if (chosen.hidden) return;
+    const [layer, head] = state.with.split(".").map(Number);
+    const count = layers[layer].num_heads;
+    if (this.withHead.childElementCount !== count)
+      this.withHead.replaceChildren(...Array.from({ length: count }, (_, i) => new Option(String(i), String(i))));
+    [this.withLayer.value, this.withHead.value] = [String(layer), String(head)];
+  }
+
+  point() {
+    this.first.point();
+    if (this.page.store.state.compare === "beside") this.second.point();
+  }
+
+  /** @returns those on the stage */
+  maps(): MapView[] {
+    return this.page.store.state.compare === "beside" ? [this.first, this.second] : [this.first];
+  }
+
+  /** @returns the weight of the darkest colour on the fitted scale, one for all maps on the stage */
+  ceiling(): number {
+    return Math.max(...this.maps().map(({ which }) => ceilingOf(this.page, which)));
+  }
+
+  isSettled(): boolean {
+    return this.maps().every((map) => map.isSettled());
+  }
+
+  caption(): string {
+    const { state } = this.page.store;
+    const { which, frame } = this.first;
+    const words = [headline(which, this.page.recording.layers)];
+    if (frame && state.zoom > 1) {
+      words.push(`queries ${seen(frame.row, frame.rows)}`, `keys ${seen(frame.column, frame.columns)}`);
+    }
+    const every = this.sampled();
+    if (every > 1) words.push(`a sample of 1 query in ${every}`);
+    return words.join(", ");
+  }
+
+  drawers(): Drawers {
+    return new Map(this.maps().flatMap((map) => [...map.drawers()]));
+  }
+
+  /** @returns of how many queries one was asked; 1: the numbers are exact */
+  sampled(): number {
+    return Math.max(...this.maps().map((map) => map.sampled()));
+  }
+
+  /** @returns the cells that are seen */
+  table(): (string | number)[][] {
+    const { state } = this.page.store;
+    const every = this.sampled();
+    const unit = [this.page.unit(state)];
+    if (state.scale === "row") unit.push("each row over its highest");
+    if (state.hidden) unit.push("without sinks");
+    if (this.page.isCompared(state)) unit.push("as parts of 1");
+    if (every > 1) unit.push(`a sample of 1 query in ${every}`);
+    const trouble = this.page.trouble();
+    if (trouble) unit.push(trouble);
+    const grids = this.maps().map((map) => map.grid());
+    return cellTable(grids, unit.join(", "));
+  }
+
+  diagonal({ layer }: Which): Diagonal | null {
+    return this.diagonals.get(layer) ?? null;
+  }
+
+  /** Where query 0 stands among the keys: told by what it may attend to. */
+  async measure({ layer, head }: State) {
+    const { q_len, kv_len, kind } = this.page.recording.layers[layer];
+    this.diagonals.set(layer, null);
+    const isOneText = this.page.recording.one_text;
+    let last = kv_len - 1;
+    if (kind !== "map") {
+      const { signal } = new AbortController();
+      const { mask } = await this.page.source.row({ layer, head, hidden: false }, 0, signal);
+      last = mask.lastIndexOf(1);
+    }
+    const isBackOnly = last < kv_len - 1;
+    const isAtEnd = q_len < kv_len && (isOneText || (isBackOnly && last === kv_len - q_len));
+    if (q_len !== kv_len && !isAtEnd && !(isBackOnly && last === 0)) return;
+    this.diagonals.set(layer, { offset: isAtEnd ? kv_len - q_len : 0, isBackOnly });
+    this.page.redraw();
+  }
+}
+
+/** @param first a part of one, if it is not whole */
+function seen(first: number, count: number): string {
+  return `${grouped(Math.floor(first))} to ${grouped(Math.ceil(first + count - 1e-6) - 1)}`;
+}
+
+function capital(text: string): string {
+  return text[0].toUpperCase() + text.slice(1);
+}

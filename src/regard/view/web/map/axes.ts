@@ -1,0 +1,269 @@
+/** Where the map lies on its canvas and what stands beside it: tokens on both axes, at any zoom. */
+
+import { named, type Token } from "../text/tokens";
+
+export type Ink = { ground: string; ink: string; grey: string; faint: string; line: string; accent: string };
+
+export interface Frame {
+  left: number; // CSS pixels from the canvas's edge to the map
+  top: number;
+  width: number; // of the map
+  height: number;
+  cellWidth: number;
+  cellHeight: number;
+  row: number; // first query shown; a part of one, if it is not whole
+  column: number; // first key shown
+  rows: number; // how many are shown, parts included
+  columns: number;
+  most: number; // the zoom from which cells grow no more
+  slanted: boolean; // key labels do not fit side by side
+}
+
+const LARGEST = 84; // pixels of a cell, so that one token is not a poster
+const LABEL = 13; // pixels of type
+const SLANT = -Math.PI / 3;
+const APART = 17; // pixels between two labels
+const NAMES = 66; // pixels of the names of the axes, in the corner
+const MEASURED = 2000; // labels of a long text, to know the widest
+
+function setType(context: CanvasRenderingContext2D, token: Token, family: string) {
+  context.font = token.special ? `600 10px ${family}` : `${LABEL}px ${family}`;
+  context.letterSpacing = token.special ? "0.6px" : "0px";
+}
+
+function written(token: Token): string {
+  return token.special ? named(token, 16).toUpperCase() : named(token, 16);
+}
+
+export class Axes {
+  family = getComputedStyle(document.body).fontFamily;
+  limit = 124;
+  labels = new Map<Token, { text: string; width: number }>();
+  widths = new Map<Token[], number>();
+
+  constructor(readonly context: CanvasRenderingContext2D) {}
+
+  /** @param limit pixels of the widest label */
+  setLimit(limit: number) {
+    if (limit === this.limit) return;
+    this.labels.clear();
+    this.widths.clear();
+    this.limit = limit;
+  }
+
+  /** @returns shortened until it fits */
+  labelOf(token: Token): { text: string; width: number } {
+    let label = this.labels.get(token);
+    if (!label) {
+      setType(this.context, token, this.family);
+      let text = written(token);
+      let { width } = this.context.measureText(text);
+      while (width > this.limit && text.length > 2) {
+        text = `${text.slice(0, -2)}…`;
+        ({ width } = this.context.measureText(text));
+      }
+      label = { text, width };
+      this.labels.set(token, label);
+    }
+    return label;
+  }
+
+  /** @returns of the widest label, or nearly so in a long text */
+  widest(tokens: Token[]): number {
+    let widest = this.widths.get(tokens) ?? 12;
+    if (this.widths.has(tokens)) return widest;
+    const every = Math.ceil(tokens.length / MEASURED);
+    for (let i = 0; i < tokens.length && widest <= this.limit - 8; i += every)
+      widest = Math.max(widest, this.labelOf(tokens[i]).width);
+    if (widest > this.limit - 8) widest = this.limit;
+    this.widths.set(tokens, widest);
+    return widest;
+  }
+
+  /**
+   * The margins are those of the whole text, so that nothing moves but the map itself.
+   * @param queries all
+   * @param keys all
+   */
+  frame(
+    stage: { width: number; height: number },
+    queries: Token[],
+    keys: Token[],
+    { zoom, row, column }: { zoom: number; row: number; column: number },
+  ): Frame {
+    this.setLimit(Math.round(Math.max(60, Math.min(124, stage.width * 0.12))));
+    // With fewer pixels than labels need, each label carries its position: "250 the".
+    const counter = queries.length * APART > stage.height * 0.8 ? positionWidth(queries) : 0;
+    const left = Math.max(NAMES, Math.ceil(this.widest(queries) + counter + 16));
+    const room = { width: stage.width - left - 2, height: stage.height - 30 };
+    const flat = Math.min(room.width / keys.length, room.height / queries.length, LARGEST);
+    const slanted = this.widest(keys) > flat - 10;
+    const label = this.widest(keys) + (flat * 0.8 < APART ? positionWidth(keys) : 0);
+    const top = slanted ? Math.ceil(label * Math.sin(-SLANT) + 16) : 30;
+    const right = slanted ? Math.ceil(label * Math.cos(SLANT)) : 0;
+    const space = { width: room.width - right, height: stage.height - top - 20 };
+    const { cellWidth, cellHeight, most } = sides(space, keys.length, queries.length, zoom);
+    const width = Math.min(whole(space.width), keys.length * cellWidth);
+    const height = Math.min(whole(space.height), queries.length * cellHeight);
+    const [rows, columns] = [height / cellHeight, width / cellWidth];
+    return {
+      left,
+      top,
+      width,
+      height,
+      cellWidth,
+      cellHeight,
+      row: Math.max(0, Math.min(queries.length - rows, row)),
+      column: Math.max(0, Math.min(keys.length - columns, column)),
+      rows,
+      columns,
+      most,
+      slanted,
+    };
+  }
+
+  /** All labels that have room, quiet. */
+  draw(frame: Frame, queries: Token[], keys: Token[], ink: Ink) {
+    this.context.font = `11px ${this.family}`;
+    this.context.letterSpacing = "0px";
+    this.context.textAlign = "right";
+    this.context.textBaseline = "alphabetic";
+    this.context.fillStyle = ink.faint;
+    this.context.fillText("keys →", frame.left - 8, frame.top - 20);
+    this.context.fillText("queries ↓", frame.left - 8, frame.top - 7);
+    const down = stride(frame.cellHeight);
+    const across = stride(frame.cellWidth);
+    for (let i = aligned(frame.row - 0.5, down); i <= frame.row + frame.rows - 0.5; i += down) {
+      this.queryLabel(frame, queries[i], i, down > 1, ink);
+    }
+    for (let i = aligned(frame.column - 0.5, across); i <= frame.column + frame.columns - 0.5; i += across) {
+      this.keyLabel(frame, keys[i], i, across > 1, ink);
+    }
+  }
+
+  /** @param counts with its position */
+  queryLabel(frame: Frame, token: Token, at: number, counts: boolean, ink: Ink, chosen: boolean = false) {
+    this.atQuery(frame, at, () => this.label(token, at, counts, ink, chosen));
+  }
+
+  /** @param counts with its position */
+  keyLabel(frame: Frame, token: Token, at: number, counts: boolean, ink: Ink, chosen: boolean = false) {
+    this.atKey(frame, at, () => this.label(token, at, counts, ink, chosen));
+  }
+
+  /** Clears the way for one label: what would overlap it is covered whole, never cut in half. */
+  coverQueries(frame: Frame, at: number, ink: Ink) {
+    this.context.fillStyle = ink.ground;
+    for (const near of neighbours(frame.row, frame.rows, frame.cellHeight, at)) {
+      this.atQuery(frame, near, () => this.context.fillRect(3 - frame.left, -8, frame.left, 16));
+    }
+  }
+
+  coverKeys(frame: Frame, at: number, ink: Ink) {
+    this.context.fillStyle = ink.ground;
+    const length = frame.top / Math.sin(-SLANT);
+    for (const near of neighbours(frame.column, frame.columns, frame.cellWidth, at)) {
+      this.atKey(frame, near, () => {
+        if (frame.slanted) this.context.fillRect(-1, -8, length, 16);
+        else this.context.fillRect(-frame.cellWidth / 2, -9, frame.cellWidth, 18);
+      });
+    }
+  }
+
+  atQuery(frame: Frame, at: number, draw: () => void) {
+    this.context.save();
+    this.context.translate(frame.left - 8, frame.top + (at - frame.row + 0.5) * frame.cellHeight);
+    this.context.textAlign = "right";
+    draw();
+    this.context.restore();
+  }
+
+  atKey(frame: Frame, at: number, draw: () => void) {
+    this.context.save();
+    this.context.translate(
+      frame.left + (at - frame.column + 0.5) * frame.cellWidth,
+      frame.top - (frame.slanted ? 7 : 14),
+    );
+    this.context.textAlign = frame.slanted ? "left" : "center";
+    if (frame.slanted) this.context.rotate(SLANT);
+    draw();
+    this.context.restore();
+  }
+
+  label(token: Token, at: number, counts: boolean, ink: Ink, chosen: boolean) {
+    const context = this.context;
+    context.textBaseline = "middle";
+    context.fillStyle = chosen ? ink.accent : token.special ? ink.faint : ink.grey;
+    const { text, width } = this.labelOf(token);
+    setType(context, token, this.family);
+    context.fillText(text, 0, 0);
+    if (!counts || text === String(at)) return;
+    const shift = width + 7;
+    context.font = `11px ${this.family}`;
+    context.letterSpacing = "0px";
+    context.fillStyle = ink.faint;
+    context.fillText(String(at), context.textAlign === "right" ? -shift : shift, 0);
+  }
+}
+
+/**
+ * Square cells, of whole device pixels where they are large enough to show it, else as a whole; a
+ * matrix much longer than wide may stretch.
+ */
+function sides(
+  { width, height }: { width: number; height: number },
+  columns: number,
+  rows: number,
+  zoom: number,
+): { cellWidth: number; cellHeight: number; most: number } {
+  const fit = [Math.min(width / columns, LARGEST), Math.min(height / rows, LARGEST)];
+  const square = Math.min(fit[0], fit[1]);
+  const long = Math.max(columns / rows, rows / columns) > 4;
+  const [cellWidth, cellHeight] = fit.map((side, axis) => {
+    const chosen = Math.min(LARGEST, zoom * (long ? Math.min(side, Math.max(square, 28)) : square));
+    const device = chosen * devicePixelRatio;
+    if (device >= 6) return Math.floor(device + 0.01) / devicePixelRatio;
+    if (zoom > 1) return chosen;
+    const count = axis === 0 ? columns : rows;
+    return Math.max(1, Math.floor(device * count)) / (count * devicePixelRatio);
+  });
+  return { cellWidth, cellHeight, most: LARGEST / square };
+}
+
+/** @returns pixels of the widest position beside a label */
+function positionWidth({ length }: Token[]): number {
+  return Math.ceil(8 + 6.5 * String(length - 1).length);
+}
+
+/** @returns in whole device pixels */
+function whole(pixels: number): number {
+  return Math.max(1, Math.floor(pixels * devicePixelRatio)) / devicePixelRatio;
+}
+
+/**
+ * @param cell pixels
+ * @returns every how many tokens there is room for a label
+ */
+function stride(cell: number): number {
+  const least = APART / cell;
+  if (least <= 1.06) return 1;
+  const power = 10 ** Math.floor(Math.log10(least));
+  return power * ([1, 2, 5, 10].find((n) => n * power >= least) as number);
+}
+
+/**
+ * The position itself and the labels that it would overlap.
+ * @param cell pixels
+ */
+function neighbours(first: number, count: number, cell: number, at: number): number[] {
+  const every = stride(cell);
+  const found = [at];
+  for (let i = aligned(first - 0.5, every); i <= first + count - 0.5; i += every) {
+    if (i !== at && Math.abs(i - at) * cell < APART - 1) found.push(i);
+  }
+  return found;
+}
+
+function aligned(first: number, every: number): number {
+  return Math.ceil(first / every) * every;
+}

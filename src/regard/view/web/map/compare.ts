@@ -1,0 +1,126 @@
+/**
+ * What the map shows when it is more than one head: the mean of some heads, or two side by side, or
+ * their difference. The state keeps it as words: heads=mean or heads=0.1_3.7 (layer.head), with=3.8,
+ * compare=beside or compare=difference. On a page of two recordings the other head is always the same
+ * one of the other recording.
+ */
+
+import type { LayerInfo, Recording } from "../data/payload";
+import type { Which } from "../data/source";
+import type { State } from "../state";
+import { visible } from "../text/tokens";
+
+export type Head = { layer: number; head: number };
+
+function pairs(text: string): Head[] {
+  return text.split("_").map((pair) => {
+    const [layer, head] = pair.split(".").map(Number);
+    return { layer, head };
+  });
+}
+
+function word({ layer, head }: Head): string {
+  return `${layer}.${head}`;
+}
+
+/**
+ * Only heads that are there and have the open layer's shape; a comparison with the next head where
+ * none was chosen.
+ */
+export function fittedHeads(
+  state: Pick<State, "layer" | "head" | "heads" | "with" | "compare">,
+  { layers, other }: Recording,
+): Pick<State, "heads" | "with" | "compare"> {
+  const open = layers[state.layer];
+  const isThere = ({ layer, head }: Head) =>
+    layers[layer]?.q_len === open.q_len && layers[layer].kv_len === open.kv_len && head < layers[layer].num_heads;
+  let { heads } = state;
+  if (heads !== "one" && heads !== "mean") heads = pairs(heads).filter(isThere).map(word).join("_") || "one";
+  const { compare } = state;
+  if (compare === "alone") return { heads, with: state.with, compare };
+  if (other) {
+    const at = twin(state, layers, other.first);
+    return { heads, with: word(at), compare: isThere(at) ? compare : "beside" };
+  }
+  const next = { layer: state.layer, head: (state.head + 1) % open.num_heads };
+  const isFit = state.with !== "" && isThere(pairs(state.with)[0]);
+  return { heads, with: isFit ? state.with : word(next), compare };
+}
+
+/** The same head of the other recording. */
+function twin({ layer, head }: Head, layers: LayerInfo[], first: number): Head {
+  const other = layer < first ? Math.min(layers.length - 1, layer + first) : Math.min(first - 1, layer - first);
+  return { layer: other, head: Math.min(head, layers[other].num_heads - 1) };
+}
+
+/** @returns the heads of the mean, or the one */
+export function chosenHeads({ layer, head, heads }: State, layers: LayerInfo[]): Head[] {
+  if (heads === "one") return [{ layer, head }];
+  if (heads !== "mean") return pairs(heads);
+  return Array.from({ length: layers[layer].num_heads }, (_, i) => ({ layer, head: i }));
+}
+
+/** What the map shows. */
+export function shown(state: State, layers: LayerInfo[]): Which {
+  const { layer, head, hidden } = state;
+  const mine = chosenHeads(state, layers);
+  const terms = mine.map((at) => ({ ...at, factor: 1 / mine.length }));
+  if (state.compare === "difference") terms.push({ ...pairs(state.with)[0], factor: -1 });
+  return terms.length > 1 || heads(state) ? { layer, head, hidden, terms } : { layer, head, hidden };
+}
+
+/** @returns are heads averaged? */
+function heads(state: State): boolean {
+  return state.heads !== "one";
+}
+
+/** The chosen heads with one more, or without it if it was one of them. */
+export function withHead(state: State, head: Head): string {
+  const words = { one: [word(state)], mean: [] }[state.heads] ?? state.heads.split("_");
+  const rest = words.filter((one) => one !== word(head));
+  return (rest.length < words.length ? rest : [...rest, word(head)]).join("_") || "one";
+}
+
+/** What stands beside it. */
+export function beside({ with: other, hidden }: State): Which {
+  return { ...pairs(other)[0], hidden };
+}
+
+export function isDifference({ terms }: Which): boolean {
+  return terms?.some(({ factor }) => factor < 0) ?? false;
+}
+
+/** Heads in words. */
+export function headsName({ layer, head, terms }: Which, layers: LayerInfo[]): string {
+  const mine = terms?.filter(({ factor }) => factor > 0) ?? [{ layer, head }];
+  if (mine.length === 1) return headName(mine[0], layers);
+  const whole = mine.length === layers[layer].num_heads && mine.every((term) => term.layer === layer);
+  return `mean of ${whole ? "the " : ""}${mine.length} heads${whole ? ` of layer ${layer}` : ""}`;
+}
+
+/** @returns what is on the stage, in words */
+export function shownName(which: Which, layers: LayerInfo[]): string {
+  const name = headsName(which, layers);
+  return isDifference(which) ? `${name} less ${lessName(which, layers)}` : name;
+}
+
+/** @returns the same, over a picture */
+export function headline(which: Which, layers: LayerInfo[]): string {
+  const name = shownName(which, layers);
+  return `${name[0].toUpperCase()}${name.slice(1)}${which.hidden ? ", without sinks" : ""}`;
+}
+
+/** @returns with its recording, where there are two */
+function headName({ layer, head }: Head, layers: LayerInfo[]): string {
+  const { of } = layers[layer];
+  return `layer ${layer} head ${head}${of === undefined ? "" : ` (${visible(of)})`}`;
+}
+
+/**
+ * @param which of a difference
+ * @returns what is taken away
+ */
+export function lessName({ terms }: Which, layers: LayerInfo[]): string {
+  const less = terms?.find(({ factor }) => factor < 0);
+  return less ? headName(less, layers) : "";
+}

@@ -1,0 +1,410 @@
+/** The large map: exact weights in tiles, coarse first, with a crosshair over it. */
+
+import { coarsest } from "../data/held";
+import type { LayerInfo } from "../data/payload";
+import type { Which } from "../data/source";
+import { context2d } from "../dom";
+import type { Drawers } from "../export/painter";
+import type { Page } from "../main";
+import { edge, TILE, type Place } from "../maths/blocks";
+import { tintOf, type Ramp } from "../maths/colours";
+import { digits, lasting, points } from "../maths/numbers";
+import type { State } from "../state";
+import type { Token } from "../text/tokens";
+import { Axes, type Frame, type Ink } from "./axes";
+import { rangesOf, type Grid } from "./cells";
+import { isDifference, shownName } from "./compare";
+import { drawDistances } from "./distances";
+import { drawMinimap } from "./minimap";
+import { Mosaic, paletteOf, partOf, placesOf, type Palette, type Part } from "./mosaic";
+import { smallPicture, smallShares } from "./small";
+import { owner, placeName, Tiles } from "./tiles";
+
+/** What the theme gives. */
+export interface Look {
+  name: string;
+  ramp: Ramp;
+  differences: Ramp;
+  ink: Ink;
+}
+
+const NUMBERS = 40; // pixels of a cell that holds a number
+const QUIET = 400; // milliseconds until waiting is spoken of
+const REDRAWN = [
+  ...["layer", "head", "heads", "with", "compare", "hidden", "scale", "distances"],
+  ...["zoom", "row", "column", "theme", "folded", "size", "maps", "pins"],
+];
+
+export class MapView {
+  status: HTMLElement;
+  base: HTMLCanvasElement;
+  over: HTMLCanvasElement;
+  mini: HTMLCanvasElement;
+  context: CanvasRenderingContext2D;
+  overContext: CanvasRenderingContext2D;
+  axes: Axes;
+  overAxes: Axes;
+  which: Which;
+  tiles: Tiles;
+  mosaic: Mosaic;
+  frame: Frame | null = null;
+  part: Part | null = null;
+  since = 0;
+  onStage = 0; // of the tiles that are wanted, the first so many
+  queries: Token[] | undefined;
+  keys: Token[] | undefined;
+
+  /** @param pick what it shows */
+  constructor(
+    readonly holder: HTMLElement,
+    readonly page: Page,
+    readonly pick: (state: State) => Which,
+  ) {
+    this.status = holder.querySelector(".progress") as HTMLElement;
+    const [base, over, mini] = [...holder.querySelectorAll("canvas")] as HTMLCanvasElement[];
+    this.base = base;
+    this.over = over;
+    this.mini = mini;
+    this.context = context2d(this.base);
+    this.overContext = context2d(this.over);
+    this.axes = new Axes(this.context);
+    this.overAxes = new Axes(this.overContext);
+    this.which = pick(page.store.state);
+    this.tiles = new Tiles(
+      page.source,
+      () => this.refresh(),
+      (error) => page.damaged(error, this),
+    );
+    this.mosaic = new Mosaic((place) => this.tiles.find(this.tileName(place)));
+    new ResizeObserver(() => this.update(page.store.state, new Set(["size"]))).observe(holder);
+  }
+
+  update(state: State, changed: Set<string>) {
+    if (!REDRAWN.some((name) => changed.has(name)) || this.holder.clientWidth === 0) return;
+    this.which = this.pick(state);
+    this.arrange(state);
+    this.ask(state);
+    this.draw();
+  }
+
+  /** The part of the matrix that is shown, and where. */
+  arrange(state: State) {
+    const { queries, keys } = this.page.axes(this.which.layer);
+    for (const canvas of [this.base, this.over]) {
+      const width = Math.round(this.holder.clientWidth * devicePixelRatio);
+      const height = Math.round(this.holder.clientHeight * devicePixelRatio);
+      if (canvas.width !== width || canvas.height !== height) [canvas.width, canvas.height] = [width, height];
+    }
+    this.context.setTransform(devicePixelRatio, 0, 0, devicePixelRatio, 0, 0);
+    this.overContext.setTransform(devicePixelRatio, 0, 0, devicePixelRatio, 0, 0);
+    this.queries = queries;
+    this.keys = keys;
+    this.frame = this.framed(state);
+    this.overAxes.setLimit(this.axes.limit);
+    this.part = partOf(this.frame);
+    const { left, top, height, cellWidth, cellHeight } = this.frame;
+    // The whole map scrolls with what the page stands in; a part of it is moved by the finger.
+    this.over.style.touchAction = state.zoom > 1 ? "none" : "";
+    this.holder.dataset.frame = [left, top, cellWidth, cellHeight].join();
+    this.holder.style.setProperty("--used", `${top + height + 2}px`);
+  }
+
+  /** @returns what would be shown */
+  framed(at: { zoom: number; row: number; column: number }): Frame {
+    const { queries, keys } = this.page.axes(this.which.layer);
+    const size = { width: this.holder.clientWidth, height: this.holder.clientHeight };
+    return this.axes.frame(size, queries, keys, at);
+  }
+
+  tileName(place: Place): string {
+    return `${owner(this.which, this.page.store.state.scale === "row")} ${placeName(place)}`;
+  }
+
+  info(): LayerInfo {
+    return this.page.recording.layers[this.which.layer];
+  }
+
+  /** @param state asks for the tiles that are not there */
+  ask({ scale }: State) {
+    if (this.info().kind === "map") return this.tiles.want([]);
+    const { which } = this;
+    const byRow = scale === "row";
+    const places = placesOf(this.part as Part);
+    this.onStage = places.length;
+    // A host that knows no small map is asked for the whole, to stand in and for the minimap.
+    if (!this.info().overview) places.push(this.whole());
+    this.since = performance.now();
+    this.tiles.want(places.map((place) => ({ name: this.tileName(place), which, place, byRow })));
+    setTimeout(() => this.tell(), QUIET);
+  }
+
+  /** @returns the one tile that holds the whole */
+  whole(): Place {
+    const { q_len, kv_len } = this.info();
+    return { level: Math.max(0, Math.ceil(Math.log2(Math.max(q_len, kv_len) / TILE))), row: 0, column: 0 };
+  }
+
+  /** A tile came. */
+  refresh() {
+    if (this.frame && this.holder.clientWidth > 0) this.draw();
+  }
+
+  /** What is still on its way, and how long it will take. */
+  tell() {
+    const { kept, progress } = this.tiles;
+    const wanted = this.tiles.wanted.slice(0, this.onStage);
+    const there = wanted.filter(({ name }) => kept.has(name)).length;
+    const samples = wanted.map(({ name }) => kept.get(name)).filter((tile) => tile?.exact === false);
+    let text = "";
+    let part = 1;
+    if (samples.length > 0) {
+      const every = Math.max(...samples.map((tile) => tile?.sampled ?? 1));
+      const left = progress?.seconds;
+      part = progress?.done ?? 0;
+      text = `sample of 1 query in ${every}; exact: ${Math.floor(part * 100)} %`;
+      if (left !== null && left !== undefined && part > 0.005) text += `, ${lasting(left)}`;
+    } else if (there < wanted.length && performance.now() - this.since >= QUIET) {
+      part = there / wanted.length;
+      text = `exact map: ${Math.floor(part * 100)} %`;
+    }
+    if (this.status.textContent !== text) this.status.textContent = text;
+    this.holder.style.setProperty("--done", String(part));
+    this.holder.classList.toggle("loading", text !== "");
+    this.holder.dataset.exact = String(samples.length === 0);
+  }
+
+  draw() {
+    this.context.clearRect(0, 0, this.base.width, this.base.height);
+    const { isWhole, all } = this.drawMap(this.context, this.axes);
+    drawMinimap(this.mini, all, this.frame as Frame, this.info(), this.page.look.ink);
+    this.point();
+    this.tell();
+    this.mark(isWhole);
+    if (this.mosaic.unfinished) requestAnimationFrame(() => this.refresh());
+  }
+
+  /** What draws this map in a picture: its cells, its words and its crosshair. */
+  drawers(): Drawers {
+    const axes = (context: CanvasRenderingContext2D) => {
+      const own = new Axes(context);
+      own.setLimit(this.axes.limit);
+      return own;
+    };
+    return new Map([
+      [this.base, (context) => void this.drawMap(context, axes(context))],
+      [this.over, (context) => this.drawCross(context, axes(context))],
+    ]);
+  }
+
+  /**
+   * @param axes on it
+   * @returns is it there in full, and a picture of the whole
+   */
+  drawMap(context: CanvasRenderingContext2D, axes: Axes): { isWhole: boolean; all: HTMLCanvasElement | null } {
+    const frame = this.frame as Frame;
+    const part = this.part as Part;
+    const { state } = this.page.store;
+    const { look } = this.page;
+    context.save();
+    context.beginPath();
+    context.rect(frame.left, frame.top, frame.width, frame.height);
+    context.clip();
+    const ceiling = this.page.atlas.ceiling();
+    const palette = (blocks: number) => paletteOf(look, state.scale, blocks, isDifference(this.which), ceiling);
+    const small = smallPicture(this.page, this.which, state.scale === "row", palette);
+    const isWhole = this.mosaic.draw(context, frame, part, palette, small, this.info());
+    const all = small ?? this.mosaic.painted(this.whole());
+    // A mean of a block in each of its cells would look like their weights.
+    const isFine = (coarsest(this.which, this.page.recording.layers)?.block ?? 1) === 1;
+    if (isWhole && isFine && part.level === 0 && frame.cellWidth >= NUMBERS)
+      this.drawNumbers(context, palette(this.info().kv_len));
+    this.drawPins(context, frame);
+    if (state.distances) drawDistances(context, frame, this.page.atlas.diagonal(this.which), look.ink);
+    context.restore();
+    context.strokeStyle = look.ink.line;
+    context.lineWidth = 1;
+    context.strokeRect(frame.left - 0.5, frame.top - 0.5, frame.width + 1, frame.height + 1);
+    axes.draw(frame, this.queries as Token[], this.keys as Token[], look.ink);
+    return { isWhole, all };
+  }
+
+  /** A dot in the corner of each pinned cell of the head on the stage. */
+  drawPins(context: CanvasRenderingContext2D, frame: Frame) {
+    const { layer, head, terms } = this.which;
+    context.fillStyle = this.page.look.ink.accent;
+    for (const pin of terms ? [] : (this.page.pins?.all() ?? [])) {
+      if (pin.layer !== layer || pin.head !== head) continue;
+      const x = frame.left + (pin.key + 1 - frame.column) * frame.cellWidth;
+      const y = frame.top + (pin.query - frame.row) * frame.cellHeight;
+      const side = Math.max(4, Math.min(8, frame.cellWidth / 4));
+      context.fillRect(x - side, y, side, side);
+    }
+  }
+
+  /** Says when all that is wanted is on the stage. */
+  mark(isWhole: boolean) {
+    const { level, top, bottom, left, right } = this.part as Part;
+    const numbers = [level, top, left, bottom - top, right - left];
+    const name = [owner(this.which, this.page.store.state.scale === "row"), ...numbers].join();
+    if (this.info().kind === "map") this.holder.dataset.ready = "small map";
+    else this.holder.dataset.ready = isWhole && !this.mosaic.unfinished ? name : "";
+    if (isWhole && this.sampled() === 1) this.page.mended(this);
+  }
+
+  /** @returns is all that is wanted on the stage, or cannot be had? */
+  isSettled(): boolean {
+    return Boolean(this.holder.dataset.ready) || this.page.troubles.has(this);
+  }
+
+  /** Shares in percent inside cells that are large enough. */
+  drawNumbers(context: CanvasRenderingContext2D, { ramp, at }: Palette) {
+    if (this.page.store.state.scale === "row") return;
+    const frame = this.frame as Frame;
+    const { top, bottom, left, right } = this.part as Part;
+    context.font = `${frame.cellWidth < 50 ? 11 : 12}px ${getComputedStyle(document.body).getPropertyValue("--mono")}`;
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    for (let query = top; query < bottom; query++) {
+      for (let key = left; key < right; key++) {
+        const weight = this.cellAt(query, key) ?? NaN;
+        context.fillStyle = weight === 0 ? this.page.look.ink.line : tintOf(ramp, at(weight)).onTop;
+        const x = frame.left + (key + 0.5 - frame.column) * frame.cellWidth;
+        const y = frame.top + (query + 0.5 - frame.row) * frame.cellHeight;
+        context.fillText(inCell(weight, isDifference(this.which)), x, y, frame.cellWidth - 4);
+      }
+    }
+  }
+
+  /**
+   * What a cell of the level on the stage shows: of its queries the mean share that its keys get together.
+   * @returns null: not there yet
+   */
+  cellAt(down: number, right: number): number | null {
+    const { level, size } = this.part as Part;
+    const [row, column] = [Math.floor(down / TILE), Math.floor(right / TILE)];
+    const tile = this.tiles.find(this.tileName({ level, row, column }));
+    if (!tile) return null;
+    const mean = tile.values[(down - row * TILE) * tile.width + right - column * TILE];
+    return mean * Math.min(size, this.info().kv_len - right * size);
+  }
+
+  /** The cells on the stage. */
+  grid(): Grid {
+    const { q_len, kv_len, kind } = this.info();
+    const name = shownName(this.which, this.page.recording.layers);
+    const { queries, keys } = this.page.axes(this.which.layer);
+    if (kind === "map") {
+      const { rows, columns } = this.page.maps[this.which.layer];
+      const shares = smallShares(this.page, this.which, this.page.store.state.scale === "row");
+      return {
+        name,
+        queries,
+        keys,
+        rows: rangesOf(0, rows, (at) => edge(at, q_len, rows)),
+        columns: rangesOf(0, columns, (at) => edge(at, kv_len, columns)),
+        at: (row, column) => shares?.[row * columns + column] ?? null,
+      };
+    }
+    const { size, top, bottom, left, right } = this.part as Part;
+    return {
+      name,
+      queries,
+      keys,
+      rows: rangesOf(top, bottom, (at) => Math.min(q_len, at * size)),
+      columns: rangesOf(left, right, (at) => Math.min(kv_len, at * size)),
+      at: (row, column) => this.cellAt(top + row, left + column),
+    };
+  }
+
+  /** @returns of how many queries one was asked; 1: the numbers are exact */
+  sampled(): number {
+    const { kept } = this.tiles;
+    const samples = this.tiles.wanted.slice(0, this.onStage).map(({ name }) => kept.get(name));
+    return Math.max(1, ...samples.map((tile) => (tile?.exact === false ? (tile.sampled ?? 1) : 1)));
+  }
+
+  point() {
+    if (!this.frame) return;
+    this.overContext.clearRect(0, 0, this.over.width, this.over.height);
+    this.drawCross(this.overContext, this.overAxes);
+  }
+
+  /**
+   * The crosshair over the pointed or chosen cell, its two tokens named.
+   * @param axes on it
+   */
+  drawCross(context: CanvasRenderingContext2D, axes: Axes) {
+    const frame = this.frame as Frame;
+    const { ink } = this.page.look;
+    const { query, key } = this.page.cell();
+    const { left, top, width, height, cellWidth, cellHeight } = frame;
+    const [x, y] = [left + (key - frame.column) * cellWidth, top + (query - frame.row) * cellHeight];
+    const onMap = {
+      row: y + cellHeight / 2 >= top && y + cellHeight / 2 <= top + height,
+      column: x + cellWidth / 2 >= left && x + cellWidth / 2 <= left + width,
+    };
+    context.strokeStyle = ink.accent;
+    context.lineWidth = 1;
+    context.beginPath();
+    if (onMap.row) {
+      for (const edge of cellHeight < 6 ? [y + cellHeight / 2] : [y, y + cellHeight])
+        if (edge >= top && edge <= top + height)
+          lineTo(context, left - 4, edge, onMap.column ? Math.max(left, x) : left + width, edge);
+    }
+    if (onMap.column) {
+      for (const edge of cellWidth < 6 ? [x + cellWidth / 2] : [x, x + cellWidth])
+        if (edge >= left && edge <= left + width)
+          lineTo(context, edge, top - 4, edge, onMap.row ? Math.max(top, y) : top + height);
+    }
+    context.stroke();
+    if (onMap.row && onMap.column) {
+      const grown = Math.max(0, 7 - Math.min(cellWidth, cellHeight)) / 2;
+      context.lineWidth = 2;
+      context.save();
+      context.beginPath();
+      context.rect(left - 2, top - 2, width + 4, height + 4);
+      context.clip();
+      context.strokeRect(x - grown, y - grown, cellWidth + 2 * grown, cellHeight + 2 * grown);
+      context.restore();
+    }
+    this.nameCell(axes, onMap.row ? query : null, onMap.column ? key : null);
+  }
+
+  nameCell(axes: Axes, query: number | null, key: number | null) {
+    const frame = this.frame as Frame;
+    const { ink } = this.page.look;
+    const queries = this.queries as Token[];
+    const keys = this.keys as Token[];
+    if (query !== null) {
+      axes.coverQueries(frame, query, ink);
+      axes.queryLabel(frame, queries[query], query, frame.cellHeight < 16, ink, true);
+    }
+    if (key !== null) {
+      axes.coverKeys(frame, key, ink);
+      axes.keyLabel(frame, keys[key], key, frame.cellWidth < 16, ink, true);
+    }
+  }
+
+  at({ offsetX, offsetY }: { offsetX: number; offsetY: number }): { query: number; key: number } | null {
+    const frame = this.frame;
+    if (!frame) return null;
+    const [x, y] = [offsetX - frame.left, offsetY - frame.top];
+    if (x < 0 || y < 0 || x >= frame.width || y >= frame.height) return null;
+    const query = Math.floor(frame.row + y / frame.cellHeight);
+    const key = Math.floor(frame.column + x / frame.cellWidth);
+    return { query, key };
+  }
+}
+
+/** @returns in percent; a difference with its sign */
+function inCell(weight: number, isDifference: boolean): string {
+  if (Number.isNaN(weight)) return "NaN";
+  const size = Math.abs(weight);
+  if (size > 0 && size < 0.00001) return "<0.001";
+  return isDifference ? points(weight) : digits(weight * 100);
+}
+
+function lineTo(context: CanvasRenderingContext2D, fromX: number, fromY: number, toX: number, toY: number) {
+  context.moveTo(fromX, fromY);
+  context.lineTo(toX, toY);
+}

@@ -1,0 +1,225 @@
+/**
+ * The map's picture, put together from tiles: what is there at the level that is shown, and while
+ * finer tiles are on their way coarser ones, finer ones, or the small map in their place.
+ */
+
+import { context2d, element, pixelated } from "../dom";
+import { TILE, type Place } from "../maths/blocks";
+import { differenceLevel, level, logFloor, pixelOf, type Ramp, type Scale } from "../maths/colours";
+import type { Frame } from "./axes";
+import type { Look } from "./map";
+import type { Tile } from "./tiles";
+
+export interface Palette {
+  name: string;
+  ramp: Ramp;
+  at: (share: number) => number; // which of the colours a share has
+}
+
+/** The cells that are on the stage. */
+export interface Part {
+  level: number;
+  size: number; // tokens of a cell, each way
+  top: number; // first row of cells
+  bottom: number; // past the last
+  left: number;
+  right: number;
+}
+
+const COARSER = 9; // levels up that may stand in
+const SLICE = 10; // milliseconds of painting in one frame
+const SHARP = 6; // device pixels of a cell from which its edges are seen as such
+
+/** The finest level whose cells have at least one device pixel, and its cells on the stage. */
+export function partOf(frame: Frame): Part {
+  const side = Math.min(frame.cellWidth, frame.cellHeight) * devicePixelRatio;
+  const finest = Math.max(0, Math.ceil(Math.log2(1 / side) - 1e-9));
+  const size = 2 ** finest;
+  return {
+    level: finest,
+    size,
+    top: Math.floor(frame.row / size),
+    bottom: Math.ceil((frame.row + frame.rows) / size - 1e-9),
+    left: Math.floor(frame.column / size),
+    right: Math.ceil((frame.column + frame.columns) / size - 1e-9),
+  };
+}
+
+/** Its tiles, those nearest to the middle first. */
+export function placesOf({ level, top, bottom, left, right }: Part): Place[] {
+  const places: Place[] = [];
+  for (let row = Math.floor(top / TILE); row * TILE < bottom; row++) {
+    for (let column = Math.floor(left / TILE); column * TILE < right; column++) places.push({ level, row, column });
+  }
+  const middle = [(top + bottom) / 2 / TILE - 0.5, (left + right) / 2 / TILE - 0.5];
+  const far = ({ row, column }: Place) => Math.hypot(row - middle[0], column - middle[1]);
+  return places.sort((one, other) => far(one) - far(other));
+}
+
+/**
+ * The colours of a map. The log scale begins at half an even share of the blocks of keys, so it is
+ * the same for every head at the same zoom.
+ * @param blocks of keys
+ * @param ceiling the weight of the darkest colour, on the fitted scale
+ */
+export function paletteOf(look: Look, scale: Scale, blocks: number, isDifference: boolean, ceiling: number): Palette {
+  // By row the source has divided each row by its highest weight already.
+  const kind = scale === "row" ? "linear" : scale;
+  const floor = logFloor(blocks);
+  const ramp = isDifference ? look.differences : look.ramp;
+  const at = isDifference
+    ? (share: number) => differenceLevel(share, kind, floor, ceiling)
+    : (share: number) => level(share, kind, floor, ceiling);
+  return { name: [kind, floor, isDifference, look.name, kind === "fit" ? ceiling : 1].join(), ramp, at };
+}
+
+export class Mosaic {
+  window = element("canvas");
+  enlarged = element("canvas");
+  until = 0;
+  unfinished = false;
+  palette: ((blocks: number) => Palette) | undefined;
+  shape: { q_len: number; kv_len: number } | undefined;
+
+  constructor(readonly find: (place: Place) => Tile | undefined) {}
+
+  /**
+   * @param context clipped to the map
+   * @param small the small map of the whole
+   * @returns is every tile of the part painted?
+   */
+  draw(
+    context: CanvasRenderingContext2D,
+    frame: Frame,
+    part: Part,
+    palette: (blocks: number) => Palette,
+    small: HTMLCanvasElement | null,
+    shape: { q_len: number; kv_len: number },
+  ): boolean {
+    this.palette = palette;
+    this.shape = shape;
+    this.until = performance.now() + SLICE;
+    this.unfinished = false;
+    const [width, height] = [part.right - part.left, part.bottom - part.top];
+    if (this.window.width !== width || this.window.height !== height)
+      [this.window.width, this.window.height] = [width, height];
+    const window = context2d(this.window);
+    window.clearRect(0, 0, width, height);
+    window.imageSmoothingEnabled = false;
+    const places = placesOf(part);
+    const missing = places.filter((place) => !this.painted(place));
+    if (missing.length > 0) {
+      if (small) this.drawSmall(window, part, small, shape);
+      for (const place of missing) this.drawStandIn(window, part, place);
+    }
+    for (const place of places) {
+      const tile = this.painted(place);
+      if (tile) window.drawImage(tile, place.column * TILE - part.left, place.row * TILE - part.top);
+    }
+    this.show(context, frame, part);
+    return missing.length === 0;
+  }
+
+  /** The tile's picture, if there is one or there is time to paint it. */
+  painted(place: Place): HTMLCanvasElement | null {
+    const tile = this.find(place);
+    if (!tile) return null;
+    const { kv_len } = this.shape as { q_len: number; kv_len: number };
+    const size = 2 ** place.level;
+    const palette = (this.palette as (blocks: number) => Palette)(kv_len / size);
+    if (tile.canvas && tile.colours === palette.name) return tile.canvas;
+    if (performance.now() > this.until) {
+      this.unfinished = true;
+      return tile.canvas;
+    }
+    tile.canvas = paint(tile, size, kv_len, palette);
+    tile.colours = palette.name;
+    return tile.canvas;
+  }
+
+  drawSmall(
+    window: CanvasRenderingContext2D,
+    part: Part,
+    small: HTMLCanvasElement,
+    { q_len, kv_len }: { q_len: number; kv_len: number },
+  ) {
+    const across = (small.width / kv_len) * part.size;
+    const down = (small.height / q_len) * part.size;
+    const [width, height] = [part.right - part.left, part.bottom - part.top];
+    const [x, y] = [part.left * across, part.top * down];
+    window.drawImage(small, x, y, width * across, height * down, 0, 0, width, height);
+  }
+
+  /** The next coarser tile that is there, then the finer ones. */
+  drawStandIn(window: CanvasRenderingContext2D, part: Part, place: Place) {
+    const [x, y] = [place.column * TILE - part.left, place.row * TILE - part.top];
+    for (let up = 1; up <= COARSER; up++) {
+      const times = 2 ** up;
+      const [row, column] = [Math.floor(place.row / times), Math.floor(place.column / times)];
+      const canvas = this.painted({ level: place.level + up, row, column });
+      if (!canvas) continue;
+      const side = TILE / times;
+      const [fromX, fromY] = [(place.column % times) * side, (place.row % times) * side];
+      window.drawImage(canvas, fromX, fromY, side, side, x, y, TILE, TILE);
+      break;
+    }
+    if (place.level === 0) return;
+    for (const [down, right] of [
+      [0, 0],
+      [0, 1],
+      [1, 0],
+      [1, 1],
+    ]) {
+      // prettier-ignore
+      const finer = { level: place.level - 1, row: 2 * place.row + down, column: 2 * place.column + right };
+      const canvas = this.painted(finer);
+      if (!canvas) continue;
+      const [toX, toY] = [x + (right * TILE) / 2, y + (down * TILE) / 2];
+      window.drawImage(canvas, toX, toY, canvas.width / 2, canvas.height / 2);
+    }
+  }
+
+  /** The window of cells on the stage. */
+  show(context: CanvasRenderingContext2D, frame: Frame, { size, left, top }: Part) {
+    const { width, height } = this.window;
+    const cell = { width: frame.cellWidth * size, height: frame.cellHeight * size };
+    const ratio = devicePixelRatio;
+    let x = frame.left + (left * size - frame.column) * frame.cellWidth;
+    let y = frame.top + (top * size - frame.row) * frame.cellHeight;
+    const times = Math.ceil(Math.max(cell.width, cell.height) * ratio - 1e-6);
+    const isWhole = isInteger(cell.width * ratio) && isInteger(cell.height * ratio);
+    let source = this.window;
+    context.imageSmoothingEnabled = false;
+    if (isWhole || times > SHARP) {
+      [x, y] = [Math.round(x * ratio) / ratio, Math.round(y * ratio) / ratio];
+    } else {
+      // Cells of, say, 2.3 pixels: enlarge by a whole number, then let the browser average, so
+      // that no row looks thicker than its neighbour.
+      source = this.enlarged;
+      if (source.width !== width * times || source.height !== height * times)
+        [source.width, source.height] = [width * times, height * times];
+      const large = context2d(source);
+      large.clearRect(0, 0, source.width, source.height);
+      large.imageSmoothingEnabled = false;
+      large.drawImage(this.window, 0, 0, source.width, source.height);
+      context.imageSmoothingEnabled = true;
+      context.imageSmoothingQuality = "medium";
+    }
+    context.drawImage(source, x, y, width * cell.width, height * cell.height);
+  }
+}
+
+function paint({ canvas, values, height, width, place }: Tile, size: number, keys: number, { ramp, at }: Palette) {
+  const pixels = new Uint32Array(width * height);
+  const first = place.column * TILE * size;
+  for (let column = 0; column < width; column++) {
+    // A cell shows what all keys of its block get together: the same at every zoom.
+    const count = Math.min(size, keys - first - column * size);
+    for (let i = column; i < pixels.length; i += width) pixels[i] = pixelOf(ramp, at(values[i] * count));
+  }
+  return pixelated(width, height, pixels, canvas ?? undefined);
+}
+
+function isInteger(value: number): boolean {
+  return Math.abs(value - Math.round(value)) < 1e-6;
+}

@@ -1,0 +1,208 @@
+/** The layers x heads grid of small maps: always there, the way to move. */
+
+import { NO_NUMBER } from "../data/held";
+import { Damaged, fromBase64, type LayerInfo } from "../data/payload";
+import { context2d, element, pixelated } from "../dom";
+import { edge } from "../maths/blocks";
+import { level, logFloor, pixelOf, type Scale, type Ramp } from "../maths/colours";
+import type { Store } from "../state";
+import { ARROWS } from "../views/keys";
+import type { Ink } from "./axes";
+import { withHead } from "./compare";
+import { darkest } from "./legend";
+
+export interface SmallMap {
+  rows: number;
+  columns: number;
+  means: Float32Array; // (num_heads, rows, columns): mean weight of each cell
+  shares: Float32Array; // the same times the keys in a cell: what the cell receives
+}
+
+/** @returns of a layer whose small map nobody told: one empty cell */
+export function smallMap(info: LayerInfo): SmallMap {
+  if (!info.overview) {
+    const none = new Float32Array(info.num_heads);
+    return { rows: 1, columns: 1, means: none, shares: none };
+  }
+  const { rows, columns, maximum, levels } = info.overview;
+  const bytes = fromBase64(levels);
+  if (bytes.length !== info.num_heads * rows * columns) throw new Damaged("a small map has the wrong size.");
+  const means = Float32Array.from(bytes, (byte) => (byte === NO_NUMBER ? NaN : maximum * (byte / 254) ** 2));
+  const shares = means.map((mean, i) => {
+    const column = i % columns;
+    return mean * (edge(column + 1, info.kv_len, columns) - edge(column, info.kv_len, columns));
+  });
+  return { rows, columns, means, shares };
+}
+
+export class Overview {
+  heads: number;
+  canvas: HTMLCanvasElement;
+  caption: HTMLElement;
+  left = 24;
+  top = 18;
+  step = 0;
+  gap = 0;
+  ceiling = 1;
+  pointed: { layer: number; head: number } | null = null;
+  picture: HTMLCanvasElement | null = null;
+  ink: Ink | null = null;
+
+  constructor(
+    readonly pane: HTMLElement,
+    readonly layers: LayerInfo[],
+    readonly maps: SmallMap[],
+    readonly store: Store,
+  ) {
+    this.heads = Math.max(...layers.map((info) => info.num_heads));
+    this.canvas = pane.querySelector("canvas") as HTMLCanvasElement;
+    this.caption = pane.querySelector(".caption") as HTMLElement;
+    this.canvas.addEventListener("pointermove", (event) => this.point(this.at(event)));
+    this.canvas.addEventListener("pointerleave", () => this.point(null));
+    this.canvas.addEventListener("click", (event) => {
+      const tile = this.at(event);
+      if (tile) store.set(event.shiftKey ? { heads: withHead(store.state, tile) } : tile);
+    });
+    this.canvas.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  /** Tiles as large as the pane allows, from 10 to 44 pixels: what stands under them is seen too. */
+  measure() {
+    const style = getComputedStyle(this.pane);
+    const width = Number.parseFloat(style.getPropertyValue("--grid-width"));
+    const isBeside = this.pane.clientHeight > this.pane.clientWidth && style.maxHeight !== "none";
+    const under = Array.from(this.pane.children, (child) => (child === this.canvas ? 0 : child.clientHeight + 14));
+    const height = this.pane.clientHeight - this.top - under.reduce((sum, each) => sum + each, 40);
+    const most = isBeside ? Math.max(14, Math.floor(height / this.layers.length)) : 44;
+    this.step = Math.max(10, Math.min(44, most, Math.floor((width - this.left) / this.heads)));
+    this.gap = this.step >= 18 ? 4 : 2;
+  }
+
+  at(event: MouseEvent) {
+    const head = Math.floor((event.offsetX - this.left) / this.step);
+    const layer = Math.floor((event.offsetY - this.top) / this.step);
+    return this.layers[layer] && head >= 0 && head < this.layers[layer].num_heads ? { layer, head } : null;
+  }
+
+  point(tile: { layer: number; head: number } | null) {
+    if (tile?.layer === this.pointed?.layer && tile?.head === this.pointed?.head) return;
+    this.pointed = tile;
+    this.canvas.classList.toggle("can-open", tile !== null);
+    this.name();
+    this.outline();
+  }
+
+  /** @param event arrows go from head to head here */
+  key(event: KeyboardEvent) {
+    const { layer, head } = this.store.state;
+    const step = ARROWS[event.key];
+    if (!step) return;
+    event.preventDefault();
+    event.stopPropagation();
+    this.store.set({ layer: layer + step[0], head: head + step[1] });
+  }
+
+  /** Says which head is pointed at or open. */
+  name() {
+    const { layer, head } = this.pointed ?? this.store.state;
+    const { kind } = this.layers[layer];
+    const missing = kind === "map" ? ", small map only" : kind === "pyramid" ? ", block means only" : "";
+    const fitted = this.store.state.scale === "fit" ? ` · ${darkest(this.ceiling)}` : "";
+    this.caption.textContent = `${this.pointed ? "Open" : "Open now:"} layer ${layer}, head ${head}${missing}${fitted}`;
+    this.canvas.setAttribute("aria-label", `Small maps of every head. ${this.caption.textContent}. Arrow keys move.`);
+  }
+
+  /** @param ceiling of all heads, on the fitted scale */
+  draw(scale: Scale, ramp: Ramp, ink: Ink, ceiling: number) {
+    this.ink = ink;
+    this.ceiling = ceiling;
+    this.measure();
+    const ratio = devicePixelRatio;
+    const width = this.left + this.heads * this.step + 2;
+    const height = this.top + this.layers.length * this.step + 2;
+    this.picture = element("canvas");
+    this.picture.width = Math.round(width * ratio);
+    this.picture.height = Math.round(height * ratio);
+    this.canvas.style.width = `${width}px`;
+    this.canvas.style.height = `${height}px`;
+    const context = context2d(this.picture);
+    context.scale(ratio, ratio);
+    this.labels(context);
+    context.imageSmoothingQuality = "high";
+    this.layers.forEach((info, layer) => {
+      for (let head = 0; head < info.num_heads; head++) this.tile(context, layer, head, scale, ramp, ceiling);
+    });
+    this.name();
+    this.outline();
+  }
+
+  labels(context: CanvasRenderingContext2D) {
+    context.font = `11px ${getComputedStyle(document.body).fontFamily}`;
+    context.fillStyle = this.ink?.faint ?? "";
+    context.textBaseline = "middle";
+    const every = this.step >= 18 ? 1 : this.step >= 13 ? 2 : 4;
+    context.textAlign = "center";
+    for (let head = 0; head < this.heads; head += every) {
+      context.fillText(String(head), this.left + (head + 0.5) * this.step - this.gap / 2, 8);
+    }
+    context.textAlign = "right";
+    for (let layer = 0; layer < this.layers.length; layer += this.step >= 13 ? 1 : 2) {
+      context.fillText(String(layer), this.left - 7, this.top + (layer + 0.5) * this.step - this.gap / 2);
+    }
+  }
+
+  tile(context: CanvasRenderingContext2D, layer: number, head: number, scale: Scale, ramp: Ramp, ceiling: number) {
+    const picture = picturedMap(this.maps[layer], head, scale, ramp, ceiling);
+    const side = this.step - this.gap;
+    const { width, height } = picture;
+    // Fewer pixels than cells: let the browser average. More: keep the cells' edges sharp.
+    context.imageSmoothingEnabled = width > side * devicePixelRatio;
+    const x = this.left + head * this.step;
+    const y = this.top + layer * this.step;
+    context.drawImage(picture, 0, 0, width, height, x, y, side, side);
+    if (this.gap < 4) return; // so small, frames would be all one sees
+    context.strokeStyle = this.ink?.line ?? "";
+    context.lineWidth = 1;
+    context.strokeRect(x - 0.5, y - 0.5, side + 1, side + 1);
+  }
+
+  /** The open head and the one pointed at, over the finished picture. */
+  outline() {
+    if (!this.picture || !this.ink) return;
+    const ratio = devicePixelRatio;
+    this.canvas.width = this.picture.width;
+    this.canvas.height = this.picture.height;
+    const context = context2d(this.canvas);
+    context.drawImage(this.picture, 0, 0);
+    context.scale(ratio, ratio);
+    context.strokeStyle = this.ink.accent;
+    const side = this.step - this.gap;
+    for (const [tile, width] of [
+      [this.pointed, 1],
+      [this.store.state, 2],
+    ] as const) {
+      if (!tile) continue;
+      context.lineWidth = width;
+      const [x, y] = [this.left + tile.head * this.step, this.top + tile.layer * this.step];
+      context.strokeRect(x - width / 2, y - width / 2, side + width, side + width);
+    }
+  }
+}
+
+/**
+ * One small map, a pixel for each cell.
+ * @param ceiling on the fitted scale
+ */
+export function picturedMap(map: SmallMap, head: number, scale: Scale, ramp: Ramp, ceiling: number): HTMLCanvasElement {
+  const { rows, columns } = map;
+  const pixels = new Uint32Array(columns * rows);
+  const floor = logFloor(columns);
+  for (let row = 0; row < rows; row++) {
+    const shares = map.shares.subarray((head * rows + row) * columns, (head * rows + row + 1) * columns);
+    const highest = scale === "fit" ? ceiling : shares.reduce((most, share) => (share > most ? share : most), 0);
+    shares.forEach((share, i) => {
+      pixels[row * columns + i] = pixelOf(ramp, level(share, scale, floor, highest));
+    });
+  }
+  return pixelated(columns, rows, pixels);
+}

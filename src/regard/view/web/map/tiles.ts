@@ -1,0 +1,135 @@
+/**
+ * The tiles of the map: asked for as long as they are wanted, the most wanted first, kept while
+ * there is room.
+ */
+
+import type { Numbers, Source, Which } from "../data/source";
+import type { Place } from "../maths/blocks";
+
+export interface Wanted {
+  name: string; // of the tile
+  which: Which;
+  place: Place;
+  byRow: boolean;
+}
+
+/** With its picture, once it has one, and the name of that picture's colours. */
+export type Tile = Numbers & { place: Place; canvas: HTMLCanvasElement | null; colours: string; stale: boolean };
+
+const ROOM = 96 * 2 ** 20; // bytes
+const AT_ONCE = 4;
+const AGAIN = 500; // milliseconds between two looks at whether exact numbers are there
+
+/** @returns whose tiles they are */
+export function owner({ layer, head, hidden, terms }: Which, byRow: boolean): string {
+  const heads = (terms ?? [{ layer, head, factor: 1 }]).map((term) => Object.values(term).join(" "));
+  return [heads, hidden, byRow].join();
+}
+
+export function placeName({ level, row, column }: Place): string {
+  return `${level}/${row}/${column}`;
+}
+
+export class Tiles {
+  kept = new Map<string, Tile>(); // the least used first
+  running = new Map<string, AbortController>();
+  wanted: Wanted[] = [];
+  progress: { done: number; seconds: number | null } | null = null;
+  looking = 0;
+
+  /** @param onNews a tile came, or how far the exact numbers are */
+  constructor(
+    readonly source: Source,
+    readonly onNews: () => void,
+    readonly onTrouble: (error: Error) => void,
+  ) {}
+
+  find(name: string): Tile | undefined {
+    const tile = this.kept.get(name);
+    if (!tile) return undefined;
+    this.kept.delete(name);
+    this.kept.set(name, tile);
+    return tile;
+  }
+
+  /** What is wanted from now on, the most wanted first. */
+  want(wanted: Wanted[]) {
+    this.wanted = wanted;
+    const names = new Set(wanted.map(({ name }) => name));
+    for (const [name, controller] of this.running) {
+      if (names.has(name)) continue;
+      this.running.delete(name);
+      controller.abort();
+    }
+    this.ask();
+  }
+
+  ask() {
+    for (const wish of this.wanted) {
+      if (this.running.size >= AT_ONCE) return;
+      const tile = this.kept.get(wish.name);
+      if (!this.running.has(wish.name) && (!tile || tile.stale)) void this.fetch(wish);
+    }
+    if (this.running.size === 0) this.look();
+  }
+
+  async fetch({ name, which, place, byRow }: Wanted) {
+    const controller = new AbortController();
+    this.running.set(name, controller);
+    try {
+      const numbers = await this.source.tile(which, { ...place, byRow }, controller.signal);
+      this.running.delete(name);
+      this.kept.delete(name);
+      this.kept.set(name, { ...numbers, place, canvas: null, colours: "", stale: false });
+      this.makeRoom();
+      this.ask();
+      this.onNews();
+    } catch (error) {
+      if (controller.signal.aborted) return;
+      this.running.delete(name);
+      this.wanted = [];
+      this.onTrouble(error as Error);
+    }
+  }
+
+  makeRoom() {
+    let size = 0;
+    for (const { values } of this.kept.values()) size += 8 * values.length; // a number and a pixel
+    for (const [name, { values }] of this.kept) {
+      if (size <= ROOM || this.wanted.some((wish) => wish.name === name)) return;
+      this.kept.delete(name);
+      size -= 8 * values.length;
+    }
+  }
+
+  /** @returns a tile that is there from a sample */
+  sample(): Wanted | undefined {
+    return this.wanted.find(({ name }) => this.kept.get(name)?.exact === false);
+  }
+
+  /** Asks for samples again once the exact numbers are there. */
+  look() {
+    clearTimeout(this.looking);
+    if (!this.sample()) {
+      this.progress = null;
+      return;
+    }
+    this.looking = setTimeout(async () => {
+      const sample = this.sample();
+      if (!sample) return;
+      try {
+        this.progress = await this.source.progress(sample.which, sample.byRow, new AbortController().signal);
+      } catch (error) {
+        return this.onTrouble(error as Error);
+      }
+      if (this.progress.done >= 1) {
+        for (const { name } of this.wanted) {
+          const tile = this.kept.get(name);
+          if (tile) tile.stale = !tile.exact;
+        }
+      }
+      this.ask();
+      this.onNews();
+    }, AGAIN);
+  }
+}

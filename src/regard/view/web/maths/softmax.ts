@@ -1,0 +1,219 @@
+/**
+ * The definition: weight = exp((score - maximum) - log_normalizer) where the query may attend to the
+ * key; score = scale · query·key, maximum is the largest score of the row, and log_normalizer the log
+ * of the sum of exp(score - maximum). Their sum, the logsumexp, would round the log_normalizer away
+ * where scores are large. Both are in the file, so any weight is one product. Those of large scores,
+ * which float32 does not hold well enough, and those of weights without sinks are computed here when
+ * first asked for. Sums run in double precision. A row without an allowed key has weights 0.
+ */
+
+import { blocksOf, readHeld, type Held } from "../data/held";
+import { unpack, type LayerInfo } from "../data/payload";
+
+const LARGE = 256; // scores computed in float32 move each weight by less than 2e-5 up to here
+
+export interface Row {
+  maximum: number; // the largest score; -Infinity where no key is left
+  log_normalizer: number; // log of the sum of exp(score - maximum)
+}
+
+export interface Layer {
+  info: LayerInfo;
+  query: Float32Array | null; // (num_heads, q_len, head_dim)
+  key: Float32Array | null; // (num_kv_heads, kv_len, head_dim)
+  value: Float32Array | null; // (value_heads, kv_len, value_dim)
+  weights: Float32Array | null; // (num_heads, q_len, kv_len)
+  held: Held | null; // where neither is in this file
+  spans: Int32Array | null; // (span_heads, q_len, 2): first allowed key, and the one past the last
+  sinks: Uint8Array; // (kv_len): 1 where a key is set aside by `hide sinks`
+  /** (4, num_heads, q_len): maximum and log_normalizer, then both of the row without sinks; null beside weights */
+  rows: Float32Array | null;
+  summed: Map<number, Row>; // rows of which the file does not hold them, or not well enough
+  sums: Float32Array | null; // of blocks of a long layer (num_heads, rows, columns)
+}
+
+export interface Which {
+  head: number;
+  hidden: boolean; // sinks are set aside and the rows renormalised
+}
+
+/** @param raw its numbers in base64; emptied, since both are large */
+export async function readLayer(info: LayerInfo, raw: Record<string, Uint8Array>, sinks: number[]): Promise<Layer> {
+  const { num_heads, num_kv_heads, q_len, kv_len, head_dim, value_heads, value_dim, span_heads, dtype } = info;
+  const numbers = async (name: string, dtype: LayerInfo["dtype"] | "int32", length: number) => {
+    const text = raw[name];
+    delete raw[name];
+    return (await unpack(text, dtype, length)) as Float32Array;
+  };
+  const layer: Layer = {
+    info,
+    query: null,
+    key: null,
+    value: null,
+    weights: null,
+    held: null,
+    spans: null,
+    sinks: new Uint8Array(kv_len),
+    rows: null,
+    summed: new Map(),
+    sums: null,
+  };
+  for (const position of sinks) layer.sinks[position] = 1;
+  if (info.kind === "pyramid") {
+    layer.held = await readHeld(info, raw);
+  } else if (info.kind === "weights") {
+    layer.weights = await numbers("weights", dtype, num_heads * q_len * kv_len);
+  } else {
+    layer.query = await numbers("query", dtype, num_heads * q_len * head_dim);
+    layer.key = await numbers("key", dtype, num_kv_heads * kv_len * head_dim);
+    layer.rows = await numbers("rows", "float32", 4 * num_heads * q_len);
+    if (info.block > 1) {
+      const { rows, columns } = blocksOf(info);
+      layer.sums = summedRows(info, await numbers("means", "float24", num_heads * rows * columns));
+    }
+  }
+  if (value_heads > 0) layer.value = await numbers("value", dtype, value_heads * kv_len * value_dim);
+  if (span_heads > 0) layer.spans = (await unpack(raw.spans, "int32", span_heads * q_len * 2)) as Int32Array;
+  return layer;
+}
+
+/**
+ * Means of blocks as a pass sums them: over the rows of a block, the means over its keys.
+ * @param means (num_heads, rows, columns), overwritten
+ */
+function summedRows(info: LayerInfo, means: Float32Array) {
+  const { rows, columns } = blocksOf(info);
+  for (let i = 0; i < means.length; i++) {
+    const first = (Math.floor(i / columns) % rows) * info.block;
+    means[i] *= Math.min(info.q_len, first + info.block) - first;
+  }
+  return means;
+}
+
+export function rowOf(layer: Layer, which: Which, query: number): Row {
+  const { num_heads, q_len } = layer.info;
+  const { head, hidden } = which;
+  if (layer.rows) {
+    const [first, at, step] = [hidden ? 2 : 0, head * q_len + query, num_heads * q_len];
+    const maximum = layer.rows[first * step + at];
+    const isRough = Math.abs(maximum) >= LARGE && maximum !== -Infinity;
+    if (!isRough) return { maximum, log_normalizer: layer.rows[(first + 1) * step + at] };
+  }
+  const place = (hidden ? num_heads * q_len : 0) + head * q_len + query;
+  const row = layer.summed.get(place) ?? summed(layer, which, query);
+  layer.summed.set(place, row);
+  return row;
+}
+
+function summed(layer: Layer, which: Which, query: number): Row {
+  const [start, stop] = allowed(layer, which.head, query);
+  const row = new Float64Array(layer.info.kv_len);
+  scores(layer, which, query, start, stop, row);
+  let maximum = -Infinity;
+  for (let key = start; key < stop; key++) maximum = Math.max(maximum, row[key]);
+  if (maximum === -Infinity) return { maximum, log_normalizer: 0 };
+  // Stored weights are kept as they are: they may be less than 1 together.
+  if (layer.weights && !which.hidden) return { maximum, log_normalizer: -maximum };
+  let sum = 0;
+  for (let key = start; key < stop; key++) sum += Math.exp(row[key] - maximum);
+  return { maximum, log_normalizer: Math.log(sum) };
+}
+
+/** @returns its largest weight */
+export function highestOf({ maximum, log_normalizer }: Row): number {
+  return maximum === -Infinity ? 0 : Math.exp(-log_normalizer);
+}
+
+/** The allowed keys of a query, as the first and the one past the last. */
+export function allowed(layer: Layer, head: number, query: number): [number, number] {
+  if (!layer.spans) return [0, layer.info.kv_len];
+  const at = 2 * ((layer.info.span_heads > 1 ? head * layer.info.q_len : 0) + query);
+  return [layer.spans[at], layer.spans[at + 1]];
+}
+
+/** Of embedded weights with a mask that is no interval, only the zeros are known, not their cause. */
+export function isMaskKnown(info: LayerInfo): boolean {
+  return info.kind === "query-key" || info.span_heads > 0;
+}
+
+/**
+ * The weights of one query.
+ * @param from first key
+ * @param to past the last key
+ * @param out (kv_len); only from..to is meant
+ */
+export function weightsOf(layer: Layer, which: Which, query: number, from: number, to: number, out: Float64Array) {
+  out.fill(0, from, to);
+  const { maximum, log_normalizer } = rowOf(layer, which, query);
+  if (maximum === -Infinity) return;
+  const [start, stop] = allowed(layer, which.head, query);
+  const [first, end] = [Math.max(from, start), Math.min(to, stop)];
+  scores(layer, which, query, first, end, out);
+  for (let key = first; key < end; key++) out[key] = Math.exp(out[key] - maximum - log_normalizer);
+}
+
+/**
+ * All weights of one query. They sum to 1: what float32 took from the log_normalizer is restored.
+ * @param out (kv_len), overwritten
+ */
+export function rowWeights(layer: Layer, which: Which, query: number, out: Float64Array): Row {
+  weightsOf(layer, which, query, 0, out.length, out);
+  // Stored weights are kept as they are: they may be less than 1 together.
+  const total = layer.weights && !which.hidden ? 1 : out.reduce((sum, weight) => sum + weight, 0);
+  if (total > 0 && total !== 1) for (let key = 0; key < out.length; key++) out[key] /= total;
+  const { maximum, log_normalizer } = rowOf(layer, which, query);
+  return { maximum, log_normalizer: total > 0 ? log_normalizer + Math.log(total) : log_normalizer };
+}
+
+/**
+ * The numbers before the softmax, -Infinity for a key set aside. For embedded weights they are
+ * the logarithms.
+ */
+function scores(layer: Layer, { head, hidden }: Which, query: number, from: number, to: number, out: Float64Array) {
+  const { num_heads, num_kv_heads, q_len, kv_len, head_dim, scale } = layer.info;
+  if (layer.weights) {
+    const start = (head * q_len + query) * kv_len;
+    for (let key = from; key < to; key++) out[key] = Math.log(layer.weights[start + key]);
+  } else {
+    const queries = layer.query as Float32Array;
+    const keys = layer.key as Float32Array;
+    const i = (head * q_len + query) * head_dim;
+    const kvHead = Math.floor((head * num_kv_heads) / num_heads);
+    const vector = queries.subarray(i, i + head_dim);
+    products(vector, keys, kvHead * kv_len * head_dim, from, to, out);
+    for (let key = from; key < to; key++) out[key] *= scale;
+  }
+  if (!hidden) return;
+  for (let key = from; key < to; key++) if (layer.sinks[key]) out[key] = -Infinity;
+}
+
+/**
+ * query·key of neighbouring keys, four at a time: one sum waits for itself, four do not.
+ * @param query (head_dim)
+ * @param start where the vector of key 0 begins
+ */
+function products(query: Float32Array, keys: Float32Array, start: number, from: number, to: number, out: Float64Array) {
+  const length = query.length;
+  let key = from;
+  for (; key + 4 <= to; key += 4) {
+    const one = start + key * length;
+    const [two, three, four] = [one + length, one + 2 * length, one + 3 * length];
+    let [a, b, c, e] = [0, 0, 0, 0];
+    for (let d = 0; d < length; d++) {
+      const number = query[d];
+      a += number * keys[one + d];
+      b += number * keys[two + d];
+      c += number * keys[three + d];
+      e += number * keys[four + d];
+    }
+    out[key] = a;
+    out[key + 1] = b;
+    out[key + 2] = c;
+    out[key + 3] = e;
+  }
+  for (; key < to; key++) {
+    let sum = 0;
+    for (let d = 0; d < length; d++) sum += query[d] * keys[start + key * length + d];
+    out[key] = sum;
+  }
+}

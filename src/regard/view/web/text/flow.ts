@@ -1,0 +1,289 @@
+/**
+ * Tokens as flowing prose, however many: the text is cut into blocks at its own paragraphs and
+ * sentences, and only the blocks near the screen are built.
+ */
+
+import { element } from "../dom";
+import { level, tintOf, type Ramp } from "../maths/colours";
+import { inProse, type Token } from "./tokens";
+
+export interface Block {
+  first: number;
+  end: number;
+  paragraph: HTMLElement;
+  spans: HTMLSpanElement[] | null; // null: not built
+}
+
+const LABEL_LETTER = 6; // pixels of a letter above a token
+const WHOLE = 512; // tokens that are one block
+const PARAGRAPH = 192; // tokens of a block that may end at a line break,
+const SENTENCE = 320; // at the end of a sentence; and anywhere after WHOLE
+const NEAR = 800; // pixels around the screen that are built
+const FAR = 120; // pixels out of sight that are no mere step
+const MARGIN = 40; // pixels kept between a token and the edge
+const CHARACTERS = 60; // of a line, for the height of a block that is not built yet
+const SENTENCE_END = /[.!?\u2026]["'\u201d\u2019)\]]*\s*$/;
+
+/** Does a sentence end with this token? */
+export function endsSentence(tokens: Token[], at: number): boolean {
+  const { text, special } = tokens[at];
+  const next = tokens[at + 1];
+  return special || !next || SENTENCE_END.test(text) || breaksBetween(text, next.text);
+}
+
+function breaksBetween(text: string, next: string): boolean {
+  return /\n\s*$/.test(text) || /^\s*\n/.test(next);
+}
+
+/** @returns where blocks begin */
+function cuts(tokens: Token[], first: number, end: number): number[] {
+  const starts = [first];
+  if (end - first <= WHOLE) return starts;
+  for (let at = first + 1; at < end; at++) {
+    const length = at - starts[starts.length - 1];
+    const breaks = breaksBetween(tokens[at - 1].text, tokens[at].text);
+    if ((length >= PARAGRAPH && breaks) || (length >= SENTENCE && endsSentence(tokens, at - 1)) || length >= WHOLE)
+      starts.push(at);
+  }
+  return starts;
+}
+
+export class Flow {
+  tints: Float32Array;
+  ramp: Ramp | null = null;
+  marks = new Map<string, [number, number]>();
+  labels = new Map<number, string>();
+  twin: Flow | null = null; // the same text beside it, built as this one is
+  observer: IntersectionObserver | null = null; // null: all is built
+  blocks: Block[];
+
+  /** @param scroller what scrolls the text; the text is added to it */
+  constructor(
+    readonly scroller: HTMLElement,
+    readonly tokens: Token[],
+    name: string,
+    first: number = 0,
+    end: number = tokens.length,
+  ) {
+    this.tints = new Float32Array(tokens.length); // levels of the ramp; 0: no tint; NaN: no number
+    const holder = element("div", { className: "flow", role: "group", "aria-label": name });
+    const starts = cuts(tokens, first, end);
+    this.blocks = starts.map((start, i) => ({
+      first: start,
+      end: starts[i + 1] ?? end,
+      paragraph: element("p", { dir: "auto" }),
+      spans: null,
+    }));
+    holder.append(...this.blocks.map(({ paragraph }) => paragraph));
+    scroller.append(holder);
+    if (this.blocks.length === 1) this.build(this.blocks[0]);
+    else this.buildNear();
+  }
+
+  /** Blocks come and go as they are scrolled. */
+  buildNear() {
+    // A browser that holds the text itself does so once for each of two that scroll together.
+    this.scroller.style.overflowAnchor = "none";
+    const byElement = new Map(this.blocks.map((block) => [block.paragraph, block]));
+    const observer = (this.observer = new IntersectionObserver(
+      (entries) =>
+        this.holding(() => {
+          for (const { target, isIntersecting } of entries) {
+            const block = byElement.get(target as HTMLElement) as Block;
+            if (isIntersecting) this.build(block);
+            else this.drop(block);
+          }
+        }),
+      { root: this.scroller, rootMargin: `${NEAR}px 0px` },
+    ));
+    for (const { paragraph, first, end } of this.blocks) {
+      let characters = 0;
+      for (let at = first; at < end; at++) characters += this.tokens[at].text.length;
+      paragraph.style.minHeight = `${Math.ceil(characters / CHARACTERS) * 1.72}em`;
+      observer.observe(paragraph);
+    }
+  }
+
+  /** The text on the screen stays where it is: a block is seldom as high as was thought. */
+  holding(change: () => void) {
+    const { top } = this.scroller.getBoundingClientRect();
+    const seen = this.blocks.find(({ paragraph }) => paragraph.getBoundingClientRect().bottom > top);
+    const before = seen?.paragraph.getBoundingClientRect().top ?? 0;
+    change();
+    const moved = (seen?.paragraph.getBoundingClientRect().top ?? 0) - before;
+    if (moved !== 0) this.scroller.scrollTop += moved;
+  }
+
+  /** The same text, scrolled with this one, comes and goes with it. */
+  lead(twin: Flow) {
+    this.twin = twin;
+    twin.observer?.disconnect();
+  }
+
+  inTwin(block: Block, change: (twin: Flow, block: Block) => void) {
+    if (this.twin) change(this.twin, this.twin.blocks[this.blocks.indexOf(block)]);
+  }
+
+  build(block: Block) {
+    if (block.spans) return;
+    const { first, end, paragraph } = block;
+    paragraph.style.minHeight = "";
+    const parts: (string | Node)[] = [];
+    block.spans = Array.from({ length: end - first }, (_, i) => {
+      const at = first + i;
+      const token = this.tokens[at];
+      // A block begins a line of its own.
+      const text = i === 0 ? inProse(token).replace(first > 0 ? /^(\n| (?! ))/ : /^ (?! )/, "") : inProse(token);
+      const [, space, word] = text.match(/^(\s*)(.*)$/s) as RegExpMatchArray;
+      const properties = { "data-at": at, className: token.special ? "special" : "" };
+      const span = element("span", properties, word || space);
+      // The space before a word is not tinted; a special token has none of its own.
+      const apart = i > 0 && (token.special || this.tokens[at - 1].special) ? " " : "";
+      parts.push(word ? space || apart : apart, span);
+      return span;
+    });
+    paragraph.replaceChildren(...parts);
+    block.spans.forEach((span, i) => this.dress(span, first + i));
+    this.inTwin(block, (twin, same) => twin.build(same));
+  }
+
+  /** @param block that is far from the screen */
+  drop(block: Block) {
+    if (!block.spans) return;
+    block.paragraph.style.minHeight = `${block.paragraph.offsetHeight}px`;
+    block.paragraph.replaceChildren();
+    block.spans = null;
+    this.inTwin(block, (twin, same) => twin.drop(same));
+  }
+
+  /** @returns null where it is not built */
+  span(at: number): HTMLSpanElement | null {
+    const block = this.blockOf(at);
+    return block?.spans?.[at - block.first] ?? null;
+  }
+
+  blockOf(at: number): Block | undefined {
+    return this.blocks.find(({ first, end }) => at >= first && at < end);
+  }
+
+  /** @returns the token that it is about */
+  at(event: Event): number | null {
+    const span = (event.target as HTMLElement).closest?.("[data-at]");
+    if (!span || !this.scroller.contains(span)) return null;
+    const at = Number((span as HTMLElement).dataset.at);
+    return this.span(at) === span ? at : null;
+  }
+
+  /**
+   * @param weights of all tokens; null: no tint
+   * @param highest the weight that has the full tint
+   */
+  tint(weights: Float32Array | null, highest: number, ramp: Ramp) {
+    const again = this.ramp !== ramp;
+    this.ramp = ramp;
+    for (const { first, end, spans } of this.blocks) {
+      for (let at = first; at < end; at++) {
+        const tint = weights ? level(weights[at], "row", 0, highest) : 0;
+        if (Object.is(tint, this.tints[at]) && !again) continue;
+        this.tints[at] = tint;
+        if (spans) this.dress(spans[at - first], at);
+      }
+    }
+  }
+
+  /**
+   * Some tokens with a line under them.
+   * @param name of the class
+   * @param range first and last
+   */
+  mark(name: string, range: [number, number] | null) {
+    const [first, last] = this.marks.get(name) ?? [0, -1];
+    if (range && range[0] === first && range[1] === last) return;
+    if (range) this.marks.set(name, range);
+    else this.marks.delete(name);
+    for (const [from, to] of [[first, last], range ?? [0, -1]])
+      for (let at = from; at <= to; at++) {
+        const span = this.span(at);
+        if (span) this.dress(span, at);
+      }
+  }
+
+  /** Numbers above tokens. */
+  label(labels: Map<number, string>) {
+    const before = this.labels;
+    this.labels = labels;
+    for (const at of [...before.keys(), ...labels.keys()]) {
+      const span = this.span(at);
+      if (span) this.dress(span, at);
+    }
+  }
+
+  dress(span: HTMLSpanElement, at: number) {
+    const tint = this.tints[at];
+    const colours = tint === 0 || !this.ramp ? { css: "", onTop: "" } : tintOf(this.ramp, tint);
+    span.style.backgroundColor = colours.css;
+    span.style.color = colours.onTop;
+    for (const name of ["chosen", "other"]) {
+      const [first, last] = this.marks.get(name) ?? [0, -1];
+      span.classList.toggle(name, at >= first && at <= last);
+    }
+    const label = this.labels.get(at);
+    if (label) span.dataset.share = label;
+    else delete span.dataset.share;
+    if (label) span.classList.toggle("at-end", this.isAtEnd(span, label));
+  }
+
+  /** Would the number above a token be cut at the right edge? */
+  isAtEnd(span: HTMLSpanElement, label: string) {
+    const { right } = this.scroller.getBoundingClientRect();
+    return span.getBoundingClientRect().left + label.length * LABEL_LETTER > right;
+  }
+
+  clear() {
+    this.tints.fill(0);
+    this.marks.clear();
+    this.labels.clear();
+    for (const { first, spans } of this.blocks) spans?.forEach((span, i) => this.dress(span, first + i));
+  }
+
+  /** Scrolls a token into sight: no further than it must, or with some text around it. */
+  reveal(at: number) {
+    const place = this.blocks.findIndex(({ first, end }) => at >= first && at < end);
+    if (place < 0) return;
+    if (!this.blocks[place].spans) {
+      // Its neighbours too: their heights are no longer estimates.
+      for (const block of this.blocks.slice(Math.max(0, place - 1), place + 2)) this.build(block);
+    }
+    const span = this.span(at) as HTMLElement;
+    const [box, view] = [span.getBoundingClientRect(), this.scroller.getBoundingClientRect()];
+    const [above, below] = [view.top - box.top, box.bottom - view.bottom];
+    if (above <= 0 && below <= 0) return;
+    if (Math.max(above, below) > FAR) this.scroller.scrollTop += box.top - view.top - view.height / 3;
+    else this.scroller.scrollTop += above > 0 ? -above - MARGIN : below + MARGIN;
+  }
+
+  /**
+   * The token above or below another, as it is drawn.
+   * @param down 1 or -1
+   */
+  beside(at: number, down: number): number {
+    const from = this.span(at)?.getBoundingClientRect();
+    if (!from) return at;
+    let best = at;
+    let distance = Infinity;
+    let line = from.top;
+    for (let next = at + down; ; next += down) {
+      const box = this.span(next)?.getBoundingClientRect();
+      if (!box) break;
+      if (Math.abs(box.top - line) > from.height / 2) {
+        if (best !== at) break;
+        line = box.top;
+      }
+      if (line === from.top) continue;
+      const apart = Math.abs(box.left - from.left);
+      if (apart >= distance) continue;
+      [best, distance] = [next, apart];
+    }
+    return best;
+  }
+}

@@ -1,0 +1,116 @@
+/** Lines between words: queries at the left, keys at the right, a line for each weight. */
+
+import { element, svgElement } from "../dom";
+import { counted, share } from "../maths/numbers";
+import { named, type Token } from "./tokens";
+
+export type Axis = "query" | "key";
+
+/** Weights (q_len, kv_len). */
+export type Matrix = { weights: Float32Array; colour: string };
+
+export const MOST_LINED = 60; // tokens; more lines than theirs show nothing
+const LEAST = 0.01; // the weight from which a line is drawn
+const ROW = 22; // pixels of a token
+const WIDEST = 6; // pixels of the line of a weight of 1
+
+export class Lines {
+  caption: HTMLParagraphElement;
+  picture: HTMLDivElement;
+  drawn: SVGLineElement[] = [];
+
+  constructor(
+    readonly holder: HTMLElement,
+    told: { point: (axis: Axis, at: number | null) => void; choose: (axis: Axis, at: number) => void },
+  ) {
+    this.caption = element("p", { className: "caption" });
+    this.picture = element("div", { className: "lined" });
+    holder.append(this.caption, this.picture);
+    for (const kind of ["pointerover", "click"])
+      this.picture.addEventListener(kind, ({ target }) => {
+        const name = (target as HTMLElement).closest("[data-line]");
+        const { line, place } = (name as HTMLElement | null)?.dataset ?? {};
+        if (line === undefined) return kind === "click" ? undefined : told.point("query", null);
+        const tell = kind === "click" ? told.choose : told.point;
+        tell(line as Axis, Number(place));
+      });
+    this.picture.addEventListener("pointerleave", () => told.point("query", null));
+  }
+
+  /** @param matrices a colour for each */
+  draw(matrices: Matrix[], { queries, keys }: { queries: Token[]; keys: Token[] }) {
+    const height = ROW * Math.max(queries.length, keys.length);
+    const box = { viewBox: `0 0 100 ${height}`, preserveAspectRatio: "none", height };
+    const svg = svgElement("svg", { ...box, "aria-hidden": "true" });
+    const drawn: [number, number, number, string][] = [];
+    for (const { weights, colour } of matrices)
+      weights.forEach((weight, cell) => {
+        if (weight >= LEAST) drawn.push([weight, Math.floor(cell / keys.length), cell % keys.length, colour]);
+      });
+    // The strongest on top.
+    this.drawn = drawn
+      .sort(([a], [b]) => a - b)
+      .map(([weight, query, key, colour]) => line(weight, query, key, colour));
+    svg.append(...this.drawn);
+    this.picture.replaceChildren(list(queries, "query"), svg, list(keys, "key"));
+    const count = (counts: (weight: number) => boolean) =>
+      matrices.reduce((sum, { weights }) => sum + weights.filter(counts).length, 0);
+    const [spoilt, allowed] = [count(Number.isNaN), count((weight) => weight > 0)];
+    this.caption.textContent = `Lines: ${counted(drawn.length, "weight")} of ${share(LEAST)} and more, of ${counted(allowed, "weight")} above 0; width and strength by weight${spoilt > 0 ? `; ${counted(spoilt, "weight")} not numbers (NaN)` : ""}`;
+  }
+
+  clear() {
+    this.caption.textContent = "";
+    this.picture.replaceChildren();
+    this.drawn = [];
+  }
+
+  /**
+   * Only the lines of some tokens; all lines for null.
+   * @param range first and last
+   */
+  isolate(axis: Axis, range: [number, number] | null) {
+    for (const drawn of this.drawn) {
+      const at = Number(drawn.dataset[axis]);
+      drawn.classList.toggle("aside", range !== null && (at < range[0] || at > range[1]));
+    }
+  }
+
+  /**
+   * Tints the names at one side.
+   * @param chosen underlined
+   */
+  tint(axis: Axis, tintOf: (at: number) => { css: string; onTop: string } | null, chosen: [number, number] | null) {
+    for (const name of this.picture.querySelectorAll(`[data-line="${axis}"]`)) {
+      const { style, dataset, classList } = name as HTMLElement;
+      const at = Number(dataset.place);
+      const tint = tintOf(at);
+      style.backgroundColor = tint?.css ?? "";
+      style.color = tint?.onTop ?? "";
+      classList.toggle("chosen", chosen !== null && at >= chosen[0] && at <= chosen[1]);
+    }
+  }
+}
+
+function line(weight: number, query: number, key: number, colour: string) {
+  return svgElement("line", {
+    x1: 0,
+    y1: (query + 0.5) * ROW,
+    x2: 100,
+    y2: (key + 0.5) * ROW,
+    stroke: colour,
+    "stroke-width": Math.max(0.75, WIDEST * weight),
+    "stroke-opacity": Math.min(1, 0.08 + 0.92 * weight),
+    "vector-effect": "non-scaling-stroke",
+    "data-query": query,
+    "data-key": key,
+  });
+}
+
+function list(tokens: Token[], axis: Axis): HTMLElement {
+  const names = tokens.map((token, at) => {
+    const properties = { "data-line": axis, "data-place": at, className: token.special ? "special" : "" };
+    return element("li", {}, element("span", properties, named(token, 24)));
+  });
+  return element("ol", { "aria-label": axis === "query" ? "Queries" : "Keys" }, ...names);
+}

@@ -1,0 +1,102 @@
+/** The text beside the map; the tokens that give or take attention are tinted. */
+
+import { byId, element } from "../dom";
+import type { Page } from "../main";
+import { share } from "../maths/numbers";
+import type { Cell } from "../state";
+import { strongest, type Reading } from "../views/reading";
+import { Flow } from "./flow";
+import { heldAside } from "./held_words";
+import type { Token } from "./tokens";
+
+export class Prose {
+  caption = byId("tint");
+  queries: Flow | null = null;
+  keys: Flow | null = null;
+  shown: Token[] | null = null;
+
+  constructor(
+    readonly pane: HTMLElement,
+    readonly page: Page,
+  ) {
+    pane.addEventListener("pointermove", (event) => page.hover(this.cellAt(event)));
+    pane.addEventListener("pointerleave", () => page.hover(null));
+    pane.addEventListener("click", (event) => {
+      const cell = this.cellAt(event);
+      if (cell) page.choose(cell);
+    });
+  }
+
+  /** @param axes writes the text, once or twice */
+  write({ queries, keys }: { queries: Token[]; keys: Token[] }) {
+    if (this.shown === keys) return;
+    this.shown = keys;
+    this.pane.replaceChildren();
+    if (queries === keys) {
+      this.queries = this.keys = new Flow(this.pane, keys, "The text");
+      return;
+    }
+    this.queries = this.text(queries, "Queries: the text that looks");
+    this.keys = this.text(keys, "Keys: the text that is looked at");
+  }
+
+  text(tokens: Token[], name: string): Flow {
+    this.pane.append(element("h3", {}, name));
+    return new Flow(this.pane, tokens, name);
+  }
+
+  cellAt(event: Event): Cell | null {
+    const query = this.queries?.at(event) ?? null;
+    const key = this.keys?.at(event) ?? null;
+    if (query === null && key === null) return null;
+    const asQuery = query !== null && (key === null || this.page.store.state.side === "looks");
+    return asQuery ? { query, key: null } : { query: null, key };
+  }
+
+  read(reading: Reading) {
+    const { queries, keys } = this;
+    const { scale, side, hover } = this.page.store.state;
+    const looks = side === "looks";
+    const weights = looks ? reading.row : reading.column;
+    if (!weights || !queries || !keys) return;
+    const aside = heldAside(reading, looks ? "row" : "column", this.page.recording.layers);
+    // A tint points at words; on a log scale nearly every word would have one.
+    const relative = scale !== "linear";
+    const highest = relative ? weights[strongest(weights)] : 1;
+    const full = `Full tint: ${share(highest)}${relative ? ", the strongest" : ""}${aside}`;
+    const isSpoilt = weights.some(Number.isNaN);
+    this.caption.textContent = Number.isNaN(highest)
+      ? "Not numbers (NaN)"
+      : `${full}${isSpoilt ? "; grey: not numbers (NaN)" : ""}`;
+    const [tinted, other] = looks ? [keys, queries] : [queries, keys];
+    if (other !== tinted) other.clear();
+    tinted.tint(weights, highest, this.page.look.ramp);
+    const [chosen, at] = looks ? [reading.query, reading.key] : [reading.key, reading.query];
+    other.mark("chosen", [chosen, chosen]);
+    tinted.mark("other", at === chosen && other === tinted ? null : [at, at]);
+    if (!hover) other.reveal(chosen);
+  }
+
+  clear() {
+    this.queries?.clear();
+    this.keys?.clear();
+    this.caption.textContent = "";
+  }
+}
+
+/** The next token, after one, at which a phrase begins; the phrase may run over several tokens. */
+export function find(tokens: Token[], phrase: string, after: number): number | null {
+  const wanted = phrase.trim().toLowerCase();
+  if (wanted === "") return null;
+  const starts = [];
+  let text = "";
+  for (const token of tokens) {
+    starts.push(text.length);
+    text += token.text.toLowerCase();
+  }
+  let at = text.indexOf(wanted, starts[after + 1] ?? text.length);
+  if (at < 0) at = text.indexOf(wanted);
+  if (at < 0) return null;
+  const next = starts.findIndex((start) => start > at);
+  return next < 0 ? tokens.length - 1 : next - 1;
+}

@@ -1,0 +1,224 @@
+/** The cell as a sentence, and the readable twin of the map: the strongest of its row and column. */
+
+import { coarsest, type Rest } from "../data/held";
+import type { LayerInfo } from "../data/payload";
+import { byId, element } from "../dom";
+import type { Page } from "../main";
+import { headsName, isDifference, lessName } from "../map/compare";
+import type { SmallMap } from "../map/overview";
+import { blockOf, edge } from "../maths/blocks";
+import { counted, digits, full, points, share } from "../maths/numbers";
+import { isMaskKnown } from "../maths/softmax";
+import { rankOf, strongest, top, type Reading } from "../views/reading";
+import { blockAt, heldSentence, heldValue, meansName, strongestBlocks } from "./held_words";
+import { isolated, isShortened, named, sinksOf, visible, type Token } from "./tokens";
+
+const LISTED = 8;
+const NOT_NUMBERS = "its weights are not numbers (NaN)";
+
+/** How often each token stands in a text. */
+const counts = new WeakMap<Token[], Map<string, number>>();
+
+/** Does the same token stand elsewhere too? */
+function isRepeated(tokens: Token[], at: number): boolean {
+  let count = counts.get(tokens);
+  if (!count) {
+    count = new Map();
+    for (const { text } of tokens) count.set(text.trim(), (count.get(text.trim()) ?? 0) + 1);
+    counts.set(tokens, count);
+  }
+  return (count.get(tokens[at].text.trim()) ?? 0) > 1;
+}
+
+/** A token in a sentence; a repeated one with its position. */
+export function quoted(tokens: Token[], at: number): string {
+  const name = isolated(named({ ...tokens[at], special: false }));
+  return isRepeated(tokens, at) ? `“${name}” (token ${at})` : `“${name}”`;
+}
+
+/** One token in a sentence, or several that stand together. */
+export function quotedRange(tokens: Token[], first: number, last: number | null): string {
+  if (last === null) return quoted(tokens, first);
+  const text = tokens.slice(first, last + 1).map((token) => token.text);
+  return `“${isolated(named({ text: text.join(""), special: false }, 40))}” (${counted(text.length, "token")})`;
+}
+
+/** What is chosen in the text: where it looks, and who looks at it. */
+function textSentence(
+  reading: Reading,
+  { queries, keys }: { queries: Token[]; keys: Token[] },
+  layers: LayerInfo[],
+): string {
+  const { hidden, query, key, queryTo, keyTo, row, column } = reading;
+  const aside = hidden ? ", the first and the special tokens set aside" : "";
+  const [to, by] = [strongest(row), column ? strongest(column) : 0];
+  const held = coarsest(reading, layers);
+  const mean = queryTo === null ? "" : `, the mean of ${queryTo - query + 1} queries`;
+  const means = held ? ` (${meansName(held)})` : "";
+  const only = held && !reading.rest ? means : "";
+  const looks = Number.isNaN(row[to])
+    ? `${quotedRange(queries, query, queryTo)}: ${NOT_NUMBERS}${only}`
+    : row[to] > 0
+      ? `${quotedRange(queries, query, queryTo)} looks most at ${only ? blockAt(to, held?.block ?? 1, row.length).name : quoted(keys, to)}: ${share(row[to])}${mean}${only}`
+      : `${quotedRange(queries, query, queryTo)} looks at nothing`;
+  const sum = keyTo === null ? "" : ` to these ${keyTo - key + 1} keys together`;
+  const looked = !column
+    ? ""
+    : Number.isNaN(column[by])
+      ? `; of what looks at ${quotedRange(keys, key, keyTo)} the weights are not numbers (NaN)`
+      : column[by] > 0
+        ? `; ${quotedRange(keys, key, keyTo)} is looked at most by ${held ? blockAt(by, held.block, column.length).name : quoted(queries, by)}: ${share(column[by])}${sum}${means}`
+        : `; nobody looks at ${quotedRange(keys, key, keyTo)}`;
+  return `${looks}${looked}, ${headsName(reading, layers)}${aside}.`;
+}
+
+/** @param isKnown whether a weight of 0 is known to be the mask's doing */
+export function sentence(
+  reading: Reading,
+  { queries, keys }: { queries: Token[]; keys: Token[] },
+  layers: LayerInfo[],
+  isKnown: boolean,
+): string {
+  const { hidden, query, key, row, mask } = reading;
+  const [from, to] = [quoted(queries, query), quoted(keys, key)];
+  const where = headsName(reading, layers);
+  const aside = hidden ? ", the first and the special tokens set aside" : "";
+  const held = coarsest(reading, layers);
+  const only = held && !reading.rest ? ` (${meansName(held)})` : "";
+  if (mask[key] && Number.isNaN(row[key])) return `${from}: ${NOT_NUMBERS}${only}, ${where}${aside}.`;
+  if (isDifference(reading) && mask[key] && !held) {
+    const much = `${digits(Math.abs(row[key]) * 100)} percentage points ${row[key] < 0 ? "less" : "more"} of its attention`;
+    return `${from} gives ${to} ${much} in ${where} than in ${lessName(reading, layers)}${aside}.`;
+  }
+  const { rank, of } = rankOf(row, mask, key);
+  if (of === 0) return `${from} may attend to nothing: all its weights are 0, ${where}${aside}.`;
+  if (!mask[key]) {
+    const isAside = hidden && sinksOf(keys).includes(key);
+    const verb = isAside ? "is read without" : isKnown ? "may not attend to" : "gives nothing to";
+    return `${from} ${verb} ${to}, ${where}${aside}.`;
+  }
+  if (held) return heldSentence(reading, held, { from, to, where, less: lessName(reading, layers) });
+  return `${from} gives ${share(row[key])} of its attention to ${to} (rank ${rank} of ${of}), ${where}${aside}.`;
+}
+
+/** A cell of a small map, where there is nothing finer. */
+export function blockSentence(
+  { rows, columns, shares }: SmallMap,
+  { q_len, kv_len }: LayerInfo,
+  { head, layer }: { head: number; layer: number },
+  { query, key }: { query: number; key: number },
+): string {
+  const [row, column] = [block(query, q_len, rows), block(key, kv_len, columns)];
+  const value = shares[(head * rows + row.at) * columns + column.at];
+  return `Of ${row.name}, about ${share(value)} of the attention goes to ${column.name} (small map), layer ${layer} head ${head}.`;
+}
+
+function block(position: number, length: number, cells: number) {
+  const at = blockOf(position, length, cells);
+  const [first, last] = [edge(at, length, cells), edge(at + 1, length, cells) - 1];
+  return { at, name: first === last ? `token ${first}` : `tokens ${first} to ${last}` };
+}
+
+export class ReadingView {
+  line = byId("sentence");
+  value = byId("value");
+  whole = byId("whole-token");
+  looks = byId("looks-table");
+  looked = byId("looked-table");
+  written: (weight: number) => string = share; // shares; of a difference points
+
+  constructor(readonly page: Page) {}
+
+  /**
+   * Nothing can be read here.
+   * @param text what is said instead
+   */
+  clear(text: string = "") {
+    this.line.textContent = text;
+    this.value.textContent = "";
+    this.whole.hidden = true;
+    this.looks.replaceChildren();
+    this.looked.replaceChildren();
+  }
+
+  say(text: string) {
+    if (this.line.textContent !== text) this.line.textContent = text;
+  }
+
+  read(reading: Reading) {
+    const axes = this.page.axes(reading.layer);
+    const inText = this.page.store.state.view === "text";
+    const isKnown = isMaskKnown(this.page.recording.layers[reading.layer]);
+    const { layers } = this.page.recording;
+    this.say(inText ? textSentence(reading, axes, layers) : sentence(reading, axes, layers, isKnown));
+    const what = isDifference(reading) ? "difference" : reading.terms ? "mean weight" : "weight";
+    const held = coarsest(reading, layers);
+    const value = held ? heldValue(reading, held) : `${what} ${full(reading.row[reading.key])}`;
+    this.value.textContent = inText ? "" : value;
+    this.written = isDifference(reading) ? points : share;
+    const [looks, looked] = [
+      `${quoted(axes.queries, reading.query)} looks at`,
+      `${quoted(axes.keys, reading.key)} is looked at by`,
+    ];
+    if (held && !reading.rest) this.listBlocks(this.looks, looks, reading.row, held);
+    else this.list(this.looks, looks, reading.row, axes.keys, "key", reading.rest);
+    if (reading.column && held) this.listBlocks(this.looked, looked, reading.column, held);
+    else if (reading.column) this.list(this.looked, looked, reading.column, axes.queries, "query");
+    this.spell(axes, reading);
+  }
+
+  /** @param unknown weights that are not among these */
+  list(
+    table: HTMLElement,
+    caption: string,
+    weights: Float32Array,
+    tokens: Token[],
+    axis: "query" | "key",
+    unknown?: Rest,
+  ) {
+    const best = top(weights.map(Math.abs), weights.length === LISTED + 1 ? LISTED + 1 : LISTED);
+    const name = element("caption", {}, this.written === share ? caption : `${caption}, in points`);
+    const rows = best.map((at) => this.row(at, weights[at], tokens, axis));
+    if (rows.length === 0) rows.push(note(weights.some(Number.isNaN) ? "not numbers (NaN)" : "nothing"));
+    const known = weights.reduce((sum, weight) => sum + weight, 0) + (unknown?.share ?? 0);
+    const rest = known - best.reduce((sum, at) => sum + weights[at], 0);
+    const others = weights.length - best.length;
+    if (axis === "key" && others > 0 && best.length >= LISTED)
+      rows.push(note(`${counted(others, "other")}`, this.written(this.written === share ? Math.max(0, rest) : rest)));
+    table.replaceChildren(name, element("tbody", {}, ...rows));
+  }
+
+  listBlocks(table: HTMLElement, caption: string, means: Float32Array, info: LayerInfo) {
+    const name = element("caption", {}, `${caption} (${meansName(info)})`);
+    const rows = strongestBlocks(means, info, LISTED).map(({ places, mean }) => {
+      const row = note(places, this.written(mean));
+      row.title = full(mean);
+      return row;
+    });
+    if (rows.length === 0) rows.push(note(means.some(Number.isNaN) ? "not numbers (NaN)" : "nothing"));
+    table.replaceChildren(name, element("tbody", {}, ...rows));
+  }
+
+  row(at: number, weight: number, tokens: Token[], axis: "query" | "key") {
+    const button = element("button", { className: tokens[at].special ? "special" : "" }, named(tokens[at], 22));
+    button.addEventListener("click", () => this.page.store.set({ [axis]: at, hover: null }));
+    const position = element("span", { className: "position" }, isRepeated(tokens, at) ? String(at) : "");
+    const token = element("th", { scope: "row" }, element("span", {}, button, position));
+    return element("tr", {}, token, element("td", { title: full(weight) }, this.written(weight)));
+  }
+
+  /** The whole text of a token that is too long to show. */
+  spell({ queries, keys }: { queries: Token[]; keys: Token[] }, { query, key }: Reading) {
+    const token = [queries[query], keys[key]].find(isShortened);
+    this.whole.hidden = !token;
+    if (!token || this.whole.dataset.text === token.text) return;
+    this.whole.dataset.text = token.text;
+    const [summary, body] = this.whole.children;
+    summary.textContent = `All ${counted(token.text.length, "character")} of “${isolated(named(token))}”`;
+    body.textContent = visible(token.text, "\n\t");
+  }
+}
+
+function note(text: string, value: string = ""): HTMLTableRowElement {
+  return element("tr", { className: "note" }, element("th", { scope: "row" }, text), element("td", {}, value));
+}

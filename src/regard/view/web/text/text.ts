@@ -1,0 +1,453 @@
+/**
+ * The text as people read it. A token, or several, is chosen with the mouse or the arrows; its tint
+ * shows where it looks and who looks at it. One text stands twice, a tint for each direction; the
+ * two texts of a pair or of cross-attention face each other; few tokens have lines between them.
+ */
+
+import { choice, element } from "../dom";
+import type { Page } from "../main";
+import { chosenHeads, headline, shown, withHead } from "../map/compare";
+import { level, tintOf } from "../maths/colours";
+import { share } from "../maths/numbers";
+import type { State } from "../state";
+import { strongest, top, type Reading } from "../views/reading";
+import { Flow } from "./flow";
+import { heldAside } from "./held_words";
+import { Lines, MOST_LINED, type Axis } from "./lines";
+import { secondText, sentenceAt, wordAt } from "./parts_of_text";
+import { quoted, quotedRange } from "./sentence";
+import type { Token } from "./tokens";
+
+/** One of the two texts. */
+export interface Side {
+  flow: Flow;
+  axis: Axis | "both"; // what its tokens are
+  shows: "row" | "column" | "side"; // which weights tint it; "side": as the state says
+  name: string;
+  range: [number, number]; // its tokens: the first, and the one past the last
+  heading: HTMLElement;
+  caption: HTMLElement;
+}
+
+// Told apart with any kind of colour sight (Okabe and Ito), on light and on dark ground.
+const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6fd1", "#8c8c8c"];
+const STROKE = 150; // level of the ramp, of the lines of one head
+const HINT = "Point at a word, or choose several: drag, or Shift and the arrows.";
+const LABELLED = 6; // of the strongest tokens have their number above them
+const LEAST = 0.04; // of the strongest: less is not worth a number
+const APART = 8; // characters between two numbers that do not touch
+
+export class TextView {
+  direction: HTMLParagraphElement;
+  turn: HTMLElement;
+  facing: HTMLDivElement;
+  toggles: HTMLParagraphElement;
+  lined: HTMLDivElement;
+  lines: Lines;
+  sides: Side[] = [];
+  written: Token[][] = [];
+  isolated: Axis | null = null;
+  drag: { axis: Axis; at: number } | null = null;
+  anchor = 0; // the end of the chosen tokens that stays where it is
+  matrix = ""; // what the lines are of
+  isLined = true; // are they there, or none wanted?
+  latest = new AbortController();
+
+  constructor(
+    readonly pane: HTMLElement,
+    readonly page: Page,
+  ) {
+    this.direction = element("p", { className: "direction" });
+    const words = [this.growButton("Whole word", wordAt), this.growButton("Whole sentence", sentenceAt)];
+    const grow = element("span", { className: "grow pressed", role: "group", "aria-label": "Choose more" }, ...words);
+    this.turn = choice("What the tint shows", "side", { looks: "Where it looks", looked: "Who looks at it" });
+    this.turn.className = "pressed";
+    this.facing = element("div", { className: "facing" });
+    this.toggles = element("p", {
+      className: "toggles pressed",
+      role: "group",
+      "aria-label": "Heads whose lines are shown",
+    });
+    this.lined = element("div", { className: "lines" }, this.toggles);
+    pane.append(element("div", { className: "tools" }, this.direction, this.turn, grow), this.facing, this.lined);
+    this.lines = new Lines(this.lined, {
+      point: (axis, at) => this.point(axis, at),
+      choose: (axis, at) => this.choose(axis, at, at),
+    });
+    document.addEventListener("pointerup", () => {
+      this.drag = null;
+    });
+  }
+
+  growButton(text: string, around: (tokens: Token[], at: number) => [number, number]) {
+    const button = element("button", { type: "button" }, text);
+    button.addEventListener("click", () => {
+      const { axis, tokens, first, last } = this.chosen();
+      this.choose(axis, around(tokens, first)[0], around(tokens, last)[1]);
+    });
+    return button;
+  }
+
+  /** @returns are queries and keys the same tokens? */
+  isOneText(): boolean {
+    return this.written[0] === this.written[1];
+  }
+
+  /** What is chosen, and on which axis. */
+  chosen() {
+    const { query, key, queryTo, keyTo, side } = this.page.store.state;
+    const axis = (!this.isOneText() && side === "looked" ? "key" : "query") as Axis;
+    const [from, to] = axis === "query" ? [query, queryTo] : [key, keyTo];
+    const first = from ?? this.page.reading?.[axis] ?? 0;
+    return { axis, tokens: this.written[axis === "query" ? 0 : 1], first, last: to ?? first };
+  }
+
+  choose(axis: Axis, first: number, last: number) {
+    const [from, to] = first < last ? [first, last] : [last, first];
+    const end = to > from ? to : null;
+    if (this.isOneText()) this.page.store.set({ query: from, queryTo: end, hover: null });
+    else if (axis === "query")
+      this.page.store.set({ query: from, queryTo: end, key: null, side: "looks", hover: null });
+    else this.page.store.set({ key: from, keyTo: end, query: null, side: "looked", hover: null });
+  }
+
+  /** @param at pointed at; null: no longer */
+  point(axis: Axis, at: number | null) {
+    this.isolated = at === null ? null : axis;
+    const { queryTo, keyTo } = this.page.store.state;
+    if (at !== null && (queryTo !== null || keyTo !== null)) return this.readPair(axis, at);
+    if (at === null) this.page.hover(null);
+    else if (this.isOneText()) this.page.hover({ query: at, key: null });
+    else this.page.hover(axis === "query" ? { query: at, key: null } : { query: null, key: at });
+    if (this.page.reading) this.connect(this.page.reading);
+  }
+
+  /** With several tokens chosen, another one is read against them. */
+  readPair(axis: Axis, at: number) {
+    const { reading } = this.page;
+    if (!reading) return;
+    const { query, queryTo, key, keyTo, row, column } = reading;
+    const [queries, keys] = this.written;
+    const said = [];
+    if (axis === "key" || this.isOneText())
+      said.push(
+        `${quotedRange(queries, query, queryTo)} gives ${share(row[at])} of its attention to ${quoted(keys, at)}${queryTo === null ? "" : `, the mean of ${queryTo - query + 1} queries`}`,
+      );
+    if (column && (axis === "query" || this.isOneText()))
+      said.push(`${quoted(queries, at)} gives ${share(column[at])} to ${quotedRange(keys, key, keyTo)}`);
+    this.page.words.say(`${said.join("; ")}.`);
+  }
+
+  /** The arrows. */
+  move(down: number, right: number, extends_: boolean) {
+    const { axis, first, last } = this.chosen();
+    if (first === last) this.anchor = first;
+    const end = this.anchor === first ? last : first;
+    const from = extends_ || first === last ? end : right + down > 0 ? last : first;
+    const side = this.sideOf(axis, from);
+    const length = this.written[axis === "query" ? 0 : 1].length;
+    const step = Math.sign(right);
+    const to = Math.max(0, Math.min(length - 1, down ? (side?.flow.beside(from, down) ?? from) : from + step));
+    if (!extends_) this.anchor = to;
+    this.choose(axis, extends_ ? this.anchor : to, to);
+    this.sideOf(axis, to)?.flow.reveal(to);
+    this.isolated = axis;
+  }
+
+  /** @returns the side that shows this token */
+  sideOf(axis: Axis, at: number): Side | undefined {
+    return this.sides.find(
+      (side) => (side.axis === axis || side.axis === "both") && at >= side.range[0] && at < side.range[1],
+    );
+  }
+
+  update(state: State, changed: Set<string>) {
+    const { queries, keys } = this.page.axes(state.layer);
+    if (this.written[0] !== queries || this.written[1] !== keys) this.write(queries, keys);
+    const { reading } = this.page;
+    if (this.page.recording.layers[state.layer].kind === "map") return this.clear();
+    if (reading && ["view", "theme", "side", "scale"].some((name) => changed.has(name))) this.read(reading);
+    this.draw(state);
+  }
+
+  clear() {
+    for (const { flow, caption } of this.sides) {
+      flow.clear();
+      caption.textContent = "Only the small map of this layer is here; choose a layer that is there in full.";
+    }
+    this.lines.clear();
+    this.matrix = "";
+    this.isLined = true;
+  }
+
+  /** Lays the texts out. */
+  write(queries: Token[], keys: Token[]) {
+    this.written = [queries, keys];
+    this.facing.replaceChildren();
+    const cut = queries === keys ? secondText(keys) : null;
+    const n = keys.length;
+    if (queries !== keys)
+      this.sides = [
+        this.side(queries, "query", "column", "Queries: the text that looks"),
+        this.side(keys, "key", "row", "Keys: the text that is looked at"),
+      ];
+    else if (cut !== null)
+      this.sides = [
+        this.side(keys, "both", "side", "First text", 0, cut),
+        this.side(keys, "both", "side", "Second text", cut, n),
+      ];
+    else
+      this.sides = [
+        this.side(keys, "both", "row", "Where it looks"),
+        this.side(keys, "both", "column", "Who looks at it"),
+      ];
+    const twice = queries === keys && cut === null;
+    this.turn.hidden = twice;
+    this.direction.className = twice ? "hint pressed" : "direction";
+    if (twice) this.direction.textContent = HINT;
+    this.pane.classList.toggle("few", Math.max(queries.length, n) <= MOST_LINED);
+    if (twice) this.scrollTogether();
+  }
+
+  side(
+    tokens: Token[],
+    axis: Side["axis"],
+    shows: Side["shows"],
+    name: string,
+    first: number = 0,
+    end: number = tokens.length,
+  ): Side {
+    const heading = element("h2", {}, name);
+    const caption = element("p", { className: "caption" });
+    const scroller = element("div", { className: "reading", tabIndex: 0, role: "region", "aria-label": name });
+    this.facing.append(element("div", { className: "side" }, heading, caption, scroller));
+    const flow = new Flow(scroller, tokens, name, first, end);
+    const pointed: Axis = axis === "both" ? "query" : axis;
+    this.follow(scroller, flow, pointed, tokens);
+    return { flow, axis, shows, name, range: [first, end], heading, caption };
+  }
+
+  /** The mouse: point, press and drag, twice for the word, three times for the sentence. */
+  follow(scroller: HTMLElement, flow: Flow, axis: Axis, tokens: Token[]) {
+    scroller.addEventListener("pointerleave", () => this.point(axis, null));
+    scroller.addEventListener("pointermove", (event) => {
+      const at = flow.at(event);
+      if (this.drag && at !== null) this.choose(axis, this.drag.at, at);
+      else if (!this.drag) this.point(axis, at);
+    });
+    scroller.addEventListener("pointerdown", (event) => {
+      const at = flow.at(event);
+      if (at === null || event.button !== 0) return;
+      if (!event.shiftKey) this.anchor = at;
+      else if (this.chosen().first === this.chosen().last) this.anchor = this.chosen().first;
+      this.drag = { axis, at: this.anchor };
+      this.choose(axis, this.anchor, at);
+    });
+    scroller.addEventListener("click", (event) => {
+      const at = flow.at(event);
+      if (at === null || event.detail < 2) return;
+      const [first, last] = event.detail === 2 ? wordAt(tokens, at) : sentenceAt(tokens, at);
+      this.choose(axis, first, last);
+    });
+  }
+
+  /** One text that stands twice scrolls as one. */
+  scrollTogether() {
+    const [{ flow: one }, { flow: other }] = this.sides;
+    one.lead(other);
+    const [left, right] = [one.scroller, other.scroller];
+    left.addEventListener("scroll", () => (right.scrollTop = left.scrollTop));
+    right.addEventListener("scroll", () => (left.scrollTop = right.scrollTop));
+  }
+
+  read(reading: Reading) {
+    const { side } = this.page.store.state;
+    const ranges = {
+      query: [reading.query, reading.queryTo ?? reading.query] as [number, number],
+      key: [reading.key, reading.keyTo ?? reading.key] as [number, number],
+    };
+    const [queries, keys] = this.written;
+    const names = {
+      row: quotedRange(queries, reading.query, reading.queryTo),
+      column: quotedRange(keys, reading.key, reading.keyTo),
+    };
+    const shown = side === "looks" ? "row" : "column";
+    if (!this.turn.hidden)
+      this.direction.textContent = shown === "row" ? `Where ${names.row} looks` : `Who looks at ${names.column}`;
+    for (const each of this.sides) {
+      const shows = each.shows === "side" ? shown : each.shows;
+      const isTinted = this.isOneText() || shows === shown;
+      const weights = isTinted ? reading[shows] : null;
+      this.tint(each, weights, heldAside(reading, shows, this.page.recording.layers));
+      if (isTinted && !weights) each.caption.textContent = "Who looks at it is being added up …";
+      const chosen = shows === "row" ? "query" : "key";
+      const mine = each.axis === "both" ? chosen : each.axis;
+      each.flow.mark("chosen", this.isOneText() || mine === (side === "looks" ? "query" : "key") ? ranges[mine] : null);
+      if (each.shows !== "side" && this.isOneText())
+        each.heading.textContent = shows === "row" ? `Where ${names.row} looks` : `Who looks at ${names.column}`;
+    }
+    if (!this.page.store.state.hover && !this.drag) this.sideOf("query", reading.query)?.flow.reveal(reading.query);
+    this.connect(reading);
+  }
+
+  /** @param aside what they are */
+  tint({ flow, caption, shows, range: [first, end] }: Side, weights: Float32Array | null, aside: string) {
+    const highest = weights ? weights[strongest(weights)] : 0;
+    flow.tint(weights, highest, this.page.look.ramp);
+    if (!weights) {
+      flow.label(new Map());
+      caption.textContent = "";
+      return;
+    }
+    const part = weights.subarray(first, end);
+    const best = top(part, LABELLED)
+      .filter((at) => part[at] >= LEAST * highest)
+      .map((at) => first + at);
+    flow.label(numbersAbove(flow.tokens, best, weights));
+    const sum = part.reduce((total, weight) => total + weight, 0);
+    const isPair = shows === "side";
+    const here = isPair && this.page.store.state.side === "looks" ? `Together ${share(sum)}. ` : "";
+    const full = Number.isNaN(highest) ? "Not numbers (NaN)" : `Full tint: ${share(highest)}, the strongest${aside}`;
+    const grey = !Number.isNaN(highest) && part.some(Number.isNaN) ? "; grey: not numbers (NaN)" : "";
+    caption.textContent = `${here}${full}${grey}`;
+  }
+
+  /** The lines, and the tints of their names. */
+  connect({ query, key, queryTo, keyTo, row, column }: Reading) {
+    if (this.matrix === "") return;
+    const { ramp } = this.page.look;
+    const asked: [number, number] = [query, queryTo ?? query];
+    const given: [number, number] = [key, keyTo ?? key];
+    const axis = this.isolated;
+    this.lines.isolate(axis ?? "query", axis === null ? null : axis === "query" ? asked : given);
+    const tints = (weights: Float32Array | null) => {
+      const highest = weights ? weights[strongest(weights)] : 0;
+      return (at: number) => {
+        const tint = weights ? level(weights[at], "row", 0, highest) : 0;
+        return tint === 0 ? null : tintOf(ramp, tint);
+      };
+    };
+    this.lines.tint("key", tints(axis === "key" ? null : row), axis === "key" ? given : null);
+    this.lines.tint("query", tints(axis === "key" ? column : null), axis === "key" ? null : asked);
+  }
+
+  /** The lines of the open head, or of several in colours, when there are few tokens. */
+  draw(state: State) {
+    const { layers } = this.page.recording;
+    const [queries, keys] = this.written;
+    const few = Math.max(queries.length, keys.length) <= MOST_LINED;
+    const heads = chosenHeads(state, layers);
+    const isColoured = this.isColoured(state);
+    const drawn = isColoured
+      ? heads.map((head, i) => ({ which: { ...head, hidden: state.hidden }, colour: COLOURS[i] }))
+      : [{ which: shown({ ...state, compare: "alone" }, layers), colour: this.page.look.ramp.css[STROKE] }];
+    this.toggles.hidden = !few || layers[state.layer].num_heads === 1;
+    if (few) this.offer(state, isColoured ? heads : []);
+    const wanted = few ? JSON.stringify(drawn) : "";
+    if (wanted === this.matrix) return;
+    this.matrix = wanted;
+    this.latest.abort();
+    this.latest = new AbortController();
+    this.isLined = !few;
+    if (!few) return this.lines.clear();
+    const { signal } = this.latest;
+    const place = { level: 0, row: 0, column: 0, byRow: false };
+    Promise.all(drawn.map(({ which }) => this.page.source.tile(which, place, signal)))
+      .then((tiles) => {
+        if (wanted !== this.matrix) return;
+        this.page.mended(this);
+        this.isLined = true;
+        const matrices = tiles.map(({ values }, i) => ({ weights: values, colour: drawn[i].colour }));
+        this.lines.draw(matrices, { queries, keys });
+        if (this.page.reading) this.connect(this.page.reading);
+      })
+      .catch((error) => {
+        if (wanted !== this.matrix) return;
+        this.matrix = "";
+        this.isLined = true;
+        this.page.damaged(error, this);
+      });
+  }
+
+  /** Has each chosen head a colour of its own? */
+  isColoured({ heads }: State): boolean {
+    return heads.includes("_") && heads.split("_").length <= COLOURS.length;
+  }
+
+  /** A button for every head of the open layer, and for those of others that are chosen. */
+  offer(state: State, coloured: { layer: number; head: number }[]) {
+    const { num_heads } = this.page.recording.layers[state.layer];
+    const mine = Array.from({ length: num_heads }, (_, head) => ({ layer: state.layer, head }));
+    const all = [...mine, ...coloured.filter(({ layer }) => layer !== state.layer)];
+    const asked = JSON.stringify([all, coloured, state.head, state.heads]);
+    if (this.toggles.dataset.asked === asked) return;
+    const focused = [...this.toggles.children].indexOf(document.activeElement as Element);
+    const buttons = all.map(({ layer, head }) => {
+      const place = coloured.findIndex((one) => one.layer === layer && one.head === head);
+      const isOpen = state.heads === "one" && head === state.head;
+      const patch = element("span", { className: "patch" });
+      if (place >= 0) patch.style.background = COLOURS[place];
+      const name = layer === state.layer ? `H${head}` : `L${layer}H${head}`;
+      const properties = {
+        type: "button",
+        "aria-pressed": place >= 0 || isOpen,
+        title: `Layer ${layer}, head ${head}: show or hide its lines`,
+      };
+      const button = element("button", properties, patch, name);
+      button.addEventListener("click", () =>
+        this.page.store.set({ heads: withHead(this.page.store.state, { layer, head }) }),
+      );
+      return button;
+    });
+    const label = element("span", { className: "label" }, "Lines of heads, in colours");
+    this.toggles.replaceChildren(label, ...buttons);
+    this.toggles.dataset.asked = asked;
+    if (focused > 0) (this.toggles.children[focused] as HTMLElement).focus();
+  }
+
+  isSettled(): boolean {
+    return this.isLined && !this.page.reader.isReading;
+  }
+
+  caption(): string {
+    const { layers } = this.page.recording;
+    return headline(shown({ ...this.page.store.state, compare: "alone" }, layers), layers);
+  }
+
+  /** @returns the numbers shown; the first row names the columns */
+  table(): (string | number)[][] {
+    const { reading } = this.page;
+    if (!reading) return [];
+    const [queries, keys] = this.written;
+    if (!this.isOneText()) {
+      const looks = this.page.store.state.side === "looks";
+      const [tokens, weights] = looks ? [keys, reading.row] : [queries, reading.column];
+      return [
+        ["position", "token", looks ? "is looked at" : "looks"],
+        ...tokens.map(({ text }, at) => [at, text, weights?.[at] ?? NaN]),
+      ];
+    }
+    return [
+      ["position", "token", "is looked at", "looks"],
+      ...keys.map(({ text }, at) => [at, text, reading.row[at], reading.column?.[at] ?? NaN]),
+    ];
+  }
+}
+
+/**
+ * The numbers of the strongest tokens, where they do not touch.
+ * @param strongest in falling order
+ */
+function numbersAbove(tokens: Token[], strongest: number[], weights: Float32Array): Map<number, string> {
+  const labels = new Map();
+  for (const at of strongest) {
+    const touches = [...labels.keys()].some((other) => {
+      const [left, right] = at < other ? [at, other] : [other, at];
+      let characters = 0;
+      for (let i = left; i < right && characters < APART; i++) characters += tokens[i].text.length;
+      return characters < APART;
+    });
+    if (!touches) labels.set(at, share(weights[at]));
+  }
+  return labels;
+}

@@ -1,0 +1,83 @@
+/** The text of a page whose server has the model: edited, and read by the model once more. */
+
+import { byId } from "../dom";
+import type { Page } from "../main";
+
+const LOOK_AGAIN = 400; // milliseconds
+/** What another text makes meaningless: places in it. */
+const PLACES = ["query", "key", "queryTo", "keyTo", "row", "column", "zoom", "pins"];
+
+export class Edit {
+  dialog = byId<HTMLDialogElement>("edit");
+  text: HTMLTextAreaElement;
+  button = byId<HTMLButtonElement>("run");
+
+  constructor(readonly page: Page) {
+    this.text = this.dialog.querySelector("textarea") as HTMLTextAreaElement;
+    const { text } = page.recording;
+    if (typeof text !== "string") return;
+    this.text.value = text;
+    const open = byId("edit-text");
+    open.hidden = false;
+    open.addEventListener("click", () => this.dialog.showModal());
+    byId("leave").addEventListener("click", () => this.dialog.close());
+    this.button.addEventListener("click", () => void this.run());
+    this.text.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) void this.run();
+    });
+  }
+
+  /** The model reads the text; the page then shows the new recording at the same layer and head. */
+  async run() {
+    if (this.button.disabled) return;
+    this.button.disabled = this.text.readOnly = true;
+    this.say("The model runs …");
+    const looking = setInterval(() => void this.look(), LOOK_AGAIN);
+    try {
+      await this.asked({
+        method: "POST",
+        headers: { "Content-Type": "application/json" },
+        body: JSON.stringify({ text: this.text.value }),
+      });
+      this.say("The model has read the text.");
+      const kept = this.page.store
+        .address()
+        .slice(1)
+        .split("&")
+        .filter((part) => !PLACES.includes(part.split("=")[0]));
+      clearTimeout(this.page.remembering);
+      history.replaceState(null, "", `#${kept.join("&")}`);
+      location.reload();
+    } catch (error) {
+      this.button.disabled = this.text.readOnly = false;
+      this.say(error instanceof Error ? error.message : String(error));
+    } finally {
+      clearInterval(looking);
+    }
+  }
+
+  /** How far the model is. */
+  async look() {
+    try {
+      const { running, done, layers } = await (await this.asked({})).json();
+      if (running && done && this.button.disabled)
+        this.say(`The model runs: layer ${done}${layers ? ` of ${layers}` : ""} …`);
+    } catch {
+      // The run itself says that the server is lost.
+    }
+  }
+
+  async asked(how: RequestInit): Promise<Response> {
+    const answer = await fetch("api/text", how).catch(() => {
+      throw new Error(
+        "The server does not answer any more. Start regard serve again, and open the file that it names.",
+      );
+    });
+    if (!answer.ok) throw new Error(await answer.text());
+    return answer;
+  }
+
+  say(sentence: string) {
+    byId("edit-status").textContent = sentence;
+  }
+}

@@ -1,0 +1,314 @@
+/** All heads at once: a small map of each with its kind, in layers or sorted, all or some of them. */
+
+import type { HeadKind } from "../data/payload";
+import { element } from "../dom";
+import type { Page } from "../main";
+import { picturedMap } from "../map/overview";
+import { share } from "../maths/numbers";
+import type { State } from "../state";
+import { ARROWS } from "./keys";
+import { NO_KINDS } from "./notes";
+
+export interface Tile {
+  layer: number;
+  head: number;
+  kind: HeadKind | null | undefined; // null: it has none; undefined: not told
+}
+
+const ORDERS = { place: "Place", kind: "Kind", score: "Score", entropy: "Entropy", sink: "Sinks" };
+const SHARES = { any: "Any", low: "Below 25 %", middle: "25 to 75 %", high: "Above 75 %" };
+const BETWEEN: Record<string, [number, number]> = {
+  any: [0, Infinity],
+  low: [0, 0.25],
+  middle: [0.25, 0.75],
+  high: [0.75, Infinity],
+};
+const CHOSEN = ["sort", "only", "entropy", "sink", "maps", "size"];
+const NO_KIND = "no kind: not numbers (NaN)";
+const LABELS = 92; // pixels left of the tiles, for the layer's number and its entropy
+
+export class HeadsView {
+  choices: HTMLDivElement;
+  count: HTMLParagraphElement;
+  grid: HTMLDivElement;
+  details: HTMLParagraphElement;
+  tiles: Tile[] = [];
+  tileOf = new Map<Element, Tile>();
+  columns = 1;
+  isPainted = false; // what is on screen
+  seen: IntersectionObserver;
+  total: number | undefined;
+
+  constructor(
+    readonly pane: HTMLElement,
+    readonly page: Page,
+  ) {
+    this.choices = element("div", { className: "filters pressed" });
+    this.count = element("p", { className: "count", role: "status" });
+    const label = "Heads. Arrow keys move, Enter opens the map.";
+    this.grid = element("div", { className: "heads", role: "group", "aria-label": label });
+    this.details = element("p", { className: "details", hidden: true });
+    pane.append(this.choices, this.count, this.grid, this.details);
+    this.seen = new IntersectionObserver((entries) => {
+      this.isPainted = true;
+      for (const { target, isIntersecting } of entries) if (isIntersecting) this.paint(target);
+    });
+    this.grid.addEventListener("click", (event) => this.open(event.target));
+    this.grid.addEventListener("pointerover", (event) => this.say(event.target));
+    this.grid.addEventListener("focusin", (event) => this.say(event.target));
+    for (const name of ["pointerleave", "focusout"]) this.grid.addEventListener(name, () => this.say(null));
+    this.grid.addEventListener("keydown", (event) => this.go(event));
+    new ResizeObserver(() => this.resized()).observe(pane);
+  }
+
+  update(state: State, changed: Set<string>) {
+    if (this.grid.clientWidth === 0) return;
+    if (CHOSEN.some((name) => changed.has(name)) || this.grid.childElementCount === 0) this.arrange(state);
+    else if (changed.has("scale") || changed.has("theme")) this.repaint();
+    if (changed.has("layer") || changed.has("head")) this.outline(state);
+  }
+
+  resized() {
+    const { state } = this.page.store;
+    if (state.view === "overview" && this.grid.clientWidth > 0) this.arrange(state);
+  }
+
+  /** @returns every head of the recording */
+  all(): Tile[] {
+    return this.page.recording.layers.flatMap(({ num_heads, heads }, layer) =>
+      Array.from({ length: num_heads }, (_, head) => ({ layer, head, kind: heads?.[head] })),
+    );
+  }
+
+  /** Which tiles, in which order, how large. */
+  arrange(state: State) {
+    const all = this.all();
+    const known = all.some(({ kind }) => Boolean(kind));
+    this.choose(state, all, known);
+    this.tiles = known
+      ? sorted(
+          all.filter((tile) => isWanted(tile, state)),
+          state.sort,
+        )
+      : all;
+    this.total = all.length;
+    this.tell();
+    const inLayers = state.sort === "place" || !known;
+    const most = Math.max(...this.page.recording.layers.map(({ num_heads }) => num_heads));
+    const room = this.grid.clientWidth - (inLayers ? LABELS : 0) - 12;
+    const side = inLayers ? Math.max(26, Math.min(132, Math.floor(room / most) - 8)) : 108;
+    this.columns = inLayers ? most : Math.max(1, Math.floor(room / (side + 12)));
+    this.grid.style.setProperty("--side", `${side}px`);
+    this.grid.classList.toggle("small", side < 64);
+    this.seen.disconnect();
+    this.isPainted = this.tiles.length === 0;
+    this.tileOf.clear();
+    this.grid.replaceChildren(...(inLayers ? this.rows() : [this.row(this.tiles, false)]));
+    this.outline(state);
+  }
+
+  /** The menus; a kind that no head is of is not offered. */
+  choose(state: State, all: Tile[], known: boolean) {
+    this.choices.hidden = !known;
+    const kinds = new Map<string, number>();
+    for (const { kind } of all) if (kind) kinds.set(kind.kind, (kinds.get(kind.kind) ?? 0) + 1);
+    if (state.only !== "all" && ![...kinds.keys()].some((name) => slug(name) === state.only))
+      kinds.set(state.only.replaceAll("-", " "), 0);
+    const named = [...kinds].sort((a, b) => b[1] - a[1]).map(([name, n]) => [slug(name), `${name} (${n})`]);
+    const menus = [
+      ["sort", "Sort by", Object.entries(ORDERS)],
+      ["only", "Kind", [["all", `All (${all.length})`], ...named]],
+      ["entropy", "Entropy", Object.entries(SHARES)],
+      ["sink", "Sinks", Object.entries(SHARES)],
+    ] as const;
+    const asked = menus.map(([name, , options]) => `${name} ${state[name]} ${options}`).join();
+    if (this.choices.dataset.asked === asked) return;
+    this.choices.dataset.asked = asked;
+    const focused = (document.activeElement as HTMLElement | null)?.dataset.menu;
+    this.choices.replaceChildren(
+      ...menus.map(([name, label, options]) => {
+        const select = element(
+          "select",
+          { "data-menu": name },
+          ...options.map(([value, text]) => new Option(text, value)),
+        );
+        select.value = state[name];
+        select.addEventListener("change", () => this.page.store.set({ [name]: select.value }));
+        return element("label", {}, `${label} `, select);
+      }),
+    );
+    if (focused) (this.choices.querySelector(`[data-menu=${focused}]`) as HTMLElement | null)?.focus();
+  }
+
+  /** One row for each layer, its number and mean entropy in front. */
+  rows(): HTMLElement[] {
+    return this.page.recording.layers.flatMap(({ heads }, layer) => {
+      const tiles = this.tiles.filter((tile) => tile.layer === layer);
+      if (tiles.length === 0) return [];
+      const row = this.row(tiles, true);
+      const label = element("p", { className: "layer" }, `Layer ${layer}`);
+      const told = heads?.filter((kind) => kind !== null) ?? [];
+      if (heads && told.length < heads.length) {
+        label.title = NO_KINDS;
+        label.append(element("span", { className: "number" }, "no kinds (NaN)"));
+      } else if (heads) {
+        const mean = told.reduce((sum, { entropy }) => sum + entropy, 0) / told.length;
+        const part = element("span");
+        part.style.width = `${100 * mean}%`;
+        label.title = `Mean entropy of its heads: ${share(mean)} of that of even attention`;
+        const number = element("span", { className: "number" }, `entropy ${whole(mean)}`);
+        label.append(element("span", { className: "even" }, part), number);
+      }
+      row.prepend(label);
+      return [row];
+    });
+  }
+
+  /** @param inLayer whose head is told by its place */
+  row(tiles: Tile[], inLayer: boolean): HTMLElement {
+    const buttons = tiles.map((tile) => {
+      const shown = shownFor(this.page.store.state.sort);
+      const isTold = tile.kind && (shown !== "score" || tile.kind.kind !== "mixed");
+      const words = {
+        name: inLayer ? `H${tile.head}` : `L${tile.layer}H${tile.head}`,
+        score: tile.kind && isTold ? whole(tile.kind[shown]) : "",
+        kind: tile.kind?.kind ?? "",
+      };
+      const spans = Object.entries(words).map(([className, text]) => element("span", { className }, text));
+      const properties = { type: "button", tabIndex: -1, "aria-label": described(tile) };
+      const button = element("button", properties, element("canvas"), ...spans);
+      this.tileOf.set(button, tile);
+      this.seen.observe(button);
+      return button;
+    });
+    return element("div", { className: "row" }, ...buttons);
+  }
+
+  paint(button: Element) {
+    const tile = this.tileOf.get(button);
+    const { scale } = this.page.store.state;
+    if (!tile) return;
+    const map = this.page.maps[tile.layer];
+    button
+      .querySelector("canvas")
+      ?.replaceWith(picturedMap(map, tile.head, scale, this.page.look.ramp, this.page.gridCeiling));
+  }
+
+  /** What is on screen gets its colours at once, the rest when it comes into view. */
+  repaint() {
+    this.seen.disconnect();
+    this.isPainted = this.tiles.length === 0;
+    for (const button of this.tileOf.keys()) this.seen.observe(button);
+  }
+
+  /** @param state the open head, and where the Tab key goes */
+  outline({ layer, head }: State) {
+    let first = true;
+    for (const [button, tile] of this.tileOf) {
+      const open = tile.layer === layer && tile.head === head;
+      button.setAttribute("aria-pressed", String(open));
+      (button as HTMLElement).tabIndex = open || first ? 0 : -1;
+      first = false;
+    }
+  }
+
+  open(target: EventTarget | null) {
+    const button = (target as HTMLElement).closest("button");
+    const tile = button && this.tileOf.get(button);
+    if (tile) this.page.store.set({ layer: tile.layer, head: tile.head, view: "map" });
+  }
+
+  /** What there is to know of a head, at its tile. */
+  say(target: EventTarget | null) {
+    const button = (target as HTMLElement | null)?.closest("button");
+    const tile = button && this.tileOf.get(button);
+    this.details.hidden = !tile;
+    if (!tile) return;
+    this.details.textContent = described(tile);
+    const [box, pane] = [button.getBoundingClientRect(), this.pane.getBoundingClientRect()];
+    const left = Math.min(box.left - pane.left, pane.width - this.details.offsetWidth);
+    this.details.style.left = `${Math.max(0, left)}px`;
+    const below = box.bottom - pane.top + 2;
+    const fits = below + this.details.offsetHeight <= pane.height;
+    this.details.style.top = `${fits ? below : box.top - pane.top - this.details.offsetHeight - 2}px`;
+  }
+
+  tell() {
+    const of = this.tiles.length === this.total ? "" : ` of ${this.total}`;
+    this.count.textContent = `${this.tiles.length}${of} ${this.total === 1 ? "head" : "heads"}`;
+  }
+
+  /** @param event arrows go from tile to tile */
+  go(event: KeyboardEvent) {
+    const step = ARROWS[event.key];
+    if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
+    const buttons = [...this.tileOf.keys()];
+    const at = buttons.indexOf(document.activeElement as Element);
+    if (at < 0) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const to = at + step[0] * this.columns + step[1];
+    (buttons[Math.max(0, Math.min(buttons.length - 1, to))] as HTMLElement).focus();
+  }
+
+  isSettled(): boolean {
+    return this.isPainted && !this.page.isGathering;
+  }
+
+  caption(): string {
+    return this.count.textContent ?? "";
+  }
+
+  table(): (string | number)[][] {
+    const rows = this.tiles.map(({ layer, head, kind }) => [
+      layer,
+      head,
+      ...(kind ? [kind.kind, kind.score, kind.entropy, kind.sink] : kind === null ? [NO_KIND] : []),
+    ]);
+    return [["layer", "head", "kind", "score", "entropy", "sink"], ...rows];
+  }
+}
+
+function isWanted({ kind }: Tile, { only, entropy, sink }: State): boolean {
+  if (!kind) return only === "all" && entropy === "any" && sink === "any";
+  const inside = (value: number, range: string) => value >= BETWEEN[range][0] && value < BETWEEN[range][1];
+  return inside(kind.entropy, entropy) && inside(kind.sink, sink) && (only === "all" || slug(kind.kind) === only);
+}
+
+/** @returns the strongest first */
+function sorted(tiles: Tile[], by: State["sort"]): Tile[] {
+  if (by === "place") return tiles;
+  const score = ({ kind }: Tile) => kind?.score ?? -1;
+  if (by === "kind") {
+    const name = ({ kind }: Tile) => kind?.kind ?? "";
+    const none = ({ kind }: Tile) => Number(!kind);
+    return [...tiles].sort((a, b) => none(a) - none(b) || name(a).localeCompare(name(b)) || score(b) - score(a));
+  }
+  return [...tiles].sort((a, b) => (b.kind?.[by] ?? -1) - (a.kind?.[by] ?? -1));
+}
+
+/** The number beside the kind. */
+function shownFor(sort: State["sort"]): "score" | "entropy" | "sink" {
+  return sort === "entropy" || sort === "sink" ? sort : "score";
+}
+
+/** @returns a sentence for who cannot see the map */
+function described({ layer, head, kind }: Tile): string {
+  const name = `layer ${layer} head ${head}`;
+  if (!kind) return kind === null ? `${name}, ${NO_KIND}` : name;
+  const parts = [
+    kind.kind === "mixed" ? "" : `score ${share(kind.score)}`,
+    `entropy ${share(kind.entropy)}`,
+    `sinks ${share(kind.sink)}`,
+  ];
+  return `${name}, ${kind.kind}, ${parts.filter(Boolean).join(", ")}`;
+}
+
+/** @returns as the address writes it */
+function slug(kind: string): string {
+  return kind.replaceAll(" ", "-");
+}
+
+function whole(part: number): string {
+  return `${Math.round(part * 100)}\u202f%`;
+}

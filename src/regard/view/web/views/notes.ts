@@ -1,0 +1,55 @@
+/** What must be said beside the numbers: rounding, what is left out, what is shown of it. */
+
+import type { LayerInfo, Other, Recording } from "../data/payload";
+import { counted, digits } from "../maths/numbers";
+import { meansName } from "../text/held_words";
+import { visible } from "../text/tokens";
+
+export const NO_KINDS = "The kinds of its heads cannot be told: some weights of this layer are not numbers (NaN).";
+
+export function notes(recording: Recording, layer: number): string[] {
+  const info = recording.layers[layer];
+  const found = recording.other ? [bothNote(recording, recording.other)] : [];
+  if (info.kind === "map" && info.overview) {
+    found.push(
+      `Only the small map of this layer is in this file (${info.overview.rows} × ${info.overview.columns} blocks); with all layers it would be too large. Name the layers you want: regard.page(recording, path, layers=[${layer}]).`,
+    );
+  } else if (info.kind === "pyramid") {
+    found.push(...heldNotes(info, layer));
+  } else if (info.dtype && info.dtype !== "float32") {
+    const stored = info.kind === "weights" ? "Weights are" : "Queries and keys are";
+    const bits = info.dtype === "float16" ? "16" : "24";
+    found.push(
+      `${stored} stored in ${bits} bits: weights are within ${digits(info.deviation * 100)} percentage points of the recording, measured on a sample of rows.`,
+    );
+  }
+  if (info.heads?.includes(null)) found.push(NO_KINDS);
+  if (recording.batch > 1)
+    found.push(`The recording holds ${counted(recording.batch, "sequence")}; this is the first.`);
+  return found;
+}
+
+/** Which layers are of which recording, and why two texts have no difference. */
+function bothNote({ title, layers }: Recording, { first, title: second }: Other) {
+  const which = `${layersName(0, first)} of “${visible(title)}”. ${layersName(first, layers.length)} of “${visible(second)}”.`;
+  const [one, two] = [layers[0], layers[first]];
+  if (one.q_len === two.q_len && one.kv_len === two.kv_len) return which;
+  return `${which} They have ${counted(one.kv_len, "token")} and ${counted(two.kv_len, "token")}, so their cells have no difference; the maps stand side by side.`;
+}
+
+function layersName(start: number, stop: number): string {
+  return stop - start === 1 ? `Layer ${start} is` : `Layers ${start} to ${stop - 1} are`;
+}
+
+/** What is quantised, what is missing, and how to get it. */
+function heldNotes(info: LayerInfo, layer: number): string[] {
+  const strongest = counted(info.strongest, "strongest key");
+  const rows =
+    info.strongest > 0
+      ? `Of each query it holds the ${strongest} with their exact weights; of the other keys only what they get together.`
+      : "Of single rows it holds nothing.";
+  return [
+    `All of query and key of this layer would make this file too large: it holds ${meansName(info)}, for the map and for who looks at a token. ${rows}`,
+    `Every weight: regard serve, or write the file with layers=[${layer}] or a larger limit. By row, each row of blocks is over its highest mean. Sinks cannot be set aside here.`,
+  ];
+}

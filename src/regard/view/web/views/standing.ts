@@ -1,0 +1,63 @@
+/** The heads that stand out, and what the open one does: words for somebody who sees the page first. */
+
+import { byId, element } from "../dom";
+import type { Page } from "../main";
+import type { State } from "../state";
+import { doing, introduced, standingOut } from "./opening";
+
+const SEARCHING = "Looking at every head for those that stand out; they will be listed here.";
+
+export class Standing {
+  pane = byId("standing");
+  sentence = byId("introduction");
+  isLate: boolean; // The page was there before its host told of the heads.
+
+  constructor(readonly page: Page) {
+    this.isLate = !this.isKnown();
+    this.list();
+  }
+
+  /** @returns are the kinds of the heads known? */
+  isKnown(): boolean {
+    return this.page.recording.layers.some(({ heads }) => heads !== null);
+  }
+
+  /** Beside a head that was opened before the kinds were known, the one that stands out most. */
+  offer(layer: number, head: number) {
+    const [best] = standingOut(this.page.recording.layers);
+    const isMoved = layer !== this.page.store.fresh.layer || head !== this.page.store.fresh.head;
+    if (isMoved) this.isLate = false;
+    if (isMoved || !best || (best.layer === layer && best.head === head)) return;
+    const text = `Open layer ${best.layer}, head ${best.head}, which stands out most: ${best.kind.kind}`;
+    const button = element("button", { type: "button", className: "offer" }, text);
+    button.addEventListener("click", () => this.page.openHead(best.layer, best.head));
+    this.sentence.append(" ", button);
+  }
+
+  /** A button for each kind of head, with the head that is it most. */
+  list() {
+    const found = standingOut(this.page.recording.layers);
+    this.pane.hidden = found.length === 0;
+    const list = this.pane.querySelector("ul") as HTMLElement;
+    list.replaceChildren(
+      ...found.map(({ layer, head, kind }) => {
+        const name = element("span", {}, `L${layer}H${head}`);
+        const properties = { type: "button", "data-head": `${layer}.${head}`, title: doing(kind) };
+        const button = element("button", properties, name, ` ${kind.kind} ${Math.round(100 * kind.score)}\u202f%`);
+        button.addEventListener("click", () => this.page.openHead(layer, head));
+        return element("li", {}, button);
+      }),
+    );
+    this.show(this.page.store.state);
+  }
+
+  show({ layer, head, heads, compare }: State) {
+    const kind = this.page.recording.layers[layer].heads?.[head];
+    const isOne = heads === "one" && compare !== "difference";
+    this.sentence.textContent = kind && isOne ? introduced({ layer, head, kind }) : "";
+    if (!this.isKnown()) this.sentence.textContent = this.page.isGathering ? SEARCHING : "";
+    else if (isOne && this.isLate) this.offer(layer, head);
+    for (const button of this.pane.querySelectorAll("button") as NodeListOf<HTMLElement>)
+      button.setAttribute("aria-pressed", String(button.dataset.head === `${layer}.${head}`));
+  }
+}
