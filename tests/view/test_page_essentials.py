@@ -13,6 +13,7 @@ from playwright.sync_api import Browser, Page
 import pages
 import regard
 from pages import Open, address, go, level_at, ready, recorded, sentence, three_digits
+from regard.view.export.page_file import page_text
 
 AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
 # Three digits are shown: half of the last one is at most 0.5 % of the number.
@@ -56,6 +57,25 @@ def test_the_line_below_reads_a_cell_of_grouped_heads(show: Open) -> None:
     )
     value = float(page.inner_text("#value").removeprefix("weight "))
     assert value == pytest.approx(float(row[5]), rel=1e-5)
+
+
+def test_a_page_of_one_head_has_the_map_and_the_steps(show: Open, tmp_path: Path) -> None:
+    recording = recorded(heads=1, kv_heads=1, mask=regard.Causal()).part(["layer.0"])
+    path = tmp_path / "small.html"
+    path.write_text(page_text(recording, title="One head", is_small=True))
+    page = show(path, "#query=6&key=5")
+    ready(page)
+    row = recording[0][0, 0, 6]
+    assert page.locator("#tabs button:visible").all_inner_texts() == ["Map", "Steps"]
+    assert sentence(page).startswith(
+        f"“dessert” gives {three_digits(float(row[5]))} of its attention to “eat”"
+    )
+    page.keyboard.press("4")
+    page.wait_for_selector("#view-steps table[data-ready]")
+    shown = [share(text) for text in column(page, "#view-steps", "weight")]
+    assert shown == pytest.approx(row.tolist(), rel=SHOWN, abs=1e-12)
+    for key in ["?", "Escape", *"[]{}+-0gmclsdpt/12345"]:
+        page.keyboard.press(key)  # the fixture fails on any error
 
 
 def test_the_overview_names_every_head_with_its_kind(show: Open) -> None:

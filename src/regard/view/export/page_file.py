@@ -53,7 +53,7 @@ from regard.view.tiles.manifest import (
     told,
 )
 
-__all__ = ["write_page"]
+__all__ = ["page_text", "write_page"]
 
 MIB = 2**20
 FULL_PRECISION = MIB // 2
@@ -154,6 +154,19 @@ def write_page(
     return Path(path)
 
 
+@torch.no_grad()
+def page_text(recording: Recording, *, title: str, is_small: bool = False) -> str:
+    """Return a recording as the text of a page.
+
+    Args:
+        recording: what was seen.
+        title: what stands at the top.
+        is_small: leave out what one head of a short text has no use for.
+    """
+    layers, blocks = _blocks(recording, range(len(recording)), None, 64 * MIB, None)
+    return "".join(_page(manifest(recording, layers, title=title), blocks, is_small=is_small))
+
+
 def _places(
     recording: Recording,
     layers: Iterable[str | int] | None,
@@ -191,13 +204,13 @@ def _add_other(
     blocks |= {place + count: block for place, block in more.items()}
 
 
-def _page(first: dict[str, Any], blocks: dict[int, Block]) -> list[str]:
+def _page(first: dict[str, Any], blocks: dict[int, Block], *, is_small: bool = False) -> list[str]:
     data = [json_block("recording", first)]
     for place in sorted(blocks):
         data += [
             number_block(f"layer-{place}-{name}", text) for name, text in blocks[place].items()
         ]
-    return filled_template(data)
+    return filled_template(data, is_small=is_small)
 
 
 def _blocks(

@@ -15,7 +15,7 @@ from regard.errors import RegardError
 __all__ = ["bundled", "filled_template", "json_block", "number_block"]
 
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
-_WEB = files("regard.view").joinpath("web")
+_BUNDLE = files("regard.view").joinpath("web", "bundle")
 
 
 def json_block(name: str, value: object) -> str:
@@ -46,17 +46,21 @@ def number_block(name: str, text: str) -> str:
     return f'<script type="text/plain" id="{name}">{text}</script>\n'
 
 
-def filled_template(data: list[str], *, connects: str = "'none'") -> list[str]:
+def filled_template(
+    data: list[str], *, connects: str = "'none'", is_small: bool = False
+) -> list[str]:
     """Return the parts of the page, to be written one after the other.
 
     Args:
         data: blocks of JSON and of numbers.
         connects: the policy's connect-src: where the page may ask for numbers.
+        is_small: leave out what one head of a short text has no use for.
 
     Raises:
         RegardError: the page was not built.
     """
-    style, code = bundled("page.css"), bundled("page.js")
+    name = "small" if is_small else "page"
+    style, code = bundled(f"{name}.css"), bundled(f"{name}.js")
     policy = "; ".join(
         (
             "default-src 'none'",
@@ -71,14 +75,9 @@ def filled_template(data: list[str], *, connects: str = "'none'") -> list[str]:
     parts = {"policy": [policy], "style": [style], "code": [code], "data": data}
     page: list[str] = []
     # split() alternates text and names, so nothing inside data or code is taken for a place.
-    for i, piece in enumerate(_PLACE.split(_template())):
+    for i, piece in enumerate(_PLACE.split(_ascii(bundled(f"{name}.html")))):
         page += [piece] if i % 2 == 0 else parts[piece]
     return page
-
-
-def _template() -> str:
-    text = _WEB.joinpath("index.html").read_text(encoding="utf-8")
-    return text.encode("ascii", "xmlcharrefreplace").decode("ascii")
 
 
 def bundled(name: str) -> str:
@@ -91,9 +90,13 @@ def bundled(name: str) -> str:
         RegardError: the page was not built.
     """
     try:
-        return _WEB.joinpath("bundle", name).read_text(encoding="ascii")
+        return _BUNDLE.joinpath(name).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise RegardError("the page is not built; run `make page` in the clone.") from None
+
+
+def _ascii(page: str) -> str:
+    return page.encode("ascii", "xmlcharrefreplace").decode("ascii")
 
 
 def _digest(text: str) -> str:

@@ -5,12 +5,10 @@ the notebook, and no style of the one changes the other.
 """
 
 import sys
-import tempfile
 from collections.abc import Iterable
 from html import escape
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from regard.matrix.attention_matrix import AttentionMatrix
@@ -18,7 +16,7 @@ from regard.matrix.notebook_hook import register_notebook_view
 from regard.recording.recording import Recording
 from regard.text.escaping import visible
 from regard.text.tokens import Token
-from regard.view.export.page_file import write_page
+from regard.view.export.page_file import page_text, write_page
 from regard.view.notebook.page_frame import framed
 from regard.view.showable import Showable, as_recording
 
@@ -28,6 +26,7 @@ __all__ = ["bundle", "is_notebook", "show"]
 # which the small maps are the means, a second or two of work.
 _MOST_NUMBERS = 2**19
 _MOST_WEIGHTS = 2**26
+_SHORT = 64  # tokens
 _WITHOUT_ANYWIDGET = (
     "This is too large to stand in the notebook whole. Run <code>pip install anywidget</code> and "
     "restart the kernel to look at it here, or write it as a file: <code>regard.page(seen, "
@@ -100,9 +99,8 @@ def _drawn(seen: Recording) -> dict[str, Any]:
     title = _title(seen)
     text = {"text/plain": repr(seen)}
     if _is_small(seen):
-        with tempfile.TemporaryDirectory() as folder:
-            page = write_page(seen, Path(folder) / "page.html", title=title)
-            return text | {"text/html": framed(page.read_text(encoding="ascii"), title)}
+        page = page_text(seen, title=title, is_small=_is_one_short_head(seen))
+        return text | {"text/html": framed(page, title)}
     if find_spec("anywidget") is None:
         return text | {"text/html": f"<p>{_WITHOUT_ANYWIDGET}</p><pre>{escape(repr(seen))}</pre>"}
     from regard.view.notebook import widget  # needs anywidget, which is optional
@@ -114,6 +112,12 @@ def _is_small(seen: Recording) -> bool:
     matrices = [seen[name] for name in seen]
     numbers = sum(tensor.numel() for matrix in matrices for tensor in matrix.source.tensors)
     return numbers <= _MOST_NUMBERS and sum(m.shape.numel() for m in matrices) <= _MOST_WEIGHTS
+
+
+def _is_one_short_head(seen: Recording) -> bool:
+    """Return True if a page needs neither other heads, nor parts of a text."""
+    shapes = [seen[name].shape for name in seen]
+    return len(shapes) == 1 and max(shapes[0][-2:]) <= _SHORT and shapes[0][:-2].numel() == 1
 
 
 def _title(seen: Recording) -> str:

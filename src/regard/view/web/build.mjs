@@ -1,16 +1,21 @@
-// Bundles the page into bundle/: one script, one style sheet, and the module of the notebook's widget.
-import { readFileSync } from "node:fs";
+// Bundles the page into bundle/: as a whole, as the small page of one head, and the module of the notebook's widget.
+import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { build } from "esbuild";
 
-const folder = import.meta.dirname;
-const options = { bundle: true, minify: true, charset: "ascii", target: "es2022", outdir: join(folder, "bundle"), logLevel: "warning" };
-const inside = (name) => join(folder, name);
+const from = (name) => join(import.meta.dirname, name);
+const to = (name) => from(join("bundle", name));
+const options = { bundle: true, minify: true, charset: "ascii", target: "es2022", logLevel: "warning" };
+const template = readFileSync(from("index.html"), "utf8").replace(/^\s+/gm, "");
+const pages = { page: template.replace(/<!-- \/?several -->/g, ""), small: template.replace(/<!-- several -->[^]*?<!-- \/several -->/g, "") };
 
-await build({ ...options, entryPoints: { page: inside("main.ts") }, format: "iife" });
-await build({ ...options, entryPoints: { widget: inside("data/widget.ts") }, format: "esm" });
-await build({ ...options, entryPoints: { page: inside("page.css") } });
-
-// The script stands inside an element of the page, which these would end.
-const script = readFileSync(inside("bundle/page.js"), "utf8");
-if (/<\/script|<!--/i.test(script)) throw new Error("the page's script contains '</script' or '<!--' and cannot be inlined.");
+mkdirSync(to("."), { recursive: true });
+for (const [name, html] of Object.entries(pages)) {
+  const define = { SMALL: String(name === "small") };
+  await build({ ...options, define, entryPoints: [from("main.ts")], format: "iife", outfile: to(`${name}.js`) });
+  await build({ ...options, entryPoints: [from(`${name}.css`)], outfile: to(`${name}.css`) });
+  writeFileSync(to(`${name}.html`), html);
+  // The script stands inside an element of the page, which these would end.
+  if (/<\/script|<!--/i.test(readFileSync(to(`${name}.js`), "utf8"))) throw new Error(`${name}.js contains '</script' or '<!--' and cannot be inlined.`);
+}
+await build({ ...options, entryPoints: [from("data/widget.ts")], format: "esm", outfile: to("widget.js") });

@@ -53,16 +53,15 @@ export class Page {
   gridCeiling = 1;
   remembering = 0;
   redrawing = 0;
-  overview: Overview;
-  standing: Standing;
+  overview: Overview | null;
+  standing: Standing | null;
   atlas: Atlas;
   map: MapView;
   legend = "";
   prose: Prose;
-  segments: SegmentsView;
   views: Views;
   words: ReadingView;
-  pins: Pins;
+  pins: Pins | null;
   controls: Controls;
   reader: Reader;
 
@@ -73,26 +72,31 @@ export class Page {
     this.source = new Source(recording.layers, this.host());
     this.look = this.themed();
     this.isGathering = this.isLive; // until the host has told of every head
-    this.overview = new Overview(byId("overview"), recording.layers, this.maps, this.store);
-    this.standing = new Standing(this);
+    this.overview = SMALL ? null : new Overview(byId("overview"), recording.layers, this.maps, this.store);
+    this.standing = SMALL ? null : new Standing(this);
     this.atlas = new Atlas(byId("view-map"), this);
     this.map = this.atlas.first;
     this.prose = new Prose(byId("prose"), this);
     // A copy that a browser saved of an open page has what stood in them.
     for (const view of document.querySelectorAll(".view:not(#view-map)")) view.replaceChildren();
-    this.segments = new SegmentsView(byId("view-segments"), this);
-    this.views = new Views({
-      overview: new HeadsView(byId("view-overview"), this),
-      map: this.atlas,
-      text: new TextView(byId("view-text"), this),
-      steps: new StepsView(byId("view-steps"), this),
-      segments: this.segments,
-    });
+    const views = { map: this.atlas, steps: new StepsView(byId("view-steps"), this) };
+    this.views = new Views(
+      SMALL
+        ? views
+        : {
+            ...views,
+            overview: new HeadsView(byId("view-overview"), this),
+            text: new TextView(byId("view-text"), this),
+            segments: new SegmentsView(byId("view-segments"), this),
+          },
+    );
     this.words = new ReadingView(this);
-    this.pins = new Pins(this);
+    this.pins = SMALL ? null : new Pins(this);
     this.controls = new Controls(this);
-    new SaveMenu(this);
-    new Edit(this);
+    if (!SMALL) {
+      new SaveMenu(this);
+      new Edit(this);
+    }
     this.reader = new Reader(
       this.source,
       (reading) => this.read(reading),
@@ -105,7 +109,7 @@ export class Page {
   host(): Host {
     const { layers } = this.recording;
     // A notebook's frame has no address of its own.
-    if (this.isLive) return location.protocol === "about:" ? new Framed() : new Remote(layers, this.recording.run);
+    if (!SMALL && this.isLive) return location.protocol === "about:" ? new Framed() : new Remote(layers, this.recording.run);
     return new Client(layers, (layer) => sinksOf(this.axes(layer).keys));
   }
 
@@ -116,13 +120,14 @@ export class Page {
       const { state } = this.store;
       this.drawOverview();
       this.views.update(state, new Set(["maps"]));
-      this.standing.list();
+      this.standing?.list();
       this.explain(state);
       this.note(state);
     });
   }
 
   drawOverview() {
+    if (!this.overview) return;
     this.gridCeiling = ceilingOfAll(this);
     this.overview.draw(this.store.state.scale, this.look.ramp, this.look.ink, this.gridCeiling);
   }
@@ -139,15 +144,15 @@ export class Page {
     this.show(this.store.state, new Set(Object.keys(this.store.state)));
     byId("failure").textContent = "";
     document.body.classList.add("ready");
-    if (this.isLive) void this.gather();
+    if (!SMALL && this.isLive) void this.gather();
   }
 
   /** The host tells of the heads, until they are drawn. */
   async gather() {
-    await gather(this);
+    if (!SMALL) await gather(this);
     requestAnimationFrame(() => {
       this.isGathering = false; // after the last drawing
-      this.standing.show(this.store.state);
+      this.standing?.show(this.store.state);
     });
   }
 
@@ -283,17 +288,17 @@ export class Page {
     if (["layer", "scale", "theme"].some((name) => changed.has(name))) {
       this.drawOverview();
     }
-    if (["layer", "head", "heads", "compare"].some((name) => changed.has(name))) this.standing.show(state);
+    if (["layer", "head", "heads", "compare"].some((name) => changed.has(name))) this.standing?.show(state);
     if (changed.has("layer") || changed.has("head")) {
-      this.overview.name();
-      this.overview.outline();
+      this.overview?.name();
+      this.overview?.outline();
     }
     this.controls.show(state);
     this.views.update(state, changed);
-    this.pins.update(changed);
+    this.pins?.update(changed);
     this.explain(state);
     this.reader.update(state, changed);
-    if (this.recording.layers[state.layer].kind === "map") this.readBlock(state);
+    if (!SMALL && this.recording.layers[state.layer].kind === "map") this.readBlock(state);
     else if (this.reading && ["scale", "side", "theme"].some((name) => changed.has(name)))
       this.prose.read(this.reading);
     this.atlas.point();
@@ -329,7 +334,7 @@ export class Page {
     let unit = compared ? "points more or less of a query’s attention" : "share of a query’s attention";
     if (size > 1) unit = `${compared ? "points more or less" : "share"} for each ${size} keys`;
     const held = coarsest(shown(state, this.recording.layers), this.recording.layers);
-    if (state.view === "map" && held)
+    if (!SMALL && state.view === "map" && held)
       unit += size < held.block ? `: ${meansName(held)}, not finer in this file` : `, ${errorName(held)}`;
     return unit;
   }
@@ -359,8 +364,8 @@ export class Page {
 
   /** @returns the weight of the darkest colour on the fitted scale */
   ceiling({ view }: State): number {
-    if (view === "segments") return this.segments.ceiling;
-    return view === "overview" ? this.gridCeiling : this.atlas.ceiling();
+    if (view === "overview") return this.gridCeiling;
+    return this.views.views[view]?.ceiling?.() ?? this.atlas.ceiling();
   }
 
   read(reading: Reading) {

@@ -31,6 +31,7 @@ export class Atlas {
     this.first = new MapView(first, page, (state) => shown(state, layers));
     this.second = new MapView(second, page, (state) => beside(state));
     this.titles = [...section.querySelectorAll(".map-title")] as HTMLElement[];
+    if (SMALL) return;
     this.withLayer.replaceChildren(...layers.map((_, i) => new Option(String(i), String(i))));
     for (const select of [this.withLayer, this.withHead]) {
       select.addEventListener("change", () =>
@@ -42,7 +43,7 @@ export class Atlas {
   listen() {
     for (const map of [this.first, this.second]) {
       followPointer(map, this.page);
-      followMinimap(map, this.page);
+      if (!SMALL) followMinimap(map, this.page);
     }
   }
 
@@ -63,6 +64,7 @@ export class Atlas {
     this.titles[0].textContent = capital(shownName(which, layers));
     this.titles[0].hidden = state.compare === "alone" && state.heads === "one";
     if (isBeside) this.titles[1].textContent = capital(headsName(beside(state), layers));
+    if (SMALL) return;
     const chosen = byId("with");
     chosen.hidden = state.compare === "alone" || this.page.recording.other !== undefined;
     if (chosen.hidden) return;

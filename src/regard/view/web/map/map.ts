@@ -176,7 +176,7 @@ export class MapView {
   draw() {
     this.context.clearRect(0, 0, this.base.width, this.base.height);
     const { isWhole, all } = this.drawMap(this.context, this.axes);
-    drawMinimap(this.mini, all, this.frame as Frame, this.info(), this.page.look.ink);
+    if (!SMALL) drawMinimap(this.mini, all, this.frame as Frame, this.info(), this.page.look.ink);
     this.point();
     this.tell();
     this.mark(isWhole);

@@ -60,7 +60,7 @@ export async function readLayer(info: LayerInfo, raw: Record<string, Uint8Array>
   };
   for (const position of sinks) layer.sinks[position] = 1;
   if (info.kind === "pyramid") {
-    layer.held = await readHeld(info, raw);
+    if (!SMALL) layer.held = await readHeld(info, raw);
   } else if (info.kind === "weights") {
     layer.weights = await numbers("weights", dtype, num_heads * q_len * kv_len);
   } else {

@@ -84,7 +84,7 @@ export function sentence(
   const where = headsName(reading, layers);
   const aside = hidden ? ", the first and the special tokens set aside" : "";
   const held = coarsest(reading, layers);
-  const only = held && !reading.rest ? ` (${meansName(held)})` : "";
+  const only = !SMALL && held && !reading.rest ? ` (${meansName(held)})` : "";
   if (mask[key] && Number.isNaN(row[key])) return `${from}: ${NOT_NUMBERS}${only}, ${where}${aside}.`;
   if (isDifference(reading) && mask[key] && !held) {
     const much = `${digits(Math.abs(row[key]) * 100)} percentage points ${row[key] < 0 ? "less" : "more"} of its attention`;
@@ -97,7 +97,7 @@ export function sentence(
     const verb = isAside ? "is read without" : isKnown ? "may not attend to" : "gives nothing to";
     return `${from} ${verb} ${to}, ${where}${aside}.`;
   }
-  if (held) return heldSentence(reading, held, { from, to, where, less: lessName(reading, layers) });
+  if (!SMALL && held) return heldSentence(reading, held, { from, to, where, less: lessName(reading, layers) });
   return `${from} gives ${share(row[key])} of its attention to ${to} (rank ${rank} of ${of}), ${where}${aside}.`;
 }
 
@@ -150,19 +150,19 @@ export class ReadingView {
     const inText = this.page.store.state.view === "text";
     const isKnown = isMaskKnown(this.page.recording.layers[reading.layer]);
     const { layers } = this.page.recording;
-    this.say(inText ? textSentence(reading, axes, layers) : sentence(reading, axes, layers, isKnown));
+    this.say(!SMALL && inText ? textSentence(reading, axes, layers) : sentence(reading, axes, layers, isKnown));
     const what = isDifference(reading) ? "difference" : reading.terms ? "mean weight" : "weight";
     const held = coarsest(reading, layers);
-    const value = held ? heldValue(reading, held) : `${what} ${full(reading.row[reading.key])}`;
+    const value = !SMALL && held ? heldValue(reading, held) : `${what} ${full(reading.row[reading.key])}`;
     this.value.textContent = inText ? "" : value;
     this.written = isDifference(reading) ? points : share;
     const [looks, looked] = [
       `${quoted(axes.queries, reading.query)} looks at`,
       `${quoted(axes.keys, reading.key)} is looked at by`,
     ];
-    if (held && !reading.rest) this.listBlocks(this.looks, looks, reading.row, held);
+    if (!SMALL && held && !reading.rest) listBlocks(this.looks, looks, reading.row, held, this.written);
     else this.list(this.looks, looks, reading.row, axes.keys, "key", reading.rest);
-    if (reading.column && held) this.listBlocks(this.looked, looked, reading.column, held);
+    if (!SMALL && reading.column && held) listBlocks(this.looked, looked, reading.column, held, this.written);
     else if (reading.column) this.list(this.looked, looked, reading.column, axes.queries, "query");
     this.spell(axes, reading);
   }
@@ -188,17 +188,6 @@ export class ReadingView {
     table.replaceChildren(name, element("tbody", {}, ...rows));
   }
 
-  listBlocks(table: HTMLElement, caption: string, means: Float32Array, info: LayerInfo) {
-    const name = element("caption", {}, `${caption} (${meansName(info)})`);
-    const rows = strongestBlocks(means, info, LISTED).map(({ places, mean }) => {
-      const row = note(places, this.written(mean));
-      row.title = full(mean);
-      return row;
-    });
-    if (rows.length === 0) rows.push(note(means.some(Number.isNaN) ? "not numbers (NaN)" : "nothing"));
-    table.replaceChildren(name, element("tbody", {}, ...rows));
-  }
-
   row(at: number, weight: number, tokens: Token[], axis: "query" | "key") {
     const button = element("button", { className: tokens[at].special ? "special" : "" }, named(tokens[at], 22));
     button.addEventListener("click", () => this.page.store.set({ [axis]: at, hover: null }));
@@ -217,6 +206,23 @@ export class ReadingView {
     summary.textContent = `All ${counted(token.text.length, "character")} of “${isolated(named(token))}”`;
     body.textContent = visible(token.text, "\n\t");
   }
+}
+
+function listBlocks(
+  table: HTMLElement,
+  caption: string,
+  means: Float32Array,
+  info: LayerInfo,
+  written: (weight: number) => string,
+) {
+  const name = element("caption", {}, `${caption} (${meansName(info)})`);
+  const rows = strongestBlocks(means, info, LISTED).map(({ places, mean }) => {
+    const row = note(places, written(mean));
+    row.title = full(mean);
+    return row;
+  });
+  if (rows.length === 0) rows.push(note(means.some(Number.isNaN) ? "not numbers (NaN)" : "nothing"));
+  table.replaceChildren(name, element("tbody", {}, ...rows));
 }
 
 function note(text: string, value: string = ""): HTMLTableRowElement {

@@ -25,13 +25,7 @@ const SCALES = ["fit", "linear", "log", "row"] as const;
 
 const COMPARISONS = ["alone", "beside", "difference"] as const;
 
-export const BINDINGS: Binding[] = [
-  {
-    keys: Object.keys(ARROWS),
-    shown: "← → ↑ ↓",
-    does: "move the crosshair, ten at once with Shift; in the text, choose several with Shift",
-    run: moveCell,
-  },
+const OF_SEVERAL: Binding[] = [
   {
     keys: ["[", "]"],
     shown: "[  ]",
@@ -43,6 +37,28 @@ export const BINDINGS: Binding[] = [
     shown: "{  }",
     does: "previous, next layer",
     run: (page, key) => page.step("layer", key === "{" ? -1 : 1),
+  },
+  {
+    keys: ["m"],
+    shown: "m",
+    does: "the mean of all heads of the layer",
+    run: (page) => page.store.set({ heads: page.store.state.heads === "one" ? "mean" : "one" }),
+  },
+  { keys: ["c"], shown: "c", does: "compare with another head: beside, difference", run: nextComparison },
+  {
+    keys: ["p"],
+    shown: "p",
+    does: "pin the cell with a note, or take its pin away",
+    run: (page) => page.pins?.toggle(),
+  },
+];
+
+const OF_ALL: Binding[] = [
+  {
+    keys: Object.keys(ARROWS),
+    shown: "← → ↑ ↓",
+    does: "move the crosshair, ten at once with Shift; in the text, choose several with Shift",
+    run: moveCell,
   },
   {
     keys: ["+", "="],
@@ -58,13 +74,6 @@ export const BINDINGS: Binding[] = [
     does: "the diagonal and the lines of distance 1, 10, 100 …",
     run: (page) => page.store.set({ distances: !page.store.state.distances }),
   },
-  {
-    keys: ["m"],
-    shown: "m",
-    does: "the mean of all heads of the layer",
-    run: (page) => page.store.set({ heads: page.store.state.heads === "one" ? "mean" : "one" }),
-  },
-  { keys: ["c"], shown: "c", does: "compare with another head: beside, difference", run: nextComparison },
   { keys: ["l"], shown: "l", does: "scale: fitted, 0 to 100 %, log, by row", run: nextScale },
   {
     keys: ["s"],
@@ -74,12 +83,6 @@ export const BINDINGS: Binding[] = [
   },
   { keys: ["d"], shown: "d", does: "in the text: where the token looks, or who looks at it", run: turn },
   {
-    keys: ["p"],
-    shown: "p",
-    does: "pin the cell with a note, or take its pin away",
-    run: (page) => page.pins.toggle(),
-  },
-  {
     keys: ["t"],
     shown: "t",
     does: "fold the text",
@@ -88,12 +91,14 @@ export const BINDINGS: Binding[] = [
   { keys: ["/"], shown: "/", does: "find a token or a phrase; Enter goes on", run: () => byId("find").focus() },
   {
     keys: Object.keys(VIEW_OF_KEY),
-    shown: "1 – 5",
-    does: "overview, map, text, steps, segments",
+    shown: SMALL ? "2, 4" : "1 – 5",
+    does: SMALL ? "map, steps" : "overview, map, text, steps, segments",
     run: (page, key) => page.store.set({ view: VIEW_OF_KEY[key] }),
   },
   { keys: ["?"], shown: "?", does: "this help", run: (page) => page.help() },
 ];
+
+export const BINDINGS = SMALL ? OF_ALL : [...OF_ALL.slice(0, 1), ...OF_SEVERAL, ...OF_ALL.slice(1)];
 
 function moveCell(page: Page, key: string, event: KeyboardEvent) {
   const [down, right] = ARROWS[key];

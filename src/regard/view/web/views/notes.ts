@@ -14,7 +14,7 @@ export function notes(recording: Recording, layer: number): string[] {
     found.push(
       `Only the small map of this layer is in this file (${info.overview.rows} × ${info.overview.columns} blocks); with all layers it would be too large. Name the layers you want: regard.page(recording, path, layers=[${layer}]).`,
     );
-  } else if (info.kind === "pyramid") {
+  } else if (!SMALL && info.kind === "pyramid") {
     found.push(...heldNotes(info, layer));
   } else if (info.dtype && info.dtype !== "float32") {
     const stored = info.kind === "weights" ? "Weights are" : "Queries and keys are";

@@ -38,7 +38,7 @@ export class SegmentsView {
   overflow: HTMLParagraphElement;
   asking: AbortController | null = null;
   isAsking = false;
-  ceiling = 1; // the share of the darkest colour
+  darkest = 1; // the share of the darkest colour
   found: { queries: Part[]; keys: Part[]; values: Float32Array } | null = null;
 
   constructor(
@@ -95,7 +95,7 @@ export class SegmentsView {
         );
       const values = await this.mean(heads, asked, state.hidden, asking.signal);
       this.found = { ...asked, values };
-      this.ceiling = roundedUp(values.reduce((most, value) => (value > most ? value : most), 0));
+      this.darkest = roundedUp(values.reduce((most, value) => (value > most ? value : most), 0));
       this.draw();
       this.page.explain(this.page.store.state);
     } catch (error) {
@@ -105,6 +105,10 @@ export class SegmentsView {
     } finally {
       if (!asking.signal.aborted) this.isAsking = false;
     }
+  }
+
+  ceiling(): number {
+    return this.darkest;
   }
 
   /** The heads that the mean is over. */
@@ -167,7 +171,7 @@ export class SegmentsView {
         ? ribbons({
             ...this.found,
             look: this.page.look,
-            ceiling: this.ceiling,
+            ceiling: this.darkest,
             width: this.body.clientWidth - 8,
             height: this.body.clientHeight - 8,
           })
@@ -207,7 +211,7 @@ export class SegmentsView {
       keys.forEach((_, column) => {
         const value = values[row * keys.length + column];
         const cell = line.insertCell();
-        const tint = tintOf(ramp, level(value, "fit", 0, this.ceiling));
+        const tint = tintOf(ramp, level(value, "fit", 0, this.darkest));
         cell.style.background = tint.css;
         cell.style.color = tint.onTop;
         cell.dataset.row = String(row);

@@ -13,6 +13,7 @@ export interface View {
   move?: (down: number, right: number, extends_: boolean) => void;
   table?: () => (string | number)[][]; // the numbers shown; the first row names the columns
   caption?: () => string; // what is seen, in words, for a picture of it
+  ceiling?: () => number; // the weight of the darkest colour on the fitted scale
   isSettled: () => boolean; // is all that is seen there, or known to be missing?
   drawers?: () => Drawers; // what draws itself in a picture
 }
