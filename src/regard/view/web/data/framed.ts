@@ -4,11 +4,10 @@ import type { Host, Question } from "./source";
 import { Waiting } from "./waiting";
 
 export class Framed implements Host {
-  waiting: Waiting;
+  waiting = new Waiting((question) => window.parent.postMessage({ regard: question }, "*"), { kind: "forget" });
 
   constructor() {
     // To anyone: the page does not know where it stands, and asks for nothing secret.
-    this.waiting = new Waiting((question) => window.parent.postMessage({ regard: question }, "*"), { kind: "forget" });
     window.addEventListener("message", ({ source, data }) => {
       if (source === window.parent) this.waiting.tell(data?.id, data);
     });

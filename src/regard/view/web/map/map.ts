@@ -36,7 +36,7 @@ const REDRAWN = [
 ];
 
 export class MapView {
-  status: HTMLElement;
+  status = this.holder.querySelector(".progress") as HTMLElement;
   base: HTMLCanvasElement;
   over: HTMLCanvasElement;
   mini: HTMLCanvasElement;
@@ -60,7 +60,6 @@ export class MapView {
     readonly page: Page,
     readonly pick: (state: State) => Which,
   ) {
-    this.status = holder.querySelector(".progress") as HTMLElement;
     const [base, over, mini] = [...holder.querySelectorAll("canvas")] as HTMLCanvasElement[];
     this.base = base;
     this.over = over;

@@ -36,9 +36,9 @@ export function smallMap(info: LayerInfo): SmallMap {
 }
 
 export class Overview {
-  heads: number;
-  canvas: HTMLCanvasElement;
-  caption: HTMLElement;
+  heads = Math.max(...this.layers.map((info) => info.num_heads));
+  canvas = this.pane.querySelector("canvas") as HTMLCanvasElement;
+  caption = this.pane.querySelector(".caption") as HTMLElement;
   left = 24;
   top = 18;
   step = 0;
@@ -54,9 +54,6 @@ export class Overview {
     readonly maps: SmallMap[],
     readonly store: Store,
   ) {
-    this.heads = Math.max(...layers.map((info) => info.num_heads));
-    this.canvas = pane.querySelector("canvas") as HTMLCanvasElement;
-    this.caption = pane.querySelector(".caption") as HTMLElement;
     this.canvas.addEventListener("pointermove", (event) => this.point(this.at(event)));
     this.canvas.addEventListener("pointerleave", () => this.point(null));
     this.canvas.addEventListener("click", (event) => {

@@ -49,7 +49,7 @@ function cuts(tokens: Token[], first: number, end: number): number[] {
 }
 
 export class Flow {
-  tints: Float32Array;
+  tints = new Float32Array(this.tokens.length); // levels of the ramp; 0: no tint; NaN: no number
   ramp: Ramp | null = null;
   marks = new Map<string, [number, number]>();
   labels = new Map<number, string>();
@@ -65,7 +65,6 @@ export class Flow {
     first: number = 0,
     end: number = tokens.length,
   ) {
-    this.tints = new Float32Array(tokens.length); // levels of the ramp; 0: no tint; NaN: no number
     const holder = element("div", { className: "flow", role: "group", "aria-label": name });
     const starts = cuts(tokens, first, end);
     this.blocks = starts.map((start, i) => ({

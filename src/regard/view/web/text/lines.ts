@@ -15,16 +15,14 @@ const ROW = 22; // pixels of a token
 const WIDEST = 6; // pixels of the line of a weight of 1
 
 export class Lines {
-  caption: HTMLParagraphElement;
-  picture: HTMLDivElement;
+  caption = element("p", { className: "caption" });
+  picture = element("div", { className: "lined" });
   drawn: SVGLineElement[] = [];
 
   constructor(
     readonly holder: HTMLElement,
     told: { point: (axis: Axis, at: number | null) => void; choose: (axis: Axis, at: number) => void },
   ) {
-    this.caption = element("p", { className: "caption" });
-    this.picture = element("div", { className: "lined" });
     holder.append(this.caption, this.picture);
     for (const kind of ["pointerover", "click"])
       this.picture.addEventListener(kind, ({ target }) => {

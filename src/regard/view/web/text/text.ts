@@ -38,7 +38,7 @@ const LEAST = 0.04; // of the strongest: less is not worth a number
 const APART = 8; // characters between two numbers that do not touch
 
 export class TextView {
-  direction: HTMLParagraphElement;
+  direction = element("p", { className: "direction" });
   turn: HTMLElement;
   facing: HTMLDivElement;
   toggles: HTMLParagraphElement;
@@ -57,7 +57,6 @@ export class TextView {
     readonly pane: HTMLElement,
     readonly page: Page,
   ) {
-    this.direction = element("p", { className: "direction" });
     const words = [this.growButton("Whole word", wordAt), this.growButton("Whole sentence", sentenceAt)];
     const grow = element("span", { className: "grow pressed", role: "group", "aria-label": "Choose more" }, ...words);
     this.turn = choice("What the tint shows", "side", { looks: "Where it looks", looked: "Who looks at it" });

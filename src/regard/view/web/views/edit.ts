@@ -9,11 +9,10 @@ const PLACES = ["query", "key", "queryTo", "keyTo", "row", "column", "zoom", "pi
 
 export class Edit {
   dialog = byId<HTMLDialogElement>("edit");
-  text: HTMLTextAreaElement;
+  text = this.dialog.querySelector("textarea") as HTMLTextAreaElement;
   button = byId<HTMLButtonElement>("run");
 
   constructor(readonly page: Page) {
-    this.text = this.dialog.querySelector("textarea") as HTMLTextAreaElement;
     const { text } = page.recording;
     if (typeof text !== "string") return;
     this.text.value = text;

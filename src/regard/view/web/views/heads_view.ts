@@ -28,8 +28,8 @@ const NO_KIND = "no kind: not numbers (NaN)";
 const LABELS = 92; // pixels left of the tiles, for the layer's number and its entropy
 
 export class HeadsView {
-  choices: HTMLDivElement;
-  count: HTMLParagraphElement;
+  choices = element("div", { className: "filters pressed" });
+  count = element("p", { className: "count", role: "status" });
   grid: HTMLDivElement;
   details: HTMLParagraphElement;
   tiles: Tile[] = [];
@@ -43,8 +43,6 @@ export class HeadsView {
     readonly pane: HTMLElement,
     readonly page: Page,
   ) {
-    this.choices = element("div", { className: "filters pressed" });
-    this.count = element("p", { className: "count", role: "status" });
     const label = "Heads. Arrow keys move, Enter opens the map.";
     this.grid = element("div", { className: "heads", role: "group", "aria-label": label });
     this.details = element("p", { className: "details", hidden: true });

@@ -32,7 +32,11 @@ const WAYS = { sentences: "sentences", lines: "lines", pattern: "pattern" };
 const FORMS = { table: "table", flows: "flows" };
 
 export class SegmentsView {
-  pattern: HTMLInputElement;
+  pattern = element("input", {
+    type: "search",
+    placeholder: "Words or a regular expression",
+    "aria-label": "Pattern that finds the parts",
+  });
   line: HTMLParagraphElement;
   body: HTMLDivElement;
   overflow: HTMLParagraphElement;
@@ -45,11 +49,6 @@ export class SegmentsView {
     pane: HTMLElement,
     readonly page: Page,
   ) {
-    this.pattern = element("input", {
-      type: "search",
-      placeholder: "Words or a regular expression",
-      "aria-label": "Pattern that finds the parts",
-    });
     this.pattern.addEventListener("change", () =>
       page.store.set({ pattern: this.pattern.value.slice(0, 200), parts: "pattern" }),
     );

@@ -10,10 +10,9 @@ const SEARCHING = "Looking at every head for those that stand out; they will be 
 export class Standing {
   pane = byId("standing");
   sentence = byId("introduction");
-  isLate: boolean; // The page was there before its host told of the heads.
+  isLate = !this.isKnown(); // The page was there before its host told of the heads.
 
   constructor(readonly page: Page) {
-    this.isLate = !this.isKnown();
     this.list();
   }
 

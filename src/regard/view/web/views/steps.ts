@@ -32,7 +32,7 @@ const NO_VECTORS =
 
 export class StepsView {
   heading = element("h2");
-  order: HTMLElement;
+  order = choice("Order of the keys", "order", { weight: "By weight", position: "By position" });
   sum: HTMLParagraphElement;
   grid: HTMLTableElement;
   more: HTMLButtonElement;
@@ -50,7 +50,6 @@ export class StepsView {
     pane: HTMLElement,
     readonly page: Page,
   ) {
-    this.order = choice("Order of the keys", "order", { weight: "By weight", position: "By position" });
     this.order.className = "choice pressed";
     this.sum = element("p", { className: "sum", "aria-live": "polite" });
     this.grid = element("table", { role: "grid" });
