@@ -1,12 +1,13 @@
-// Bundles the page into bundle/: as a whole, as the small page of one head, and the module of the notebook's widget.
+// Bundles the page into bundle/, or into the folder that is named: as a whole, as the small page of one head, and the
+// module of the notebook's widget.
 import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { build } from "esbuild";
 
 const from = (name) => join(import.meta.dirname, name);
-const to = (name) => from(join("bundle", name));
+const to = (name) => join(process.argv[2] ?? from("bundle"), name);
 const options = { bundle: true, minify: true, charset: "ascii", target: "es2022", logLevel: "warning" };
-const template = readFileSync(from("index.html"), "utf8").replace(/^\s+/gm, "");
+const template = readFileSync(from("index.html"), "utf8");
 const pages = {
   page: template.replace(/<!-- \/?several -->/g, ""),
   small: template.replace(/<!-- several -->[^]*?<!-- \/several -->/g, ""),
@@ -17,9 +18,9 @@ for (const [name, html] of Object.entries(pages)) {
   const define = { SMALL: String(name === "small") };
   await build({ ...options, define, entryPoints: [from("main.ts")], format: "iife", outfile: to(`${name}.js`) });
   await build({ ...options, entryPoints: [from(`${name}.css`)], outfile: to(`${name}.css`) });
-  writeFileSync(to(`${name}.html`), html);
-  // The script stands inside an element of the page, which these would end.
-  if (/<\/script|<!--/i.test(readFileSync(to(`${name}.js`), "utf8")))
-    throw new Error(`${name}.js contains '</script' or '<!--' and cannot be inlined.`);
+  writeFileSync(to(`${name}.html`), html.replace(/^\s+/gm, ""));
+  // The script stands inside an element of a page in ASCII. esbuild leaves regular expressions as they are.
+  if (/<\/script|<!--|[^\0-\x7f]/i.test(readFileSync(to(`${name}.js`), "utf8")))
+    throw new Error(`${name}.js contains '</script', '<!--' or a letter outside ASCII and cannot be inlined.`);
 }
 await build({ ...options, entryPoints: [from("data/widget.ts")], format: "esm", outfile: to("widget.js") });
