@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import regard
+from regard.corpus.text_scores import TextScores
 from regard.models.pretrained import Pretrained
 
 TEXTS = [
@@ -106,6 +107,38 @@ def test_the_other_scores_follow_from_the_weights(
             assert row["received_at"] == received[head].argmax().item()
             drawn = w[1:-1][:, bridges].sum(-1).mean().item()
             assert row["bridge"] == pytest.approx(drawn, abs=1e-6)
+
+
+@pytest.mark.parametrize("sink", [None, 3.0, 200.0])
+def test_entropies_of_rows_with_sinks_and_without_keys(sink: float | None) -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key = (torch.randn(2, 3, 5, 4, generator=generator) for _ in range(2))
+    query[:, 0] *= 100  # rows with one weight of 1
+    allowed = torch.ones(5, 5, dtype=torch.bool)
+    allowed[2] = False
+    sinks = None if sink is None else torch.full((3,), sink)
+    matrix = regard.attend(query, key, mask=allowed, sink_bias=sinks)
+    asked = TextScores(
+        torch.arange(10).view(2, 5), torch.zeros(2, 5).bool(), torch.zeros(0, 2, 5).bool()
+    )
+    weights = matrix.to_dense().double()
+    expected = torch.special.entr(weights).sum(-1)[..., 1:].mean(-1)
+    torch.testing.assert_close(
+        matrix.reduce(asked)[..., 0].double(), expected, rtol=1e-5, atol=1e-6
+    )
+
+
+def test_a_text_is_tokenised_once(model: Pretrained, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    tokenise = Pretrained._tokenise
+
+    def counted(self: Pretrained, text: str, **kwargs: Any) -> Any:
+        calls.append(text)
+        return tokenise(self, text, **kwargs)
+
+    monkeypatch.setattr(Pretrained, "_tokenise", counted)
+    model.encode(TEXTS[0])
+    assert calls == [TEXTS[0]]
 
 
 def test_a_score_that_no_query_has_is_null(rows: list[dict[str, Any]]) -> None:

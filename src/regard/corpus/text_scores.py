@@ -1,6 +1,6 @@
 """Scores of every head on a batch of texts of equal length: one reduction, one answer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import cast, final
 
 import torch
@@ -58,7 +58,7 @@ class TextScores(Reduction):
         self._counts = counted.sum(1)  # (batch, relations)
         self._shares = counted / self._counts.clamp(min=1)[:, None]
         self._mean = asking / asking.sum(-1, keepdim=True)  # (batch, tokens)
-        self._known: dict[tuple[int, ...], Tensor] = {}
+        self._known: dict[tuple[str | int, ...], tuple[Tensor, ...]] = {}
 
     def start(
         self, shape: torch.Size, dtype: torch.dtype, device: torch.device
@@ -77,17 +77,28 @@ class TextScores(Reduction):
         )
 
     def update(self, block: Block) -> tuple[Contribution, ...]:
-        batch, rows = block.box.leading[0], block.box.rows
+        batch, rows, columns = block.box.leading[0], block.box.rows, block.box.columns
         weights = block.weights  # (batch, num_heads, rows, columns)
-        relations = self._relations(block).to(weights.dtype)
-        means = weights.flatten(2) @ relations  # (batch, num_heads, relations)
-        entr = cast(Callable[[Tensor], Tensor], torch.special.entr)
-        entropies = entr(weights).sum(-1)  # (batch, num_heads, rows)
-        share = self._mean[batch, None, rows].to(weights.dtype)
-        entropy = (share * entropies).sum(-1, keepdim=True)
+        mean = self._mean[batch, rows].to(weights.dtype)  # (batch, rows)
+        # The entropy of a row is lse - sum(weights * scores); its largest weight is exp(max - lse).
+        smallest = torch.finfo(weights.dtype).tiny
+        normalizer = -weights.amax(-1).clamp(min=smallest).log()
+        entropies = normalizer * weights.sum(-1) - block.mean_shifted
+        query, key = _places(rows, weights)[:, None], _places(columns, weights)
+        distances = (weights * (query - key).abs()).sum(-1)  # (batch, num_heads, rows)
+        entropy, distance = ((each * mean[:, None]).sum(-1) for each in (entropies, distances))
+        factors = torch.stack([torch.ones_like(mean), mean], 1)  # (batch, 2, rows)
+        received, averages = (factors[:, None] @ weights).unbind(-2)
+        first = (key == 0).expand(mean.shape[0], -1)  # (batch, columns)
+        kinds = [first, self._separators[batch, columns], *self._parts[:, batch, columns]]
+        shares = averages @ torch.stack(kinds, -1).to(weights.dtype)
+        diagonals = [self._diagonal(block, offset) for offset in (-1, 1, 0)]
+        pairs = [self._pairs(block, name) for name in ("induction", "duplicate")]
+        first_token, separators, *parts = shares.unbind(-1)
+        means = [*diagonals, first_token, separators, *pairs, distance, *parts]
         return (
-            Contribution(block.box.leading, torch.cat([entropy, means], -1)),
-            Contribution((*block.box.leading, block.box.columns), weights.sum(-2)),
+            Contribution(block.box.leading, torch.stack([entropy, *means], -1)),
+            Contribution((*block.box.leading, columns), received),
         )
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
@@ -114,35 +125,42 @@ class TextScores(Reduction):
                         named[name][text] = [None] * values.shape[1]
         return named
 
-    def _relations(self, block: Block) -> Tensor:
-        """Return the factor of each weight in each mean, (batch, rows * columns, relations)."""
+    def _diagonal(self, block: Block, offset: int) -> Tensor:
+        """Return the mean weight on the key ``offset`` after the query, (batch, num_heads)."""
+        rows, columns = block.box.rows, block.box.columns
+        start = max(rows.start, columns.start - offset)
+        stop = max(start, min(rows.stop, columns.stop - offset))
+        relation = _RELATIONS.index({-1: "previous", 1: "next", 0: "self"}[offset])
+        shares = self._shares[block.box.leading[0], start:stop, relation]
+        weights = block.diagonal(offset)
+        return (weights * shares[:, None].to(weights.dtype)).sum(-1)
+
+    def _pairs(self, block: Block, name: str) -> Tensor:
+        """Return the mean weight on the keys of a sparse relation, (batch, num_heads)."""
         batch, rows, columns = block.box.leading[0], block.box.rows, block.box.columns
-        place = (*_ends(batch), *_ends(rows), *_ends(columns))
-        if place in self._known:  # from another head or layer
-            return self._known[place]
+        place = (name, *_ends(batch), *_ends(rows), *_ends(columns))
+        found = self._known.get(place)  # from another head or layer
+        if found is None:
+            found = self._found(batch, rows, columns, name)
+            if self._ids.numel() * self._ids.shape[1] <= WEIGHTS_AT_ONCE:
+                self._known[place] = found
+        entry, query, key, share = found
+        weights = block.weights
+        shares = weights[entry, :, query, key] * share[:, None].to(weights.dtype)
+        return weights.new_zeros(weights.shape[:2]).index_add_(0, entry, shares)
+
+    def _found(self, batch: slice, rows: slice, columns: slice, name: str) -> tuple[Tensor, ...]:
+        """Return entry, row, column and share of each pair of a sparse relation, (pairs,) each."""
+        # Induction: the token before the key is the query's token. Duplicate: the key itself is.
         ids = self._ids[batch]
+        of_keys = ids.roll(1, 1) if name == "induction" else ids
         query = torch.arange(rows.start, rows.stop, device=ids.device)[:, None]
         key = torch.arange(columns.start, columns.stop, device=ids.device)
-        own = ids[:, rows, None]
-        same = own == ids[:, None, columns]
-        after = (
-            own == ids.roll(1, 1)[:, None, columns]
-        )  # the key's predecessor is the query's token
-        earlier, everywhere = key < query, torch.ones_like(same)
-        kinds = (
-            *(key == query - 1, key == query + 1, key == query, key == 0),
-            self._separators[batch, None, columns],
-            after & earlier & (key > 0),
-            same & earlier,
-            (query - key).abs(),
-            *self._parts[:, batch, None, columns],
-        )
-        factors = torch.stack([kind * everywhere for kind in kinds], -1).float()
-        factors *= self._shares[batch, rows, None]
-        factors = factors.flatten(1, 2)
-        if self._ids.numel() * self._ids.shape[1] <= WEIGHTS_AT_ONCE:
-            self._known[place] = factors
-        return factors
+        same = ids[:, rows, None] == of_keys[:, None, columns]
+        earlier = (key < query) & ((key > 0) | (name == "duplicate"))
+        entry, row, column = (same & earlier).nonzero().unbind(-1)
+        share = self._shares[batch, rows, _RELATIONS.index(name)][entry, row]
+        return entry, row, column, share
 
 
 def _counted(ids: Tensor, words: Tensor, parts: Tensor) -> Tensor:
@@ -161,6 +179,11 @@ def _counted(ids: Tensor, words: Tensor, parts: Tensor) -> Tensor:
         ],
         -1,
     )
+
+
+def _places(part: slice, like: Tensor) -> Tensor:
+    """Return the positions of a slice, (length,), with the dtype and device of a tensor."""
+    return torch.arange(part.start, part.stop, dtype=like.dtype, device=like.device)
 
 
 def _ends(part: slice) -> tuple[int, int]:

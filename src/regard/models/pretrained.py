@@ -290,7 +290,8 @@ class Pretrained:
         check_text(text)
         if chat:
             text = self._chat(text)
-        self._check_length(text, room)
+        if len(text) > _PREFIX:
+            self._check_length(text, room)
         with quiet():
             encoded = self._tokenise(
                 text,
@@ -298,6 +299,8 @@ class Pretrained:
                 return_offsets_mapping=True,
                 add_special_tokens=not chat,  # the chat template contains them
             )
+        if encoded["input_ids"].shape[1] > self.limit - room:
+            self._check_length(text, room)
         special = encoded.pop("special_tokens_mask")[0].tolist()
         if chat:
             known = set(self.tokenizer.all_special_ids)

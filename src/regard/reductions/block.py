@@ -230,6 +230,8 @@ class Block(RowStatistics):
             weights = weights * (self._log_sum - self.log_normalizer[..., None]).exp()
         if reads_without_sync(weights) and bool(self._undefined.any()):
             weights = weights.masked_fill(self._undefined & ~self.allowed, 0)
+        if reads_without_sync(weights) and not bool(self._empty.any()):
+            return weights
         return weights.masked_fill(self._empty, 0)
 
     @cached_property
