@@ -9,6 +9,7 @@ import torch.distributed as dist
 import transformers
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.experimental import context_parallel, register_sharding
@@ -235,8 +236,31 @@ def without_dtensors() -> nn.Module:
     return model
 
 
+def hybrid() -> nn.Module:
+    """FSDP1 that copies its parts to other groups of processes."""
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("copies", "parts"))
+    return FullyShardedDataParallel(
+        Split(),
+        device_mesh=mesh,
+        sharding_strategy=ShardingStrategy.HYBRID_SHARD,
+        device_id=torch.device("cpu"),
+    )
+
+
+def around_split_parameters() -> nn.Module:
+    """FSDP1 on one axis of a mesh, whose other axis splits parameters."""
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("heads", "data"))
+    cpu = torch.device("cpu")
+    return FullyShardedDataParallel(Split(), device_mesh=mesh["data"], device_id=cpu)
+
+
 UNKNOWN: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "data-parallel": (lambda: nn.DataParallel(Split()), "it has a DataParallel, which runs copies"),
+    "hybrid": (hybrid, "its FullyShardedDataParallel has a hybrid sharding strategy"),
+    "split-already": (
+        around_split_parameters,
+        "its FullyShardedDataParallel is around parameters that are split already",
+    ),
     "wrapper": (lambda: Wrapper(Split()), "Wrapper is a wrapper that regard does not know"),
     "context-parallel": (with_hooks, "its Split runs under context parallel"),
     "plain": (without_dtensors, "its Split is tensor parallel without DTensors"),
