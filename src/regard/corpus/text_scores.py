@@ -1,7 +1,7 @@
 """Scores of every head on a batch of texts of equal length: one reduction, one answer."""
 
 from collections.abc import Sequence
-from typing import cast, final
+from typing import NamedTuple, cast, final
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ _RELATIONS = (
     *("previous", "next", "self", "first_token", "separators"),
     *("induction", "duplicate", "distance"),
 )
+_OFFSETS = (-1, 1, 0)  # of the keys of the first three relations, from the query
 _RECEIVED = ("received", "received_at")
 SCORES = ("entropy", *_RELATIONS, *_RECEIVED)
 """The names of the scores; ``docs/survey.md`` defines each."""
@@ -58,7 +59,7 @@ class TextScores(Reduction):
         self._counts = counted.sum(1)  # (batch, relations)
         self._shares = counted / self._counts.clamp(min=1)[:, None]
         self._mean = asking / asking.sum(-1, keepdim=True)  # (batch, tokens)
-        self._known: dict[tuple[str | int, ...], tuple[Tensor, ...]] = {}
+        self._known: dict[tuple[int, ...], _Factors] = {}
 
     def start(
         self, shape: torch.Size, dtype: torch.dtype, device: torch.device
@@ -77,28 +78,30 @@ class TextScores(Reduction):
         )
 
     def update(self, block: Block) -> tuple[Contribution, ...]:
-        batch, rows, columns = block.box.leading[0], block.box.rows, block.box.columns
         weights = block.weights  # (batch, num_heads, rows, columns)
-        mean = self._mean[batch, rows].to(weights.dtype)  # (batch, rows)
+        known = self._factors(block)
         # The entropy of a row is lse - sum(weights * scores); its largest weight is exp(max - lse).
         smallest = torch.finfo(weights.dtype).tiny
         normalizer = -weights.amax(-1).clamp(min=smallest).log()
         entropies = normalizer * weights.sum(-1) - block.mean_shifted
-        query, key = _places(rows, weights)[:, None], _places(columns, weights)
-        distances = (weights * (query - key).abs()).sum(-1)  # (batch, num_heads, rows)
-        entropy, distance = ((each * mean[:, None]).sum(-1) for each in (entropies, distances))
-        factors = torch.stack([torch.ones_like(mean), mean], 1)  # (batch, 2, rows)
-        received, averages = (factors[:, None] @ weights).unbind(-2)
-        first = (key == 0).expand(mean.shape[0], -1)  # (batch, columns)
-        kinds = [first, self._separators[batch, columns], *self._parts[:, batch, columns]]
-        shares = averages @ torch.stack(kinds, -1).to(weights.dtype)
-        diagonals = [self._diagonal(block, offset) for offset in (-1, 1, 0)]
-        pairs = [self._pairs(block, name) for name in ("induction", "duplicate")]
-        first_token, separators, *parts = shares.unbind(-1)
-        means = [*diagonals, first_token, separators, *pairs, distance, *parts]
+        distances = (weights * known.distances).sum(-1)  # (batch, num_heads, rows)
+        mean = known.rows[..., 1, :]
+        received, averages = (known.rows @ weights).unbind(-2)
+        first_token, separators, *parts = (averages @ known.kinds).unbind(-1)
+        diagonals = [
+            (block.diagonal(offset) * shares).sum(-1)
+            for offset, shares in zip(_OFFSETS, known.diagonals, strict=True)
+        ]
+        place, entry, query, key, share = known.pairs
+        pairs = weights.new_zeros(2 * weights.shape[0], weights.shape[1])
+        pairs = pairs.index_add_(0, place, weights[entry, :, query, key] * share)
+        means = [
+            *((entropies * mean).sum(-1), *diagonals, first_token, separators),
+            *(*pairs.chunk(2), (distances * mean).sum(-1), *parts),
+        ]
         return (
-            Contribution(block.box.leading, torch.stack([entropy, *means], -1)),
-            Contribution((*block.box.leading, columns), received),
+            Contribution(block.box.leading, torch.stack(means, -1)),
+            Contribution((*block.box.leading, block.box.columns), received),
         )
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
@@ -125,42 +128,70 @@ class TextScores(Reduction):
                         named[name][text] = [None] * values.shape[1]
         return named
 
-    def _diagonal(self, block: Block, offset: int) -> Tensor:
-        """Return the mean weight on the key ``offset`` after the query, (batch, num_heads)."""
-        rows, columns = block.box.rows, block.box.columns
-        start = max(rows.start, columns.start - offset)
-        stop = max(start, min(rows.stop, columns.stop - offset))
-        relation = _RELATIONS.index({-1: "previous", 1: "next", 0: "self"}[offset])
-        shares = self._shares[block.box.leading[0], start:stop, relation]
-        weights = block.diagonal(offset)
-        return (weights * shares[:, None].to(weights.dtype)).sum(-1)
-
-    def _pairs(self, block: Block, name: str) -> Tensor:
-        """Return the mean weight on the keys of a sparse relation, (batch, num_heads)."""
+    def _factors(self, block: Block) -> "_Factors":
+        """Return the factors of the weights of a block."""
         batch, rows, columns = block.box.leading[0], block.box.rows, block.box.columns
-        place = (name, *_ends(batch), *_ends(rows), *_ends(columns))
-        found = self._known.get(place)  # from another head or layer
-        if found is None:
-            found = self._found(batch, rows, columns, name)
-            if self._ids.numel() * self._ids.shape[1] <= WEIGHTS_AT_ONCE:
-                self._known[place] = found
-        entry, query, key, share = found
-        weights = block.weights
-        shares = weights[entry, :, query, key] * share[:, None].to(weights.dtype)
-        return weights.new_zeros(weights.shape[:2]).index_add_(0, entry, shares)
+        place = (*_ends(batch), *_ends(rows), *_ends(columns))
+        known = self._known.get(place)  # from another head or layer
+        if known is not None:
+            return known
+        dtype, device = block.weights.dtype, self._ids.device
+        query = torch.arange(rows.start, rows.stop, device=device)[:, None]
+        key = torch.arange(columns.start, columns.stop, device=device)
+        mean = self._mean[batch, rows]
+        first = (key == 0).expand(mean.shape[0], -1)
+        kinds = [first, self._separators[batch, columns], *self._parts[:, batch, columns]]
+        diagonals: list[Tensor] = []
+        for relation, offset in enumerate(_OFFSETS):
+            start = max(rows.start, columns.start - offset)
+            stop = max(start, min(rows.stop, columns.stop - offset))
+            diagonals.append(self._shares[batch, None, start:stop, relation].to(dtype))
+        known = _Factors(
+            torch.stack([torch.ones_like(mean), mean], 1)[:, None].to(dtype),
+            (query - key).abs().to(dtype),
+            torch.stack(kinds, -1).to(dtype),
+            tuple(diagonals),
+            self._pairs(batch, rows, query, key, dtype),
+        )
+        if self._ids.numel() * self._ids.shape[1] <= WEIGHTS_AT_ONCE:
+            self._known[place] = known
+        return known
 
-    def _found(self, batch: slice, rows: slice, columns: slice, name: str) -> tuple[Tensor, ...]:
-        """Return entry, row, column and share of each pair of a sparse relation, (pairs,) each."""
-        # Induction: the token before the key is the query's token. Duplicate: the key itself is.
+    def _pairs(
+        self, batch: slice, rows: slice, query: Tensor, key: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, ...]:
+        """Return place, entry, row, column and share of each pair of tokens that are alike.
+
+        The places of induction come before those of duplicates.
+        """
         ids = self._ids[batch]
-        of_keys = ids.roll(1, 1) if name == "induction" else ids
-        query = torch.arange(rows.start, rows.stop, device=ids.device)[:, None]
-        key = torch.arange(columns.start, columns.stop, device=ids.device)
-        same = ids[:, rows, None] == of_keys[:, None, columns]
-        earlier = (key < query) & ((key > 0) | (name == "duplicate"))
-        entry, row, column = (same & earlier).nonzero().unbind(-1)
-        share = self._shares[batch, rows, _RELATIONS.index(name)][entry, row]
-        return entry, row, column, share
+        found: list[tuple[Tensor, ...]] = []
+        # Induction: the token before the key is the query's token. Duplicate: the key itself is.
+        kinds = (("induction", ids.roll(1, 1), key > 0), ("duplicate", ids, key >= 0))
+        for number, (name, of_keys, allowed) in enumerate(kinds):
+            same = ids[:, rows, None] == of_keys[:, None, key]
+            entry, row, column = (same & (key < query) & allowed).nonzero().unbind(-1)
+            share = self._shares[batch, rows, _RELATIONS.index(name)][entry, row, None]
+            found.append((entry + number * ids.shape[0], entry, row, column, share.to(dtype)))
+        return tuple(torch.cat(each) for each in zip(*found, strict=True))
+
+
+class _Factors(NamedTuple):
+    """The factors of the weights of one block in the scores.
+
+    Attributes:
+        rows: ones, and the share of each row in a mean over words, (batch, 1, 2, rows).
+        distances: between query and key, (rows, columns).
+        kinds: 1 for the first token, separators and tokens of parts, (batch, columns, kinds).
+        diagonals: for each of ``_OFFSETS``, the shares of its rows, (batch, 1, rows).
+        pairs: place in the sums, entry, row, column and share of pairs of tokens that are alike.
+    """
+
+    rows: Tensor
+    distances: Tensor
+    kinds: Tensor
+    diagonals: tuple[Tensor, ...]
+    pairs: tuple[Tensor, ...]
 
 
 def _counted(ids: Tensor, words: Tensor, parts: Tensor) -> Tensor:
@@ -179,11 +210,6 @@ def _counted(ids: Tensor, words: Tensor, parts: Tensor) -> Tensor:
         ],
         -1,
     )
-
-
-def _places(part: slice, like: Tensor) -> Tensor:
-    """Return the positions of a slice, (length,), with the dtype and device of a tensor."""
-    return torch.arange(part.start, part.stop, dtype=like.dtype, device=like.device)
 
 
 def _ends(part: slice) -> tuple[int, int]:
