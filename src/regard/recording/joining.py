@@ -219,12 +219,7 @@ def _layer_of(axis: int, pieces: Sequence[Piece], name: str, *, is_all: bool) ->
             raise RegardError(f"{own} has no batch in layer {name!r}, {shape_text(layer.shape)}.")
         for size in sizes:
             size[axis] = 0
-        known = [
-            (None if axis == _QUERIES else each.queries, list(each.answers))
-            for each in (first, layer)
-        ]
-        has = [(each.matrix is None, each.value is None) for each in (first, layer)]
-        if sizes[0] != sizes[1] or known[0] != known[1] or has[0] != has[1]:
+        if sizes[0] != sizes[1] or _contents(axis, first) != _contents(axis, layer):
             raise RegardError(
                 f"layer {name!r} has shape {shape_text(first.shape)} on {names[0]} and "
                 f"{shape_text(layer.shape)} on {own}, or other queries or answers; they cannot be "
@@ -255,6 +250,12 @@ def _layer_of(axis: int, pieces: Sequence[Piece], name: str, *, is_all: bool) ->
         None if axis == _QUERIES else first.queries,
         _together(values, join.values(tuple(layer.shape for layer in layers))) if values else None,
     )
+
+
+def _contents(axis: int, layer: Layer) -> tuple[object, ...]:
+    """Return the contents that parts along an axis must share."""
+    queries = None if axis == _QUERIES else layer.queries
+    return queries, list(layer.answers), layer.matrix is None, layer.value is None
 
 
 def _check_neighbours(name: str, names: Sequence[str], layers: Sequence[Layer]) -> None:
