@@ -73,9 +73,21 @@ def turned(x: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
 
 
-@pytest.mark.parametrize("form", full_but({form: form for form in FORMS}, "module"))
-def test_positions_that_turn_queries_alone_are_no_verdict(form: str) -> None:
-    report = checked(lambda q, k, v: standard(turned(q), k, v), form)
+def test_positions_that_turn_queries_alone_are_wrong_in_a_module() -> None:
+    report = checked(lambda q, k, v: standard(turned(q), k, v), "module")
+    assert report.verdict == "wrong"
+    assert "It follows the position of the query alone" in report.findings[0].detail
+
+
+def test_positions_that_turn_keys_alone_are_wrong_in_a_module() -> None:
+    report = checked(lambda q, k, v: standard(q, turned(k), v), "module")
+    assert report.verdict == "wrong"
+    assert "It follows the position of the key alone" in report.findings[0].detail
+
+
+def test_positions_that_turn_queries_alone_are_no_verdict_in_a_function() -> None:
+    # Its keys may come from a cache, which holds them turned.
+    report = checked(lambda q, k, v: standard(turned(q), k, v), "function")
     assert report.verdict == "cannot tell"
     assert "depends on where they stand, not on their distance alone" in report.missing
 

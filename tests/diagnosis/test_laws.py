@@ -304,11 +304,10 @@ class TurnsAlongTheHeads(Heads):
         return self.merge(self.weigh(self.turned(q), self.turned(k)) @ v)
 
 
-def test_positions_along_the_axis_of_the_heads_are_never_right() -> None:
+def test_positions_along_the_axis_of_the_heads_are_wrong() -> None:
     assert check(TurnsAlongTheHeads(2)).verdict == "right"
     report = check(TurnsAlongTheHeads(1))
-    assert report.verdict == "cannot tell"
-    assert "does not depend on the order of the others" in report.missing
+    assert (report.verdict, broken(report)) == ("wrong", {"positions"})
 
 
 def in_tiles(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

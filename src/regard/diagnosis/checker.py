@@ -2,12 +2,13 @@
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -44,7 +45,7 @@ def check(
     A known mistake is named if its repair mends the law that is broken.
 
     The code runs in this process, with no limit of time: a loop without end does not come back.
-    ``regard check FILE:NAME --seconds 10`` in a shell runs it in a process of its own and ends it.
+    ``regard check FILE:NAME --timeout 10`` in a shell runs it in a process of its own and ends it.
 
     Args:
         thing: a module from embeddings (batch, tokens, dim), or (tokens, dim), to embeddings; a
@@ -57,8 +58,8 @@ def check(
         kwargs: of the example call, by name.
         means: what a mask means, by the name of its argument: ``{"mask": "True hides"}``.
         axes: of the example's first argument, or of arguments by name: ``"batch tokens dim"``.
-        causal: whether a token may attend to later ones: True where it must not, False where it
-            may. None: both are right, unless the name of the code says ``Causal``.
+        causal: True: no token may attend to later ones; False: tokens attend to later ones. None:
+            both are right, unless the name of the code says ``Causal``.
         **options: for the class by name, or what the function takes besides its tensors.
 
     Returns:
@@ -107,24 +108,24 @@ def check(
         try:
             return _report(code, causal)
         except ValueError as error:
-            arrays = _arrays(thing)
-            if arrays is None or not isinstance(error.__cause__, TypeError | AttributeError):
-                raise
-            report = _by_example(built, arrays, passed, means or {}, axes, causal)
-            if report.laws[0].outcome != "held":
-                raise
-            return report
+            for arrays in _arrays(thing):
+                report = _by_example(built, arrays, passed, means or {}, axes, causal)
+                if report.laws[0].outcome == "held":
+                    return report
+            raise error
 
 
-def _arrays(thing: object) -> tuple[Any, ...] | None:
-    """Return NumPy arrays for a function of query, key and value alone; None for anything else."""
-    if not inspect.isfunction(thing):
-        return None
+def _arrays(thing: object) -> Iterator[tuple[Any, ...]]:
+    """Yield NumPy arrays for a function of query, key and value alone that uses NumPy."""
+    if not inspect.isfunction(thing) or np not in thing.__globals__.values():
+        return
     needed = [a for a in arguments_of(thing, ()) if a.required]
-    if [a.role for a in needed] != ["query", "key", "value"]:
-        return None
-    generator = torch.Generator().manual_seed(0)
-    return tuple(torch.randn(2, 7, 16, generator=generator, device="cpu").numpy() for _ in needed)
+    if [a.role for a in needed] == ["query", "key", "value"]:
+        generator = torch.Generator().manual_seed(0)
+        for shape in ((2, 7, 16), (7, 16)):
+            yield tuple(
+                torch.randn(shape, generator=generator, device="cpu").numpy() for _ in needed
+            )
 
 
 def _is_named_causal(thing: object, options: Mapping[str, Any]) -> bool:

@@ -18,6 +18,7 @@ from regard.diagnosis.signature import (
     declared_meaning,
     definition_of,
     docstrings_of,
+    is_cache,
     meaning_of_name,
     signature_of,
 )
@@ -81,9 +82,10 @@ def example_specimens(
     first = _tensor(bound[contents[0]])
     orders = [named[contents[0]]] if contents[0] in named else []
     is_query = roles.get(contents[0]) == "query"
-    keys = [_tensor(bound[n]) for n in contents if is_query and roles.get(n) == "key"]
+    others = [n for n in contents[1:] if not is_query or roles.get(n) == "key"]
+    keys = [_tensor(bound[n]) for n in others]
     for own in orders or _guessed(thing, first, contents, bound):
-        # All tokens have a key; the example of a cache has fewer queries.
+        # All tokens have a key; an example with a cache or a second text has fewer queries.
         likes = [t for t in keys if "t" in own and t.ndim == first.ndim]
         longest = max((first, *likes), key=lambda t: t.shape[own.index("t")]) if likes else first
         sizes = dict(zip(own, longest.shape, strict=True)) if len(own) == first.ndim else {}
@@ -95,7 +97,7 @@ def example_specimens(
         slots = [_with_meaning(slot, roles, means, docstrings_of(thing)) for slot in slots]
         slots = [replace(slot, by_name=slot.name in by_name) for slot in slots]
         specimen = _of_slots(name, thing, slots, sizes, segments, causal)
-        yield replace(specimen, has_fewer_queries=first.shape != longest.shape)
+        yield replace(specimen, has_fewer_queries=is_query and first.shape != longest.shape)
 
 
 def _of_slots(
@@ -144,6 +146,8 @@ def _contents(bound: Mapping[str, Any], roles: Mapping[str, str]) -> list[str]:
     ]
     if {"query", "key", "value"} <= {roles.get(name) for name in floats}:
         return [name for name in floats if roles.get(name) in ("query", "key", "value")]
+    if "query" not in {roles.get(name) for name in floats}:  # keys in a cache belong to no token
+        floats = [name for name in floats if not is_cache(name)] or floats
     if floats:
         return floats
     return [
@@ -234,7 +238,13 @@ def _slot(
             name, kind, lengths, source, tensor.dtype, high=high, is_array=is_array, grid=grid
         )
     axes = named or _by_size(tensor, sizes)
+    if axes.count("t") == 2 and tensor.shape[0] in _divisors(int(sizes.get("b", 1))):
+        axes = ("b", *axes[1:])  # a mask for each window of an image
     return Slot(name, "given", axes, dtype=tensor.dtype, value=value, is_array=is_array)
+
+
+def _divisors(batch: int) -> list[int]:
+    return [n for n in range(2, batch) if batch % n == 0]
 
 
 def _by_size(tensor: Tensor, sizes: Mapping[str | int, int]) -> tuple[str | int, ...]:

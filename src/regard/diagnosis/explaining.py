@@ -139,7 +139,9 @@ def _mistakes(
 def _of_law(lab: Lab, law: str, breach: Breach, idle: Sequence[str]) -> Iterator[list[_Mistake]]:
     lines = _lines(lab, breach)
     name = breach.kind if is_mistake(breach.kind) else None
-    if law == "gradient" or (breach.kind == "missing" and " or as " not in breach.says):
+    if (law == "gradient" and breach.kind != "cut") or (
+        breach.kind == "missing" and " or as " not in breach.says
+    ):
         roles = [projection_role(kind.removeprefix("idle ")) for kind in idle]
         name = next((UNUSED[role] for role in roles if role in UNUSED), None)
     if lab.specimen.has_own_size and (number := lines.columnwise()) is not None:
@@ -160,7 +162,7 @@ def _of_law(lab: Lab, law: str, breach: Breach, idle: Sequence[str]) -> Iterator
         yield [_Mistake(name, place, None, breach)]
         return
     yield from _repaired(lab, law, breach)
-    if law == "samples":
+    if law == "samples" and breach.is_definite and not breach.kind:
         yield [_Mistake("attends-across-batch", breach.place, None, breach)]
 
 
@@ -211,7 +213,7 @@ def _repaired(lab: Lab, law: str, breach: Breach) -> Iterator[list[_Mistake]]:
             return
     fitting: list[tuple[Repair, Place | None]] = []
     for repair in REPAIRS:
-        if law not in repair.laws:
+        if law not in repair.laws or (repair.name == "not-causal" and breach.place is not None):
             continue
         place = _where(lab, repair, breach)
         if place is None:

@@ -107,14 +107,18 @@ class Lines:
         return None
 
     def scaling(self) -> int | None:
-        if self._is_fused():
-            return self._softmax
         for number, step in self._before():
             if step.name.removesuffix("_") in ("mul", "div") and self._uses(step):
                 other = step.args[1]
-                if not isinstance(other, Tensor) or other.numel() == 1:
+                is_number = not isinstance(other, Tensor) or other.numel() == 1
+                if is_number and (not self._is_fused() or self._is_scale(float(other))):
                     return number
         return self.scores()
+
+    def _is_scale(self, number: float) -> bool:
+        """Return True if a fused kernel scales by the same number."""
+        root = self._steps[self._softmax].args[0].shape[-1] ** 0.5
+        return any(abs(number - own) < 1e-3 * own for own in (root, 1 / root))
 
     def mixing(self) -> int | None:
         if self._is_fused():
@@ -177,7 +181,8 @@ class Lines:
         return None
 
     def repeating(self) -> int | None:
-        for number, step in enumerate(self._steps):
+        by_name = sorted(enumerate(self._steps), key=lambda pair: pair[1].name == "expand")
+        for number, step in by_name:
             if step.name in ("repeat", "cat", "expand") and step.outputs[0].ndim >= 4:
                 first, *others = tensors_in(step.args)
                 grows = step.outputs[0].numel() > first.numel()

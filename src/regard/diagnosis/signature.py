@@ -17,6 +17,7 @@ __all__ = [
     "declared_meaning",
     "definition_of",
     "docstrings_of",
+    "is_cache",
     "meaning_of",
     "meaning_of_name",
     "projection_role",
@@ -71,6 +72,12 @@ class Argument:
     meaning: Meaning = ""
 
 
+def is_cache(name: str) -> bool:
+    """Return True if the name of an argument says that it holds cached keys or values."""
+    lower = name.lower()
+    return _CACHE.search(lower) is not None and not _ABOUT_CACHE.search(lower)
+
+
 def definition_of(thing: object) -> Any:
     """Return the class of a module; anything else as it is."""
     return type(thing) if isinstance(thing, nn.Module) else thing
@@ -110,7 +117,7 @@ def _role(name: str, required: bool) -> Role:
     lower = name.lower()
     if "mask" in lower:
         return "mask"
-    if not required and _CACHE.search(lower) and not _ABOUT_CACHE.search(lower):
+    if not required and is_cache(name):
         return "cache"
     if required and _WEIGHT.match(lower):
         return "weight"

@@ -51,6 +51,8 @@ def report_of(readings: Sequence[Specimen]) -> Report:
     # What is attention for sure breaks the other laws for sure.
     known = {r.law.name for r in results if r.outcome == "held"} >= {"mixture", "score", "heads"}
     certain = [r for r in broken if known or (r.breach is not None and r.breach.is_definite)]
+    if not certain and broken and broken[0].law.name == "mixture" and _held_by_fewer(lab):
+        certain = broken
     if certain:
         # Later laws are often broken by what breaks an earlier one.
         return replace(plain, findings=(_of_law(certain[0]), *findings))
@@ -68,6 +70,26 @@ def _held(results: Sequence[Result]) -> int:
     """Return how many laws hold, or do not apply, before the first one that does neither."""
     bad = [n for n, r in enumerate(results) if r in _broken([r]) or r.outcome == "not tried"]
     return bad[0] if bad else len(LAWS)
+
+
+_OF_WEIGHTS = ("mixture", "score", "heads")
+
+
+def _held_by_fewer(lab: Lab) -> bool:
+    """Return True if the code is attention with some smaller number of tokens.
+
+    A softmax in parts is one where all tokens are in the first part.
+    """
+    laws = [law for law in LAWS if law.name in _OF_WEIGHTS]
+    s = lab.specimen
+    taken = {n for slot in s.sources.values() for n in slot.axes}
+    for tokens in (2, 3, 4):
+        if tokens in taken or s.is_fixed or tokens >= s.tokens:
+            continue
+        few = replace(s, tokens=tokens, is_fixed=True)
+        if all(result.outcome == "held" for result in judged(Lab(few), laws)):
+            return True
+    return False
 
 
 def _broken(results: Sequence[Result]) -> list[Result]:

@@ -6,10 +6,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from regard.diagnosis.laws.lab import Lab, NotTried, Run, normal
+from regard.diagnosis.laws.lab import Lab, NotTried, Run, differs, normal
 from regard.diagnosis.laws.law import Breach, Law
 from regard.diagnosis.laws.specimen import Contents
-from regard.diagnosis.laws.tape import Place, tensors_in
+from regard.diagnosis.laws.tape import Place, addresses, tensors_in
 from regard.diagnosis.signature import signature_of
 
 __all__ = ["DROPS", "SOFTMAXES", "Gradient", "Large", "Training"]
@@ -54,6 +54,10 @@ class Gradient(Law):
             for (name, p), grad in zip(named.items(), found[len(leaves) :], strict=True)
             if grad is None or (p.ndim > 1 and not bool(grad.any()))
         ]
+        moving = next((n for n in idle if _moves(lab, contents, run, n)), None)
+        if moving is not None:
+            says = f"{moving} moves the output, and gets no gradient."
+            return Breach(says, _cut(run), kind="cut")
         if idle:
             says = f"{', '.join(idle[:3])} has no influence on the output: it gets no gradient."
             note = _has_other_ways(lab)
@@ -106,6 +110,16 @@ class Gradient(Law):
         )
 
 
+def _moves(lab: Lab, contents: Contents, run: Run, name: str) -> bool:
+    """Return True if another value of a parameter gives another output."""
+    call = lab.fresh()
+    assert isinstance(call, nn.Module)
+    parameter = call.get_parameter(name)
+    with torch.no_grad():
+        parameter.add_(normal(6, *parameter.shape))
+    return bool(differs(lab.run(contents, call=call).rows, run.rows).any())
+
+
 def _has_other_ways(lab: Lab) -> bool:
     """Return True if the code has more arguments than it was called with."""
     passed = {slot.name for slot in lab.specimen.slots}
@@ -120,11 +134,16 @@ def _has_other_ways(lab: Lab) -> bool:
 
 def _cut(run: Run) -> Place | None:
     """Return the line of the first operation that drops a gradient; None if none is seen."""
+    followed: set[int] = set()
     for step in run.steps:
-        inputs = [t for t in tensors_in(step.args) if t.requires_grad]
+        inputs = [t for t in tensors_in(step.args) if t.is_floating_point()]
         floats = [t for t in step.alive if t.is_floating_point()]
-        if inputs and floats and not any(t.requires_grad for t in floats):
+        is_cut = floats and not any(t.requires_grad for t in floats)
+        if is_cut and any(t.requires_grad for t in inputs):
             return step.place
+        if any(not t.requires_grad and addresses(t)[0] in followed for t in inputs):
+            return step.place  # detached
+        followed |= {addresses(t)[0] for t in floats if t.requires_grad}
     return None
 
 
@@ -194,7 +213,7 @@ class Training(Law):
         one = lab.run(contents, call=call, keeps=True)
         drops = [i for i, step in enumerate(one.steps) if step.name in DROPS]
         if not drops:
-            raise NotTried("It has no dropout.", applies=False)
+            return self._same(lab, contents, still, one.rows[0])
         if not lab.has_batch:
             raise NotTried("It takes no batch, in which many runs could stand side by side.")
         self._check_linear(one, drops)
@@ -211,6 +230,20 @@ class Training(Law):
             f"{float(still.flatten()[at]):.3f} in eval mode.",
             one.steps[drops[0]].place,
         )
+
+    @staticmethod
+    def _same(lab: Lab, contents: Contents, still: Tensor, rows: Tensor) -> Breach | None:
+        """Compare training and eval mode of code without dropout."""
+        call = lab.fresh()
+        assert isinstance(call, nn.Module)
+        again = lab.run(contents, call=call.train(), seed=1).rows[0]
+        is_normed = any(hasattr(part, "running_mean") for part in call.modules())
+        if is_normed or still.shape != rows.shape or differs(again, rows).any():
+            raise NotTried("It has no dropout, and training mode has another use.", applies=False)
+        if not differs(rows, still).any():
+            raise NotTried("It has no dropout.", applies=False)
+        most = float((rows - still).abs().max())
+        return Breach(f"In training mode, without dropout, the output differs by {most:.3g}.")
 
     @staticmethod
     def _check_linear(run: Run, drops: list[int]) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.diagnosis.laws.lab import Lab, NotTried, Run, differs
 from regard.diagnosis.laws.law import Breach, Law
-from regard.diagnosis.laws.specimen import Contents
+from regard.diagnosis.laws.specimen import Contents, Slot
 from regard.diagnosis.laws.tape import in_words, tensors_in
 from regard.diagnosis.signature import definition_of, docstrings_of, signature_of
 from regard.diagnosis.subject import is_installed
@@ -47,8 +47,11 @@ class Cache(Law):
             return self._continued(lab)
         if is_installed(s.call):
             raise NotTried("Its cache is an object of its package.", applies=False)
-        if any(slot.name in caches for slot in s.slots):
-            raise NotTried("The example fills its cache, so that no run is without one.")
+        if not all(_is_empty(lab, slot) for slot in s.slots if slot.name in caches):
+            raise NotTried(
+                "The example fills its cache, so that no run is without one: pass an example with "
+                "caches of zeros, and the positions of the tokens, from 0."
+            )
         if not s.has_tokens or not lab.sees_rows or s.is_fixed:
             raise NotTried("Its tokens cannot be cut into pieces.")
         contents = s.contents(s.batch, s.tokens, seed=8)
@@ -138,7 +141,8 @@ class Cache(Law):
         held: Mapping[str, Any] = {}
         for size in sizes:
             piece = {name: t[:, done : done + size] for name, t in contents.items()}
-            extra = {**dict.fromkeys(flags, True), **dict.fromkeys(starts, done), **held}
+            extra = {**dict.fromkeys(flags, True), **dict.fromkeys(starts, done)}
+            extra |= {**_tables(lab, done, size), **held}
             try:
                 run = lab.run(piece, call=call, extra=extra)
             except Exception as error:
@@ -167,6 +171,9 @@ class Cache(Law):
         if not rest and {"key", "value"} <= set(contents):
             slots = lab.specimen.sources
             rest = [slots[n].lay_out(contents[n][:, :done]) for n in ("key", "value")]
+        if not rest and set(caches) <= {slot.name for slot in lab.specimen.slots}:
+            arguments = lab.specimen.by_name(run.arguments)
+            rest = [arguments[name] for name in caches]  # it writes into them
         if not rest:
             raise NotTried("It gives back no cache: pass an example that shows one.")
         if len(caches) == 1:
@@ -175,6 +182,25 @@ class Cache(Law):
         if len(tensors) != len(caches):
             raise NotTried("It gives back another number of caches than it takes.")
         return dict(zip(caches, tensors, strict=True))
+
+
+def _is_empty(lab: Lab, slot: Slot) -> bool:
+    """Return True if a cache of the example is all zeros, beside positions from 0."""
+    tables = (s for s in lab.specimen.slots if s.kind == "given" and s.axes == ("t",))
+    values = [torch.as_tensor(s.value, device="cpu") for s in tables]
+    begins = any(v.equal(torch.arange(len(v), device="cpu").to(v.dtype)) for v in values)
+    return begins and slot.kind == "given" and not torch.as_tensor(slot.value).any()
+
+
+def _tables(lab: Lab, done: int, size: int) -> dict[str, Tensor]:
+    """Return the rows of tables in the example, such as positions, for some of the tokens."""
+    s = lab.specimen
+    found: dict[str, Tensor] = {}
+    for slot in s.slots:
+        if slot.kind == "given" and "t" in slot.axes and not slot.meaning:
+            axis = slot.axes.index("t")
+            found[slot.name] = slot.constant(s.batch, s.tokens).narrow(axis, done, size)
+    return found
 
 
 def _is_flag(name: str, parameter: inspect.Parameter) -> bool:

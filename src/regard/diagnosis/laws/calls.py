@@ -1,6 +1,7 @@
 """Laws about calls: any size runs, nothing changes, samples stay apart."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,8 @@ class Runs(Law):
             except Exception as error:  # noqa: BLE001  # somebody's code may raise anything
                 # Code that keeps the k largest needs k tokens.
                 if "selected index k" in str(error) or self._is_limit(lab, batch, tokens):
+                    if 1 < tokens < s.tokens:
+                        lab.specimen = replace(s, is_fixed=True)
                     continue
                 said = f"{_sized(batch, tokens)}: {in_words(error)}."
                 return Breach(said, place_of(error), kind="raises")
@@ -164,6 +167,11 @@ class Pure(Law):
                 f"The second of two equal calls differs by up to {most:.3g}.",
                 lab.first_place(run.steps, lambda i: run.steps[i].name.endswith("_")),
             )
+        other = s.contents(s.batch, s.tokens, seed=1)
+        if isinstance(s.call, nn.Module):
+            left, fresh = lab.run(other, call=run.call).rows, lab.run(other).rows
+            if left.shape != fresh.shape or differs(left, fresh).any():
+                return Breach("A call depends on the inputs of the calls before it.")
         return None
 
     @staticmethod
@@ -239,6 +247,40 @@ class Samples(Law):
                 most = float((alone.rows[0] - base.rows[b]).abs().max())
                 return Breach(
                     f"Sample {b + 1} differs by {most:.3g} between alone and in a batch of 2."
+                )
+        return self._order(lab) or self._windows(lab)
+
+    @staticmethod
+    def _order(lab: Lab) -> Breach | None:
+        """Exchange two samples, with all arguments that belong to them."""
+        s = lab.specimen
+        own = [slot for slot in s.slots if slot.kind == "given" and "b" in slot.axes]
+        if not own:
+            return None
+        extra = {slot.name: slot.constant(2, s.tokens).flip(slot.axes.index("b")) for slot in own}
+        contents = s.contents(2, s.tokens)
+        turned = lab.run({n: t.flip(0) for n, t in contents.items()}, extra=extra).rows
+        if not differs(turned.flip(0), lab.run(contents).rows).any():
+            return None
+        names = " and ".join(slot.name for slot in own)
+        kind = "mask-of-another-sample" if all(slot.meaning for slot in own) else "order"
+        return Breach(f"Two samples that change places, with {names}, change numbers.", kind=kind)
+
+    @staticmethod
+    def _windows(lab: Lab) -> Breach | None:
+        """Compare a mask for each window of an image with one for each sample."""
+        s = lab.specimen
+        contents = s.contents(s.batch, s.tokens)
+        for slot in s.slots:
+            count = slot.value.shape[0] if slot.kind == "given" and slot.axes[:1] == ("b",) else 1
+            if not 1 < count < s.batch:
+                continue
+            few = {slot.name: slot.constant(count, s.tokens)}
+            if differs(lab.run(contents, extra=few).rows, lab.run(contents).rows).any():
+                return Breach(
+                    f"{s.batch} samples do not take the {count} parts of {slot.name} in turns, "
+                    "as the windows of images that stand one after another.",
+                    is_definite=False,
                 )
         return None
 

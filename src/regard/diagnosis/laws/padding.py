@@ -135,7 +135,19 @@ class _Trial:
             says = self._alone(form, keep, rows)
         if says is not None:
             return Breach(says, kind=self._kind(form, keep, rows), extra=extra)
+        if form.axes in ("keys", "lengths") and form.is_sure and self._differs_from_none(form):
+            says = f"With {form.argument} that hides nothing the output is not that without it."
+            return Breach(says, extra={form.argument: form.encode(torch.ones_like(keep))})
         return None if form.is_of_keys else self._pairs(form)
+
+    def _differs_from_none(self, form: Form) -> bool:
+        """Return True if a mask that hides nothing gives another output than no mask."""
+        s = self.lab.specimen
+        if is_installed(s.call) or any(slot.name == form.argument for slot in s.slots):
+            return False  # the code needs a mask, or the caller passes one
+        keep = torch.ones(self.batch, self.tokens, self.tokens, dtype=torch.bool, device="cpu")
+        own = self._run(self.contents, {form.argument: form.encode(keep)}).rows
+        return bool(differs(self._run(self.contents, {}).rows, own).any())
 
     def _moved(
         self, form: Form, real: Tensor, rows: Tensor, extra: Mapping[str, Any]

@@ -1,11 +1,14 @@
 """Laws about what may reach what: tokens, padding, positions."""
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
-from regard.diagnosis.laws.lab import Lab, NotTried, differs, normal
+from regard.diagnosis.laws.arithmetic import SOFTMAXES
+from regard.diagnosis.laws.lab import Lab, NotTried, differs
 from regard.diagnosis.laws.law import UNUSED, Breach, Law, Pair
-from regard.diagnosis.laws.tape import Step
+from regard.diagnosis.laws.tape import Place, Step, addresses
 
 __all__ = ["Influence", "Positions", "ignores_order", "influence", "pair_of", "pattern_of"]
 
@@ -104,7 +107,8 @@ class Influence(Law):
                 says = f"{_where(bad)}, which comes later."
             elif bool((bad := ~seen & near).any()):
                 says = f"{_where(bad, moves=False)}."
-            return Breach(says, None, pair_of(seen, j <= i), kind=_kind(seen)) if says else None
+            place = _lifted(lab) if "later" in says else None
+            return Breach(says, place, pair_of(seen, j <= i), kind=_kind(seen)) if says else None
         if not seen.any():
             return Breach("No token moves any output.", is_definite=False)
         if not (seen & (j != i)).any():
@@ -122,8 +126,9 @@ class Influence(Law):
                 "What sees what is neither everything nor causal nor a window: pass causal=True "
                 "or causal=False."
             )
-        if causal is False and words != "every token to every token":
-            return Breach(f"It was declared not causal, and is: {words}.", is_note=True)
+        if causal is False and tokens > 1 and not bool((seen & (j > i)).any()):
+            says = f"Token {tokens} does not move output 1 of {rows}: it is causal."
+            return Breach(says, None, pair_of(seen, torch.ones_like(seen)))
         return None
 
     @staticmethod
@@ -162,6 +167,26 @@ class Influence(Law):
         elif bool((bad := ~seen & allowed & kept).any()):
             says = f"{_where(bad, moves=False)}, which may see it."
         return Breach(says, None, pair_of(seen, allowed)) if says else None
+
+
+def _lifted(lab: Lab) -> Place | None:
+    """Return the line of the first operation behind a mask that makes hidden scores finite."""
+    s = lab.specimen
+    hidden: dict[int, Tensor] = {}
+    for step in lab.run(s.contents(s.batch, s.tokens), keeps=True).steps:
+        floats = [t for t in step.outputs if t.is_floating_point()]
+        is_weights = step.name.startswith("exp") or step.name in SOFTMAXES
+        for low in [hidden[at] for at in step.reads if at in hidden and not is_weights]:
+            if any(t.shape == low.shape and bool((t[low] > _HIDDEN).all()) for t in floats):
+                return step.place
+        for t, alive in zip(step.outputs, step.alive, strict=True):
+            low = t < _HIDDEN if t.is_floating_point() else torch.zeros(())
+            if bool(low.any()) and not bool(low.all()):
+                hidden[addresses(alive)[0]] = low
+    return None
+
+
+_HIDDEN = -1e4
 
 
 def _kind(seen: Tensor) -> str:
@@ -209,15 +234,16 @@ class Positions(Law):
     example = "apply_rotary(q, cos, sin)  # the result is not used"
 
     def breach(self, lab: Lab) -> Breach | None:
-        """Put noise in the place of sines and cosines of positions."""
+        """Put sines and cosines of other angles in the place of those of positions."""
         s = lab.specimen
         contents = s.contents(min(s.batch, 2), s.tokens, seed=5)
         run = lab.run(contents, keeps=True)
         waves = _waves_of_positions(run.steps)
         if not waves:
             raise NotTried("It computes no sines of positions.", applies=False)
-        noise = {n: normal(n, *run.steps[n].outputs[0].shape).sin() for n in waves}
-        other = lab.run(contents, replaced=noise)
+        angles = {n: 1.5 * cast(Tensor, run.steps[n].args[0]).double() for n in waves}
+        turned = {n: a.cos() if run.steps[n].name == "cos" else a.sin() for n, a in angles.items()}
+        other = lab.run(contents, replaced=turned)
         if not differs(other.rows, run.rows, 1e-9).any():
             first = run.steps[waves[0]]
             return Breach("Other sines and cosines of the positions change nothing.", first.place)

@@ -263,6 +263,10 @@ class Mixture(Law):
             pair = did, right, "weights, and the same divided by their sum: queries down"
         # A scale of the output may be meant where nothing else stands behind the weights.
         is_definite = _has_one_softmax(w) and (bool(apart.any()) or w.core.columns_are_channels)
+        weights = w.shares[channel, :, :, column]  # (tokens, rows)
+        if float(weights.min()) >= 0 and not differs(weights.sum(1), torch.ones(())).any():
+            says += " The weights of each key sum to 1 over the queries."
+            is_definite = True
         return Breach(says, place, pair, is_definite=is_definite)
 
 
@@ -487,13 +491,41 @@ class Score(Law):
         if not differs(other, one, 1e-6).any():
             return None
         most = int((other - one).abs().amax(0).argmax())
-        return Breach(
+        says = (
             "The score of a query and a key depends on where they stand, not on their distance "
             f"alone: in head {most + 1} it changes by up to {float((other - one).abs().max()):.3g} "
-            "one token further.",
-            self._place(probe.w),
-            is_definite=False,
+            "one token further."
         )
+        turned = self._turned(probe, key)
+        if turned:
+            says += f" It follows the position of the {turned} alone."
+        # Arguments may hold keys that are turned already, as a cache does.
+        is_definite = bool(turned) and not probe.w.core.is_direct
+        return Breach(says, self._place(probe.w), is_definite=is_definite)
+
+    @staticmethod
+    def _turned(probe: "_Probe", key: Tensor) -> str:
+        """Return ``query`` or ``key`` if the position of that alone turns the score; else nothing.
+
+        What only scales the scores of a row, such as its number of keys, turns nothing.
+        """
+
+        def score(row: int, token: int) -> Tensor:
+            own = _Probe(probe.w, row, token, probe.other - 1)
+            own.size = probe.size
+            return own.forth(key)  # (channels, heads)
+
+        if probe.other < 1 or probe.other > probe.row - 1:
+            return ""
+        last, before = score(probe.row, probe.token), score(probe.row, probe.other)
+        above = score(probe.row - 1, probe.other)
+        if not torch.stack([last, before, above]).isfinite().all():
+            return ""
+        for role, same, other in (("query", last, above), ("key", above, last)):
+            along = torch.cosine_similarity(before, other, dim=0)
+            if not differs(same, before, 1e-6).any() and float(along.min()) < 0.999:
+                return role
+        return ""
 
     def _levels(self, w: Weighing) -> Breach | None:
         """Without query and key the weights show a bias; two levels are a mask that leaks."""

@@ -1,0 +1,72 @@
+"""``check`` on code in the style of 2024 to 2026: rotary tables, caches, windows, NumPy, latents.
+
+The marker of a faulty line names a known mistake, ``# <- no-scale``, or the law that the fault
+breaks, ``# <- law cache``.
+"""
+
+import pytest
+import torch
+
+from attention_corpus import Case, cases
+from regard import check
+from regard.diagnosis.report import Report
+
+RECENT = cases("recent")
+# Neither right nor wrong, by the reason.
+UNDECIDED = {
+    "null_kv": "every output has a share of a value that is no token's",
+    "numpy_max_axis": "what moves one row of a NumPy function moves the others",
+    "numpy_mha": "the projections of a NumPy function cannot be seen",
+    "rope_pair_mismatch": "rotations of another kind give such scores, too",
+    "ssmax": "a scale that follows the number of keys",
+    "swin_mask_order": "the order of windows and images is a convention",
+}
+# The line that is named is that of another operation, which the fault leads to.
+OTHER_LINES = {
+    "first_head_masked": "the softmax of the heads that are not masked",
+    "mla_scale_nope": "where the scale is used",
+    "online_no_rescale": "the first exp of the softmax by hand",
+    "rope_head_axis": "where the angles are used",
+    "rope_query_only": "the product of queries and keys",
+}
+_LINE_OF_USE = ("causal-off-by-one", "nan-rows", "mask-of-another-sample")
+
+
+def _params() -> list[object]:
+    marks = [[] if place % 6 == 0 else [pytest.mark.full] for place in range(len(RECENT))]
+    pairs = zip(RECENT, marks, strict=True)
+    return [pytest.param(case, id=case.path.stem, marks=own) for case, own in pairs]
+
+
+@pytest.mark.filterwarnings("ignore")  # somebody's code warns
+@pytest.mark.parametrize("case", _params())
+def test_recent_code_gets_its_verdict(case: Case) -> None:
+    torch.manual_seed(0)
+    call = case.call()
+    report = check(*call.args, **call.kwargs)
+    if case.path.stem in UNDECIDED:
+        assert report.verdict == "cannot tell", report
+        assert report.missing
+    elif not case.expected:
+        assert report.verdict == "right", report
+    else:
+        assert report.verdict == "wrong", report
+        assert_explained(report, case)
+
+
+def assert_explained(report: Report, case: Case) -> None:
+    [(expected, lines)] = case.expected.items()
+    finding = report.findings[0]
+    broken = {result.law.name for result in report.laws if result.outcome == "broken"}
+    is_law = expected.startswith("law ")
+    named = expected.removeprefix("law ")
+    if case.path.stem != "numpy_values_axis":  # no operation of NumPy can be repaired
+        assert named in ({*broken, finding.name} if is_law else {finding.name}), report
+    is_use = finding.name in _LINE_OF_USE and (finding.line or 0) in range(lines[0], lines[0] + 3)
+    if finding.line is not None and not is_use and case.path.stem not in OTHER_LINES:
+        assert finding.line in lines, report
+
+
+def test_files_without_a_verdict_are_files() -> None:
+    names = {case.path.stem for case in RECENT}
+    assert {*UNDECIDED, *OTHER_LINES} <= names
