@@ -42,6 +42,10 @@ def rotary_of_queries(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor)
     return F.scaled_dot_product_attention(turned(q, cos, sin), k, v, is_causal=True)
 
 
+def with_types(q: Tensor, k: Tensor, v: Tensor, types: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k + types[1], v)
+
+
 def packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> Tensor:
     ends = cu_seqlens.tolist()
     parts = [
@@ -80,6 +84,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, set[str]]] = {
         "cannot tell",
         {"score"},
     ),
+    "table as long as the batch": (with_types, (*qkv(2, 7, 8), torch.rand(2, 8)), "right", set()),
     "packed": (packed, (*qkv(5, 2, 4), ENDS), "right", set()),
     "packed as one": (packed_as_one, (*qkv(5, 2, 4), ENDS), "wrong", {"influence"}),
     "image": (OfImages(8), (torch.randn(2, 8, 2, 3),), "right", set()),

@@ -139,7 +139,7 @@ def test_a_cell_without_end_hides_nothing_that_others_define() -> None:
     assert trouble.startswith("lesson.ipynb is still running after ")
     assert trouble.partition(", in ")[2] == (
         "cell 1, line 2; it must come to an end.\n"
-        "    What trains or waits belongs elsewhere, or give it more: --seconds 600"
+        "    What trains or waits belongs elsewhere, or give it more: --timeout 600"
     )
 
 

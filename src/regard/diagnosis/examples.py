@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.diagnosis.laws.lab import as_tensors
+from regard.diagnosis.laws.lab import Lab, as_tensors
 from regard.diagnosis.laws.specimen import Slot, Specimen
 from regard.diagnosis.signature import (
     arguments_of,
@@ -97,7 +98,30 @@ def example_specimens(
         slots = [_with_meaning(slot, roles, means, docstrings_of(thing)) for slot in slots]
         slots = [replace(slot, by_name=slot.name in by_name) for slot in slots]
         specimen = _of_slots(name, thing, slots, sizes, segments, causal)
-        yield replace(specimen, has_fewer_queries=is_query and first.shape != longest.shape)
+        specimen = replace(specimen, has_fewer_queries=is_query and first.shape != longest.shape)
+        yield _without_chance(specimen)
+
+
+def _without_chance(specimen: Specimen) -> Specimen:
+    """Return the code with tables that have as many rows as there are samples by chance.
+
+    One sample tells: without the second row of such a table the code does not run.
+    """
+    slots = tuple(
+        replace(slot, axes=(len(slot.value), *slot.axes[1:]))
+        if slot.kind == "given" and slot.axes[:1] == ("b",) and slot.dtype.is_floating_point
+        else slot
+        for slot in specimen.slots
+    )
+    other = replace(specimen, slots=slots)
+    return other if not _runs_alone(specimen) and _runs_alone(other) else specimen
+
+
+def _runs_alone(specimen: Specimen) -> bool:
+    with suppress(Exception):  # somebody's code may raise anything
+        Lab(specimen).run(specimen.contents(1, specimen.tokens), is_double=False)
+        return True
+    return False
 
 
 def _of_slots(
@@ -238,13 +262,16 @@ def _slot(
             name, kind, lengths, source, tensor.dtype, high=high, is_array=is_array, grid=grid
         )
     axes = named or _by_size(tensor, sizes)
-    if axes.count("t") == 2 and tensor.shape[0] in _divisors(int(sizes.get("b", 1))):
-        axes = ("b", *axes[1:])  # a mask for each window of an image
+    if axes.count("t") == 2 and "mask" in name.lower() and _is_of_windows(tensor, sizes):
+        axes = ("b", *axes[1:])
     return Slot(name, "given", axes, dtype=tensor.dtype, value=value, is_array=is_array)
 
 
-def _divisors(batch: int) -> list[int]:
-    return [n for n in range(2, batch) if batch % n == 0]
+def _is_of_windows(mask: Tensor, sizes: Mapping[str | int, int]) -> bool:
+    """Return True if a mask may have one part for each window of an image."""
+    count, batch = mask.shape[0], sizes.get("b", 1)
+    others = [size for axis, size in sizes.items() if isinstance(axis, int)]  # such as heads
+    return 1 < count < batch and batch % count == 0 and count not in others
 
 
 def _by_size(tensor: Tensor, sizes: Mapping[str | int, int]) -> tuple[str | int, ...]:

@@ -254,7 +254,9 @@ class Samples(Law):
     def _order(lab: Lab) -> Breach | None:
         """Exchange two samples, with all arguments that belong to them."""
         s = lab.specimen
-        own = [slot for slot in s.slots if slot.kind == "given" and "b" in slot.axes]
+        given = [slot for slot in s.slots if slot.kind == "given" and "b" in slot.axes]
+        # A table may have as many rows as there are samples by chance.
+        own = [slot for slot in given if "t" in slot.axes or not slot.dtype.is_floating_point]
         if not own:
             return None
         extra = {slot.name: slot.constant(2, s.tokens).flip(slot.axes.index("b")) for slot in own}

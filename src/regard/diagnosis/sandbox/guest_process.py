@@ -121,7 +121,7 @@ class _Parts:
                 inside = f"in {cell}, line" if cell != frame.filename else "on line"
                 return (
                     f"{self.shown} is {error}, {inside} {frame.lineno}; it must come to an end.\n"
-                    "    What trains or waits belongs elsewhere, or give it more: --seconds 600"
+                    "    What trains or waits belongs elsewhere, or give it more: --timeout 600"
                 )
         return f"{self.shown} is {error}; it must come to an end."
 
