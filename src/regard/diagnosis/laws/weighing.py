@@ -264,7 +264,7 @@ class Mixture(Law):
         # A scale of the output may be meant where nothing else stands behind the weights.
         is_definite = _has_one_softmax(w) and (bool(apart.any()) or w.core.columns_are_channels)
         weights = w.shares[channel, :, :, column]  # (tokens, rows)
-        if float(weights.min()) >= 0 and not differs(weights.sum(1), torch.ones(())).any():
+        if float(weights.min()) >= 0 and not differs(weights.sum(1), weights.new_ones(())).any():
             says += " The weights of each key sum to 1 over the queries."
             is_definite = True
         return Breach(says, place, pair, is_definite=is_definite)
