@@ -189,7 +189,7 @@ def _is_empty(lab: Lab, slot: Slot) -> bool:
     tables = (s for s in lab.specimen.slots if s.kind == "given" and s.axes == ("t",))
     values = [torch.as_tensor(s.value, device="cpu") for s in tables]
     begins = any(v.equal(torch.arange(len(v), device="cpu").to(v.dtype)) for v in values)
-    return begins and slot.kind == "given" and not torch.as_tensor(slot.value).any()
+    return begins and slot.kind == "given" and not torch.as_tensor(slot.value, device="cpu").any()
 
 
 def _tables(lab: Lab, done: int, size: int) -> dict[str, Tensor]:

@@ -180,9 +180,10 @@ def _lifted(lab: Lab) -> Place | None:
             if any(t.shape == low.shape and bool((t[low] > _HIDDEN).all()) for t in floats):
                 return step.place
         for t, alive in zip(step.outputs, step.alive, strict=True):
-            low = t < _HIDDEN if t.is_floating_point() else torch.zeros(())
-            if bool(low.any()) and not bool(low.all()):
-                hidden[addresses(alive)[0]] = low
+            if t.is_floating_point():
+                low = t < _HIDDEN
+                if bool(low.any()) and not bool(low.all()):
+                    hidden[addresses(alive)[0]] = low
     return None
 
 
