@@ -72,6 +72,43 @@ class Picks(NamedTuple):
     diagonals: list[slice]
 
 
+Gradients = Sequence[Tensor | None]
+
+
+def _known(
+    answers: Sequence[Tensor],
+    pull_back: Callable[[Gradients, Sequence[bool]], list[Tensor]],
+    *inputs: Tensor,
+) -> list[Tensor]:
+    """Return answers that are already computed as parts of autograd's graph.
+
+    Args:
+        answers: numbers that depend on the inputs.
+        pull_back: returns the gradients of the inputs, given those of the answers and which of them
+            are needed.
+        inputs: parts of the graph.
+    """
+    return list(cast(Any, _Known).apply(tuple(answers), pull_back, *inputs))
+
+
+class _Known(torch.autograd.Function):
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, answers: tuple[Tensor, ...], pull_back: Any, *_inputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.pull_back = pull_back
+        ctx.set_materialize_grads(False)
+        return answers
+
+    @staticmethod
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *gradients: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        needed = ctx.needs_input_grad[2:]
+        both = zip(ctx.pull_back(gradients, needed), needed, strict=True)
+        return None, None, *(found if is_needed else None for found, is_needed in both)
+
+
 class Part(NamedTuple):
     """The scores of a tile during the backward pass.
 
@@ -191,35 +228,13 @@ def with_gradients(
         sink: (..., rows, 1), the logit in the denominator.
     """
     first = torch.zeros((), dtype=torch.float32, device="cpu") if sink is None else sink
-    inputs = (first, *(tile.scores for tile in tiles))
-    found = cast(Any, _Statistics).apply(gradient, tiles, tuple(answers), *inputs)
-    return list(cast(tuple[Tensor, ...], found))
 
-
-class _Statistics(torch.autograd.Function):
-    """Statistics that are already computed, with a backward pass to the scores."""
-
-    @staticmethod
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any,
-        gradient: BlockGradient,
-        tiles: list[GradedTile],
-        answers: tuple[Tensor, ...],
-        *_inputs: Tensor,
-    ) -> tuple[Tensor, ...]:
-        ctx.gradient, ctx.tiles = gradient, tiles
-        ctx.set_materialize_grads(False)
-        return answers
-
-    @staticmethod
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, *gradients: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        tiles: list[GradedTile] = ctx.tiles
-        of_sink = ctx.gradient.pull_back(gradients, _leave)
-        sink = of_sink.view(*tiles[0].scores.shape[:-1], 1) if ctx.needs_input_grad[3] else None
+    def pull_back(of: Gradients, _needed: Sequence[bool]) -> list[Tensor]:
+        of_sink = gradient.pull_back(of, _leave).view(*tiles[0].scores.shape[:-1], 1)
         found = (torch.from_numpy(tile.raw).view(tile.scores.shape) for tile in tiles)
-        return None, None, None, sink, *found
+        return [of_sink, *found]
+
+    return _known(answers, pull_back, first, *(tile.scores for tile in tiles))
 
 
 def _leave(part: Part) -> None:
@@ -239,55 +254,37 @@ def with_product_gradients(
         query: (..., num_heads, rows, dim), float32.
         key: (..., num_kv_heads, dim, columns), float32.
     """
-    found = cast(Any, _StatisticsOfProduct).apply(gradient, tuple(answers), query, key)
-    return list(cast(tuple[Tensor, ...], found))
 
-
-class _StatisticsOfProduct(torch.autograd.Function):
-    """Statistics that are already computed, with a backward pass to query and key."""
-
-    @staticmethod
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any,
-        gradient: BlockGradient,
-        answers: tuple[Tensor, ...],
-        query: Tensor,
-        key: Tensor,
-    ) -> tuple[Tensor, ...]:
-        ctx.gradient, ctx.query, ctx.key = gradient, query.detach(), key.detach()
-        ctx.set_materialize_grads(False)
-        return answers
-
-    @staticmethod
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, *gradients: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        query: Tensor = ctx.query
-        key: Tensor = ctx.key
-        *_, wants_query, wants_key = ctx.needs_input_grad
+    def pull_back(of: Gradients, needed: Sequence[bool]) -> list[Tensor]:
         heads, dim = key.shape[:-2].numel(), query.shape[-1]
         # A key and its queries: the rows of all heads of a group follow each other.
-        queries, keys = query.reshape(heads, -1, dim), key.reshape(heads, dim, -1)
+        queries = query.detach().reshape(heads, -1, dim)
+        keys = key.detach().reshape(heads, dim, -1)
         of_query, of_key = torch.zeros_like(queries), torch.zeros_like(keys)
-        start = ctx.gradient.box.columns.start
+        start = gradient.box.columns.start
 
         def take(part: Part) -> None:
             scores = torch.from_numpy(part.raw).view(heads, -1, part.raw.shape[1])
             some = slice(part.columns.start - start, part.columns.stop - start)
             rows = part.rows if heads == 1 else slice(None)
-            if wants_query:
+            if needed[0]:
                 of_query[:, rows].baddbmm_(scores, keys[..., some].mT)
-            if wants_key:
+            if needed[1]:
                 of_key[..., some].baddbmm_(queries[:, rows].mT, scores)
 
-        ctx.gradient.pull_back(gradients, take)
-        return None, None, of_query.view(query.shape), of_key.view(key.shape)
+        gradient.pull_back(of, take)
+        return [of_query.view(query.shape), of_key.view(key.shape)]
+
+    return _known(answers, pull_back, query, key)
 
 
 def with_divergence_gradients(
     of: Divergence, numbers: Tensor, own: GradedRows, other: GradedRows
 ) -> Tensor:
     """Return the divergence of each row, (..., rows), as a part of autograd's graph.
+
+    With D the divergence and E = sum(p dD/dp) over a row, the gradient of a score is
+    ``p (dD/dp - E)`` and that of a sink ``-p E``.
 
     Args:
         of: the divergence.
@@ -297,60 +294,32 @@ def with_divergence_gradients(
     """
     none = torch.zeros((), dtype=torch.float32, device="cpu")
     sinks = (none if rows.sink is None else rows.sink for rows in (own, other))
-    inputs = (own.tile.scores, other.tile.scores, *sinks)
-    return cast(Tensor, _Divergence.apply(of, (numbers,), (own, other), *inputs))
+    # A key that only the second matrix masks makes the divergence infinite: a constant.
+    finite = numbers.isfinite().reshape(-1).numpy()
+    known = np.where(finite, numbers.reshape(-1).numpy(), 0)
 
-
-class _Divergence(torch.autograd.Function):
-    """Divergences that are already computed, with a backward pass.
-
-    With D the divergence and E = sum(p dD/dp) over a row, the gradient of a score is
-    ``p (dD/dp - E)`` and that of a sink ``-p E``.
-    """
-
-    @staticmethod
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any,
-        of: Divergence,
-        numbers: tuple[Tensor],
-        pair: tuple[GradedRows, GradedRows],
-        *_inputs: Tensor,
-    ) -> Tensor:
-        ctx.of, ctx.pair = of, pair
-        ctx.finite = numbers[0].isfinite()
-        ctx.numbers = numbers[0].clone()
-        return numbers[0]
-
-    @staticmethod
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, *grad_outputs: Tensor
-    ) -> tuple[Tensor | None, ...]:
-        pair: tuple[GradedRows, GradedRows] = ctx.pair
-        own, other = pair
-        # A key that only the second matrix masks makes the divergence infinite: a constant.
-        finite = ctx.finite.reshape(-1).numpy()
-        gradients = np.where(finite, grad_outputs[0].reshape(-1).float().numpy(), np.float32(0))
-        arrays = own.tile.raw, other.tile.raw, own.norms, other.norms, gradients
-        expected = np.zeros((len(gradients), 2))
-        if isinstance(ctx.of, JensenShannon):
+    def pull_back(gradients: Gradients, _needed: Sequence[bool]) -> list[Tensor]:
+        arriving = cast(Tensor, gradients[0]).reshape(-1).float().numpy()
+        by_row = np.where(finite, arriving, np.float32(0))
+        arrays = own.tile.raw, other.tile.raw, own.norms, other.norms, by_row
+        expected = np.zeros((len(by_row), 2))
+        if isinstance(of, JensenShannon):
             kernels.pull_back_jensen_shannon(*arrays, expected)
         else:
             sums = own.norms[:, kernels.ROW_SUM]
-            of_entropy = np.float32(isinstance(ctx.of, KullbackLeibler))
-            numbers = np.where(finite, ctx.numbers.reshape(-1).numpy(), 0)
-            expected[:, 0] = numbers + of_entropy * sums
+            of_entropy = np.float32(isinstance(of, KullbackLeibler))
+            expected[:, 0] = known + of_entropy * sums
             expected[:, 1] = -sums
             constants = (expected[:, 0] - of_entropy).astype(np.float32)
             kernels.pull_back_cross(*arrays, of_entropy, constants)
-        scores = (
-            torch.from_numpy(rows.tile.raw).view(rows.tile.scores.shape) if wanted else None
-            for rows, wanted in zip(pair, ctx.needs_input_grad[3:5], strict=True)
-        )
-        sinks = (
-            _of_sink(rows, gradients * expected[:, place]) if wanted else None
-            for place, (rows, wanted) in enumerate(zip(pair, ctx.needs_input_grad[5:], strict=True))
-        )
-        return None, None, None, *scores, *sinks
+        both = own, other
+        return [
+            *(torch.from_numpy(rows.tile.raw).view(rows.tile.scores.shape) for rows in both),
+            *(_of_sink(rows, by_row * expected[:, place]) for place, rows in enumerate(both)),
+        ]
+
+    (found,) = _known([numbers], pull_back, own.tile.scores, other.tile.scores, *sinks)
+    return found
 
 
 def _of_sink(rows: GradedRows, expected: Any) -> Tensor:
