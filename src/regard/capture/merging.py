@@ -15,10 +15,9 @@ from torch import Tensor
 from regard.capture.generation import Run
 from regard.capture.tensor_copies import TensorCopies
 from regard.masks import Causal, Mask
-from regard.masks.recognise import recognised_rows
+from regard.masks.recognise import allowed_rows, recognised_rows
 from regard.masks.row_slice import row_slice_of
 from regard.matrix.attention_matrix import AttentionMatrix
-from regard.scores.box import Box
 from regard.scores.query_key import QueryKeyScores
 
 __all__ = ["Copies"]
@@ -185,14 +184,8 @@ def _allowed(call: _Call, rows: range, shape: torch.Size) -> Tensor:
 
     The columns are the keys of all calls.
     """
-    size, device = (*call.query.shape[:-1], call.kv_len), call.query.device
-    if call.mask is None:
-        block = torch.ones(len(rows), call.kv_len, dtype=torch.bool, device=device)
-    else:
-        everywhere = tuple(slice(0, n) for n in size)
-        box = Box(everywhere[:-2], slice(rows.start, rows.stop), everywhere[-1])
-        block = call.mask.block(box, torch.Size(size), device)
-        block = block.expand(*block.shape[:-2], len(rows), call.kv_len)
+    size = torch.Size((*call.query.shape[:-1], call.kv_len))
+    block = allowed_rows(call.mask, slice(rows.start, rows.stop), size, call.query.device)
     whole = block.new_zeros(*block.shape[:-1], shape[-1])
     there = whole[..., call.base : call.base + call.kv_len]
     there.copy_(block[..., : there.shape[-1]])

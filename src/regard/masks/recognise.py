@@ -21,8 +21,9 @@ from torch.nn.functional import pad
 from regard.errors import check_bias, check_broadcast
 from regard.masks import Causal, Documents, Keep, Mask, Padding, PrefixLM, SlidingWindow
 from regard.masks.mask import without_repeats
+from regard.scores.box import Box
 
-__all__ = ["FAR", "recognised", "recognised_rows", "split"]
+__all__ = ["FAR", "allowed_rows", "recognised", "recognised_rows", "split"]
 
 FAR = -32768.0
 """A score lowered by this much has weight 0 in every dtype, unless scores exceed 16,000."""
@@ -62,6 +63,26 @@ def recognised(mask: Tensor, shape: torch.Size) -> Mask | None:
     """
     mask = check_broadcast("mask", mask.detach(), shape, mask.device)
     return _remembered(mask, shape, _recognise)[0]
+
+
+def allowed_rows(mask: Mask | None, rows: slice, shape: torch.Size, device: torch.device) -> Tensor:
+    """Return True for each key that some rows may attend to, (..., rows, kv_len).
+
+    The leading axes have their full size or 1.
+
+    Args:
+        mask: a mask bound to the shape; None for all keys.
+        rows: the rows.
+        shape: of the matrix, (..., num_heads, q_len, kv_len).
+        device: of the matrix.
+    """
+    if mask is None:
+        block = torch.ones((), dtype=torch.bool, device=device)
+    else:
+        everywhere = tuple(slice(0, n) for n in shape)
+        block = mask.block(Box(everywhere[:-2], rows, everywhere[-1]), shape, device)
+    block = block[(None,) * (len(shape) - block.ndim)]
+    return block.expand(*block.shape[:-2], rows.stop - rows.start, shape[-1])
 
 
 def recognised_rows(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.errors import RegardError, dtype_text, shape_text
 from regard.masks import Mask
-from regard.masks.recognise import recognised_rows
+from regard.masks.recognise import allowed_rows, recognised_rows
 from regard.masks.row_slice import RowSlice, row_slice_of
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.layers import Answers, InMemory, Layer, Origin, Refusal
@@ -20,7 +20,6 @@ from regard.recording.shard import Shard, place_text
 from regard.reductions.reduction import Reduction, RowStatistic
 from regard.reductions.sums import Sum
 from regard.reductions.top_k import Top, TopK
-from regard.scores.box import Box
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
 
@@ -450,7 +449,8 @@ class _Join:
 
         # Parts may have different kinds of masks: a text without padding may have none.
         def allowed(rows: slice) -> Tensor:
-            blocks = [_allowed(mask, part, rows) for mask, part in zip(bound, parts, strict=True)]
+            both = zip(bound, parts, strict=True)
+            blocks = [allowed_rows(mask, rows, part.shape, part.device) for mask, part in both]
             return _widened_and_joined(blocks, sizes, self.axis)
 
         size = allowed(slice(0, 1)).shape
@@ -500,21 +500,6 @@ def _widened_and_joined(parts: Sequence[Tensor], sizes: Sequence[int], axis: int
         wide[axis] = size
         widened.append(part.expand(wide))
     return torch.cat(widened, axis)
-
-
-def _allowed(mask: Mask | None, part: AttentionMatrix, rows: slice) -> Tensor:
-    """Return True for each key that some rows may attend to, (..., rows, kv_len).
-
-    The leading axes have their full size or 1.
-    """
-    shape, device = part.shape, part.device
-    if mask is None:
-        block = torch.ones((), dtype=torch.bool, device=device)
-    else:
-        everywhere = tuple(slice(0, n) for n in shape)
-        block = mask.block(Box(everywhere[:-2], rows, everywhere[-1]), shape, device)
-    block = block[(None,) * (len(shape) - block.ndim)]
-    return block.expand(*block.shape[:-2], rows.stop - rows.start, shape[-1])
 
 
 def _tensors(whole: Any) -> Iterator[Tensor]:

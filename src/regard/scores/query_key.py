@@ -104,6 +104,11 @@ class QueryKeyScores(Scores):
         more = (self.position_bias, self.score_mod, self.softcap, self.sink_bias)
         return all(each is None for each in more)
 
+    @property
+    def is_product(self) -> bool:
+        """True if the scores are scale · query·key alone."""
+        return self.plain and self.bias is None
+
     def select(self, index: Index) -> "QueryKeyScores":
         num_heads = self.query.shape[-3] if self.query.ndim > 2 else 1
         key = select_kv(self.key, index, num_heads)
@@ -114,7 +119,7 @@ class QueryKeyScores(Scores):
         return self._with(self.query[index], key, chosen, chosen)
 
     def factors(self, box: Box, cut: Cut) -> tuple[Tensor, Tensor] | None:
-        return self._factors(box, cut) if self.plain and self.bias is None else None
+        return self._factors(box, cut) if self.is_product else None
 
     def _factors(self, box: Box, cut: Cut) -> tuple[Tensor, Tensor]:
         dtype = accumulation_dtype(self.query.dtype)

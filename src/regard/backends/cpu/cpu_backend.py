@@ -124,6 +124,6 @@ class _FusedBlocks(Blocks):
 def _has_short_gradient(of: SweepOf, wanted: "Wanted") -> bool:
     """Return True if the backward pass needs no scores that were kept."""
     source = of.source
-    is_product = isinstance(source, QueryKeyScores) and source.plain and source.bias is None
+    is_product = isinstance(source, QueryKeyScores) and source.is_product
     wants = any(tensor.requires_grad for tensor in of.tensors)
     return is_product and wants and wanted.has_gradients and not wanted.divergences
