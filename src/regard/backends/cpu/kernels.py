@@ -55,7 +55,7 @@ _CHUNK = 512  # columns
 _BISECTIONS = 8
 _ROWS_ADDED = 16
 _WITHIN, _WIDENING, _WIDEST = np.float32(64), np.float32(8), np.float32(1e6)
-_MANY_KEYS = 256
+_MANY_KEYS, _BUCKETS = 256, 128
 _f = np.float32
 # Adding and subtracting this number rounds to a whole number, which then lies in the lowest bits.
 _ROUNDING = _f(1.5 * 2**23)
@@ -160,6 +160,7 @@ def add_tile(scores, weights, peaks, rows, shrunk, first, largest):
     height, width = scores.shape
     in_place = weights.shape[0] == 0
     found = np.empty(peaks.shape[0] + width + largest.shape[1] + 1, np.int64)
+    ordered, ends = np.empty(_MANY_KEYS, np.int64), np.empty(_BUCKETS, np.int64)
     for r in range(height):
         row = scores[r]
         _find_peaks(row, peaks)
@@ -180,7 +181,7 @@ def add_tile(scores, weights, peaks, rows, shrunk, first, largest):
             rows[r, MOMENT] += moment
             continue
         if largest.shape[1]:  # before the scores are overwritten
-            _take_largest(scores, r, peaks, first, largest, found)
+            _take_largest(scores, r, peaks, first, largest, found, ordered, ends)
         for start in range(0, width, _CHUNK):
             part = row[start : start + _CHUNK]
             if in_place:  # two calls, because the compiler must know what shares memory
@@ -291,7 +292,7 @@ def _rising(score):
 
 
 @_exact
-def _take_largest(scores, r, peaks, first, largest, found):
+def _take_largest(scores, r, peaks, first, largest, found, ordered, ends):
     """Update the k largest scores of row r with those of a tile; ties go to the lowest column.
 
     No branch depends on whether a score is among them: the CPU would predict half of such branches
@@ -321,23 +322,51 @@ def _take_largest(scores, r, peaks, first, largest, found):
         for i in range(min(k, end - begin)):
             largest[r, i] = found[end - 1 - i]
     else:
-        _write_largest(found[begin:end], largest[r])
+        _write_largest(found[begin:end], ordered, ends, largest[r])
 
 
-@_summing
-def _write_largest(found, largest):
-    """Write the largest of a few distinct integers, in descending order.
+@_exact
+def _write_largest(found, ordered, ends, largest):
+    """Write the largest of a few integers of ``_keyed``, in descending order.
 
-    The position of an integer is the number of larger ones. Both arrays begin at index 0, or the
-    compiler would allow for negative indices and use no vector instructions.
+    They are put into buckets by their scores, so that a sort by insertion has little left to do.
+
+    Args:
+        found: (count,), int64.
+        ordered: (at least count,), int64, memory for the same integers in another order.
+        ends: (buckets,), int64, memory for the position behind each bucket.
+        largest: (k,), int64, is written.
     """
-    count, k = found.shape[0], largest.shape[0]
-    for i in range(count):
-        own, larger = found[i], 0
-        for j in range(count):
-            larger += 1 if found[j] > own else 0
-        if larger < k:
-            largest[larger] = own
+    low = high = _score_of(found[0])
+    for key in found:
+        score = _score_of(key)
+        low = score if score < low else low
+        high = score if score > high else high
+    per_score = _f(ends.shape[0] - 1) / (high - low)
+    ends[:] = 0
+    for key in found:
+        ends[_bucket(key, high, per_score, ends.shape[0])] += 1
+    for i in range(1, ends.shape[0]):
+        ends[i] += ends[i - 1]
+    for key in found:
+        bucket = _bucket(key, high, per_score, ends.shape[0])
+        ends[bucket] -= 1
+        ordered[ends[bucket]] = key
+    for i in range(1, found.shape[0]):
+        key, j = ordered[i], i
+        while j > 0 and ordered[j - 1] < key:
+            ordered[j] = ordered[j - 1]
+            j -= 1
+        ordered[j] = key
+    for i in range(min(found.shape[0], largest.shape[0])):
+        largest[i] = ordered[i]
+
+
+@_exact
+def _bucket(key, high, per_score, buckets):
+    # The comparison also holds back NaN, from equal scores, and infinity.
+    place = (high - _score_of(key)) * per_score
+    return np.int64(place) if place < buckets else buckets - 1
 
 
 @_exact
