@@ -15,7 +15,7 @@ from typing import Any
 import matplotlib
 from matplotlib import pyplot
 
-from regard.lessons.lesson_pages import Lesson, all_lessons, asked_lesson, figure_of
+from regard.lessons.lesson_pages import Lesson, all_lessons, find_lesson, figure_of
 
 FOLDER = Path(__file__).parent / "lessons" / "figures"
 
@@ -44,6 +44,6 @@ def draw(lesson: Lesson, folder: Path) -> list[Path]:
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
-    for lesson in map(asked_lesson, sys.argv[1:]) if sys.argv[1:] else all_lessons():
+    for lesson in map(find_lesson, sys.argv[1:]) if sys.argv[1:] else all_lessons():
         for path in draw(lesson, FOLDER):
             sys.stdout.write(f"{path}\n")

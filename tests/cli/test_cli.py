@@ -99,8 +99,8 @@ def test_without_standard_input_the_text_is_asked_for(
     assert run(*arguments) == (
         2,
         "",
-        "regard: text is missing; a model has to read something.\n"
-        '    Give it in quotes, "Life is short", or with --file, or pipe it in.\n',
+        "regard: text is missing.\n"
+        '    Pass it in quotes, for example "Life is short", with --file, or through a pipe.\n',
     )
 
 
@@ -155,7 +155,7 @@ def test_no_page_is_written_where_none_is_wanted(run: Run, bert: str, working_fo
     assert "attention.html" not in out
     code, _, err = run("see", SENTENCE, "-m", bert, "--no-page", "--open")
     assert code == 2
-    assert err.startswith("regard: --no-page is given beside --output or --open;")
+    assert err.startswith("regard: --no-page excludes --output and --open.\n")
 
 
 def test_the_page_is_opened(
@@ -253,10 +253,12 @@ def test_the_version_of_what_is_not_installed_is_unknown(
         pytest.param(["see", ""], "text is empty; attention needs", id="empty"),
         pytest.param(["see", " \n"], "text is empty; attention needs", id="blank"),
         pytest.param(["see"], "text is empty; attention needs", id="nothing piped"),
-        pytest.param(["see", "x", "--file", "f"], "text is given twice, once", id="two texts"),
+        pytest.param(
+            ["see", "x", "--file", "f"], "text is given twice, as an argument", id="two texts"
+        ),
         pytest.param(["see", "--file", "f"], "f: No such file or directory.", id="no such file"),
         pytest.param(["see", "--file", "."], ".: Is a directory.", id="a folder for a file"),
-        pytest.param(["see", "--file", sys.executable], "is no UTF-8 text: byte", id="a program"),
+        pytest.param(["see", "--file", sys.executable], "is not UTF-8: byte", id="a program"),
         pytest.param(["see", "--file", "/dev/zero"], "has more than 64 MiB", id="an endless file"),
         pytest.param(["see", "x", "--top", "0"], "Invalid value for '--top'", id="top"),
         pytest.param(["see", "x", "--layer", "-1"], "Invalid value for '--layer'", id="layer"),

@@ -134,8 +134,10 @@ def test_code_that_never_ends_is_ended(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        pytest.param(["16"], "argument '16' belongs to no option", id="no name"),
-        pytest.param(["--n", "1", "2"], "argument '2' belongs to no option", id="two values"),
+        pytest.param(["16"], "argument '16' has no option name before it", id="no name"),
+        pytest.param(
+            ["--n", "1", "2"], "argument '2' has no option name before it", id="two values"
+        ),
         pytest.param(["--n", "1", "--n=2"], "option --n is given twice", id="twice"),
     ],
 )

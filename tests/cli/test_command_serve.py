@@ -151,13 +151,13 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
     """What would be served and the launch file's address, in the place of serving it."""
     found: Served = []
     printed: list[str] = []
-    tell = serve_command._tell
+    tell = serve_command._write_address
 
     def kept(line: str) -> None:
         printed.append(line)
         tell(line)
 
-    monkeypatch.setattr(serve_command, "_tell", kept)
+    monkeypatch.setattr(serve_command, "_write_address", kept)
     monkeypatch.setattr(
         server.uvicorn.Server,
         "run",
@@ -354,7 +354,7 @@ def test_serve_takes_recordings_or_a_text(given: tuple[str, ...], run: Run) -> N
     code, out, err = run("serve", *given)
     assert (code, out) == (2, "")
     assert err == (
-        "regard: RUN is missing, or given beside --text or --file; it must be one of them.\n"
+        "regard: serve needs either recordings or a text, and not both.\n"
         "    Run for example: regard serve run.safetensors\n"
         '                 or: regard serve --text "Life is short"\n'
     )

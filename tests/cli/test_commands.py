@@ -76,7 +76,7 @@ def test_answers_and_values_together_are_refused_before_any_work(run: Run) -> No
     code, out, err = run("record", TEXT, "--answers", "--values")
     assert (code != 0, out) == (True, "")
     assert err.strip() == (
-        "regard: --answers and --values are both there; with answers no values are kept.\n"
+        "regard: --answers excludes --values: with answers no values are kept.\n"
         "    Leave out one of them."
     )
     assert not Path("run.safetensors").exists()
@@ -120,45 +120,45 @@ def test_parts_are_ranges_of_tokens_and_patterns(run: Run, recorded: str) -> Non
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        pytest.param((), "part is missing, or given beside --by", id="no parts"),
-        pytest.param(("--by", "word", "-p", "a=0:1"), "part is missing, or given", id="both"),
+        pytest.param((), "segments needs either --by or --part", id="no parts"),
+        pytest.param(("--by", "word", "-p", "a=0:1"), "segments needs either", id="both"),
         pytest.param(("-p", "0:4"), "part is '0:4'; it must be NAME=START:STOP", id="no name"),
         pytest.param(
             ("-p", "a=0:400"),
-            "part is 'a=0:400'; START must be below STOP, and STOP at most 20, as many tokens as "
-            "there are.\n    The first one alone is --part 'first=0:1'.\n",
+            "part is 'a=0:400'; START must be below STOP, and STOP at most 20, the number of "
+            "tokens.\n    For the first one alone write --part 'first=0:1'.\n",
             id="out of range",
         ),
         pytest.param(
             ("-p", "a=0:4", "-q", "b=3:3"),
-            "query is 'b=3:3'; START must be below STOP, and STOP at most 20, as many queries as "
-            "there are.\n    The first one alone is --query 'first=0:1'.\n",
+            "query is 'b=3:3'; START must be below STOP, and STOP at most 20, the number of "
+            "queries.\n    For the first one alone write --query 'first=0:1'.\n",
             id="an empty range",
         ),
         pytest.param(
             ("-p", "a=xyz"),
             "pattern has 'xyz' for 'a'; the text has no token that it matches.\n"
-            "    Give a regular expression that finds it in the text, with \\ before a sign that "
-            "is meant as it stands; or its tokens, START:STOP.\n",
+            "    Pass a regular expression that matches the text, with \\ before a character with "
+            "a special meaning; or its tokens, START:STOP.\n",
             id="nothing found",
         ),
         pytest.param(
             ("-p", "a=("),
             "pattern has '('; it is no regular expression (missing ), unterminated subpattern at "
-            "position 0).\n    Give a regular expression that finds it",
+            "position 0).\n    Pass a regular expression that matches",
             id="no pattern",
         ),
         pytest.param(("--by", "line"), "Invalid value for '--by'", id="unknown cut"),
         pytest.param(
             ("-p", "a=1:5", "-p", "a=6:8"),
             "part has 'a' twice; each name must stand for one part.\n"
-            "    Name the second one otherwise, --part 'a 2=6:8'.\n",
+            "    Choose another name for the second one: --part 'a 2=6:8'.\n",
             id="a part twice",
         ),
         pytest.param(
             ("-p", "a=1:5", "-q", "b=1:3", "-q", "b=Who .*"),
             "query has 'b' twice; each name must stand for one part.\n"
-            "    Name the second one otherwise, --query 'b 2=Who .*'.\n",
+            "    Choose another name for the second one: --query 'b 2=Who .*'.\n",
             id="a query twice",
         ),
     ],
@@ -183,7 +183,9 @@ def test_what_a_query_drew_beyond_another_is_that_of_the_library(run: Run, recor
     assert shown == pytest.approx(expected.flatten().tolist(), abs=1e-6)
     code, _, err = run("segments", recorded, "--by", "sentence", "--beyond", "nobody")
     assert code == 2
-    assert err.startswith("regard: beyond is 'nobody'; it must be one of several queries")
+    assert err.startswith(
+        "regard: beyond is 'nobody'; it must be the name of one of at least two queries"
+    )
 
 
 def test_many_parts_are_shown_by_the_strongest_in_the_width_of_the_terminal(
@@ -228,8 +230,8 @@ def test_the_name_of_a_file_is_no_text(
     assert run(*command, "notes.txt") == (
         2,
         "",
-        "regard: text is 'notes.txt', a file, and the model would read its name.\n"
-        "    Read a file of text with --file; ask a recording with regard segments.\n",
+        "regard: text is 'notes.txt', which is the name of a file.\n"
+        "    For a text file write --file; for a recording use regard segments.\n",
     )
 
 
@@ -252,8 +254,7 @@ def test_a_recording_without_layers_is_one_clear_error(command: str, run: Run) -
     assert run(command, "empty.safetensors", *more) == (
         2,
         "",
-        "regard: empty.safetensors has no layers; a command asks one at least.\n"
-        "    Record a model with regard record.\n",
+        "regard: empty.safetensors has no layers.\n    Record a model with regard record.\n",
     )
 
 
@@ -266,7 +267,8 @@ def test_answers_to_other_questions_are_told_in_the_words_of_the_command(
     assert run(command, "run.safetensors", *more) == (
         2,
         "",
-        "regard: run.safetensors has answers only, and none to this question.\n"
+        "regard: run.safetensors was recorded with --answers, but not with those that this command "
+        "needs.\n"
         "    Record the text again without --answers.\n",
     )
 
@@ -335,7 +337,7 @@ def test_a_recording_has_its_own_text(run: Run, recorded: str) -> None:
     code, _, err = run("heads", recorded, "--text", "x")
     assert code == 2
     assert err == (
-        f"regard: a text is given beside the recording {recorded}, which has its own.\n"
+        f"regard: a text cannot be combined with the recording {recorded}.\n"
         "    Leave out one of them.\n"
     )
 
@@ -344,7 +346,7 @@ def test_a_model_in_the_place_of_a_recording_gets_the_new_spelling(run: Run) -> 
     assert run("heads", "all-MiniLM-L6-v2") == (
         2,
         "",
-        "regard: all-MiniLM-L6-v2 is no recording; a recording is a file from regard record.\n"
+        "regard: all-MiniLM-L6-v2 is not a recording.\n"
         "    For the heads of a model write: regard heads --model all-MiniLM-L6-v2\n",
     )
 
@@ -393,7 +395,7 @@ def test_the_dtype_of_the_weights_is_chosen(run: Run, bert: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        pytest.param(["--layers", "a"], "layers is 'a'; it must be places", id="layers"),
+        pytest.param(["--layers", "a"], "layers is 'a'; it must be positions", id="layers"),
         pytest.param(["--device", "foo"], "device is 'foo', which cannot be used: ", id="device"),
         pytest.param(["--chat"], "chat is asked for and ", id="no template"),
         pytest.param(["--max-tokens", "2"], "max_tokens is 2; ", id="special tokens alone"),
@@ -497,7 +499,7 @@ def test_texts_of_other_lengths_stand_side_by_side_on_the_page(run: Run, bert: s
 def test_compare_needs_two_of_one_kind(given: list[str], run: Run) -> None:
     code, _, err = run("compare", *given)
     assert code == 2
-    assert err.startswith("regard: two recordings or two texts are needed; they are compared.\n")
+    assert err.startswith("regard: compare needs two recordings or two texts.\n")
 
 
 # Verify
@@ -541,7 +543,10 @@ def test_a_page_needs_query_and_key(run: Run, bert: str) -> None:
     run("record", TEXT, "-m", bert, "--answers")
     code, out, err = run("page", "run.safetensors")
     assert (code, out) == (2, "")
-    assert err.startswith("regard: run.safetensors has answers only, and none to this question.")
+    assert err.startswith(
+        "regard: run.safetensors was recorded with --answers, but not with those that this command "
+        "needs."
+    )
     assert not Path("attention.html").exists()
 
 

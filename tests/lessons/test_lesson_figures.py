@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from regard.lessons.lesson_pages import Lesson, all_lessons, asked_lesson, figure_of
+from regard.lessons.lesson_pages import Lesson, all_lessons, figure_of, find_lesson
 
 ROOT = Path(__file__).parents[2]
 FIGURES = ROOT / "docs" / "lessons" / "figures"
@@ -70,7 +70,7 @@ def test_a_figure_follows_code_and_is_described(lesson: Lesson) -> None:
 
 
 def test_a_figure_that_is_out_of_date_is_seen() -> None:
-    kept = labels((FIGURES / figures(asked_lesson("1"))[0]).read_text())
+    kept = labels((FIGURES / figures(find_lesson("1"))[0]).read_text())
     assert "33" in kept
     assert agree(kept, ["34" if label == "33" else label for label in kept])
     assert not agree(kept, ["40" if label == "33" else label for label in kept])

@@ -27,7 +27,7 @@ from regard.cli import app as cli
 from regard.cli.learn_command import parts
 from regard.lessons import lesson_notebooks as notebooks
 from regard.lessons import lesson_pages as pages
-from regard.lessons.lesson_pages import Lesson, Piece, all_lessons, asked_lesson
+from regard.lessons.lesson_pages import Lesson, Piece, all_lessons, find_lesson
 
 REGARD = Path(sys.executable).with_name("regard")
 NAMES = [
@@ -83,7 +83,7 @@ def test_there_are_nine_lessons_in_order() -> None:
 
 @pytest.mark.parametrize("asked", ["4", " 4 ", "query_key_value", "Query_Key_Value"])
 def test_a_lesson_is_found_by_number_or_name(asked: str) -> None:
-    assert asked_lesson(asked).number == 4
+    assert find_lesson(asked).number == 4
 
 
 @every_lesson

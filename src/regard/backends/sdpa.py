@@ -43,10 +43,10 @@ class Sdpa(Backend):
         if not isinstance(source, QueryKeyScores):
             return "fused kernels start from query and key, not from scores"
         return (
-            _of_scores(source)
-            or _of_value(source, reductions[0])
-            or _of_numbers(source)
-            or _of_gradients(source, mask, reductions[0])
+            _scores_refusal(source)
+            or _value_refusal(source, reductions[0])
+            or _finite_refusal(source)
+            or _gradient_refusal(source, mask, reductions[0])
         )
 
     def describe(
@@ -98,7 +98,7 @@ def _can_read(source: QueryKeyScores) -> bool:
     return source.query.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def _of_scores(source: QueryKeyScores) -> str | None:
+def _scores_refusal(source: QueryKeyScores) -> str | None:
     """Return why no kernel can compute these scores, as a clause, or None."""
     if not source.plain:
         return "no fused kernel has softcap, score_mod, sink_bias or a bias by position"
@@ -111,7 +111,7 @@ def _of_scores(source: QueryKeyScores) -> str | None:
     return None
 
 
-def _of_value(source: QueryKeyScores, reduction: Reduction) -> str | None:
+def _value_refusal(source: QueryKeyScores, reduction: Reduction) -> str | None:
     """Return why no kernel can multiply this value, as a clause, or None."""
     (value,) = reduction.tensors
     if value.dtype != source.key.dtype:
@@ -124,7 +124,7 @@ def _of_value(source: QueryKeyScores, reduction: Reduction) -> str | None:
     return None
 
 
-def _of_numbers(source: QueryKeyScores) -> str | None:
+def _finite_refusal(source: QueryKeyScores) -> str | None:
     """Return a clause if query, key or bias has NaN or infinity, otherwise None.
 
     The CPU kernel returns 0 for some rows with NaN, and lets NaN of masked keys reach other rows.
@@ -144,7 +144,9 @@ def _of_numbers(source: QueryKeyScores) -> str | None:
     return None if isfinite(total) else "query, key or bias holds NaN or infinity"
 
 
-def _of_gradients(source: QueryKeyScores, mask: Mask | None, reduction: Reduction) -> str | None:
+def _gradient_refusal(
+    source: QueryKeyScores, mask: Mask | None, reduction: Reduction
+) -> str | None:
     """Return a clause if the backward pass of the kernel would be inexact, otherwise None.
 
     The kernel recomputes weights as exp(score - logsumexp). If all scores of a row are far from 0,

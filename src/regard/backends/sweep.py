@@ -32,9 +32,9 @@ __all__ = [
     "NewBlock",
     "PlainBlocks",
     "Sweep",
-    "SweepOf",
+    "SweepTask",
     "boxes",
-    "filled",
+    "fill_buffers",
     "sweep",
 ]
 
@@ -59,28 +59,28 @@ class Sweep(Backend):
     def describe(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
     ) -> tuple[str, int]:
-        of = SweepOf(source, mask, tuple(reductions), PlainBlocks())
+        of = SweepTask(source, mask, tuple(reductions), PlainBlocks())
         block = of.block_size * accumulation_dtype(source.dtype).itemsize
         return f"one sweep over {of.blocks_text}", of.memory(BLOCKS_HELD * block)
 
     def reduce(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
     ) -> tuple[Any, ...]:
-        return sweep(SweepOf(source, mask, tuple(reductions), PlainBlocks()))
+        return sweep(SweepTask(source, mask, tuple(reductions), PlainBlocks()))
 
 
-def sweep(of: "SweepOf") -> tuple[Any, ...]:
+def sweep(of: "SweepTask") -> tuple[Any, ...]:
     """Compute one differentiable answer for each reduction."""
     if torch.compiler.is_compiling():
         # A graph would hold every block. The decorator imports Dynamo, so it is applied late.
         outside: Any = torch.compiler.disable(sweep, reason=_NO_GRAPH)
         return outside(of)
-    pairs = zip(of.reductions, filled(of), strict=True)
+    pairs = zip(of.reductions, fill_buffers(of), strict=True)
     shape, dtype = of.source.shape, accumulation_dtype(of.source.dtype)
     return tuple(reduction.finish(rounded(sums, dtype), shape) for reduction, sums in pairs)
 
 
-def filled(of: "SweepOf") -> list[tuple[Tensor, ...]]:
+def fill_buffers(of: "SweepTask") -> list[tuple[Tensor, ...]]:
     """Compute the differentiable sums of each reduction, before ``finish``."""
     buffers = of.start()
     sums = iter(cast(tuple[Tensor, ...], _Recompute.apply(of, buffers, *of.tensors)))
@@ -182,7 +182,7 @@ class Blocks(ABC):
         """Return how large the blocks of a matrix are, without or with gradients."""
 
     @abstractmethod
-    def of_thread(self, of: "SweepOf") -> NewBlock:
+    def of_thread(self, of: "SweepTask") -> NewBlock:
         """Return a function that makes the blocks of one thread; its blocks may share memory."""
 
 
@@ -193,13 +193,13 @@ class PlainBlocks(Blocks):
     def size(self, shape: torch.Size, *, graded: bool) -> BlockSize:
         return BlockSize(BLOCK_SIZE, BLOCK_SIZE, MAX_ROWS)
 
-    def of_thread(self, of: "SweepOf") -> NewBlock:
+    def of_thread(self, of: "SweepTask") -> NewBlock:
         return partial(Block, of.source, of.mask)
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class SweepOf:
+class SweepTask:
     """A sweep over the blocks of a matrix that answers some reductions.
 
     Attributes:
@@ -371,7 +371,7 @@ class _Recompute(torch.autograd.Function):
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        sweep: SweepOf, buffers: list[tuple[Tensor, ...]], *tensors: Tensor
+        sweep: SweepTask, buffers: list[tuple[Tensor, ...]], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         if any(given is not own for given, own in zip(tensors, sweep.tensors, strict=True)):
             only_backward()  # torch.func unwraps the tensors, so they are other objects

@@ -56,7 +56,8 @@ def check(
         raise typer.Exit(0)
     if not target:
         raise ValueError(
-            "no file is given; check needs one.\n    Write for example: regard check my_file.py"
+            "FILE is missing; check needs a Python file or a notebook.\n"
+            "    Write for example: regard check my_file.py"
         )
     for word in context.args:
         name = word.partition("=")[0]
@@ -68,8 +69,8 @@ def check(
             f"runs the cells of {visible(target)} in a process of their own, "
             f"{timeout:g} s at most\n"
         )
-    with progress() as tell:
-        tell(f"checking {target}")
+    with progress() as report:
+        report(f"checking {target}")
         try:
             found = check_apart(target, options, limits=Limits(timeout, memory))
         except CannotRun as error:
@@ -109,7 +110,7 @@ def named_options(words: Sequence[str]) -> dict[str, Any]:
             name = None if equals else name
         elif name is None:
             raise ValueError(
-                f"argument {word!r} belongs to no option; options have a name.\n"
+                f"argument {word!r} has no option name before it.\n"
                 "    Write for example: --num-heads 4"
             )
         else:

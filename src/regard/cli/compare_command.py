@@ -13,7 +13,7 @@ import typer
 from regard.cli.options import AsJson, Device, Dtype, Model, Open
 from regard.cli.output_files import check_output, page_line, show_page, write_json
 from regard.cli.progress import progress
-from regard.cli.recording_argument import answered, opened
+from regard.cli.recording_argument import explain_missing_answers, open_recording
 from regard.errors import count_text
 from regard.matrix.comparisons import js
 from regard.models.pretrained import DEFAULT_MODEL, Pretrained, check_text
@@ -97,25 +97,30 @@ def compare(
         check_output(page)
     if len(runs or texts or ()) != 2 or (runs and texts):
         raise ValueError(
-            "two recordings or two texts are needed; they are compared.\n"
+            "compare needs two recordings or two texts.\n"
             "    Run for example: regard compare run.safetensors other.safetensors\n"
             '                 or: regard compare --text "Life is short" --text "Life is long"'
         )
-    with progress() as tell:
+    with progress() as report:
         if runs:
-            pair = _Pair(opened(runs[0]), opened(runs[1]), (str(runs[0]), str(runs[1])))
+            pair = _Pair(
+                open_recording(runs[0]), open_recording(runs[1]), (str(runs[0]), str(runs[1]))
+            )
         else:
-            tell(f"loading and running {model}")
-            pair = _read(Pretrained.load(model, device=device, dtype=dtype), texts or [])
+            report(f"loading and running {model}")
+            pair = _observe_both(Pretrained.load(model, device=device, dtype=dtype), texts or [])
         is_alike = list(pair.one.shapes.values()) == list(pair.two.shapes.values())
         if not is_alike and page is None:
-            raise ValueError(_why_not(pair))
+            raise ValueError(_shape_mismatch(pair))
         one, two, names = pair
-        with answered(Path(names[0]), one), answered(Path(names[1]), two):
-            tell("comparing every layer")
+        with (
+            explain_missing_answers(Path(names[0]), one),
+            explain_missing_answers(Path(names[1]), two),
+        ):
+            report("comparing every layer")
             found = _differences(one, two) if is_alike else []
             if page is not None:
-                _write(pair, found, page, partial(tell, f"writing {page}"))
+                _write(pair, found, page, partial(report, f"writing {page}"))
     differences = [difference for _, difference in found]
     if as_json:
         write_json(_as_json(one, two, differences))
@@ -127,7 +132,7 @@ def compare(
         show_page(page)
 
 
-def _read(pretrained: Pretrained, texts: list[str]) -> _Pair:
+def _observe_both(pretrained: Pretrained, texts: list[str]) -> _Pair:
     one, two = (pretrained.observe(check_text(text)) for text in texts)
     first, second = (shorten(text, 40, placeholder=" …") for text in texts)
     return _Pair(one, two, (first, second))
@@ -168,16 +173,16 @@ def _write(
     )
 
 
-def _why_not(pair: _Pair) -> str:
+def _shape_mismatch(pair: _Pair) -> str:
     """Return why two recordings have no difference."""
     shapes = [list(seen.shapes.values()) for seen in (pair.one, pair.two)]
-    told = (
+    shapes_text = (
         f"{name} has {count_text(len(each), 'layer')}, the first of shape {tuple(each[0])}"
         for name, each in zip(pair.names, shapes, strict=True)
     )
     return (
-        f"{', and '.join(told)}; both must be alike.\n"
-        "    Compare texts of as many tokens, in models of the same shape; -o page.html shows any "
+        f"{', and '.join(shapes_text)}; both must have the same shapes.\n"
+        "    Compare texts with the same number of tokens; with -o page.html regard shows any "
         "two side by side."
     )
 

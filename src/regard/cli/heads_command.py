@@ -12,11 +12,11 @@ from rich.console import Console
 
 from regard.analysis.head_classes import Trial, classify, head_table
 from regard.analysis.head_kinds import Head
-from regard.cli.options import AsJson, Device, Dtype, MaxTokens, TextFile, shortened
+from regard.cli.options import AsJson, Device, Dtype, MaxTokens, TextFile, cut_to_tokens
 from regard.cli.output_files import write_json
 from regard.cli.progress import progress
-from regard.cli.recording_argument import answered, opened
-from regard.cli.text_argument import given_text
+from regard.cli.recording_argument import explain_missing_answers, open_recording
+from regard.cli.text_argument import read_text
 from regard.models.pretrained import DEFAULT_MODEL, Pretrained, check_text
 from regard.models.trials import needle, repetition
 from regard.recording.recording import Recording
@@ -74,7 +74,7 @@ NoTrials = Annotated[
 All = Annotated[bool, typer.Option("--all", help="Print every head with all its scores.")]
 
 
-class _Found(NamedTuple):
+class _ClassifiedHeads(NamedTuple):
     """A recording, and the kinds of its heads."""
 
     seen: Recording
@@ -100,17 +100,17 @@ def heads(
     as_json: AsJson = False,
 ) -> None:
     """Show the kind of every head of a recording or a model."""
-    words = None if text is None and file is None else check_text(given_text(text, file))
+    words = None if text is None and file is None else check_text(read_text(text, file))
     if run is not None:
         _check_recording(run, model, words)
-    with progress() as tell:
-        tell(f"opening {run or model or DEFAULT_MODEL}")
+    with progress() as report:
+        report(f"opening {run or model or DEFAULT_MODEL}")
         if run is not None:
-            found = _of_recording(run, tell)
+            found = _classify_recording(run, report)
         else:
             pretrained = Pretrained.load(model or DEFAULT_MODEL, device=device, dtype=dtype)
-            words = shortened(pretrained, words or _TEXT, max_tokens)
-            found = _of_model(pretrained, words, not no_trials, tell)
+            words = cut_to_tokens(pretrained, words or _TEXT, max_tokens)
+            found = _classify_model(pretrained, words, not no_trials, report)
     if as_json:
         write_json(_as_json(found))
     elif every:
@@ -123,42 +123,43 @@ def _check_recording(run: Path, model: str | None, words: str | None) -> None:
     """Raise an error for a model in place of a recording, and for two subjects."""
     if run.is_dir() or not (run.exists() or run.suffix == ".safetensors"):
         raise ValueError(
-            f"{run} is no recording; a recording is a file from regard record.\n"
+            f"{run} is not a recording.\n"
             f"    For the heads of a model write: regard heads --model {run}"
         )
     given = "--model" if model is not None else "a text" if words is not None else None
     if given is not None:
         raise ValueError(
-            f"{given} is given beside the recording {run}, which has its own.\n"
-            "    Leave out one of them."
+            f"{given} cannot be combined with the recording {run}.\n    Leave out one of them."
         )
 
 
-def _of_recording(path: Path, tell: Callable[..., None]) -> _Found:
-    seen = opened(path)
-    told = partial(tell, "asking every head")
-    with answered(path, seen):
-        heads = classify(seen.layers, seen.query_tokens, seen.key_tokens, progress=told)
-    return _Found(seen, heads)
+def _classify_recording(path: Path, report: Callable[..., None]) -> _ClassifiedHeads:
+    seen = open_recording(path)
+    report_progress = partial(report, "asking every head")
+    with explain_missing_answers(path, seen):
+        heads = classify(seen.layers, seen.query_tokens, seen.key_tokens, progress=report_progress)
+    return _ClassifiedHeads(seen, heads)
 
 
-def _of_model(
-    pretrained: Pretrained, words: str, trying: bool, tell: Callable[..., None]
-) -> _Found:
-    seen = pretrained.observe(words, progress=partial(tell, "reading the text"))
+def _classify_model(
+    pretrained: Pretrained, words: str, trying: bool, report: Callable[..., None]
+) -> _ClassifiedHeads:
+    seen = pretrained.observe(words, progress=partial(report, "reading the text"))
     trials: list[Trial] = []
     if trying:
-        tell("reading random tokens twice")
-        trials += _of_repetition(pretrained)
+        report("reading random tokens twice")
+        trials += _repetition_trials(pretrained)
         if pretrained.limit >= _NEEDLE_LENGTH:
-            tell("looking for a needle in a long text")
+            report("looking for a needle in a long text")
             trials.append(needle(pretrained.model, pretrained.tokenizer, length=_NEEDLE_LENGTH))
     tokens = seen.query_tokens, seen.key_tokens
-    told = partial(tell, "asking every head")
-    return _Found(seen, classify(seen.layers, *tokens, trials=trials, progress=told))
+    report_progress = partial(report, "asking every head")
+    return _ClassifiedHeads(
+        seen, classify(seen.layers, *tokens, trials=trials, progress=report_progress)
+    )
 
 
-def _of_repetition(pretrained: Pretrained) -> list[Trial]:
+def _repetition_trials(pretrained: Pretrained) -> list[Trial]:
     """Run the trial of repeated tokens, unless the model reads too few tokens."""
     trials = repetition(pretrained.model, limit=pretrained.limit)
     if not trials:
@@ -169,13 +170,13 @@ def _of_repetition(pretrained: Pretrained) -> list[Trial]:
     return trials
 
 
-def _show(found: _Found) -> None:
+def _show(found: _ClassifiedHeads) -> None:
     title = visible(found.seen.model) or "a model"
     console = Console(highlight=False, markup=False, emoji=False)
     console.print(HeadsView(title, found.num_tokens, found.heads))
 
 
-def _as_json(found: _Found) -> dict[str, Any]:
+def _as_json(found: _ClassifiedHeads) -> dict[str, Any]:
     return {
         "model": found.seen.model,
         "tokens": found.num_tokens,

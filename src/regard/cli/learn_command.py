@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from regard.lessons.lesson_notebooks import write_notebooks
-from regard.lessons.lesson_pages import Lesson, all_lessons, asked_lesson
+from regard.lessons.lesson_pages import Lesson, all_lessons, find_lesson
 from regard.text.escaping import visible
 
 __all__ = ["learn", "parts"]
@@ -48,7 +48,7 @@ Notebooks = Annotated[
 
 def learn(lesson: Asked = None, notebook: Notebooks = None) -> None:
     """Learn attention, from averages to a transformer that learns."""
-    lessons = all_lessons() if lesson is None else (asked_lesson(lesson),)
+    lessons = all_lessons() if lesson is None else (find_lesson(lesson),)
     if notebook is not None:
         for path in write_notebooks(notebook, lessons):
             sys.stdout.write(f"{visible(str(path))}\n")

@@ -27,8 +27,8 @@ __all__ = [
     "Text",
     "TextFile",
     "Values",
-    "places",
-    "shortened",
+    "cut_to_tokens",
+    "parse_positions",
 ]
 
 _PLACES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
@@ -105,7 +105,7 @@ Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser."
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 
-def places(option: str, written: str | None) -> list[int] | None:
+def parse_positions(option: str, written: str | None) -> list[int] | None:
     """Return the positions that an option names.
 
     Args:
@@ -113,30 +113,30 @@ def places(option: str, written: str | None) -> list[int] | None:
         written: as in a shell; None stays None.
 
     Raises:
-        ValueError: it is no list of places.
+        ValueError: it is not a list of positions.
 
     Example:
-        >>> from regard.cli.options import places
-        >>> places("layers", "0,5-7")
+        >>> from regard.cli.options import parse_positions
+        >>> parse_positions("layers", "0,5-7")
         [0, 5, 6, 7]
     """
     if written is None:
         return None
     if not _PLACES.fullmatch(written.replace(" ", "")):
         raise ValueError(
-            f"{option} is {written!r}; it must be places, counted from 0.\n"
+            f"{option} is {written!r}; it must be positions, counted from 0.\n"
             f"    Write for example: --{option} 0,5-7"
         )
     found: set[int] = set()
     for part in written.replace(" ", "").split(","):
         first, _, last = part.partition("-")
         if int(last or first) - int(first) > 10_000:
-            raise ValueError(f"{option} is {written!r}; no model has so many {option}.")
+            raise ValueError(f"{option} is {written!r}; the largest position is too large.")
         found |= set(range(int(first), int(last or first) + 1))
     return sorted(found)
 
 
-def shortened(pretrained: Pretrained, text: str, max_tokens: int | None) -> str:
+def cut_to_tokens(pretrained: Pretrained, text: str, max_tokens: int | None) -> str:
     """Return the text, cut to its first tokens with a warning on standard error.
 
     Args:

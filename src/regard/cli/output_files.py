@@ -40,7 +40,7 @@ def check_output(path: Path) -> None:
     if reason is not None:
         raise ValueError(
             f"output is {str(path)!r}, which cannot be written: {reason}.\n"
-            "    Name a file in a folder that exists and that you may write to."
+            "    Choose a file in a folder that exists and is writable."
         )
 
 

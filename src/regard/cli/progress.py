@@ -18,14 +18,14 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 @contextlib.contextmanager
 def progress() -> Generator[Callable[..., None]]:
-    """Report on standard error what is being done: ``tell(what, done, total)``.
+    """Report on standard error what is being done: ``report(what, done, total)``.
 
     A terminal shows a line that is gone at the end. A file or a pipe gets a line every 10 seconds
     if there is something new.
     """
     if sys.stderr is None or not sys.stderr.isatty():
-        with _lines() as tell:
-            yield tell
+        with _lines() as report:
+            yield report
         return
     columns = (
         SpinnerColumn(),
@@ -36,10 +36,10 @@ def progress() -> Generator[Callable[..., None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("")
 
-        def tell(what: str, done: int = 0, total: int | None = None) -> None:
+        def report(what: str, done: int = 0, total: int | None = None) -> None:
             bar.update(task, description=visible(what), completed=done, total=total)
 
-        yield tell
+        yield report
 
 
 @contextlib.contextmanager
@@ -56,14 +56,14 @@ def _lines() -> Generator[Callable[..., None]]:
                 sys.stderr.flush()
                 written = state
 
-    def tell(what: str, done: int = 0, total: int | None = None) -> None:
+    def report(what: str, done: int = 0, total: int | None = None) -> None:
         nonlocal state
         state = visible(what) + (f": {100 * done // total} %" if total else "")
 
     writer = threading.Thread(target=write, daemon=True)
     writer.start()
     try:
-        yield tell
+        yield report
     finally:
         ended.set()
         writer.join()

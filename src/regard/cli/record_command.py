@@ -19,12 +19,12 @@ from regard.cli.options import (
     Text,
     TextFile,
     Values,
-    places,
-    shortened,
+    cut_to_tokens,
+    parse_positions,
 )
 from regard.cli.output_files import check_output, write_json
 from regard.cli.progress import progress
-from regard.cli.text_argument import given_text
+from regard.cli.text_argument import read_text
 from regard.models.pretrained import DEFAULT_MODEL, Pretrained, check_text
 from regard.recording.file_writer import check_replaceable
 from regard.recording.recording import Recording
@@ -78,28 +78,28 @@ def record(
     check_replaceable(output)
     if answers and values:
         raise ValueError(
-            "--answers and --values are both there; with answers no values are kept.\n"
+            "--answers excludes --values: with answers no values are kept.\n"
             "    Leave out one of them."
         )
-    words = check_text(given_text(text, file))
-    with progress() as tell:
-        tell(f"loading {model}")
+    words = check_text(read_text(text, file))
+    with progress() as report:
+        report(f"loading {model}")
         pretrained = Pretrained.load(model, device=device, dtype=dtype)
-        words = shortened(pretrained, words, max_tokens)
+        words = cut_to_tokens(pretrained, words, max_tokens)
 
-        def told(done: int, total: int | None) -> None:
-            tell(f"running {model}" if done != total else f"writing {output}", done, total)
+        def report_progress(done: int, total: int | None) -> None:
+            report(f"running {model}" if done != total else f"writing {output}", done, total)
 
         seen = pretrained.observe(
             words,
             keep=_ANSWERS if answers else "qkv" if values else "qk",
-            layers=places("layers", layers),
-            heads=places("heads", heads),
+            layers=parse_positions("layers", layers),
+            heads=parse_positions("heads", heads),
             chat=chat,
             generate=generate,
             queries=None if last is None else slice(-last, None),
             path=output,
-            progress=told,
+            progress=report_progress,
         )
     write_summary(seen, output, as_json=as_json)
 
@@ -113,7 +113,9 @@ def write_summary(seen: Recording, output: Path, *, as_json: bool) -> None:
 
 
 def _as_text(seen: Recording, output: Path) -> str:
-    kept = {"answers": "answers", "qk": "query and key", "qkv": "query, key and value"}[_kept(seen)]
+    kept = {"answers": "answers", "qk": "query and key", "qkv": "query, key and value"}[
+        _kept_tensors(seen)
+    ]
     size = f"{output.stat().st_size / 1e6:,.1f} MB"
     lengths = f"{len(seen.key_tokens or ()):,} tokens · {len(seen.layers)} layers"
     name = visible(str(output))
@@ -128,7 +130,7 @@ def _as_text(seen: Recording, output: Path) -> str:
     )
 
 
-def _kept(seen: Recording) -> str:
+def _kept_tensors(seen: Recording) -> str:
     if seen.kept:
         return "answers"
     return "qk" if seen.layers[0].value is None else "qkv"
@@ -145,7 +147,7 @@ def _as_json(seen: Recording, output: Path) -> dict[str, object]:
         "model": seen.model,
         "tokens": len(seen.key_tokens or ()),
         "layers": {name: list(shape) for name, shape in seen.shapes.items()},
-        "kept": _kept(seen),
+        "kept": _kept_tensors(seen),
         "path": str(output),
         "bytes": output.stat().st_size,
     }

@@ -8,10 +8,10 @@ from regard.errors import RegardError
 from regard.recording.loading import load
 from regard.recording.recording import Recording
 
-__all__ = ["answered", "opened"]
+__all__ = ["explain_missing_answers", "open_recording"]
 
 
-def opened(run: Path) -> Recording:
+def open_recording(run: Path) -> Recording:
     """Load the recording of a file, which must have at least one layer.
 
     Args:
@@ -26,15 +26,12 @@ def opened(run: Path) -> Recording:
             pass
     seen = load(run)
     if not seen.layers:
-        raise RegardError(
-            f"{run} has no layers; a command asks one at least.\n"
-            "    Record a model with regard record."
-        )
+        raise RegardError(f"{run} has no layers.\n    Record a model with regard record.")
     return seen
 
 
 @contextlib.contextmanager
-def answered(run: Path, seen: Recording) -> Generator[None]:
+def explain_missing_answers(run: Path, seen: Recording) -> Generator[None]:
     """Explain, in the words of the command, that a recording lacks the needed answers.
 
     Args:
@@ -47,6 +44,6 @@ def answered(run: Path, seen: Recording) -> Generator[None]:
         if not seen.kept:
             raise
         raise RegardError(
-            f"{run} has answers only, and none to this question.\n"
+            f"{run} was recorded with --answers, but not with those that this command needs.\n"
             "    Record the text again without --answers."
         ) from error

@@ -25,12 +25,12 @@ from regard.cli.options import (
     Text,
     TextFile,
     Values,
-    places,
-    shortened,
+    cut_to_tokens,
+    parse_positions,
 )
 from regard.cli.output_files import check_output, page_line, show_page, write_json
 from regard.cli.progress import progress
-from regard.cli.text_argument import given_text
+from regard.cli.text_argument import read_text
 from regard.models.pretrained import DEFAULT_MODEL, Pretrained, check_text
 from regard.models.trials import repetition
 from regard.recording.recording import Recording
@@ -88,27 +88,27 @@ def see(
     """Show what a model attends to when it reads a text."""
     selection = Selection(layer, head)
     page = _page(output, no_page, open_page, as_json)
-    words = check_text(given_text(text, file))
-    with progress() as tell:
-        tell(f"loading and running {model}")
+    words = check_text(read_text(text, file))
+    with progress() as report:
+        report(f"loading and running {model}")
         pretrained = Pretrained.load(model, device=device, dtype=dtype)
-        words = shortened(pretrained, words, max_tokens)
+        words = cut_to_tokens(pretrained, words, max_tokens)
         seen = pretrained.observe(
             words,
             keep="qkv" if values else "qk",
-            layers=places("layers", layers),
-            heads=places("heads", heads),
+            layers=parse_positions("layers", layers),
+            heads=parse_positions("heads", heads),
             chat=chat,
             generate=generate,
         )
-        tell("reading random tokens twice")
+        report("reading random tokens twice")
         ran = pretrained.writer if generate else pretrained.model
         trials = repetition(ran, limit=pretrained.limit, texts=1)
-        asked = partial(tell, "asking every head")
-        summary = summarise(seen, selection=selection, top=top, trials=trials, progress=asked)
+        step = partial(report, "asking every head")
+        summary = summarise(seen, selection=selection, top=top, trials=trials, progress=step)
         if page is not None:
             title = visible(shorten(words, 60, placeholder=" …"))
-            _write(seen, page, title, summary, partial(tell, f"writing {page}"))
+            _write(seen, page, title, summary, partial(report, f"writing {page}"))
     if as_json:
         write_json(_as_json(summary, page))
     else:
@@ -120,10 +120,7 @@ def see(
 def _page(output: Path | None, no_page: bool, open_page: bool, as_json: bool) -> Path | None:
     """Return the page to write, if there is one, after a check that it can be written."""
     if no_page and (output is not None or open_page):
-        raise ValueError(
-            "--no-page is given beside --output or --open; there is no page then.\n"
-            "    Leave out one of them."
-        )
+        raise ValueError("--no-page excludes --output and --open.\n    Leave out one of them.")
     usual = None if no_page or (as_json and not open_page) else Path("attention.html")
     page = output or usual
     if page is not None:

@@ -14,7 +14,7 @@ from regard.analysis.span_shares import Shares, segment_shares
 from regard.cli.options import AsJson, Run
 from regard.cli.output_files import write_json
 from regard.cli.progress import progress
-from regard.cli.recording_argument import answered, opened
+from regard.cli.recording_argument import explain_missing_answers, open_recording
 from regard.recording.recording import Recording
 from regard.text import spans
 from regard.text.tokens import Token
@@ -97,25 +97,31 @@ def segments(
         raise FileNotFoundError(2, "No such file or directory", str(run))
     if (by is None) == (not parts):
         raise ValueError(
-            "part is missing, or given beside --by; it must be one of them.\n"
+            "segments needs either --by or --part, and not both.\n"
             "    Run for example: regard segments RUN --by sentence\n"
             "                 or: regard segments RUN --part 'question=Who .*' --part 'doc=0:40'"
         )
-    with progress() as tell:
-        tell(f"opening {run}")
-        seen = opened(run)
-        cut = _cut(by, seen.key_tokens) if by else _named("part", parts or [], seen.key_tokens)
-        if not queries and not _can_ask(cut, seen):
+    with progress() as report:
+        report(f"opening {run}")
+        seen = open_recording(run)
+        cut = (
+            _split(by, seen.key_tokens)
+            if by
+            else _parse_parts("part", parts or [], seen.key_tokens)
+        )
+        if not queries and not _has_recorded_queries(cut, seen):
             raise ValueError(
                 f"query is missing; {run} has {len(seen.query_tokens or ())} of the queries of its "
                 "text, and none in these parts.\n"
                 "    Name those that ask, counted from the first of them: --query last=0:4"
             )
-        asking = _named("query", queries, seen.query_tokens) if queries else None
-        with answered(run, seen):
-            told = partial(tell, "asking every layer")
-            drawn = segment_shares(seen, cut, queries=asking, sinks=not no_sinks, progress=told)
-    drawn = drawn if beyond is None else _beyond(drawn, beyond)
+        asking = _parse_parts("query", queries, seen.query_tokens) if queries else None
+        with explain_missing_answers(run, seen):
+            report_progress = partial(report, "asking every layer")
+            drawn = segment_shares(
+                seen, cut, queries=asking, sinks=not no_sinks, progress=report_progress
+            )
+    drawn = drawn if beyond is None else _shares_beyond(drawn, beyond)
     if as_json:
         write_json(_as_json(seen, drawn, per))
     elif per is Per.TOTAL:
@@ -125,10 +131,10 @@ def segments(
         sys.stdout.write(drawn.table(_per(per)).text() + "\n")
 
 
-def _beyond(drawn: Shares, name: str) -> Shares:
+def _shares_beyond(drawn: Shares, name: str) -> Shares:
     if name not in drawn.queries or len(drawn.queries) < 2:
         raise ValueError(
-            f"beyond is {name!r}; it must be one of several queries, and there are "
+            f"beyond is {name!r}; it must be the name of one of at least two queries, which are "
             f"{', '.join(map(repr, drawn.queries))}.\n"
             "    Name both, for example: --query before=40:42 --query answer=42:50 --beyond before"
         )
@@ -139,11 +145,11 @@ def _per(per: Per) -> Literal["head", "layer", "total"]:
     return per.value
 
 
-def _cut(by: By, tokens: Sequence[Token] | None) -> dict[str, tuple[int, int]]:
+def _split(by: By, tokens: Sequence[Token] | None) -> dict[str, tuple[int, int]]:
     return spans.by_sentence(tokens) if by is By.SENTENCE else spans.by_word(tokens)
 
 
-def _can_ask(parts: Mapping[str, tuple[int, int]], seen: Recording) -> bool:
+def _has_recorded_queries(parts: Mapping[str, tuple[int, int]], seen: Recording) -> bool:
     """Return True if the parts contain recorded queries."""
     if all(layer.queries is None for layer in seen.layers):
         return seen.query_tokens == seen.key_tokens
@@ -153,7 +159,7 @@ def _can_ask(parts: Mapping[str, tuple[int, int]], seen: Recording) -> bool:
     )
 
 
-def _named(
+def _parse_parts(
     option: str, given: Sequence[str], tokens: Sequence[Token] | None
 ) -> dict[str, tuple[int, int]]:
     """Parse the parts: ``name=start:stop`` or ``name=pattern``."""
@@ -168,13 +174,13 @@ def _named(
         if name in found:
             raise ValueError(
                 f"{option} has {name!r} twice; each name must stand for one part.\n"
-                f"    Name the second one otherwise, --{option} '{name} 2={what}'."
+                f"    Choose another name for the second one: --{option} '{name} 2={what}'."
             )
         numbers = _RANGE.fullmatch(what)
         if numbers:
             found[name] = _range(option, written, numbers, tokens)
         else:
-            found |= _found(name, what, tokens)
+            found |= _find_pattern(name, what, tokens)
     return found
 
 
@@ -186,21 +192,23 @@ def _range(
         counted = "tokens" if option == "part" else "queries"
         raise ValueError(
             f"{option} is {written!r}; START must be below STOP, and STOP at most {len(tokens)}, "
-            f"as many {counted} as there are.\n"
-            f"    The first one alone is --{option} 'first=0:1'."
+            f"the number of {counted}.\n"
+            f"    For the first one alone write --{option} 'first=0:1'."
         )
     return start, stop
 
 
-def _found(name: str, pattern: str, tokens: Sequence[Token] | None) -> dict[str, tuple[int, int]]:
+def _find_pattern(
+    name: str, pattern: str, tokens: Sequence[Token] | None
+) -> dict[str, tuple[int, int]]:
     try:
         return spans.by_pattern(tokens, {name: pattern})
     except ValueError as error:
         # The library's remedy is Python.
         what, _, _ = str(error).partition("\n")
         raise ValueError(
-            f"{what}\n    Give a regular expression that finds it in the text, with \\ before a "
-            "sign that is meant as it stands; or its tokens, START:STOP."
+            f"{what}\n    Pass a regular expression that matches the text, with \\ before a "
+            "character with a special meaning; or its tokens, START:STOP."
         ) from error
 
 

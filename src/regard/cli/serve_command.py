@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.options import Device, Dtype, MaxTokens, Model, TextFile, shortened
+from regard.cli.options import Device, Dtype, MaxTokens, Model, TextFile, cut_to_tokens
 from regard.cli.progress import progress
-from regard.cli.text_argument import given_text
+from regard.cli.text_argument import read_text
 from regard.errors import RegardError
 from regard.models.pretrained import DEFAULT_MODEL, Pretrained, check_text
 from regard.recording.recording import Recording
@@ -67,26 +67,28 @@ def serve(
         ) from missing
     if bool(runs) == (text is not None or file is not None):
         raise ValueError(
-            "RUN is missing, or given beside --text or --file; it must be one of them.\n"
+            "serve needs either recordings or a text, and not both.\n"
             "    Run for example: regard serve run.safetensors\n"
             '                 or: regard serve --text "Life is short"'
         )
     if runs:
-        server.serve(runs, port=port, open_browser=not no_browser, tell=_tell)
+        server.serve(runs, port=port, open_browser=not no_browser, tell=_write_address)
         return
-    words = check_text(given_text(text, file))
-    with progress() as tell:
-        tell(f"loading and running {model}")
+    words = check_text(read_text(text, file))
+    with progress() as report:
+        report(f"loading and running {model}")
         pretrained = Pretrained.load(model, device=device, dtype=dtype)
 
-        def read(words: str, told: Callable[[int, int | None], None]) -> Recording:
-            return pretrained.observe(words, keep="qkv", progress=told)
+        def read(words: str, report_progress: Callable[[int, int | None], None]) -> Recording:
+            return pretrained.observe(words, keep="qkv", progress=report_progress)
 
-        words = shortened(pretrained, words, max_tokens)
-        seen = read(words, lambda done, layers: tell(f"running {model}", done, layers))
-    server.serve_text(seen, words, read, port=port, open_browser=not no_browser, tell=_tell)
+        words = cut_to_tokens(pretrained, words, max_tokens)
+        seen = read(words, lambda done, layers: report(f"running {model}", done, layers))
+    server.serve_text(
+        seen, words, read, port=port, open_browser=not no_browser, tell=_write_address
+    )
 
 
-def _tell(address: str) -> None:
+def _write_address(address: str) -> None:
     sys.stdout.write(f"{address}\n")
     sys.stdout.flush()

@@ -70,11 +70,11 @@ def survey(
     named = dict(map(_part, parts or []))
     if device == "cuda" and "LOCAL_RANK" in os.environ:
         device = f"cuda:{os.environ['LOCAL_RANK']}"
-    with progress() as tell:
-        tell(f"loading {model}")
+    with progress() as report:
+        report(f"loading {model}")
         pretrained = Pretrained.load(model, device=device, dtype=dtype)
-        tell(f"checking {corpus}")
-        rate = _Rate(tell)
+        report(f"checking {corpus}")
+        rate = _Rate(report)
         found = survey_corpus(
             pretrained,
             corpus,
@@ -82,7 +82,7 @@ def survey(
             column=column,
             parts=named,
             max_tokens=max_tokens,
-            progress=rate.tell,
+            progress=rate.report,
         )
     files, rows = len(found.files), found.count_rows()
     if as_json:
@@ -105,11 +105,11 @@ def _part(written: str) -> tuple[str, str]:
 class _Rate:
     """Progress with texts per second and the time that is left."""
 
-    def __init__(self, tell: Callable[..., None]) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[..., None]) -> None:
+        self._report = report
         self._begin: tuple[float, int] | None = None
 
-    def tell(self, done: int, total: int) -> None:
+    def report(self, done: int, total: int) -> None:
         """Report that so many texts are finished."""
         now = monotonic()
         if self._begin is None:  # finished before, or in the first batch, which is slower
@@ -120,4 +120,4 @@ class _Rate:
             rate = (done - before) / (now - begin)
             left = timedelta(seconds=round((total - done) / rate))
             what += f", {rate:.3g} a second, {left} left"
-        self._tell(what, done, total)
+        self._report(what, done, total)

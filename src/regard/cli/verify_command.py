@@ -11,6 +11,6 @@ __all__ = ["verify"]
 
 def verify(run: Run) -> None:
     """Read a whole recording, and check all its numbers."""
-    with progress() as tell:
-        found = verify_file(run, progress=lambda done, total: tell(f"reading {run}", done, total))
+    with progress() as report:
+        found = verify_file(run, progress=lambda done, total: report(f"reading {run}", done, total))
     sys.stdout.write(f"{run}: {found}\n")

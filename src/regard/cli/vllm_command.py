@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.options import AsJson, Heads, Layers, places
+from regard.cli.options import AsJson, Heads, Layers, parse_positions
 from regard.cli.output_files import check_output
 from regard.cli.progress import progress
 from regard.cli.record_command import Output, write_summary
@@ -49,13 +49,13 @@ def record(
             f"regard vllm needs {missing.name}, which is not installed.\n"
             "    Run: pip install 'regard[models]'"
         ) from None
-    chosen = places("layers", layers), places("heads", heads)
-    with progress() as tell:
-        tell(f"recording {url}")
+    chosen = parse_positions("layers", layers), parse_positions("heads", heads)
+    with progress() as report:
+        report(f"recording {url}")
         settings = {"max_tokens": max_tokens, "temperature": 0}
         (seen,) = served.record(
             served.Server(url), [prompt], settings, layers=chosen[0], heads=chosen[1]
         )
-        tell(f"writing {output}")
+        report(f"writing {output}")
         seen.save(output)
     write_summary(seen, output, as_json=as_json)

@@ -26,8 +26,8 @@ def as_notebook(lesson: Lesson) -> dict[str, Any]:
 
     Example:
         >>> from regard.lessons.lesson_notebooks import as_notebook
-        >>> from regard.lessons.lesson_pages import asked_lesson
-        >>> notebook = as_notebook(asked_lesson("1"))
+        >>> from regard.lessons.lesson_pages import find_lesson
+        >>> notebook = as_notebook(find_lesson("1"))
         >>> notebook["nbformat"], notebook["cells"][2]["cell_type"]
         (4, 'code')
     """

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["Lesson", "Piece", "all_lessons", "asked_lesson", "figure_of", "figure_svg"]
+__all__ = ["Lesson", "Piece", "all_lessons", "figure_of", "figure_svg", "find_lesson"]
 
 _NAME = re.compile(r"(\d+)_(\w+)\.md")
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
@@ -51,8 +51,8 @@ class Lesson:
         page: its text in Markdown.
 
     Example:
-        >>> from regard.lessons.lesson_pages import asked_lesson
-        >>> lesson = asked_lesson("4")
+        >>> from regard.lessons.lesson_pages import find_lesson
+        >>> lesson = find_lesson("4")
         >>> lesson.name, lesson.title
         ('query_key_value', 'Query, key and value in whole numbers')
         >>> lesson.pieces[1].text.splitlines()[0]
@@ -117,7 +117,7 @@ def _folder() -> Path:
     return packaged if packaged.is_dir() else Path(__file__).parents[3] / "docs" / "lessons"
 
 
-def asked_lesson(asked: str) -> Lesson:
+def find_lesson(asked: str) -> Lesson:
     """Return the lesson with a number or a name.
 
     Args:
@@ -127,8 +127,8 @@ def asked_lesson(asked: str) -> Lesson:
         ValueError: there is none.
 
     Example:
-        >>> from regard.lessons.lesson_pages import asked_lesson
-        >>> asked_lesson("heads").number
+        >>> from regard.lessons.lesson_pages import find_lesson
+        >>> find_lesson("heads").number
         7
     """
     lessons = all_lessons()

@@ -109,7 +109,7 @@ def recognised_rows(
         Causal()
     """
     facts = _Facts.of(size, allowed)
-    known = _known(facts, shape)
+    known = _named_masks(facts, shape)
     mask = Keep(allowed(slice(0, size[-2]))) if known is None else _all_of(known)
     return None if mask is None else mask.bind(shape, facts.count.device)
 
@@ -184,7 +184,7 @@ def _remembered(
 
 def _recognise(mask: Tensor, shape: torch.Size) -> _Answer:
     dense = without_repeats(mask)
-    known = _known(_Facts.of(dense.shape, lambda rows: dense[..., rows, :]), shape)
+    known = _named_masks(_Facts.of(dense.shape, lambda rows: dense[..., rows, :]), shape)
     if known is None:
         part = _unrepeated(dense)
         return lambda mask: (Keep(without_repeats(mask)[part]), None)
@@ -199,7 +199,7 @@ def _divide(numbers: Tensor, shape: torch.Size) -> _Answer:
     least, most, dead = dense.amin(-1), dense.amax(-1), facts.count == 0
     zeros = dense.numel() - int(dense.count_nonzero())
     plain = zeros == int(facts.count.sum())  # every number is 0 or very negative
-    known = _known(facts, shape)
+    known = _named_masks(facts, shape)
     if bool((most.isnan() | (dead & (least != most))).any()) or (known is None and not plain):
         return lambda numbers: (None, numbers)
     alike = (dead & (most > -torch.inf))[..., None]
@@ -279,7 +279,7 @@ class _Facts:
         return (self.first < low) | (self.stop > high) | (self.count != count)
 
 
-def _known(facts: _Facts, shape: torch.Size) -> list[Mask] | None:
+def _named_masks(facts: _Facts, shape: torch.Size) -> list[Mask] | None:
     """Return masks whose conjunction is the dense mask, or None if it is of no known kind."""
     q_len, kv_len = shape[-2:]
     some = facts.count > 0
@@ -288,13 +288,15 @@ def _known(facts: _Facts, shape: torch.Size) -> list[Mask] | None:
     rows = torch.Size((*facts.count.shape[:-1], q_len))
     first, stop, count = (t.expand(rows) for t in (facts.first, facts.stop, facts.count))
     facts = _Facts(first, stop, count, facts.keys)
-    for kinds, by_rows, by_keys in product((_along, _packed), (False, True), (False, True)):
+    for kinds, by_rows, by_keys in product(
+        (_banded, _with_documents), (False, True), (False, True)
+    ):
         for masks, low, high in kinds(facts, kv_len - q_len):
             wrong = facts.differ(low, high, facts.keys if by_keys else None)
             if by_rows:
                 wrong &= facts.count > 0
             if not bool(wrong.any()):
-                keys = [_of_keys(facts.keys)] if by_keys else []
+                keys = [_key_mask(facts.keys)] if by_keys else []
                 return [*masks, *keys, *([Keep(_narrowed(some[..., None]))] if by_rows else [])]
     return None
 
@@ -303,7 +305,7 @@ _Kinds = Iterator[tuple[list[Mask], Tensor, Tensor]]
 """Candidate masks for a dense mask, and the key range of each row: low and high, exclusive."""
 
 
-def _along(facts: _Facts, shift: int) -> _Kinds:
+def _banded(facts: _Facts, shift: int) -> _Kinds:
     """Yield the candidates that have no documents: all keys, bands and prefixes."""
     q_len, kv_len = facts.count.shape[-1], facts.keys.shape[-1]
     place = torch.arange(q_len, device=facts.count.device)
@@ -318,7 +320,7 @@ def _along(facts: _Facts, shift: int) -> _Kinds:
     yield [PrefixLM(_narrowed(prefix[..., None]))], zero, prefix.maximum(position + 1)
 
 
-def _packed(facts: _Facts, shift: int) -> _Kinds:
+def _with_documents(facts: _Facts, shift: int) -> _Kinds:
     """Yield candidates with documents; none if a query lies before the first key.
 
     Such a query belongs to no document.
@@ -359,7 +361,7 @@ def _documents(facts: _Facts, shift: int) -> tuple[Tensor, Tensor, Tensor]:
     return ids, low[..., shift:], high[..., shift:]
 
 
-def _of_keys(keys: Tensor) -> Mask:
+def _key_mask(keys: Tensor) -> Mask:
     """Return the mask that allows these keys, (..., kv_len), to every query."""
     lengths = keys.sum(-1, keepdim=True)
     prefix = bool((keys == (torch.arange(keys.shape[-1], device=keys.device) < lengths)).all())

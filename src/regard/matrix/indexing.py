@@ -68,7 +68,7 @@ def parse_index(key: Any, shape: torch.Size) -> ParsedIndex:
     resolved = [
         _resolve(item, n, axis) for axis, (item, n) in enumerate(zip(items, shape, strict=True))
     ]
-    leading = tuple(_kept(item, axis) for axis, item in enumerate(resolved[:-2]))
+    leading = tuple(_leading_index(item, axis) for axis, item in enumerate(resolved[:-2]))
     return ParsedIndex(leading, resolved[-2], resolved[-1], items[-2:] == [slice(None)] * 2)
 
 
@@ -95,7 +95,7 @@ def _as_index(item: Any) -> int | slice:
     )
 
 
-def _kept(item: int | range, axis: int) -> int | slice:
+def _leading_index(item: int | range, axis: int) -> int | slice:
     """Return the index of a leading axis, which must not be empty."""
     if isinstance(item, int):
         return item

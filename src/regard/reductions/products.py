@@ -17,7 +17,7 @@ from regard.scores.autocast import without_autocast
 from regard.scores.box import Box, cut_whole
 from regard.scores.score_source import Scores
 
-__all__ = ["Output", "TransposedOutput", "Window", "meet", "scores_at"]
+__all__ = ["Output", "TransposedOutput", "Window", "intersect", "scores_at"]
 
 _SCORES_AT_ONCE = 2**21
 # If the step between rows is at least this, rows are computed one at a time, not as a range.
@@ -141,8 +141,8 @@ class Window(Reduction):
         return (torch.zeros(size, dtype=dtype, device=device),)
 
     def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
-        rows, in_block_rows = meet(self.at_rows, block.box.rows)
-        columns, in_block_columns = meet(self.at_columns, block.box.columns)
+        rows, in_block_rows = intersect(self.at_rows, block.box.rows)
+        columns, in_block_columns = intersect(self.at_columns, block.box.columns)
         values = block.window(in_block_rows, in_block_columns)
         return (Contribution((*block.box.leading, rows, columns), values),)
 
@@ -150,14 +150,14 @@ class Window(Reduction):
         return buffers[0]
 
 
-def meet(wanted: range, part: slice) -> tuple[slice, slice]:
+def intersect(entries: range, part: slice) -> tuple[slice, slice]:
     """Return the positions, in the range and in the part, of the entries that lie in both."""
-    first = max(0, -(-(part.start - wanted.start) // wanted.step))
-    stop = min(len(wanted), max(0, -(-(part.stop - wanted.start) // wanted.step)))
+    first = max(0, -(-(part.start - entries.start) // entries.step))
+    stop = min(len(entries), max(0, -(-(part.stop - entries.start) // entries.step)))
     if first >= stop:
         return slice(0, 0), slice(0, 0)
-    start = wanted[first] - part.start
-    return slice(first, stop), slice(start, wanted[stop - 1] - part.start + 1, wanted.step)
+    start = entries[first] - part.start
+    return slice(first, stop), slice(start, entries[stop - 1] - part.start + 1, entries.step)
 
 
 def scores_at(source: Scores, mask: Mask | None, at_rows: range, at_columns: range) -> Tensor:

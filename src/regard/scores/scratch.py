@@ -3,7 +3,6 @@
 import mmap
 import sys
 from contextlib import suppress
-from functools import cached_property
 from math import prod
 
 import torch
@@ -20,27 +19,23 @@ class Scratch:
     Allocating new pages for each block would take longer than its arithmetic.
 
     Attributes:
-        room: the number of elements to allocate for a new tensor, or more if ``take`` needs more.
+        capacity: the number of elements to allocate for a new tensor, at least; ``take`` may need
+            more.
     """
 
-    def __init__(self, room: int) -> None:
-        self.room = room
-        self._held: dict[str, Tensor] = {}
-
-    @cached_property
-    def another(self) -> "Scratch":
-        """Scratch memory for a second block that exists at the same time."""
-        return Scratch(self.room)
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._tensors: dict[str, Tensor] = {}
 
     def take(
         self, name: str, size: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> Tensor:
         """Return an uninitialised tensor of this shape, valid until the name is taken again."""
-        held = self._held.get(name)
-        if held is None or held.numel() < prod(size):
-            held = _fresh(max(self.room, prod(size)), dtype, device)
-            self._held[name] = held
-        return held[: prod(size)].view(size)
+        tensor = self._tensors.get(name)
+        if tensor is None or tensor.numel() < prod(size):
+            tensor = _fresh(max(self.capacity, prod(size)), dtype, device)
+            self._tensors[name] = tensor
+        return tensor[: prod(size)].view(size)
 
 
 def _fresh(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from regard.backends.backend import Backend, Unavailable
-from regard.backends.sweep import Blocks, BlockSize, NewBlock, SweepOf, sweep
+from regard.backends.sweep import Blocks, BlockSize, NewBlock, SweepTask, sweep
 from regard.masks import Mask
 from regard.reductions.block import Block, RowStatistics
 from regard.reductions.divergences import Divergence
@@ -20,7 +20,7 @@ from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
 
 if TYPE_CHECKING:
-    from regard.backends.cpu.wanted import SavedRows, Wanted
+    from regard.backends.cpu.requested_statistics import RequestedStatistics, SavedRows
 
 __all__ = ["Cpu"]
 
@@ -66,7 +66,7 @@ class Cpu(Backend):
     def describe(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
     ) -> tuple[str, int]:
-        of = SweepOf(source, mask, tuple(reductions), _FusedBlocks())
+        of = SweepTask(source, mask, tuple(reductions), _FusedBlocks())
         # Sums over rows need the weights of complete rows; other statistics are done with a tile.
         read = (SumsOfRows, TransposedOutput, Window)
         weights = any(isinstance(each, read) for each in reductions)
@@ -77,7 +77,7 @@ class Cpu(Backend):
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
     ) -> tuple[Any, ...]:
         blocks = _FusedBlocks(saves=torch.is_grad_enabled())
-        return sweep(SweepOf(source, mask, tuple(reductions), blocks))
+        return sweep(SweepTask(source, mask, tuple(reductions), blocks))
 
 
 @final
@@ -100,30 +100,30 @@ class _FusedBlocks(Blocks):
         strips = max(1, min(_MOST_STRIPS, shape[:-1].numel() // (_FEWEST_BLOCKS * STRIP)))
         return BlockSize(together, strips * STRIP * shape[-1], strips * STRIP)
 
-    def of_thread(self, of: SweepOf) -> NewBlock:
+    def of_thread(self, of: SweepTask) -> NewBlock:
         # Numba takes a moment to start, so it is imported when the first block is needed.
         from regard.backends.cpu.fused_block import FusedBlock, NotFiniteError, Workspace
-        from regard.backends.cpu.wanted import SavedRows, Wanted
+        from regard.backends.cpu.requested_statistics import RequestedStatistics, SavedRows
 
-        wanted = Wanted.by(of.reductions)
+        requested = RequestedStatistics.by(of.reductions)
         workspace = Workspace(STRIP, TILE, KEPT)
-        if self._saves and self._saved is None and _has_short_gradient(of, wanted):
-            self._saved = SavedRows(of.source.shape, wanted)
+        if self._saves and self._saved is None and _has_short_gradient(of, requested):
+            self._saved = SavedRows(of.source.shape, requested)
 
         def block(box: Box, cut: Cut) -> RowStatistics:
-            if torch.is_grad_enabled() and not wanted.has_gradients:
+            if torch.is_grad_enabled() and not requested.has_gradients:
                 return Block(of.source, of.mask, box, cut)
             try:
-                return FusedBlock(of.source, of.mask, box, cut, wanted, workspace, self._saved)
+                return FusedBlock(of.source, of.mask, box, cut, requested, workspace, self._saved)
             except NotFiniteError:
                 return Block(of.source, of.mask, box, cut)
 
         return block
 
 
-def _has_short_gradient(of: SweepOf, wanted: "Wanted") -> bool:
+def _has_short_gradient(of: SweepTask, requested: "RequestedStatistics") -> bool:
     """Return True if the backward pass needs no scores that were kept."""
     source = of.source
     is_product = isinstance(source, QueryKeyScores) and source.is_product
     wants = any(tensor.requires_grad for tensor in of.tensors)
-    return is_product and wants and wanted.has_gradients and not wanted.divergences
+    return is_product and wants and requested.has_gradients and not requested.divergences

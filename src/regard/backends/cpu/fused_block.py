@@ -21,14 +21,14 @@ from regard.backends.cpu.fused_gradient import (
     with_gradients,
     with_product_gradients,
 )
-from regard.backends.cpu.wanted import SavedRows, Wanted
+from regard.backends.cpu.requested_statistics import RequestedStatistics, SavedRows
 from regard.backends.sweep import MIN_ROWS
 from regard.masks import Mask
 from regard.masks.bands import Band
 from regard.reductions.block import RowStatistics, partial_boxes
 from regard.reductions.divergences import Divergence, JensenShannon
 from regard.reductions.masked_product import operand_part, operand_width
-from regard.reductions.products import meet
+from regard.reductions.products import intersect
 from regard.reductions.sums import SumsOfRows
 from regard.scores.box import Box, Cut, Index
 from regard.scores.grouped_heads import grouped_matmul
@@ -63,7 +63,7 @@ class Workspace:
         self._views: dict[tuple[str, int, int, int], tuple[Tensor, Any]] = {}
 
     @cached_property
-    def another(self) -> "Workspace":
+    def spare(self) -> "Workspace":
         """Memory for a second block that exists at the same time."""
         return Workspace(self.strip, self.tile, self.kept)
 
@@ -112,7 +112,7 @@ class _Tile(NamedTuple):
     references: Any
 
 
-_NOTHING = Wanted.by(())
+_NOTHING = RequestedStatistics.by(())
 
 
 @final
@@ -130,18 +130,18 @@ class FusedBlock(RowStatistics):
         mask: Mask | None,
         box: Box,
         cut: Cut,
-        wanted: Wanted,
+        requested: RequestedStatistics,
         workspace: Workspace,
         saved: SavedRows | None = None,
     ) -> None:
-        """Compute all statistics that ``wanted`` names.
+        """Compute all statistics that ``requested`` names.
 
         Args:
             source: the scores.
             mask: which keys a query may attend to.
             box: the rows, and all columns that they may attend to.
             cut: returns a part of an input, as a leaf if gradients are enabled.
-            wanted: the statistics that the reductions will read.
+            requested: the statistics that the reductions will read.
             workspace: memory of the calling thread.
             saved: the rows that the forward pass writes and the backward pass reads. Then the sums
                 over rows are 0 in the backward pass; their gradients need no value.
@@ -150,11 +150,11 @@ class FusedBlock(RowStatistics):
             NotFiniteError: a number is NaN or infinite; ``Block`` has rules for such numbers.
         """
         graded = torch.is_grad_enabled()
-        if graded and wanted.divergences:  # both matrices then have the same columns
-            box = box._replace(columns=wanted.divergences[0].columns(box))
+        if graded and requested.divergences:  # both matrices then have the same columns
+            box = box._replace(columns=requested.divergences[0].columns(box))
         self.shape, self.box, self._cut = source.shape, box, cut
         self._source, self._mask = source, mask
-        self._wanted, self._workspace = wanted, workspace
+        self._requested, self._workspace = requested, workspace
         self._size = tuple(part.stop - part.start for part in box.at_rows)
         self._heads = prod(self._size[:-1])
         self._start(self._heads * self._size[-1])
@@ -180,8 +180,8 @@ class FusedBlock(RowStatistics):
         kernels.finish_rows(self._rows, self._sinks, self._norms)
         self.maximum = self._of_rows(self._rows[:, kernels.MAXIMUM, None])
         self._top_scores, self._top_columns = kernels.scores_and_columns(self._largest)
-        self._answers = self._found()
-        self._divergences = [self._diverge(each) for each in wanted.divergences]
+        self._answers = self._answer_tensors()
+        self._divergences = [self._diverge(each) for each in requested.divergences]
         if graded:
             gradient = BlockGradient(self._parts, box, self._norms, self._places, self._picks())
             if factors is None:
@@ -197,21 +197,24 @@ class FusedBlock(RowStatistics):
         self._norms = np.empty((height, 6))
         self._keys = np.zeros((height, 2))
         self._keys[:, 1] = np.inf
-        self._largest = np.full((height, self._wanted.k), kernels.NO_KEY)
-        self._edges = _edges(self._wanted.sums, self.box.rows, self.shape)
+        self._largest = np.full((height, self._requested.k), kernels.NO_KEY)
+        self._edges = _edges(self._requested.sums, self.box.rows, self.shape)
         self._places = _places(self._edges, self._heads, self._size[-1])
         parts = self._heads * max(0, len(self._edges) - 1)
         self._sums = np.zeros((parts, columns))
         self._line = np.empty(self._sums.shape[1], np.float32)
         size = (self._heads, self._size[-1])
-        self._on_diagonals = [np.full(size, -np.inf, np.float32) for _ in self._wanted.offsets]
-        self._products = [_zeros(height, operand_width(each)) for each in self._wanted.values]
+        self._on_diagonals = [np.full(size, -np.inf, np.float32) for _ in self._requested.offsets]
+        self._products = [_zeros(height, operand_width(each)) for each in self._requested.values]
         self._transposed = [
-            _zeros(*self._size[:-1], columns, operand_width(each)) for each in self._wanted.operands
+            _zeros(*self._size[:-1], columns, operand_width(each))
+            for each in self._requested.operands
         ]
         self._windows = [
-            np.zeros((height, len(range(columns)[meet(each, self.box.columns)[1]])), np.float32)
-            for each in self._wanted.windows
+            np.zeros(
+                (height, len(range(columns)[intersect(each, self.box.columns)[1]])), np.float32
+            )
+            for each in self._requested.windows
         ]
 
     def part(self, tensor: Tensor, index: Index) -> Tensor:
@@ -224,7 +227,7 @@ class FusedBlock(RowStatistics):
         """Cut the rows into strips; return the tensors whose product is the scores, if any."""
         rows = self.box.rows
         step = self._workspace.strip if self._heads == 1 else self._size[-1]
-        if self._heads == 1 and self._wanted.weights:  # the scores of complete rows are kept
+        if self._heads == 1 and self._requested.weights:  # the scores of complete rows are kept
             step = min(step, max(MIN_ROWS, self._workspace.kept // max(1, len(self._line))))
         factors = self._source.factors(self.box, self._cut)
         self._query = self._key = None
@@ -251,7 +254,7 @@ class FusedBlock(RowStatistics):
         return tensor[(0,) * (tensor.ndim - 2)] if self._heads == 1 else tensor
 
     def _strip(self, rows: slice) -> None:
-        """Compute the wanted statistics of a strip of rows, tile by tile."""
+        """Compute the requested statistics of a strip of rows, tile by tile."""
         at = self._rows_at(rows)
         rows_here, largest = self._rows[at], self._largest[at]
         by, shrunk = self._workspace.take("shrunk", 0, len(rows_here), 1)
@@ -267,7 +270,7 @@ class FusedBlock(RowStatistics):
             values = self._operands_of(tile.columns)[1]
             for total, value in zip(totals, values, strict=True):
                 self._multiply(scores, value, by, total)
-            if self._wanted.weights:
+            if self._requested.weights:
                 references = rows_here[:, kernels.MAXIMUM].copy()
                 kept.append(_Tile(tile.columns.start - self.box.columns.start, numbers, references))
         if kept:
@@ -309,7 +312,7 @@ class FusedBlock(RowStatistics):
     def _diverge(self, of: Divergence) -> Tensor:
         """Return the divergence of each row from the same row of another matrix, (..., rows)."""
         box = self.box._replace(columns=of.columns(self.box))
-        workspace = self._workspace.another
+        workspace = self._workspace.spare
         other = FusedBlock(of.source, of.mask, box, self._cut, _NOTHING, workspace)
         symmetric = isinstance(of, JensenShannon)
         add = kernels.jensen_shannon if symmetric else kernels.cross
@@ -346,13 +349,13 @@ class FusedBlock(RowStatistics):
         return GradedRows(tile, self._norms, self._sink)
 
     def _count_keys(self, scores: Any, at: slice) -> None:
-        if self._wanted.keys:
+        if self._requested.keys:
             rows, counts = self._rows[at], self._keys[at]
             kernels.count_keys(scores, self._peaks(scores), rows, _NEAR, counts)
 
     def _peaks(self, scores: Any) -> Any:
         """Return memory for the maxima of groups in each row of a tile."""
-        groups = _groups(scores.shape[1], self._wanted.k)
+        groups = _groups(scores.shape[1], self._requested.k)
         return self._workspace.take("peaks", 0, 1, groups)[1][0]
 
     def _shaped(self, scores: Tensor) -> Tensor:
@@ -401,13 +404,14 @@ class FusedBlock(RowStatistics):
             if key is not None:
                 key = key[..., tile.start - first : tile.stop - first]
             values = [
-                self._of_one_head(operand_part(self, value, tile)) for value in self._wanted.values
+                self._of_one_head(operand_part(self, value, tile))
+                for value in self._requested.values
             ]
             self._operands[place] = key, values
         return self._operands[place]
 
     def _graded_strip(self) -> list[GradedTile]:
-        """Compute the wanted statistics of all rows, and keep their scores for the gradients."""
+        """Compute the requested statistics of all rows, and keep their scores for the gradients."""
         height = len(self._rows)
         shrunk = self._workspace.take("shrunk", 0, height, 1)[1][:, 0]
         tiles: list[_Tile] = []
@@ -415,7 +419,7 @@ class FusedBlock(RowStatistics):
         # A bfloat16 query is cut once, so that the sum of its tiles' gradients is rounded once.
         factors = self._source.factors(self.box, self._cut)
         whole = factors is None and self._source.dtype != torch.float32
-        whole = whole or bool(self._wanted.divergences) or self._wanted is _NOTHING
+        whole = whole or bool(self._requested.divergences) or self._requested is _NOTHING
         width = self.shape[-1] if whole else self._workspace.tile
         parts = _tiles(self.box.columns, self.box.columns, width)
         widths = [part.stop - part.start for part in parts]
@@ -433,7 +437,7 @@ class FusedBlock(RowStatistics):
             if self._mask is not None:
                 self._hide(numbers, raw, box)
             self._read_diagonals(numbers, box.rows, tile)
-            kept = height if self._wanted.sums else 1
+            kept = height if self._requested.sums else 1
             weights = self._workspace.take("weights", len(graded), kept, wide)[1]
             self._count_keys(raw, slice(0, height))
             here = self._rows, shrunk, tile.start, self._largest
@@ -441,7 +445,7 @@ class FusedBlock(RowStatistics):
             graded.append(GradedTile(tile, scores, raw))
             references = self._rows[:, kernels.MAXIMUM].copy()
             tiles.append(_Tile(tile.start - self.box.columns.start, weights, references))
-        if self._wanted.sums:
+        if self._requested.sums:
             self._read_weights(tiles, slice(0, height), self.box.rows)
         return graded
 
@@ -463,8 +467,8 @@ class FusedBlock(RowStatistics):
             scores[..., some].masked_fill_(hidden, -torch.inf)
 
     def _read_diagonals(self, scores: Tensor, rows: slice, columns: slice) -> None:
-        """Copy the scores of a tile that lie on the wanted diagonals."""
-        for offset, found in zip(self._wanted.offsets, self._on_diagonals, strict=True):
+        """Copy the scores of a tile that lie on the requested diagonals."""
+        for offset, found in zip(self._requested.offsets, self._on_diagonals, strict=True):
             values = scores.diagonal(offset + rows.start - columns.start, dim1=-2, dim2=-1)
             row = max(rows.start, columns.start - offset) - self.box.rows.start
             length = values.shape[-1]
@@ -479,7 +483,7 @@ class FusedBlock(RowStatistics):
         sinks = self._sinks[at] if len(self._sinks) else self._sinks
         kernels.finish_rows(self._rows[at], sinks, norms)
         for first, weights, references in tiles:
-            if self._wanted.sums:
+            if self._requested.sums:
                 to = self._sums, self._line
                 kernels.sum_columns(weights, references, norms, places, first, *to)
             if self._transposed or self._windows:
@@ -495,7 +499,7 @@ class FusedBlock(RowStatistics):
     def _multiply_transposed(self, weights: Any, factors: Any, first: int, rows: slice) -> None:
         by = self._shaped(torch.from_numpy(factors))
         tile = self._shaped(torch.from_numpy(weights))
-        for operand, total in zip(self._wanted.operands, self._transposed, strict=True):
+        for operand, total in zip(self._requested.operands, self._transposed, strict=True):
             # The heads of an operand may be grouped, so the factors multiply the weights.
             part = operand_part(self, operand, rows)
             some = total[..., first : first + tile.shape[-1], :]
@@ -504,9 +508,9 @@ class FusedBlock(RowStatistics):
     def _read_windows(self, weights: Any, factors: Any, first: int, at: slice) -> None:
         start = self.box.columns.start + first
         tile = slice(start, start + weights.shape[1])
-        for columns, found in zip(self._wanted.windows, self._windows, strict=True):
-            in_window, in_tile = meet(columns, tile)
-            before = meet(columns, self.box.columns)[0].start
+        for columns, found in zip(self._requested.windows, self._windows, strict=True):
+            in_window, in_tile = intersect(columns, tile)
+            before = intersect(columns, self.box.columns)[0].start
             to = slice(in_window.start - before, in_window.stop - before)
             if in_window.start < in_window.stop:
                 found[at, to] = weights[:, in_tile] * factors
@@ -521,7 +525,7 @@ class FusedBlock(RowStatistics):
 
     # The answers.
 
-    def _found(self) -> list[Tensor]:
+    def _answer_tensors(self) -> list[Tensor]:
         """Return all statistics with gradients, in the order that ``with_gradients`` expects."""
         norms = self._norms
         normalizer = norms[:, [kernels.NORMALIZER]]
@@ -533,7 +537,7 @@ class FusedBlock(RowStatistics):
             *(self._of_rows(norms[:, [each]]).squeeze(-1) for each in single),
             self._of_rows(self._weights(self._top_scores, norms[:, None])),
             sums.view(*self._size[:-1], -1, sums.shape[-1]),
-            *map(self._diagonal, self._on_diagonals, self._wanted.offsets),
+            *map(self._diagonal, self._on_diagonals, self._requested.offsets),
         ]
 
     def _of_rows(self, numbers: Any) -> Tensor:
@@ -562,13 +566,13 @@ class FusedBlock(RowStatistics):
         rows = cast(Any, np.arange(self._size[-1]))
         columns = [self._top_columns]
         weights = [self._weights(self._top_scores, self._norms[:, None])]
-        for offset, scores in zip(self._wanted.offsets, self._on_diagonals, strict=True):
+        for offset, scores in zip(self._requested.offsets, self._on_diagonals, strict=True):
             on = np.full((self._heads, self._size[-1]), -1)
             some = self._rows_on(offset)
             on[:, some] = rows[some] + self.box.rows.start + offset
             columns.append(on.reshape(-1, 1))
             weights.append(self._weights(scores, self._norms_by_head).reshape(-1, 1))
-        diagonals = [self._rows_on(offset) for offset in self._wanted.offsets]
+        diagonals = [self._rows_on(offset) for offset in self._requested.offsets]
         return Picks(np.concatenate(columns, 1), np.concatenate(weights, 1), diagonals)
 
     @property
@@ -605,30 +609,30 @@ class FusedBlock(RowStatistics):
         return torch.stack([sums[..., span, :].sum(-2) for span in spans], -2)
 
     def diagonal(self, offset: int) -> Tensor:
-        return self._answers[6 + self._wanted.offsets.index(offset)]
+        return self._answers[6 + self._requested.offsets.index(offset)]
 
     def product(self, value: Tensor) -> Tensor:
-        number = next(n for n, each in enumerate(self._wanted.values) if each is value)
+        number = next(n for n, each in enumerate(self._requested.values) if each is value)
         inverse = self._of_rows(np.exp(-self._norms[:, [kernels.NORMALIZER]]))
         return self._products[number].view(*self._size, -1) * inverse
 
     def transposed_product(self, operand: Tensor) -> Tensor:
         return next(
             found
-            for each, found in zip(self._wanted.operands, self._transposed, strict=True)
+            for each, found in zip(self._requested.operands, self._transposed, strict=True)
             if each is operand
         )
 
     def window(self, rows: slice, columns: slice) -> Tensor:
         width = len(range(self.box.columns.stop - self.box.columns.start)[columns])
-        for each, found in zip(self._wanted.windows, self._windows, strict=True):
-            if meet(each, self.box.columns)[1] == columns:
+        for each, found in zip(self._requested.windows, self._windows, strict=True):
+            if intersect(each, self.box.columns)[1] == columns:
                 values = torch.from_numpy(found).view(*self._size, width)
                 return values[..., rows, :]
         raise KeyError(columns)
 
     def divergence(self, of: object) -> Tensor | None:
-        pairs = zip(self._wanted.divergences, self._divergences, strict=True)
+        pairs = zip(self._requested.divergences, self._divergences, strict=True)
         return next((found for each, found in pairs if each is of), None)
 
 

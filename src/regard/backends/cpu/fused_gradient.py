@@ -75,7 +75,7 @@ class Picks(NamedTuple):
 Gradients = Sequence[Tensor | None]
 
 
-def _known(
+def _with_gradient(
     answers: Sequence[Tensor],
     pull_back: Callable[[Gradients, Sequence[bool]], list[Tensor]],
     *inputs: Tensor,
@@ -88,10 +88,10 @@ def _known(
             are needed.
         inputs: parts of the graph.
     """
-    return list(cast(Any, _Known).apply(tuple(answers), pull_back, *inputs))
+    return list(cast(Any, _WithGradient).apply(tuple(answers), pull_back, *inputs))
 
 
-class _Known(torch.autograd.Function):
+class _WithGradient(torch.autograd.Function):
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, answers: tuple[Tensor, ...], pull_back: Any, *_inputs: Tensor
@@ -165,7 +165,7 @@ class BlockGradient:
         constants = np.where(empty, 0.0, constants + of_mean + of_sum).astype(np.float32)
         slopes = np.where(empty, 0.0, of_mean).astype(np.float32)
         for part in self.parts():
-            at, given = part.rows, self._given(of_sums, part.columns)
+            at, given = part.rows, self._sum_gradients(of_sums, part.columns)
             kernels.pull_back(
                 part.raw,
                 norms[at],
@@ -180,7 +180,7 @@ class BlockGradient:
             take(part)
         return torch.from_numpy(of_sink).float()
 
-    def _given(self, of_sums: Tensor | None, columns: slice) -> Any:
+    def _sum_gradients(self, of_sums: Tensor | None, columns: slice) -> Any:
         """Return the gradients of the sums in some columns; the last row is 0."""
         width, start = columns.stop - columns.start, self.box.columns.start
         given = np.zeros((1, width), np.float32)
@@ -207,7 +207,7 @@ class BlockGradient:
         """Return the sum of weight * gradient of each row, (all rows,)."""
         expected = (self.picks.weights * picked).sum(-1)
         for part in self.parts() if of_sums is not None else ():
-            at, given = part.rows, self._given(of_sums, part.columns)
+            at, given = part.rows, self._sum_gradients(of_sums, part.columns)
             kernels.expect(part.raw, self.norms[at], given, places[at], expected[at])
         return expected
 
@@ -234,7 +234,7 @@ def with_gradients(
         found = (torch.from_numpy(tile.raw).view(tile.scores.shape) for tile in tiles)
         return [of_sink, *found]
 
-    return _known(answers, pull_back, first, *(tile.scores for tile in tiles))
+    return _with_gradient(answers, pull_back, first, *(tile.scores for tile in tiles))
 
 
 def _leave(part: Part) -> None:
@@ -275,7 +275,7 @@ def with_product_gradients(
         gradient.pull_back(of, take)
         return [of_query.view(query.shape), of_key.view(key.shape)]
 
-    return _known(answers, pull_back, query, key)
+    return _with_gradient(answers, pull_back, query, key)
 
 
 def with_divergence_gradients(
@@ -318,7 +318,7 @@ def with_divergence_gradients(
             *(_of_sink(rows, by_row * expected[:, place]) for place, rows in enumerate(both)),
         ]
 
-    (found,) = _known([numbers], pull_back, own.tile.scores, other.tile.scores, *sinks)
+    (found,) = _with_gradient([numbers], pull_back, own.tile.scores, other.tile.scores, *sinks)
     return found
 
 

@@ -28,7 +28,7 @@ from regard.backends.distributed.sharded_scores import (
     ShardedScores,
     parts_by_head,
 )
-from regard.backends.sweep import PlainBlocks, SweepOf, filled
+from regard.backends.sweep import PlainBlocks, SweepTask, fill_buffers
 from regard.errors import (
     RegardError,
     bytes_text,
@@ -302,7 +302,7 @@ def _summed(
     found: list[list[tuple[Tensor, ...]]] = []
     for rows, part in runs:
         of = RowsOfWhole(part, rows, sharded.shape[-2])
-        found.append(filled(SweepOf(of, mask, tuple(reductions), PlainBlocks(), rows)))
+        found.append(fill_buffers(SweepTask(of, mask, tuple(reductions), PlainBlocks(), rows)))
     mesh, shape = sharded.query.device_mesh, runs[0][1].shape
     shape = torch.Size((*shape[:-2], *sharded.shape[-2:]))
     answers: list[Any] = []

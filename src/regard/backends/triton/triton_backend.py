@@ -49,7 +49,7 @@ _NO_GRAPH = "regard launches its Triton kernels beside the graph"
 class Triton(Backend):
     """Every statistic of rows and columns in one pass over tiles that never leave the registers.
 
-    The rows are read once for all that is asked of them; what is asked of the columns, of cells
+    The rows are read once for all questions about them; questions about the columns, of cells
     and of the largest weights takes one more pass each, given their norms. ``Output`` beside
     them goes to the fused kernels. Answers have no gradients.
 
@@ -67,7 +67,7 @@ class Triton(Backend):
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
     ) -> str | None:
         return (
-            _of_reductions(source, mask, reductions)
+            _reductions_refusal(source, mask, reductions)
             or refused(source, mask)
             or unavailable_reason(source)
         )
@@ -88,18 +88,18 @@ class Triton(Backend):
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
     ) -> tuple[Any, ...]:
         if self.instead is None:
-            return _answers(cast(QueryKeyScores, source), mask, reductions)
+            return _answer_all(cast(QueryKeyScores, source), mask, reductions)
         try:
-            return _answers(cast(QueryKeyScores, source), mask, reductions)
+            return _answer_all(cast(QueryKeyScores, source), mask, reductions)
         except Exception as error:
-            reason = _of_machine(error)
+            reason = _machine_refusal(error)
             if reason is None:
                 raise
             warn_once(reason)
         return self.instead.reduce(source, mask, reductions)
 
 
-def _of_machine(error: Exception) -> str | None:
+def _machine_refusal(error: Exception) -> str | None:
     """Why this machine cannot run a kernel, as a clause; None: the error is another."""
     from triton.compiler.errors import (  # pyright: ignore[reportMissingTypeStubs]
         CompilationError,
@@ -123,7 +123,7 @@ def _of_machine(error: Exception) -> str | None:
             return None
 
 
-def _of_reductions(
+def _reductions_refusal(
     source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
 ) -> str | None:
     """Why these questions have no kernel."""
@@ -139,7 +139,9 @@ def _of_reductions(
     for reduction in reductions:
         if isinstance(reduction, TopK) and reduction.k > MAX_K:
             return f"the Triton kernel for TopK takes a k up to {MAX_K}, and it is {reduction.k}"
-        if isinstance(reduction, TransposedOutput) and (lack := _of_operand(reduction.operand)):
+        if isinstance(reduction, TransposedOutput) and (
+            lack := _operand_refusal(reduction.operand)
+        ):
             return lack
     tensors = [*source.tensors, *(tensor for r in reductions for tensor in r.tensors)]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
@@ -147,7 +149,7 @@ def _of_reductions(
     return None
 
 
-def _of_operand(operand: Tensor) -> str | None:
+def _operand_refusal(operand: Tensor) -> str | None:
     """Why no kernel multiplies this operand with the transposed matrix."""
     if operand.dtype not in DTYPES:
         return f"no Triton kernel multiplies {dtype_text(operand.dtype)}"
@@ -178,13 +180,13 @@ def _buffers(reduction: Reduction, source: Scores) -> tuple[Tensor, ...]:
     return reduction.start(source.shape, torch.float32, _META)
 
 
-def _answers(
+def _answer_all(
     source: QueryKeyScores, mask: Mask | None, reductions: Sequence[Reduction]
 ) -> tuple[Any, ...]:
     if torch.compiler.is_compiling():
         # In a graph tensors have no memory for a kernel. The decorator imports Dynamo, so it is
         # applied late.
-        outside: Any = torch.compiler.disable(_answers, reason=_NO_GRAPH)
+        outside: Any = torch.compiler.disable(_answer_all, reason=_NO_GRAPH)
         return outside(source, mask, reductions)
     from regard.backends.triton.launch import Launch  # imports triton
 
@@ -193,8 +195,8 @@ def _answers(
         if not isinstance(reduction, Output):
             _buffers(reduction, source)
     with torch.no_grad(), without_autocast(source.device):
-        asked = _Asked(source, mask, Launch(operands(source, mask)), tuple(reductions))
-        return tuple(asked.answer(reduction) for reduction in reductions)
+        request = _Request(source, mask, Launch(operands(source, mask)), tuple(reductions))
+        return tuple(request.answer(reduction) for reduction in reductions)
 
 
 class _Plain(torch.autograd.Function):
@@ -213,7 +215,7 @@ class _Plain(torch.autograd.Function):
 
 
 @dataclass(frozen=True, eq=False)
-class _Asked:
+class _Request:
     """Several reductions of one matrix; each pass runs once, when it is first needed."""
 
     source: QueryKeyScores
@@ -223,10 +225,9 @@ class _Asked:
 
     @cached_property
     def rows(self) -> "RowStatistics":
-        asked = self.reductions
         return self.launch.rows(
-            entropy=Entropy() in asked,
-            mass=Sum(-1) in asked,
+            entropy=Entropy() in self.reductions,
+            mass=Sum(-1) in self.reductions,
             largest=self.largest_k == 1,
             k=self.largest_k if self.largest_k > 1 else 0,
         )

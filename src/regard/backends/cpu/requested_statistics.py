@@ -16,10 +16,10 @@ from regard.reductions.sums import Diagonal, Sum, SumsOfRows
 from regard.reductions.top_k import TopK
 from regard.scores.box import Index
 
-__all__ = ["SavedRows", "Wanted"]
+__all__ = ["RequestedStatistics", "SavedRows"]
 
 
-class Wanted(NamedTuple):
+class RequestedStatistics(NamedTuple):
     """The statistics that some reductions read from a block.
 
     Attributes:
@@ -56,7 +56,7 @@ class Wanted(NamedTuple):
         return not products and (self.alone or not self.divergences)
 
     @classmethod
-    def by(cls, reductions: Sequence[Reduction]) -> "Wanted":
+    def by(cls, reductions: Sequence[Reduction]) -> "RequestedStatistics":
         """Return what these reductions read."""
         of_rows = (each for each in reductions if isinstance(each, SumsOfRows))
         return cls(
@@ -77,16 +77,16 @@ class SavedRows:
 
     Args:
         shape: of the matrix, (..., num_heads, q_len, kv_len).
-        wanted: the statistics.
+        requested: the statistics.
     """
 
-    def __init__(self, shape: torch.Size, wanted: Wanted) -> None:
+    def __init__(self, shape: torch.Size, requested: RequestedStatistics) -> None:
         rows = shape[:-1]
         self._arrays = (
             np.full((*rows, 3), np.nan),
             np.empty((*rows, 2)),
-            np.empty((*rows, wanted.k), np.int64),
-            np.empty((*rows, len(wanted.offsets)), np.float32),
+            np.empty((*rows, requested.k), np.int64),
+            np.empty((*rows, len(requested.offsets)), np.float32),
         )
 
     def write(self, index: Index, *numbers: Any) -> None:
