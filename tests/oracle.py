@@ -90,8 +90,7 @@ def softmax(scores: Tensor, allowed: Tensor | None = None, sink: Tensor | None =
     logits = torch.where(empty, 0.0, scores)
     if sink is not None:
         logits = torch.cat([logits, sink.to(scores.dtype).expand(*scores.shape[:-1], 1)], -1)
-    powers = torch.exp(logits - logits.detach().amax(-1, keepdim=True))
-    weights = (powers / powers.sum(-1, keepdim=True))[..., : scores.shape[-1]]
+    weights = torch.softmax(logits, -1)[..., : scores.shape[-1]]
     return Dense(scores, torch.where(masked, 0.0, weights), sink)
 
 
