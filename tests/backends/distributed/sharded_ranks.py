@@ -288,7 +288,7 @@ def disagree(mesh, rank):
     """Ask another question on rank 1 than on rank 0; both learn which rank that is."""
     for ask in DISAGREEMENTS.values():
         with pytest.raises(
-            regard.RegardError, match=f"rank {1 - rank} asks another question than rank {rank}: "
+            regard.RegardError, match=f"rank {1 - rank} made another call than rank {rank}: "
         ):
             ask[rank != 1](mesh)
     assert matrix(mesh).sum(-2).full_tensor().isfinite().all()  # the group still works

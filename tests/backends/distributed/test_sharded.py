@@ -71,7 +71,7 @@ WRONG: dict[str, tuple[Callable[[Distribute], object], type[Exception], str]] = 
     "apart": (
         lambda of: regard.attend(of(X), of(X, Replicate())),
         ValueError,
-        "both must lie alike",
+        "both must have the same mesh and placements",
     ),
     "batch": (
         lambda of: regard.attend(of(X[None].expand(3, -1, -1, -1)), of(X[None])),

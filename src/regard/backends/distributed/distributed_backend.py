@@ -130,7 +130,7 @@ class Distributed(Backend):
 
         Raises:
             MemoryError: the keys that a rank gathers at once exceed the memory of its device.
-            RegardError: a rank asks another question, does not ask in time, or dies.
+            RegardError: a rank makes another call, makes none in time, or dies.
         """
         sharded = cast(ShardedScores, source)
         _check_gathered(sharded, reductions)
@@ -395,7 +395,7 @@ def _absent(ranks: Sequence[int], limit: timedelta, error: RuntimeError) -> Rega
         who, after = f"rank {', '.join(missing)} did not ask", ""
     return RegardError(
         f"{who} this question within {limit.total_seconds():.0f} s{after}.\n"
-        "    Look for a rank that died, or that asks another question."
+        "    Look for a rank that died, or that makes another call."
     )
 
 
@@ -432,7 +432,7 @@ def _check_agreement(
                 numbers = cast(list[int], theirs.tolist())
                 said = bytes(numbers[: len(text)]).decode(errors="replace").strip()
                 raise RegardError(
-                    f"rank {rank} asks another question than rank {dist.get_rank()}: {said} and "
+                    f"rank {rank} made another call than rank {dist.get_rank()}: {said} and "
                     f"{text.decode(errors='replace').strip()}.\n"
                     "    All ranks must give the same shapes, dtypes and arguments."
                 )

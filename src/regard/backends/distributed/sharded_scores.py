@@ -64,7 +64,8 @@ class ShardedScores(Scores):
         if query.device_mesh != key.device_mesh or query.placements != key.placements:
             raise ValueError(
                 f"key lies on {key.device_mesh} as {key.placements} and query on "
-                f"{query.device_mesh} as {query.placements}; both must lie alike.\n"
+                f"{query.device_mesh} as {query.placements}; both must have the same mesh and "
+                "placements.\n"
                 "    Use key.redistribute(query.device_mesh, query.placements)."
             )
         if query.shape[:-3] != key.shape[:-3]:
@@ -315,9 +316,9 @@ class ShardedScores(Scores):
 
     def select(self, index: Index) -> NoReturn:
         raise ValueError(
-            f"the index takes a part of the batch or of the heads; a matrix of DTensors, "
-            f"{shape_text(self.shape)}, is asked whole.\n"
-            "    Take the part of query and key first, or the part of the answer."
+            "the index takes a part of the batch or of the heads; a matrix of DTensors, "
+            f"{shape_text(self.shape)}, has no such parts.\n"
+            "    Index query and key first, or the answer."
         )
 
     def block(self, box: Box, cut: Cut, scratch: Scratch | None = None) -> NoReturn:
