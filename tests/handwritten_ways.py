@@ -252,13 +252,6 @@ def boolean_index_of_all_axes(q: Tensor, k: Tensor, v: Tensor) -> Answer:
     return weights, weights @ v
 
 
-def tril_of_the_scores(q: Tensor, k: Tensor, v: Tensor) -> Answer:
-    scores = torch.tril(q @ k.mT)
-    scores = scores.masked_fill(scores == 0, float("-inf"))
-    weights = scores.softmax(-1)
-    return weights, weights @ v
-
-
 def open_ai_gpt(q: Tensor, k: Tensor, v: Tensor) -> Answer:
     b = torch.tril(torch.ones(T, T, dtype=q.dtype)).view(1, 1, T, T)
     w = torch.matmul(q, k.transpose(-1, -2)) / math.sqrt(7)
@@ -470,7 +463,6 @@ WAYS: tuple[Way, ...] = (
     exponentials_in_place,
     boolean_index,
     boolean_index_of_all_axes,
-    tril_of_the_scores,
     open_ai_gpt,
     where_full,
     where_number,

@@ -259,11 +259,43 @@ def test_the_fast_path_of_an_encoder_stays() -> None:
     assert len(operations) == 2
 
 
-def test_composite_operations_come_whole_in_inference_mode() -> None:
-    tracer, operations = told(Outer(), aten.matmul.default, aten.softmax.int)
+def test_composite_operations_come_as_their_parts_in_inference_mode() -> None:
+    tracer, operations = told(Outer(), aten.matmul.default, aten.mm.default, SOFTMAX)
     with torch.inference_mode(), tracer:
         torch.softmax(torch.ones(2, 3) @ torch.ones(3, 2), -1)
-    assert len(operations) == 2
+    assert [operation.func for operation in operations] == [aten.mm.default, SOFTMAX]
+
+
+COMPOSITES = {
+    "matmul": lambda x: x @ x.mT,
+    "linear": lambda x: torch.nn.functional.linear(x, x[0, 0], x[0, 0, :, 0]),
+    "einsum": lambda x: torch.einsum("bhid,bhjd->bhij", x, x),
+    "attention": lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x),
+    "in place": lambda x: x.clone().multiply_(2).subtract_(x),
+    "view": lambda x: x.transpose(1, 2).reshape(2, 5, 21).unflatten(-1, (3, 7)),
+}
+
+
+@pytest.mark.parametrize("mixed", [True, False], ids=["autocast", "plain"])
+@pytest.mark.parametrize("name", COMPOSITES)
+def test_the_parts_of_a_composite_operation_give_its_bits(name: str, mixed: bool) -> None:
+    x = torch.randn(2, 3, 5, 7, generator=torch.manual_seed(0))
+    with torch.inference_mode(), torch.autocast("cpu", enabled=mixed):
+        expected = COMPOSITES[name](x)
+        with Tracer(Outer(), {}):
+            found = COMPOSITES[name](x)
+    assert torch.equal(found, expected)
+    assert (found.dtype, found.stride()) == (expected.dtype, expected.stride())
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_composite_operations_on_nested_tensors_stay_whole() -> None:
+    tracer, operations = told(Outer(), aten.linear.default)
+    x = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.strided)
+    with torch.inference_mode(), tracer:
+        output = torch.nn.functional.linear(x, torch.ones(5, 3))
+    assert output.is_nested
+    assert len(operations) == 1
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -355,7 +387,7 @@ def test_work_apart_has_no_mode_of_the_models() -> None:
             product = torch.ones(2, 2, requires_grad=True) @ torch.ones(2, 2)
             states.extend((product.dtype, product.requires_grad, product.is_inference()))
 
-    with torch.inference_mode(), torch.autocast("cpu"), Tracer(Outer(), {aten.softmax.int: ask}):
+    with torch.inference_mode(), torch.autocast("cpu"), Tracer(Outer(), {SOFTMAX: ask}):
         torch.softmax(torch.ones(3), -1)
     assert states == [torch.float32, False, False]
 

@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from regard.capture.contractions import Contraction, Written, contraction, written
+from regard.capture.contractions import Product, Written, broadcast_product, written
 from regard.capture.element_axes import Axes, contiguous
 from regard.capture.merge_order import MergeOrder
 from regard.capture.product_axes import Unsupported
@@ -137,8 +137,9 @@ class Handwritten:
         output = cast(Tensor, operation.output)
         if (owned and not self._known) or output.is_nested or not output.numel():
             return
-        product = written(operation.func, operation.args, operation.kwargs)
-        if product is None or self._meets_value(operation, product):
+        with apart():
+            product = written(operation.func, operation.args, operation.kwargs)
+        if self._meets_value(operation, product):
             return
         if owned:
             self.pass_on(operation)
@@ -148,36 +149,36 @@ class Handwritten:
     def _score(self, operation: Operation, product: Written) -> None:
         """Track a product of two activations as scores."""
         output = cast(Tensor, operation.output)
-        with apart():
-            found = contraction(product.left, product.right, product.labels)
-        if found is None:
-            return
-        found[0].modules = operation.running()
-        axes = Axes.of(output, (*found[1], *(0,) * (output.ndim - len(found[1]))))
+        axes = Axes.of(output, product.places)
         steps: tuple[Step, ...] = ()
         if product.alpha != 1:
             steps = (Times(product.alpha, axes),)
         if product.added is not None and product.beta:
             steps = (*steps, Plus(product.added, axes, product.beta))
-        self._known.put(output, axes, Scores(found[0], steps))
+        found = Product(product.left, product.right.mT, operation.running())
+        self._known.put(output, axes, Scores(found, steps))
 
     def _multiply(self, operation: Operation) -> None:
-        """Track an elementwise product: a step, dropout, or an einsum over a single key."""
+        """Track an elementwise product: a step, dropout, or an einsum over a single number."""
         first, second = operation.args[:2]
-        for tensor, value in ((first, second), (second, first)):
-            track = self._known.of(tensor)
-            if track is None or not isinstance(track.stage, Weights):
-                continue
-            if track.stage.attention.length == 1 and isinstance(value, Tensor):
-                product = _of_one_key(tensor, value)
-                if product is not None:
-                    self._meet(operation, track, product.left, product)
-                    return
-        outer = _outer_product(first, second)
-        if outer is not None and not any(map(self._known.of, (first, second))):
-            if not any(map(self._known.is_parameter, (first, second))):
-                self._score(operation, outer)
-        elif self._known:
+        if isinstance(first, Tensor) and isinstance(second, Tensor):
+            for tensor, value in ((first, second), (second, first)):
+                track = self._known.of(tensor)
+                if track is None or not isinstance(track.stage, Weights):
+                    continue
+                if track.stage.attention.length == 1:
+                    with apart():
+                        product = broadcast_product(tensor, value)
+                    if product is not None and product.right.shape[-1] > 1:
+                        self._meet(operation, track, product.left, product.right)
+                        return
+            if _is_outer(first, second) and not any(map(self._known.of, (first, second))):
+                with apart():
+                    product = broadcast_product(first, second)
+                if product is not None and not any(map(self._known.is_parameter, (first, second))):
+                    self._score(operation, product)
+                return
+        if self._known:
             self._step(operation)
 
     def _meets_value(self, operation: Operation, product: Written) -> bool:
@@ -187,14 +188,14 @@ class Handwritten:
             False if no factor is weights or exponentials. Scores that may meet a value without a
             softmax are reported, but count as an ordinary product.
         """
-        for tensor, other in ((product.left, product.right), (product.right, product.left)):
+        for tensor, other in product.sides:
             track = self._known.of(tensor)
             if track is None or not isinstance(track.stage, Weights):
                 continue
             if isinstance(self._known.stage_of(other), Weights):
                 self._end_chain(operation, cast(Tensor, operation.output), track)
             elif track.stage.attention.trouble is None or not self._known.is_parameter(other):
-                self._meet(operation, track, tensor, product)
+                self._meet(operation, track, tensor, other, product.alpha)
             return True
         stage = self._known.stage_of(product.left)
         if isinstance(stage, Exponentials):
@@ -219,8 +220,18 @@ class Handwritten:
 
     # The value
 
-    def _meet(self, operation: Operation, track: Track, tensor: Tensor, product: Written) -> None:
-        """Record or refuse the attention of weights that are multiplied by a value."""
+    def _meet(
+        self, operation: Operation, track: Track, tensor: Tensor, value: Tensor, alpha: float = 1.0
+    ) -> None:
+        """Record or refuse the attention of weights that are multiplied by a value.
+
+        Args:
+            operation: the product.
+            track: the track of the weights.
+            tensor: the weights, (batch, rows, keys).
+            value: (batch, keys, head_dim).
+            alpha: the factor of the product.
+        """
         weights = cast(Weights, track.stage)
         own = weights.attention
         if own.name is None or own.is_refused:
@@ -230,13 +241,13 @@ class Handwritten:
             return
         seen = track.seen_as(tensor)
         with apart():
-            reason = _mismatch(operation, own, seen, tensor, product)
+            reason = _mismatch(operation, own, seen, alpha)
             if reason is not None:
                 own.changed = own.changed or reason
             elif not self._is_proved(weights, cast(Axes, seen), tensor):
                 self._refuse_attention(own, _UNPROVED.format(own.line))
             elif not own.is_recorded:
-                self._record(weights, cast(Axes, seen), tensor, product)
+                self._record(weights, cast(Axes, seen), value)
             elif not _are_alike(own.emptied, weights.emptied):
                 self._refuse_attention(own, _TWO_ROWS.format(own.line))
 
@@ -253,14 +264,14 @@ class Handwritten:
         used = used.expand(own.meeting.axes.sizes)
         return own.sample.meets(used, weights.rounding, is_dropped=weights.is_dropped)
 
-    def _record(self, weights: Weights, seen: Axes, tensor: Tensor, product: Written) -> None:
+    def _record(self, weights: Weights, seen: Axes, factor: Tensor) -> None:
         own = weights.attention
         own.is_recorded, own.emptied = True, weights.emptied
         matrix, own.matrix = cast(AttentionMatrix, own.matrix), None
         self._pending = [each for each in self._pending if each is not own]
         take_value = self._take(cast(str, own.name), without_rows(matrix, weights.emptied))
         if take_value is not None:
-            value = cast(Meeting, own.meeting).value(seen, product, tensor)
+            value = cast(Meeting, own.meeting).value(seen, factor)
             if value is not None:
                 take_value(value)
 
@@ -620,31 +631,26 @@ def _attention(operation: Operation, name: str | None, dim: int, trouble: str | 
     return Attention(name, operation.place(), place, output.shape[dim], trouble)
 
 
-def _mismatch(
-    operation: Operation, own: Attention, seen: Axes | None, tensor: Tensor, product: Written
-) -> str | None:
-    """Return why a product is not ``weights @ value`` over all keys; None if it is."""
-    of_weights, value, of_value = product.seen_from(tensor)
-    summed, meeting = product.labels.summed, own.meeting
+def _mismatch(operation: Operation, own: Attention, seen: Axes | None, alpha: float) -> str | None:
+    """Return why a product is not ``weights @ value`` over all keys; None if it is.
+
+    Args:
+        operation: the product.
+        own: the attention of the weights.
+        seen: the axes of the weights, (batch, rows, keys); None if they cannot be determined.
+        alpha: the factor of the product.
+    """
+    meeting = own.meeting
     if seen is None or meeting is None:
         return change_of(operation, own.line)
-    if len(summed) != 1:
-        return _OTHER_AXIS.format(own.line)
-    axis = of_weights.index(summed)
-    if tensor.shape[axis] > 1 and not _is_along(seen, axis, own):
-        over_queries = seen.places[axis] == meeting.axes.places[-2]
+    if seen.sizes[-1] > 1 and not _is_along(seen, -1, own):
+        over_queries = seen.places[-1] == meeting.axes.places[-2]
         return _OTHER_AXIS.format(own.line) if over_queries else change_of(operation, own.line)
     sides = zip(seen.sizes, seen.places, strict=True)
     if math.prod(size for size, place in sides if place) != math.prod(meeting.axes.sizes):
         return _PART.format(own.line)
-    shared = [a for a in of_value if a in of_weights and a != summed]
-    shared = [of_weights.index(a) for a in shared if value.shape[of_value.index(a)] > 1]
-    places = [seen.places[at] for at in shared if tensor.shape[at] > 1]
-    positional = "einsum" not in str(operation.func)
-    in_order = not positional or places == sorted(places, reverse=True)
-    if product.alpha == 1 and in_order and set(meeting.axes.places[:-2]).issuperset(places):
-        return None
-    return change_of(operation, own.line)
+    is_of_batch = seen.sizes[0] == 1 or seen.places[0] in meeting.axes.places[:-2]
+    return None if alpha == 1 and is_of_batch else change_of(operation, own.line)
 
 
 def _is_along(seen: Axes, axis: int, own: Attention) -> bool:
@@ -670,43 +676,13 @@ def _axes_after(track: Track, source: Tensor, output: Tensor) -> Axes | None:
     return None if seen is None else seen.moved(output) or seen.reshaped(output)
 
 
-def _of_one_key(weights: Tensor, value: Tensor) -> Written | None:
-    """Return the product that einsum computes with ``mul`` for a single key; None for others."""
-    if weights.ndim < value.ndim:
-        return None
-    value = value[(None,) * (weights.ndim - value.ndim)]
-    letters = _LETTERS[: weights.ndim]
-    sizes = zip(letters, weights.shape, value.shape, strict=True)
-    depth = [letter for letter, own, other in sizes if own == 1 < other]
-    if not depth:
-        return None
-    left = "".join(a for a in letters if a not in depth)
-    keys = [a for a in left if weights.shape[letters.index(a)] == 1]
-    if not keys:
-        return None
-    with apart():
-        tensor = weights.squeeze(tuple(letters.index(a) for a in depth))
-    return Written(tensor, value, Contraction(left, letters, letters.replace(keys[-1], "")))
-
-
-def _outer_product(first: Any, second: Any) -> Written | None:
-    """Return the product that einsum computes with ``mul`` if head_dim is 1; None for others."""
-    if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
-        return None
+def _is_outer(first: Tensor, second: Tensor) -> bool:
+    """Return True if einsum may compute scores with ``mul`` because head_dim is 1."""
     if first.ndim != second.ndim or first.ndim < 3 or first.is_nested or second.is_nested:
-        return None
-    if not first.shape[-1] == second.shape[-1] == 1:
-        return None
-    pairs = list(zip(first.shape, second.shape, strict=True))
-    rows = [axis for axis, (one, other) in enumerate(pairs) if one > 1 == other]
-    columns = [axis for axis, (one, other) in enumerate(pairs) if other > 1 == one]
-    if len(rows) != 1 or len(columns) != 1:
-        return None
-    letters = _LETTERS[: first.ndim]
-    row, column = letters[rows[0]], letters[columns[0]]
-    labels = Contraction(letters.replace(column, ""), letters.replace(row, ""), letters[:-1])
-    with apart():
-        return Written(first.squeeze(columns[0]), second.squeeze(rows[0]), labels)
+        return False
+    sizes = [*zip(first.shape, second.shape, strict=True)]
+    rows, columns = sum(n > m == 1 for n, m in sizes), sum(m > n == 1 for n, m in sizes)
+    return sizes[-1] == (1, 1) and rows == columns == 1
 
 
 def _owner(operation: Operation, before: Collection[str]) -> str | None:
@@ -720,7 +696,6 @@ def _owner(operation: Operation, before: Collection[str]) -> str | None:
     return next(both, next(iter(running), None))
 
 
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _OTHER_AXIS = (
     "the softmax ({}) runs over another axis than the one along which its weights meet the value; "
     "the weights of a query must sum to 1 over the keys.\n"

@@ -79,7 +79,7 @@ def _finest(product: Product, passed: Sequence[Axes], final: Axes, dim: int) -> 
 
 
 def _layout(product: Product, axes: Axes, dim: int) -> Layout:
-    row, unit = product.row, product.unit
+    unit, row, _ = product.places
     kinds = [
         "one" if size == 1 else _kind(place, row, unit)
         for size, place in zip(axes.sizes, axes.places, strict=True)

@@ -28,7 +28,6 @@ __all__ = [
     "Step",
     "Tanh",
     "Times",
-    "Zeros",
     "attention",
 ]
 
@@ -65,14 +64,6 @@ class Fill:
 
 
 @dataclass(frozen=True, slots=True)
-class Zeros:
-    """Scores set to 0 where ``kept`` is 0."""
-
-    kept: Tensor
-    axes: Axes
-
-
-@dataclass(frozen=True, slots=True)
 class Tanh:
     """The hyperbolic tangent of the scores."""
 
@@ -96,7 +87,7 @@ class Bound:
     axes: Axes
 
 
-Step: TypeAlias = Times | Plus | Fill | Zeros | Tanh | Sink | Bound
+Step: TypeAlias = Times | Plus | Fill | Tanh | Sink | Bound
 
 
 def attention(
@@ -166,8 +157,6 @@ class _Reading:
                     self._plus(step)
                 case Fill():
                     self._fill(step)
-                case Zeros():
-                    self.zeros.append(self._arranged(step.kept, step.axes) == 0)
                 case Tanh():
                     self._tanh()
                 case Sink():
@@ -293,20 +282,18 @@ class _Reading:
         """Return query or key, (batch..., tokens, head_dim), as a view if possible."""
         product, axes = self.product, self.layout.axes
         left = of_rows == self.layout.query_is_left
-        tensor, ahead = (product.left, 0) if left else (product.right, len(product.rows))
-        behind = len(product.columns) if left else 0
+        tensor = product.left if left else product.right
         kept = [axis for axis in range(len(axes.sizes)) if axis != len(axes.sizes) - 2 + of_rows]
         sizes, places = ([of[axis] for axis in kept] for of in (axes.sizes, axes.places))
         for operand in (tensor, tensor.contiguous()):
-            strides = operand.stride()[:-1]
-            batch = len(product.batch)
-            own = (*strides[:batch], *(0,) * ahead, *strides[batch:], *(0,) * behind)
+            batch, tokens, depth = operand.stride()
+            own = (batch, tokens, 0) if left else (batch, 0, tokens)
             basis = zip(product.sizes, product.places, own, strict=True)
             found = translated(basis, sizes, places, axes.start)
             if found is not None:
                 offset = operand.storage_offset() + found[1]
-                last = (operand.shape[-1], operand.stride(-1))
-                return operand.as_strided((*sizes, last[0]), (*found[0], last[1]), offset)
+                whole = (*sizes, operand.shape[-1])
+                return operand.as_strided(whole, (*found[0], depth), offset)
         raise Unsupported("is taken of scores whose queries and keys cannot be told.")
 
     def _join_heads(self, sizes: Numbers) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.capture.element_axes import Axes
 from regard.capture.provenance import Scores, Track
-from regard.capture.score_chain import Bound, Fill, Plus, Sink, Step, Tanh, Times, Zeros
+from regard.capture.score_chain import Bound, Fill, Plus, Sink, Step, Tanh, Times
 from regard.tracing.operations import (
     ASSIGNMENTS,
     BOUNDS,
@@ -19,10 +19,8 @@ from regard.tracing.operations import (
     NEGATIONS,
     NO_NAN,
     QUOTIENTS,
-    REVERSED_DIFFERENCES,
     SUMS,
     TANH,
-    TRIANGLES,
     WHERE,
 )
 from regard.tracing.tracer import Operation, apart
@@ -33,10 +31,10 @@ _StepOn = Callable[[Axes], Step]
 _Steps = Sequence[_StepOn]
 
 STEPS: tuple[Callable[..., Any], ...] = (
-    *(*SUMS, *DIFFERENCES, *REVERSED_DIFFERENCES, *MULTIPLICATIONS, *QUOTIENTS, *NEGATIONS),
-    *(*TANH, *WHERE, *ASSIGNMENTS, *TRIANGLES, *BOUNDS, *NO_NAN),
+    *(*SUMS, *DIFFERENCES, *MULTIPLICATIONS, *QUOTIENTS, *NEGATIONS),
+    *(*TANH, *WHERE, *ASSIGNMENTS, *BOUNDS, *NO_NAN),
 )
-"""The operations on scores that an AttentionMatrix can represent."""
+"""The operations that an AttentionMatrix may represent, on scores or on weights."""
 
 
 def next_scores(
@@ -86,9 +84,6 @@ def _steps(operation: Operation, source: Tensor) -> _Steps | None:
     if func in SUMS or func in DIFFERENCES:
         sign = 1.0 if func in SUMS else -1.0
         return _plus(args, source, sign * _alpha_of(operation))
-    if func in REVERSED_DIFFERENCES and args[0] is source:
-        factor, number = -_alpha_of(operation), args[1]
-        return (lambda axes: Times(factor, axes), lambda axes: Plus(number, axes))
     if func in TANH:
         return (Tanh,)
     if func in WHERE:
@@ -97,19 +92,7 @@ def _steps(operation: Operation, source: Tensor) -> _Steps | None:
         return _fill(where, other if inverted else chosen, inverted=inverted)
     if func in ASSIGNMENTS:
         return _assigned(operation)
-    if func in TRIANGLES:
-        kept = torch.ones(source.shape[-2:], dtype=torch.bool, device=source.device)
-        diagonal = args[1] if len(args) > 1 else 0
-        kept = kept.tril(diagonal) if TRIANGLES[func] == "tril" else kept.triu(diagonal)
-        return (lambda axes: Zeros(kept, axes),)
-    if func in BOUNDS:
-        return _bounds(operation)
-    if func in NO_NAN:
-        named = dict(zip(("nan", "posinf", "neginf"), args[1:], strict=False))
-        low = {**named, **operation.kwargs}.get("neginf")
-        low = torch.finfo(source.dtype).min if low is None else float(low)
-        return (lambda axes: Bound(low, axes),) if low <= -_BEYOND_SCORES else None
-    return None
+    return _bounds(operation) if func in BOUNDS else None
 
 
 def _times(operation: Operation, by: Any, *, divides: bool) -> _Steps | None:
@@ -239,10 +222,6 @@ def _mark(where: Tensor, operation: Operation) -> None:
         case "index_put":
             true = torch.tensor(True, device=where.device)
             torch.ops.aten.index_put_.default(where, args[1], true)
-        case "scatter":
-            where.scatter_(args[1], args[2], True)
-        case "index_fill":
-            where.index_fill_(args[1], args[2], True)
         case _:
             where.fill_(True)
 

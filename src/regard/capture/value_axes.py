@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from regard.capture.contractions import Written
 from regard.capture.element_axes import Axes, contiguous, translated
 
 __all__ = ["Meeting"]
@@ -58,30 +57,19 @@ class Meeting:
             view = view.expand(*view.shape[:-4], *heads, *view.shape[-2:]).flatten(-4, -3)
         return view.clone()
 
-    def value(self, weights: Axes, product: Written, tensor: Tensor) -> Tensor | None:
+    def value(self, weights: Axes, factor: Tensor) -> Tensor | None:
         """Return the value of a product with the weights, on the axes of the attention matrix.
 
         Args:
-            weights: the axes of ``tensor``, with their strides in the output of the softmax.
-            product: the product of weights and value.
-            tensor: the factor that holds the weights.
+            weights: the axes (batch, rows, keys) of the weights, with their strides in the output
+                of the softmax.
+            factor: the other factor of the product, (batch, keys, head_dim).
 
         Returns:
             A view, (..., num_kv_heads, kv_len, head_dim); an axis along which the value is constant
             has size 1. None if no view has these axes.
         """
-        letters, value, of_value = product.seen_from(tensor)
-        shared = [axis for axis in letters if axis in of_value]
-        own = [axis for axis in of_value if axis not in letters]
-        if product.alpha != 1 or len(product.labels.summed) != 1 or len({*of_value}) < value.ndim:
-            return None
-        operand = value.detach().permute([of_value.index(axis) for axis in (*shared, *own)])
-        operand = operand.flatten(len(shared)) if own else operand[..., None]
-        places = (slice(None) if axis in shared else None for axis in letters)
-        operand = operand[(*places, slice(None))]
-        sizes = zip(operand.shape[:-1], weights.sizes, strict=True)
-        if any(n not in (1, whole) for n, whole in sizes):
-            return None
+        operand = factor.detach()[:, None]
         view = weights.arranged(operand[..., 0], self.axes)
         if view is None or view.shape[-2] > 1:
             return None

@@ -2,8 +2,7 @@
 
 An operation that is in no group below is not supported: after it, scores or weights are no longer
 tracked. For a tensor times a number, Python runs ``aten.mul.Tensor`` and TorchScript runs
-``aten.mul.Scalar``. In inference mode, composite operations such as ``aten.matmul`` are dispatched
-without being decomposed.
+``aten.mul.Scalar``. A Tracer observes composite operations such as ``aten.matmul`` as their parts.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,13 +27,11 @@ __all__ = [
     "NO_NAN",
     "PRODUCTS",
     "QUOTIENTS",
-    "REVERSED_DIFFERENCES",
     "ROW_SUMS",
     "SHAPES_ALONE",
     "SOFTMAXES",
     "SUMS",
     "TANH",
-    "TRIANGLES",
     "WHERE",
 ]
 
@@ -56,53 +53,39 @@ ADDED_PRODUCTS: _Operations = (
 PRODUCTS: _Operations = (
     *(aten.mm.default, aten.mm.out, aten.bmm.default, aten.bmm.out),
     *(aten.mv.default, aten.mv.out, aten.dot.default, aten.vdot.default),
-    *(aten.matmul.default, aten.matmul.out, aten.linear.default, aten.einsum.default),
     *ADDED_PRODUCTS,
 )
 """Products of two tensors over a shared axis."""
 
 # Steps between the product of query and key and its softmax
 SUMS = _overloads("add", "add_")
-DIFFERENCES = _overloads("sub", "sub_", "subtract", "subtract_")
-REVERSED_DIFFERENCES: _Operations = (aten.rsub.Scalar, aten.rsub.Tensor)
-MULTIPLICATIONS = _overloads("mul", "mul_", "multiply", "multiply_")
-QUOTIENTS = _overloads("div", "div_", "divide", "divide_", "true_divide", "true_divide_")
-NEGATIONS: _Operations = (aten.neg.default, aten.neg_.default, aten.negative.default)
+DIFFERENCES = _overloads("sub", "sub_")
+MULTIPLICATIONS = _overloads("mul", "mul_")
+QUOTIENTS = _overloads("div", "div_")
+NEGATIONS: _Operations = (aten.neg.default, aten.neg_.default)
 TANH: _Operations = (aten.tanh.default, aten.tanh_.default)
-WHERE: _Operations = (aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf)
-TRIANGLES: Mapping[Callable[..., Any], str] = {
-    **dict.fromkeys((aten.tril.default, aten.tril_.default), "tril"),
-    **dict.fromkeys((aten.triu.default, aten.triu_.default), "triu"),
-}
+WHERE: _Operations = (aten.where.self,)
 BOUNDS: _Operations = (
     *(aten.clamp.default, aten.clamp_.default, aten.clamp_min.default, aten.maximum.default),
-    *(aten.clamp_min_.default, aten.max.other),
+    aten.clamp_min_.default,
 )
 NO_NAN: _Operations = (aten.nan_to_num.default, aten.nan_to_num_.default)
 ASSIGNMENTS: Mapping[Callable[..., Any], int] = {
     **dict.fromkeys((aten.fill_.Scalar, aten.fill_.Tensor, aten.copy_.default), 1),
-    **dict.fromkeys((aten.fill.Scalar, aten.fill.Tensor), 1),
     **dict.fromkeys((aten.masked_fill.Scalar, aten.masked_fill_.Scalar), 2),
     **dict.fromkeys((aten.masked_fill.Tensor, aten.masked_fill_.Tensor), 2),
     **dict.fromkeys((aten.index_put.default, aten.index_put_.default), 2),
-    **dict.fromkeys((aten.index_fill.int_Scalar, aten.index_fill_.int_Scalar), 3),
-    **dict.fromkeys((aten.index_fill.int_Tensor, aten.index_fill_.int_Tensor), 3),
-    **dict.fromkeys((aten.scatter.value, aten.scatter_.value), 3),
 }
 """Operations that write values into a tensor, with the index of the values in their arguments."""
 
 # Softmax, as one operation or as exponentials divided by their sums
-SOFTMAXES: _Operations = (
-    *(aten._softmax.default, aten._softmax.out, aten.softmax.int, aten.softmax.int_out),
-    *(aten._safe_softmax.default, aten.special_softmax.default),
-)
+SOFTMAXES: _Operations = (*(aten._softmax.default, aten._softmax.out, aten._safe_softmax.default),)
 EXPONENTIALS: _Operations = (aten.exp.default, aten.exp_.default)
 ROW_SUMS: _Operations = (aten.sum.dim_IntList,)
 
 # Operations that keep every element
 CASTS: _Operations = (
     *(aten._to_copy.default, aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten.to.other),
-    aten.type_as.default,
 )
 COPIES: _Operations = (
     *(aten.clone.default, aten.contiguous.default, aten.reshape.default),
@@ -112,18 +95,13 @@ COPIES: _Operations = (
 """Operations that copy a tensor if necessary."""
 COPY_INTO: _Operations = (aten.copy_.default,)
 JOINS: _Operations = (
-    *(aten.stack.default, aten.cat.default, aten.concat.default, aten.concatenate.default),
-    *(aten.vstack.default, aten.row_stack.default, aten.hstack.default),
-    *(aten.constant_pad_nd.default, aten.pad.default),
+    *(aten.stack.default, aten.cat.default, aten.constant_pad_nd.default),
     *(aten.scatter.src, aten.scatter_.src),
 )
 """Operations that combine several tensors into one."""
 
 # Random numbers
-DROPOUTS: _Operations = (
-    *(aten.dropout.default, aten.dropout_.default, aten.native_dropout.default),
-    *(aten.feature_dropout.default, aten.feature_dropout_.default),
-)
+DROPOUTS: _Operations = (aten.native_dropout.default,)
 CHANCE: _Operations = (
     *(aten.bernoulli_.float, aten.bernoulli.default, aten.bernoulli.p, aten.bernoulli_.Tensor),
     *(aten.rand.default, aten.rand.generator, aten.rand_like.default, aten.uniform_.default),

@@ -4,10 +4,10 @@
 chosen its kernels. So every fast path stays, and no output bit changes. It observes one thread,
 while its block runs. It patches no module and sets no hook. It observes:
 
-- With gradients or ``no_grad``: the operations below autograd, such as ``aten.mm``,
-  ``aten._softmax`` and ``aten._scaled_dot_product_flash_attention_for_cpu``.
-- In ``inference_mode``: composite operations, such as ``aten.matmul``, ``aten.softmax.int`` and
-  ``aten.scaled_dot_product_attention``, without the operations that they consist of.
+- The operations below autograd, such as ``aten.mm``, ``aten._softmax`` and
+  ``aten._scaled_dot_product_flash_attention_for_cpu``. In ``inference_mode``, composite operations
+  such as ``aten.matmul`` arrive whole, and the Tracer runs them as the operations that they consist
+  of. Only those that return a view, such as ``aten.reshape``, stay whole.
 - Under autocast: the arguments after the cast.
 - Higher-order operations, such as ``flex_attention``.
 
@@ -36,6 +36,7 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 __all__ = [
     "Caller",
@@ -309,6 +310,9 @@ class Tracer(TorchDispatchMode):
     ) -> Any:
         if torch.is_inference_mode_enabled() and _is_composite(func):
             with _state_of_the_call():
+                if not _has_own_kernel(func, args):
+                    with self:
+                        return cast(Any, func)._op_dk(_COMPOSITE, *args, **kwargs or {})
                 output = func(*args, **kwargs or {})
         else:
             output = func(*args, **kwargs) if kwargs else func(*args)
@@ -346,9 +350,21 @@ def _is_composite(func: Any) -> bool:
     if not isinstance(func, OpOverload):
         return False
     returns = func._schema.returns  # pyright: ignore[reportPrivateUsage]
-    if any(each.alias_info is not None for each in returns):
-        return False
-    return func._can_decompose()  # pyright: ignore[reportPrivateUsage]
+    views = [each.alias_info for each in returns if each.alias_info is not None]
+    are_tensors = bool(returns) and all("Tensor" in str(each.type) for each in returns)
+    return are_tensors and all(alias.is_write for alias in views) and _has_kernel(func, _COMPOSITE)
+
+
+def _has_own_kernel(func: Any, args: tuple[Any, ...]) -> bool:
+    """Return True if the tensors' kind or device has one kernel for the whole operation."""
+    tensors = [each for each in tree_leaves(args) if isinstance(each, Tensor)]
+    keys = {_DEVICE_KEYS.get(each.device.type) for each in tensors}
+    return any(t.is_nested for t in tensors) or any(k is None or _has_kernel(func, k) for k in keys)
+
+
+def _has_kernel(func: Any, key: Any) -> bool:
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # pyright: ignore[reportPrivateUsage]
+    return bool(has_kernel(func.name(), key))
 
 
 def _state_of_the_call() -> AbstractContextManager[None]:
@@ -474,6 +490,8 @@ def _folder(module: object) -> str:
 
 
 _WRAPPED = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # pyright: ignore[reportPrivateUsage]
+_DEVICE_KEYS = {"cpu": "CPU", "cuda": "CUDA", "meta": "Meta", "mps": "MPS", "xpu": "XPU"}
 _HANDLER = Tracer.__torch_dispatch__.__code__
 _KNOWN = "torch 2.13"
 # The folder of installed packages is inside the folder of Python's own library.
