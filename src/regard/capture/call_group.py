@@ -43,18 +43,9 @@ def _at(answer: Any, device: torch.device | None) -> Any:
 class CallGroup:
     """The recorded part of a run: copies of its queries and masks, or answers.
 
-    Args:
-        module: the name of the run's module.
-        run: the calls.
-        wanted: the selected layers, heads, queries and answers.
-        leading: the sizes of the batch axes and of the axis of heads.
-        copies: the copies of queries and masks; None if only answers are recorded.
-        values: the values of the calls; None if values are not recorded.
-
-    Attributes:
-        module: the name of the run's module.
-        values: the values of the calls; None if values are not recorded.
-        name: the name of the layer in the recording; None until a selected query has run.
+    ``leading`` has the sizes of the batch axes and of the axis of heads. ``copies`` and ``values``
+    are None if they are not recorded. ``name`` is the name of the layer in the recording; it is
+    None until a selected query has run.
     """
 
     def __init__(
@@ -80,10 +71,7 @@ class CallGroup:
     def take(self, matrix: AttentionMatrix, first: int, base: int) -> None:
         """Record the selected queries of a call: copies of them, or answers.
 
-        Args:
-            matrix: the matrix of the call.
-            first: the position of the call's first query among the queries of all calls.
-            base: the column of the call's first key.
+        The call's first query is at ``first`` of all calls, its first key at column ``base``.
         """
         # If no call can continue the run, the first call has all of its queries.
         all_there = self._copies is None or self._run.traits is None
@@ -159,10 +147,7 @@ class CallGroup:
 def queries_kept(rows: range | None, ran: int, start: int = 0) -> Queries | None:
     """Return the recorded queries; None if all were recorded from the first token on, or unknown.
 
-    Args:
-        rows: the recorded queries among those that ran; None if they are unknown.
-        ran: the number of queries that ran.
-        start: the position of the first query that ran.
+    ``rows`` are the recorded ones among the ``ran`` queries; the first is at position ``start``.
     """
     if rows is None or (rows == range(ran) and not start):
         return None

@@ -54,9 +54,6 @@ class Written:
         left: (batch, rows, depth).
         right: (batch, depth, columns).
         places: the stride in the contiguous (batch, rows, columns) of each axis of the output.
-        added: the tensor that is added to the product; None without one.
-        beta: the factor of ``added``.
-        alpha: the factor of the product.
     """
 
     left: Tensor

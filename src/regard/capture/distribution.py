@@ -50,17 +50,8 @@ ON_ONE_PROCESS = (
 class Distribution:
     """The heads, batch entries and layers that this process runs.
 
-    Args:
-        modules: the modules of the model, by name.
-        wrappers: all modules of the model, including wrappers.
-        stage: the pipeline stage; None outside a pipeline.
-        mesh: the mesh of context parallelism; None without it.
-
-    Attributes:
-        shard: the place of this process's recording in the distributed run.
-
-    Raises:
-        RegardError: the parts of the model cannot be determined.
+    ``shard`` is the place of its recording in the distributed run. ``modules`` are without
+    wrappers, by name; ``wrappers`` are all modules. ``stage`` and ``mesh`` may be None.
     """
 
     def __init__(
@@ -112,12 +103,6 @@ class Distribution:
     ) -> "Distribution | None":
         """Return the distribution of a model; None if this process runs the whole model.
 
-        Args:
-            model: the model with its wrappers.
-            modules: the modules by name, without wrappers.
-            stage: the pipeline stage; None outside a pipeline.
-            mesh: the mesh of context parallelism; None without it.
-
         Raises:
             TypeError: mesh is not a DeviceMesh.
             ValueError: mesh does not have one axis with this process, or there is a stage.
@@ -164,10 +149,6 @@ class Distribution:
 
         Heads are split if the query projection is: a DTensor parameter with the rows of the heads
         of all processes. It is searched in the module first, and then in the modules around it.
-
-        Args:
-            name: the name of the module.
-            matrix: the matrix, in which heads that share a key have one key head.
 
         Raises:
             ValueError: the heads cannot be determined.
@@ -228,13 +209,7 @@ class Distribution:
 
 
 def stage_of(model: object) -> Any:
-    """Return the model if it is the stage of a pipeline; None otherwise.
-
-    Example:
-        >>> from regard.capture.distribution import stage_of
-        >>> stage_of("no stage") is None
-        True
-    """
+    """Return the model if it is the stage of a pipeline; None otherwise."""
     pipelining = sys.modules.get("torch.distributed.pipelining.stage")
     known = pipelining is not None and isinstance(model, pipelining._PipelineStageBase)
     return model if known else None
@@ -259,27 +234,13 @@ def microbatch() -> int | None:
 
 
 def is_waiting(value: object) -> bool:
-    """Return True for the pending result of an asynchronous collective operation.
-
-    Example:
-        >>> import torch
-        >>> from regard.capture.distribution import is_waiting
-        >>> is_waiting(torch.zeros(2))
-        False
-    """
+    """Return True for the pending result of an asynchronous collective operation."""
     collectives = sys.modules.get("torch.distributed._functional_collectives")
     return collectives is not None and isinstance(value, collectives.AsyncCollectiveTensor)
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """Return this process's part of a DTensor; return an ordinary tensor unchanged.
-
-    Example:
-        >>> import torch
-        >>> from regard.capture.distribution import local_tensor
-        >>> local_tensor(torch.zeros(2))
-        tensor([0., 0.])
-    """
+    """Return this process's part of a DTensor; return an ordinary tensor unchanged."""
     return cast(Any, tensor)._local_tensor if is_sharded(tensor) else tensor
 
 

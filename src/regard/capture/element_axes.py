@@ -86,16 +86,10 @@ class Axes:
         return None if found is None else Axes.of(copy, found[0], self.start + found[1])
 
     def arranged(self, operand: Tensor, final: "Axes") -> Tensor | None:
-        """Return a view of an operand of an operation on this tensor, with the final axes.
+        """Return a view of a tensor that broadcasts to ``sizes``, on the axes of ``final``.
 
-        An axis along which the operand is constant has size 1.
-
-        Args:
-            operand: a tensor that broadcasts to ``sizes``.
-            final: the axes of another tensor from the same product.
-
-        Returns:
-            The view; None if no view of the operand has these axes.
+        Axes along which it is constant have size 1. The result is None if there is no such view.
+        ``final`` must come from the same product.
         """
         whole = operand.expand(self.sizes)
         basis = zip(self.sizes, self.places, whole.stride(), strict=True)
@@ -115,16 +109,10 @@ def translated(
 ) -> tuple[Numbers, int] | None:
     """Translate the strides and the offset of a view from one order of the elements to another.
 
-    Args:
-        basis: axes that span all elements; each has a size, a stride in the first order and a
-            stride in the second order.
-        sizes: the size of each axis of the view.
-        strides: the stride of each axis of the view in the first order; ignored for size 1.
-        offset: the position of the view's first element in the first order.
-
-    Returns:
-        The strides and the offset in the second order; None if the view leaves the elements or
-        has no strides in that order.
+    Each axis of ``basis`` has a size, a stride in the first order and a stride in the second order.
+    ``strides`` and ``offset`` are those of the view in the first order; strides of axes of size 1
+    are ignored. The result is None if the view leaves the elements or has no strides in the
+    second order.
 
     Example:
         >>> translated([(2, 12, 1), (3, 4, 2), (4, 1, 6)], (3, 2), (4, 12), 1)

@@ -41,12 +41,8 @@ The value is (..., num_kv_heads, kv_len, head_dim).
 class FusedCall:
     """A reader of the arguments of one fused operation.
 
-    Attributes:
-        names: the names of the operation's arguments, in order.
-        defaults: the default values of optional arguments, by name.
-        reader: returns the attention matrix and the value of a call, given its arguments.
-        inside: the name of the attention module inside the module that runs the call; "" if they
-            are the same module.
+    ``inside`` is the name of the attention module inside the module that runs the call; "" if they
+    are the same module.
     """
 
     names: tuple[str, ...]
@@ -64,13 +60,9 @@ class FusedCall:
     ) -> Read:
         """Return the attention matrix of a call, and a function that returns its value.
 
-        Args:
-            args: the positional arguments of the call.
-            kwargs: the keyword arguments of the call.
-            one_query: True if the call has one query token and its token axis holds the heads that
-                share a key (``pack_gqa`` of transformers).
-            padded_to: the padded length of each nested tensor before its padding was removed, by
-                the lengths of its sequences.
+        With ``one_query``, the call has one query token, and its token axis holds the heads that
+        share a key (``pack_gqa`` of transformers). ``padded_to`` has the padded length of each
+        nested tensor before its padding was removed, by the lengths of its sequences.
 
         Raises:
             TypeError: a tensor has a dtype that attention does not support.
@@ -127,13 +119,8 @@ def attention_of(
 ) -> AttentionMatrix:
     """Return the matrix for a query, a key and the ``attn_mask`` of scaled_dot_product_attention.
 
-    Args:
-        query: (..., num_heads, q_len, head_dim).
-        key: (..., num_kv_heads, kv_len, head_dim).
-        numbers: the ``attn_mask``: bool (True = may attend), or floats that are added to the
-            scores; it broadcasts to the shape of the matrix.
-        mask: another mask, combined with ``numbers``.
-        scale: as in ``regard.attend``.
+    ``numbers``, the attn_mask, is bool (True = may attend) or is added to the scores. ``mask`` is
+    combined with it.
     """
     scale = None if scale is None else float(scale)  # PyTorch also accepts tensors and NumPy floats
     plain = attend(query, key, mask=mask, scale=scale)

@@ -46,13 +46,9 @@ class Run:
     """The calls of one layer so far that form one attention.
 
     Attributes:
-        traits: the shape, dtype, device, scale and softcap that all calls share; None if no call
-            can continue the run.
-        sink_bias: the sink bias that all calls share.
+        traits: the properties that all calls share; None if no call can continue the run.
         last_query: the last query of the first call, (..., num_heads, 1, head_dim).
         keys: the keys, (..., num_kv_heads, room, head_dim); the first kv_len are filled.
-        kv_len: the number of keys.
-        q_len: the number of queries of all calls.
         before: the number of keys before the queries of the first call.
         time: the time of the last call, counted in calls of all layers.
         parts: the number of calls.
@@ -84,9 +80,8 @@ class Run:
 class Runs:
     """The calls of each module, grouped into runs.
 
-    Attributes:
-        fell_apart: the modules with a call that continued no run although an earlier run contains
-            its first key.
+    ``fell_apart`` has the modules with a call that continued no run although an earlier run
+    contains its first key.
     """
 
     def __init__(self) -> None:
@@ -99,14 +94,7 @@ class Runs:
     def take(
         self, name: str, source: QueryKeyScores, mask: Mask | None, copies: TensorCopies
     ) -> tuple[Run, Place | None]:
-        """Add a call, and return its run and its place there; the place of a first call is None.
-
-        Args:
-            name: the name of the module.
-            source: the scores of the call.
-            mask: the mask of the call, bound to its shape; None for all keys.
-            copies: makes the copies of the keys.
-        """
+        """Add a call, and return its run and its place there; the place of a first call is None."""
         self._clock += 1
         runs, stop = self._runs.setdefault(name, []), visible_stop(source, mask)
         found = self._found(name, runs, source, stop)
@@ -189,14 +177,8 @@ def extended(
 ) -> Tensor:
     """Write new keys or values into a buffer from a column on, and enlarge it if necessary.
 
-    Args:
-        kept: the buffer, (..., num_kv_heads, room, dim).
-        first: the first column to write.
-        more: the new keys or values, (..., num_kv_heads, columns, dim).
-        empty: returns an uninitialised tensor, given a shape and a tensor with its dtype.
-
-    Returns:
-        The buffer, which may have room for more columns.
+    The result, (..., num_kv_heads, room, dim), may have room for more columns. ``empty`` returns an
+    uninitialised tensor, given a shape and a tensor with its dtype.
     """
     stop = first + more.shape[-2]
     if kept.shape[-2] < stop:
@@ -213,10 +195,6 @@ def visible_stop(source: QueryKeyScores, mask: Mask | None) -> int:
     """Return the number of keys up to the last one that the last query may attend to.
 
     A cache is empty after that key. If the last query may attend to no key, all keys count.
-
-    Args:
-        source: the scores of a call.
-        mask: the mask, bound to the shape of the scores; None for all keys.
     """
     shape = source.shape
     q_len, kv_len = shape[-2:]

@@ -40,12 +40,7 @@ class GraphTensors:
                     self._by_memory[tensor.untyped_storage().data_ptr()] = root
 
     def matrix(self, copied: AttentionMatrix, part: AttentionMatrix) -> AttentionMatrix:
-        """Return a copied matrix through which gradients flow to the model's own tensors.
-
-        Args:
-            copied: the matrix, made of copies.
-            part: the same matrix, made of the model's own tensors.
-        """
+        """Return a matrix of copies through which gradients flow to the tensors of ``part``."""
         pairs = zip(copied.source.tensors, part.source.tensors, strict=True)
         linked = {id(copy): self.linked(copy, own) for copy, own in pairs}
         return AttentionMatrix(copied.source.map(lambda copy: linked[id(copy)]), copied.mask)

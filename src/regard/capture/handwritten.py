@@ -184,9 +184,8 @@ class Handwritten:
     def _meets_value(self, operation: Operation, product: Written) -> bool:
         """Handle a product of weights, or of exponentials that were not normalised.
 
-        Returns:
-            False if no factor is weights or exponentials. Scores that may meet a value without a
-            softmax are reported, but count as an ordinary product.
+        Return False if no factor is either of them. Scores that may meet a value without a softmax
+        are reported, but count as an ordinary product.
         """
         for tensor, other in product.sides:
             track = self._known.of(tensor)
@@ -225,12 +224,7 @@ class Handwritten:
     ) -> None:
         """Record or refuse the attention of weights that are multiplied by a value.
 
-        Args:
-            operation: the product.
-            track: the track of the weights.
-            tensor: the weights, (batch, rows, keys).
-            value: (batch, keys, head_dim).
-            alpha: the factor of the product.
+        The weights are (batch, rows, keys), the value is (batch, keys, head_dim).
         """
         weights = cast(Weights, track.stage)
         own = weights.attention
@@ -634,11 +628,8 @@ def _attention(operation: Operation, name: str | None, dim: int, trouble: str | 
 def _mismatch(operation: Operation, own: Attention, seen: Axes | None, alpha: float) -> str | None:
     """Return why a product is not ``weights @ value`` over all keys; None if it is.
 
-    Args:
-        operation: the product.
-        own: the attention of the weights.
-        seen: the axes of the weights, (batch, rows, keys); None if they cannot be determined.
-        alpha: the factor of the product.
+    ``seen`` are the axes of the weights, (batch, rows, keys); None if they cannot be determined.
+    ``alpha`` is the factor of the product.
     """
     meeting = own.meeting
     if seen is None or meeting is None:

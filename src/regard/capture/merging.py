@@ -29,7 +29,7 @@ class _Call:
 
     Attributes:
         first: the position of its first query among the queries of all calls.
-        query: the queries, (..., num_heads, rows, head_dim).
+        query: (..., num_heads, rows, head_dim).
         mask: the mask, bound to (..., num_heads, rows, kv_len); None for all keys.
         bias: the bias, with all axes of the call's matrix; each is full or has size 1.
         base: the column of its first key.
@@ -65,12 +65,7 @@ class _Call:
 
 
 class Copies:
-    """Copies of the queries, masks and biases of the calls of one run.
-
-    Args:
-        run: the run; it holds the keys of all calls.
-        tensor_copies: makes the copies.
-    """
+    """Copies of the queries, masks and biases of the calls of one run, which holds the keys."""
 
     def __init__(self, run: Run, tensor_copies: TensorCopies) -> None:
         self._run = run
@@ -79,12 +74,9 @@ class Copies:
         self._source: QueryKeyScores | None = None
 
     def add(self, part: AttentionMatrix, first: int, base: int) -> None:
-        """Copy the queries, mask and bias of the next call.
+        """Copy the selected queries, the mask and the bias of the next call.
 
-        Args:
-            part: the selected queries of the call.
-            first: the position of the first of them among the queries of all calls.
-            base: the column of the call's first key.
+        Its first selected query is at ``first`` of all calls, its first key at column ``base``.
         """
         source, once = part.source, self._tensor_copies.copy_once
         assert isinstance(source, QueryKeyScores)
@@ -141,9 +133,7 @@ def _merged_bias(calls: Sequence[_Call], shape: torch.Size) -> Tensor | None:
 def _merged_mask(calls: Sequence[_Call], shape: torch.Size) -> Mask | None:
     """Return the bound mask of the rows of all calls; None if every row allows every key.
 
-    Args:
-        calls: the calls in the order of their rows, which are contiguous.
-        shape: the shape of the matrix of these rows, (..., num_heads, rows, kv_len).
+    The rows are contiguous. ``shape`` is that of their matrix, (..., num_heads, rows, kv_len).
     """
     if all(call.mask is None and call.kv_len == shape[-1] for call in calls):
         return None
@@ -170,9 +160,7 @@ def _merged_mask(calls: Sequence[_Call], shape: torch.Size) -> Mask | None:
 def _is_causal(call: _Call, position: int) -> bool:
     """Return True if a call's mask is that of its rows in a causal mask of all keys.
 
-    Args:
-        call: the call.
-        position: the position among the keys of its first query.
+    Its first query has this position among the keys.
     """
     rows = len(call.rows)
     is_causal = rows == 1 if call.mask is None else call.mask == Causal()

@@ -245,11 +245,8 @@ def _is_compiled_module(module: nn.Module) -> bool:
 class _Watch:
     """A set of listeners that pass each attention of the model's modules to a Recorder.
 
-    Attributes:
-        tracer: the tracer of the operations that the model runs.
-        finish: a function to call when the block has ended.
-        absence: operations that might have been attention.
-        saw_flex_attention: True if ``flex_attention`` ran uncompiled.
+    ``finish`` must be called when the block has ended. ``absence`` collects operations that might
+    have been attention.
     """
 
     def __init__(

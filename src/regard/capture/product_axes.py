@@ -38,14 +38,13 @@ def layout_of(
     *,
     heads_first: bool = False,
 ) -> Layout:
-    """Return the layout of the attention matrix whose weights a softmax computed.
+    """Return the layout of the attention matrix whose weights a softmax over ``dim`` computed.
 
     Args:
         product: the product of query and key.
         final: the axes of the scores that were the input of the softmax.
         dim: the axis of the softmax.
-        passed: the axes of the scores at each step; the ones that split the batch furthest are
-            used.
+        passed: the axes of the scores at each step; the ones that split the batch furthest count.
         given: the tensor arguments of each running ``forward``; their shapes separate batch and
             heads if both are merged into one axis.
         heads_first: True if heads may come before the batch in the merged axis.

@@ -47,11 +47,8 @@ class Sample:
     def of(cls, scores: Tensor | None, weights: Tensor, dtype: torch.dtype, steps: int) -> "Sample":
         """Copy all rows of a small softmax, or four rows of a large one.
 
-        Args:
-            scores: the input of the softmax, on the axes of the matrix; None if it is unknown.
-            weights: the output of the softmax, on the axes of the matrix.
-            dtype: the least precise dtype of query, key and scores.
-            steps: the number of operations that rounded the scores.
+        Both tensors are on the axes of the matrix. ``dtype`` is the least precise one of query, key
+        and scores.
         """
         q_len = weights.shape[-2]
         rows = (range(q_len),)
@@ -107,10 +104,8 @@ class Sample:
     def meets(self, used: Tensor, rounding: float, *, is_dropped: bool) -> bool:
         """Return True if the weights that multiply a value equal the output of the softmax.
 
-        Args:
-            used: all rows of the weights in the product, (..., num_heads, q_len, kv_len).
-            rounding: the largest relative error of a cast of the weights.
-            is_dropped: True if dropout set some weights to 0 and scaled the others.
+        ``used`` has all rows, (..., num_heads, q_len, kv_len). A cast of them had the relative
+        error ``rounding``. Dropout may have set some to 0 and scaled the others.
         """
         for rows, weights in zip(self.rows, self.weights, strict=True):
             part = used[..., rows.start : rows.stop, :]

@@ -69,14 +69,11 @@ class Attention:
         trouble: the reason why it cannot be recorded, found at the softmax; None without one.
         matrix: the matrix of the model's own tensors; None once it is recorded or refused.
         meeting: the axes that map a value to the matrix; None if they cannot be determined.
-        sample: copied rows of the scores and weights.
         changed: a sentence about the first operation that changed the weights; None without one.
         emptied: True for rows of the matrix that were set to 0 before the product with the value,
             (..., num_heads, q_len, 1); None without such rows.
         is_outer: True if head_dim is 1, as in products of positions and frequencies. If such a
             product is no attention, it is ignored without an error.
-        is_recorded: True if all weights were multiplied by a value and the matrix was recorded.
-        is_refused: True if it was refused.
     """
 
     name: str | None
@@ -98,12 +95,8 @@ class Attention:
 class Weights:
     """All or some weights of an attention.
 
-    Attributes:
-        attention: the attention that the weights belong to.
-        rounding: the largest relative error of a cast of the weights.
-        is_dropped: True if dropout set some of the weights to 0.
-        emptied: True for rows of the matrix that were set to 0, (..., num_heads, q_len, 1); None
-            without such rows.
+    A cast gave them the relative error ``rounding``. ``emptied`` is True for rows of the matrix
+    that were set to 0, (..., num_heads, q_len, 1); None without such rows.
     """
 
     attention: Attention
@@ -116,9 +109,7 @@ class Weights:
 class Lost:
     """Scores after an operation that an AttentionMatrix cannot represent.
 
-    Attributes:
-        through: the name of the operation, with its ``file:line``.
-        modules: the names of the modules that were running when the product was computed.
+    ``through`` is its name with ``file:line``; ``modules`` were running at the product.
     """
 
     through: str
@@ -151,11 +142,7 @@ class Track:
 
 
 class Provenance:
-    """The tracked storages of a running model.
-
-    Args:
-        model: the model; its parameters do not count as activations.
-    """
+    """The tracked storages of a running model, whose parameters do not count as activations."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

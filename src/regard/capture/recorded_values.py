@@ -22,22 +22,8 @@ _NEVER_SEEN = (
 class Values:
     """The value of one attention, merged over its calls in the same way as its keys.
 
-    Args:
-        tensor_copies: makes the copies.
-
-    Attributes:
-        trouble: the reason why the value cannot be recorded, with a remedy; None without one.
-        in_graph: the value of the last call as a part of autograd's graph; None without gradients.
-
-    Example:
-        >>> import torch
-        >>> from regard.capture.tensor_copies import TensorCopies
-        >>> from regard.capture.recorded_values import Values
-        >>> values = Values(TensorCopies())
-        >>> values.expect(None, torch.Size([2, 5, 5]))
-        >>> values.add(torch.zeros(1, 5, 4))
-        >>> values.whole(5).shape
-        torch.Size([1, 5, 4])
+    ``trouble`` is the reason why it cannot be recorded; None without one. ``in_graph`` is the value
+    of the last call as a part of autograd's graph; None without gradients.
     """
 
     def __init__(self, tensor_copies: TensorCopies) -> None:
@@ -50,22 +36,16 @@ class Values:
         self._missing = False
 
     def expect(self, place: Place | None, shape: torch.Size) -> None:
-        """Prepare for the value of the call that has just run.
+        """Prepare for the value of the call that has just run, at this place in its run.
 
-        Args:
-            place: the place at which the call continues earlier calls; None for a first call.
-            shape: the shape of the call's matrix, (..., num_heads, q_len, kv_len).
+        ``shape`` is that of its matrix, (..., num_heads, q_len, kv_len).
         """
         if self._missing:
             self.trouble = self.trouble or _NEVER_SEEN
         self._place, self._shape, self._missing = place, shape, True
 
     def add(self, value: Tensor) -> None:
-        """Copy the value of the last call.
-
-        Args:
-            value: (..., num_kv_heads, kv_len, head_dim), where num_kv_heads divides num_heads.
-        """
+        """Copy the value of the last call, (..., num_kv_heads, kv_len, head_dim)."""
         if self.trouble is not None or not self._missing:
             return
         self._missing = False

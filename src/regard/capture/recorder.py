@@ -52,13 +52,6 @@ _SPILLED = (
 class Recorder:
     """A recorder of the selected part of each attention.
 
-    Args:
-        seen: the recording to fill.
-        wanted: the selection. The default is all of query and key.
-        path: the file of the recording. The default is to keep it in memory.
-        progress: called after each attention with the number of attentions so far.
-        distribution: the part of the model that this process runs. The default is all of it.
-
     Attributes:
         microbatches: the number of calls of a pipeline stage in one batch.
         without: the layers in which this process has none of the selected heads.
@@ -115,14 +108,9 @@ class Recorder:
         self._alone: list[tuple[str, Values, int]] = []
 
     def take(self, name: str, matrix: AttentionMatrix) -> TakeValue | None:
-        """Record an attention that a module has just run.
+        """Record an attention that a module has just run, from the model's own tensors.
 
-        Args:
-            name: the name of the module.
-            matrix: the matrix of the model's own tensors, which may change after this returns.
-
-        Returns:
-            A function that receives the model's value tensor; None if the value is not recorded.
+        Return a function that receives the model's value tensor; None if it is not recorded.
 
         Raises:
             ValueError: the attention lacks a selected head, or a reduction does not fit it.
@@ -141,12 +129,6 @@ class Recorder:
         If one call is missing, the others would look like a complete layer. The refusal of a layer
         that is not selected is ignored. Its exceptions are reported, because the module may contain
         a selected layer.
-
-        Args:
-            name: the name of the module.
-            reason: the reason, with a remedy if there is one.
-            line: the location of the attention, ``file:line``.
-            cause: the exception that caused the refusal; None if there was no exception.
         """
         place = self._places.setdefault(name, len(self._places))
         if "meta tensor" in reason:  # a message of PyTorch

@@ -8,16 +8,7 @@ _MOST = 5
 
 
 class Problems:
-    """The first problem of each kind for each layer; layers with equal problems share one line.
-
-    Example:
-        >>> from regard.capture.refusals import Problems
-        >>> problems = Problems()
-        >>> for name in ("a", "b"):
-        ...     problems.add("the attention of {} cannot be kept", name, "it is nested.")
-        >>> print(problems.error())
-        the attention of 'a', 'b' cannot be kept: it is nested.
-    """
+    """The first problem of each kind for each layer; layers with equal problems share one line."""
 
     def __init__(self) -> None:
         self._told: dict[tuple[str, str], str] = {}  # (problem, layer) -> reason
@@ -36,12 +27,7 @@ class Problems:
     def add(self, what: str, name: str, reason: str, cause: Exception | None = None) -> None:
         """Add a problem of a layer; only its first problem of each kind is reported.
 
-        Args:
-            what: the kind of problem, with {} for the layer's name:
-                ``"the attention of {} cannot be kept"``.
-            name: the name of the layer.
-            reason: the reason, with a remedy if there is one.
-            cause: the exception that caused it.
+        ``what`` has {} for the layer's name: ``"the attention of {} cannot be kept"``.
         """
         self._told.setdefault((what, name), reason)
         self._cause = self._cause or cause

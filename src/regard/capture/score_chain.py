@@ -101,18 +101,8 @@ def attention(
 ) -> tuple[AttentionMatrix, Axes]:
     """Return the matrix whose weights a softmax computed, and its axes in the product.
 
-    Args:
-        product: the product of query and key.
-        steps: the steps between the product and the softmax, in order.
-        axes: the axes of the input of the softmax.
-        dim: the axis of the softmax.
-        given: the tensor arguments of each running ``forward``; their shapes separate batch and
-            heads if both are merged into one axis.
-        heads_first: True if heads may come before the batch in the merged axis.
-
-    Returns:
-        The matrix, made of the model's own tensors, with the axes of the softmax. If an earlier
-        view of the scores had more axes, it has the axes of that view.
+    The matrix is made of the model's own tensors. It has the axes of the softmax, or of an earlier
+    view of the scores with more axes. ``given`` and ``heads_first`` are as in ``layout_of``.
 
     Raises:
         Unsupported: a matrix cannot represent the steps; the message is the reason.

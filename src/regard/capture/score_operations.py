@@ -40,17 +40,10 @@ STEPS: tuple[Callable[..., Any], ...] = (
 def next_scores(
     operation: Operation, source: Tensor, track: Track, scores: Scores
 ) -> tuple[Scores, Axes] | None:
-    """Return the scores after an operation, and the axes of the storage of its output.
+    """Return the scores after one of ``STEPS``, and the axes of the storage of its output.
 
-    Args:
-        operation: one of ``STEPS``, which has just run.
-        source: the argument of the operation that holds the scores.
-        track: the track of that argument.
-        scores: the stage of that track.
-
-    Returns:
-        The scores and the axes; None if a matrix cannot represent the operation with these
-        arguments.
+    ``source`` is the argument that holds the scores. The result is None if a matrix cannot
+    represent the operation with these arguments.
     """
     output = cast(Tensor, operation.output)
     axes = track.axes
@@ -165,13 +158,8 @@ def with_sink(
 ) -> tuple[Scores, Axes] | None:
     """Return scores after a sink column was concatenated, and the axes of the output.
 
-    Args:
-        operation: a concatenation of tensors.
-        scores: the scores in each of the tensors; None for a tensor without scores.
-        tracks: the track of each of the tensors; None for an untracked tensor.
-
-    Returns:
-        The scores and the axes; None if the operation does not add one column to scores.
+    ``scores`` and ``tracks`` have one entry for each tensor of the concatenation. The result is
+    None if the operation does not add one column to scores.
     """
     tensors = cast(list[Tensor], operation.args[0])
     output = cast(Tensor, operation.output)

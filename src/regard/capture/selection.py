@@ -20,18 +20,11 @@ class Selection:
     Attributes:
         names: the names of the selected modules; None selects all layers.
         places: the positions of the selected layers in the order they run; None selects all layers.
-        heads: the selected heads; None selects all heads.
-        queries: the selected queries, a slice without a step.
         reductions: the reductions to compute while the model runs, instead of recording query and
             key.
         device: the device of the recording; None keeps tensors on the model's device.
         values: True to record the value of each attention with its query and key.
         part: the part of the queries that this process records, and the number of parts.
-
-    Example:
-        >>> from regard.capture.selection import Selection
-        >>> Selection.of(layers=range(2), queries=slice(-64, None)).places
-        frozenset({0, 1})
     """
 
     names: frozenset[str] | None = None
@@ -55,14 +48,6 @@ class Selection:
         modules: Collection[str] = (),
     ) -> "Selection":
         """Validate the arguments of `observe`, and return them as a Selection.
-
-        Args:
-            layers: names of modules, positions in the order they run, or both.
-            heads: indices or a slice.
-            queries: a slice of positions.
-            keep: "qk", "qkv", or reductions.
-            device: the device of the recording.
-            modules: the names of the model's modules.
 
         Raises:
             TypeError: an argument has the wrong type.
@@ -112,13 +97,10 @@ class Selection:
         return None if chosen == known else chosen
 
     def rows(self, first: int, q_len: int, *, all_there: bool) -> range:
-        """Return the selected queries of a call, counted from its first query.
+        """Return the selected queries of a call, counted from its first, which is at ``first``.
 
-        Args:
-            first: the number of queries before the call.
-            q_len: the number of queries in the call.
-            all_there: True if no more queries will follow. Otherwise a negative stop may mean any
-                position, so it excludes no query yet.
+        With ``all_there``, no more queries will follow. Otherwise a negative stop may mean any
+        position, so it excludes no query yet.
 
         Raises:
             ValueError: another process records some of the queries, and the call continues others.
@@ -140,9 +122,8 @@ class Selection:
     def missing(self, ran: Sequence[str], *, any_kept: bool) -> str | None:
         """Return a message about selected layers or queries that did not run; None if all ran.
 
-        Args:
-            ran: the names of the modules that ran attention, in their order.
-            any_kept: True if a layer was recorded or has a known problem.
+        ``ran`` are the modules that ran attention, in their order. With ``any_kept``, a layer was
+        recorded or has a known problem.
         """
         if not ran:
             return None

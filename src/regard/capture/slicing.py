@@ -20,13 +20,6 @@ def unrepeated(matrix: AttentionMatrix) -> AttentionMatrix:
     """Return the same attention, with one key for each group of heads that share it.
 
     Models repeat the keys of grouped-query attention before they call a function without groups.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.capture.slicing import unrepeated
-        >>> key = torch.randn(2, 5, 4).repeat_interleave(3, 0)
-        >>> unrepeated(regard.attend(torch.randn(6, 5, 4), key)).source.key.shape
-        torch.Size([2, 5, 4])
     """
     source = matrix.source
     if not isinstance(source, QueryKeyScores) or source.group > 1 or not _may_look(matrix, source):
@@ -49,23 +42,9 @@ def _repeats(tensor: Tensor, group: int) -> bool:
 
 
 def some_heads(matrix: AttentionMatrix, heads: list[int]) -> AttentionMatrix:
-    """Return the attention of some heads.
+    """Return the attention of some heads, in this order, (..., len(heads), q_len, kv_len).
 
     Keys stay shared if the same number of heads was chosen from each group.
-
-    Args:
-        matrix: (..., num_heads, q_len, kv_len).
-        heads: the indices of the heads, in the order of the result.
-
-    Returns:
-        (..., len(heads), q_len, kv_len).
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.capture.slicing import some_heads
-        >>> A = regard.attend(torch.zeros(6, 5, 4), torch.zeros(2, 5, 4))
-        >>> some_heads(A, [0, 2, 3, 5]).source.key.shape
-        torch.Size([2, 5, 4])
     """
     at = torch.tensor(heads, device=matrix.device)
 
@@ -97,19 +76,10 @@ def _keys(key: Tensor, kv_heads: list[int]) -> Tensor:
 
 
 def value_heads(value: Tensor, num_heads: int, group: int, heads: list[int] | None) -> Tensor:
-    """Return the value of some heads; the heads of a group share a value if they share a key.
+    """Return the value of some heads, or of all with None; a group with one key has one value.
 
-    Args:
-        value: (..., num_kv_heads, kv_len, head_dim) or (..., num_heads, kv_len, head_dim).
-        num_heads: the number of heads of the attention.
-        group: the number of heads that share a key.
-        heads: the indices of the heads, in the order of the result; None for all heads.
-
-    Example:
-        >>> import torch
-        >>> from regard.capture.slicing import value_heads
-        >>> value_heads(torch.zeros(6, 5, 4), 6, 3, None).shape
-        torch.Size([2, 5, 4])
+    The value is (..., num_kv_heads, kv_len, head_dim) or (..., num_heads, kv_len, head_dim).
+    ``group`` heads share a key.
     """
     if value.ndim < 3:
         return value
@@ -120,14 +90,7 @@ def value_heads(value: Tensor, num_heads: int, group: int, heads: list[int] | No
 
 
 def some_queries(matrix: AttentionMatrix, rows: range) -> AttentionMatrix:
-    """Return the attention of some queries to all keys; row i is the query ``rows[i]``.
-
-    Args:
-        matrix: (..., num_heads, q_len, kv_len).
-        rows: the queries: a range with step 1 and at least one element.
-
-    Returns:
-        (..., num_heads, len(rows), kv_len); its tensors are views.
+    """Return the attention of some queries to all keys, as views; row i is the query ``rows[i]``.
 
     Example:
         >>> import torch, regard
@@ -184,12 +147,6 @@ def drop_repeated_heads(key: Tensor) -> Tensor:
     """Return the key with one head for each group of equal neighbours.
 
     The key is returned unchanged if it has no such groups of one size.
-
-    Example:
-        >>> import torch
-        >>> key = torch.tensor([1.0, 1.0, 2.0, 2.0])[:, None, None]
-        >>> drop_repeated_heads(key).flatten()
-        tensor([1., 2.])
     """
     if key.ndim < 3 or key.shape[-3] == 1:
         return key

@@ -24,12 +24,6 @@ class TensorCopies:
         device: the device of the copies; None keeps each copy on the device of its original.
         folder: the folder of the temporary files that copies are mapped from; None keeps copies in
             memory. The files are unlinked, so that none remains after a crash.
-
-    Example:
-        >>> import torch
-        >>> from regard.capture.tensor_copies import TensorCopies
-        >>> TensorCopies().copy(torch.arange(3))
-        tensor([0, 1, 2])
     """
 
     def __init__(self, device: torch.device | None = None, folder: Path | None = None) -> None:

@@ -13,12 +13,8 @@ __all__ = ["Absence", "compiled_error", "is_compiled"]
 class Absence:
     """Possible attention that was not recorded, reported when the block has ended.
 
-    Args:
-        model: the observed model.
-
-    Attributes:
-        is_compiled: True if compiled code ran in place of the model's modules. The module of an
-            attention is then unknown.
+    ``is_compiled`` is True if compiled code ran in place of the model's modules. The module of an
+    attention is then unknown.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -39,12 +35,7 @@ class Absence:
         self._present.add(name)
 
     def note_unlike(self, name: str, how: str) -> None:
-        """Record that a module multiplied scores by a value without a softmax.
-
-        Args:
-            name: the name of the module.
-            how: the user's line, and the operation in place of the softmax.
-        """
+        """Record that a module multiplied scores by a value without a softmax, and where."""
         self._unlike.setdefault(name, how)
 
     def warn(self) -> None:
@@ -82,25 +73,12 @@ class Absence:
 
 
 def compiled_error(what: str) -> RegardError:
-    """Return the error for compiled code.
-
-    Args:
-        what: the subject and verb of the message: ``"model is compiled"``.
-    """
+    """Return the error for compiled code; ``what`` is like ``"model is compiled"``."""
     return RegardError(f"{what}; observe cannot look into compiled code.\n    {_UNCOMPILED}")
 
 
 def is_compiled(value: object) -> bool:
-    """Return True if a function comes from torch.compile, and not from torch.compiler.disable.
-
-    Args:
-        value: any object.
-
-    Example:
-        >>> import torch
-        >>> is_compiled(torch.relu), is_compiled(torch.compile(torch.relu))
-        (False, True)
-    """
+    """Return True if a function comes from torch.compile, and not from torch.compiler.disable."""
     known = getattr(value, "__dict__", {}) if callable(value) else {}
     return "_torchdynamo_orig_callable" in known and not known.get("_torchdynamo_disable", False)
 

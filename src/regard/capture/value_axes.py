@@ -25,11 +25,8 @@ class Meeting:
     def of(cls, weights: Tensor, seen: Axes, matrix: Axes, ndim: int) -> "Meeting | None":
         """Return the axes of the weights from a softmax; None if they cannot be determined.
 
-        Args:
-            weights: the output of the softmax.
-            seen: the axes of ``weights``, with their strides in the product of query and key.
-            matrix: the axes of the attention matrix, with their strides in that product.
-            ndim: the number of axes of the attention matrix.
+        ``seen`` are the axes of the weights and ``matrix`` those of the attention matrix, which has
+        ``ndim`` axes. Both have strides in the product of query and key.
         """
         basis = zip(seen.sizes, seen.places, contiguous(weights.shape), strict=True)
         found = translated(basis, matrix.sizes, matrix.places, matrix.start - seen.start)
@@ -39,15 +36,10 @@ class Meeting:
         return cls(axes, are_joined=ndim < len(matrix.sizes))
 
     def rows(self, rows: Tensor, seen: Axes) -> Tensor | None:
-        """Return one element for each row of the weights, on the axes of the attention matrix.
+        """Return a copy with one element for each row of the matrix, (..., num_heads, q_len, 1).
 
-        Args:
-            rows: one element for each row of the weights; its key axis has size 1.
-            seen: the axes of the weights, with their strides in the output of the softmax.
-
-        Returns:
-            A copy, (..., num_heads, q_len, 1); None if ``rows`` does not cover all rows of the
-            matrix.
+        ``rows`` has one element for each row of the weights, whose axes are ``seen``. The result is
+        None if ``rows`` does not cover all rows of the matrix.
         """
         view = seen.arranged(rows, self.axes)
         if view is None or view.shape[-1] > 1:
@@ -58,16 +50,11 @@ class Meeting:
         return view.clone()
 
     def value(self, weights: Axes, factor: Tensor) -> Tensor | None:
-        """Return the value of a product with the weights, on the axes of the attention matrix.
+        """Return a view of the value, (..., num_kv_heads, kv_len, head_dim), on the matrix's axes.
 
-        Args:
-            weights: the axes (batch, rows, keys) of the weights, with their strides in the output
-                of the softmax.
-            factor: the other factor of the product, (batch, keys, head_dim).
-
-        Returns:
-            A view, (..., num_kv_heads, kv_len, head_dim); an axis along which the value is constant
-            has size 1. None if no view has these axes.
+        An axis along which the value is constant has size 1. ``weights`` are the axes (batch, rows,
+        keys) of the weights, ``factor`` is the other factor, (batch, keys, head_dim). The result is
+        None if no view has these axes.
         """
         operand = factor.detach()[:, None]
         view = weights.arranged(operand[..., 0], self.axes)

@@ -33,17 +33,10 @@ def after_operation(
 
     Three changes are allowed. Dropout may set some weights to 0 and scale the others. Whole rows
     may become 0, such as those of a head that is switched off. Rows without a key may become 0
-    instead of NaN.
+    instead of NaN. The result is None for any other change.
 
-    Args:
-        operation: the operation, which has just run.
-        source: the argument of the operation that holds the weights.
-        track: the track of that argument.
-        weights: the stage of that track.
-        noisy: True if another argument holds random numbers.
-
-    Returns:
-        The weights and their axes; None if the operation changed the weights in another way.
+    ``source`` is the argument that holds the weights. It is ``noisy`` if another argument holds
+    random numbers.
     """
     output = cast(Tensor, operation.output)
     seen = track.seen_as(source)
@@ -114,16 +107,7 @@ def _is_thinned(before: Tensor, output: Tensor) -> bool:
 def without_rows(matrix: AttentionMatrix, emptied: Tensor | None) -> AttentionMatrix:
     """Return the same attention with some rows masked completely.
 
-    Args:
-        matrix: (..., num_heads, q_len, kv_len).
-        emptied: True for the rows to mask, (..., num_heads, q_len, 1); None for no rows.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.capture.weight_operations import without_rows
-        >>> A = regard.attend(torch.zeros(3, 1), torch.zeros(2, 1))
-        >>> without_rows(A, torch.tensor([[False], [True], [False]])).sum(-1)
-        tensor([1., 0., 1.])
+    ``emptied`` is True for these rows, (..., num_heads, q_len, 1); None for no rows.
     """
     if emptied is None or not bool((emptied & (matrix.logsumexp() > -torch.inf)[..., None]).any()):
         return matrix
@@ -138,12 +122,7 @@ def without_rows(matrix: AttentionMatrix, emptied: Tensor | None) -> AttentionMa
 
 
 def change_of(operation: Operation, line: str) -> str:
-    """Return the message that an operation changed the weights, with a remedy.
-
-    Args:
-        operation: the operation, which has just run.
-        line: the location of the softmax, ``file:line``.
-    """
+    """Return the message that an operation changed the weights of the softmax at a line."""
     return (
         f"{place_of(operation)} makes others of the weights after their softmax ({line}); "
         "what meets the value is no softmax of the scores.\n"

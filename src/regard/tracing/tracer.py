@@ -199,11 +199,7 @@ class Operation(NamedTuple):
 
 
 class _Modules:
-    """The modules of a model, including those that are added while it is traced.
-
-    Args:
-        model: the model.
-    """
+    """The modules of a model, including those that are added while it is traced."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -213,11 +209,7 @@ class _Modules:
         self._learn()
 
     def name_of(self, module: object) -> str | None:
-        """Return the name that a module had when it first ran; None for any other object.
-
-        Args:
-            module: a module or any other object.
-        """
+        """Return the name that a module had when it first ran; None for any other object."""
         known = self._known.get(id(module))
         if known is None and isinstance(module, nn.Module) and not self._is_stranger(module):
             self._learn()
@@ -445,27 +437,13 @@ def module_names(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the model itself, without the wrappers of DDP, FSDP and checkpoints.
-
-    Example:
-        >>> from torch import nn
-        >>> from regard.tracing.tracer import unwrapped
-        >>> unwrapped(nn.Linear(2, 2))
-        Linear(in_features=2, out_features=2, bias=True)
-    """
+    """Return the model itself, without the wrappers of DDP, FSDP and checkpoints."""
     inner = _wrapped(model)
     return model if inner is None else unwrapped(inner)
 
 
 def class_name(model: nn.Module) -> str:
-    """Return the name of a model's class, without the class that fully_shard adds.
-
-    Example:
-        >>> from torch import nn
-        >>> from regard.tracing.tracer import class_name
-        >>> class_name(nn.Linear(2, 2))
-        'Linear'
-    """
+    """Return the name of a model's class, without the class that fully_shard adds."""
     kind = type(model)
     first = kind.__bases__[0]
     is_sharded = first.__name__ == "FSDPModule" and first.__module__.startswith("torch.")
