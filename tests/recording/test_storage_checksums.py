@@ -72,7 +72,7 @@ def test_verify_reads_all_and_says_what_it_found(tmp_path: Path) -> None:
     path = saved(tmp_path / "run.safetensors", 3000)
     told: list[tuple[int, int]] = []
     text = verify(path, progress=lambda *count: told.append(count))
-    assert text == "2 layers, 491 KiB: every number has its checksum"
+    assert text == "2 layers, 492 KiB: every number has its checksum"
     assert told == [(1, 2), (2, 2)]
     content = bytearray(path.read_bytes())
     content[300_000] ^= 1

@@ -16,8 +16,9 @@ from torch import Tensor
 import regard
 from recording_files import tensor_changed
 from regard.matrix.weighted_sums import WeightedSum
-from regard.recording.file_reader import read
+from regard.recording.file_reader import read, verify
 from regard.recording.file_writer import Writer
+from regard.recording.layers import Answers, Layer
 from regard.scores.given_scores import GivenScores
 
 
@@ -51,6 +52,39 @@ def test_it_says_how_many_layers_it_has_written(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     recording().save(tmp_path / "run.safetensors", progress=lambda *count: told.append(count))
     assert told == [(1, 2), (2, 2)]
+
+
+def changing(*matrices: regard.AttentionMatrix) -> regard.Recording:
+    """A recording whose matrix is another one each time that it is read."""
+    seen, found = regard.Recording({}), iter(matrices)
+    seen.put(Layer("a", matrices[0].shape, lambda: next(found), Answers()))
+    return seen
+
+
+def test_numbers_that_change_while_they_are_saved_give_a_whole_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.safetensors"
+    changing(small(), small(1)).save(path)
+    assert verify(path).endswith("every number has its checksum")
+    assert torch.equal(read(path)["a"].source.key, small(1).source.key)
+
+
+def test_a_layer_that_becomes_another_while_it_is_saved_is_refused(tmp_path: Path) -> None:
+    source, documents = small().source, regard.Documents(torch.tensor([0, 0, 1]))
+    bias = torch.zeros(2, 3, 3)
+    larger = regard.attend(source.query, source.key, bias=bias, mask=documents & regard.Causal())
+    with pytest.raises(regard.RegardError, match="the recording changed while it was saved"):
+        changing(small(), larger).save(tmp_path / "run.safetensors")
+    assert left_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("names", [("a", "b" * 300), ("b" * 300, "a"), ("\N{PARROT}" * 40, "/")])
+def test_layers_that_share_their_tensors_may_have_any_names(
+    names: tuple[str, str], tmp_path: Path
+) -> None:
+    write(tmp_path / "run.safetensors", **dict.fromkeys(names, small()))
+    seen = read(tmp_path / "run.safetensors")
+    assert list(seen) == list(names)
+    assert torch.equal(seen[1].to_dense(), small().to_dense())
 
 
 @pytest.mark.parametrize("name", ["x" * 255, "\N{PARROT}" * 63], ids=["letters", "parrots"])

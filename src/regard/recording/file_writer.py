@@ -1,9 +1,9 @@
 """An atomic writer of recordings.
 
-A file begins with its header, which has the place and the checksum of each tensor. So the layers
-are converted twice: first for the header, then for the bytes of their tensors. All is written to a
-partial file next to the target, which is then renamed to the target. An older file with that name
-stays complete until then.
+A file begins with its header, which has the place and the checksum of each tensor. The header is
+written last, into room that is left for it, so each checksum is that of the bytes in the file. All
+is written to a partial file next to the target, which is then renamed to the target. An older file
+with that name stays complete until then.
 """
 
 import json
@@ -15,7 +15,7 @@ from glob import escape
 from pathlib import Path
 from secrets import token_hex
 from stat import S_IMODE
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 from weakref import WeakValueDictionary
 
 import torch
@@ -29,7 +29,7 @@ from regard.recording.file_format import (
     wrong_numbers,
 )
 from regard.recording.layers import Layer
-from regard.recording.tensor_file import DTYPES, checksum, packed_header
+from regard.recording.tensor_file import DTYPES, checksum, packed_header, written
 from regard.recording.version import version
 from regard.text.tokens import Token, as_tokens
 
@@ -84,10 +84,6 @@ class Writer:
         # 50 characters have at most 200 bytes, so the suffix fits into a file name of 255 bytes.
         beginning = self._target.name[:50]
         self._partial = self._target.with_name(f"{beginning}.{token_hex(4)}.partial")
-        self._names: dict[Hashable, str] = {}
-        self._checksums: dict[str, str] = {}
-        self._entries: dict[str, Plain] = {}
-        self._end = 0
         if self.path.is_dir():
             raise RegardError(
                 f"{self.path} is a folder; a recording is one file.\n"
@@ -163,42 +159,25 @@ class Writer:
             "key_tokens": _plain_tokens("key_tokens", seen.key_tokens),
             "refused": seen.refused,
             **({} if seen.shard is None else {"shard": seen.shard._asdict()}),
-            "layers": [self._described(layer) for layer in seen.layers],
         }
-        metadata = {KEY: json.dumps(about)}
-        self._file.write(packed_header(metadata, self._checksums, self._entries))
-        for done, layer in enumerate(seen.layers, 1):
-            _, tensors = _plain_layer(layer)
-            for name, tensor in tensors.items():
-                if name in self._entries:
-                    self._file.write(_bytes(here := _on_cpu(tensor)))
-                    self._file.write(bytes(_filler(here)))
+        room = _Room()
+        layers = [_plain_layer(layer, room.place) for layer in seen.layers]
+        size = len(_header(about, layers, room)) + room.slack
+        self._file.seek(size)
+        content, layers = _Content(self._file), list[Plain]()
+        for layer in seen.layers:
+            layers.append(_plain_layer(layer, content.write))
             if progress is not None:
-                progress(done, len(seen.layers))
-
-    def _described(self, layer: Layer) -> Plain:
-        """Convert a layer to plain data, and give each of its tensors a place in the file."""
-        plain, tensors = _plain_layer(layer)
-        return {**plain, "tensors": {name: self._placed(name, tensors[name]) for name in tensors}}
-
-    def _placed(self, name: str, tensor: Tensor) -> str:
-        """Return the name of a tensor in the file, where an equal tensor has no second place."""
-        here = _on_cpu(tensor)
-        found = checksum(_bytes(here))
-        known = here.dtype, here.shape, found
-        if known not in self._names:
-            self._names[known] = name
-            self._place(name, DTYPES[here.dtype], here.shape, here.nbytes, found)
-            if filler := _filler(here):  # safetensors allows no gaps, so a tensor fills them
-                name = f"filler.{len(self._entries)}"
-                self._place(name, "U8", (filler,), filler, checksum(bytes(filler)))
-        return self._names[known]
-
-    def _place(self, name: str, dtype: str, shape: Sequence[int], size: int, found: str) -> None:
-        start, self._end = self._end, self._end + size
-        self._checksums[name] = found
-        offsets = [start, self._end]
-        self._entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": offsets}
+                progress(len(layers), len(seen.layers))
+        self._file.truncate()
+        header = _header(about, layers, content, size)
+        if len(header) > size:
+            raise RegardError(
+                f"{self.path} cannot be written: the recording changed while it was saved.\n"
+                "    Save it again when the model has stopped."
+            )
+        self._file.seek(0)
+        self._file.write(header)
 
     def _failed(self, error: OSError) -> RegardError:
         return RegardError(
@@ -206,6 +185,80 @@ class Writer:
             "and a file that was there is as it was.\n"
             "    Save it where there is room and you may write."
         )
+
+
+class _Places:
+    """The places of tensors in a file, one after the other."""
+
+    def __init__(self) -> None:
+        self.checksums: dict[str, str] = {}
+        self.entries: dict[str, Plain] = {}
+        self.end = 0
+
+    def add(self, name: str, tensor: Tensor, digest: str) -> int:
+        """Add a tensor, and return the number of bytes after it, so that the next one is aligned.
+
+        safetensors allows no gaps, so a tensor of bytes fills these.
+        """
+        filler = -tensor.nbytes % _ALIGNED
+        self._add(name, DTYPES[tensor.dtype], tensor.shape, tensor.nbytes, digest)
+        if filler:
+            zeros = checksum(bytes(filler))
+            self._add(f"filler.{len(self.entries)}", "U8", (filler,), filler, zeros)
+        return filler
+
+    def _add(self, name: str, dtype: str, shape: Sequence[int], size: int, digest: str) -> None:
+        start, self.end = self.end, self.end + size
+        self.checksums[name] = digest
+        offsets = [start, self.end]
+        self.entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": offsets}
+
+
+class _Room(_Places):
+    """The places that tensors need at most, if no two of them are equal."""
+
+    def place(self, name: str, tensor: Tensor) -> str:
+        self.add(name, tensor, checksum(b""))
+        return name
+
+    @property
+    def slack(self) -> int:
+        """The bytes that the names of equal tensors may need more; the data stay aligned."""
+        names = [len(json.dumps(json.dumps(name))) for name in self.entries]
+        return _ALIGNED * (len(names) * max(names, default=0) // _ALIGNED)
+
+
+class _Content(_Places):
+    """The tensors in a file, which are written to the end of it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__()
+        self._file = file
+        self._names: dict[Hashable, str] = {}
+
+    def write(self, name: str, tensor: Tensor) -> str:
+        """Write a tensor, and return its name, which is that of an equal tensor before it."""
+        role = name.rpartition("/")[2]
+        if (wrong := wrong_numbers(role, tensor)) is not None:
+            raise RegardError(
+                f"it has {wrong} in its {role}; a recording in a file holds numbers.\n"
+                "    Look at the recording as it is: the first layer with NaN says where it began."
+            )
+        here = tensor.detach().cpu().contiguous()
+        start = self._file.tell()
+        digest = written(self._file, _bytes(here))
+        known = here.dtype, here.shape, digest
+        if known in self._names:
+            self._file.seek(start)
+        else:
+            self._names[known] = name
+            self._file.write(bytes(self.add(name, here, digest)))
+        return self._names[known]
+
+
+def _header(about: Plain, layers: Sequence[Plain], places: _Places, size: int = 0) -> bytes:
+    metadata = {KEY: json.dumps({**about, "layers": layers})}
+    return packed_header(metadata, places.checksums, places.entries, size)
 
 
 def check_replaceable(path: Path) -> None:
@@ -231,9 +284,9 @@ def check_replaceable(path: Path) -> None:
         )
 
 
-def _plain_layer(layer: Layer) -> tuple[Plain, dict[str, Tensor]]:
-    """Convert a layer to plain data, and return them with its tensors by name."""
-    tensors: dict[str, Tensor] = {}
+def _plain_layer(layer: Layer, keep: Callable[[str, Tensor], str]) -> Plain:
+    """Convert a layer to plain data, in which each tensor has the name that ``keep`` gives it."""
+    names: dict[str, str] = {}
 
     def put(role: str, tensor: Tensor) -> str:
         if tensor.dtype not in DTYPES:
@@ -241,17 +294,12 @@ def _plain_layer(layer: Layer) -> tuple[Plain, dict[str, Tensor]]:
                 f"its {role} is {dtype_text(tensor.dtype)}; a recording in a file has no such "
                 "numbers.\n    Use A.to(torch.float32), and int64 for whole numbers."
             )
-        if (wrong := wrong_numbers(role, tensor)) is not None:
-            raise RegardError(
-                f"it has {wrong} in its {role}; a recording in a file holds numbers.\n"
-                "    Look at the recording as it is: the first layer with NaN says where it began."
-            )
         name = f"{layer.name}/{role}"
-        tensors[name] = tensor
+        names[name] = keep(name, tensor)
         return name
 
     try:
-        plain = {
+        return {
             "name": layer.name,
             "shape": list(layer.shape),
             "origin": layer.origin,
@@ -259,10 +307,10 @@ def _plain_layer(layer: Layer) -> tuple[Plain, dict[str, Tensor]]:
             "matrix": None if layer.matrix is None else plain_matrix(layer.whole(), put),
             "answers": plain_answers(layer.answers, put),
             "value": None if layer.value is None else put("value", layer.whole_value()),
+            "tensors": names,
         }
     except RegardError as error:
         raise RegardError(f"layer {layer.name!r} cannot be saved: {error}") from error
-    return plain, tensors
 
 
 def _remove_partials(folder: Path, beginning: str) -> None:
@@ -299,15 +347,6 @@ def _plain_tokens(name: str, given: Iterable[Token | str] | None) -> Plain | Non
         return None
     special = [place for place, token in enumerate(tokens) if token.special]
     return {"text": [token.text for token in tokens], "special": special}
-
-
-def _on_cpu(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().contiguous()
-
-
-def _filler(tensor: Tensor) -> int:
-    """Return the number of bytes after a tensor, so that the next one is aligned."""
-    return -tensor.nbytes % _ALIGNED
 
 
 def _bytes(tensor: Tensor) -> memoryview:

@@ -15,13 +15,13 @@ from itertools import pairwise
 from math import prod
 from pathlib import Path
 from threading import Lock
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 from weakref import finalize
 
 import torch
 from torch import Tensor
 
-__all__ = ["DTYPES", "DamagedError", "TensorFile", "checksum", "packed_header"]
+__all__ = ["DTYPES", "DamagedError", "TensorFile", "checksum", "packed_header", "written"]
 
 DTYPES = {
     torch.bool: "BOOL",
@@ -44,6 +44,7 @@ _NO_DIGEST = "0" * (2 * _DIGEST)
 _BEFORE_DIGEST = json.dumps({_METADATA: {_HEADER: ""}}).encode().removesuffix(b'"}}')
 _SMALL = 2**16  # bytes; tensors up to this size are read when the file is opened
 _AT_ONCE = 2**24  # bytes
+_BUFFER = 2**18  # bytes that are copied before they are written
 
 
 class DamagedError(ValueError):
@@ -55,19 +56,26 @@ def checksum(content: memoryview | bytes) -> str:
     return blake2b(content, digest_size=_DIGEST).hexdigest()
 
 
-def packed_header(
-    metadata: dict[str, str], checksums: dict[str, str], entries: dict[str, Any]
-) -> bytes:
-    """Return the bytes of a file before its first tensor.
+def written(file: BinaryIO, content: memoryview) -> str:
+    """Write some bytes, which may change meanwhile, and return the checksum of what was written."""
+    digest = blake2b(digest_size=_DIGEST)
+    for start in range(0, len(content), _BUFFER):
+        part = bytes(content[start : start + _BUFFER])
+        digest.update(part)
+        file.write(part)
+    return digest.hexdigest()
 
-    Args:
-        metadata: the texts in the header.
-        checksums: the checksum of each tensor.
-        entries: the dtype, shape and data_offsets of each tensor.
+
+def packed_header(
+    metadata: dict[str, str], checksums: dict[str, str], entries: dict[str, Any], size: int = 0
+) -> bytes:
+    """Return the bytes of a file before its first tensor, padded to ``size``, a multiple of 8.
+
+    ``entries`` has the dtype, shape and data_offsets of each tensor.
     """
     texts = {_HEADER: _NO_DIGEST, **metadata, _TENSORS: json.dumps(checksums)}
     header = json.dumps({_METADATA: texts, **entries}).encode()
-    header += b" " * (-len(header) % 8)  # so that the tensors are aligned
+    header += b" " * max(-len(header) % 8, size - 8 - len(header))  # the tensors are aligned
     packed = struct.pack("<Q", len(header)) + header
     start = 8 + len(_BEFORE_DIGEST)
     return packed[:start] + checksum(packed).encode() + packed[start + 2 * _DIGEST :]
