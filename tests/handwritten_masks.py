@@ -133,11 +133,6 @@ def tril_of_the_scores(q: Tensor, k: Tensor, v: Tensor) -> Answer:
     return weights, weights @ v
 
 
-def number_minus_scores(q: Tensor, k: Tensor, v: Tensor) -> Answer:
-    weights = (1 - q @ k.mT).softmax(-1)
-    return weights, weights @ v
-
-
 def best(q: Tensor, k: Tensor, v: Tensor) -> Answer:
     scores = q @ k.mT
     mask = torch.full_like(scores, -INF).scatter(-1, scores.topk(2).indices, 0.0)
@@ -232,7 +227,6 @@ MASKS = (
 
 REFUSED = (
     *(best_scattered, gathered, keys_by_index_fill, keys_by_index_fill_in_place, scattered),
-    *(tril_of_the_scores, number_minus_scores),
-    *(without_infinities, without_infinities_in_place),
+    *(tril_of_the_scores, without_infinities, without_infinities_in_place),
 )
 """Refused with the line: scores in new places, and masks that few people write."""

@@ -55,11 +55,11 @@ def told(model: nn.Module, *functions: Any) -> tuple[Tracer, list[Operation]]:
     return Tracer(model, dict.fromkeys(functions, operations.append)), operations
 
 
-def callers_of(model: nn.Module, run: Callable[[], object]) -> list[Any]:
-    callers: list[Any] = []
-    with torch.no_grad(), Tracer(model, {SOFTMAX: lambda op: callers.append(op.caller())}):
+def modules_of(model: nn.Module, run: Callable[[], object]) -> list[str | None]:
+    modules: list[str | None] = []
+    with torch.no_grad(), Tracer(model, {SOFTMAX: lambda op: modules.append(op.module())}):
         run()
-    return callers
+    return modules
 
 
 def test_an_operation_comes_with_its_arguments_and_its_output() -> None:
@@ -92,33 +92,30 @@ def test_a_listener_for_all_the_others_is_told_of_the_rest() -> None:
 
 def test_the_caller_is_the_innermost_module_and_the_users_own_line() -> None:
     model = Outer()
-    (caller,) = callers_of(model, lambda: model(torch.zeros(2, 3)))
+    assert modules_of(model, lambda: model(torch.zeros(2, 3))) == ["inner"]
     lines, start = inspect.getsourcelines(Inner)
     own = next(start + i for i, line in enumerate(lines) if "the user's own line" in line)
-    assert (caller.module, caller.file, caller.line) == ("inner", __file__, own)
+    assert places_of(model, lambda: model(torch.zeros(2, 3))) == [f"{__file__}:{own}"]
 
 
 def test_the_model_itself_has_its_classs_name() -> None:
     model = Inner()
-    assert [caller.module for caller in callers_of(model, lambda: model(torch.zeros(3)))] == [
-        "Inner"
-    ]
+    assert modules_of(model, lambda: model(torch.zeros(3))) == ["Inner"]
 
 
 def test_what_no_module_of_the_model_runs_has_no_name() -> None:
     other = Inner()
-    assert [c.module for c in callers_of(Outer(), lambda: other(torch.zeros(3)))] == [None]
+    assert modules_of(Outer(), lambda: other(torch.zeros(3))) == [None]
 
 
-def test_transformers_is_not_the_users_own_line() -> None:
+def test_the_module_of_transformers_is_named() -> None:
     config = transformers.BertConfig(
         vocab_size=5, hidden_size=4, num_hidden_layers=1, num_attention_heads=1, intermediate_size=3
     )
     model = transformers.BertModel(config).eval()
     model.set_attn_implementation("eager")
-    (caller,) = callers_of(model, lambda: model(torch.tensor([[1, 2]])))
-    assert caller.module == "encoder.layer.0.attention.self"
-    assert caller.file == __file__
+    found = modules_of(model, lambda: model(torch.tensor([[1, 2]])))
+    assert found == ["encoder.layer.0.attention.self"]
 
 
 def places_of(model: nn.Module, run: Callable[[], object]) -> list[str]:
@@ -227,7 +224,7 @@ def run(model: nn.Module) -> list[Tensor]:
 
 def busy(operation: Operation) -> None:
     """A listener that works with tensors and asks for everything."""
-    operation.caller()
+    operation.module(), operation.place()
     with apart():
         torch.ones(3, requires_grad=True).softmax(-1)
 
@@ -372,8 +369,8 @@ def test_a_listeners_own_work_is_seen_by_nobody(kind: type[Calls] | type[Functio
 
 def test_tracers_nest_and_each_names_its_own_modules() -> None:
     model, names = Outer(), []
-    outer = Tracer(model, {SOFTMAX: lambda op: names.append(("outer", op.caller().module))})
-    inner = Tracer(model.inner, {SOFTMAX: lambda op: names.append(("inner", op.caller().module))})
+    outer = Tracer(model, {SOFTMAX: lambda op: names.append(("outer", op.module()))})
+    inner = Tracer(model.inner, {SOFTMAX: lambda op: names.append(("inner", op.module()))})
     with outer, inner:
         model(torch.ones(2, 3))
     assert names == [("outer", "inner"), ("inner", "Inner")]

@@ -8,7 +8,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from regard.capture.contractions import Product
 from regard.capture.provenance import storage_key
-from regard.tracing.operations import JOINS
 from regard.tracing.tracer import Operation
 
 __all__ = ["MergeOrder"]
@@ -65,4 +64,4 @@ class MergeOrder:
             self._room = 2 * len(self._storages) + 64
 
 
-_ALONG = JOINS[:4]
+_ALONG = (torch.ops.aten.stack.default, torch.ops.aten.cat.default)

@@ -55,12 +55,11 @@ class Plus:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Scores set to a value where ``where`` is True, or where it is False if ``inverted``."""
+    """Scores set to a value where ``where`` is True."""
 
     where: Tensor
     axes: Axes
     value: float
-    inverted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,13 +220,12 @@ class _Reading:
 
     def _fill(self, step: Fill) -> None:
         where = self._arranged(step.where, step.axes)
-        where = where if where.dtype == torch.bool else where != 0
         if step.value > LOW:
             raise Unsupported(
                 f"is taken of scores set to {step.value:g}, which does not mask them.\n"
                 "    Set masked scores to -inf."
             )
-        self.fills.append((~where if step.inverted else where, step.value))
+        self.fills.append((where, step.value))
 
     def _tanh(self) -> None:
         if self.bound is not None or self.zeros or self.fills:

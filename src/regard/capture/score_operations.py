@@ -19,6 +19,7 @@ from regard.tracing.operations import (
     NEGATIONS,
     NO_NAN,
     QUOTIENTS,
+    REVERSED_DIFFERENCES,
     SUMS,
     TANH,
     WHERE,
@@ -27,11 +28,10 @@ from regard.tracing.tracer import Operation, apart
 
 __all__ = ["STEPS", "next_scores", "one_number", "with_sink"]
 
-_StepOn = Callable[[Axes], Step]
-_Steps = Sequence[_StepOn]
+_Steps = Sequence[Step]
 
 STEPS: tuple[Callable[..., Any], ...] = (
-    *(*SUMS, *DIFFERENCES, *MULTIPLICATIONS, *QUOTIENTS, *NEGATIONS),
+    *(*SUMS, *DIFFERENCES, *REVERSED_DIFFERENCES, *MULTIPLICATIONS, *QUOTIENTS, *NEGATIONS),
     *(*TANH, *WHERE, *ASSIGNMENTS, *BOUNDS, *NO_NAN),
 )
 """The operations that an AttentionMatrix may represent, on scores or on weights."""
@@ -56,14 +56,13 @@ def next_scores(
         with apart():
             return _assigned_in_place(operation, axes, scores)
     with apart():
-        steps = _steps(operation, source)
+        steps = _steps(operation, source, moved)
     if steps is None or (in_place and math.prod(seen.sizes) != math.prod(axes.sizes)):
         return None
-    more = tuple(step(moved) for step in steps)
-    return replace(scores, steps=(*scores.steps, *more)), axes if in_place else moved
+    return replace(scores, steps=(*scores.steps, *steps)), axes if in_place else moved
 
 
-def _steps(operation: Operation, source: Tensor) -> _Steps | None:
+def _steps(operation: Operation, source: Tensor, axes: Axes) -> _Steps | None:
     func, args = operation.func, operation.args
     if func in MULTIPLICATIONS or func in QUOTIENTS:
         first, by = args[:2]
@@ -71,43 +70,32 @@ def _steps(operation: Operation, source: Tensor) -> _Steps | None:
             if func in QUOTIENTS:
                 return None
             first, by = by, first
-        return _times(operation, by, divides=func in QUOTIENTS)
+        if isinstance(by, Tensor) and by.numel() > 1 and bool(operation.output.isnan().any()):
+            return None  # -inf times 0 gives NaN
+        return (Times(by, axes, divides=func in QUOTIENTS),)
     if func in NEGATIONS:
-        return (lambda axes: Times(-1.0, axes),)
+        return (Times(-1.0, axes),)
     if func in SUMS or func in DIFFERENCES:
-        sign = 1.0 if func in SUMS else -1.0
-        return _plus(args, source, sign * _alpha_of(operation))
+        factor = _alpha_of(operation) if func in SUMS else -_alpha_of(operation)
+        first, other = args[:2]
+        if first is source:
+            return (Plus(other, axes, factor),)
+        return Times(factor, axes), Plus(first, axes)
+    if func in REVERSED_DIFFERENCES and args[0] is source:
+        return Times(-_alpha_of(operation), axes), Plus(args[1], axes)
     if func in TANH:
-        return (Tanh,)
+        return (Tanh(axes),)
     if func in WHERE:
         where, chosen, other = args[:3]
-        inverted = chosen is source
-        return _fill(where, other if inverted else chosen, inverted=inverted)
+        where, number = where.bool(), one_number(other if chosen is source else chosen)
+        filled = ~where if chosen is source else where
+        return None if number is None else (Fill(filled, axes, number),)
     if func in ASSIGNMENTS:
-        return _assigned(operation)
-    return _bounds(operation) if func in BOUNDS else None
+        return _assigned(operation, axes)
+    return _bounds(operation, axes) if func in BOUNDS else None
 
 
-def _times(operation: Operation, by: Any, *, divides: bool) -> _Steps | None:
-    output = cast(Tensor, operation.output)
-    if isinstance(by, Tensor) and by.numel() > 1 and bool(output.isnan().any()):
-        return None  # -inf times 0 gives NaN
-    return (lambda axes: Times(by, axes, divides),)
-
-
-def _plus(args: tuple[Any, ...], source: Tensor, factor: float) -> _Steps:
-    first, other = args[:2]
-    if first is source:
-        return (lambda axes: Plus(other, axes, factor),)
-    return (lambda axes: Times(factor, axes), lambda axes: Plus(first, axes))
-
-
-def _fill(where: Tensor, value: Any, *, inverted: bool = False) -> _Steps | None:
-    number = one_number(value)
-    return None if number is None else (lambda axes: Fill(where, axes, number, inverted),)
-
-
-def _assigned(operation: Operation) -> _Steps | None:
+def _assigned(operation: Operation, axes: Axes) -> _Steps | None:
     args, number = operation.args, _assigned_number(operation)
     if number is None:
         return None
@@ -116,7 +104,7 @@ def _assigned(operation: Operation) -> _Steps | None:
     else:
         where = torch.zeros(args[0].shape, dtype=torch.bool, device=args[0].device)
         _mark(where, operation)
-    return (lambda axes: Fill(where, axes, number),)
+    return (Fill(where, axes, number),)
 
 
 def _assigned_in_place(
@@ -128,7 +116,7 @@ def _assigned_in_place(
         return None
     fill = Fill(_written_places(operation, axes), axes, number)
     last = scores.steps[-1] if scores.steps else None
-    if isinstance(last, Fill) and last.axes is axes and last.value == number and not last.inverted:
+    if isinstance(last, Fill) and last.axes is axes and last.value == number:
         fill = replace(fill, where=last.where | fill.where)
         return replace(scores, steps=(*scores.steps[:-1], fill)), axes
     return replace(scores, steps=(*scores.steps, fill)), axes
@@ -141,7 +129,7 @@ def _assigned_number(operation: Operation) -> float | None:
     return None if accumulates else one_number(args[ASSIGNMENTS[operation.func]])
 
 
-def _bounds(operation: Operation) -> _Steps | None:
+def _bounds(operation: Operation, axes: Axes) -> _Steps | None:
     """Return the step for a clamp whose bounds only change masked scores; None for others."""
     source, *bounds = (*operation.args, *operation.kwargs.values())
     numbers = [one_number(bound) for bound in bounds if bound is not None]
@@ -150,7 +138,7 @@ def _bounds(operation: Operation) -> _Steps | None:
         idle = output is not source and torch.equal(output, source)
         return () if idle else None
     low = max((number for number in numbers if number is not None and number < 0), default=None)
-    return () if low is None else (lambda axes: Bound(low, axes),)
+    return () if low is None else (Bound(low, axes),)
 
 
 def with_sink(

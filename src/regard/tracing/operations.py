@@ -27,6 +27,7 @@ __all__ = [
     "NO_NAN",
     "PRODUCTS",
     "QUOTIENTS",
+    "REVERSED_DIFFERENCES",
     "ROW_SUMS",
     "SHAPES_ALONE",
     "SOFTMAXES",
@@ -62,6 +63,7 @@ SUMS = _overloads("add", "add_")
 DIFFERENCES = _overloads("sub", "sub_")
 MULTIPLICATIONS = _overloads("mul", "mul_")
 QUOTIENTS = _overloads("div", "div_")
+REVERSED_DIFFERENCES: _Operations = (aten.rsub.Scalar, aten.rsub.Tensor)
 NEGATIONS: _Operations = (aten.neg.default, aten.neg_.default)
 TANH: _Operations = (aten.tanh.default, aten.tanh_.default)
 WHERE: _Operations = (aten.where.self,)

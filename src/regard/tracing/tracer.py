@@ -16,15 +16,14 @@ It ignores the operations of a backward pass, also the forward that a checkpoint
 The mapping from operations to listeners is looked up once for each operation; an operation without
 a listener costs nothing more. Another listener receives all operations that the mapping lacks. A
 listener is called after the operation, while the model's frames are still on the stack, so it must
-call ``caller`` before it returns. A listener must catch its own errors, which would stop the model,
-and must run tensor operations inside ``apart()``.
+ask for the module and the line before it returns. A listener must catch its own errors, which would
+stop the model, and must run tensor operations inside ``apart()``.
 """
 
 import sys
 import sysconfig
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from threading import Thread
@@ -39,7 +38,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 __all__ = [
-    "Caller",
     "Listener",
     "Operation",
     "Tracer",
@@ -49,23 +47,6 @@ __all__ = [
     "module_names",
     "unwrapped",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """The module and the line of the user's code that ran an operation.
-
-    Attributes:
-        module: the name of the innermost module of the traced model whose method is running, or
-            the name of the model's class for the model itself; None outside the model.
-        file: the file of the innermost frame outside PyTorch, regard, transformers and Python's
-            library. Without such a frame, it is the innermost one outside PyTorch and regard.
-        line: the line number in that file.
-    """
-
-    module: str | None
-    file: str
-    line: int
 
 
 class Operation(NamedTuple):
@@ -86,23 +67,10 @@ class Operation(NamedTuple):
     output: Any
     name_of: Callable[[object], str | None]
 
-    def caller(self) -> Caller:
-        """Return the module and line that ran it; call this only while the listener runs."""
-        place: FrameType | None = None
-        for frame in _frames():
-            if not _is_in(frame.f_code.co_filename, _ENGINE):
-                if not _is_in(frame.f_code.co_filename, _LIBRARIES):
-                    place = frame
-                    break
-                place = place or frame
-        file, line = (place.f_code.co_filename, place.f_lineno) if place else ("<unknown>", 0)
-        return Caller(self.module(), file, line)
-
     def place(self) -> str:
         """Return the ``file:line`` that ran it, in the innermost module; libraries count as well.
 
-        Call this only while the listener runs. For a library's model, the line of ``caller`` is the
-        call of the model, so it would be the same for all operations.
+        Call this only while the listener runs.
         """
         inner: FrameType | None = None
         for frame in _frames():
@@ -124,7 +92,10 @@ class Operation(NamedTuple):
         return tuple(dict.fromkeys(name for _, name in self._module_frames()))
 
     def module(self) -> str | None:
-        """Return ``caller().module`` without searching for the line."""
+        """Return the name of the innermost module whose method is running; None outside the model.
+
+        The name of the model itself is that of its class. Call this only while the listener runs.
+        """
         frame, name = next(self._module_frames(), (None, None))
         # Operations of generate() itself or its assistant belong to no forward.
         beside = frame is not None and frame.f_code.co_filename.startswith(_GENERATION)
@@ -247,7 +218,7 @@ class Tracer(TorchDispatchMode):
         >>> from regard.tracing.tracer import Tracer
         >>> model, seen = torch.nn.Sequential(torch.nn.Softmax(-1)), []
         >>> softmax = torch.ops.aten._softmax.default
-        >>> with Tracer(model, {softmax: lambda operation: seen.append(operation.caller().module)}):
+        >>> with Tracer(model, {softmax: lambda operation: seen.append(operation.module())}):
         ...     output = model(torch.zeros(3, 4))
         >>> seen
         ['0']
