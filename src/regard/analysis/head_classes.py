@@ -67,14 +67,6 @@ def classify(
         TypeError: an element of ``trials`` is not a trial.
         ValueError: a trial lacks a layer, or has another number of heads in it.
         RegardError: the weights of a layer contain NaN, or were not recorded.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.analysis.head_classes import classify
-        >>> even = regard.attend(torch.zeros(4, 1), torch.zeros(4, 1))
-        >>> [head] = classify(regard.Recording({"layer": even}).layers)
-        >>> head.name, head.kind, head.score
-        ('L0H0', 'uniform', 1.0)
     """
     _check_trials(trials)
     check_progress(progress)
@@ -103,18 +95,7 @@ def classify(
 
 
 def head_table(heads: Sequence[Head]) -> Table:
-    """Return a table with a row for each head and a column for each measured score.
-
-    Args:
-        heads: the result of ``classify``.
-
-    Example:
-        >>> from regard.analysis.head_kinds import Head
-        >>> from regard.analysis.head_classes import head_table
-        >>> head_table([Head(0, 2, "self", 0.9, {"self": 0.9, "uniform": 0.1})])
-        layer  head  kind   score    self  uniform
-            0     2  self  0.9000  0.9000   0.1000
-    """
+    """Return a table with a row for each head and a column for each measured score."""
     columns: dict[str, list[Cell]] = {
         "layer": [head.layer for head in heads],
         "head": [head.head for head in heads],
@@ -168,21 +149,7 @@ def heads(
 def survey_of(
     layer: Layer, query_tokens: Sequence[Token] | None, key_tokens: Sequence[Token] | None
 ) -> Survey:
-    """Return the reductions that ``classify`` computes for a layer.
-
-    Args:
-        layer: a layer of a recording.
-        query_tokens: the tokens of the queries, as for ``classify``.
-        key_tokens: the tokens of the keys, as for ``classify``.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.analysis.head_classes import survey_of
-        >>> even = regard.attend(torch.zeros(4, 1), torch.zeros(4, 1))
-        >>> [layer] = regard.Recording({"layer": even}).layers
-        >>> survey_of(layer, None, None).reductions[0]
-        Spread()
-    """
+    """Return the reductions that ``classify`` computes for a layer."""
     q_len, kv_len = layer.shape[-2:]
     queries, keys = _special(query_tokens, q_len), _special(key_tokens, kv_len)
     rows = layer.positions

@@ -17,11 +17,6 @@ class Kind:
         strong: the minimum score of a clear head of this kind; our choice.
         reason: a description of the head's attention, with {} for the score.
         rank: the priority. If a head reaches several kinds, those with the lowest rank count.
-
-    Example:
-        >>> from regard.analysis.head_kinds import KINDS
-        >>> KINDS[0].name, KINDS[0].reason.format("90 %")
-        ('induction', 'puts 90 % on what came after the same token before')
     """
 
     name: str
@@ -69,11 +64,6 @@ class Head:
         kind: the name of its kind.
         score: the score for that kind; for a mixed head, the largest mean weight.
         scores: the score of every measured kind, by name, from 0 to 1.
-
-    Example:
-        >>> from regard.analysis.head_kinds import Head
-        >>> Head(5, 3, "mixed", 0.4, {}).name
-        'L5H3'
     """
 
     layer: int
@@ -92,15 +82,7 @@ def kind_of(scores: Mapping[str, float]) -> tuple[Kind, float]:
     """Return the kind of a head with these scores, and the score that decides it.
 
     Among the kinds whose score reaches ``least``, the lowest rank wins; among those with the same
-    rank, the largest score wins.
-
-    Args:
-        scores: the scores by the names of kinds, without kinds that were not measured.
-
-    Example:
-        >>> from regard.analysis.head_kinds import kind_of
-        >>> kind_of({"first-token sink": 0.9, "induction": 0.6})[0].name
-        'induction'
+    rank, the largest score wins. Kinds that were not measured have no score.
     """
     reached = [kind for kind in KINDS if scores.get(kind.name, -1.0) >= kind.least]
     if not reached:
@@ -111,18 +93,7 @@ def kind_of(scores: Mapping[str, float]) -> tuple[Kind, float]:
 
 
 def stand_out(heads: Sequence[Head]) -> tuple[tuple[Head, str], ...]:
-    """Return the head with the largest score of each kind, with a description.
-
-    Mixed heads are omitted.
-
-    Args:
-        heads: the result of ``classify``.
-
-    Example:
-        >>> from regard.analysis.head_kinds import Head, stand_out
-        >>> stand_out([Head(0, 2, "previous token", 0.96, {})])[0][1]
-        'puts 96 % of its attention on the token before'
-    """
+    """Return the head with the largest score of each kind but mixed, with a description."""
     found: list[tuple[Head, str]] = []
     for kind in KINDS:
         alike = [head for head in heads if head.kind == kind.name]

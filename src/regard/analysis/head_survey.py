@@ -42,13 +42,6 @@ class Survey:
         texts: the range of the keys without padding for each batch entry, as found by
             ``regard.recording.real_tokens``. One range counts for all entries; an empty tuple
             means all keys.
-
-    Example:
-        >>> from regard.analysis.head_survey import Survey
-        >>> Survey((False,) * 9).reductions[:2]
-        (NormalizedEntropy(), Segments(query_spans=[(1, 9)], key_spans=[(0, 1)]))
-        >>> Survey((False,) * 9, texts=(range(4, 9),)).reductions[1]
-        Segments(query_spans=[(5, 9)], key_spans=[(4, 5)])
     """
 
     queries: tuple[bool, ...]
@@ -68,9 +61,6 @@ class Survey:
 
         If batch entries have different padding, the scores of those that have a score are
         concatenated along the first axis.
-
-        Args:
-            answers: the answers to ``reductions``, in the same order.
         """
         if len(self._asked) == 1:
             return self._scores_of(0, answers)

@@ -385,11 +385,6 @@ def checked_parts(
         TypeError: parts is not a mapping from names to spans.
         ValueError: there are no parts, or a part is empty, reaches beyond the text or overlaps
             another.
-
-    Example:
-        >>> from regard.analysis.span_shares import checked_parts
-        >>> checked_parts("parts", {"all": [0, 5]}, "kv_len", 5)
-        {'all': (0, 5)}
     """
     counted = f"counted from query {first}, the first that was kept"
     remedy = (

@@ -113,10 +113,6 @@ def translated(
     ``strides`` and ``offset`` are those of the view in the first order; strides of axes of size 1
     are ignored. The result is None if the view leaves the elements or has no strides in the
     second order.
-
-    Example:
-        >>> translated([(2, 12, 1), (3, 4, 2), (4, 1, 6)], (3, 2), (4, 12), 1)
-        ((2, 1), 6)
     """
     axes = _joined(basis)
     reach = _counts(axes, offset)

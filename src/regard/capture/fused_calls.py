@@ -76,20 +76,9 @@ class FusedCall:
 
 @cache
 def fused_call(operation: Callable[..., Any]) -> FusedCall | None:
-    """Return the reader of a fused attention operation; None for any other operation.
+    """Return the reader of a fused attention operation; None for others.
 
-    It is called for each operation that runs, because listing all operations of PyTorch is slower.
-
-    Args:
-        operation: an ``OpOverload``, or a higher-order operation.
-
-    Example:
-        >>> import torch
-        >>> call = fused_call(torch.ops.aten.scaled_dot_product_attention.default)
-        >>> query = key = value = torch.zeros(1, 2, 3, 4)
-        >>> call.read((query, key, value), {"is_causal": True})[0]
-        AttentionMatrix(batch=1, num_heads=2, q_len=3, kv_len=3, dtype=float32, device=cpu, \
-scale=0.5, mask=Causal())
+    It is called for each operation that runs, because listing all operations is slower.
     """
     if not isinstance(operation, OpOverload):
         return None

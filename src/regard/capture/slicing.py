@@ -90,16 +90,7 @@ def value_heads(value: Tensor, num_heads: int, group: int, heads: list[int] | No
 
 
 def some_queries(matrix: AttentionMatrix, rows: range) -> AttentionMatrix:
-    """Return the attention of some queries to all keys, as views; row i is the query ``rows[i]``.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.capture.slicing import some_queries
-        >>> x = torch.zeros(4, 1)
-        >>> some_queries(regard.attend(x, x, mask=regard.Causal()), range(1, 3)).to_dense()
-        tensor([[0.5000, 0.5000, 0.0000, 0.0000],
-                [0.3333, 0.3333, 0.3333, 0.0000]])
-    """
+    """Return the attention of some queries to all keys, as views; row i is query ``rows[i]``."""
     q_len = matrix.shape[-2]
     if rows == range(q_len):
         return matrix

@@ -396,13 +396,6 @@ def check_text(text: str) -> str:
 
     Raises:
         ValueError: the text is empty, or contains surrogates, which are not characters.
-
-    Example:
-        >>> from regard.models.pretrained import check_text
-        >>> check_text("  ")
-        Traceback (most recent call last):
-        ValueError: text is empty; attention needs at least one token.
-            Give some words.
     """
     if not text.strip():
         raise ValueError("text is empty; attention needs at least one token.\n    Give some words.")
@@ -562,14 +555,7 @@ def _transformers() -> Any:
 
 @contextlib.contextmanager
 def quiet() -> Generator[None]:
-    """Silence warnings, logs and progress bars of transformers inside the block.
-
-    Example:
-        >>> import warnings
-        >>> from regard.models.pretrained import quiet
-        >>> with quiet():
-        ...     warnings.warn("not shown")
-    """
+    """Silence warnings, logs and progress bars of transformers inside the block."""
     _transformers()
     logs: list[Any] = [
         importlib.import_module("transformers.utils.logging"),

@@ -102,15 +102,7 @@ _MASK_KINDS: dict[type[Mask], str] = {And: "Both", Or: "Either", RowSlice: "Rows
 def wrong_numbers(role: str, tensor: Tensor) -> str | None:
     """Return "NaN" or "an infinity" if a recording may not contain the tensor; None if it may.
 
-    Args:
-        role: the role of the tensor; only a query and a key must be finite.
-        tensor: a tensor of any dtype.
-
-    Example:
-        >>> import torch
-        >>> from regard.recording.file_format import wrong_numbers
-        >>> wrong_numbers("key", torch.tensor([1.0, torch.inf]))
-        'an infinity'
+    Only a query and a key must be finite.
     """
     if not (tensor.is_floating_point() and tensor.numel()):
         return None
@@ -401,11 +393,6 @@ def reduction_of(plain: Plain) -> Reduction:
 
 def answer_of(plain: Plain, shape: torch.Size, take: Take) -> Any:
     """Convert the plain data of a recorded answer to the answer, and check its shape and dtype.
-
-    Args:
-        plain: the reduction and the names of the answer's tensors.
-        shape: the shape of the matrix.
-        take: returns the tensor with a name.
 
     Raises:
         LookupError, TypeError, ValueError, RuntimeError, MemoryError: the plain data are invalid.

@@ -114,10 +114,6 @@ class Writer:
 
         If an error is raised, the partial file is removed.
 
-        Args:
-            seen: the recording.
-            progress: called with the number of written layers and the number of layers.
-
         Raises:
             RegardError: a layer contains code or NaN, or the disk is full.
         """
@@ -266,11 +262,6 @@ def check_replaceable(path: Path) -> None:
 
     Raises:
         RegardError: there is such a file.
-
-    Example:
-        >>> from pathlib import Path
-        >>> from regard.recording.file_writer import check_replaceable
-        >>> check_replaceable(Path("a new file.safetensors"))
     """
     beginning = b""
     if path.is_file():

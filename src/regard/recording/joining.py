@@ -31,13 +31,9 @@ _BATCH, _HEADS, _QUERIES = -4, -3, -2  # axes of a matrix, (batch, num_heads, q_
 
 @dataclass(frozen=True)
 class Piece:
-    """The layers that one process recorded.
+    """The layers that one process recorded; ``name`` names it in errors: ``"rank 1"``.
 
-    Attributes:
-        name: the name of the process in errors: ``"rank 1"``.
-        shard: the place in the distributed run; None for a recording of a whole model.
-        layers: the recorded layers.
-        refused: the attention that could not be recorded.
+    ``shard`` is None for a recording of a whole model.
     """
 
     name: str
@@ -317,13 +313,7 @@ def _together(
 
 @dataclass(frozen=True)
 class _Join:
-    """The merging of the matrices, answers and values of one layer.
-
-    Attributes:
-        name: the name of the layer.
-        names: the names of the parts in errors.
-        axis: the axis of the matrix to merge along, negative.
-    """
+    """The merging of the matrices, answers and values of one layer along a negative axis."""
 
     name: str
     names: tuple[str, ...]
@@ -457,12 +447,10 @@ class _Join:
         return recognised_rows(allowed, torch.Size((*size[:-2], *shape[-2:])), shape)
 
     def _mapped(self, wholes: Sequence[Any], sizes: Sequence[int], own: int) -> Any:
-        """Merge objects of the same structure by concatenating their tensors.
+        """Merge sources of scores, or masks, of the same structure by concatenating their tensors.
 
-        Args:
-            wholes: sources of scores, or masks.
-            sizes: the size of the axis in each matrix.
-            own: the number of first tensors with a full axis; the axis of others may broadcast.
+        The ``own`` first tensors have the full axis; that of others may broadcast. ``sizes`` has
+        the size of the axis in each matrix.
         """
         columns = zip(*(_tensors(whole) for whole in wholes), strict=True)
         tensors = iter(
@@ -487,12 +475,9 @@ class _Join:
 
 
 def _widened_and_joined(parts: Sequence[Tensor], sizes: Sequence[int], axis: int) -> Tensor:
-    """Concatenate tensors whose axes have their full size or 1.
+    """Concatenate tensors whose axes have their full size or 1, along a negative axis.
 
-    Args:
-        parts: the tensors, with equally many axes.
-        sizes: the size of the axis in each matrix.
-        axis: the axis to concatenate along, negative.
+    ``sizes`` has the size of that axis in each matrix.
     """
     wide = [max(each) for each in zip(*(part.shape for part in parts), strict=True)]
     widened: list[Tensor] = []

@@ -35,16 +35,7 @@ Content = TypeVar("Content")
 
 @dataclass(frozen=True, eq=False)
 class InMemory(Generic[Content]):
-    """A function that returns an object in memory; others read it from a file.
-
-    Args:
-        content: a matrix, a value or an answer.
-
-    Example:
-        >>> from regard.recording.layers import InMemory
-        >>> InMemory(0.5)()
-        0.5
-    """
+    """A function that returns an object in memory; others read it from a file."""
 
     content: Content
 
@@ -62,12 +53,6 @@ class Answers(Mapping[Reduction, Any]):
 
     Args:
         pairs: each reduction with its answer.
-
-    Example:
-        >>> import regard
-        >>> from regard.recording.layers import Answers
-        >>> Answers([(regard.Segments([(0, 2)]), 0.5)])[regard.Segments([(0, 2)])]
-        0.5
     """
 
     def __init__(self, pairs: Iterable[tuple[Reduction, Any]] = ()) -> None:
@@ -148,11 +133,6 @@ class NotKeptError(RegardError, KeyError):
     """An error for a layer whose matrix is not in the recording, which has only its answers.
 
     It is a KeyError, because a recording is a mapping to the recorded matrices.
-
-    Example:
-        >>> from regard.recording.layers import NotKeptError
-        >>> isinstance(NotKeptError("its query and key were not kept."), KeyError)
-        True
     """
 
     __str__ = Exception.__str__  # a KeyError shows its message in quotes
@@ -164,11 +144,6 @@ class Origin(NamedTuple):
     Attributes:
         place: the index of the module, in the order in which modules ran.
         heads: the index in the model of each head; None if all heads were recorded.
-
-    Example:
-        >>> from regard.recording.layers import Origin
-        >>> Origin(7, (0, 5)).heads
-        (0, 5)
     """
 
     place: int
@@ -181,11 +156,6 @@ class Queries(NamedTuple):
     Attributes:
         start: the position of the first row among all queries that ran.
         ran: the number of queries that ran.
-
-    Example:
-        >>> from regard.recording.layers import Queries
-        >>> Queries(start=936, ran=1000).start
-        936
     """
 
     start: int
@@ -219,13 +189,6 @@ class Layer:
         queries: the queries of the rows; None if all queries were recorded.
         value: a function that returns the model's value, (..., num_kv_heads, kv_len, head_dim), so
             that ``matrix @ value`` is the layer's output; None if it was not recorded.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.recording.layers import Answers, Layer
-        >>> kept = Answers([(regard.Entropy(), torch.zeros(2, 5))])
-        >>> Layer("attn", torch.Size([2, 5, 5]), None, kept).reduce(regard.Entropy()).shape
-        torch.Size([2, 5])
     """
 
     name: str
@@ -380,16 +343,7 @@ class Layer:
 
 
 def able_to_answer(layers: Sequence[Layer], reductions: Sequence[Reduction]) -> Sequence[Layer]:
-    """Return the layers that have or can compute these answers; all layers if none can.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.recording.layers import able_to_answer
-        >>> x = torch.zeros(2, 5, 4)
-        >>> layers = regard.Recording({"attn": regard.attend(x, x)}).layers
-        >>> able_to_answer(layers, [regard.Entropy()]) == list(layers)
-        True
-    """
+    """Return the layers that have or can compute these answers; all layers if none can."""
     able = [
         layer
         for layer in layers
@@ -402,13 +356,6 @@ def asked_of(matrix: AttentionMatrix, reductions: Sequence[Reduction]) -> tuple[
     """Compute the answers of a matrix in one pass, in the form that recordings use.
 
     A ``TopK`` with k larger than kv_len is padded to k.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.recording.layers import asked_of
-        >>> [top] = asked_of(regard.attend(torch.zeros(1, 4), torch.zeros(2, 4)), [regard.TopK(3)])
-        >>> top.values
-        tensor([[0.5000, 0.5000, 0.0000]])
     """
     answers = matrix.reduce(*(fitting(each, matrix.shape[-1]) for each in reductions))
     answers = answers if len(reductions) > 1 else (answers,)
@@ -421,13 +368,6 @@ def layer_at(layers: Sequence[Layer], which: str | int) -> Layer:
     Raises:
         KeyError: no layer has this name.
         IndexError: the index is out of range.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.recording.layers import layer_at
-        >>> x = torch.zeros(2, 5, 4)
-        >>> layer_at(regard.Recording({"attn": regard.attend(x, x)}).layers, -1).name
-        'attn'
     """
     if isinstance(which, int):
         if not layers:
@@ -454,16 +394,6 @@ def tokens_of_rows(
 
     Raises:
         ValueError: the layers differ in length, so that no tokens fit all of them.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.recording.layers import Queries, tokens_of_rows
-        >>> seen = regard.Recording({})
-        >>> last = regard.attend(torch.zeros(1, 4), torch.zeros(2, 4))
-        >>> seen.add("attn", last, queries=Queries(start=1, ran=2))
-        'attn'
-        >>> tokens_of_rows((regard.Token("to"), regard.Token(" be")), seen.layers)
-        (Token(text=' be', special=False),)
     """
     other = next((each for each in layers if each.shape[-2:] != layers[0].shape[-2:]), None)
     if tokens is not None and other is not None:
@@ -494,13 +424,6 @@ def shape_of_all(function: str, layers: Sequence[Layer]) -> tuple[int, int, int]
 
     Raises:
         ValueError: there are no layers, they differ in shape, or a batch has several texts.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.recording.layers import shape_of_all
-        >>> x = torch.zeros(1, 2, 5, 4)
-        >>> shape_of_all("segment_shares", regard.Recording({"attn": regard.attend(x, x)}).layers)
-        (2, 5, 5)
     """
     call = f"{function.rpartition('.')[2]}()"
     if not layers:

@@ -31,14 +31,6 @@ def texts_of(matrix: AttentionMatrix, *, rows: range | None = None) -> tuple[ran
             different texts; None means all keys. A key at one of these positions is padding if no
             row may attend to it. A window may also hide real tokens, so for other keys only masks
             that depend on keys alone count.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.recording.real_tokens import texts_of
-        >>> x = torch.zeros(2, 1, 4, 1)
-        >>> real = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]]).bool()[:, None, None]
-        >>> texts_of(regard.attend(x, x, mask=regard.Causal() & regard.Keep(real)))
-        (range(0, 4), range(2, 4))
     """
     kv_len, mask, added = matrix.shape[-1], matrix.mask, _added(matrix)
     rows = range(kv_len) if rows is None else rows

@@ -26,11 +26,6 @@ class Shard(NamedTuple):
         queries: the part of the queries in context parallelism, and the number of parts.
         microbatches: the number of calls of a pipeline stage in one batch.
         without: the layers in which this process has none of the selected heads.
-
-    Example:
-        >>> from regard.recording.shard import Shard
-        >>> Shard("4f1c.0", 1, 2, heads=(1, 2)).text
-        'heads 1 of 2'
     """
 
     run: str
@@ -80,12 +75,6 @@ class Shard(NamedTuple):
 
 
 def place_text(place: tuple[int, ...], counts: tuple[int, ...]) -> str:
-    """Return a description of a place, without axes that are not split.
-
-    Example:
-        >>> from regard.recording.shard import place_text
-        >>> place_text((0, 1, 3, 0), (1, 2, 4, 1))
-        'batch 1 of 2, heads 3 of 4'
-    """
+    """Return a description of a place, without axes that are not split."""
     axes = zip(AXES, place, counts, strict=True)
     return ", ".join(f"{axis} {at} of {count}" for axis, at, count in axes if count > 1)

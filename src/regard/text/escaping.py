@@ -22,11 +22,6 @@ def visible(text: str) -> str:
 
     Args:
         text: any text.
-
-    Example:
-        >>> from regard.text.escaping import visible
-        >>> visible("a\x1b[31m\u202eb\n")
-        'a␛[31m‹U+202E›b↵'
     """
     if _SPELLING.issuperset(text):
         return "".join(map(_number, text))

@@ -17,12 +17,6 @@ def labels(tokens: Sequence[Token]) -> list[str]:
 
     Args:
         tokens: the tokens of one text.
-
-    Example:
-        >>> from regard import Token
-        >>> from regard.text.token_labels import labels
-        >>> labels([Token("to"), Token(" be"), Token(" to"), Token("\n\n")])
-        ['to₀', 'be', 'to₂', '↵↵']
     """
     words = [bare(token.text) for token in tokens]
     counts = Counter(words)
@@ -39,11 +33,6 @@ def bare(text: str) -> str:
 
     Args:
         text: the text of the token.
-
-    Example:
-        >>> from regard.text.token_labels import bare
-        >>> bare(" be"), bare(" "), bare("\x1b[0m")
-        ('be', '␣', '␛[0m')
     """
     word = text.strip(" \t\r\n")
     if not word:

@@ -41,11 +41,6 @@ def as_tokens(name: str, given: Iterable[Token | str] | None) -> tuple[Token, ..
 
     Raises:
         TypeError: the argument is a single string, or contains an object of another type.
-
-    Example:
-        >>> from regard.text.tokens import as_tokens
-        >>> as_tokens("tokens", ["Life", " is"])
-        (Token(text='Life', special=False), Token(text=' is', special=False))
     """
     if given is None:
         return None
