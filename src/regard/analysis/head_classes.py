@@ -10,9 +10,8 @@ import torch
 from regard.analysis.head_kinds import KINDS, MIXED, Head, kind_of
 from regard.analysis.head_survey import Survey, of_each_head
 from regard.errors import RegardError, check_progress, kind_text
-from regard.recording.layers import Layer
+from regard.recording.layers import Layer, one_text
 from regard.recording.recording import Recording
-from regard.recording.text_match import one_text
 from regard.text.tables import Cell, Table
 from regard.text.tokens import Token
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError, check_memory, check_progress, count_text, is_whole, kind_text
-from regard.recording.layers import Layer, shape_of_all
+from regard.recording.layers import Layer, one_text, shape_of_all
 from regard.recording.recording import Recording
-from regard.recording.text_match import one_text
 from regard.reductions.block import Block
 from regard.reductions.reduction import Contribution, Reduction
 from regard.reductions.sums import Segments

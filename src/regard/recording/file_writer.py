@@ -52,6 +52,7 @@ KEY = "regard"
 _OPEN: WeakValueDictionary[Path, "Writer"] = WeakValueDictionary()  # open writers by target
 
 _ALIGNED = 8
+_NO_CHECKSUM = checksum(b"")
 
 
 class Writer:
@@ -156,13 +157,13 @@ class Writer:
             "refused": seen.refused,
             **({} if seen.shard is None else {"shard": seen.shard._asdict()}),
         }
-        room = _Room()
-        layers = [_plain_layer(layer, room.place) for layer in seen.layers]
+        room = _Tensors()
+        layers = [_plain_layer(layer, room.put) for layer in seen.layers]
         size = len(_header(about, layers, room)) + room.slack
         self._file.seek(size)
-        content, layers = _Content(self._file), list[Plain]()
+        content, layers = _Tensors(self._file), list[Plain]()
         for layer in seen.layers:
-            layers.append(_plain_layer(layer, content.write))
+            layers.append(_plain_layer(layer, content.put))
             if progress is not None:
                 progress(len(layers), len(seen.layers))
         self._file.truncate()
@@ -183,39 +184,19 @@ class Writer:
         )
 
 
-class _Places:
-    """The places of tensors in a file, one after the other."""
+class _Tensors:
+    """The tensors of a file, one after the other.
 
-    def __init__(self) -> None:
+    They are written to the end of the file. Without a file, they are counted as if no two of them
+    were equal, to find the room that the header needs at most.
+    """
+
+    def __init__(self, file: BinaryIO | None = None) -> None:
         self.checksums: dict[str, str] = {}
         self.entries: dict[str, Plain] = {}
-        self.end = 0
-
-    def add(self, name: str, tensor: Tensor, digest: str) -> int:
-        """Add a tensor, and return the number of bytes after it, so that the next one is aligned.
-
-        safetensors allows no gaps, so a tensor of bytes fills these.
-        """
-        filler = -tensor.nbytes % _ALIGNED
-        self._add(name, DTYPES[tensor.dtype], tensor.shape, tensor.nbytes, digest)
-        if filler:
-            zeros = checksum(bytes(filler))
-            self._add(f"filler.{len(self.entries)}", "U8", (filler,), filler, zeros)
-        return filler
-
-    def _add(self, name: str, dtype: str, shape: Sequence[int], size: int, digest: str) -> None:
-        start, self.end = self.end, self.end + size
-        self.checksums[name] = digest
-        offsets = [start, self.end]
-        self.entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": offsets}
-
-
-class _Room(_Places):
-    """The places that tensors need at most, if no two of them are equal."""
-
-    def place(self, name: str, tensor: Tensor) -> str:
-        self.add(name, tensor, checksum(b""))
-        return name
+        self._file = file
+        self._end = 0
+        self._names: dict[Hashable, str] = {}
 
     @property
     def slack(self) -> int:
@@ -223,23 +204,13 @@ class _Room(_Places):
         names = [len(json.dumps(json.dumps(name))) for name in self.entries]
         return _ALIGNED * (len(names) * max(names, default=0) // _ALIGNED)
 
-
-class _Content(_Places):
-    """The tensors in a file, which are written to the end of it."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        super().__init__()
-        self._file = file
-        self._names: dict[Hashable, str] = {}
-
-    def write(self, name: str, tensor: Tensor) -> str:
-        """Write a tensor, and return its name, which is that of an equal tensor before it."""
-        role = name.rpartition("/")[2]
-        if (wrong := wrong_numbers(role, tensor)) is not None:
-            raise RegardError(
-                f"it has {wrong} in its {role}; a recording in a file holds numbers.\n"
-                "    Look at the recording as it is: the first layer with NaN says where it began."
-            )
+    def put(self, name: str, tensor: Tensor) -> str:
+        """Add a tensor, and return its name, which is that of an equal tensor before it."""
+        filler = -tensor.nbytes % _ALIGNED
+        if self._file is None:
+            self._place(name, tensor, filler, _NO_CHECKSUM)
+            return name
+        _check_numbers(name.rpartition("/")[2], tensor)
         here = tensor.detach().cpu().contiguous()
         start = self._file.tell()
         digest = written(self._file, _bytes(here))
@@ -248,13 +219,34 @@ class _Content(_Places):
             self._file.seek(start)
         else:
             self._names[known] = name
-            self._file.write(bytes(self.add(name, here, digest)))
+            self._file.write(bytes(filler))
+            self._place(name, tensor, filler, digest)
         return self._names[known]
 
+    def _place(self, name: str, tensor: Tensor, filler: int, digest: str) -> None:
+        self._add(name, DTYPES[tensor.dtype], tensor.shape, tensor.nbytes, digest)
+        if filler:  # safetensors allows no gaps, so a tensor fills them
+            zeros = checksum(bytes(filler))
+            self._add(f"filler.{len(self.entries)}", "U8", (filler,), filler, zeros)
 
-def _header(about: Plain, layers: Sequence[Plain], places: _Places, size: int = 0) -> bytes:
+    def _add(self, name: str, dtype: str, shape: Sequence[int], size: int, digest: str) -> None:
+        start, self._end = self._end, self._end + size
+        self.checksums[name] = digest
+        offsets = [start, self._end]
+        self.entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": offsets}
+
+
+def _check_numbers(role: str, tensor: Tensor) -> None:
+    if (wrong := wrong_numbers(role, tensor)) is not None:
+        raise RegardError(
+            f"it has {wrong} in its {role}; a recording in a file holds numbers.\n"
+            "    Look at the recording as it is: the first layer with NaN says where it began."
+        )
+
+
+def _header(about: Plain, layers: Sequence[Plain], tensors: _Tensors, size: int = 0) -> bytes:
     metadata = {KEY: json.dumps({**about, "layers": layers})}
-    return packed_header(metadata, places.checksums, places.entries, size)
+    return packed_header(metadata, tensors.checksums, tensors.entries, size)
 
 
 def check_replaceable(path: Path) -> None:

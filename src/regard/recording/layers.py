@@ -25,6 +25,7 @@ __all__ = [
     "able_to_answer",
     "asked_of",
     "layer_at",
+    "one_text",
     "shape_of_all",
     "tokens_of_rows",
 ]
@@ -340,6 +341,18 @@ class Layer:
         if self.matrix is not None:
             return repr(self.matrix)
         return f"answers only, of shape {tuple(self.shape)}: {_listed(self.answers)}"
+
+
+def one_text(
+    query_tokens: Sequence[Token] | None, key_tokens: Sequence[Token] | None, rows: range
+) -> bool:
+    """Return True if queries and keys can be the same text: their tokens are equal or unknown.
+
+    ``rows`` are the positions of the queries among the keys.
+    """
+    if query_tokens is None or key_tokens is None:
+        return True
+    return tuple(query_tokens) == tuple(key_tokens[rows.start : rows.stop])
 
 
 def able_to_answer(layers: Sequence[Layer], reductions: Sequence[Reduction]) -> Sequence[Layer]:

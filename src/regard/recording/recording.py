@@ -22,10 +22,10 @@ from regard.recording.layers import (
     Refusal,
     able_to_answer,
     layer_at,
+    one_text,
     tokens_of_rows,
 )
 from regard.recording.shard import Shard
-from regard.recording.text_match import one_text
 from regard.reductions.reduction import Reduction, check_reductions
 from regard.reductions.row_statistics import Entropy
 from regard.reductions.sums import Pool, Sum
