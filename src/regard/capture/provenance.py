@@ -68,10 +68,8 @@ class Attention:
         length: the size of that axis.
         trouble: the reason why it cannot be recorded, found at the softmax; None without one.
         matrix: the matrix of the model's own tensors; None once it is recorded or refused.
-        meeting: the axes that map a value to the matrix; None if they cannot be determined.
         changed: a sentence about the first operation that changed the weights; None without one.
-        emptied: True for rows of the matrix that were set to 0 before the product with the value,
-            (..., num_heads, q_len, 1); None without such rows.
+        emptied: as in ``Weights``, when the weights were multiplied by a value.
         is_outer: True if head_dim is 1, as in products of positions and frequencies. If such a
             product is no attention, it is ignored without an error.
     """

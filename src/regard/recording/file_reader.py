@@ -68,14 +68,6 @@ def read(path: str | os.PathLike[str]) -> Recording:
         TypeError: path is not a path.
         ValueError: path is empty.
         RegardError: the file is not a recording, has another format, or is damaged.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.recording.file_reader import read
-        >>> even = regard.attend(torch.zeros(3, 4), torch.zeros(3, 4))
-        >>> regard.Recording({"a": even}).save("run.safetensors")
-        >>> list(read("run.safetensors"))
-        ['a']
     """
     path = check_path(path)
     return _recording(path, *_opened(path))
@@ -136,26 +128,14 @@ def _shard(plain: Any) -> Shard | None:
 def verify(
     path: str | os.PathLike[str], *, progress: Callable[[int, int], None] | None = None
 ) -> str:
-    """Read every tensor of a recording and compare it with its checksum.
+    """Read every tensor of a recording, and compare it with its checksum.
 
-    Args:
-        path: the file.
-        progress: called with the number of finished layers and the number of layers.
-
-    Returns:
-        One line with the number of layers, the size of the file and the result.
+    Return one line with the number of layers, the size of the file and the result. ``progress`` is
+    called with the number of finished layers and the number of layers.
 
     Raises:
         FileNotFoundError: the file does not exist.
         RegardError: the file is not a recording, or is damaged.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.recording.file_reader import verify
-        >>> even = regard.attend(torch.zeros(2, 2), torch.zeros(2, 2))
-        >>> regard.Recording({"layer": even}).save("run.safetensors")
-        >>> verify("run.safetensors").partition(": ")[2]
-        'every number has its checksum'
     """
     path = check_path(path)
     file, about = _opened(path)

@@ -68,14 +68,6 @@ class Writer:
         TypeError: path is not a path.
         ValueError: path is empty.
         RegardError: the file cannot be written, or another writer is writing it.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.recording.file_writer import Writer
-        >>> x = torch.zeros(2, 3, 4)
-        >>> Writer("run.safetensors").write(regard.Recording({"layer": regard.attend(x, x)}))
-        >>> regard.load("run.safetensors")[0].shape
-        torch.Size([2, 3, 3])
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -92,12 +92,8 @@ class _Entry:
 class TensorFile:
     """A file with named tensors, open for reading.
 
-    Args:
-        path: the file.
-
     Attributes:
         metadata: the texts in the header.
-        names: the names of the tensors.
         has_checksums: True if the header and each tensor have a checksum.
 
     Raises:

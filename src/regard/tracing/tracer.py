@@ -212,16 +212,6 @@ class Tracer(TorchDispatchMode):
     Attributes:
         name_of: returns the name of a module of the model, also of one that is added while the
             block runs, and None for any other object.
-
-    Example:
-        >>> import torch
-        >>> from regard.tracing.tracer import Tracer
-        >>> model, seen = torch.nn.Sequential(torch.nn.Softmax(-1)), []
-        >>> softmax = torch.ops.aten._softmax.default
-        >>> with Tracer(model, {softmax: lambda operation: seen.append(operation.module())}):
-        ...     output = model(torch.zeros(3, 4))
-        >>> seen
-        ['0']
     """
 
     supports_higher_order_operators = True
