@@ -1,4 +1,4 @@
-"""What the page shows can be taken along: a picture as PNG and SVG, its numbers as CSV."""
+"""What the page shows can be taken along: as PNG and SVG, on paper, its numbers as CSV."""
 
 import re
 import xml.etree.ElementTree as ET
@@ -14,6 +14,7 @@ import pages
 import regard
 from pages import WORDS, Open, ready, recorded, saved, table
 from regard.view.export.page_file import write_page
+from regard.view.notebook.page_frame import framed
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]
 
@@ -75,11 +76,15 @@ SEEN_LATER = {
     "segments": ("segments?*", "view=segments&query=5&key=5"),
     "overview": ("heads*", "view=overview&query=5&key=5"),
 }
-HELD = [pytest.param(*how, id=view) for view, how in SEEN_LATER.items()]
+WORDS_ONLY = ["text", "lines of the text", "steps"]  # these have no picture
+HELD = [
+    pytest.param(*how, kind, id=f"{view}-{kind}")
+    for view, how in SEEN_LATER.items()
+    for kind in (["csv"] if view in WORDS_ONLY else ["png", "svg", "csv"])
+]
 
 
-@pytest.mark.parametrize("kind", ["png", "svg", "csv"])
-@pytest.mark.parametrize(("answers", "address"), HELD)
+@pytest.mark.parametrize(("answers", "address", "kind"), HELD)
 def test_what_is_saved_waits_for_what_is_seen(
     answers: str, address: str, kind: str, browser: Browser, tmp_path: Path
 ) -> None:
@@ -163,8 +168,8 @@ def test_a_map_in_svg_has_its_tokens_its_title_its_head_and_its_scale(
     assert [words.count(name) >= 2 for name in NAMES] == [True] * 9
     assert words[0] == page.inner_text("#title")
     assert words[1].startswith("Layer 1 head 1 · a model · 9 tokens")
-    assert "log" in words
-    assert page.inner_text("#legend .ticks").split("\n")[0].split()[0] in words
+    assert "share of a query\u2019s attention, log" in words
+    assert words[3:6] == page.locator("#legend .ticks span").all_inner_texts()
 
 
 def test_of_a_part_of_the_map_the_picture_says_which(show: Open, tmp_path: Path) -> None:
@@ -182,11 +187,110 @@ def test_of_a_part_of_the_map_the_picture_says_which(show: Open, tmp_path: Path)
     assert 8 < int(keys[1]) - 48 < box["width"] / width
 
 
-def test_numbers_above_words_are_in_the_picture_of_the_text(show: Open, tmp_path: Path) -> None:
+def test_a_picture_of_the_heads_has_those_that_are_scrolled_out_of_sight(
+    show: Open, tmp_path: Path
+) -> None:
+    page = show(recorded(heads=6, kv_heads=6), "#view=overview", viewport=PHONE)
+    page.wait_for_selector("#view-overview .heads canvas")
+    words = said(page, tmp_path)
+    assert [words.count(f"H{head}") for head in range(6)] == [2] * 6
+    assert [words.count(f"Layer {layer}") for layer in range(2)] == [1, 1]
+    assert words.count("mixed") == 12
+
+
+def test_a_picture_of_segments_has_their_names_and_their_numbers(
+    show: Open, tmp_path: Path
+) -> None:
+    page = show(recorded(), "#view=segments&parts=pattern&pattern=is|eat|first")
+    page.wait_for_selector("#view-segments td")
+    words = said(page, tmp_path)
+    rows = page.locator("#view-segments tbody th").all_inner_texts()
+    cells = page.locator("#view-segments td").all_inner_texts()
+    assert len(rows) == 3
+    assert words[-12:] == [
+        text for i, name in enumerate(rows) for text in (name, *cells[3 * i : 3 * i + 3])
+    ]
+
+
+def test_a_picture_of_flows_has_a_ribbon_for_each_on_the_page(show: Open, tmp_path: Path) -> None:
+    page = show(recorded(), "#view=segments&form=flows&parts=pattern&pattern=is|eat|first")
+    page.wait_for_selector("#view-segments path")
+    drawn = page.eval_on_selector_all(
+        "#view-segments path", "all => all.map(one => one.getAttribute('d'))"
+    )
+    root = ET.parse(saved(page, "svg", tmp_path)).getroot()
+    assert [path.get("d") for path in root.iter(f"{SVG}path")] == drawn
+    assert [text.text for text in root.iter(f"{SVG}text")][-6:] == ["is", "eat", "first"] * 2
+
+
+PHONE = {"width": 390, "height": 844}
+PRINTS = "window.print = () => { document.documentElement.dataset.printed = 'yes' }"
+
+
+@pytest.mark.parametrize("view", ["text", "steps"])
+def test_a_view_of_words_has_no_picture_and_is_printed(view: str, show: Open) -> None:
+    page = show(recorded(), f"#view={view}&query=5&key=5", script=PRINTS)
+    page.click("#save summary")
+    assert page.inner_text("#save div").split() == [
+        "Numbers,",
+        "CSV",
+        "Print,",
+        "or",
+        "save",
+        "as",
+        "PDF",
+        "Words",
+        "have",
+        "no",
+        "picture:",
+        "print",
+        "the",
+        "view,",
+        "or",
+        "save",
+        "it",
+        "as",
+        "PDF.",
+    ]
+    page.click("[data-save=print]")
+    page.wait_for_selector("[data-printed=yes]")
+
+
+def test_a_view_of_data_is_a_picture_and_can_be_printed_too(show: Open) -> None:
+    page = show(recorded())
+    page.click("#save summary")
+    assert page.inner_text("#save div").split("\n") == [
+        "Picture, PNG",
+        "Picture, SVG",
+        "Numbers, CSV",
+        "Print, or save as PDF",
+    ]
+
+
+@pytest.mark.parametrize("view", ["overview", "map", "text", "steps", "segments"])
+def test_on_paper_a_view_is_whole_and_has_nothing_to_press(view: str, show: Open) -> None:
+    page = show(recorded(tokens=300, mask=regard.Causal()), f"#view={view}&query=250&key=5")
+    page.wait_for_timeout(500)
+    page.emulate_media(media="print")
+    scrolls = """all => all.filter(e => e.checkVisibility() && e.clientHeight > 0
+      && getComputedStyle(e).overflowY !== "visible" && e.scrollHeight > e.clientHeight + 1)
+      .map(e => e.id || e.className)"""
+    assert page.eval_on_selector_all("body *", scrolls) == []
+    pressed = "all => all.filter(e => e.checkVisibility()).map(e => e.outerHTML)"
+    assert page.eval_on_selector_all(".choices *, .pressed *, #tabs *, #save *", pressed) == []
+    assert page.is_visible("#title")
+    assert page.is_visible(f"#view-{view}")
+
+
+def test_numbers_above_words_are_on_paper(show: Open) -> None:
     page = show(recorded(), "#view=text&query=5")
     page.wait_for_selector("#view-text [data-share]")
+    page.emulate_media(media="print")
+    content = "one => getComputedStyle(one, '::before').content"
     share = page.get_attribute("#view-text [data-share]", "data-share")
-    assert share in said(page, tmp_path)
+    assert page.eval_on_selector("#view-text [data-share]", content) == f'"{share}"'
+    exact = "getComputedStyle(document.documentElement).printColorAdjust"
+    assert page.evaluate(exact) == "exact"
 
 
 def test_a_picture_shows_nothing_to_press_and_the_page_is_as_before(
@@ -248,3 +352,23 @@ def test_the_name_of_the_file_says_what_it_shows_and_is_harmless(
     page = show(path, "#layer=1&head=1")
     ready(page)
     assert saved(page, "svg", tmp_path).name == "a-b-title-b-e-map-layer-1-head-1.svg"
+
+
+def test_in_the_frame_of_a_notebook_which_may_not_print_the_menu_says_how(
+    browser: Browser, tmp_path: Path
+) -> None:
+    inner = write_page(recorded(), tmp_path / "page.html").read_text()
+    host = tmp_path / "host.html"
+    host.write_text(f"<!doctype html>{framed(inner, 'attention')}")
+    page = browser.new_page()
+    page.goto(host.as_uri())
+    frame = page.frames[1]
+    frame.wait_for_selector("body.ready")
+    frame.click("button[data-set='view=text']")
+    frame.click("#save summary")
+    assert frame.inner_text("#save div").split("\n\n") == [
+        "Numbers, CSV",
+        "Words have no picture. To print them, write the page to a file: "
+        "regard.page(recording, path).",
+    ]
+    page.close()

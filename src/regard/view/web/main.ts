@@ -12,7 +12,7 @@ import { SaveMenu } from "./export/save";
 import { Atlas } from "./map/atlas";
 import { ceilingOfAll } from "./map/ceiling";
 import { beside, fittedHeads, isDifference, shown } from "./map/compare";
-import { drawLegend } from "./map/legend";
+import { legendOf, showLegend, type Legend } from "./map/legend";
 import type { Look, MapView } from "./map/map";
 import { Overview, smallMap, type SmallMap } from "./map/overview";
 import { differenceRamp, ramp } from "./maths/colours";
@@ -57,7 +57,8 @@ export class Page {
   standing: Standing | null;
   atlas: Atlas;
   map: MapView;
-  legend = "";
+  legend!: Legend;
+  legendName = "";
   prose: Prose;
   views: Views;
   words: ReadingView;
@@ -357,10 +358,11 @@ export class Page {
     const scale = state.view === "segments" ? "fit" : state.scale;
     const ceiling = this.ceiling(state);
     const name = [unit, scale, kv_len, this.look.name, ceiling].join();
-    if (name === this.legend) return;
-    this.legend = name;
+    if (name === this.legendName) return;
+    this.legendName = name;
     const ramp = this.isCompared(state) ? this.look.differences : this.look.ramp;
-    drawLegend(byId("legend"), scale, kv_len / this.blockSize(state), unit, ramp, ceiling);
+    this.legend = legendOf(scale, kv_len / this.blockSize(state), unit, ramp, ceiling);
+    showLegend(byId("legend"), this.legend);
   }
 
   /** @returns the weight of the darkest colour on the fitted scale */

@@ -1,19 +1,22 @@
-/** The Save menu: what the open view shows as PNG or SVG, its numbers as CSV. */
+/** The Save menu: what the open view shows as PNG or SVG, on paper, or its numbers as CSV. */
 
 import { byId, context2d, element } from "../dom";
 import type { Page } from "../main";
+import { drawLegend } from "../map/legend";
 import type { State } from "../state";
-import { paint } from "./painter";
-import { SvgContext } from "./svg";
+import { fitted, SvgPen, type Pen, type Picture } from "./svg";
 
 /** The first row names the columns. */
 export type Table = (string | number)[][];
 
 const SHARP = 2; // pixels of a PNG for each pixel of the page
 const MARGIN = 16; // pixels around a picture, and under its heading
-const HEAD = 42; // pixels of the title and of the line under it
+const HEADING = 92; // pixels of the title, of what is seen, and of the scale
+const NARROWEST = 480; // pixels, so that the heading has room
 const GIVEN_UP = "Nothing was saved: another view, layer or head was opened meanwhile.";
 const NO_NUMBERS = "Nothing was saved: there are no numbers here.";
+const NO_PICTURE = "Nothing was saved: there is nothing here to draw.";
+const IN_FRAME = "Words have no picture. To print them, write the page to a file: regard.page(recording, path).";
 const TYPES = { png: "image/png", svg: "image/svg+xml", csv: "text/csv" };
 
 export class SaveMenu {
@@ -24,11 +27,16 @@ export class SaveMenu {
   constructor(readonly page: Page) {
     this.menu.addEventListener("click", (event) => {
       const kind = (event.target as HTMLElement).dataset.save;
-      if (kind) void this.save(kind as keyof typeof TYPES);
+      if (kind) void this.save(kind as keyof typeof TYPES | "print");
     });
     this.menu.addEventListener("keydown", (event) => {
       if (event.key === "Escape") this.close();
     });
+    if (location.protocol === "about:") {
+      // The frame of a notebook may not print.
+      for (const part of this.menu.querySelectorAll("[data-save=print]")) part.remove();
+      (this.menu.querySelector("p") as HTMLElement).textContent = IN_FRAME;
+    }
     this.status = element("span", { id: "saving", role: "status" });
     this.menu.after(this.status);
     document.addEventListener("click", ({ target }) => {
@@ -43,11 +51,12 @@ export class SaveMenu {
     this.menu.querySelector("summary")?.focus();
   }
 
-  async save(kind: keyof typeof TYPES) {
+  async save(kind: keyof typeof TYPES | "print") {
     this.close();
     if (!(await this.settled())) return this.say(GIVEN_UP);
-    if (kind === "csv" && this.table().length === 0) return this.say(NO_NUMBERS);
-    const content = kind === "csv" ? this.csv() : await this.pictured(() => (kind === "png" ? this.png() : this.svg()));
+    if (kind === "print") return print();
+    const content = kind === "csv" ? this.csv() : await this.picture(kind);
+    if (!content) return this.say(kind === "csv" ? NO_NUMBERS : NO_PICTURE);
     const href = URL.createObjectURL(new Blob([content], { type: TYPES[kind] }));
     const link = element("a", { href, download: `${this.name()}.${kind}` });
     link.click();
@@ -78,116 +87,50 @@ export class SaveMenu {
     if (this.status.textContent !== said) this.status.textContent = said;
   }
 
-  table(): Table {
-    return this.page.views.now()?.table?.() ?? [];
+  /** @returns the view under its heading; null: there is nothing to draw */
+  async picture(kind: "png" | "svg"): Promise<Blob | string | null> {
+    const shown = this.page.views.now()?.picture?.();
+    if (!shown) return null;
+    const inner = Math.max(NARROWEST, Math.ceil(shown.width));
+    const picture = {
+      width: inner + 2 * MARGIN,
+      height: HEADING + Math.ceil(shown.height) + 3 * MARGIN,
+      draw: (pen: Pen) => {
+        pen.fillStyle = this.page.look.ink.ground;
+        pen.fillRect(0, 0, picture.width, picture.height);
+        pen.translate(MARGIN, MARGIN);
+        this.heading(pen, inner);
+        pen.translate(0, HEADING + MARGIN);
+        shown.draw(pen);
+      },
+    };
+    return kind === "svg" ? new SvgPen().document(picture) : png(picture);
   }
 
-  /** Draws while the view is as its picture: without what one presses, no higher than its content. */
-  pictured<T>(draw: () => T): T {
-    const section = this.section();
-    section.style.maxHeight = `${section.offsetHeight}px`;
-    document.body.classList.add("pictured");
-    try {
-      return draw();
-    } finally {
-      document.body.classList.remove("pictured");
-      section.style.maxHeight = "";
-    }
+  /** The title, what is seen, and the scale. */
+  heading(pen: Pen, width: number) {
+    const { look, legend, views } = this.page;
+    const family = getComputedStyle(document.body).fontFamily;
+    const seen = [views.now()?.caption?.(), byId("about").textContent].filter(Boolean).join(" · ");
+    pen.textAlign = "left";
+    pen.textBaseline = "top";
+    pen.font = `600 14px ${family}`;
+    pen.fillStyle = look.ink.ink;
+    pen.fillText(fitted(pen, byId("title").textContent ?? "", width), 0, 0);
+    pen.font = `12px ${family}`;
+    pen.fillStyle = look.ink.grey;
+    pen.fillText(fitted(pen, seen, width), 0, 22);
+    pen.save();
+    pen.translate(0, 44);
+    drawLegend(pen, legend, look.ink, width);
+    pen.restore();
   }
 
-  png(): Promise<Blob> {
-    const { width, height } = this.size();
-    const canvas = element("canvas", { width: width * SHARP, height: height * SHARP });
-    const context = context2d(canvas);
-    context.scale(SHARP, SHARP);
-    context.fillStyle = this.page.look.ink.ground;
-    context.fillRect(0, 0, width, height);
-    this.draw(context);
-    return new Promise((resolve, reject) =>
-      canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("the picture is too large"))), TYPES.png),
-    );
-  }
-
-  svg(): string {
-    const { width, height } = this.size();
-    const picture = new SvgContext(width, height, this.page.look.ink.ground);
-    this.draw(picture.asCanvas());
-    return picture.text();
-  }
-
-  /** @returns with a mark that tells spreadsheets it is UTF-8 */
+  /** @returns with a mark that tells spreadsheets it is UTF-8; "": there are no numbers */
   csv(): string {
-    return `\ufeff${this.table()
-      .map((cells) => cells.map(field).join(","))
-      .join("\r\n")}\r\n`;
-  }
-
-  /** @returns of the picture */
-  size(): { width: number; height: number } {
-    const { width, height } = this.section().getBoundingClientRect();
-    return { width: Math.ceil(width) + 2 * MARGIN, height: Math.ceil(height + this.headHeight()) + 3 * MARGIN };
-  }
-
-  /** The title and what is seen, the scale beside them or, where that is narrow, under them. */
-  headHeight() {
-    const legend = this.legend().offsetHeight;
-    return this.isNarrow() ? HEAD + legend : Math.max(HEAD, legend);
-  }
-
-  /** @returns is there no room for the scale beside the line under the title? */
-  isNarrow(): boolean {
-    const ruler = context2d(element("canvas"));
-    ruler.font = this.font(12);
-    const { width } = ruler.measureText(this.said());
-    return width + MARGIN + this.legend().offsetWidth > this.section().offsetWidth;
-  }
-
-  /** @param size pixels */
-  font(size: number): string {
-    return `${size}px ${getComputedStyle(document.body).fontFamily}`;
-  }
-
-  /** @returns what is seen, and of what */
-  said(): string {
-    const about = byId("about").textContent;
-    return [this.page.views.now()?.caption?.(), about].filter(Boolean).join(" · ");
-  }
-
-  draw(context: CanvasRenderingContext2D) {
-    const section = this.section();
-    const legend = this.legend();
-    const view = this.page.views.now();
-    const right = section.offsetWidth - legend.offsetWidth;
-    context.translate(MARGIN, MARGIN);
-    this.head(context, this.isNarrow() ? section.offsetWidth : right - MARGIN);
-    context.save();
-    context.translate(this.isNarrow() ? 0 : right, this.isNarrow() ? HEAD : 0);
-    paint(legend, context);
-    context.restore();
-    context.translate(0, this.headHeight() + MARGIN);
-    paint(section, context, view?.drawers?.());
-  }
-
-  head(context: CanvasRenderingContext2D, width: number) {
-    const { ink } = this.page.look;
-    const title = byId("title").textContent ?? "";
-    context.textAlign = "left";
-    context.textBaseline = "top";
-    context.font = `600 ${this.font(14)}`;
-    context.fillStyle = ink.ink;
-    context.fillText(fitted(context, title, width), 0, 0);
-    context.font = this.font(12);
-    context.fillStyle = ink.grey;
-    context.fillText(fitted(context, this.said(), width), 0, 22);
-  }
-
-  section(): HTMLElement {
-    return byId(`view-${this.page.store.state.view}`);
-  }
-
-  /** @returns the scale, where the view shows one */
-  legend(): HTMLElement {
-    return byId("legend");
+    const table = this.page.views.now()?.table?.() ?? [];
+    if (table.length === 0) return "";
+    return `\ufeff${table.map((cells) => cells.map(field).join(",")).join("\r\n")}\r\n`;
   }
 
   /** @returns letters, digits and dashes only, whatever the title says */
@@ -207,10 +150,14 @@ function placeOf({ view, layer, head }: State): string {
   return [view, layer, head].join();
 }
 
-function fitted(context: CanvasRenderingContext2D, text: string, width: number): string {
-  const letters = [...text];
-  while (letters.length > 1 && context.measureText(letters.join("")).width > width) letters.splice(-2, 2, "…");
-  return letters.join("");
+function png({ width, height, draw }: Picture): Promise<Blob> {
+  const canvas = element("canvas", { width: width * SHARP, height: height * SHARP });
+  const context = context2d(canvas);
+  context.scale(SHARP, SHARP);
+  draw(context);
+  return new Promise((resolve, reject) =>
+    canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("the picture is too large"))), TYPES.png),
+  );
 }
 
 /** A cell of a CSV file. A text that a spreadsheet would take for a formula gets a quote in front. */

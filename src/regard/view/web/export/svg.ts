@@ -1,101 +1,101 @@
-/**
- * Drawing as SVG: takes the calls that the views make on a canvas and writes them down, text as
- * text. It has the part of CanvasRenderingContext2D that the views use, and no more.
- */
+/** Drawing on a canvas or as SVG: the calls that pictures use, and what writes them down as SVG. */
 
 import { context2d, element } from "../dom";
 
-export type Box = { x: number; y: number; width: number; height: number };
+/** The part of a canvas that pictures are drawn with. */
+export interface Pen extends Pick<
+  CanvasRenderingContext2D,
+  | (
+      | "save"
+      | "restore"
+      | "translate"
+      | "rotate"
+      | "clip"
+      | "beginPath"
+      | "moveTo"
+      | "lineTo"
+      | "bezierCurveTo"
+      | "rect"
+    )
+  | ("stroke" | "fill" | "strokeRect" | "fillRect" | "fillText" | "measureText" | "setLineDash")
+  | ("fillStyle" | "strokeStyle" | "lineWidth" | "globalAlpha" | "imageSmoothingEnabled" | "imageSmoothingQuality")
+  | ("font" | "letterSpacing" | "textAlign" | "textBaseline")
+> {
+  drawImage(canvas: HTMLCanvasElement, x: number, y: number, width: number, height: number): void;
+}
+
+/** What a view looks like, in CSS pixels. */
+export interface Picture {
+  width: number;
+  height: number;
+  draw: (pen: Pen) => void; // from 0, 0
+}
 
 const ANCHORS = { left: "start", start: "start", center: "middle", right: "end", end: "end" };
 /** How far the alphabetic line lies below the named one, in heights of the font. */
 const BELOW = { alphabetic: 0, middle: 0.35, top: 0.8, bottom: -0.2, hanging: 0.8, ideographic: -0.2 };
-/** What save keeps and restore brings back. */
-const STYLE = [
-  "fillStyle",
-  "strokeStyle",
-  "lineWidth",
-  "globalAlpha",
-  "font",
-  "textAlign",
-  "textBaseline",
-  "letterSpacing",
-  "dashes",
-  "imageSmoothingEnabled",
-  "imageSmoothingQuality",
-  "transform",
-  "clipped",
-] as const;
 
-export class SvgContext {
-  size: { width: number; height: number };
-  ruler = context2d(element("canvas"));
-  parts: string[] = [];
-  path: string[] = [];
-  saved: Record<string, unknown>[] = [];
-  clips = 0;
-  clipped = "";
-  transform = new DOMMatrix();
-  fillStyle: string;
-  strokeStyle: string;
-  lineWidth: number;
-  globalAlpha: number;
+/** What save() keeps and restore() brings back. */
+class Style {
+  fillStyle = "#000";
+  strokeStyle = "#000";
+  lineWidth = 1;
+  globalAlpha = 1;
   font = "10px sans-serif";
   letterSpacing = "0px";
-  dashes: number[] = [];
   textAlign: CanvasTextAlign = "start";
   textBaseline: CanvasTextBaseline = "alphabetic";
   imageSmoothingEnabled = true;
-  imageSmoothingQuality = "low";
+  imageSmoothingQuality: ImageSmoothingQuality = "low";
+  dashes: number[] = [];
+  groups = 0; // opened since the last save()
+}
 
-  /**
-   * @param width CSS pixels
-   * @param ground behind it all
-   */
-  constructor(
-    width: number,
-    height: number,
-    readonly ground: string,
-  ) {
-    this.size = { width, height };
-    this.fillStyle = this.strokeStyle = "#000";
-    this.lineWidth = this.globalAlpha = 1;
-  }
-
-  /** For who draws on a canvas. */
-  asCanvas(): CanvasRenderingContext2D {
-    return this as unknown as CanvasRenderingContext2D;
-  }
+export class SvgPen extends Style implements Pen {
+  parts: string[] = [];
+  path = "";
+  saved: Style[] = [];
+  clips = 0;
+  ruler = context2d(element("canvas"));
 
   /** @returns the picture as a document of its own */
-  text(): string {
-    const { width, height } = this.size;
-    return [
-      `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}">`,
-      `<rect width="100%" height="100%" fill="${this.ground}"/>`,
-      ...this.parts,
-      "</svg>\n",
-    ].join("\n");
+  document({ width, height, draw }: Picture): string {
+    draw(this);
+    const size = `width="${width}" height="${height}" viewBox="0 0 ${width} ${height}"`;
+    const ends = "</g>".repeat(this.groups);
+    return [`<svg xmlns="http://www.w3.org/2000/svg" ${size}>`, ...this.parts, ends, "</svg>\n"].join("\n");
   }
 
   save() {
-    this.saved.push(Object.fromEntries(STYLE.map((name) => [name, this[name]])));
+    const style = new Style();
+    for (const name of Object.keys(style)) Object.assign(style, { [name]: this[name as keyof Style] });
+    this.saved.push(style);
+    this.groups = 0;
   }
 
   restore() {
+    this.parts.push("</g>".repeat(this.groups));
     Object.assign(this, this.saved.pop());
   }
 
+  /** @param attribute of all that follows until restore() */
+  group(attribute: string) {
+    this.groups++;
+    this.parts.push(`<g ${attribute}>`);
+  }
+
   translate(x: number, y: number) {
-    this.transform = this.transform.translate(x, y);
+    this.group(`transform="translate(${short(x)} ${short(y)})"`);
   }
 
   rotate(radians: number) {
-    this.transform = this.transform.rotate((radians * 180) / Math.PI);
+    this.group(`transform="rotate(${short((radians * 180) / Math.PI)})"`);
   }
 
-  scale(x: number, y: number) {
-    this.transform = this.transform.scale(x, y);
+  clip() {
+    const id = `clip-${++this.clips}`;
+    this.parts.push(`<clipPath id="${id}"><path d="${this.path}"/></clipPath>`);
+    this.group(`clip-path="url(#${id})"`);
   }
 
   setLineDash(dashes: number[]) {
@@ -103,62 +103,52 @@ export class SvgContext {
   }
 
   beginPath() {
-    this.path = [];
+    this.path = "";
   }
 
   moveTo(x: number, y: number) {
-    this.path.push(`M${short(x)} ${short(y)}`);
+    this.path += `M${short(x)} ${short(y)}`;
   }
 
   lineTo(x: number, y: number) {
-    this.path.push(`L${short(x)} ${short(y)}`);
+    this.path += `L${short(x)} ${short(y)}`;
+  }
+
+  bezierCurveTo(...numbers: [number, number, number, number, number, number]) {
+    this.path += `C${numbers.map(short).join(" ")}`;
   }
 
   rect(x: number, y: number, width: number, height: number) {
-    this.path.push(`M${short(x)} ${short(y)}h${short(width)}v${short(height)}h${short(-width)}Z`);
-  }
-
-  clip() {
-    const outer = this.clipped;
-    const id = `clip-${++this.clips}`;
-    this.parts.push(`<clipPath id="${id}"${outer}><path d="${this.path.join("")}"${this.placed()}/></clipPath>`);
-    this.clipped = ` clip-path="url(#${id})"`;
+    this.path += `M${short(x)} ${short(y)}h${short(width)}v${short(height)}h${short(-width)}Z`;
   }
 
   stroke() {
-    this.put(`<path d="${this.path.join("")}" fill="none"${this.stroked()}${this.placed()}/>`);
+    this.put(`<path d="${this.path}" ${this.stroked()}/>`);
   }
 
   fill() {
-    this.put(`<path d="${this.path.join("")}" fill="${this.fillStyle}"${this.placed()}/>`);
+    this.put(`<path d="${this.path}" fill="${this.fillStyle}"/>`);
   }
 
-  strokeRect(x: number, y: number, width: number, height: number) {
-    this.put(`<rect ${box({ x, y, width, height })} fill="none"${this.stroked()}${this.placed()}/>`);
+  strokeRect(...box: [number, number, number, number]) {
+    this.put(`<rect ${placed(box)} ${this.stroked()}/>`);
   }
 
-  fillRect(x: number, y: number, width: number, height: number) {
-    this.put(`<rect ${box({ x, y, width, height })} fill="${this.fillStyle}"${this.placed()}/>`);
-  }
-
-  /** Nothing is behind but the ground. */
-  clearRect(x: number, y: number, width: number, height: number) {
-    const covers = x <= 0 && y <= 0 && width >= this.size.width && height >= this.size.height;
-    if (covers) this.parts = [];
-    else this.put(`<rect ${box({ x, y, width, height })} fill="${this.ground}"${this.placed()}/>`);
+  fillRect(...box: [number, number, number, number]) {
+    this.put(`<rect ${placed(box)} fill="${this.fillStyle}"/>`);
   }
 
   /** @param most width */
   fillText(text: string, x: number, y: number, most: number = Infinity) {
-    const wide = this.measureText(text).width;
-    const squeezed = wide > most ? ` textLength="${short(most)}" lengthAdjust="spacingAndGlyphs"` : "";
-    const size = Number.parseFloat(/(\d+(\.\d+)?)px/.exec(this.font)?.[1] ?? "10");
-    const [, weight, family] = /^(?:(\d+|bold) )?\S*px(?:\/\S+)? (.*)$/.exec(this.font) ?? [];
-    const font = `font-size="${size}" font-family="${escaped(family ?? "sans-serif")}"${weight ? ` font-weight="${weight}"` : ""}`;
-    const at = `x="${short(x)}" y="${short(y + BELOW[this.textBaseline] * size)}" text-anchor="${ANCHORS[this.textAlign]}"`;
-    const spaced = Number.parseFloat(this.letterSpacing) ? ` letter-spacing="${this.letterSpacing}"` : "";
-    const look = `${at} fill="${this.fillStyle}" ${font}${spaced} xml:space="preserve"${squeezed}`;
-    this.put(`<text ${look}${this.placed()}>${escaped(text)}</text>`);
+    const squeezed =
+      this.measureText(text).width > most ? ` textLength="${short(most)}" lengthAdjust="spacingAndGlyphs"` : "";
+    const [, weight, size, family] = /^(?:(\d+) )?([\d.]+)px (.*)$/.exec(this.font) ?? ["", "", "10", "sans-serif"];
+    const font = `font-size="${size}" font-family="${escaped(family)}"${weight ? ` font-weight="${weight}"` : ""}`;
+    const at = `x="${short(x)}" y="${short(y + BELOW[this.textBaseline] * Number(size))}"`;
+    const anchor = `text-anchor="${ANCHORS[this.textAlign]}"`;
+    const spaced = this.letterSpacing === "0px" ? "" : ` letter-spacing="${this.letterSpacing}"`;
+    const look = `${at} ${anchor}${spaced} fill="${this.fillStyle}" ${font} xml:space="preserve"${squeezed}`;
+    this.put(`<text ${look}>${escaped(text)}</text>`);
   }
 
   measureText(text: string): TextMetrics {
@@ -166,47 +156,37 @@ export class SvgContext {
     return this.ruler.measureText(text);
   }
 
-  /**
-   * A part of a canvas, as a picture of its own.
-   * @param numbers x, y, width, height of the part where there are eight; then of the place
-   */
-  drawImage(canvas: HTMLCanvasElement, ...numbers: number[]) {
-    const whole = [0, 0, canvas.width, canvas.height];
-    const [fromX, fromY, fromWidth, fromHeight] = numbers.length === 8 ? numbers : whole;
-    const [x, y, width = canvas.width, height = canvas.height] = numbers.slice(-4);
-    // Whole pixels: what sticks out of the place is cut off by the part's own view box.
-    const left = Math.floor(fromX);
-    const top = Math.floor(fromY);
-    const part = element("canvas", {
-      width: Math.max(1, Math.ceil(fromX + fromWidth) - left),
-      height: Math.max(1, Math.ceil(fromY + fromHeight) - top),
-    });
-    context2d(part).drawImage(canvas, -left, -top);
+  drawImage(canvas: HTMLCanvasElement, ...box: [number, number, number, number]) {
     const smooth = this.imageSmoothingEnabled ? "" : ' style="image-rendering:pixelated"';
-    const seen = `${short(fromX - left)} ${short(fromY - top)} ${short(fromWidth)} ${short(fromHeight)}`;
-    const image = `<image width="${part.width}" height="${part.height}"${smooth} href="${part.toDataURL("image/png")}"/>`;
-    const place = `<svg ${box({ x, y, width, height })} viewBox="${seen}" preserveAspectRatio="none">`;
-    this.put(`<g${this.placed()}>${place}${image}</svg></g>`);
+    const source = `preserveAspectRatio="none" href="${canvas.toDataURL("image/png")}"`;
+    this.put(`<image ${placed(box)}${smooth} ${source}/>`);
   }
 
-  /** @param element its own transform would move the clip along */
-  put(element: string) {
-    const faint = this.globalAlpha < 1 ? ` opacity="${short(this.globalAlpha)}"` : "";
-    this.parts.push(this.clipped || faint ? `<g${this.clipped}${faint}>${element}</g>` : element);
-  }
-
-  placed(): string {
-    const { a, b, c, d, e, f } = this.transform;
-    return this.transform.isIdentity ? "" : ` transform="matrix(${[a, b, c, d, e, f].map(short).join(" ")})"`;
+  put(part: string) {
+    this.parts.push(this.globalAlpha < 1 ? `<g opacity="${short(this.globalAlpha)}">${part}</g>` : part);
   }
 
   stroked(): string {
     const dashed = this.dashes.length > 0 ? ` stroke-dasharray="${this.dashes.join(" ")}"` : "";
-    return ` stroke="${this.strokeStyle}" stroke-width="${short(this.lineWidth)}"${dashed}`;
+    return `fill="none" stroke="${this.strokeStyle}" stroke-width="${short(this.lineWidth)}"${dashed}`;
   }
 }
 
-function box({ x, y, width, height }: Box): string {
+/**
+ * Cut with "…" where there is no room for all of it.
+ * @param width pixels
+ */
+export function fitted(pen: Pick<Pen, "measureText">, text: string, width: number): string {
+  const letters = [...text];
+  let fit = text;
+  while (letters.length > 1 && pen.measureText(fit).width > width) {
+    letters.pop();
+    fit = `${letters.join("")}…`;
+  }
+  return fit;
+}
+
+function placed([x, y, width, height]: number[]): string {
   return `x="${short(x)}" y="${short(y)}" width="${short(width)}" height="${short(height)}"`;
 }
 

@@ -2,7 +2,7 @@
 
 import type { Which } from "../data/source";
 import { byId } from "../dom";
-import type { Drawers } from "../export/painter";
+import { fitted, type Picture } from "../export/svg";
 import type { Page } from "../main";
 import { grouped } from "../maths/numbers";
 import type { State } from "../state";
@@ -13,6 +13,10 @@ import type { Diagonal } from "./distances";
 import { MapView } from "./map";
 import { followMinimap } from "./minimap";
 import { followPointer } from "./travel";
+
+// Pixels in a picture.
+const NAME = 18; // of the line that names a map
+const APART = 20; // between two maps
 
 export class Atlas {
   first: MapView;
@@ -106,8 +110,26 @@ export class Atlas {
     return words.join(", ");
   }
 
-  drawers(): Drawers {
-    return new Map(this.maps().flatMap((map) => [...map.drawers()]));
+  /** The maps on the stage from left to right, under their names where they have some. */
+  picture(): Picture {
+    const maps = this.maps().map((map) => map.picture());
+    const above = this.titles[0].hidden ? 0 : NAME;
+    return {
+      width: maps.reduce((sum, { width }) => sum + width + APART, -APART),
+      height: above + Math.max(...maps.map(({ height }) => height)),
+      draw: (pen) =>
+        maps.forEach(({ width, draw }, i) => {
+          pen.font = `12px ${getComputedStyle(document.body).fontFamily}`;
+          pen.fillStyle = this.page.look.ink.grey;
+          [pen.textAlign, pen.textBaseline] = ["left", "top"];
+          if (above) pen.fillText(fitted(pen, this.titles[i].textContent ?? "", width), 0, 0);
+          pen.save();
+          pen.translate(0, above);
+          draw(pen);
+          pen.restore();
+          pen.translate(width + APART, 0);
+        }),
+    };
   }
 
   /** @returns of how many queries one was asked; 1: the numbers are exact */

@@ -1,5 +1,6 @@
 /** Where the map lies on its canvas and what stands beside it: tokens on both axes, at any zoom. */
 
+import { fitted, type Pen } from "../export/svg";
 import { named, type Token } from "../text/tokens";
 
 export type Ink = { ground: string; ink: string; grey: string; faint: string; line: string; accent: string };
@@ -26,7 +27,7 @@ const APART = 17; // pixels between two labels
 const NAMES = 66; // pixels of the names of the axes, in the corner
 const MEASURED = 2000; // labels of a long text, to know the widest
 
-function setType(context: CanvasRenderingContext2D, token: Token, family: string) {
+function setType(context: Pen, token: Token, family: string) {
   context.font = token.special ? `600 10px ${family}` : `${LABEL}px ${family}`;
   context.letterSpacing = token.special ? "0.6px" : "0px";
 }
@@ -41,7 +42,7 @@ export class Axes {
   labels = new Map<Token, { text: string; width: number }>();
   widths = new Map<Token[], number>();
 
-  constructor(readonly context: CanvasRenderingContext2D) {}
+  constructor(readonly context: Pen) {}
 
   /** @param limit pixels of the widest label */
   setLimit(limit: number) {
@@ -56,13 +57,8 @@ export class Axes {
     let label = this.labels.get(token);
     if (!label) {
       setType(this.context, token, this.family);
-      let text = written(token);
-      let { width } = this.context.measureText(text);
-      while (width > this.limit && text.length > 2) {
-        text = `${text.slice(0, -2)}…`;
-        ({ width } = this.context.measureText(text));
-      }
-      label = { text, width };
+      const text = fitted(this.context, written(token), this.limit);
+      label = { text, width: this.context.measureText(text).width };
       this.labels.set(token, label);
     }
     return label;

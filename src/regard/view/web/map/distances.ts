@@ -1,5 +1,6 @@
 /** The diagonal and the lines of distance 1, 10, 100 ... tokens, with quiet labels. */
 
+import type { Pen } from "../export/svg";
 import type { Frame, Ink } from "./axes";
 
 export interface Diagonal {
@@ -15,7 +16,7 @@ const EARLIER = 0.11; // and how much earlier the next one's, so that names do n
  * @param context clipped to the map
  * @param diagonal null: queries and keys are no two ends of one distance
  */
-export function drawDistances(context: CanvasRenderingContext2D, frame: Frame, diagonal: Diagonal | null, ink: Ink) {
+export function drawDistances(context: Pen, frame: Frame, diagonal: Diagonal | null, ink: Ink) {
   if (!diagonal) return;
   const sides = diagonal.isBackOnly ? [-1] : [-1, 1];
   let last = -Infinity;
@@ -42,7 +43,7 @@ function nameOf(distance: number): string {
  * @param name and where along the line it stands, from 0 to 1
  */
 function drawLine(
-  context: CanvasRenderingContext2D,
+  context: Pen,
   frame: Frame,
   offset: number,
   { text, named }: { text: string; named: number },

@@ -1,8 +1,12 @@
 /** The scale, always in sight: its colours, its units, and whether it is linear, log or by row. */
 
 import { element, pixelated } from "../dom";
+import { fitted, type Pen } from "../export/svg";
 import { logFloor, type Ramp, type Scale } from "../maths/colours";
 import { plain } from "../maths/numbers";
+import type { Ink } from "./axes";
+
+const WIDTH = 260; // pixels of the scale in a picture
 
 /** At: from 0 to 1. */
 export type Mark = { at: number; text: string };
@@ -61,32 +65,48 @@ export function darkest(ceiling: number, isDifference: boolean = false): string 
 
 const KINDS = { linear: "linear", log: "log", row: "by row: each row’s highest is full" };
 
+export interface Legend {
+  ramp: Ramp;
+  marks: Mark[];
+  text: string; // its unit, and what its darkest colour is
+}
+
 /**
  * @param blocks of keys
  * @param unit what a cell of the map is
  * @param ramp of weights, or of differences
  * @param ceiling the weight of the darkest colour, on the fitted scale
  */
-export function drawLegend(
-  legend: HTMLElement,
-  scale: Scale,
-  blocks: number,
-  unit: string,
-  ramp: Ramp,
-  ceiling: number,
-) {
-  const canvas = legend.querySelector("canvas") as HTMLCanvasElement;
-  const count = ramp.packed.length;
-  const isDifference = count > 256;
-  pixelated(count, 1, ramp.packed, canvas);
-  const ticks = legend.querySelector(".ticks") as HTMLElement;
-  ticks.replaceChildren(
-    ...(isDifference ? differenceMarks : marks)(scale, blocks, ceiling).map(({ at, text }) => {
-      const tick = element("span", { className: at === 0 ? "first" : at === 1 ? "last" : "" }, text);
-      tick.style.left = `${at * 100}%`;
-      return tick;
-    }),
-  );
-  (legend.querySelector(".unit") as HTMLElement).textContent =
-    `${unit}, ${scale === "fit" ? darkest(ceiling, isDifference) : KINDS[scale]}`;
+export function legendOf(scale: Scale, blocks: number, unit: string, ramp: Ramp, ceiling: number): Legend {
+  const isDifference = ramp.packed.length > 256;
+  return {
+    ramp,
+    marks: (isDifference ? differenceMarks : marks)(scale, blocks, ceiling),
+    text: `${unit}, ${scale === "fit" ? darkest(ceiling, isDifference) : KINDS[scale]}`,
+  };
+}
+
+export function showLegend(pane: HTMLElement, { ramp, marks: all, text }: Legend) {
+  pixelated(ramp.packed.length, 1, ramp.packed, pane.querySelector("canvas") as HTMLCanvasElement);
+  const ticks = all.map((mark) => {
+    const tick = element("span", { className: mark.at === 0 ? "first" : mark.at === 1 ? "last" : "" }, mark.text);
+    tick.style.left = `${mark.at * 100}%`;
+    return tick;
+  });
+  (pane.querySelector(".ticks") as HTMLElement).replaceChildren(...ticks);
+  (pane.querySelector(".unit") as HTMLElement).textContent = text;
+}
+
+/** The same in a picture, in the font of its heading. */
+export function drawLegend(pen: Pen, { ramp, marks: all, text }: Legend, ink: Ink, width: number) {
+  pen.fillStyle = ink.faint;
+  pen.fillText(fitted(pen, text, width), 0, 0);
+  pen.imageSmoothingEnabled = false;
+  pen.drawImage(pixelated(ramp.packed.length, 1, ramp.packed), 0, 20, WIDTH, 9);
+  pen.strokeStyle = ink.line;
+  pen.strokeRect(-0.5, 19.5, WIDTH + 1, 10);
+  for (const mark of all) {
+    pen.textAlign = mark.at === 0 ? "left" : mark.at === 1 ? "right" : "center";
+    pen.fillText(mark.text, mark.at * WIDTH, 33);
+  }
 }

@@ -4,7 +4,7 @@ import { coarsest } from "../data/held";
 import type { LayerInfo } from "../data/payload";
 import type { Which } from "../data/source";
 import { context2d } from "../dom";
-import type { Drawers } from "../export/painter";
+import type { Pen, Picture } from "../export/svg";
 import type { Page } from "../main";
 import { edge, TILE, type Place } from "../maths/blocks";
 import { tintOf, type Ramp } from "../maths/colours";
@@ -182,24 +182,26 @@ export class MapView {
     if (this.mosaic.unfinished) requestAnimationFrame(() => this.refresh());
   }
 
-  /** What draws this map in a picture: its cells, its words and its crosshair. */
-  drawers(): Drawers {
-    const axes = (context: CanvasRenderingContext2D) => {
-      const own = new Axes(context);
-      own.setLimit(this.axes.limit);
-      return own;
+  /** The map with its words and its crosshair. */
+  picture(): Picture {
+    const { top, height } = this.frame as Frame;
+    return {
+      width: this.holder.clientWidth,
+      height: top + height + 2,
+      draw: (pen) => {
+        const axes = new Axes(pen);
+        axes.setLimit(this.axes.limit);
+        this.drawMap(pen, axes);
+        this.drawCross(pen, axes);
+      },
     };
-    return new Map([
-      [this.base, (context) => void this.drawMap(context, axes(context))],
-      [this.over, (context) => this.drawCross(context, axes(context))],
-    ]);
   }
 
   /**
    * @param axes on it
    * @returns is it there in full, and a picture of the whole
    */
-  drawMap(context: CanvasRenderingContext2D, axes: Axes): { isWhole: boolean; all: HTMLCanvasElement | null } {
+  drawMap(context: Pen, axes: Axes): { isWhole: boolean; all: HTMLCanvasElement | null } {
     const frame = this.frame as Frame;
     const part = this.part as Part;
     const { state } = this.page.store;
@@ -228,7 +230,7 @@ export class MapView {
   }
 
   /** A dot in the corner of each pinned cell of the head on the stage. */
-  drawPins(context: CanvasRenderingContext2D, frame: Frame) {
+  drawPins(context: Pen, frame: Frame) {
     const { layer, head, terms } = this.which;
     context.fillStyle = this.page.look.ink.accent;
     for (const pin of terms ? [] : (this.page.pins?.all() ?? [])) {
@@ -256,7 +258,7 @@ export class MapView {
   }
 
   /** Shares in percent inside cells that are large enough. */
-  drawNumbers(context: CanvasRenderingContext2D, { ramp, at }: Palette) {
+  drawNumbers(context: Pen, { ramp, at }: Palette) {
     if (this.page.store.state.scale === "row") return;
     const frame = this.frame as Frame;
     const { top, bottom, left, right } = this.part as Part;
@@ -332,7 +334,7 @@ export class MapView {
    * The crosshair over the pointed or chosen cell, its two tokens named.
    * @param axes on it
    */
-  drawCross(context: CanvasRenderingContext2D, axes: Axes) {
+  drawCross(context: Pen, axes: Axes) {
     const frame = this.frame as Frame;
     const { ink } = this.page.look;
     const { query, key } = this.page.cell();
@@ -403,7 +405,7 @@ function inCell(weight: number, isDifference: boolean): string {
   return isDifference ? points(weight) : digits(weight * 100);
 }
 
-function lineTo(context: CanvasRenderingContext2D, fromX: number, fromY: number, toX: number, toY: number) {
+function lineTo(context: Pen, fromX: number, fromY: number, toX: number, toY: number) {
   context.moveTo(fromX, fromY);
   context.lineTo(toX, toY);
 }

@@ -4,6 +4,7 @@
  */
 
 import { context2d, element, pixelated } from "../dom";
+import type { Pen } from "../export/svg";
 import { TILE, type Place } from "../maths/blocks";
 import { differenceLevel, level, logFloor, pixelOf, type Ramp, type Scale } from "../maths/colours";
 import type { Frame } from "./axes";
@@ -89,7 +90,7 @@ export class Mosaic {
    * @returns is every tile of the part painted?
    */
   draw(
-    context: CanvasRenderingContext2D,
+    context: Pen,
     frame: Frame,
     part: Part,
     palette: (blocks: number) => Palette,
@@ -180,7 +181,7 @@ export class Mosaic {
   }
 
   /** The window of cells on the stage. */
-  show(context: CanvasRenderingContext2D, frame: Frame, { size, left, top }: Part) {
+  show(context: Pen, frame: Frame, { size, left, top }: Part) {
     const { width, height } = this.window;
     const cell = { width: frame.cellWidth * size, height: frame.cellHeight * size };
     const ratio = devicePixelRatio;

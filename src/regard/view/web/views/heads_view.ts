@@ -2,6 +2,7 @@
 
 import type { HeadKind } from "../data/payload";
 import { element } from "../dom";
+import { fitted, type Pen, type Picture } from "../export/svg";
 import type { Page } from "../main";
 import { picturedMap } from "../map/overview";
 import { share } from "../maths/numbers";
@@ -25,6 +26,8 @@ const BETWEEN: Record<string, [number, number]> = {
 };
 const CHOSEN = ["sort", "only", "entropy", "sink", "maps", "size"];
 const NO_KIND = "no kind: not numbers (NaN)";
+const LEAST = 84; // pixels of a tile in a picture, so that its kind has room
+const UNDER = 42; // pixels of the words under it
 const LABELS = 92; // pixels left of the tiles, for the layer's number and its entropy
 
 export class HeadsView {
@@ -35,6 +38,8 @@ export class HeadsView {
   tiles: Tile[] = [];
   tileOf = new Map<Element, Tile>();
   columns = 1;
+  side = 0; // pixels of a tile
+  inLayers = true; // a row for each layer
   isPainted = false; // what is on screen
   seen: IntersectionObserver;
   total: number | undefined;
@@ -91,17 +96,17 @@ export class HeadsView {
       : all;
     this.total = all.length;
     this.tell();
-    const inLayers = state.sort === "place" || !known;
+    this.inLayers = state.sort === "place" || !known;
     const most = Math.max(...this.page.recording.layers.map(({ num_heads }) => num_heads));
-    const room = this.grid.clientWidth - (inLayers ? LABELS : 0) - 12;
-    const side = inLayers ? Math.max(26, Math.min(132, Math.floor(room / most) - 8)) : 108;
-    this.columns = inLayers ? most : Math.max(1, Math.floor(room / (side + 12)));
-    this.grid.style.setProperty("--side", `${side}px`);
-    this.grid.classList.toggle("small", side < 64);
+    const room = this.grid.clientWidth - (this.inLayers ? LABELS : 0) - 12;
+    this.side = this.inLayers ? Math.max(26, Math.min(132, Math.floor(room / most) - 8)) : 108;
+    this.columns = this.inLayers ? most : Math.max(1, Math.floor(room / (this.side + 12)));
+    this.grid.style.setProperty("--side", `${this.side}px`);
+    this.grid.classList.toggle("small", this.side < 64);
     this.seen.disconnect();
     this.isPainted = this.tiles.length === 0;
     this.tileOf.clear();
-    this.grid.replaceChildren(...(inLayers ? this.rows() : [this.row(this.tiles, false)]));
+    this.grid.replaceChildren(...(this.inLayers ? this.rows() : [this.row(this.tiles)]));
     this.outline(state);
   }
 
@@ -143,7 +148,7 @@ export class HeadsView {
     return this.page.recording.layers.flatMap(({ heads }, layer) => {
       const tiles = this.tiles.filter((tile) => tile.layer === layer);
       if (tiles.length === 0) return [];
-      const row = this.row(tiles, true);
+      const row = this.row(tiles);
       const label = element("p", { className: "layer" }, `Layer ${layer}`);
       const told = heads?.filter((kind) => kind !== null) ?? [];
       if (heads && told.length < heads.length) {
@@ -162,17 +167,19 @@ export class HeadsView {
     });
   }
 
-  /** @param inLayer whose head is told by its place */
-  row(tiles: Tile[], inLayer: boolean): HTMLElement {
+  /** What stands under a tile. */
+  words({ layer, head, kind }: Tile) {
+    const shown = shownFor(this.page.store.state.sort);
+    return {
+      name: this.inLayers ? `H${head}` : `L${layer}H${head}`,
+      score: kind && (shown !== "score" || kind.kind !== "mixed") ? whole(kind[shown]) : "",
+      kind: kind?.kind ?? "",
+    };
+  }
+
+  row(tiles: Tile[]): HTMLElement {
     const buttons = tiles.map((tile) => {
-      const shown = shownFor(this.page.store.state.sort);
-      const isTold = tile.kind && (shown !== "score" || tile.kind.kind !== "mixed");
-      const words = {
-        name: inLayer ? `H${tile.head}` : `L${tile.layer}H${tile.head}`,
-        score: tile.kind && isTold ? whole(tile.kind[shown]) : "",
-        kind: tile.kind?.kind ?? "",
-      };
-      const spans = Object.entries(words).map(([className, text]) => element("span", { className }, text));
+      const spans = Object.entries(this.words(tile)).map(([className, text]) => element("span", { className }, text));
       const properties = { type: "button", tabIndex: -1, "aria-label": described(tile) };
       const button = element("button", properties, element("canvas"), ...spans);
       this.tileOf.set(button, tile);
@@ -184,12 +191,13 @@ export class HeadsView {
 
   paint(button: Element) {
     const tile = this.tileOf.get(button);
-    const { scale } = this.page.store.state;
     if (!tile) return;
-    const map = this.page.maps[tile.layer];
-    button
-      .querySelector("canvas")
-      ?.replaceWith(picturedMap(map, tile.head, scale, this.page.look.ramp, this.page.gridCeiling));
+    button.querySelector("canvas")?.replaceWith(this.tilePicture(tile));
+  }
+
+  tilePicture({ layer, head }: Tile): HTMLCanvasElement {
+    const { maps, store, look, gridCeiling } = this.page;
+    return picturedMap(maps[layer], head, store.state.scale, look.ramp, gridCeiling);
   }
 
   /** What is on screen gets its colours at once, the rest when it comes into view. */
@@ -255,6 +263,48 @@ export class HeadsView {
 
   caption(): string {
     return this.count.textContent ?? "";
+  }
+
+  /** All tiles in their rows, with those that are scrolled out of sight. */
+  picture(): Picture {
+    const side = Math.max(LEAST, this.side);
+    const left = this.inLayers ? 64 : 0;
+    const layers = this.page.recording.layers.map((_, layer) => this.tiles.filter((tile) => tile.layer === layer));
+    const count = Math.ceil(this.tiles.length / this.columns);
+    const chunks = Array.from({ length: count }, (_, i) => this.tiles.slice(i * this.columns, (i + 1) * this.columns));
+    const rows = (this.inLayers ? layers : chunks).filter(({ length }) => length > 0);
+    const draw = (pen: Pen) => {
+      pen.font = `11px ${getComputedStyle(document.body).fontFamily}`;
+      rows.forEach((tiles, row) => {
+        const y = row * (side + UNDER);
+        pen.fillStyle = this.page.look.ink.grey;
+        [pen.textAlign, pen.textBaseline] = ["left", "top"];
+        if (this.inLayers) pen.fillText(`Layer ${tiles[0].layer}`, 0, y);
+        tiles.forEach((tile, at) => this.drawTile(pen, tile, { x: left + at * (side + 8), y, side }));
+      });
+    };
+    return { width: left + this.columns * (side + 8), height: rows.length * (side + UNDER), draw };
+  }
+
+  drawTile(pen: Pen, tile: Tile, { x, y, side }: { x: number; y: number; side: number }) {
+    const { ink } = this.page.look;
+    const { layer, head } = this.page.store.state;
+    const isOpen = tile.layer === layer && tile.head === head;
+    const { name, score, kind } = this.words(tile);
+    const map = this.tilePicture(tile);
+    pen.imageSmoothingEnabled = map.width > 2 * side;
+    pen.drawImage(map, x, y, side, side);
+    pen.strokeStyle = isOpen ? ink.accent : ink.line;
+    pen.lineWidth = isOpen ? 2 : 1;
+    pen.strokeRect(x - 0.5, y - 0.5, side + 1, side + 1);
+    pen.fillStyle = ink.faint;
+    pen.textAlign = "left";
+    pen.fillText(name, x, y + side + 5);
+    pen.textAlign = "right";
+    pen.fillText(score, x + side, y + side + 5);
+    pen.textAlign = "left";
+    pen.fillStyle = ink.ink;
+    pen.fillText(fitted(pen, kind, side + 4), x, y + side + 19);
   }
 
   table(): (string | number)[][] {

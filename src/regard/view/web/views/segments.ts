@@ -6,6 +6,7 @@
 import { isWhole } from "../data/held";
 import type { Head } from "../data/source";
 import { choice, element } from "../dom";
+import { fitted, type Pen, type Picture } from "../export/svg";
 import type { Page } from "../main";
 import { roundedUp } from "../map/ceiling";
 import { level, tintOf } from "../maths/colours";
@@ -16,7 +17,7 @@ import { missing } from "../text/held_words";
 import { parted } from "../text/parts";
 import { isolated } from "../text/tokens";
 import { ARROWS } from "./keys";
-import { ribbons } from "./ribbons";
+import { drawnRibbons, ribbons } from "./ribbons";
 
 export interface Part {
   name: string; // its first words
@@ -27,6 +28,7 @@ const ASKED = ["layer", "head", "hidden", "parts", "pattern", "of"];
 const AGAIN = 500; // milliseconds
 const NUMBERED = 14; // columns that have room for their numbers
 const FIFTH = 5;
+const NAMES = 230; // pixels of the names of parts in a picture
 const MEANS = { head: "this head", layer: "this layer", all: "all layers" };
 const WAYS = { sentences: "sentences", lines: "lines", pattern: "pattern" };
 const FORMS = { table: "table", flows: "flows" };
@@ -165,21 +167,17 @@ export class SegmentsView {
   draw() {
     if (!this.found) return;
     const { state } = this.page.store;
-    const picture =
-      state.form === "flows"
-        ? ribbons({
-            ...this.found,
-            look: this.page.look,
-            ceiling: this.darkest,
-            width: this.body.clientWidth - 8,
-            height: this.body.clientHeight - 8,
-          })
-        : this.tabled(this.found);
+    const picture = state.form === "flows" ? ribbons(this.found, this.room()) : this.tabled(this.found);
     const focused = this.body.contains(document.activeElement) ? document.activeElement : null;
     this.body.replaceChildren(picture);
     this.showOverflow();
     this.tell();
     if (focused) this.focus((focused as HTMLElement | SVGElement).dataset);
+  }
+
+  room() {
+    const { clientWidth, clientHeight } = this.body;
+    return { look: this.page.look, ceiling: this.darkest, width: clientWidth - 8, height: clientHeight - 8 };
   }
 
   /** Says that there are more columns than fit: a scroll bar may be invisible until it is used. */
@@ -224,13 +222,17 @@ export class SegmentsView {
   }
 
   /** The number of a part, and its name where no row has it; of many parts every fifth number. */
-  columnHead(keys: Part[], at: number): HTMLTableCellElement {
-    const { queries, keys: tokens } = this.page.axes(this.page.store.state.layer);
-    const { name } = keys[at];
-    const isNamed = queries !== tokens;
+  columnLabel(keys: Part[], at: number) {
+    const axes = this.page.axes(this.page.store.state.layer);
+    const isNamed = axes.queries !== axes.keys;
     const isTold = isNamed || keys.length <= NUMBERED || (at + 1) % FIFTH === 0;
-    const said = `${at + 1}${isNamed ? ` ${isolated(name)}` : ""}`;
-    const cell = headed("col", isTold ? said : "", isNamed ? "upright" : "", name);
+    return { isNamed, text: isTold ? `${at + 1}${isNamed ? ` ${isolated(keys[at].name)}` : ""}` : "" };
+  }
+
+  columnHead(keys: Part[], at: number): HTMLTableCellElement {
+    const { name } = keys[at];
+    const { isNamed, text } = this.columnLabel(keys, at);
+    const cell = headed("col", text, isNamed ? "upright" : "", name);
     cell.setAttribute("aria-label", `${at + 1} ${name}`);
     return cell;
   }
@@ -286,6 +288,53 @@ export class SegmentsView {
   caption(): string {
     const over = this.over();
     return over[0].toUpperCase() + over.slice(1);
+  }
+
+  picture(): Picture | null {
+    if (!this.found) return null;
+    const isFlows = this.page.store.state.form === "flows";
+    return isFlows ? drawnRibbons(this.found, this.room()) : this.drawnTable(this.found);
+  }
+
+  drawnTable({ queries, keys, values }: NonNullable<SegmentsView["found"]>): Picture {
+    const { ramp, ink } = this.page.look;
+    const isDense = keys.length > NUMBERED;
+    const [width, height] = isDense ? [17, 17] : [54, 28];
+    const labels = keys.map((_, at) => this.columnLabel(keys, at));
+    const top = labels.some(({ isNamed }) => isNamed) ? NAMES : 20;
+    const draw = (pen: Pen) => {
+      const font = (family: string) => (pen.font = `12px ${getComputedStyle(document.body).getPropertyValue(family)}`);
+      [pen.textAlign, pen.textBaseline] = ["left", "middle"];
+      font("font-family");
+      labels.forEach(({ text, isNamed }, column) => {
+        pen.save();
+        pen.translate(NAMES + (column + 0.5) * width, top - 8);
+        if (isNamed) pen.rotate(-Math.PI / 2);
+        else pen.textAlign = "center";
+        pen.fillStyle = ink.faint;
+        pen.fillText(fitted(pen, text, NAMES - 10), 0, 0);
+        pen.restore();
+      });
+      queries.forEach(({ name }, row) => {
+        const y = top + row * height;
+        font("font-family");
+        pen.fillStyle = ink.ink;
+        pen.textAlign = "left";
+        pen.fillText(fitted(pen, `${row + 1} ${isolated(name)}`, NAMES - 10), 0, y + height / 2);
+        font("--mono");
+        pen.textAlign = "center";
+        keys.forEach((_, column) => {
+          const value = values[row * keys.length + column];
+          const tint = tintOf(ramp, level(value, "fit", 0, this.darkest));
+          const x = NAMES + column * width;
+          pen.fillStyle = tint.css;
+          pen.fillRect(x + 1, y + 1, width - 2, height - 2);
+          pen.fillStyle = tint.onTop;
+          if (!isDense) pen.fillText(inCell(value), x + width / 2, y + height / 2, width - 4);
+        });
+      });
+    };
+    return { width: NAMES + keys.length * width, height: top + queries.length * height, draw };
   }
 
   table(): (string | number)[][] {

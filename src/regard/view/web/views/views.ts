@@ -1,7 +1,7 @@
 /** The views of the stage, one tab each. All share the state; the open one draws itself. */
 
 import { byId } from "../dom";
-import type { Drawers } from "../export/painter";
+import type { Picture } from "../export/svg";
 import type { State } from "../state";
 import type { Reading } from "./reading";
 
@@ -15,7 +15,7 @@ export interface View {
   caption?: () => string; // what is seen, in words, for a picture of it
   ceiling?: () => number; // the weight of the darkest colour on the fitted scale
   isSettled: () => boolean; // is all that is seen there, or known to be missing?
-  drawers?: () => Drawers; // what draws itself in a picture
+  picture?: () => Picture | null; // null: there is nothing to draw; a view of words has none, it is printed
 }
 
 export class Views {
