@@ -15,6 +15,7 @@ export interface Pen extends Pick<
       | "moveTo"
       | "lineTo"
       | "bezierCurveTo"
+      | "closePath"
       | "rect"
     )
   | ("stroke" | "fill" | "strokeRect" | "fillRect" | "fillText" | "measureText" | "setLineDash")
@@ -116,6 +117,10 @@ export class SvgPen extends Style implements Pen {
 
   bezierCurveTo(...numbers: [number, number, number, number, number, number]) {
     this.path += `C${numbers.map(short).join(" ")}`;
+  }
+
+  closePath() {
+    this.path += "Z";
   }
 
   rect(x: number, y: number, width: number, height: number) {

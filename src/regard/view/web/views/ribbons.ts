@@ -75,6 +75,7 @@ function outline(pen: Pen, { from, to, thick }: Ribbon, { width, names }: Flows)
   pen.bezierCurveTo(middle, from, middle, to, x2, to);
   pen.lineTo(x2, to + thick);
   pen.bezierCurveTo(middle, to + thick, middle, from + thick, x1, from + thick);
+  pen.closePath();
 }
 
 /** The ribbons on the page, each to be pointed at. */
