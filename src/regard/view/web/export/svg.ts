@@ -2,28 +2,9 @@
 
 import { context2d, element } from "../dom";
 
-/** The part of a canvas that pictures are drawn with. */
-export interface Pen extends Pick<
-  CanvasRenderingContext2D,
-  | (
-      | "save"
-      | "restore"
-      | "translate"
-      | "rotate"
-      | "clip"
-      | "beginPath"
-      | "moveTo"
-      | "lineTo"
-      | "bezierCurveTo"
-      | "closePath"
-      | "rect"
-    )
-  | ("stroke" | "fill" | "strokeRect" | "fillRect" | "fillText" | "measureText" | "setLineDash")
-  | ("fillStyle" | "strokeStyle" | "lineWidth" | "globalAlpha" | "imageSmoothingEnabled" | "imageSmoothingQuality")
-  | ("font" | "letterSpacing" | "textAlign" | "textBaseline")
-> {
-  drawImage(canvas: HTMLCanvasElement, x: number, y: number, width: number, height: number): void;
-}
+/** The part of a canvas that pictures are drawn with: what can be written as SVG. */
+type Calls = Exclude<keyof SvgPen & keyof CanvasRenderingContext2D, "drawImage">;
+export type Pen = Pick<CanvasRenderingContext2D, Calls> & Pick<SvgPen, "drawImage">;
 
 /** What a view looks like, in CSS pixels. */
 export interface Picture {
@@ -52,7 +33,7 @@ class Style {
   groups = 0; // opened since the last save()
 }
 
-export class SvgPen extends Style implements Pen {
+export class SvgPen extends Style {
   parts: string[] = [];
   path = "";
   saved: Style[] = [];
