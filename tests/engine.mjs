@@ -3,8 +3,16 @@ import { readFileSync } from "node:fs";
 import { build } from "esbuild";
 
 const { folder, layer, raw, sinks, direct, questions } = JSON.parse(readFileSync(0, "utf8"));
-const bundle = await build({ entryPoints: [`${folder}/data/engine.ts`], bundle: true, define: { SMALL: "false" }, format: "esm", write: false });
-const { engine } = await import(`data:text/javascript;base64,${Buffer.from(bundle.outputFiles[0].contents).toString("base64")}`);
+const bundle = await build({
+  entryPoints: [`${folder}/data/engine.ts`],
+  bundle: true,
+  define: { SMALL: "false" },
+  format: "esm",
+  write: false,
+});
+const { engine } = await import(
+  `data:text/javascript;base64,${Buffer.from(bundle.outputFiles[0].contents).toString("base64")}`
+);
 const bytes = Object.fromEntries(Object.entries(raw).map(([name, text]) => [name, new TextEncoder().encode(text)]));
 const waiting = new Map();
 const ask = engine((answer) => waiting.get(answer.id)?.(answer), direct ?? undefined);

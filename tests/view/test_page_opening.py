@@ -105,22 +105,6 @@ def test_the_steps_tell_of_the_key_that_is_read_below(show: Open) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("query", "chosen"), [(1, (1, 4)), (6, (5, 8))], ids=["first", "last"])
-def test_a_whole_sentence_has_no_special_tokens(
-    query: int, chosen: tuple[int, int], show: Open
-) -> None:
-    words = tokens(
-        ["[CLS]", "Life", " is", " short", ".", " Eat", " dessert", " first", ".", "[SEP]"]
-    )
-    query_, key = torch.randn(2, 1, 10, 8, generator=torch.Generator().manual_seed(7))
-    recording = regard.Recording({"a": regard.attend(query_, key)}, query_tokens=words)
-    page = show(recording, f"#view=text&query={query}")
-    page.click("text=Whole sentence")
-    at = address(page, lambda said: "queryTo" in said)
-    assert (int(at["query"]), int(at["queryTo"])) == chosen
-
-
-@pytest.mark.full
 def test_segments_say_that_there_are_more_columns(show: Open) -> None:
     words = [word for part in range(14) for word in (f"Part {part}", " ends", ".")]
     x = torch.randn(1, len(words), 8, generator=torch.Generator().manual_seed(7))

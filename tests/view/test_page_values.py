@@ -96,27 +96,6 @@ def test_a_file_shows_weights_times_values_and_the_output_as_the_library_has_the
 
 @pytest.mark.browser
 @pytest.mark.full
-def test_a_vector_tells_the_sum_that_made_it(show: Open) -> None:
-    matrix = regard.attend(torch.zeros(2, 1), torch.zeros(2, 1))
-    recording = regard.Recording({"layer": matrix}, query_tokens=["Life", " is"])
-    value = torch.tensor([[2.0, 0.0], [4.0, -1.0]])
-    recording.put(replace(recording.layers[0], value=InMemory(value)))
-    page = opened(show(recording, "#view=steps&query=1&order=position"))
-    names = page.locator("#view-steps thead th").all_inner_texts()
-    said: list[str] = []
-    for row, name in ((1, "value"), (1, "weight × value"), (2, "weight × value")):
-        place = names.index(name) - 2
-        page.hover(f'#view-steps [data-row="{row}"] [data-column="{place}"]')
-        said.append(page.inner_text("#view-steps .sum"))
-    assert said == [
-        "“is”: value = (4, −1)",
-        "“is”: weight × value = 50.0\u202f% × (4, −1) = (2, −0.500)",
-        "output = the sum of weight × value over all 2 keys = (3, −0.500)",
-    ]
-
-
-@pytest.mark.browser
-@pytest.mark.full
 def test_longer_vectors_are_pictures_and_their_colours_are_explained(show: Open) -> None:
     page = opened(show(with_values(dim=7), "#view=steps&layer=1&head=4&query=5"))
     assert page.locator('#view-steps tbody canvas[aria-label^="weight × value: 7 "]').count() == 9

@@ -25,7 +25,6 @@ def test_the_bar_counts_the_tokens(keys: int | None, said: str, show: Open) -> N
 
 
 HEBREW = "12מה שלומך"
-INVISIBLE = "\u00ad\u180e\u3164\u2800\u115f\u034f\ufe0f"
 
 
 def test_a_token_written_from_right_to_left_stays_apart_from_its_place(show: Open) -> None:
@@ -43,16 +42,6 @@ def test_a_token_written_from_right_to_left_stays_apart_from_its_place(show: Ope
     assert before["x"] + before["width"] <= after["x"]
 
 
-def test_a_token_written_from_right_to_left_turns_nothing_of_its_sentence(show: Open) -> None:
-    tokens = [regard.Token(HEBREW), *pages.words(4)]
-    seen = regard.Recording(dict(recorded(tokens=5)), query_tokens=tokens)
-    page = show(seen, "#query=0&key=0")
-    page.wait_for_selector("body[data-read]")
-    isolated = f"\u2068{HEBREW}\u2069"
-    assert pages.sentence(page).startswith(f"“{isolated}” gives ")
-    assert f"of its attention to “{isolated}” (rank " in pages.sentence(page)
-
-
 def test_a_name_that_would_turn_the_line_is_shown_harmlessly(show: Open, tmp_path: Path) -> None:
     path = tmp_path / "x.html"
     seen = regard.Recording({"a\u202elayer": recorded()[0]}, model="\u202eledom")
@@ -60,14 +49,3 @@ def test_a_name_that_would_turn_the_line_is_shown_harmlessly(show: Open, tmp_pat
     assert page.inner_text("#title") == "‹RLO›kool"
     assert page.inner_text("#about").startswith("‹RLO›ledom · ")
     assert page.inner_text("#layer-name") == "a‹RLO›layer"
-
-
-@pytest.mark.parametrize("character", list(INVISIBLE), ids=lambda one: f"U+{ord(one):04X}")
-def test_a_token_of_an_invisible_character_shows_its_number(character: str, show: Open) -> None:
-    seen = recorded(tokens=5)
-    tokens = [regard.Token(character), *pages.words(4)]
-    seen = regard.Recording(dict(seen), query_tokens=tokens)
-    page = show(seen, "#view=steps&order=position&query=4")
-    page.wait_for_selector("#view-steps [data-row]")
-    shown = page.locator("#view-steps tbody th").first.inner_text()
-    assert shown.startswith(f"‹U+{ord(character):04X}›")

@@ -13,10 +13,9 @@ import torch
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
-from playwright.sync_api import Browser
 
 import regard
-from pages import script_of
+from pages import evaluated
 from regard.analysis.head_classes import Trial
 from regard.analysis.head_kinds import KINDS
 from regard.errors import RegardError
@@ -70,14 +69,9 @@ def drawn(ax: Axes, kind: str = "svg") -> bytes:
 # The scale
 
 
-@pytest.mark.browser
-@pytest.mark.full
-def test_the_scale_is_the_pages_own(browser: Browser) -> None:
-    source = script_of('export * from "./maths/colours";')
-    script = f"{source}; [parts.ramp('light', '#ffffff').css, parts.ramp('dark', '#000000').css]"
-    page = browser.new_page()
-    light, dark = page.evaluate(script)
-    page.close()
+def test_the_scale_is_the_pages_own() -> None:
+    source = 'import { ramp } from "./maths/colours";'
+    light, dark = evaluated(source, "[ramp('light', '#ffffff').css, ramp('dark', '#000000').css]")
     for css, ground in ((light, "white"), (dark, "black")):
         ax = axes_of(None, 2, 2)
         ax.set_facecolor(ground)

@@ -1,20 +1,17 @@
-"""remote.ts, the page's source of numbers over HTTP, in Chromium against a real server."""
+"""remote.ts, the page's source of numbers over HTTP, asked in Node.js against a real server."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser
 
 import pages
 import regard
 from regard.view.tiles.page_answers import Answers, Which
 from regard.view.tiles.pyramid import Place
 from regard.view.tiles.query_steps import KeysAsked
-
-pytestmark = [pytest.mark.browser, pytest.mark.full]
 
 
 def recorded() -> regard.Recording:
@@ -24,23 +21,24 @@ def recorded() -> regard.Recording:
     return regard.Recording({"a": matrix}, query_tokens=tokens)
 
 
-@contextmanager
-def opened(browser: Browser, serving: pages.Serving) -> Iterator[Page]:
-    """A page of the server in which ``remote`` is a source of its numbers."""
-    code = pages.script_of('export * from "./data/remote"; export * from "./data/source";')
-    page = browser.new_page()
-    try:
-        page.goto(f"{serving.address}/?token={pages.TOKEN}")
-        # Of the server, in its folder, and empty.
-        page.goto(f"{serving.address}/nothing")
-        page.evaluate(f"(() => {{ {code}; Object.assign(window, parts); }})()")
-        page.evaluate(
-            "const layers = [{ q_len: 9, kv_len: 9 }];"
-            "window.remote = new Source(layers, new Remote(layers))"
-        )
-        yield page
-    finally:
-        page.close()
+SOURCE = """
+  import {{ Remote }} from "./data/remote";
+  import {{ Source }} from "./data/source";
+  const {{ fetch }} = globalThis;
+  globalThis.fetch = (path, {{ headers, ...how }}) =>
+    fetch(`{address}/${{path}}`, {{ ...how, headers: {{ ...headers, Cookie: "{cookie}" }} }});
+  const layers = [{{ q_len: 9, kv_len: 9 }}];
+  const remote = new Source(layers, new Remote(layers));
+"""
+
+
+def told(serving: pages.Serving, expression: str) -> Any:
+    """What an expression gives that asks a server by ``remote``; arrays as lists."""
+    if not serving.secret:
+        serving.enter()
+    port = serving.address.rpartition(":")[2]
+    cookie = f"regard-{port}={serving.secret}"
+    return pages.evaluated(SOURCE.format(address=serving.address, cookie=cookie), expression)
 
 
 @pytest.fixture
@@ -51,10 +49,10 @@ def serving() -> Iterator[pages.Serving]:
 
 
 @pytest.fixture(scope="module")
-def page(browser: Browser) -> Iterator[Page]:
+def server() -> Iterator[pages.Serving]:
+    """For tests that leave it as it is."""
     serving = pages.Serving(recorded())
-    with opened(browser, serving) as page:
-        yield page
+    yield serving
     serving.end()
 
 
@@ -66,110 +64,104 @@ def answers() -> Iterator[Answers]:
 
 HEAD = "{ layer: 0, head: 1, hidden: true }"
 WHICH = Which(0, 1, hidden=True)
-READ = """(answer) => Object.fromEntries(
-  Object.entries(answer).map(([name, value]) => [name, value?.length ? [...value] : value])
-)"""
 
 
-def asked(page: Page, question: str) -> Any:
-    """What remote answers, arrays as lists."""
-    return page.evaluate(f"async () => ({READ})(await remote.{question})")
-
-
-def listed(page: Page, question: str) -> list[float]:
-    return page.evaluate(f"async () => [...await remote.{question}]")
-
-
-def test_a_row_comes_with_its_mask(page: Page, answers: Answers) -> None:
-    got, row = asked(page, f"row({HEAD}, 5)"), answers.row(WHICH, 5)
+def test_a_row_comes_with_its_mask(server: pages.Serving, answers: Answers) -> None:
+    got, row = told(server, f"remote.row({HEAD}, 5)"), answers.row(WHICH, 5)
     assert got == {"values": row.values.tolist(), "mask": row.mask.int().tolist()}
 
 
-def test_a_column_is_what_every_query_gives(page: Page, answers: Answers) -> None:
-    assert listed(page, f"column({HEAD}, 2)") == answers.column(WHICH, 2).tolist()
+def test_a_column_is_what_every_query_gives(server: pages.Serving, answers: Answers) -> None:
+    assert told(server, f"remote.column({HEAD}, 2)") == answers.column(WHICH, 2).tolist()
 
 
-def test_a_tile_comes_with_its_size(page: Page, answers: Answers) -> None:
-    got = asked(page, f"tile({HEAD}, {{ level: 0, row: 0, column: 0, byRow: true }})")
+def test_a_tile_comes_with_its_size(server: pages.Serving, answers: Answers) -> None:
+    got = told(server, f"remote.tile({HEAD}, {{ level: 0, row: 0, column: 0, byRow: true }})")
     values = answers.tile(WHICH, Place(0, 0, 0, by_row=True)).values
     assert got["values"] == values.flatten().tolist()
     assert (got["height"], got["width"], got["exact"]) == (9, 9, True)
     assert got.get("sampled") is None
 
 
-def test_progress_is_told(page: Page) -> None:
-    assert asked(page, f"progress({HEAD}, false)") == {"done": 1, "seconds": 0}
+def test_progress_is_told(server: pages.Serving) -> None:
+    assert told(server, f"remote.progress({HEAD}, false)") == {"done": 1, "seconds": 0}
 
 
-def test_steps_are_told(page: Page, answers: Answers) -> None:
-    got = asked(page, f"steps({HEAD}, 5, {{ by: 'weight', start: 0, count: 2 }})")
+def test_steps_are_told(server: pages.Serving, answers: Answers) -> None:
+    got = told(server, f"remote.steps({HEAD}, 5, {{ by: 'weight', start: 0, count: 2 }})")
     expected = answers.steps(WHICH, 5, KeysAsked("weight", 0, 2))
     assert [step["key"] for step in got["rows"]] == [step.key for step in expected.rows]
 
 
-def test_segments_are_told(page: Page, answers: Answers) -> None:
-    got = listed(page, f"segments({HEAD}, {{ queries: [[0, 3], [3, 9]], keys: [[1, 9]] }})")
+def test_segments_are_told(server: pages.Serving, answers: Answers) -> None:
+    got = told(server, f"remote.segments({HEAD}, {{ queries: [[0, 3], [3, 9]], keys: [[1, 9]] }})")
     expected = answers.segments(WHICH, [(0, 3), (3, 9)], [(1, 9)])
     assert got == expected.flatten().tolist()
 
 
-def test_heads_are_told_in_their_order(page: Page, answers: Answers) -> None:
-    heads = page.evaluate("remote.heads()")
+def test_heads_are_told_in_their_order(server: pages.Serving, answers: Answers) -> None:
+    heads = told(server, "remote.heads()")
     assert [head["kind"] for head in heads] == [head.kind for head in answers.heads()]
 
 
-def test_small_maps_of_a_layer_are_told(page: Page, answers: Answers) -> None:
-    assert page.evaluate("remote.overview(0)") == answers.overview(0)
+def test_small_maps_of_a_layer_are_told(server: pages.Serving, answers: Answers) -> None:
+    assert told(server, "remote.overview(0)") == answers.overview(0)
 
 
-def test_a_wrong_question_is_an_error_with_its_sentence(page: Page) -> None:
-    told = page.evaluate(f"remote.row({HEAD}, 99).catch((e) => e.message)")
-    assert told == "query is 99; it must be from 0 to 8."
+def test_a_wrong_question_is_an_error_with_its_sentence(server: pages.Serving) -> None:
+    said = told(server, f"remote.row({HEAD}, 99).catch((e) => e.message)")
+    assert said == "query is 99; it must be from 0 to 8."
 
 
-def test_what_is_aborted_is_rejected_as_such(page: Page) -> None:
-    told = page.evaluate(
-        f"""async () => {{
+def test_what_is_aborted_is_rejected_as_such(server: pages.Serving) -> None:
+    said = told(
+        server,
+        f"""(async () => {{
           const stop = new AbortController();
           const row = remote.row({HEAD}, 1, stop.signal).catch((error) => error.name);
           stop.abort();
           return row;
-        }}"""
+        }})()""",
     )
-    assert told == "AbortError"
+    assert said == "AbortError"
 
 
-def test_without_a_signal_a_newer_question_takes_the_place_of_an_older(page: Page) -> None:
-    told = page.evaluate(
-        f"""async () => {{
+def test_without_a_signal_a_newer_question_takes_the_place_of_an_older(
+    server: pages.Serving,
+) -> None:
+    said = told(
+        server,
+        f"""(async () => {{
           const told = [];
           const keys = {{ by: "position", start: 0, count: 1 }};
           remote.steps({HEAD}, 1, keys).then(() => told.push("older"), () => told.push("error"));
           await remote.steps({HEAD}, 2, keys).then(() => told.push("newer"));
           await new Promise((resolve) => setTimeout(resolve, 50));
           return told;
-        }}"""
+        }})()""",
     )
-    assert told == ["newer"]
+    assert said == ["newer"]
 
 
 LOST = f"remote.row({HEAD}, 1).catch((error) => error.message)"
 
 
-def test_a_recording_that_has_changed_is_lost(browser: Browser, serving: pages.Serving) -> None:
-    with opened(browser, serving) as page:
-        serving.changed = True
-        told = page.evaluate(LOST)
-    assert told == "the recording has changed on disk; start regard serve again."
+def test_a_recording_that_has_changed_is_lost(serving: pages.Serving) -> None:
+    serving.enter()
+    serving.changed = True
+    assert told(serving, LOST) == "the recording has changed on disk; start regard serve again."
 
 
-def test_a_server_that_has_ended_is_lost(browser: Browser, serving: pages.Serving) -> None:
-    with opened(browser, serving) as page:
-        serving.end()
-        told = page.evaluate(LOST)
-    assert told.startswith("The server does not answer any more. Start regard serve again")
+def test_a_server_that_has_ended_is_lost(serving: pages.Serving) -> None:
+    serving.enter()
+    serving.end()
+    assert told(serving, LOST).startswith(
+        "The server does not answer any more. Start regard serve again"
+    )
 
 
+@pytest.mark.browser
+@pytest.mark.full
 def test_the_page_shows_the_numbers_of_its_server_and_that_it_is_lost(
     browser: Browser, serving: pages.Serving, answers: Answers
 ) -> None:
@@ -189,6 +181,8 @@ def test_the_page_shows_the_numbers_of_its_server_and_that_it_is_lost(
     assert told == "the recording has changed on disk; start regard serve again."
 
 
+@pytest.mark.browser
+@pytest.mark.full
 def test_the_steps_of_a_head_are_gone_when_another_is_asked_of_a_lost_server(
     browser: Browser, serving: pages.Serving
 ) -> None:
@@ -207,6 +201,8 @@ def test_the_steps_of_a_head_are_gone_when_another_is_asked_of_a_lost_server(
     assert heading == ""
 
 
+@pytest.mark.browser
+@pytest.mark.full
 def test_what_is_wrong_is_told_until_all_that_is_shown_is_whole_again(
     browser: Browser, serving: pages.Serving
 ) -> None:

@@ -11,12 +11,13 @@ import { byId, element } from "./dom";
 import { SaveMenu } from "./export/save";
 import { Atlas } from "./map/atlas";
 import { ceilingOfAll } from "./map/ceiling";
-import { beside, fittedHeads, isDifference, shown } from "./map/compare";
+import { isDifference, shown } from "./map/compare";
 import { legendOf, showLegend, type Legend } from "./map/legend";
 import type { Look, MapView } from "./map/map";
 import { Overview, smallMap, type SmallMap } from "./map/overview";
 import { differenceRamp, ramp } from "./maths/colours";
-import { Store, type Cell, type State } from "./state";
+import { fitted } from "./bounds";
+import { freshState, Store, type Cell, type State } from "./state";
 import { errorName, meansName } from "./text/held_words";
 import { Prose } from "./text/prose";
 import { blockSentence, ReadingView } from "./text/sentence";
@@ -29,16 +30,12 @@ import { HeadsView } from "./views/heads_view";
 import { listen } from "./views/keys";
 import { notes } from "./views/notes";
 import { openingCell, openingHead } from "./views/opening";
-import { Pins, pinsOf, written } from "./views/pins";
+import { Pins } from "./views/pins";
 import { Reader, type Reading } from "./views/reading";
 import { SegmentsView } from "./views/segments";
 import { Standing } from "./views/standing";
 import { StepsView } from "./views/steps";
 import { Views } from "./views/views";
-
-const FEWEST_STEPS = 32;
-const MOST_STEPS = 1000; // that a server tells at once
-const MOST_CHOSEN = 256; // tokens whose rows are added up
 
 export class Page {
   maps: SmallMap[];
@@ -160,75 +157,19 @@ export class Page {
 
   /** @returns the head that stands out most, at a word that shows what it does */
   freshState(): State {
-    const { layers, opened } = this.recording;
-    const asked = openingHead(layers, opened);
-    const layer = within(asked.layer, layers.length);
-    const { heads, kv_len } = layers[layer];
-    const { query, key } = openingCell(heads?.[asked.head], this.axes(layer), this.maps[layer], asked.head);
-    return {
-      view: "map",
-      layer,
-      head: asked.head,
-      query,
-      key,
-      queryTo: null,
-      keyTo: null,
-      hover: null,
-      scale: "fit",
-      hidden: false,
-      side: "looks",
-      order: kv_len > 32 ? "weight" : "position",
-      steps: FEWEST_STEPS,
-      parts: "sentences",
-      pattern: "",
-      of: "head",
-      form: "table",
-      sort: "place",
-      only: "all",
-      entropy: "any",
-      sink: "any",
-      zoom: 1,
-      heads: "one",
-      compare: this.recording.other ? "beside" : "alone",
-      with: "",
-      distances: false,
-      row: 0,
-      column: 0,
-      theme: "auto",
-      folded: false,
-      pins: "",
-    };
+    const { layers, opened, other } = this.recording;
+    const head = openingHead(layers, opened);
+    const layer = Math.max(0, Math.min(layers.length - 1, head.layer));
+    const kind = layers[layer].heads?.[head.head];
+    const cell = openingCell(kind, this.axes(layer), this.maps[layer], head.head);
+    return freshState({ layer, head: head.head, ...cell }, layers[layer].kv_len, other ? "beside" : "alone");
   }
 
-  /** @returns every number inside the recording */
+  /** @returns every number inside the recording, and a view that there is */
   fitted(state: State): State {
-    const layer = within(state.layer, this.recording.layers.length);
-    const { num_heads, q_len, kv_len } = this.recording.layers[layer];
-    const zoom = Math.max(1, state.zoom);
-    const head = within(state.head, num_heads);
-    const heads = { ...state, layer, head, ...fittedHeads({ ...state, layer, head }, this.recording) };
-    return {
-      ...heads,
-      hidden: state.hidden && !this.isHeld(heads),
-      // The store asks before there are views.
-      view: !this.views || this.views.has(state.view) ? state.view : "map",
-      zoom,
-      pins: written(pinsOf(state.pins, this.recording.layers)),
-      query: state.query === null ? null : within(state.query, q_len),
-      key: state.key === null ? null : within(state.key, kv_len),
-      queryTo: lastOf(state.query, state.queryTo, q_len),
-      steps: Math.max(FEWEST_STEPS, Math.min(state.steps, kv_len, MOST_STEPS)),
-      keyTo: lastOf(state.key, state.keyTo, kv_len),
-      row: thousandths(Math.max(0, Math.min(q_len - q_len / zoom, state.row))),
-      column: thousandths(Math.max(0, Math.min(kv_len - kv_len / zoom, state.column))),
-    };
-  }
-
-  /** Is any of the heads on the stage there as block means only, with its sinks in them? */
-  isHeld(state: State) {
-    const { layers } = this.recording;
-    const other = state.compare === "beside" && coarsest(beside(state), layers);
-    return Boolean(other || coarsest(shown(state, layers), layers));
+    // The store asks before there are views.
+    const view = !this.views || this.views.has(state.view) ? state.view : "map";
+    return fitted({ ...state, view }, this.recording);
   }
 
   axes(layer: number): { queries: Token[]; keys: Token[] } {
@@ -467,21 +408,6 @@ export class Page {
     const name = dark ? "dark" : "light";
     return { name, ramp: ramp(name, ink.ground), differences: differenceRamp(name, ink.ground), ink };
   }
-}
-
-/** @returns from 0 to count - 1, whole */
-function within(value: number, count: number): number {
-  return Math.max(0, Math.min(count - 1, Math.round(value)));
-}
-
-function thousandths(value: number): number {
-  return Math.round(value * 1000) / 1000;
-}
-
-/** The last of several tokens, or null where there is but one; so many that they can be added up at once. */
-function lastOf(first: number | null, last: number | null, count: number) {
-  if (first === null || last === null || last <= first) return null;
-  return Math.min(within(last, count), first + MOST_CHOSEN - 1);
 }
 
 function start() {

@@ -44,6 +44,50 @@ export interface State {
   folded: boolean; // the text is put away
 }
 
+export const FEWEST_STEPS = 32;
+const SHORT = 32; // keys whose steps stand in the order of the text
+
+/**
+ * The state of a fresh page.
+ * @param keys of the open layer
+ */
+export function freshState(
+  open: Pick<State, "layer" | "head" | "query" | "key">,
+  keys: number,
+  compare: State["compare"],
+): State {
+  return {
+    ...open,
+    compare,
+    order: keys > SHORT ? "weight" : "position",
+    view: "map",
+    queryTo: null,
+    keyTo: null,
+    hover: null,
+    scale: "fit",
+    hidden: false,
+    side: "looks",
+    steps: FEWEST_STEPS,
+    parts: "sentences",
+    pattern: "",
+    of: "head",
+    form: "table",
+    sort: "place",
+    only: "all",
+    entropy: "any",
+    sink: "any",
+    zoom: 1,
+    heads: "one",
+    with: "",
+    distances: false,
+    row: 0,
+    column: 0,
+    theme: "auto",
+    folded: false,
+    pins: "",
+  };
+}
+
 export type View = (state: State, changed: Set<string>) => void;
 
 const WORDS = {

@@ -88,12 +88,7 @@ export class HeadsView {
     const all = this.all();
     const known = all.some(({ kind }) => Boolean(kind));
     this.choose(state, all, known);
-    this.tiles = known
-      ? sorted(
-          all.filter((tile) => isWanted(tile, state)),
-          state.sort,
-        )
-      : all;
+    this.tiles = known ? chosenTiles(all, state) : all;
     this.total = all.length;
     this.tell();
     this.inLayers = state.sort === "place" || !known;
@@ -317,7 +312,15 @@ export class HeadsView {
   }
 }
 
-function isWanted({ kind }: Tile, { only, entropy, sink }: State): boolean {
+/** Those that are wanted, in the order that is wanted. */
+export function chosenTiles(all: Tile[], state: Pick<State, "sort" | "only" | "entropy" | "sink">): Tile[] {
+  return sorted(
+    all.filter((tile) => isWanted(tile, state)),
+    state.sort,
+  );
+}
+
+function isWanted({ kind }: Tile, { only, entropy, sink }: Pick<State, "only" | "entropy" | "sink">): boolean {
   if (!kind) return only === "all" && entropy === "any" && sink === "any";
   const inside = (value: number, range: string) => value >= BETWEEN[range][0] && value < BETWEEN[range][1];
   return inside(kind.entropy, entropy) && inside(kind.sink, sink) && (only === "all" || slug(kind.kind) === only);

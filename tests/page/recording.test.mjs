@@ -1,0 +1,238 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { deflateSync } from "node:zlib";
+import { blocksOf, coarsest, errorOf, meansOf } from "../../src/regard/view/web/data/held";
+import { Damaged, fromBase64, readRecording, unpack, unpackBytes } from "../../src/regard/view/web/data/payload";
+import { smallMap } from "../../src/regard/view/web/map/overview";
+import { blockAt, missing, strongestBlocks } from "../../src/regard/view/web/text/held_words";
+import { chosenTiles } from "../../src/regard/view/web/views/heads_view";
+import { notes } from "../../src/regard/view/web/views/notes";
+import { introduced, openingCell, openingHead, standingOut } from "../../src/regard/view/web/views/opening";
+import { layer, recording, tokens } from "./recordings.mjs";
+
+// What stands in the file
+
+const WHOLE = {
+  version: 1,
+  title: "a",
+  layers: [layer()],
+  query_tokens: { texts: ["a", " b"], special: [0] },
+  one_text: true,
+};
+
+test("tokens, and of one text the same on both axes", () => {
+  const read = readRecording(JSON.stringify(WHOLE));
+  assert.deepEqual(read.query_tokens, [
+    { text: "a", special: true },
+    { text: " b", special: false },
+  ]);
+  assert.equal(read.key_tokens, read.query_tokens);
+  assert.deepEqual(read.opened, [null, null]);
+});
+
+test("of two recordings each layer says which it is of", () => {
+  const other = { first: 1, title: "b", query_tokens: null, key_tokens: null, one_text: false };
+  const read = readRecording(JSON.stringify({ ...WHOLE, layers: [layer(), layer()], opened: [0, "x"], other }));
+  assert.deepEqual(
+    read.layers.map(({ of }) => of),
+    ["a", "b"],
+  );
+  assert.deepEqual(read.opened, [0, null]);
+});
+
+const DAMAGES = {
+  "cut off": [JSON.stringify(WHOLE).slice(0, 50), "its list of layers and tokens is cut off or changed."],
+  "not there": [undefined, "its list of layers and tokens is cut off or changed."],
+  "of another format": [JSON.stringify({ ...WHOLE, version: 2 }), "it has format 2; this page reads format 1."],
+  "without layers": [JSON.stringify({ ...WHOLE, layers: [] }), "it holds no layer."],
+  "of no shape": [JSON.stringify({ ...WHOLE, layers: [layer({ q_len: -1 })] }), "a layer has no valid shape."],
+};
+for (const [name, [text, message]] of Object.entries(DAMAGES))
+  test(`a list that is ${name} is damage`, () =>
+    assert.throws(
+      () => readRecording(text),
+      (error) => error instanceof Damaged && error.message === message,
+    ));
+
+/** As packing.py packs numbers: the bytes of each apart, deflated, in base64. */
+function packed(bytes, width, most = width) {
+  const planes = Array.from({ length: most }, (_, plane) =>
+    bytes.filter((_, at) => at % width === plane + width - most),
+  );
+  const apart = Buffer.concat(planes.map((plane) => Buffer.from(plane)));
+  return new TextEncoder().encode(deflateSync(apart).toString("base64"));
+}
+
+test("numbers of 32 and 24 bits are read back", async () => {
+  const numbers = Float32Array.from([0, 1, -2.5, 1e-30, NaN, 123456.789]);
+  const bytes = new Uint8Array(numbers.buffer);
+  assert.deepEqual(await unpack(packed(bytes, 4), "float32", 6), numbers);
+  const near = await unpack(packed(bytes, 4, 3), "float24", 6);
+  near.forEach((number, at) =>
+    assert.ok(Object.is(number, NaN) || Math.abs(number - numbers[at]) <= 2 ** -15 * Math.abs(numbers[at])),
+  );
+  const counts = Int32Array.from([0, -1, 2 ** 30]);
+  assert.deepEqual(await unpack(packed(new Uint8Array(counts.buffer), 4), "int32", 3), counts);
+});
+
+test("all half-precision numbers are read back", async () => {
+  const halves = [0x0000, 0x8000, 0x3c00, 0xc000, 0x7bff, 0x0001, 0x03ff, 0x7c00, 0xfc00, 0x7e00];
+  const bytes = new Uint8Array(Uint16Array.from(halves).buffer);
+  const read = await unpack(packed(bytes, 2), "float16", halves.length);
+  assert.deepEqual([...read], [0, -0, 1, -2, 65504, 2 ** -24, 1023 * 2 ** -24, Infinity, -Infinity, NaN]);
+});
+
+test("numbers that are cut off, changed or too many are damage", async () => {
+  const whole = packed(new Uint8Array(40).fill(7), 4);
+  await assert.rejects(unpack(whole.slice(0, 12), "float32", 10), /its numbers are cut off or changed/);
+  await assert.rejects(unpack(new TextEncoder().encode("####"), "float32", 10), /its numbers are cut off or changed/);
+  await assert.rejects(unpack(whole, "float32", 9), /it has 40 bytes where 36 belong/);
+  await assert.rejects(unpackBytes(whole, 41), /it has 40 bytes where 41 belong/);
+  assert.throws(() => fromBase64("*"), Damaged);
+});
+
+// Layers that are too large
+
+test("levels stand for means that are within the error that is told", () => {
+  const info = layer({ block: 2, maximum: 0.8, octaves: 24 });
+  const means = meansOf(info);
+  assert.equal(means[0], 0);
+  assert.ok(Number.isNaN(means[255]));
+  assert.ok(Math.abs(means[254] - 0.8) < 1e-6);
+  for (let level = 2; level < 255; level++)
+    assert.ok(means[level] / means[level - 1] <= (1 + errorOf(info)) ** 2 + 1e-6);
+  assert.deepEqual(blocksOf(info), { rows: 5, columns: 5 });
+});
+
+test("of several heads the coarsest says how exact they are", () => {
+  const layers = [
+    layer(),
+    layer({ kind: "pyramid", strongest: 8, block: 2 }),
+    layer({ kind: "pyramid", strongest: 0, block: 4 }),
+  ];
+  assert.equal(coarsest({ layer: 0 }, layers), null);
+  const terms = [0, 1, 2].map((at) => ({ layer: at, head: 0, factor: 1 }));
+  assert.equal(coarsest({ layer: 0, terms }, layers), layers[2]);
+});
+
+test("the strongest blocks are told with their tokens", () => {
+  const means = Float32Array.from([0.1, 0.1, 0.3, 0.3, 0.2]);
+  assert.deepEqual(
+    strongestBlocks(means, { block: 2 }, 2).map(({ places }) => places),
+    ["2 to 3", "4"],
+  );
+  assert.equal(blockAt(4, 2, 5).name, "token 4");
+});
+
+test("what is missing says how to get it", () => {
+  assert.equal(
+    missing(layer({ kind: "map" }), 3, "a row step by step"),
+    "Only the small map of this layer is in this file; a row step by step needs query and key: see it with regard serve, or write the file with layers=[3] or a larger limit.",
+  );
+  assert.match(
+    missing(layer({ kind: "pyramid", strongest: 8 }), 3, "x"),
+    /^Only block means and the strongest keys of this layer are/,
+  );
+});
+
+test("notes say what is rounded, left out or shown of a recording", () => {
+  const said = (more, file = {}) => notes(recording([layer({ dtype: "float32", ...more })], { batch: 1, ...file }), 0);
+  assert.deepEqual(said({}), []);
+  assert.match(
+    said({ dtype: "float24", deviation: 1e-6 })[0],
+    /^Queries and keys are stored in 24 bits: weights are within/,
+  );
+  assert.match(said({ dtype: "float16", kind: "weights", deviation: 1e-3 })[0], /^Weights are stored in 16 bits/);
+  assert.match(said({ heads: [null, null] })[0], /not numbers \(NaN\)/);
+  assert.deepEqual(said({}, { batch: 2 }), ["The recording holds 2 sequences; this is the first."]);
+  assert.match(
+    said({ kind: "map", overview: { rows: 4, columns: 4 } })[0],
+    /regard\.page\(recording, path, layers=\[0\]\)\.$/,
+  );
+});
+
+// Heads
+
+function head(kind, score = 1, entropy = 0.5, sink = 0) {
+  return { kind, score, entropy, sink };
+}
+
+const KINDS = [
+  [head("self", 1, 0), head("uniform", 1, 1, 0.5)],
+  [head("uniform", 0.9, 0.9, 0.5), head("self", 0.8, 0.1)],
+];
+const TILES = KINDS.flatMap((kinds, at) => kinds.map((kind, i) => ({ layer: at, head: i, kind })));
+const ALL = { sort: "place", only: "all", entropy: "any", sink: "any" };
+
+for (const [asked, order] of [
+  [{}, ["00", "01", "10", "11"]],
+  [{ sort: "entropy" }, ["01", "10", "11", "00"]],
+  [{ sort: "score" }, ["00", "01", "10", "11"]],
+  [{ sort: "sink" }, ["01", "10", "00", "11"]],
+  [{ sort: "kind" }, ["00", "11", "01", "10"]],
+  [{ only: "self" }, ["00", "11"]],
+  [{ entropy: "high" }, ["01", "10"]],
+  [{ sink: "middle" }, ["01", "10"]],
+  [{ only: "self", entropy: "high" }, []],
+])
+  test(`heads are sorted and filtered: ${JSON.stringify(asked)}`, () => {
+    const found = chosenTiles(TILES, { ...ALL, ...asked });
+    assert.deepEqual(
+      found.map((tile) => `${tile.layer}${tile.head}`),
+      order,
+    );
+  });
+
+test("a head without a kind is shown where nothing is asked of kinds, and stands last", () => {
+  const tiles = [{ layer: 0, head: 0, kind: null }, ...TILES];
+  assert.equal(chosenTiles(tiles, { ...ALL, sort: "kind" }).at(-1).kind, null);
+  assert.equal(chosenTiles(tiles, { ...ALL, only: "self" }).length, 2);
+});
+
+test("of each kind the strongest head stands out, the most telling kind first", () => {
+  const layers = [
+    layer({ heads: [head("mixed"), head("self", 0.6)] }),
+    layer({ heads: [head("self", 0.8), head("induction", 0.2)] }),
+  ];
+  assert.deepEqual(
+    standingOut(layers).map((one) => [one.layer, one.head]),
+    [
+      [1, 1],
+      [1, 0],
+    ],
+  );
+  assert.deepEqual(openingHead(layers, [null, null]), { layer: 1, head: 1 });
+  assert.deepEqual(openingHead(layers, [0, null]), { layer: 0, head: 1 });
+  assert.deepEqual(openingHead(layers, [0, 0]), { layer: 0, head: 0 });
+  assert.deepEqual(openingHead([layer({ kind: "map", heads: layers[1].heads }), layer()], [null, null]), {
+    layer: 1,
+    head: 0,
+  });
+});
+
+test("one sentence introduces a head", () => {
+  const said = (kind) => introduced({ layer: 0, head: 1, kind }).replaceAll("\u202f", " ");
+  assert.equal(
+    said(head("previous token", 0.9)),
+    "Layer 0, head 1 is a previous-token head: each token attends to the one before it (90 % of its attention on average).",
+  );
+  assert.equal(said(head("mixed")), "Layer 0, head 1 is a mixed head: no simple pattern takes half of its attention.");
+});
+
+test("a page opens at a content word that shows what the head does", () => {
+  const text = tokens(["[CLS]", "The", " baker", " sold", " bread", " to", " the", " sailor", ".", "[SEP]"]);
+  const one = { queries: text, keys: text };
+  const none = smallMap(layer());
+  assert.deepEqual(openingCell(head("previous token"), one, none, 0), { query: 3, key: 2 });
+  assert.deepEqual(openingCell(head("next token"), one, none, 0), { query: 2, key: 3 });
+  assert.deepEqual(openingCell(head("first-token sink"), one, none, 0), { query: 2, key: 0 });
+  const keys = tokens(["Das", " ist"]);
+  assert.deepEqual(openingCell(head("previous token"), { queries: text, keys }, none, 0), { query: 2, key: null });
+  assert.deepEqual(openingCell(null, { queries: tokens(["[CLS]"]), keys }, none, 0), { query: 0, key: null });
+});
+
+test("an induction head opens where a word comes again, at the word after it", () => {
+  const text = tokens([" sold", " bread", " and", " sold"]);
+  const found = openingCell(head("induction"), { queries: text, keys: text }, smallMap(layer()), 0);
+  assert.deepEqual(found, { query: 3, key: 1 });
+});

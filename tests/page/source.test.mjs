@@ -1,0 +1,158 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { addedRests, Source } from "../../src/regard/view/web/data/source";
+import { Waiting } from "../../src/regard/view/web/data/waiting";
+import { Reader } from "../../src/regard/view/web/views/reading";
+import { layer } from "./recordings.mjs";
+
+/** Weights of three heads: of query q on key k, 0.1 for each of head, q and k. */
+const weight = (head, query, key) => Math.fround(0.1 * (head + query + key));
+const KEYS = [0, 1, 2];
+
+function host(asked = []) {
+  return {
+    async ask(question, signal) {
+      asked.push(question);
+      await new Promise((resolve) => setTimeout(resolve));
+      signal.throwIfAborted();
+      const { kind, head, query, key } = question;
+      if (kind === "row")
+        return {
+          values: Float32Array.from(KEYS, (at) => weight(head, query, at)),
+          mask: Uint8Array.of(1, Number(head > 0), 0),
+        };
+      if (kind === "column") return { values: Float32Array.from(KEYS, (at) => weight(head, at, key)) };
+      return { values: Float32Array.of(head), height: 1, width: 1, exact: head < 2, sampled: head < 2 ? undefined : 4 };
+    },
+  };
+}
+
+const LAYERS = [layer({ num_heads: 3, q_len: 3, kv_len: 3 })];
+const MEAN = { layer: 0, head: 0, hidden: false, terms: [0, 2].map((head) => ({ layer: 0, head, factor: 0.5 })) };
+const near = (found, expected) =>
+  assert.deepEqual(
+    [...found].map((one) => one.toFixed(5)),
+    expected.map((one) => one.toFixed(5)),
+  );
+
+test("an answer about several heads is the sum of their own", async () => {
+  const source = new Source(LAYERS, host());
+  const row = await source.row(MEAN, 1, new AbortController().signal);
+  near(
+    row.values,
+    KEYS.map((key) => weight(1, 1, key)),
+  );
+  assert.deepEqual([...row.mask], [1, 1, 0]);
+  near(
+    await source.column(MEAN, 2, new AbortController().signal),
+    KEYS.map((query) => weight(1, query, 2)),
+  );
+});
+
+test("a tile of several heads is exact where all of them are", async () => {
+  const place = { level: 0, row: 0, column: 0, byRow: false };
+  const tile = await new Source(LAYERS, host()).tile(MEAN, place, new AbortController().signal);
+  assert.deepEqual([tile.exact, tile.sampled, ...tile.values], [false, 4, 1]);
+});
+
+test("what is not known of several heads adds up", () => {
+  const rests = addedRests(
+    [
+      { share: 0.2, most: 0.1 },
+      { share: 0.4, most: 0.02 },
+    ],
+    [{ factor: 1 }, { factor: -1 }],
+  );
+  assert.ok(Math.abs(rests.most - 0.12) < 1e-9);
+});
+
+test("without a signal a newer question takes the place of an older", async () => {
+  const source = new Source(LAYERS, host());
+  const told = [];
+  const older = source.row({ layer: 0, head: 0, hidden: false }, 0).then(() => told.push("older"));
+  await source.row({ layer: 0, head: 0, hidden: false }, 1).then(() => told.push("newer"));
+  await Promise.race([older, new Promise((resolve) => setTimeout(resolve, 10))]);
+  assert.deepEqual(told, ["newer"]);
+});
+
+test("an answer finds who asked, and nobody waits for what was given up", async () => {
+  const posted = [];
+  const waiting = new Waiting((message) => posted.push(message), { kind: "drop" });
+  const stop = new AbortController();
+  const [one, two] = [
+    waiting.ask({ kind: "row" }, new AbortController().signal),
+    waiting.ask({ kind: "row" }, stop.signal),
+  ];
+  stop.abort();
+  await assert.rejects(two, { name: "AbortError" });
+  waiting.tell(1, "an answer");
+  assert.equal(await one, "an answer");
+  assert.deepEqual(posted, [
+    { kind: "row", id: 1 },
+    { kind: "row", id: 2 },
+    { kind: "drop", id: 2 },
+  ]);
+});
+
+// What is read off
+
+const STATE = { view: "map", layer: 0, head: 0, hidden: false, heads: "one", compare: "alone", hover: null };
+
+/** All readings of a state, the last one with its column. */
+async function readings(more, isOneText = true) {
+  const found = [];
+  const reader = new Reader(
+    new Source(LAYERS, host()),
+    (reading) => found.push(reading),
+    assert.fail,
+    () => isOneText,
+  );
+  const state = { ...STATE, query: 1, key: 0, queryTo: null, keyTo: null, ...more };
+  reader.update(state, new Set(["query"]));
+  while (!found.at(-1)?.column) await new Promise((resolve) => setTimeout(resolve));
+  return found;
+}
+
+test("the row is read first, then the column", async () => {
+  const found = await readings({});
+  assert.deepEqual(
+    found.map(({ column }) => column === null),
+    [true, false],
+  );
+  near(
+    found[1].row,
+    KEYS.map((key) => weight(0, 1, key)),
+  );
+  near(
+    found[1].column,
+    KEYS.map((query) => weight(0, query, 0)),
+  );
+});
+
+test("a side that is unknown is the strongest", async () => {
+  assert.equal((await readings({ key: null })).at(-1).key, 2);
+  assert.equal((await readings({ query: null })).at(-1).query, 2);
+});
+
+test("what is pointed at is read instead of what is chosen", async () => {
+  const last = (await readings({ hover: { query: 2, key: 1 } })).at(-1);
+  assert.deepEqual([last.query, last.key], [2, 1]);
+});
+
+test("several queries are a mean, several keys a sum", async () => {
+  const last = (await readings({ view: "text", query: 0, queryTo: 2, key: null })).at(-1);
+  near(
+    last.row,
+    KEYS.map((key) => weight(0, 1, key)),
+  );
+  near(
+    last.column,
+    KEYS.map((query) => 3 * weight(0, query, 1)),
+  );
+  assert.deepEqual([last.key, last.keyTo], [0, 2]);
+  const other = (await readings({ view: "text", query: 0, key: 1, keyTo: 2 }, false)).at(-1);
+  near(
+    other.column,
+    KEYS.map((query) => weight(0, query, 1) + weight(0, query, 2)),
+  );
+});

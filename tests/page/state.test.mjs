@@ -1,0 +1,224 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { fitted } from "../../src/regard/view/web/bounds";
+import { freshState, Store } from "../../src/regard/view/web/state";
+import { BINDINGS } from "../../src/regard/view/web/views/keys";
+import { pinsOf, written } from "../../src/regard/view/web/views/pins";
+import { layer, recording, tokens, WORDS } from "./recordings.mjs";
+
+globalThis.requestAnimationFrame = (draw) => frames.push(draw);
+let frames = [];
+
+function store(from = recording(), open = { layer: 0, head: 0, query: 4, key: 3 }) {
+  frames = [];
+  return new Store(freshState(open, from.layers[0].kv_len, "alone"), (state) => fitted(state, from));
+}
+
+/** The state that an address gives, beside that of a fresh page. */
+function differences(address, from) {
+  const page = store(from);
+  page.go(address);
+  return Object.fromEntries(Object.entries(page.state).filter(([name, value]) => value !== page.fresh[name]));
+}
+
+test("an address names the cell always and the rest where it is unusual", () => {
+  const page = store();
+  assert.equal(page.address(), "#layer=0&head=0&query=4&key=3");
+  page.set({ hidden: true, scale: "log", pattern: "eat & [a-z]+ #1" });
+  assert.equal(
+    page.address(),
+    "#layer=0&head=0&query=4&key=3&scale=log&pattern=eat%20%26%20%5Ba-z%5D%2B%20%231&hidden=1",
+  );
+});
+
+test("every part of the state comes back from its address", () => {
+  const page = store();
+  page.set({ layer: 1, head: 1, query: 2, key: 5, view: "text", hidden: true, zoom: 2, row: 1.5, column: 2.25 });
+  page.set({ queryTo: 4, keyTo: 6, side: "looked", sort: "kind", only: "first-token-sink", compare: "difference" });
+  page.set({ with: "0.1", heads: "0.0_1.1", pins: written([{ layer: 0, head: 1, query: 2, key: 3, note: "a & b" }]) });
+  page.set({ folded: true, distances: true, theme: "dark", entropy: "low", sink: "high", parts: "lines", of: "all" });
+  const again = store();
+  again.go(page.address());
+  assert.deepEqual(again.state, page.state);
+});
+
+for (const wrong of [
+  "#layer=99&head=-1&query=1e9&scale=<b>",
+  "#%00=&&=&query=x",
+  "#zoom=-3&row=99999&column=-1",
+  "#constructor=1&__proto__=x&toString=x",
+  "#pattern=a%00b&only=A<b>&heads=1.1_&with=x&pins=%00",
+])
+  test(`a wrong address opens what there is: ${wrong}`, () => {
+    const page = store();
+    page.go(wrong);
+    const { layer: at, head, query, key } = page.state;
+    assert.ok([0, 1].includes(at) && head === 0 && [4, null].includes(query) && [3, null].includes(key));
+    assert.deepEqual({ ...page.state, layer: 0, query: 4, key: 3 }, page.fresh);
+  });
+
+test("an address of another head or query leaves the key open", () => {
+  assert.deepEqual(differences("#query=7"), { query: 7, key: null });
+  assert.deepEqual(differences("#layer=1"), { layer: 1, key: null });
+  assert.deepEqual(differences("#layer=1&key=2"), { layer: 1, key: 2 });
+});
+
+test("an address asks for no more keys than there are", () => {
+  const long = recording([layer({ q_len: 100, kv_len: 100 })]);
+  for (const [asked, given] of [
+    [1, 32],
+    [90, 90],
+    [999999, 100],
+  ]) {
+    const page = store(long);
+    page.go(`#steps=${asked}`);
+    assert.equal(page.state.steps, given);
+  }
+  const longer = store(recording([layer({ q_len: 5000, kv_len: 5000 })]));
+  longer.go("#steps=5000");
+  assert.equal(longer.state.steps, 1000);
+});
+
+test("the part of the map stays inside the matrix", () => {
+  const page = store(recording([layer({ q_len: 100, kv_len: 200 })]));
+  page.set({ zoom: 4, row: 1000, column: 1000.12345 });
+  assert.deepEqual([page.state.row, page.state.column], [75, 150]);
+  page.set({ row: 10.12345 });
+  assert.equal(page.state.row, 10.123);
+});
+
+test("several chosen tokens are let go where one is chosen, and are not too many to add up", () => {
+  const page = store(recording([layer({ q_len: 900, kv_len: 900 })]));
+  page.set({ query: 3, queryTo: 800 });
+  assert.equal(page.state.queryTo, 258);
+  page.set({ query: 4 });
+  assert.equal(page.state.queryTo, null);
+  page.set({ query: 5, queryTo: 5 });
+  assert.equal(page.state.queryTo, null);
+});
+
+test("more steps are asked for again at each query", () => {
+  const page = store(recording([layer({ q_len: 100, kv_len: 100 })]));
+  page.set({ steps: 64 });
+  page.set({ key: 7 });
+  assert.equal(page.state.steps, 64);
+  page.set({ query: 7 });
+  assert.equal(page.state.steps, 32);
+});
+
+test("views are told once a frame of all that changed", () => {
+  const page = store();
+  const told = [];
+  page.subscribe((_, changed) => told.push([...changed].sort()));
+  page.set({ head: 1 });
+  page.set({ query: 5, hover: null });
+  page.set({ query: 5 });
+  assert.equal(frames.length, 1);
+  frames[0]();
+  assert.deepEqual(told, [["head", "query"]]);
+});
+
+for (const wrong of ["with=9.9", "with=x", "heads=7.7", "heads=<b>", "with=0.1_0.2"])
+  test(`heads that are not there are left out: ${wrong}`, () => {
+    assert.deepEqual(differences(`#compare=difference&${wrong}`), { compare: "difference", with: "0.1" });
+  });
+
+test("heads of layers of another shape are no mean and no comparison", () => {
+  const two = recording([layer(), layer({ q_len: 5 })]);
+  assert.deepEqual(differences("#heads=0.1_1.0&compare=beside&with=1.1", two), {
+    compare: "beside",
+    heads: "0.1",
+    with: "0.1",
+  });
+});
+
+test("of two recordings the same head is compared, and without a difference where their lengths differ", () => {
+  const same = recording([layer(), layer(), layer(), layer()], { other: { first: 2 } });
+  assert.deepEqual(differences("#layer=1&key=3&compare=difference&with=0.0", same), {
+    layer: 1,
+    compare: "difference",
+    with: "3.0",
+  });
+  const longer = recording([layer(), layer({ q_len: 12, kv_len: 12 })], { other: { first: 1 } });
+  assert.deepEqual(differences("#compare=difference", longer), { compare: "beside", with: "1.0" });
+});
+
+test("sinks that are inside block means are not set aside", () => {
+  const held = recording([layer({ kind: "pyramid", block: 2, strongest: 8 }), layer()]);
+  assert.deepEqual(differences("#hidden=1", held), {});
+  assert.deepEqual(differences("#layer=1&key=3&hidden=1", held), { layer: 1, hidden: true });
+});
+
+for (const pins of ['[[9,0,0,0,""]]', "[[0,0,0]]", "{}", "[1,null]", "<b>", '[[0,0,"1",2,""]]', "[[0,0,-1,2]]"])
+  test(`pins of cells that are not there are left out: ${pins}`, () => {
+    assert.deepEqual(differences(`#pins=${encodeURIComponent(pins)}`), {});
+  });
+
+test("a pin keeps its cell and 120 letters of its note; 12 are kept", () => {
+  const { layers } = recording();
+  const pin = { layer: 1, head: 0, query: 8, key: 2, note: 'a "note" & more_~' };
+  assert.deepEqual(pinsOf(written([pin]), layers), [pin]);
+  assert.equal(pinsOf(JSON.stringify([[0, 0, 1, 2, "x".repeat(200)]]), layers)[0].note.length, 120);
+  assert.equal(pinsOf(JSON.stringify(Array(20).fill([0, 0, 1, 2, ""])), layers).length, 12);
+});
+
+// The keyboard
+
+function page() {
+  const kept = store();
+  return {
+    store: kept,
+    axes: () => ({ queries: tokens(WORDS), keys: tokens(WORDS) }),
+    cell: () => ({ query: kept.state.query, key: kept.state.key }),
+    map: { frame: null },
+    step: (what, by) => kept.set({ [what]: kept.state[what] + by }),
+    views: { now: () => undefined },
+  };
+}
+
+function pressed(key, shiftKey = false) {
+  const one = page();
+  BINDINGS.find(({ keys }) => keys.includes(key)).run(one, key, { shiftKey });
+  return Object.fromEntries(Object.entries(one.store.state).filter(([name, value]) => value !== one.store.fresh[name]));
+}
+
+const PRESSED = {
+  ArrowDown: { query: 5 },
+  ArrowUp: { query: 3 },
+  ArrowRight: { key: 4 },
+  ArrowLeft: { key: 2 },
+  "]": { head: 1 },
+  "}": { layer: 1 },
+  "[": {},
+  "{": {},
+  l: { scale: "linear" },
+  s: { hidden: true },
+  d: { side: "looked" },
+  t: { folded: true },
+  g: { distances: true },
+  m: { heads: "mean" },
+  c: { compare: "beside", with: "0.1" },
+  1: { view: "overview" },
+  3: { view: "text" },
+  4: { view: "steps" },
+  5: { view: "segments" },
+};
+for (const [key, expected] of Object.entries(PRESSED))
+  test(`the key ${key} changes its part of the state`, () => assert.deepEqual(pressed(key), expected));
+
+test("Shift and an arrow go ten cells, to the end of the text", () => {
+  assert.deepEqual(pressed("ArrowDown", true), { query: 8 });
+  assert.deepEqual(pressed("ArrowLeft", true), { key: 0 });
+});
+
+test("a key that is a sink goes with the sinks", () => {
+  const one = page();
+  one.store.set({ key: 0 });
+  BINDINGS.find(({ keys }) => keys.includes("s")).run(one, "s", {});
+  assert.deepEqual([one.store.state.hidden, one.store.state.key], [true, null]);
+});
+
+test("no key does two things", () => {
+  const keys = BINDINGS.flatMap((binding) => binding.keys);
+  assert.equal(new Set(keys).size, keys.length);
+});

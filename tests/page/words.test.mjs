@@ -1,0 +1,213 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { endsSentence } from "../../src/regard/view/web/text/flow";
+import { parted } from "../../src/regard/view/web/text/parts";
+import { secondText, sentenceAt, wordAt } from "../../src/regard/view/web/text/parts_of_text";
+import { blockSentence, quoted, quotedRange, sentence } from "../../src/regard/view/web/text/sentence";
+import * as words from "../../src/regard/view/web/text/tokens";
+import { layer, tokens, WORDS } from "./recordings.mjs";
+
+const HEBREW = "12מה שלומך";
+
+// Tokens
+
+for (const character of ["\u00ad", "\u180e", "\u3164", "\u2800", "\u115f", "\u034f", "\ufe0f", "\u{e0001}"])
+  test(`an invisible character shows its number: ${character.codePointAt(0).toString(16)}`, () => {
+    const number = character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
+    assert.equal(words.named({ text: character, special: false }), `‹U+${number}›`);
+  });
+
+test("characters that turn, hide or break text are drawn as symbols", () => {
+  assert.equal(words.visible("\u202eevil\u2066"), "‹RLO›evil‹LRI›");
+  assert.equal(words.visible("\x00null\x7f\x1b"), "‹NUL›null‹DEL›‹ESC›");
+  assert.equal(words.visible("\ud800a\udc00"), "‹U+D800›a‹U+DC00›");
+  assert.equal(words.visible("😀 e\u0301 \u0915\u094d\u200d\u0937"), "😀 e\u0301 \u0915\u094d\u200d\u0937");
+  assert.equal(words.visible("a\n\tb", "\n\t"), "a\n\tb");
+});
+
+test("a name is one line without space around it, and never half a character", () => {
+  const name = (text, length) => words.named({ text, special: false }, length);
+  assert.deepEqual(
+    [" is", "a\nb", "\n\n", " ", "", "\t"].map((text) => name(text)),
+    ["is", "a↵b", "↵↵", "␣", "∅", "⇥"],
+  );
+  assert.equal(name("abcdefgh", 5), "abcd…");
+  assert.equal(name("abc😀😀", 5), "abc…");
+});
+
+test("a very long token is shortened in the prose", () => {
+  const long = { text: "x".repeat(500), special: false };
+  assert.equal(words.inProse(long), `${"x".repeat(120)}… (380 more characters)`);
+  assert.ok(words.isShortened(long));
+  assert.equal(words.inProse({ text: "x".repeat(130), special: false }), "x".repeat(130));
+});
+
+test("a name written from right to left stays apart from its sentence", () => {
+  assert.equal(words.isolated(HEBREW), `\u2068${HEBREW}\u2069`);
+  assert.equal(words.isolated("is"), "is");
+});
+
+test("sinks are the first and the special tokens, by name", () => {
+  const story = tokens(["[CLS]", "Life", "[SEP]", " eat", "[SEP]"]);
+  assert.deepEqual(words.sinksOf(story), [0, 2, 4]);
+  assert.equal(words.sinkNames(story), "[CLS], [SEP]");
+  assert.equal(words.sinkNames(tokens(["Life", " is"])), "the first token");
+  assert.equal(words.sinkNames(tokens(["[A]", "[B]", "[C]", "[D]"])), "[A], [B] …");
+});
+
+test("positions stand where no text was recorded", () => {
+  assert.deepEqual(words.forAxis(null, 2), tokens([" 0", " 1"]));
+  const two = tokens(["a", "b"]);
+  assert.equal(words.forAxis(two, 2), two);
+});
+
+// Words, sentences, parts
+
+const TEXT = ["[CLS]", "Life", " is", " short", ".", " Eat", " dessert", " first", ".", " Then", " rest", ".", "[SEP]"];
+const names = (parts) => parts.map(({ name }) => name);
+
+test("a word is its tokens without a space between, never a special one", () => {
+  const text = tokens(["Des", "sert", " first", ".", " Then", " re", "st", "."]);
+  assert.deepEqual(
+    [wordAt(text, 1), wordAt(text, 2), wordAt(text, 5), wordAt(text, 7)],
+    [
+      [0, 1],
+      [2, 2],
+      [5, 6],
+      [7, 7],
+    ],
+  );
+  assert.deepEqual(wordAt(tokens(["[CLS]", "Life"]), 1), [1, 1]);
+});
+
+test("a sentence has no special tokens", () => {
+  const text = tokens(TEXT);
+  assert.deepEqual(
+    [sentenceAt(text, 1), sentenceAt(text, 6), sentenceAt(text, 11)],
+    [
+      [1, 4],
+      [5, 8],
+      [9, 11],
+    ],
+  );
+  assert.deepEqual(sentenceAt(text, 0), [0, 0]);
+});
+
+test("sentences end at full stops and dots and nowhere else", () => {
+  const text = tokens(
+    "I told you that in 2020 nobody saw 6 of them … . Then you left .".split(" ").map((one) => ` ${one}`),
+  );
+  assert.deepEqual(
+    names(parted(text, { parts: "sentences" })).map((name) => name.slice(0, 6)),
+    ["I told", ".", "Then y"],
+  );
+  assert.deepEqual(
+    text.flatMap((_, at) => (endsSentence(text, at) ? [at] : [])),
+    [11, 12, 16],
+  );
+  assert.ok(endsSentence(tokens(['he said."', " Then"]), 0));
+  assert.ok(endsSentence(tokens(["line", "\nnext"]), 0));
+});
+
+test("parts are sentences or lines, without special tokens; many are joined", () => {
+  assert.deepEqual(parted(tokens(TEXT), { parts: "sentences" }), [
+    { name: "Life is short.", span: [1, 5] },
+    { name: "Eat dessert first.", span: [5, 9] },
+    { name: "Then rest.", span: [9, 12] },
+  ]);
+  assert.deepEqual(names(parted(tokens(["a\n", "b", " c\n", "d"]), { parts: "lines" })), ["a", "b c", "d"]);
+  const many = parted(tokens(Array(100).fill(" x.")), { parts: "sentences" });
+  assert.deepEqual([many.length, many[0].span, many.at(-1).span], [34, [0, 3], [99, 100]]);
+  assert.deepEqual(parted(tokens(["[CLS]"]), { parts: "sentences" }), []);
+});
+
+test("a pattern finds parts over tokens, in any case", () => {
+  const found = (pattern) => parted(tokens(TEXT), { parts: "pattern", pattern });
+  assert.deepEqual(found("DESSERT first|rest"), [
+    { name: "dessert first", span: [6, 8] },
+    { name: "rest", span: [10, 11] },
+  ]);
+  assert.deepEqual(found("ess")[0].span, [6, 7]);
+  assert.deepEqual(found("  "), []);
+  assert.deepEqual(found("never"), []);
+});
+
+for (const pattern of ["(", "[", "a{2,1}", "\\", "*"])
+  test(`a pattern that is no expression means its own letters: ${pattern}`, () => {
+    const found = (texts) => parted(tokens(texts), { parts: "pattern", pattern });
+    assert.deepEqual(found(TEXT), []);
+    assert.deepEqual(names(found(["one", ` ${pattern}`])), [pattern]);
+  });
+
+test("special tokens part the two texts of a pair", () => {
+  assert.equal(secondText(tokens(["[CLS]", "Life", "[SEP]", " eat", "[SEP]"])), 3);
+  assert.equal(secondText(tokens(WORDS)), null);
+});
+
+// Sentences
+
+const LAYERS = [layer(), layer()];
+const EVEN = Float32Array.from([0.5, 0.25, 0.25, 0, 0, 0, 0, 0, 0]);
+const text = tokens(WORDS);
+const axes = { queries: text, keys: text };
+
+function read(more, isKnown = true) {
+  const mask = Uint8Array.from(EVEN, (weight) => Number(weight > 0));
+  const usual = { layer: 1, head: 0, hidden: false, query: 6, key: 1, queryTo: null, keyTo: null, column: null };
+  return sentence({ ...usual, row: EVEN, mask, ...more }, axes, LAYERS, isKnown).replaceAll("\u202f", " ");
+}
+
+test("a cell is read with its share, its rank and its head", () => {
+  assert.equal(read({}), "“dessert” gives 25.0 % of its attention to “Life” (rank 2 of 3), layer 1 head 0.");
+  assert.equal(read({ key: 2 }), "“dessert” gives 25.0 % of its attention to “is” (rank 3 of 3), layer 1 head 0.");
+});
+
+test("a masked key is told as such where the mask is known", () => {
+  assert.equal(read({ key: 5 }), "“dessert” may not attend to “eat”, layer 1 head 0.");
+  assert.equal(read({ key: 5 }, false), "“dessert” gives nothing to “eat”, layer 1 head 0.");
+});
+
+test("a row without keys, and one that is not numbers", () => {
+  const none = { row: new Float32Array(9), mask: new Uint8Array(9) };
+  assert.equal(read(none), "“dessert” may attend to nothing: all its weights are 0, layer 1 head 0.");
+  const wrong = { row: new Float32Array(9).fill(NaN), mask: new Uint8Array(9).fill(1) };
+  assert.equal(read(wrong), "“dessert”: its weights are not numbers (NaN), layer 1 head 0.");
+});
+
+test("without sinks, a sink is read without and a later key is still masked", () => {
+  const aside = ", the first and the special tokens set aside.";
+  const mask = Uint8Array.from([0, 1, 1, 0, 0, 0, 0, 0, 0]);
+  assert.equal(read({ hidden: true, key: 0, mask }), `“dessert” is read without “[CLS]”, layer 1 head 0${aside}`);
+  assert.equal(read({ hidden: true, key: 7, mask }), `“dessert” may not attend to “first”, layer 1 head 0${aside}`);
+});
+
+test("a mean and a difference name their heads", () => {
+  const half = [0, 1].map((head) => ({ layer: 1, head, factor: 0.5 }));
+  assert.match(read({ terms: half }), /\(rank 2 of 3\), mean of the 2 heads of layer 1\.$/);
+  const terms = [
+    { layer: 1, head: 0, factor: 1 },
+    { layer: 0, head: 1, factor: -1 },
+  ];
+  const row = Float32Array.from(EVEN, (weight) => -weight);
+  assert.equal(
+    read({ terms, row }),
+    "“dessert” gives “Life” 25.0 percentage points less of its attention in layer 1 head 0 than in layer 0 head 1.",
+  );
+});
+
+test("a repeated token says its position, and one from right to left turns nothing", () => {
+  const twice = tokens(["a", " b", " a"]);
+  assert.deepEqual([quoted(twice, 1), quoted(twice, 2)], ["“b”", "“a” (token 2)"]);
+  assert.equal(quoted(tokens([HEBREW]), 0), `“\u2068${HEBREW}\u2069”`);
+  assert.equal(quotedRange(text, 3, 5), "“short, eat” (3 tokens)");
+});
+
+test("of a small map a sentence names blocks", () => {
+  const map = { rows: 2, columns: 2, shares: Float32Array.from([1, 0, 0.25, 0.75]) };
+  const info = layer({ num_heads: 1, q_len: 4, kv_len: 4 });
+  const said = blockSentence(map, info, { layer: 1, head: 0 }, { query: 3, key: 0 }).replaceAll("\u202f", " ");
+  assert.equal(
+    said,
+    "Of tokens 2 to 3, about 25.0 % of the attention goes to tokens 0 to 1 (small map), layer 1 head 0.",
+  );
+});
