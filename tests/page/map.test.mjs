@@ -4,8 +4,7 @@ import { Axes } from "../../src/regard/view/web/map/axes";
 import { ceilingOf, ceilingOfAll } from "../../src/regard/view/web/map/ceiling";
 import { chosenHeads, headline, shown, shownName, withHead } from "../../src/regard/view/web/map/compare";
 import { paletteOf, partOf, placesOf } from "../../src/regard/view/web/map/mosaic";
-import { smallMap } from "../../src/regard/view/web/map/overview";
-import { smallShares } from "../../src/regard/view/web/map/small";
+import { smallMap, smallShares } from "../../src/regard/view/web/map/small";
 import { layer, recording, tokens, WORDS } from "./recordings.mjs";
 
 globalThis.devicePixelRatio = 1;

@@ -3,7 +3,7 @@ import { test } from "node:test";
 import { deflateSync } from "node:zlib";
 import { blocksOf, coarsest, errorOf, meansOf } from "../../src/regard/view/web/data/held";
 import { Damaged, fromBase64, readRecording, unpack, unpackBytes } from "../../src/regard/view/web/data/payload";
-import { smallMap } from "../../src/regard/view/web/map/overview";
+import { smallMap } from "../../src/regard/view/web/map/small";
 import { blockAt, missing, strongestBlocks } from "../../src/regard/view/web/text/held_words";
 import { chosenTiles } from "../../src/regard/view/web/views/heads_view";
 import { notes } from "../../src/regard/view/web/views/notes";

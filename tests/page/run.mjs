@@ -12,7 +12,6 @@ const outdir = mkdtempSync(join(tmpdir(), "regard-page-"));
 await build({
   entryPoints: names.map((name) => join(here, name)),
   bundle: true,
-  define: { SMALL: "false" },
   format: "esm",
   logLevel: "warning",
   outdir,

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { fitted } from "../../src/regard/view/web/bounds";
 import { freshState, Store } from "../../src/regard/view/web/state";
-import { BINDINGS } from "../../src/regard/view/web/views/keys";
+import { bindingsOf } from "../../src/regard/view/web/views/keys";
 import { pinsOf, written } from "../../src/regard/view/web/views/pins";
 import { layer, recording, tokens, WORDS } from "./recordings.mjs";
 
@@ -172,13 +172,16 @@ function page() {
     cell: () => ({ query: kept.state.query, key: kept.state.key }),
     map: { frame: null },
     step: (what, by) => kept.set({ [what]: kept.state[what] + by }),
-    views: { now: () => undefined },
+    views: { now: () => undefined, has: () => true },
+    panes: {},
   };
 }
 
 function pressed(key, shiftKey = false) {
   const one = page();
-  BINDINGS.find(({ keys }) => keys.includes(key)).run(one, key, { shiftKey });
+  bindingsOf(one)
+    .find(({ keys }) => keys.includes(key))
+    .run(one, key, { shiftKey });
   return Object.fromEntries(Object.entries(one.store.state).filter(([name, value]) => value !== one.store.fresh[name]));
 }
 
@@ -214,11 +217,23 @@ test("Shift and an arrow go ten cells, to the end of the text", () => {
 test("a key that is a sink goes with the sinks", () => {
   const one = page();
   one.store.set({ key: 0 });
-  BINDINGS.find(({ keys }) => keys.includes("s")).run(one, "s", {});
+  bindingsOf(one)
+    .find(({ keys }) => keys.includes("s"))
+    .run(one, "s", {});
   assert.deepEqual([one.store.state.hidden, one.store.state.key], [true, null]);
 });
 
 test("no key does two things", () => {
-  const keys = BINDINGS.flatMap((binding) => binding.keys);
+  const keys = bindingsOf(page()).flatMap((binding) => binding.keys);
   assert.equal(new Set(keys).size, keys.length);
+});
+
+test("a page of one head has no keys for other heads and views", () => {
+  const small = bindingsOf({ panes: null, views: { has: (view) => ["map", "steps"].includes(view) } });
+  const keys = small.flatMap((binding) => binding.keys);
+  assert.deepEqual(
+    ["[", "}", "m", "c", "p", "1", "3", "5"].filter((key) => keys.includes(key)),
+    [],
+  );
+  assert.ok(["2", "4", "?", "ArrowUp"].every((key) => keys.includes(key)));
 });

@@ -3,7 +3,8 @@ import { test } from "node:test";
 import { endsSentence } from "../../src/regard/view/web/text/flow";
 import { parted } from "../../src/regard/view/web/text/parts";
 import { secondText, sentenceAt, wordAt } from "../../src/regard/view/web/text/parts_of_text";
-import { blockSentence, quoted, quotedRange, sentence } from "../../src/regard/view/web/text/sentence";
+import { blockSentence } from "../../src/regard/view/web/text/held_words";
+import { quoted, quotedRange, sentence } from "../../src/regard/view/web/text/sentence";
 import * as words from "../../src/regard/view/web/text/tokens";
 import { layer, tokens, WORDS } from "./recordings.mjs";
 

@@ -12,11 +12,17 @@ const pages = {
   page: template.replace(/<!-- \/?several -->/g, ""),
   small: template.replace(/<!-- several -->[^]*?<!-- \/several -->/g, ""),
 };
+// In the small page small.ts stands in the place of these modules.
+const absent = /\/(several|held_answers|held_words|minimap)$/;
+const small = {
+  name: "small",
+  setup: (page) => page.onResolve({ filter: absent }, () => ({ path: from("small.ts") })),
+};
 
 mkdirSync(to("."), { recursive: true });
 for (const [name, html] of Object.entries(pages)) {
-  const define = { SMALL: String(name === "small") };
-  await build({ ...options, define, entryPoints: [from("main.ts")], format: "iife", outfile: to(`${name}.js`) });
+  const plugins = name === "small" ? [small] : [];
+  await build({ ...options, plugins, entryPoints: [from("main.ts")], format: "iife", outfile: to(`${name}.js`) });
   await build({ ...options, entryPoints: [from(`${name}.css`)], outfile: to(`${name}.css`) });
   writeFileSync(to(`${name}.html`), html.replace(/^\s+/gm, ""));
   // The script stands inside an element of a page in ASCII. esbuild leaves regular expressions as they are.

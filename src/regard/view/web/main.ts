@@ -2,38 +2,29 @@
 
 import { Client } from "./data/client";
 import { engine } from "./data/engine";
-import { Framed } from "./data/framed";
 import { coarsest } from "./data/held";
 import { Damaged, readRecording, type Recording } from "./data/payload";
-import { Remote } from "./data/remote";
 import { Source, type Host } from "./data/source";
 import { byId, element } from "./dom";
-import { SaveMenu } from "./export/save";
 import { Atlas } from "./map/atlas";
 import { ceilingOfAll } from "./map/ceiling";
 import { isDifference, shown } from "./map/compare";
 import { legendOf, showLegend, type Legend } from "./map/legend";
 import type { Look, MapView } from "./map/map";
-import { Overview, smallMap, type SmallMap } from "./map/overview";
+import { smallMap, type SmallMap } from "./map/small";
 import { differenceRamp, ramp } from "./maths/colours";
 import { fitted } from "./bounds";
+import { gather, liveHost, menus, moreViews, panes, type Panes } from "./several";
 import { freshState, Store, type Cell, type State } from "./state";
-import { errorName, meansName } from "./text/held_words";
+import { blockSentence, errorName, meansName } from "./text/held_words";
 import { Prose } from "./text/prose";
-import { blockSentence, ReadingView } from "./text/sentence";
-import { TextView } from "./text/text";
+import { ReadingView } from "./text/sentence";
 import { forAxis, sinksOf, type Token } from "./text/tokens";
 import { Controls } from "./views/controls";
-import { Edit } from "./views/edit";
-import { gather } from "./views/gather";
-import { HeadsView } from "./views/heads_view";
 import { listen } from "./views/keys";
 import { notes } from "./views/notes";
 import { openingCell, openingHead } from "./views/opening";
-import { Pins } from "./views/pins";
 import { Reader, type Reading } from "./views/reading";
-import { SegmentsView } from "./views/segments";
-import { Standing } from "./views/standing";
 import { StepsView } from "./views/steps";
 import { Views } from "./views/views";
 
@@ -50,8 +41,7 @@ export class Page {
   gridCeiling = 1;
   remembering = 0;
   redrawing = 0;
-  overview: Overview | null;
-  standing: Standing | null;
+  panes: Panes | null;
   atlas: Atlas;
   map: MapView;
   legend!: Legend;
@@ -59,7 +49,6 @@ export class Page {
   prose: Prose;
   views: Views;
   words: ReadingView;
-  pins: Pins | null;
   controls: Controls;
   reader: Reader;
 
@@ -70,31 +59,17 @@ export class Page {
     this.source = new Source(recording.layers, this.host());
     this.look = this.themed();
     this.isGathering = this.isLive; // until the host has told of every head
-    this.overview = SMALL ? null : new Overview(byId("overview"), recording.layers, this.maps, this.store);
-    this.standing = SMALL ? null : new Standing(this);
+    this.panes = panes(this);
     this.atlas = new Atlas(byId("view-map"), this);
     this.map = this.atlas.first;
     this.prose = new Prose(byId("prose"), this);
     // A copy that a browser saved of an open page has what stood in them.
     for (const view of document.querySelectorAll(".view:not(#view-map)")) view.replaceChildren();
-    const views = { map: this.atlas, steps: new StepsView(byId("view-steps"), this) };
-    this.views = new Views(
-      SMALL
-        ? views
-        : {
-            ...views,
-            overview: new HeadsView(byId("view-overview"), this),
-            text: new TextView(byId("view-text"), this),
-            segments: new SegmentsView(byId("view-segments"), this),
-          },
-    );
+    const steps = new StepsView(byId("view-steps"), this);
+    this.views = new Views({ map: this.atlas, steps, ...moreViews(this) });
     this.words = new ReadingView(this);
-    this.pins = SMALL ? null : new Pins(this);
     this.controls = new Controls(this);
-    if (!SMALL) {
-      new SaveMenu(this);
-      new Edit(this);
-    }
+    menus(this);
     this.reader = new Reader(
       this.source,
       (reading) => this.read(reading),
@@ -105,11 +80,8 @@ export class Page {
 
   /** What answers for one head. */
   host(): Host {
-    const { layers } = this.recording;
-    // A notebook's frame has no address of its own.
-    if (!SMALL && this.isLive)
-      return location.protocol === "about:" ? new Framed() : new Remote(layers, this.recording.run);
-    return new Client(layers, (layer) => sinksOf(this.axes(layer).keys));
+    if (this.isLive) return liveHost(this);
+    return new Client(this.recording.layers, (layer) => sinksOf(this.axes(layer).keys));
   }
 
   /** More is known of the heads: at most one drawing a frame, however many layers are told. */
@@ -119,16 +91,16 @@ export class Page {
       const { state } = this.store;
       this.drawOverview();
       this.views.update(state, new Set(["maps"]));
-      this.standing?.list();
+      this.panes?.standing.list();
       this.explain(state);
       this.note(state);
     });
   }
 
   drawOverview() {
-    if (!this.overview) return;
+    if (!this.panes) return;
     this.gridCeiling = ceilingOfAll(this);
-    this.overview.draw(this.store.state.scale, this.look.ramp, this.look.ink, this.gridCeiling);
+    this.panes.overview.draw(this.store.state.scale, this.look.ramp, this.look.ink, this.gridCeiling);
   }
 
   start() {
@@ -143,15 +115,15 @@ export class Page {
     this.show(this.store.state, new Set(Object.keys(this.store.state)));
     byId("failure").textContent = "";
     document.body.classList.add("ready");
-    if (!SMALL && this.isLive) void this.gather();
+    if (this.isLive) void this.gather();
   }
 
   /** The host tells of the heads, until they are drawn. */
   async gather() {
-    if (!SMALL) await gather(this);
+    await gather(this);
     requestAnimationFrame(() => {
       this.isGathering = false; // after the last drawing
-      this.standing?.show(this.store.state);
+      this.panes?.standing.show(this.store.state);
     });
   }
 
@@ -231,17 +203,17 @@ export class Page {
     if (["layer", "scale", "theme"].some((name) => changed.has(name))) {
       this.drawOverview();
     }
-    if (["layer", "head", "heads", "compare"].some((name) => changed.has(name))) this.standing?.show(state);
+    if (["layer", "head", "heads", "compare"].some((name) => changed.has(name))) this.panes?.standing.show(state);
     if (changed.has("layer") || changed.has("head")) {
-      this.overview?.name();
-      this.overview?.outline();
+      this.panes?.overview.name();
+      this.panes?.overview.outline();
     }
     this.controls.show(state);
     this.views.update(state, changed);
-    this.pins?.update(changed);
+    this.panes?.pins.update(changed);
     this.explain(state);
     this.reader.update(state, changed);
-    if (!SMALL && this.recording.layers[state.layer].kind === "map") this.readBlock(state);
+    if (this.recording.layers[state.layer].kind === "map") this.readBlock(state);
     else if (this.reading && ["scale", "side", "theme"].some((name) => changed.has(name)))
       this.prose.read(this.reading);
     this.atlas.point();
@@ -277,7 +249,7 @@ export class Page {
     let unit = compared ? "points more or less of a query’s attention" : "share of a query’s attention";
     if (size > 1) unit = `${compared ? "points more or less" : "share"} for each ${size} keys`;
     const held = coarsest(shown(state, this.recording.layers), this.recording.layers);
-    if (!SMALL && state.view === "map" && held)
+    if (state.view === "map" && held)
       unit += size < held.block ? `: ${meansName(held)}, not finer in this file` : `, ${errorName(held)}`;
     return unit;
   }

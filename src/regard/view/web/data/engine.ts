@@ -135,7 +135,7 @@ export function engine(answer: (answer: Answer) => void, direct = DIRECT): (ques
       if (kind === "load") layers.set(question.layer, readLayer(question.info, question.raw, question.sinks));
       const layer = await layers.get(question.layer);
       if (!layer || kind === "load" || !wanted.has(id)) return;
-      const found = !SMALL && layer.held ? heldAnswer(layer, question) : await answers[kind](question, layer);
+      const found = layer.held ? heldAnswer(layer, question) : await answers[kind](question, layer);
       if (found && wanted.has(id)) answer({ id, ...found });
     } catch (error) {
       answer({ id, damage: error instanceof Error ? error.message : String(error) });

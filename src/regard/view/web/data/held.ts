@@ -3,7 +3,7 @@
  * and where there is room the strongest keys of every query with their weights, as summarised_layer.py keeps them.
  */
 
-import { unpack, unpackBytes, type LayerInfo } from "./payload";
+import type { LayerInfo } from "./payload";
 import type { Which } from "./source";
 
 export interface Held {
@@ -21,20 +21,6 @@ export interface Rest {
 }
 
 export const NO_NUMBER = 255; // the level of a mean that is not a number
-
-export async function readHeld(info: LayerInfo, raw: Record<string, Uint8Array>): Promise<Held> {
-  const { num_heads, q_len, strongest } = info;
-  const { rows, columns } = blocksOf(info);
-  const levels = await unpackBytes(raw.levels, num_heads * rows * columns);
-  if (strongest === 0) return { levels, keys: null, weights: null, totals: null };
-  const count = num_heads * strongest * q_len;
-  const keys = (await unpack(raw.keys, "int32", count)) as Int32Array;
-  const weights = (await unpack(raw.weights, "float32", count)) as Float32Array;
-  const totals = raw.totals ? ((await unpack(raw.totals, "float32", num_heads * q_len)) as Float32Array) : null;
-  // Each key is stored as its distance from the one before.
-  for (let at = 0; at < count; at++) if (Math.floor(at / q_len) % strongest > 0) keys[at] += keys[at - q_len];
-  return { levels, keys, weights, totals };
-}
 
 export function blocksOf({ q_len, kv_len, block }: LayerInfo): { rows: number; columns: number } {
   return { rows: Math.ceil(q_len / block), columns: Math.ceil(kv_len / block) };

@@ -1,9 +1,24 @@
-/** Answers about a layer of which this file holds block means and strong keys. */
+/** A layer of which this file holds block means and strong keys: read, and asked. */
 
 import { extent } from "../maths/blocks";
 import { allowed, type Layer } from "../maths/softmax";
 import type { Answer, Question } from "./engine";
 import { blocksOf, meansOf, NO_NUMBER, type Held } from "./held";
+import { unpack, unpackBytes, type LayerInfo } from "./payload";
+
+export async function readHeld(info: LayerInfo, raw: Record<string, Uint8Array>): Promise<Held> {
+  const { num_heads, q_len, strongest } = info;
+  const { rows, columns } = blocksOf(info);
+  const levels = await unpackBytes(raw.levels, num_heads * rows * columns);
+  if (strongest === 0) return { levels, keys: null, weights: null, totals: null };
+  const count = num_heads * strongest * q_len;
+  const keys = (await unpack(raw.keys, "int32", count)) as Int32Array;
+  const weights = (await unpack(raw.weights, "float32", count)) as Float32Array;
+  const totals = raw.totals ? ((await unpack(raw.totals, "float32", num_heads * q_len)) as Float32Array) : null;
+  // Each key is stored as its distance from the one before.
+  for (let at = 0; at < count; at++) if (Math.floor(at / q_len) % strongest > 0) keys[at] += keys[at - q_len];
+  return { levels, keys, weights, totals };
+}
 
 export function heldAnswer(layer: Layer, question: Question): Omit<Answer, "id"> {
   if (question.kind === "row") return heldRow(layer, question);

@@ -35,7 +35,7 @@ export class Atlas {
     this.first = new MapView(first, page, (state) => shown(state, layers));
     this.second = new MapView(second, page, (state) => beside(state));
     this.titles = [...section.querySelectorAll(".map-title")] as HTMLElement[];
-    if (SMALL) return;
+    if (!page.panes) return;
     this.withLayer.replaceChildren(...layers.map((_, i) => new Option(String(i), String(i))));
     for (const select of [this.withLayer, this.withHead]) {
       select.addEventListener("change", () =>
@@ -47,7 +47,7 @@ export class Atlas {
   listen() {
     for (const map of [this.first, this.second]) {
       followPointer(map, this.page);
-      if (!SMALL) followMinimap(map, this.page);
+      followMinimap(map, this.page);
     }
   }
 
@@ -68,7 +68,7 @@ export class Atlas {
     this.titles[0].textContent = capital(shownName(which, layers));
     this.titles[0].hidden = state.compare === "alone" && state.heads === "one";
     if (isBeside) this.titles[1].textContent = capital(headsName(beside(state), layers));
-    if (SMALL) return;
+    if (!this.page.panes) return;
     const chosen = byId("with");
     chosen.hidden = state.compare === "alone" || this.page.recording.other !== undefined;
     if (chosen.hidden) return;

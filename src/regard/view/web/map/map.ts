@@ -175,7 +175,7 @@ export class MapView {
   draw() {
     this.context.clearRect(0, 0, this.base.width, this.base.height);
     const { isWhole, all } = this.drawMap(this.context, this.axes);
-    if (!SMALL) drawMinimap(this.mini, all, this.frame as Frame, this.info(), this.page.look.ink);
+    drawMinimap(this.mini, all, this.frame as Frame, this.info(), this.page.look.ink);
     this.point();
     this.tell();
     this.mark(isWhole);
@@ -233,7 +233,7 @@ export class MapView {
   drawPins(context: Pen, frame: Frame) {
     const { layer, head, terms } = this.which;
     context.fillStyle = this.page.look.ink.accent;
-    for (const pin of terms ? [] : (this.page.pins?.all() ?? [])) {
+    for (const pin of terms ? [] : (this.page.panes?.pins.all() ?? [])) {
       if (pin.layer !== layer || pin.head !== head) continue;
       const x = frame.left + (pin.key + 1 - frame.column) * frame.cellWidth;
       const y = frame.top + (pin.query - frame.row) * frame.cellHeight;

@@ -1,39 +1,14 @@
 /** The layers x heads grid of small maps: always there, the way to move. */
 
-import { NO_NUMBER } from "../data/held";
-import { Damaged, fromBase64, type LayerInfo } from "../data/payload";
-import { context2d, element, pixelated } from "../dom";
-import { edge } from "../maths/blocks";
-import { level, logFloor, pixelOf, type Scale, type Ramp } from "../maths/colours";
+import type { LayerInfo } from "../data/payload";
+import { context2d, element } from "../dom";
+import type { Ramp, Scale } from "../maths/colours";
 import type { Store } from "../state";
 import { ARROWS } from "../views/keys";
 import type { Ink } from "./axes";
 import { withHead } from "./compare";
 import { darkest } from "./legend";
-
-export interface SmallMap {
-  rows: number;
-  columns: number;
-  means: Float32Array; // (num_heads, rows, columns): mean weight of each cell
-  shares: Float32Array; // the same times the keys in a cell: what the cell receives
-}
-
-/** @returns of a layer whose small map nobody told: one empty cell */
-export function smallMap(info: LayerInfo): SmallMap {
-  if (!info.overview) {
-    const none = new Float32Array(info.num_heads);
-    return { rows: 1, columns: 1, means: none, shares: none };
-  }
-  const { rows, columns, maximum, levels } = info.overview;
-  const bytes = fromBase64(levels);
-  if (bytes.length !== info.num_heads * rows * columns) throw new Damaged("a small map has the wrong size.");
-  const means = Float32Array.from(bytes, (byte) => (byte === NO_NUMBER ? NaN : maximum * (byte / 254) ** 2));
-  const shares = means.map((mean, i) => {
-    const column = i % columns;
-    return mean * (edge(column + 1, info.kv_len, columns) - edge(column, info.kv_len, columns));
-  });
-  return { rows, columns, means, shares };
-}
+import { picturedMap, type SmallMap } from "./small";
 
 export class Overview {
   heads = Math.max(...this.layers.map((info) => info.num_heads));
@@ -184,22 +159,4 @@ export class Overview {
       context.strokeRect(x - width / 2, y - width / 2, side + width, side + width);
     }
   }
-}
-
-/**
- * One small map, a pixel for each cell.
- * @param ceiling on the fitted scale
- */
-export function picturedMap(map: SmallMap, head: number, scale: Scale, ramp: Ramp, ceiling: number): HTMLCanvasElement {
-  const { rows, columns } = map;
-  const pixels = new Uint32Array(columns * rows);
-  const floor = logFloor(columns);
-  for (let row = 0; row < rows; row++) {
-    const shares = map.shares.subarray((head * rows + row) * columns, (head * rows + row + 1) * columns);
-    const highest = scale === "fit" ? ceiling : shares.reduce((most, share) => (share > most ? share : most), 0);
-    shares.forEach((share, i) => {
-      pixels[row * columns + i] = pixelOf(ramp, level(share, scale, floor, highest));
-    });
-  }
-  return pixelated(columns, rows, pixels);
 }

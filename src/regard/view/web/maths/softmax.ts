@@ -7,7 +7,8 @@
  * first asked for. Sums run in double precision. A row without an allowed key has weights 0.
  */
 
-import { blocksOf, readHeld, type Held } from "../data/held";
+import { blocksOf, type Held } from "../data/held";
+import { readHeld } from "../data/held_answers";
 import { unpack, type LayerInfo } from "../data/payload";
 
 const LARGE = 256; // scores computed in float32 move each weight by less than 2e-5 up to here
@@ -60,7 +61,7 @@ export async function readLayer(info: LayerInfo, raw: Record<string, Uint8Array>
   };
   for (const position of sinks) layer.sinks[position] = 1;
   if (info.kind === "pyramid") {
-    if (!SMALL) layer.held = await readHeld(info, raw);
+    layer.held = await readHeld(info, raw);
   } else if (info.kind === "weights") {
     layer.weights = await numbers("weights", dtype, num_heads * q_len * kv_len);
   } else {

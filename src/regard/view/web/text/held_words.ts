@@ -3,8 +3,12 @@
 import { coarsest, errorOf } from "../data/held";
 import type { LayerInfo } from "../data/payload";
 import { isDifference } from "../map/compare";
+import type { SmallMap } from "../map/small";
+import { element } from "../dom";
+import { blockOf, edge } from "../maths/blocks";
 import { counted, digits, full, grouped, share } from "../maths/numbers";
 import type { Reading } from "../views/reading";
+import { LISTED, note } from "./sentence";
 
 /** What the stored means are, and how exact. */
 export function meansName(info: LayerInfo): string {
@@ -106,4 +110,53 @@ export function blockAt(at: number, block: number, length: number) {
 export function missing({ kind, strongest }: LayerInfo, layer: number, what: string): string {
   const only = kind === "map" ? "the small map" : strongest > 0 ? "block means and the strongest keys" : "block means";
   return `Only ${only} of this layer ${kind === "map" ? "is" : "are"} in this file; ${what} needs query and key: see it with regard serve, or write the file with layers=[${layer}] or a larger limit.`;
+}
+
+/** What is quantised, what is missing, and how to get it. */
+export function heldNotes(info: LayerInfo, layer: number): string[] {
+  const strongest = counted(info.strongest, "strongest key");
+  const rows =
+    info.strongest > 0
+      ? `Of each query it holds the ${strongest} with their exact weights; of the other keys only what they get together.`
+      : "Of single rows it holds nothing.";
+  return [
+    `All of query and key of this layer would make this file too large: it holds ${meansName(info)}, for the map and for who looks at a token. ${rows}`,
+    `Every weight: regard serve, or write the file with layers=[${layer}] or a larger limit. By row, each row of blocks is over its highest mean. Sinks cannot be set aside here.`,
+  ];
+}
+
+/** A cell of a small map, where there is nothing finer. */
+export function blockSentence(
+  { rows, columns, shares }: SmallMap,
+  { q_len, kv_len }: LayerInfo,
+  { head, layer }: { head: number; layer: number },
+  { query, key }: { query: number; key: number },
+): string {
+  const [row, column] = [block(query, q_len, rows), block(key, kv_len, columns)];
+  const value = shares[(head * rows + row.at) * columns + column.at];
+  return `Of ${row.name}, about ${share(value)} of the attention goes to ${column.name} (small map), layer ${layer} head ${head}.`;
+}
+
+function block(position: number, length: number, cells: number) {
+  const at = blockOf(position, length, cells);
+  const [first, last] = [edge(at, length, cells), edge(at + 1, length, cells) - 1];
+  return { at, name: first === last ? `token ${first}` : `tokens ${first} to ${last}` };
+}
+
+/** The strongest blocks as a table. */
+export function listBlocks(
+  table: HTMLElement,
+  caption: string,
+  means: Float32Array,
+  info: LayerInfo,
+  written: (weight: number) => string,
+) {
+  const name = element("caption", {}, `${caption} (${meansName(info)})`);
+  const rows = strongestBlocks(means, info, LISTED).map(({ places, mean }) => {
+    const row = note(places, written(mean));
+    row.title = full(mean);
+    return row;
+  });
+  if (rows.length === 0) rows.push(note(means.some(Number.isNaN) ? "not numbers (NaN)" : "nothing"));
+  table.replaceChildren(name, element("tbody", {}, ...rows));
 }

@@ -59,7 +59,7 @@ export class Prose {
     const looks = side === "looks";
     const weights = looks ? reading.row : reading.column;
     if (!weights || !queries || !keys) return;
-    const aside = SMALL ? "" : heldAside(reading, looks ? "row" : "column", this.page.recording.layers);
+    const aside = heldAside(reading, looks ? "row" : "column", this.page.recording.layers);
     // A tint points at words; on a log scale nearly every word would have one.
     const relative = scale !== "linear";
     const highest = relative ? weights[strongest(weights)] : 1;

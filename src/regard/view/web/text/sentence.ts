@@ -5,15 +5,13 @@ import type { LayerInfo } from "../data/payload";
 import { byId, element } from "../dom";
 import type { Page } from "../main";
 import { headsName, isDifference, lessName } from "../map/compare";
-import type { SmallMap } from "../map/overview";
-import { blockOf, edge } from "../maths/blocks";
 import { counted, digits, full, points, share } from "../maths/numbers";
 import { isMaskKnown } from "../maths/softmax";
 import { rankOf, strongest, top, type Reading } from "../views/reading";
-import { blockAt, heldSentence, heldValue, meansName, strongestBlocks } from "./held_words";
+import { blockAt, heldSentence, heldValue, listBlocks, meansName } from "./held_words";
 import { isolated, isShortened, named, sinksOf, visible, type Token } from "./tokens";
 
-const LISTED = 8;
+export const LISTED = 8;
 const NOT_NUMBERS = "its weights are not numbers (NaN)";
 
 /** How often each token stands in a text. */
@@ -44,7 +42,7 @@ export function quotedRange(tokens: Token[], first: number, last: number | null)
 }
 
 /** What is chosen in the text: where it looks, and who looks at it. */
-function textSentence(
+export function textSentence(
   reading: Reading,
   { queries, keys }: { queries: Token[]; keys: Token[] },
   layers: LayerInfo[],
@@ -84,7 +82,7 @@ export function sentence(
   const where = headsName(reading, layers);
   const aside = hidden ? ", the first and the special tokens set aside" : "";
   const held = coarsest(reading, layers);
-  const only = !SMALL && held && !reading.rest ? ` (${meansName(held)})` : "";
+  const only = held && !reading.rest ? ` (${meansName(held)})` : "";
   if (mask[key] && Number.isNaN(row[key])) return `${from}: ${NOT_NUMBERS}${only}, ${where}${aside}.`;
   if (isDifference(reading) && mask[key] && !held) {
     const much = `${digits(Math.abs(row[key]) * 100)} percentage points ${row[key] < 0 ? "less" : "more"} of its attention`;
@@ -97,26 +95,8 @@ export function sentence(
     const verb = isAside ? "is read without" : isKnown ? "may not attend to" : "gives nothing to";
     return `${from} ${verb} ${to}, ${where}${aside}.`;
   }
-  if (!SMALL && held) return heldSentence(reading, held, { from, to, where, less: lessName(reading, layers) });
+  if (held) return heldSentence(reading, held, { from, to, where, less: lessName(reading, layers) });
   return `${from} gives ${share(row[key])} of its attention to ${to} (rank ${rank} of ${of}), ${where}${aside}.`;
-}
-
-/** A cell of a small map, where there is nothing finer. */
-export function blockSentence(
-  { rows, columns, shares }: SmallMap,
-  { q_len, kv_len }: LayerInfo,
-  { head, layer }: { head: number; layer: number },
-  { query, key }: { query: number; key: number },
-): string {
-  const [row, column] = [block(query, q_len, rows), block(key, kv_len, columns)];
-  const value = shares[(head * rows + row.at) * columns + column.at];
-  return `Of ${row.name}, about ${share(value)} of the attention goes to ${column.name} (small map), layer ${layer} head ${head}.`;
-}
-
-function block(position: number, length: number, cells: number) {
-  const at = blockOf(position, length, cells);
-  const [first, last] = [edge(at, length, cells), edge(at + 1, length, cells) - 1];
-  return { at, name: first === last ? `token ${first}` : `tokens ${first} to ${last}` };
 }
 
 export class ReadingView {
@@ -150,19 +130,19 @@ export class ReadingView {
     const inText = this.page.store.state.view === "text";
     const isKnown = isMaskKnown(this.page.recording.layers[reading.layer]);
     const { layers } = this.page.recording;
-    this.say(!SMALL && inText ? textSentence(reading, axes, layers) : sentence(reading, axes, layers, isKnown));
+    this.say(this.page.views.now()?.sentence?.(reading) ?? sentence(reading, axes, layers, isKnown));
     const what = isDifference(reading) ? "difference" : reading.terms ? "mean weight" : "weight";
     const held = coarsest(reading, layers);
-    const value = !SMALL && held ? heldValue(reading, held) : `${what} ${full(reading.row[reading.key])}`;
+    const value = held ? heldValue(reading, held) : `${what} ${full(reading.row[reading.key])}`;
     this.value.textContent = inText ? "" : value;
     this.written = isDifference(reading) ? points : share;
     const [looks, looked] = [
       `${quoted(axes.queries, reading.query)} looks at`,
       `${quoted(axes.keys, reading.key)} is looked at by`,
     ];
-    if (!SMALL && held && !reading.rest) listBlocks(this.looks, looks, reading.row, held, this.written);
+    if (held && !reading.rest) listBlocks(this.looks, looks, reading.row, held, this.written);
     else this.list(this.looks, looks, reading.row, axes.keys, "key", reading.rest);
-    if (!SMALL && reading.column && held) listBlocks(this.looked, looked, reading.column, held, this.written);
+    if (reading.column && held) listBlocks(this.looked, looked, reading.column, held, this.written);
     else if (reading.column) this.list(this.looked, looked, reading.column, axes.queries, "query");
     this.spell(axes, reading);
   }
@@ -208,23 +188,7 @@ export class ReadingView {
   }
 }
 
-function listBlocks(
-  table: HTMLElement,
-  caption: string,
-  means: Float32Array,
-  info: LayerInfo,
-  written: (weight: number) => string,
-) {
-  const name = element("caption", {}, `${caption} (${meansName(info)})`);
-  const rows = strongestBlocks(means, info, LISTED).map(({ places, mean }) => {
-    const row = note(places, written(mean));
-    row.title = full(mean);
-    return row;
-  });
-  if (rows.length === 0) rows.push(note(means.some(Number.isNaN) ? "not numbers (NaN)" : "nothing"));
-  table.replaceChildren(name, element("tbody", {}, ...rows));
-}
-
-function note(text: string, value: string = ""): HTMLTableRowElement {
+/** A row that is of no token. */
+export function note(text: string, value: string = ""): HTMLTableRowElement {
   return element("tr", { className: "note" }, element("th", { scope: "row" }, text), element("td", {}, value));
 }

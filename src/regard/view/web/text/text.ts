@@ -6,7 +6,7 @@
 
 import { choice, element } from "../dom";
 import type { Page } from "../main";
-import { chosenHeads, headline, shown, withHead } from "../map/compare";
+import { chosenHeads, shown, withHead } from "../map/compare";
 import { level, tintOf } from "../maths/colours";
 import { share } from "../maths/numbers";
 import type { State } from "../state";
@@ -15,7 +15,7 @@ import { Flow } from "./flow";
 import { heldAside } from "./held_words";
 import { Lines, MOST_LINED, type Axis } from "./lines";
 import { secondText, sentenceAt, wordAt } from "./parts_of_text";
-import { quoted, quotedRange } from "./sentence";
+import { quoted, quotedRange, textSentence } from "./sentence";
 import type { Token } from "./tokens";
 
 /** One of the two texts. */
@@ -404,13 +404,13 @@ export class TextView {
     if (focused > 0) (this.toggles.children[focused] as HTMLElement).focus();
   }
 
-  isSettled(): boolean {
-    return this.isLined && !this.page.reader.isReading;
+  sentence(reading: Reading): string {
+    const [queries, keys] = this.written;
+    return textSentence(reading, { queries, keys }, this.page.recording.layers);
   }
 
-  caption(): string {
-    const { layers } = this.page.recording;
-    return headline(shown({ ...this.page.store.state, compare: "alone" }, layers), layers);
+  isSettled(): boolean {
+    return this.isLined && !this.page.reader.isReading;
   }
 
   /** @returns the numbers shown; the first row names the columns */

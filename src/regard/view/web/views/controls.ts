@@ -7,7 +7,7 @@ import { counted, grouped } from "../maths/numbers";
 import type { State } from "../state";
 import { find } from "../text/prose";
 import { sinkNames, visible } from "../text/tokens";
-import { BINDINGS, writeHelp } from "./keys";
+import { bindingsOf, writeHelp } from "./keys";
 
 const HINT = "regard-hint";
 
@@ -23,7 +23,7 @@ export class Controls {
     this.head.addEventListener("change", () => page.store.set({ head: Number(this.head.value) }));
     document.addEventListener("click", (event) => this.press(event));
     this.search();
-    writeHelp(byId("keys"));
+    writeHelp(byId("keys"), page);
   }
 
   /** What this is: told once, at the top. */
@@ -48,7 +48,9 @@ export class Controls {
     if (name) this.page.store.set({ [name]: value });
     const { key } = button.dataset;
     if (key)
-      BINDINGS.find(({ keys }) => keys.includes(key))?.run(this.page, key, new KeyboardEvent("keydown", { key }));
+      bindingsOf(this.page)
+        .find(({ keys }) => keys.includes(key))
+        ?.run(this.page, key, new KeyboardEvent("keydown", { key }));
     if (button.id === "understood") this.understand();
     if (button.id === "theme") this.turnTheme();
     if (button.id === "close") byId<HTMLDialogElement>("help").close();

@@ -1,7 +1,7 @@
 /** What a live host tells of the heads after the page is there: small maps first, then their kinds. */
 
 import type { Page } from "../main";
-import { smallMap } from "../map/overview";
+import { smallMap } from "../map/small";
 
 /** @returns when all is told, or the host tells no more */
 export async function gather(page: Page): Promise<void> {

@@ -4,7 +4,7 @@ import type { HeadKind } from "../data/payload";
 import { element } from "../dom";
 import { fitted, type Pen, type Picture } from "../export/svg";
 import type { Page } from "../main";
-import { picturedMap } from "../map/overview";
+import { picturedMap } from "../map/small";
 import { share } from "../maths/numbers";
 import type { State } from "../state";
 import { ARROWS } from "./keys";

@@ -49,7 +49,7 @@ const OF_SEVERAL: Binding[] = [
     keys: ["p"],
     shown: "p",
     does: "pin the cell with a note, or take its pin away",
-    run: (page) => page.pins?.toggle(),
+    run: (page) => page.panes?.pins.toggle(),
   },
 ];
 
@@ -89,16 +89,22 @@ const OF_ALL: Binding[] = [
     run: (page) => page.store.set({ folded: !page.store.state.folded }),
   },
   { keys: ["/"], shown: "/", does: "find a token or a phrase; Enter goes on", run: () => byId("find").focus() },
-  {
-    keys: Object.keys(VIEW_OF_KEY),
-    shown: SMALL ? "2, 4" : "1 – 5",
-    does: SMALL ? "map, steps" : "overview, map, text, steps, segments",
-    run: (page, key) => page.store.set({ view: VIEW_OF_KEY[key] }),
-  },
-  { keys: ["?"], shown: "?", does: "this help", run: (page) => page.help() },
 ];
 
-export const BINDINGS = SMALL ? OF_ALL : [...OF_ALL.slice(0, 1), ...OF_SEVERAL, ...OF_ALL.slice(1)];
+const HELP: Binding = { keys: ["?"], shown: "?", does: "this help", run: (page) => page.help() };
+
+/** What the keys do on a page, in the order of its help. */
+export function bindingsOf({ panes, views }: Pick<Page, "panes" | "views">): Binding[] {
+  const there = Object.entries(VIEW_OF_KEY).filter(([, view]) => views.has(view));
+  const [keys, names] = [there.map(([key]) => key), there.map(([, view]) => view)];
+  const open: Binding = {
+    keys,
+    shown: keys.join(", "),
+    does: names.join(", "),
+    run: (page, key) => page.store.set({ view: VIEW_OF_KEY[key] }),
+  };
+  return [...OF_ALL.slice(0, 1), ...(panes ? OF_SEVERAL : []), ...OF_ALL.slice(1), open, HELP];
+}
 
 function moveCell(page: Page, key: string, event: KeyboardEvent) {
   const [down, right] = ARROWS[key];
@@ -136,16 +142,16 @@ export function listen(page: Page) {
     const target = event.target as HTMLElement;
     if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
     if (target.matches("input, select, textarea") || document.querySelector("dialog[open]")) return;
-    const binding = BINDINGS.find(({ keys }) => keys.includes(event.key));
+    const binding = bindingsOf(page).find(({ keys }) => keys.includes(event.key));
     if (!binding) return;
     event.preventDefault();
     binding.run(page, event.key, event);
   });
 }
 
-export function writeHelp(table: HTMLElement) {
+export function writeHelp(table: HTMLElement, page: Page) {
   table.replaceChildren(
-    ...BINDINGS.map(({ shown, does }) =>
+    ...bindingsOf(page).map(({ shown, does }) =>
       element("tr", {}, element("th", { scope: "row" }, shown), element("td", {}, does)),
     ),
   );

@@ -1,8 +1,8 @@
 /** What must be said beside the numbers: rounding, what is left out, what is shown of it. */
 
-import type { LayerInfo, Other, Recording } from "../data/payload";
+import type { Other, Recording } from "../data/payload";
 import { counted, digits } from "../maths/numbers";
-import { meansName } from "../text/held_words";
+import { heldNotes } from "../text/held_words";
 import { visible } from "../text/tokens";
 
 export const NO_KINDS = "The kinds of its heads cannot be told: some weights of this layer are not numbers (NaN).";
@@ -14,7 +14,7 @@ export function notes(recording: Recording, layer: number): string[] {
     found.push(
       `Only the small map of this layer is in this file (${info.overview.rows} × ${info.overview.columns} blocks); with all layers it would be too large. Name the layers you want: regard.page(recording, path, layers=[${layer}]).`,
     );
-  } else if (!SMALL && info.kind === "pyramid") {
+  } else if (info.kind === "pyramid") {
     found.push(...heldNotes(info, layer));
   } else if (info.dtype && info.dtype !== "float32") {
     const stored = info.kind === "weights" ? "Weights are" : "Queries and keys are";
@@ -39,17 +39,4 @@ function bothNote({ title, layers }: Recording, { first, title: second }: Other)
 
 function layersName(start: number, stop: number): string {
   return stop - start === 1 ? `Layer ${start} is` : `Layers ${start} to ${stop - 1} are`;
-}
-
-/** What is quantised, what is missing, and how to get it. */
-function heldNotes(info: LayerInfo, layer: number): string[] {
-  const strongest = counted(info.strongest, "strongest key");
-  const rows =
-    info.strongest > 0
-      ? `Of each query it holds the ${strongest} with their exact weights; of the other keys only what they get together.`
-      : "Of single rows it holds nothing.";
-  return [
-    `All of query and key of this layer would make this file too large: it holds ${meansName(info)}, for the map and for who looks at a token. ${rows}`,
-    `Every weight: regard serve, or write the file with layers=[${layer}] or a larger limit. By row, each row of blocks is over its highest mean. Sinks cannot be set aside here.`,
-  ];
 }

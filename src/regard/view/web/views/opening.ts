@@ -1,7 +1,7 @@
 /** Where a fresh page opens: the head that stands out most, at a word that shows what the head does. */
 
 import type { HeadKind, LayerInfo } from "../data/payload";
-import type { SmallMap } from "../map/overview";
+import type { SmallMap } from "../map/small";
 import { sinksOf, type Token } from "../text/tokens";
 
 export type TwoAxes = { queries: Token[]; keys: Token[] };

@@ -6,7 +6,6 @@
 import { isWhole } from "../data/held";
 import { choice, element } from "../dom";
 import type { Page } from "../main";
-import { headline } from "../map/compare";
 import { counted, grouped, share } from "../maths/numbers";
 import type { Step, Steps } from "../maths/row_steps";
 import { columnsOf, PRODUCTS, productsOf, totalOf, weightedValue, written, type Column } from "../maths/sums";
@@ -312,11 +311,6 @@ export class StepsView {
   /** @returns are these the steps of the chosen query? Where none is chosen, the reading chooses one. */
   isSettled(): boolean {
     return !this.isAsking && (this.page.store.state.query !== null || !this.page.reader.isReading);
-  }
-
-  caption(): string {
-    const { layer, head, hidden } = this.page.store.state;
-    return headline({ layer, head, hidden }, this.page.recording.layers);
   }
 
   /** @returns the numbers shown, those of pictures too; the first row names the columns */

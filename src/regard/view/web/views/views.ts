@@ -13,6 +13,7 @@ export interface View {
   move?: (down: number, right: number, extends_: boolean) => void;
   table?: () => (string | number)[][]; // the numbers shown; the first row names the columns
   caption?: () => string; // what is seen, in words, for a picture of it
+  sentence?: (reading: Reading) => string; // what is read, where a cell alone does not say it
   ceiling?: () => number; // the weight of the darkest colour on the fitted scale
   isSettled: () => boolean; // is all that is seen there, or known to be missing?
   picture?: () => Picture | null; // null: there is nothing to draw; a view of words has none, it is printed
