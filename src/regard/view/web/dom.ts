@@ -44,6 +44,23 @@ export function context2d(canvas: HTMLCanvasElement): CanvasRenderingContext2D {
   return canvas.getContext("2d") as CanvasRenderingContext2D;
 }
 
+/** Gives a canvas so many pixels; it stays as it is where it has them, since a change empties it. */
+export function resize(canvas: HTMLCanvasElement, width: number, height: number) {
+  if (canvas.width !== width || canvas.height !== height) [canvas.width, canvas.height] = [width, height];
+}
+
+/**
+ * Empties a canvas and gives it the sharpness of the screen.
+ * @param width CSS pixels
+ * @returns for drawing in CSS pixels
+ */
+export function sharpened(canvas: HTMLCanvasElement, width: number, height: number): CanvasRenderingContext2D {
+  [canvas.width, canvas.height] = [Math.round(width * devicePixelRatio), Math.round(height * devicePixelRatio)];
+  const context = context2d(canvas);
+  context.scale(devicePixelRatio, devicePixelRatio);
+  return context;
+}
+
 /**
  * @param pixels row by row
  * @param canvas that shows them

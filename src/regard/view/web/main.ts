@@ -19,7 +19,7 @@ import { freshState, Store, type Cell, type State } from "./state";
 import { blockSentence, errorName, meansName } from "./text/held_words";
 import { Prose } from "./text/prose";
 import { ReadingView } from "./text/sentence";
-import { forAxis, sinksOf, type Token } from "./text/tokens";
+import { forAxis, sinksOf, type TwoAxes } from "./text/tokens";
 import { Controls } from "./views/controls";
 import { listen } from "./views/keys";
 import { notes } from "./views/notes";
@@ -30,7 +30,7 @@ import { Views } from "./views/views";
 
 export class Page {
   maps: SmallMap[];
-  axesOf = new Map<string, { queries: Token[]; keys: Token[] }>();
+  axesOf = new Map<string, TwoAxes>();
   store: Store;
   isLive: boolean;
   source: Source;
@@ -144,7 +144,7 @@ export class Page {
     return fitted({ ...state, view }, this.recording);
   }
 
-  axes(layer: number): { queries: Token[]; keys: Token[] } {
+  axes(layer: number): TwoAxes {
     const { layers, other } = this.recording;
     const { q_len, kv_len } = layers[layer];
     const read = other && layer >= other.first ? other : this.recording;

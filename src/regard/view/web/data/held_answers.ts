@@ -1,6 +1,6 @@
 /** A layer of which this file holds block means and strong keys: read, and asked. */
 
-import { extent } from "../maths/blocks";
+import { divide, extent } from "../maths/blocks";
 import { allowed, type Layer } from "../maths/softmax";
 import type { Answer, Question } from "./engine";
 import { blocksOf, meansOf, NO_NUMBER, type Held } from "./held";
@@ -92,11 +92,7 @@ function heldTile(layer: Layer, question: Question) {
       values[out + Math.floor((key - from) / size)] += (mean * down * across) / divisor;
     }
   }
-  for (let cell = 0; cell < values.length; cell++) {
-    const [row, column] = [Math.floor(cell / width), cell % width];
-    const down = Math.min(end, first + (row + 1) * size) - (first + row * size);
-    values[cell] /= down * (Math.min(to, from + (column + 1) * size) - (from + column * size));
-  }
+  divide(values, part);
   return { values, height, width, exact: true };
 }
 

@@ -4,7 +4,7 @@
  * long head as it is, the file holds what the pass would find.
  */
 
-import { addRow, type Extent } from "../maths/blocks";
+import { addRow, divide, type Extent } from "../maths/blocks";
 import { allowed, highestOf, rowOf, weightsOf, type Layer, type Which } from "../maths/softmax";
 
 const MOST = 2048; // blocks a side that are kept: at most 16 MB
@@ -84,7 +84,8 @@ export class Pass {
     return size >= this.size && this.done >= end;
   }
 
-  tile({ size, first, end, from, to, height, width }: Extent): Float32Array {
+  tile(part: Extent): Float32Array {
+    const { size, first, end, from, to, height, width } = part;
     const values = new Float32Array(height * width);
     for (let query = first; query < end; query += this.size) {
       const at = (query / this.size) * this.columns;
@@ -95,12 +96,7 @@ export class Pass {
         values[out + Math.floor((key - from) / size)] += this.sums[at + key / this.size] * keys;
       }
     }
-    for (let cell = 0; cell < values.length; cell++) {
-      const [row, column] = [Math.floor(cell / width), cell % width];
-      const rows = Math.min(end, first + (row + 1) * size) - (first + row * size);
-      const keys = Math.min(to, from + (column + 1) * size) - (from + column * size);
-      values[cell] /= rows * keys;
-    }
+    divide(values, part);
     return values;
   }
 }

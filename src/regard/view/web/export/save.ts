@@ -6,9 +6,6 @@ import { drawLegend } from "../map/legend";
 import type { State } from "../state";
 import { fitted, SvgPen, type Pen, type Picture } from "./svg";
 
-/** The first row names the columns. */
-export type Table = (string | number)[][];
-
 const SHARP = 2; // pixels of a PNG for each pixel of the page
 const MARGIN = 16; // pixels around a picture, and under its heading
 const HEADING = 92; // pixels of the title, of what is seen, and of the scale

@@ -13,6 +13,7 @@ import type { Diagonal } from "./distances";
 import { MapView } from "./map";
 import { followMinimap } from "./minimap";
 import { followPointer } from "./travel";
+import type { Table } from "../views/views";
 
 // Pixels in a picture.
 const NAME = 18; // of the line that names a map
@@ -138,7 +139,7 @@ export class Atlas {
   }
 
   /** @returns the cells that are seen */
-  table(): (string | number)[][] {
+  table(): Table {
     const { state } = this.page.store;
     const every = this.sampled();
     const unit = [this.page.unit(state)];

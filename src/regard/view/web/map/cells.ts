@@ -4,6 +4,7 @@
  */
 
 import { named, type Token } from "../text/tokens";
+import type { Table } from "../views/views";
 
 /** First and last token of a cell. */
 export type Range = [number, number];
@@ -18,7 +19,7 @@ export interface Grid {
 }
 
 /** @param unit what a cell is */
-export function cellTable(grids: Grid[], unit: string): (string | number)[][] {
+export function cellTable(grids: Grid[], unit: string): Table {
   const heads = grids.map(({ keys, columns }) => [
     unit,
     "query",

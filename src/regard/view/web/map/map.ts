@@ -3,7 +3,7 @@
 import { coarsest } from "../data/held";
 import type { LayerInfo } from "../data/payload";
 import type { Which } from "../data/source";
-import { context2d } from "../dom";
+import { context2d, resize } from "../dom";
 import type { Pen, Picture } from "../export/svg";
 import type { Page } from "../main";
 import { edge, TILE, type Place } from "../maths/blocks";
@@ -90,12 +90,10 @@ export class MapView {
   arrange(state: State) {
     const { queries, keys } = this.page.axes(this.which.layer);
     for (const canvas of [this.base, this.over]) {
-      const width = Math.round(this.holder.clientWidth * devicePixelRatio);
-      const height = Math.round(this.holder.clientHeight * devicePixelRatio);
-      if (canvas.width !== width || canvas.height !== height) [canvas.width, canvas.height] = [width, height];
+      const { clientWidth, clientHeight } = this.holder;
+      resize(canvas, Math.round(clientWidth * devicePixelRatio), Math.round(clientHeight * devicePixelRatio));
+      context2d(canvas).setTransform(devicePixelRatio, 0, 0, devicePixelRatio, 0, 0);
     }
-    this.context.setTransform(devicePixelRatio, 0, 0, devicePixelRatio, 0, 0);
-    this.overContext.setTransform(devicePixelRatio, 0, 0, devicePixelRatio, 0, 0);
     this.queries = queries;
     this.keys = keys;
     this.frame = this.framed(state);

@@ -1,6 +1,6 @@
 /** The whole matrix in a corner, with the part that is shown outlined; a click or a drag moves it. */
 
-import { context2d } from "../dom";
+import { sharpened } from "../dom";
 import type { Page } from "../main";
 import type { Frame, Ink } from "./axes";
 import type { MapView } from "./map";
@@ -28,15 +28,11 @@ export function drawMinimap(
   canvas.hidden = isWhole;
   if (isWhole) return;
   const { width, height } = sidesOf(shape);
-  const ratio = devicePixelRatio;
-  canvas.width = Math.round(width * ratio);
-  canvas.height = Math.round(height * ratio);
+  const context = sharpened(canvas, width, height);
   canvas.style.width = `${width}px`;
   canvas.style.height = `${height}px`;
   canvas.style.left = `${frame.left + frame.width - width - 10}px`;
   canvas.style.top = `${frame.top + 10}px`;
-  const context = context2d(canvas);
-  context.scale(ratio, ratio);
   context.fillStyle = ink.ground;
   context.fillRect(0, 0, width, height);
   context.imageSmoothingEnabled = false;

@@ -3,7 +3,7 @@
  * finer tiles are on their way coarser ones, finer ones, or the small map in their place.
  */
 
-import { context2d, element, pixelated } from "../dom";
+import { context2d, element, pixelated, resize } from "../dom";
 import type { Pen } from "../export/svg";
 import { TILE, type Place } from "../maths/blocks";
 import { differenceLevel, level, logFloor, pixelOf, type Ramp, type Scale } from "../maths/colours";
@@ -102,8 +102,7 @@ export class Mosaic {
     this.until = performance.now() + SLICE;
     this.unfinished = false;
     const [width, height] = [part.right - part.left, part.bottom - part.top];
-    if (this.window.width !== width || this.window.height !== height)
-      [this.window.width, this.window.height] = [width, height];
+    resize(this.window, width, height);
     const window = context2d(this.window);
     window.clearRect(0, 0, width, height);
     window.imageSmoothingEnabled = false;
@@ -197,8 +196,7 @@ export class Mosaic {
       // Cells of, say, 2.3 pixels: enlarge by a whole number, then let the browser average, so
       // that no row looks thicker than its neighbour.
       source = this.enlarged;
-      if (source.width !== width * times || source.height !== height * times)
-        [source.width, source.height] = [width * times, height * times];
+      resize(source, width * times, height * times);
       const large = context2d(source);
       large.clearRect(0, 0, source.width, source.height);
       large.imageSmoothingEnabled = false;

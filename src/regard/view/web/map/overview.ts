@@ -1,7 +1,7 @@
 /** The layers x heads grid of small maps: always there, the way to move. */
 
 import type { LayerInfo } from "../data/payload";
-import { context2d, element } from "../dom";
+import { context2d, element, sharpened } from "../dom";
 import type { Ramp, Scale } from "../maths/colours";
 import type { Store } from "../state";
 import { ARROWS } from "../views/keys";
@@ -89,16 +89,12 @@ export class Overview {
     this.ink = ink;
     this.ceiling = ceiling;
     this.measure();
-    const ratio = devicePixelRatio;
     const width = this.left + this.heads * this.step + 2;
     const height = this.top + this.layers.length * this.step + 2;
     this.picture = element("canvas");
-    this.picture.width = Math.round(width * ratio);
-    this.picture.height = Math.round(height * ratio);
+    const context = sharpened(this.picture, width, height);
     this.canvas.style.width = `${width}px`;
     this.canvas.style.height = `${height}px`;
-    const context = context2d(this.picture);
-    context.scale(ratio, ratio);
     this.labels(context);
     context.imageSmoothingQuality = "high";
     this.layers.forEach((info, layer) => {

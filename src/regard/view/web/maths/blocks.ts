@@ -56,6 +56,16 @@ export function addRow(
   }
 }
 
+/** Divides the sums of the cells of a tile by the number of weights in each. */
+export function divide(values: Float32Array, { size, first, end, from, to, width }: Extent) {
+  for (let cell = 0; cell < values.length; cell++) {
+    const [row, column] = [Math.floor(cell / width), cell % width];
+    const rows = Math.min(end, first + (row + 1) * size) - (first + row * size);
+    const keys = Math.min(to, from + (column + 1) * size) - (from + column * size);
+    values[cell] /= rows * keys;
+  }
+}
+
 /**
  * The query that stands for its block in a sample: the middle one.
  * @param cell of the tile

@@ -2,7 +2,7 @@
 
 import { element, svgElement } from "../dom";
 import { counted, share } from "../maths/numbers";
-import { named, type Token } from "./tokens";
+import { named, type Token, type TwoAxes } from "./tokens";
 
 export type Axis = "query" | "key";
 
@@ -36,7 +36,7 @@ export class Lines {
   }
 
   /** @param matrices a colour for each */
-  draw(matrices: Matrix[], { queries, keys }: { queries: Token[]; keys: Token[] }) {
+  draw(matrices: Matrix[], { queries, keys }: TwoAxes) {
     const height = ROW * Math.max(queries.length, keys.length);
     const box = { viewBox: `0 0 100 ${height}`, preserveAspectRatio: "none", height };
     const svg = svgElement("svg", { ...box, "aria-hidden": "true" });

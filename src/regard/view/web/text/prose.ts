@@ -7,7 +7,7 @@ import type { Cell } from "../state";
 import { strongest, type Reading } from "../views/reading";
 import { Flow } from "./flow";
 import { heldAside } from "./held_words";
-import type { Token } from "./tokens";
+import type { Token, TwoAxes } from "./tokens";
 
 export class Prose {
   caption = byId("tint");
@@ -28,7 +28,7 @@ export class Prose {
   }
 
   /** @param axes writes the text, once or twice */
-  write({ queries, keys }: { queries: Token[]; keys: Token[] }) {
+  write({ queries, keys }: TwoAxes) {
     if (this.shown === keys) return;
     this.shown = keys;
     this.pane.replaceChildren();

@@ -9,7 +9,7 @@ import { counted, digits, full, points, share } from "../maths/numbers";
 import { isMaskKnown } from "../maths/softmax";
 import { rankOf, strongest, top, type Reading } from "../views/reading";
 import { blockAt, heldSentence, heldValue, listBlocks, meansName } from "./held_words";
-import { isolated, isShortened, named, sinksOf, visible, type Token } from "./tokens";
+import { isolated, isShortened, named, sinksOf, visible, type Token, type TwoAxes } from "./tokens";
 
 export const LISTED = 8;
 const NOT_NUMBERS = "its weights are not numbers (NaN)";
@@ -42,11 +42,7 @@ export function quotedRange(tokens: Token[], first: number, last: number | null)
 }
 
 /** What is chosen in the text: where it looks, and who looks at it. */
-export function textSentence(
-  reading: Reading,
-  { queries, keys }: { queries: Token[]; keys: Token[] },
-  layers: LayerInfo[],
-): string {
+export function textSentence(reading: Reading, { queries, keys }: TwoAxes, layers: LayerInfo[]): string {
   const { hidden, query, key, queryTo, keyTo, row, column } = reading;
   const aside = hidden ? ", the first and the special tokens set aside" : "";
   const [to, by] = [strongest(row), column ? strongest(column) : 0];
@@ -71,12 +67,7 @@ export function textSentence(
 }
 
 /** @param isKnown whether a weight of 0 is known to be the mask's doing */
-export function sentence(
-  reading: Reading,
-  { queries, keys }: { queries: Token[]; keys: Token[] },
-  layers: LayerInfo[],
-  isKnown: boolean,
-): string {
+export function sentence(reading: Reading, { queries, keys }: TwoAxes, layers: LayerInfo[], isKnown: boolean): string {
   const { hidden, query, key, row, mask } = reading;
   const [from, to] = [quoted(queries, query), quoted(keys, key)];
   const where = headsName(reading, layers);
@@ -177,7 +168,7 @@ export class ReadingView {
   }
 
   /** The whole text of a token that is too long to show. */
-  spell({ queries, keys }: { queries: Token[]; keys: Token[] }, { query, key }: Reading) {
+  spell({ queries, keys }: TwoAxes, { query, key }: Reading) {
     const token = [queries[query], keys[key]].find(isShortened);
     this.whole.hidden = !token;
     if (!token || this.whole.dataset.text === token.text) return;

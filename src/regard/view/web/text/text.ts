@@ -17,6 +17,7 @@ import { Lines, MOST_LINED, type Axis } from "./lines";
 import { secondText, sentenceAt, wordAt } from "./parts_of_text";
 import { quoted, quotedRange, textSentence } from "./sentence";
 import type { Token } from "./tokens";
+import type { Table } from "../views/views";
 
 /** One of the two texts. */
 export interface Side {
@@ -414,7 +415,7 @@ export class TextView {
   }
 
   /** @returns the numbers shown; the first row names the columns */
-  table(): (string | number)[][] {
+  table(): Table {
     const { reading } = this.page;
     if (!reading) return [];
     const [queries, keys] = this.written;

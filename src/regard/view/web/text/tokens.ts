@@ -8,29 +8,21 @@ export interface Token {
   special: boolean; // [CLS], <s>, padding …
 }
 
+/** The tokens of a layer; the same list where its queries and keys are one text. */
+export interface TwoAxes {
+  queries: Token[];
+  keys: Token[];
+}
+
 const LONG = 120; // characters of one token that flow with the prose
-const MARKS = new Map([
-  [0x061c, "ALM"],
-  [0x200b, "ZWSP"],
-  [0x200e, "LRM"],
-  [0x200f, "RLM"],
-  [0x202a, "LRE"],
-  [0x202b, "RLE"],
-  [0x202c, "PDF"],
-  [0x202d, "LRO"],
-  [0x202e, "RLO"],
-  [0x2060, "WJ"],
-  [0x2066, "LRI"],
-  [0x2067, "RLI"],
-  [0x2068, "FSI"],
-  [0x2069, "PDI"],
-  [0xfeff, "BOM"],
-  [0x2028, "LSEP"],
-  [0x2029, "PSEP"],
-  [0xfff9, "IAA"],
-  [0xfffa, "IAS"],
-  [0xfffb, "IAT"],
-]);
+const MARKS = new Map(
+  (
+    "061c:ALM 200b:ZWSP 200e:LRM 200f:RLM 202a:LRE 202b:RLE 202c:PDF 202d:LRO 202e:RLO 2060:WJ " +
+    "2066:LRI 2067:RLI 2068:FSI 2069:PDI feff:BOM 2028:LSEP 2029:PSEP fff9:IAA fffa:IAS fffb:IAT"
+  )
+    .split(" ")
+    .map((mark) => [Number.parseInt(mark, 16), mark.slice(5)]),
+);
 const CONTROLS = (
   "NUL SOH STX ETX EOT ENQ ACK BEL BS TAB LF VT FF CR SO SI " +
   "DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN EM SUB ESC FS GS RS US"

@@ -9,6 +9,7 @@ import { share } from "../maths/numbers";
 import type { State } from "../state";
 import { ARROWS } from "./keys";
 import { NO_KINDS } from "./notes";
+import type { Table } from "./views";
 
 export interface Tile {
   layer: number;
@@ -302,7 +303,7 @@ export class HeadsView {
     pen.fillText(fitted(pen, kind, side + 4), x, y + side + 19);
   }
 
-  table(): (string | number)[][] {
+  table(): Table {
     const rows = this.tiles.map(({ layer, head, kind }) => [
       layer,
       head,

@@ -2,9 +2,7 @@
 
 import type { HeadKind, LayerInfo } from "../data/payload";
 import type { SmallMap } from "../map/small";
-import { sinksOf, type Token } from "../text/tokens";
-
-export type TwoAxes = { queries: Token[]; keys: Token[] };
+import { sinksOf, type Token, type TwoAxes } from "../text/tokens";
 
 export interface Kind {
   name: string; // in a sentence

@@ -25,20 +25,7 @@ export interface Reading {
 }
 
 /** What changes a reading. */
-const CAUSES = [
-  "view",
-  "layer",
-  "head",
-  "heads",
-  "compare",
-  "with",
-  "hidden",
-  "query",
-  "key",
-  "queryTo",
-  "keyTo",
-  "hover",
-];
+const CAUSES = "view layer head heads compare with hidden query key queryTo keyTo hover".split(" ");
 const ONE = { queryTo: null, keyTo: null };
 /** Views that compare no heads, and those that show one alone. */
 const ONLY: Partial<Record<State["view"], Partial<State>>> = {

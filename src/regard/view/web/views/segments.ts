@@ -18,6 +18,7 @@ import { parted } from "../text/parts";
 import { isolated } from "../text/tokens";
 import { ARROWS } from "./keys";
 import { drawnRibbons, ribbons } from "./ribbons";
+import type { Table } from "./views";
 
 export interface Part {
   name: string; // its first words
@@ -337,7 +338,7 @@ export class SegmentsView {
     return { width: NAMES + keys.length * width, height: top + queries.length * height, draw };
   }
 
-  table(): (string | number)[][] {
+  table(): Table {
     if (!this.found) return [];
     const { queries, keys, values } = this.found;
     const rows = queries.map(({ name }, row) => [name, ...keys.map((_, column) => values[row * keys.length + column])]);

@@ -15,6 +15,7 @@ import { quoted } from "../text/sentence";
 import { named } from "../text/tokens";
 import { ARROWS } from "./keys";
 import { FEW, largest, vectorPicture } from "./vectors";
+import type { Table } from "./views";
 
 const MORE = 32; // keys that a press unfolds
 const BAR_LEVEL = 160; // of the ramp: data, but quieter than the darkest cell
@@ -314,7 +315,7 @@ export class StepsView {
   }
 
   /** @returns the numbers shown, those of pictures too; the first row names the columns */
-  table(): (string | number)[][] {
+  table(): Table {
     const { steps } = this;
     if (!steps) return [];
     const { queries, keys } = this.page.axes(this.page.store.state.layer);

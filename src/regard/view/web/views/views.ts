@@ -5,13 +5,16 @@ import type { Picture } from "../export/svg";
 import type { State } from "../state";
 import type { Reading } from "./reading";
 
+/** The first row names the columns. */
+export type Table = (string | number)[][];
+
 export interface View {
   /** draws what changed; everything changed when the view is opened */
   update: (state: State, changed: Set<string>) => void;
   read?: (reading: Reading) => void; // draws what is read off
   /** the arrows, where they do not move the crosshair */
   move?: (down: number, right: number, extends_: boolean) => void;
-  table?: () => (string | number)[][]; // the numbers shown; the first row names the columns
+  table?: () => Table; // the numbers shown
   caption?: () => string; // what is seen, in words, for a picture of it
   sentence?: (reading: Reading) => string; // what is read, where a cell alone does not say it
   ceiling?: () => number; // the weight of the darkest colour on the fitted scale
