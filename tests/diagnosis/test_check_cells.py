@@ -124,6 +124,8 @@ RIGHT = {
     "by hand": "e = torch.exp(s - s.max(-1, keepdim=True).values)\n"
     "(e / e.sum(-1, keepdim=True)) @ v",
     "one kernel": "F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)",
+    "tokens of a table": "ids = torch.tensor([3, 1, 4, 1, 5, 2])\n"
+    "e = nn.Embedding(9, 8)(ids).detach()\nF.softmax(e @ e.T, -1) @ e",
     "rolled out": "w = F.softmax(s, -1)\nout = w @ v\nboth = w @ w",
 }
 NEVER_RIGHT = {

@@ -14,15 +14,18 @@ from regard.diagnosis.report import Report
 RECENT = cases("recent")
 # Neither right nor wrong, by the reason.
 UNDECIDED = {
+    "alibi_sign": "a bias may favour distant keys",
     "null_kv": "every output has a share of a value that is no token's",
     "numpy_max_axis": "what moves one row of a NumPy function moves the others",
     "numpy_mha": "the projections of a NumPy function cannot be seen",
     "rope_pair_mismatch": "rotations of another kind give such scores, too",
     "ssmax": "a scale that follows the number of keys",
     "swin_mask_order": "the order of windows and images is a convention",
+    "whisper_cache_by_hooks": "hooks outside of the module fill its cache",
 }
 # The line that is named is that of another operation, which the fault leads to.
 OTHER_LINES = {
+    "cross_exchanged": "the product of queries and keys",
     "first_head_masked": "the softmax of the heads that are not masked",
     "mla_scale_nope": "where the scale is used",
     "online_no_rescale": "the first exp of the softmax by hand",

@@ -79,8 +79,9 @@ def _leaves(cells: list[Cell], module: ModuleType) -> Iterator[tuple[str, Tensor
                 continue
             seen.add(target.id)
             value = vars(module).get(target.id)
-            read = {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
-            is_leaf = not any(isinstance(vars(module).get(name), Tensor) for name in read)
+            names = {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
+            read = [t for name in names if isinstance(t := vars(module).get(name), Tensor)]
+            is_leaf = not any(t.is_floating_point() for t in read)
             if not isinstance(value, Tensor) or isinstance(value, nn.Parameter) or not is_leaf:
                 continue
             is_small = value.ndim in (2, 3) and value.shape[-2] <= _MOST_TOKENS
@@ -140,7 +141,7 @@ class _Cells:
                 values.append(value)
             return value
 
-        torch.manual_seed(0)  # the same weights in every run
+        torch.default_generator.manual_seed(0)  # the same weights in every run
         names = {**self._names, "__given__": x, "__record__": record}
         for code in self._codes:
             exec(code, names)  # what it is for

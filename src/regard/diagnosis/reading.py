@@ -294,14 +294,22 @@ def _check_runs(specimen: Specimen) -> None:
         contents = specimen.contents(specimen.batch, specimen.tokens)
         run = lab.run(contents, is_double=False)
         is_there = lab.sees_rows and (lab.has_batch or not specimen.has_batch)
+        slot = next(iter(specimen.sources.values()))
+        # A mask with other axes than the scores makes an output with more axes than the input.
+        is_masked = any(own.kind == "filled" for own in specimen.slots)
+        is_wider = is_masked and not slot.high and lab.output_ndim > len(slot.axes)
     except Exception as error:
         raise _Unreadable from error
-    if not is_there or run.rows.shape[:2] != (
-        specimen.batch if specimen.has_batch else 1,
-        specimen.tokens,
+    if (
+        not is_there
+        or is_wider
+        or run.rows.shape[:2]
+        != (
+            specimen.batch if specimen.has_batch else 1,
+            specimen.tokens,
+        )
     ):
         shapes = ", ".join(str(shape) for shape in lab.shapes) or "no tensor"
-        slot = next(iter(specimen.sources.values()))
         names = {"b": "batch", "t": "tokens"}
         axes = ", ".join(names.get(str(a), "dim") for a in slot.axes)
         raise _Unreadable from ValueError(

@@ -53,7 +53,8 @@ def _merged(op: Operation) -> Tensor | None:
     if op.name not in _VIEWS or not op.behind or not op.behind[0]:
         return None
     x, size = cast(Tensor, op.args[0]), _size(op)
-    if x.ndim < 3 or x.shape[-2] != op.tokens or len(size) < 2:
+    # einsum reshapes weights with a last axis of 1.
+    if x.ndim < 3 or x.shape[-2] != op.tokens or len(size) < 2 or x.shape[-1] == 1:
         return None
     heads, rest = divmod(size[-1], x.shape[-1])
     if heads < 2 or rest or size[-2] % op.tokens or x.numel() % (heads * op.tokens * x.shape[-1]):

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from torch import nn
 
 __all__ = [
+    "MEMORY",
     "Argument",
     "Meaning",
     "Role",
@@ -40,7 +41,7 @@ _CACHE = re.compile(r"cache|past")
 _ABOUT_CACHE = re.compile(
     r"^(use|return|output|update|with|is|has|no)_|position|len|size|idx|index"
 )
-_MEMORY = re.compile(r"context|memory|encoder|enc_|source|src|cross|other|kv")
+MEMORY = re.compile(r"context|memory|encoder|enc_|source|src|cross|other|kv")
 _LETTERS = {
     "query": re.compile(r"(^|_)x?(q|query|queries|qs)(_|$)"),
     "key": re.compile(r"(^|_)x?(k|key|keys|ks)(_|$)"),
@@ -109,14 +110,15 @@ def arguments_of(call: Callable[..., Any], given: Iterable[str]) -> list[Argumen
         by_name = parameter.kind is inspect.Parameter.KEYWORD_ONLY
         if name in given or not (by_name or parameter.kind in kinds):
             continue
-        found.append(Argument(name, _role(name, required), required, by_name))
+        role = _role(name, required, is_flag=isinstance(parameter.default, bool))
+        found.append(Argument(name, role, required, by_name))
     return _settled(found)
 
 
-def _role(name: str, required: bool) -> Role:
+def _role(name: str, required: bool, is_flag: bool) -> Role:
     lower = name.lower()
     if "mask" in lower:
-        return "mask"
+        return "other" if is_flag else "mask"
     if not required and is_cache(name):
         return "cache"
     if required and _WEIGHT.match(lower):
@@ -148,7 +150,7 @@ def _settled(found: list[Argument]) -> list[Argument]:
             rename = dict(zip((a.name for a in required), ("query", "key", "value"), strict=True))  # pyright: ignore[reportAssignmentType]
         elif required:
             rename = {required[0].name: "x"}
-            others = [a for a in required[1:] if a.required and _MEMORY.search(a.name.lower())]
+            others = [a for a in required[1:] if a.required and MEMORY.search(a.name.lower())]
             rename |= {a.name: "memory" for a in others}
     return [replace(a, role=rename.get(a.name, a.role)) for a in found]
 
@@ -201,10 +203,12 @@ def declared_meaning(name: str, means: Mapping[str, str], docstrings: Iterable[s
     """
     if name in means:
         return meaning_of(means[name])
-    begins = re.compile(rf"^[\s*:-]*(?:param\s+)?`*{re.escape(name)}`*\s*(?:\(.*?\))?\s*[:=-](.*)")
+    begins = re.compile(
+        rf"(?:^|[.;] )[\s*:-]*(?:param\s+)?`*{re.escape(name)}`*\s*(?:\(.*?\))?\s*[:=-](.*)"
+    )
     lines = [line for docstring in docstrings for line in docstring.splitlines()]
     for number, line in enumerate(lines):
-        found = begins.match(line)
+        found = begins.search(line)
         if found is None:
             continue
         after = lines[number + 1] if number + 1 < len(lines) else ""

@@ -1,6 +1,7 @@
 """Laws about numbers: gradients, large scores, dropout in training."""
 
 import inspect
+from collections.abc import Iterable
 from typing import cast
 
 import torch
@@ -45,14 +46,20 @@ class Gradient(Law):
         if not run.rows.requires_grad:
             if any(slot.is_array for slot in s.slots) or not run.steps:
                 raise NotTried("It computes without PyTorch.", applies=False)
+            own = (step for step in run.steps if step.place is not None)
+            if not any(t.requires_grad for step in own for t in step.alive):
+                lab.notes.append("It turns gradients off, so that nothing in it can be trained.")
+                raise NotTried("It turns gradients off.", applies=False)
             return Breach("The output has no gradient.", _cut(run))
         weight = normal(4, *run.rows.shape)
         gradients = torch.autograd.grad((run.rows * weight).sum(), wanted, allow_unused=True)
         found = cast("tuple[Tensor | None, ...]", gradients)
+        # A number that is added to all scores of a row gets a gradient of rounding alone.
+        least = 1e-12 * max(float(g.abs().max()) for g in found if g is not None)
         idle = [
             name
             for (name, p), grad in zip(named.items(), found[len(leaves) :], strict=True)
-            if grad is None or (p.ndim > 1 and not bool(grad.any()))
+            if grad is None or (p.ndim > 1 and float(grad.abs().max()) <= least)
         ]
         moving = next((n for n in idle if _moves(lab, contents, run, n)), None)
         if moving is not None:
@@ -62,7 +69,17 @@ class Gradient(Law):
             says = f"{', '.join(idle[:3])} has no influence on the output: it gets no gradient."
             note = _has_other_ways(lab)
             return Breach(says, _cut(run), is_note=note, kind=f"idle {idle[0]}")
-        for (name, p), grad in zip(named.items(), found[len(leaves) :], strict=True):
+        parts = zip(named.items(), found[len(leaves) :], strict=True)
+        if (third := self._third(run, parts)) is not None:
+            return third
+        return self._compared(lab, contents, run, wanted, found, weight)
+
+    @staticmethod
+    def _third(
+        run: Run, found: Iterable[tuple[tuple[str, Tensor], Tensor | None]]
+    ) -> Breach | None:
+        """Find a matrix of queries, keys and values of which one third gets no gradient."""
+        for (name, p), grad in found:
             if p.ndim == 2 and grad is not None and p.shape[0] == 3 * p.shape[1]:
                 parts = [bool(part.any()) for part in grad.chunk(3)]
                 if not all(parts) and any(parts):
@@ -70,7 +87,7 @@ class Gradient(Law):
                     which = ("query", "key", "value")[parts.index(False)] if is_one else ""
                     says = f"A third of {name} has no influence on the output: it gets no gradient."
                     return Breach(says, _cut(run), kind=f"idle {which}")
-        return self._compared(lab, contents, run, wanted, found, weight)
+        return None
 
     def _compared(
         self,

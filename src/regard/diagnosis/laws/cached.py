@@ -37,8 +37,7 @@ class Cache(Law):
         flags = [n for n, p in parameters.items() if _is_flag(n, p)]
         starts = [n for n in parameters if _START.match(n)]
         caches = [n for n in parameters if _CACHE.search(n) and n not in (*flags, *starts)]
-        has_buffers = isinstance(s.call, nn.Module) and bool(list(s.call.buffers()))
-        if not caches and not (starts and has_buffers):
+        if not caches and not (starts and _keeps_tensors(s.call)):
             is_direct = {"query", "key", "value"} <= set(s.sources)
             if is_direct and (s.has_fewer_queries or _says_cache(s.call)):
                 return self._continued(lab)
@@ -60,10 +59,8 @@ class Cache(Law):
         except Exception as error:
             raise NotTried(f"Without a cache it raises {type(error).__name__}.") from error
         is_causal = self._is_causal(lab, contents, whole)
-        # Much code takes one new token at a time, so that larger pieces prove nothing.
-        sizes = (s.tokens - 2, 1, 1)
 
-        def pieces(contents: Contents) -> Tensor:
+        def pieces(contents: Contents, sizes: Sequence[int] = (s.tokens - 2, 1, 1)) -> Tensor:
             return self._pieces(lab, contents, sizes, caches, flags, starts)
 
         rows, right = pieces(contents), whole[:, -2:]
@@ -72,13 +69,35 @@ class Cache(Law):
             return Breach(f"With a cache it gives {tuple(rows.shape)}: {tuple(right.shape)}.")
         wrong = differs(rows, right)
         if not wrong.any():
-            return None
+            return self._together(lab, contents, right, pieces) if is_causal else None
         first = int(wrong.any(-1).any(0).nonzero()[0]) + s.tokens - right.shape[1] + 1
         most = float((rows - right).abs().max())
         return Breach(
-            f"After {sizes[0]} tokens in a cache, token {first} of {s.tokens} differs by up to "
+            f"After {s.tokens - 2} tokens in a cache, token {first} of {s.tokens} differs by up to "
             f"{most:.3g} from a call with all tokens at once.",
             kind="causal-top-left" if self._sees_oldest_alone(lab, contents, pieces) else "",
+        )
+
+    @staticmethod
+    def _together(
+        lab: Lab, contents: Contents, right: Tensor, pieces: Callable[..., Tensor]
+    ) -> Breach | None:
+        """Run the last two tokens together; code that hides nothing then takes one at a time."""
+        s = lab.specimen
+        sizes = (s.tokens - 2, 2)
+        try:
+            rows = pieces(contents, sizes)
+            others = [pieces(s.changed(contents, token=j), sizes) for j in range(s.tokens)]
+        except NotTried:
+            return None
+        if rows.shape != right.shape or not differs(rows, right).any():
+            return None
+        if all(bool(differs(other, rows).any(-1).all()) for other in others):
+            return None
+        most = float((rows - right).abs().max())
+        return Breach(
+            f"Two tokens together, after {s.tokens - 2} in a cache, hide keys from each other, and "
+            f"differ by up to {most:.3g} from a call with all tokens at once."
         )
 
     @staticmethod
@@ -167,7 +186,9 @@ class Cache(Law):
             rest: list[Any] = [v for k, v in result.items() if _CACHE.search(k)]
         else:
             rest = list(cast("Sequence[Any]", result)[1:]) if isinstance(result, tuple) else []
-        rest = [part for part in rest if part is not None]
+        # Weights have a row for each query, and a column for each key.
+        of_weights = (run.rows.shape[1], done)
+        rest = [p for p in rest if p is not None and getattr(p, "shape", ())[-2:] != of_weights]
         if not rest and {"key", "value"} <= set(contents):
             slots = lab.specimen.sources
             rest = [slots[n].lay_out(contents[n][:, :done]) for n in ("key", "value")]
@@ -182,6 +203,13 @@ class Cache(Law):
         if len(tensors) != len(caches):
             raise NotTried("It gives back another number of caches than it takes.")
         return dict(zip(caches, tensors, strict=True))
+
+
+def _keeps_tensors(call: Callable[..., Any]) -> bool:
+    """Return True if a module has buffers, or other tensors that are no parameters."""
+    parts = list(call.modules()) if isinstance(call, nn.Module) else []
+    own = [value for part in parts for value in (*part.buffers(), *vars(part).values())]
+    return any(isinstance(value, Tensor) for value in own)
 
 
 def _is_empty(lab: Lab, slot: Slot) -> bool:

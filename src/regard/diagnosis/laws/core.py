@@ -71,6 +71,7 @@ class Core:
         # One copy for all runs: what needs a core is tried only if the law "pure" holds.
         self._call = lab.fresh()
         self.contents = lab.specimen.contents(1, tokens, seed=11, size=0.7)
+        self._chunk = _CHUNK
         self._batch = 2 if self._is_same_for_any_batch() else 1
         self.run = self._wide(self.contents)
         if not self.run.rows.isfinite().all():
@@ -103,6 +104,10 @@ class Core:
             contents = self.lab.specimen.contents(batch, self.tokens)
             run = self.lab.run(contents, call=self._call, keeps=True)
             names.append([step.name for step in run.steps])
+        try:
+            self.lab.run(self.lab.specimen.contents(_CHUNK, self.tokens), call=self._call)
+        except Exception:  # noqa: BLE001  # a static cache has room for a few samples
+            self._chunk = 3
         return names[0] == names[1]
 
     @property
@@ -175,7 +180,7 @@ class Core:
         """
         probes = max(t.shape[0] for t in values.values())
         full = {cut: values.get(cut, base).expand(probes, -1) for cut, base in self.base.items()}
-        chunk = 1 if self._splits is None else _CHUNK
+        chunk = 1 if self._splits is None else self._chunk
         parts = [
             self._side_by_side({cut: t[start : start + chunk] for cut, t in full.items()})
             for start in range(0, probes, chunk)

@@ -94,7 +94,14 @@ class Lab:
     @cached_property
     def _exact(self) -> Callable[..., Any]:
         call = self.specimen.call
-        return independent(call).double() if isinstance(call, nn.Module) else call
+        if not isinstance(call, nn.Module):
+            return call
+        exact = independent(call).double()
+        for part in exact.modules():  # a cache may be a tensor that is neither parameter nor buffer
+            for name, value in vars(part).items():
+                if isinstance(value, Tensor) and value.is_floating_point():
+                    setattr(part, name, value.double())
+        return exact
 
     def for_first_sample(self) -> "Lab":
         """Return a lab in which all samples have the caller's arguments of the first."""

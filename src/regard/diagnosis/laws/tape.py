@@ -35,13 +35,14 @@ _NARROWER = {
     torch.float64: (torch.float16, torch.bfloat16, torch.float32),
 }
 _OWN = str(Path(__file__).parents[1])
+_INSTALLED = sysconfig.get_paths()["purelib"]
 _LIBRARIES = (
     str(Path(torch.__file__).parent),
     "<frozen ",
     "<string>",
     sysconfig.get_paths()["stdlib"],
+    *(f"{_INSTALLED}/{name}/" for name in ("einops", "opt_einsum")),
 )
-_INSTALLED = sysconfig.get_paths()["purelib"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +194,11 @@ class Tape(TorchDispatchMode):
         if isinstance(func, HigherOrderOperator):
             raise OpaqueOperator(f"It calls {func.name()}, whose function check cannot look into.")
         kwargs = dict(kwargs or {})
+        if torch.is_inference_mode_enabled():  # only there are matmul and linear one operation
+            with self:
+                parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
         # How many detachments autograd makes depends on who holds the tensors.
         counts = func is not torch.ops.aten.detach.default
         if counts and self._read is not None and self._read[0] == self._count:

@@ -9,6 +9,7 @@ from regard.diagnosis.laws.arithmetic import SOFTMAXES
 from regard.diagnosis.laws.lab import Lab, NotTried, differs
 from regard.diagnosis.laws.law import UNUSED, Breach, Law, Pair
 from regard.diagnosis.laws.tape import Place, Step, addresses
+from regard.diagnosis.signature import MEMORY
 
 __all__ = ["Influence", "Positions", "ignores_order", "influence", "pair_of", "pattern_of"]
 
@@ -28,14 +29,18 @@ def influence(lab: Lab) -> Tensor:
     s = lab.specimen
     if not s.has_tokens or not lab.sees_rows:
         raise NotTried("No axis of its arguments and its output stands for the tokens.")
-    contents = s.contents(1, s.tokens, seed=3, size=0.5)  # no score hides a token by its size
+    contents = s.contents(1, s.tokens, seed=3, size=0.1)  # no score hides a token by its size
     call = lab.fresh()
     base = lab.run(contents, call=call).rows[0]
-    seen = [
-        differs(lab.run(s.changed(contents, token=j), call=call).rows[0], base).any(-1)
-        for j in range(s.tokens)
-    ]
-    return torch.stack(seen, -1)
+
+    def moved(token: int) -> Tensor:
+        other = {
+            name: torch.lerp(contents[name], t, 0.2) if t.is_floating_point() else t
+            for name, t in s.changed(contents, token=token).items()
+        }
+        return differs(lab.run(other, call=call).rows[0], base).any(-1)
+
+    return torch.stack([moved(token) for token in range(s.tokens)], -1)
 
 
 def ignores_order(lab: Lab) -> bool:
@@ -92,12 +97,13 @@ class Influence(Law):
         """Change one token after another, and compare with what was declared."""
         seen = influence(lab)
         rows, tokens = seen.shape
-        if (idle := self._idle(lab)) is not None:
-            return idle
+        if (found := self._idle(lab) or self._exchanged(lab)) is not None:
+            return found
         if rows != tokens:
             raise NotTried("It gives more or fewer tokens than it takes.", applies=False)
         if lab.specimen.masks or lab.specimen.segments:
             return self._masked(lab, seen)
+        seen = self._joined(lab, seen)
         i, j = torch.arange(rows, device="cpu")[:, None], torch.arange(tokens, device="cpu")
         causal = lab.specimen.causal
         if causal:
@@ -144,6 +150,48 @@ class Influence(Law):
                 says = f"The argument for {name} has no influence on the output."
                 return Breach(says, kind=UNUSED.get(name, ""))
         return None
+
+    @staticmethod
+    def _exchanged(lab: Lab) -> Breach | None:
+        """Find queries that come from what the tokens attend to."""
+        s = lab.specimen
+        first, *others = s.sources
+        memory = next((name for name in others if MEMORY.search(name.lower())), "")
+        if not memory or MEMORY.search(first.lower()):
+            return None
+        contents = s.contents(1, s.tokens, seed=3)
+        base, other = lab.run(contents).rows[0], s.changed(contents, token=0)
+        moved = [
+            differs(lab.run({**contents, name: other[name]}).rows[0], base).any(-1)
+            for name in (first, memory)
+        ]
+        if not moved[0].all() or not moved[1][0] or moved[1][1:].any():
+            return None
+        return Breach(
+            f"Token 1 of {memory} moves output 1 alone, and token 1 of {first} moves all outputs: "
+            f"the queries are those of {memory}.",
+            kind="wrong-projection",
+        )
+
+    @staticmethod
+    def _joined(lab: Lab, seen: Tensor) -> Tensor:
+        """Return an influence as if all tokens were of one document.
+
+        An argument holds the numbers of documents if no token sees one with another number.
+        """
+        rows, tokens = seen.shape
+        ones = torch.ones_like(seen)
+        for slot in lab.specimen.slots:
+            if slot.kind != "given" or slot.dtype not in (torch.int32, torch.int64):
+                continue
+            number = slot.constant(1, tokens).flatten()
+            if slot.axes not in (("b", "t"), ("t",)) or rows != tokens:
+                continue
+            apart = number[:, None] != number
+            if apart.any() and not (seen & apart).any():
+                lab.readings.append(f"{slot.name}: documents")
+                return seen | (apart & (ones if seen.triu(1).any() else ones.tril()))
+        return seen
 
     @staticmethod
     def _masked(lab: Lab, seen: Tensor) -> Breach | None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import cast
 
 import torch
@@ -13,7 +13,7 @@ from regard.diagnosis.laws.arithmetic import SOFTMAXES
 from regard.diagnosis.laws.core import Core, Cut, Values
 from regard.diagnosis.laws.lab import Lab, NotTried, differs, normal
 from regard.diagnosis.laws.law import UNUSED, Breach, Law
-from regard.diagnosis.laws.tape import Place, Step, addresses, in_words, is_theirs
+from regard.diagnosis.laws.tape import Place, Step, addresses, in_words, is_theirs, reached
 from regard.diagnosis.laws.visibility import influence
 
 __all__ = ["Heads", "Mixture", "Score", "core_of"]
@@ -334,9 +334,9 @@ class Score(Law):
         if len(live) < 2:
             raise NotTried("No row of its weights has two tokens in all heads.")
         probe = _Probe(w, rows - 1, live[-1], live[-2])
-        found = self._others(probe, live) or self._bent(lab, probe)
+        found = self._twice(w) or self._others(probe, live) or self._bent(lab, probe)
         if found is None and not probe.is_bent:
-            found = self._factor(lab, probe) or self._shift(probe, weights) or self._levels(w)
+            found = self._factor(lab, probe) or self._shift(probe, weights) or self._biased(w)
         return found or self._filled(probe)
 
     @staticmethod
@@ -351,6 +351,15 @@ class Score(Law):
             if len(roles) == 1 and role not in ("nothing", cut):
                 says = f"The argument for the {cut} acts as the {role}."
                 return Breach(says, kind="" if cut == "value" else UNUSED.get(str(cut), ""))
+        return None
+
+    @staticmethod
+    def _twice(w: Weighing) -> Breach | None:
+        """Find a softmax of what a softmax gave."""
+        steps = [step for step in w.core.run.steps if step.name == "_softmax"]
+        for one, other in pairwise(steps):
+            if set(other.reads) & one.writes and other.args[1:2] == one.args[1:2]:
+                return Breach("The weights are a softmax of what a softmax gave.", other.place)
         return None
 
     def _others(self, probe: "_Probe", live: list[int]) -> Breach | None:
@@ -424,8 +433,11 @@ class Score(Law):
 
     def _clamp(self, w: Weighing) -> Place | None:
         """Return the line that limits scores, if it changes any that is not masked."""
-        for step in self._between(w):
-            if step.name in ("clamp", "clamp_min", "clamp_max", "hardtanh") and step.args[0].ndim:
+        between = self._between(w)
+        scores = reached(between, between[0].writes) if between else set[int]()
+        for step in between:
+            is_clamp = step.name in ("clamp", "clamp_min", "clamp_max", "hardtanh")
+            if is_clamp and step.args[0].ndim and step.reads[0] in scores:
                 before = step.args[0].clamp(min=-1e4)
                 if before.shape[-1] > 1 and differs(step.outputs[0].clamp(min=-1e4), before).any():
                     return step.place
@@ -527,13 +539,17 @@ class Score(Law):
                 return role
         return ""
 
-    def _levels(self, w: Weighing) -> Breach | None:
-        """Without query and key the weights show a bias; two levels are a mask that leaks."""
+    def _biased(self, w: Weighing) -> Breach | None:
+        """Without query and key the weights show a bias: it may be a mask that leaks."""
         values = w.core.placed(w.core.placed(w.core.bases(1), w.query, 0.0), w.key, 0.0)
         weights = w.weights(values)[0]
         rows, tokens = weights.shape[1:]
         if rows != tokens:
             return None
+        steps = weights[:, -1].clamp(min=1e-300).log().diff()
+        if tokens > 2 and not differs(steps, steps[:, :1]).any() and float(steps.max()) < -1e-6:
+            says = "A bias raises the scores of distant keys; that of ALiBi lowers them."
+            return Breach(says, self._place(w), is_definite=False)
         later = torch.ones(rows, tokens, dtype=torch.bool, device="cpu").triu(1)
         for own in weights:
             logs = own.clamp(min=1e-300).log()
