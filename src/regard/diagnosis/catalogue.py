@@ -282,9 +282,6 @@ _BY_NAME = {entry.name: entry for entry in (*FAULTS, *NOTES)}
 def fault(name: str) -> Fault:
     """Return the entry of that name.
 
-    Args:
-        name: as in ``Fault.name``.
-
     Raises:
         KeyError: there is none.
     """

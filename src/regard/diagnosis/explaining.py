@@ -58,12 +58,7 @@ class _Mistake:
 
 
 def explained(lab: Lab, results: Sequence[Result]) -> list[Finding]:
-    """Return the known mistakes that break the laws; empty if none is known to.
-
-    Args:
-        lab: runs the code.
-        results: of all laws.
-    """
+    """Return the known mistakes that break the laws; empty if none is known to."""
     found: list[_Mistake] = []
     early = [law for law, _ in _broken(results) if law in _ORDER[: _ORDER.index("padding")]]
     if early and (turned := _turned_mask(lab)) is not None:

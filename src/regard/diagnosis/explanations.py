@@ -9,9 +9,6 @@ __all__ = ["explanation"]
 def explanation(name: str) -> str:
     """Return what a law or a mistake is, in lines of text.
 
-    Args:
-        name: as a report has it.
-
     Raises:
         ValueError: neither a law nor a mistake has this name.
 

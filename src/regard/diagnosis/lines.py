@@ -31,11 +31,7 @@ class Lines:
         self._behind = reached(steps[self._softmax + 1 :], start)
 
     def of(self, name: str) -> Place | None:
-        """Return the line of a mistake; None where no operation tells.
-
-        Args:
-            name: of the mistake, in the catalogue.
-        """
+        """Return the line of a mistake; None where no operation tells."""
         number = _FINDERS.get(name, Lines.weights)(self)
         number = self.weights() if number is None else number
         return None if number is None else self._steps[number].place

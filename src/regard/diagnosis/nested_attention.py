@@ -23,9 +23,6 @@ def attentions_inside(lab: Lab) -> dict[str, nn.Module]:
     Two of one class are of one kind if they are set up alike: a layer that is causal, or scaled
     otherwise, is another. The module itself has the name "". One that has no matrix of its own
     belongs to the module around it, and heads side by side to the module that joins them.
-
-    Args:
-        lab: runs the model.
     """
     s = lab.specimen
     model = cast(nn.Module, lab.fresh(is_double=False))

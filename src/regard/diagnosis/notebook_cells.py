@@ -7,7 +7,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 __all__ = ["Cell", "namespace", "read_cells", "refuse_null_bytes", "run_cell"]
 
@@ -28,9 +28,6 @@ class Cell:
 
 def read_cells(path: Path) -> list[Cell]:
     """Return the cells of code of a notebook, in their order.
-
-    Args:
-        path: of an ``.ipynb`` file, which is JSON; format 3 and later.
 
     Raises:
         ValueError: it is no notebook.
@@ -56,12 +53,7 @@ def read_cells(path: Path) -> list[Cell]:
 
 
 def namespace(name: str, cells: list[Cell]) -> ModuleType:
-    """Return an empty module in which cells run; ``inspect.getsource`` finds their classes in it.
-
-    Args:
-        name: of the module.
-        cells: all that will run.
-    """
+    """Return an empty module for cells; ``inspect.getsource`` finds their classes in it."""
     module = ModuleType(name)
     module.__file__ = f"{name}, all cells"
     sys.modules[name] = module
@@ -77,10 +69,6 @@ def namespace(name: str, cells: list[Cell]) -> ModuleType:
 def run_cell(cell: Cell, module: ModuleType) -> None:
     """Run one cell.
 
-    Args:
-        cell: of the notebook.
-        module: of ``namespace``.
-
     Raises:
         BaseException: whatever the cell raises.
     """
@@ -91,10 +79,6 @@ def run_cell(cell: Cell, module: ModuleType) -> None:
 def refuse_null_bytes(source: str, file: str) -> None:
     """Raise what Python should: its own error for a null byte names neither file nor line.
 
-    Args:
-        source: of a file or a cell.
-        file: what tracebacks call it.
-
     Raises:
         SyntaxError: there is one.
     """
@@ -104,13 +88,10 @@ def refuse_null_bytes(source: str, file: str) -> None:
 
 
 def _sources(notebook: Any) -> Generator[str]:
-    # Format 3 has sheets of cells and calls a cell's source its input.
-    sheets = cast("list[Any]", notebook.get("worksheets") or [notebook])
-    for sheet in sheets:
-        for cell in sheet["cells"]:
-            if cell["cell_type"] == "code":
-                source: Any = cell["source"] if "source" in cell else cell["input"]
-                yield source if isinstance(source, str) else "".join(source)
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            source: Any = cell["source"]
+            yield source if isinstance(source, str) else "".join(source)
 
 
 def _plain_python(source: str) -> str:

@@ -34,11 +34,6 @@ _UNKNOWN = (
 def report_of_cells(name: str, cells: list[Cell], module: ModuleType) -> Report | None:
     """Return the report on the attention that the cells compute outside of any function.
 
-    Args:
-        name: of the notebook.
-        cells: all of them; they have run in ``module``.
-        module: that has the names of the cells.
-
     Returns:
         None if the cells run no softmax of their own.
     """
@@ -148,11 +143,7 @@ class _Cells:
         return values
 
     def specimens(self, given: Tensor) -> Iterator[Specimen]:
-        """Yield the cells up to each product of weights with values.
-
-        Args:
-            given: the tensor of tokens as the cells have it.
-        """
+        """Yield the cells up to each product of weights with values."""
         start = time.process_time()
         tape = Tape(keeps=True)
         x = given.double()

@@ -182,11 +182,7 @@ def thing_of(
 
 
 def as_scores(thing: Thing) -> Thing | None:
-    """Return code as a function of scores if what it takes may be scores: one tensor, no matrix.
-
-    Args:
-        thing: a function whose argument bears no name that tells.
-    """
+    """Return code as a function of scores if what it takes may be scores: one tensor, no matrix."""
     plain = [a for a in thing.arguments if a.role == "x"]
     rest = [a for a in thing.arguments if a.required and a.role not in ("x", "mask", "lengths")]
     if len(plain) != 1 or rest or next(thing.model.parameters(), None) is not None:
@@ -198,10 +194,6 @@ def as_scores(thing: Thing) -> Thing | None:
 
 def specimens(thing: Thing, causal: bool | None) -> Iterator[Specimen]:
     """Yield the code with each reading of its arguments with which it runs, the likeliest first.
-
-    Args:
-        thing: the code.
-        causal: what the caller declared.
 
     Raises:
         ValueError: it fails in all of them.
@@ -259,12 +251,7 @@ def _turned(read: Specimen) -> Specimen | None:
 
 
 def grouped(thing: Thing, causal: bool | None) -> Specimen | None:
-    """Return a reading with fewer heads of keys and values than of queries, if the code takes it.
-
-    Args:
-        thing: a function of query, key and value.
-        causal: what the caller declared.
-    """
+    """Return a reading with fewer heads of keys than of queries, if the code takes it."""
     if thing.kind != "qkv":
         return None
     order: Order = "bthd" if "bhtd" not in thing.orders else "bhtd"

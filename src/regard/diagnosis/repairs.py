@@ -257,11 +257,7 @@ def _is_of_scores(op: Operation) -> bool:
 
 
 def scaled_by(factor: float) -> Change:
-    """Return a repair that multiplies query times key with a factor.
-
-    Args:
-        factor: that is missing.
-    """
+    """Return a repair that multiplies query times key with a factor."""
 
     def fix(op: Operation) -> Tensor | None:
         if "scaled_dot_product" in op.name:

@@ -97,12 +97,7 @@ def docstrings_of(call: Callable[..., Any]) -> list[str]:
 
 
 def arguments_of(call: Callable[..., Any], given: Iterable[str]) -> list[Argument]:
-    """Return the arguments that a call of somebody's attention takes, in their order.
-
-    Args:
-        call: a function or a module.
-        given: the names for which the caller has values already.
-    """
+    """Return the arguments that a call of somebody's attention takes, in their order."""
     found: list[Argument] = []
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     for name, parameter in signature_of(call).parameters.items():

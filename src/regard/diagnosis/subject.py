@@ -83,11 +83,6 @@ def built_from(
 ) -> Callable[..., Any]:
     """Return the module that a class builds; a module or a function as it is.
 
-    Args:
-        thing: a class, a module or a function.
-        args: for the class.
-        options: for the class.
-
     Raises:
         TypeError: it cannot be called, or the class's arguments do not fit.
     """
@@ -115,12 +110,7 @@ def built_from(
 
 
 def call_to_copy(name: str, arguments: Iterable[Argument]) -> str:
-    """Return a call of check with an example, filled in as far as the names tell.
-
-    Args:
-        name: of the code.
-        arguments: that it takes.
-    """
+    """Return a call of check with an example, filled in as far as the names tell."""
     known = ("x", "memory", "query", "key", "value")
     needed = [a for a in arguments if a.required]
     values = "".join("torch.randn(2, 7, 16), " for a in needed if a.role in known).strip()
@@ -146,9 +136,6 @@ def copied(module: nn.Module) -> nn.Module:
 
 def independent(module: nn.Module) -> nn.Module:
     """Return a copy of a module that shares no tensor with it.
-
-    Args:
-        module: somebody's.
 
     Raises:
         ValueError: it cannot be copied.

@@ -1,55 +1,40 @@
 """Errors of somebody's code in a sentence with their own line."""
 
 import linecache
-import sysconfig
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
+from regard.diagnosis.laws.tape import is_theirs, place_of
 from regard.errors import RegardError
 
 __all__ = ["lacks_cuda", "sentence"]
 
 _LONGEST = 300
-_INSTALLED = tuple(
-    str(Path(place).resolve())
-    for name, place in sysconfig.get_paths().items()
-    if name in ("stdlib", "purelib", "platlib")
-)
 _NO_CUDA = ("torch not compiled with cuda", "no nvidia driver", "no cuda gpus", "cuda-capable")
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "bad_alloc", "out of memory")
 
 
 def sentence(error: BaseException, path: Path, shown: str) -> str:
-    """One sentence for people, and in the next line their own line or what to do.
-
-    Args:
-        error: as it was caught.
-        path: of their file.
-        shown: what they call it.
-    """
-    if isinstance(error, SyntaxError) and error.filename and _own_file(error.filename, path):
+    """One sentence for people, and in the next line their own line or what to do."""
+    if isinstance(error, SyntaxError) and error.filename and is_theirs(error.filename):
         line = error.lineno or 0
         where = _named(error.filename, path, shown)
-        if "codec can't decode" in str(error.msg) or str(error.msg).startswith("Non-UTF-8"):
-            return (
-                f"{where} is not UTF-8, line {line}; Python reads nothing else unless it is told.\n"
-                "    Save it as UTF-8, or write its encoding first: # -*- coding: latin-1 -*-"
-            )
         return (
             f"{where} does not compile, line {line}: {_first_line(error.msg)}; it must be Python."
             f"{_quoted(error.filename, line, error.text)}"
         )
     needed = "it must run before it can be checked"
-    frame = _own_frame(error, path)
-    if frame is None and error.__cause__ is not None:
+    place = place_of(error)
+    if place is None and error.__cause__ is not None:
         # Our own words, from what theirs raised on all that was tried.
-        frame = _own_frame(error.__cause__, path)
-        error = error if frame is None else error.__cause__
+        place = place_of(error.__cause__)
+        error = error if place is None else error.__cause__
         if not isinstance(error, NameError):
             needed = "it must run on one of the inputs that check tries"
-    if frame is None:
+    if place is None:
         return _without_line(error, shown)
-    file, line = frame
+    file, line = place.file, place.line
     where = _named(file, path, shown)
     kind, fact = type(error).__name__, _first_line(str(error))
     quoted = _quoted(file, line)
@@ -93,29 +78,13 @@ def _without_line(error: BaseException, shown: str) -> str:
     return f"regard itself failed while it checked {shown}; please report this.\n{lines}"
 
 
-def _own_frame(error: BaseException, path: Path) -> tuple[str, int] | None:
-    """Their innermost line; None where they had no part in it."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if _own_file(frame.filename, path):
-            return frame.filename, frame.lineno or 0
-    return None
-
-
-def _own_file(file: str, path: Path) -> bool:
-    """Return True if it is their file, a cell of it, or one beside it that it imports."""
-    beside = Path(file).is_relative_to(path.parent) and not file.startswith(_INSTALLED)
-    return file == str(path) or file.startswith(f"{path.name}, cell ") or beside
-
-
 def _named(file: str, path: Path, shown: str) -> str:
     """Their file as they call it: ``my_file.py``, ``lesson.ipynb, cell 3``."""
     if file.startswith(f"{path.name}, cell "):
         return f"{shown}{file.removeprefix(path.name)}"
-    return (
-        shown
-        if file == str(path)
-        else str(Path(shown).parent / Path(file).relative_to(path.parent))
-    )
+    with suppress(ValueError):  # it lies elsewhere
+        return str(Path(shown).parent / Path(file).relative_to(path.parent))
+    return file
 
 
 def _first_line(text: str) -> str:

@@ -21,11 +21,7 @@ _NO_NAME = "No known mistake gives these numbers."
 
 
 def report_of(readings: Sequence[Specimen]) -> Report:
-    """Return the report on the first reading that obeys all laws; else on the first one.
-
-    Args:
-        readings: of the code, the likeliest first.
-    """
+    """Return the report on the first reading that obeys all laws; else on the first one."""
     tried: list[tuple[Lab, list[Result]]] = []
     for specimen in readings:
         lab = Lab(specimen)

@@ -46,12 +46,7 @@ _NEEDS = {
 
 
 def judged(lab: Lab, laws: Sequence[Law] = LAWS) -> list[Result]:
-    """Return the result of each law.
-
-    Args:
-        lab: runs the code, and takes notes.
-        laws: in the order in which they are tried.
-    """
+    """Return the result of each law."""
     results: list[Result] = []
     broken: set[str] = set()
     for law in laws:

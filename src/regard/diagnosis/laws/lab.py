@@ -185,12 +185,7 @@ class Lab:
     def overflow(
         self, contents: Contents, extra: Mapping[str, Any]
     ) -> tuple[str, Place | None] | None:
-        """Return what code in half precision raises for a number that is too large, and where.
-
-        Args:
-            contents: numbers of the tokens by source.
-            extra: more arguments by name.
-        """
+        """Return what code in half precision raises for a number that is too large, and where."""
         original = self.specimen.original
         own = [p.dtype for p in original.parameters() if p.is_floating_point()] if original else []
         for dtype in dict.fromkeys([*own, torch.float32]):

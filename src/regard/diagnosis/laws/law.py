@@ -64,9 +64,6 @@ class Law(ABC):
     def breach(self, lab: Lab) -> Breach | None:
         """Return a counterexample, or None if the law holds.
 
-        Args:
-            lab: runs the code.
-
         Raises:
             NotTried: the law cannot be tried on this code.
         """

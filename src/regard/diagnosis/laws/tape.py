@@ -93,12 +93,7 @@ def addresses(value: Any) -> list[int]:
 
 
 def reached(steps: Iterable[Step], start: Iterable[int]) -> set[int]:
-    """Return the addresses of all that depends on some tensors, with those tensors.
-
-    Args:
-        steps: in the order in which they ran.
-        start: addresses of the tensors.
-    """
+    """Return the addresses of all that depends on some tensors, with those tensors."""
     found = set(start)
     for step in steps:
         if not _is_of_shape(step.name) and not found.isdisjoint(step.reads):

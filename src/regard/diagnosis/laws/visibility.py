@@ -19,9 +19,6 @@ _CAPTION = "which token (across) moves which output (down): 1 if it does"
 def influence(lab: Lab) -> Tensor:
     """Return which token moves which row of the output, bool, (rows, tokens).
 
-    Args:
-        lab: runs the code.
-
     Raises:
         NotTried: tokens or rows cannot be told apart.
     """
@@ -44,11 +41,7 @@ def influence(lab: Lab) -> Tensor:
 
 
 def ignores_order(lab: Lab) -> bool:
-    """Return True if two tokens can change places, and the last row stays as it is.
-
-    Args:
-        lab: runs the code.
-    """
+    """Return True if two tokens can change places, and the last row stays as it is."""
     lab = lab.for_first_sample()
     s = lab.specimen
     if not s.has_tokens or not lab.sees_rows or len(s.sources) > 1:
@@ -65,11 +58,7 @@ def ignores_order(lab: Lab) -> bool:
 
 
 def pattern_of(seen: Tensor) -> str:
-    """Return the pattern of an influence in words; empty where it is none of the usual ones.
-
-    Args:
-        seen: of ``influence``.
-    """
+    """Return the pattern of an influence in words; empty where it is none of the usual ones."""
     rows, tokens = seen.shape
     if rows != tokens:
         return ""
@@ -127,7 +116,7 @@ class Influence(Law):
             if not bool((seen & (j > i)).any()):
                 says = "A token sees the tokens before it, and not itself."
             return Breach(says, None, pair_of(seen, j <= i), kind=kind)
-        if not words:
+        if not words and causal is None:
             raise NotTried(
                 "What sees what is neither everything nor causal nor a window: pass causal=True "
                 "or causal=False."
@@ -135,6 +124,8 @@ class Influence(Law):
         if causal is False and tokens > 1 and not bool((seen & (j > i)).any()):
             says = f"Token {tokens} does not move output 1 of {rows}: it is causal."
             return Breach(says, None, pair_of(seen, torch.ones_like(seen)))
+        if not words:
+            lab.notes.append("Some tokens are hidden from others, in a pattern taken as meant.")
         return None
 
     @staticmethod
@@ -148,7 +139,8 @@ class Influence(Law):
             moved = lab.run({**contents, name: other[name]}).rows
             if not differs(moved, start).any():
                 says = f"The argument for {name} has no influence on the output."
-                return Breach(says, kind=UNUSED.get(name, ""))
+                # Under a mask that is filled with a large number no query has any influence.
+                return Breach(says, kind="" if s.masks else UNUSED.get(name, ""))
         return None
 
     @staticmethod

@@ -25,9 +25,6 @@ _SMALL = 1e-2  # scores of this size square pass a cap unchanged
 def core_of(lab: Lab) -> "Weighing":
     """Return the attention inside of the code, worked out once for each lab.
 
-    Args:
-        lab: runs the code.
-
     Raises:
         NotTried: no attention can be cut out.
     """
@@ -55,11 +52,7 @@ def core_of(lab: Lab) -> "Weighing":
 
 
 def has_no_projections(lab: Lab) -> bool:
-    """Return True if code gives softmax(x xᵀ) x, scaled or not: queries, keys and values are x.
-
-    Args:
-        lab: runs the code.
-    """
+    """Return True if code gives softmax(x xᵀ) x, scaled or not: queries, keys and values are x."""
     s = lab.specimen
     if lab.model is not None and next(lab.model.parameters(), None) is not None:
         return False

@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from typing import Any, cast
 import torch
 
 from regard.diagnosis.checker import check
+from regard.diagnosis.laws.tape import place_of
 from regard.diagnosis.notebook_cells import Cell, namespace, read_cells, refuse_null_bytes, run_cell
 from regard.diagnosis.notebook_function import report_of_cells
 from regard.diagnosis.report import Report
@@ -115,15 +115,15 @@ class _Parts:
         """Return what their code raised, or that it did not end, in a sentence."""
         if not isinstance(error, _OutOfTime):
             return sentence(error, self.path, self.shown)
-        for frame in reversed(traceback.extract_tb(error.__traceback__)):
-            cell = frame.filename.removeprefix(f"{self.path.name}, ")
-            if frame.filename == str(self.path) or cell != frame.filename:
-                inside = f"in {cell}, line" if cell != frame.filename else "on line"
-                return (
-                    f"{self.shown} is {error}, {inside} {frame.lineno}; it must come to an end.\n"
-                    "    What trains or waits belongs elsewhere, or give it more: --timeout 600"
-                )
-        return f"{self.shown} is {error}; it must come to an end."
+        place = place_of(error)
+        if place is None:
+            return f"{self.shown} is {error}; it must come to an end."
+        cell = place.file.removeprefix(f"{self.path.name}, ")
+        inside = f"in {cell}, line" if cell != place.file else "on line"
+        return (
+            f"{self.shown} is {error}, {inside} {place.line}; it must come to an end.\n"
+            "    What trains or waits belongs elsewhere, or give it more: --timeout 600"
+        )
 
 
 def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -234,9 +234,6 @@ def _data(report: Report) -> dict[str, Any]:
 def imported(path: Path) -> Any:
     """Import a file as the module that it is, in its package where it belongs to one.
 
-    Args:
-        path: absolute.
-
     Raises:
         BaseException: whatever it raises.
     """
@@ -272,5 +269,5 @@ def _value(given: Any) -> Any:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)  # tensors are small: two threads take three times as long
+    torch.set_num_threads(1)  # tensors are small, and there are many
     main()

@@ -21,7 +21,6 @@ _ATTENTION = re.compile(r"softmax|attention|\.exp\(", re.IGNORECASE)
 _WIDTH = re.compile(r"dim|width|size|embd?|hidden|channels|d_model|d_in|d_out")
 _COUNT = re.compile(r"heads?$|^h$|nhead")
 _ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-_MOST_NAMES = 12
 _OBJECT = re.compile(r"config|cfg|args|params|settings")
 
 
@@ -30,9 +29,6 @@ def attentions(module: ModuleType) -> dict[str, Any]:
 
     Its own classes and functions with a softmax in their text, or attention in their name, and
     modules built from such a class: then not the class as well.
-
-    Args:
-        module: that has run.
     """
     found = {
         name: thing
@@ -54,11 +50,6 @@ def _may_be_one(thing: object, module: ModuleType) -> bool:
 
 def named(module: ModuleType, name: str, shown: str) -> Any:
     """Return what a module has under a name; ``Outer.Inner`` is a part of a part.
-
-    Args:
-        module: that has run.
-        name: as it stands in the file.
-        shown: what the user calls the file.
 
     Raises:
         RegardError: there is none, or it is nothing that can be checked.
@@ -85,28 +76,11 @@ def _there(module: ModuleType, name: str) -> str:
     names = [own for own in vars(module) if not own.startswith("__")]
     if near := difflib.get_close_matches(name, names, n=3):
         return f"Did you mean {' or '.join(near)}?"
-    likely = list(attentions(module))
-    others = [
-        key
-        for key, thing in vars(module).items()
-        if callable(thing) and key not in likely
-        if getattr(definition_of(thing), "__module__", None) == module.__name__
-    ]
-    shown = ", ".join(others[:_MOST_NAMES])
-    if len(others) > _MOST_NAMES:
-        shown += f" and {len(others) - _MOST_NAMES} more"
-    there = ", ".join(likely) or "nothing"
-    return f"With a softmax it has {there}; without one {shown or 'nothing'}."
+    return f"It has {', '.join(attentions(module)) or 'no class or function with a softmax'}."
 
 
 def check_options(thing: Any, name: str, shown: str, options: Mapping[str, Any]) -> None:
     """Refuse options that do not fit what is checked.
-
-    Args:
-        thing: module, function or class.
-        name: what it is called.
-        shown: what the user calls the file.
-        options: by name: what it takes, and what ``check`` takes.
 
     Raises:
         RegardError: one is missing, or one too many.
@@ -147,12 +121,7 @@ def _takes_a_value(parameter: inspect.Parameter) -> bool:
 
 
 def fitting_options(thing: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the options that what is checked takes, or ``check`` itself.
-
-    Args:
-        thing: module, function or class.
-        options: by name.
-    """
+    """Those of the options that what is checked takes, or ``check`` itself."""
     takes = {} if isinstance(thing, nn.Module) else _parameters(thing)
     anything = any(p.kind is p.VAR_KEYWORD for p in takes.values())
     own = _settings()
