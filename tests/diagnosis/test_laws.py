@@ -198,6 +198,24 @@ def test_a_cache_gives_what_the_whole_call_gives(layer: nn.Module, outcome: str)
     assert report.verdict == ("right" if outcome == "held" else "wrong"), report
 
 
+class OneAtATime(Cached):
+    def forward(
+        self, x: Tensor, past: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        q, k, v = self.split(x)
+        if past is not None:
+            k, v = (torch.cat(pair, 2) for pair in zip(past, (k, v), strict=True))
+        is_causal = q.shape[2] > 1
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+        return self.merge(out), (k, v)
+
+
+def test_a_cache_for_one_token_at_a_time_is_right_with_a_note() -> None:
+    report = check(OneAtATime(1), causal=True)
+    assert report.verdict == "right", report
+    assert "With a cache it takes one new token at a time." in report.notes
+
+
 class ReadsValuesTwice(nn.Module):
     """Takes query, key and value, and projects keys from the values."""
 

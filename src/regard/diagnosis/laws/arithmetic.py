@@ -55,7 +55,7 @@ class Gradient(Law):
         gradients = torch.autograd.grad((run.rows * weight).sum(), wanted, allow_unused=True)
         found = cast("tuple[Tensor | None, ...]", gradients)
         # A number that is added to all scores of a row gets a gradient of rounding alone.
-        least = 1e-12 * max(float(g.abs().max()) for g in found if g is not None)
+        least = 1e-12 * max((float(g.abs().max()) for g in found if g is not None), default=0.0)
         idle = [
             name
             for (name, p), grad in zip(named.items(), found[len(leaves) :], strict=True)
