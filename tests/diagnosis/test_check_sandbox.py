@@ -416,9 +416,8 @@ def is_running(pid: str) -> bool:
         (
             "latin.py",
             b'name = "\xe9"\n',
-            "latin.py does not compile, line 1: (unicode error) 'utf-8' codec can't decode byte "
-            "0xe9 in position 0: unexpected end of data; it must be Python.\n"
-            '    1 | name = "\ufffd"',
+            "latin.py is not UTF-8, line 1; Python reads source files as UTF-8.\n"
+            "    Save it as UTF-8, or write its encoding first: # -*- coding: latin-1 -*-",
         ),
         (
             "latin.ipynb",

@@ -1,6 +1,7 @@
 """``regard.check`` in our own process: what somebody's code does to it is put back, or told."""
 
 import os
+import signal
 import sys
 import threading
 import warnings
@@ -94,6 +95,14 @@ CHANGES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
     "sys.modules": (
         lambda: sys.modules.update(math=sys, json=sys),
         lambda: [sys.modules["math"], sys.modules["json"]],
+    ),
+    "recursion limit": (lambda: sys.setrecursionlimit(765), sys.getrecursionlimit),
+    "signals": (
+        lambda: (
+            threading.current_thread() is threading.main_thread()
+            and signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        ),
+        lambda: signal.getsignal(signal.SIGTERM),
     ),
     "deterministic algorithms": (
         lambda: torch.use_deterministic_algorithms(

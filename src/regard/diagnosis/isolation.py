@@ -1,13 +1,14 @@
 """Somebody's code in this process: what it changes is put back, and what ends it is told."""
 
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -26,8 +27,8 @@ _ONE_AT_A_TIME = threading.RLock()
 def undisturbed(check: Callable[_P, _R]) -> Callable[_P, _R]:
     """Return the same function, after which this process is as it was.
 
-    Environment, current folder, ``sys.path``, the modules that were there and deterministic
-    algorithms are put back. Calls on several threads run one
+    Environment, current folder, ``sys.path``, the modules that were there, recursion limit,
+    handlers of signals and deterministic algorithms are put back. Calls on several threads run one
     after another. Where the code ends Python, or needs CUDA where there is none, that is a
     ``ValueError`` with its line.
 
@@ -69,7 +70,8 @@ def _sentence(error: BaseException) -> str:
 
 @contextmanager
 def _put_back() -> Generator[None]:
-    environment, path, modules = dict(os.environ), list(sys.path), dict(sys.modules)
+    environment, path, limit = dict(os.environ), list(sys.path), sys.getrecursionlimit()
+    handlers, modules = _handlers(), dict(sys.modules)
     folder: str | None = None
     with suppress(OSError):  # it may have been deleted
         folder = os.getcwd()  # noqa: PTH109  # as it is written
@@ -83,6 +85,10 @@ def _put_back() -> Generator[None]:
         sys.path[:] = path
         # Modules that were imported for the first time stay: others refer to them already.
         sys.modules.update(modules)
+        sys.setrecursionlimit(limit)
+        for number, handler in _handlers().items():
+            if handler is not handlers[number] and handlers[number] is not None:
+                signal.signal(number, handlers[number])
         if folder is not None:
             with suppress(OSError):
                 os.chdir(folder)
@@ -96,3 +102,10 @@ def _determinism() -> tuple[bool, bool]:
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
     )
+
+
+def _handlers() -> dict[signal.Signals, Any]:
+    """Return the handler of each signal; none outside of the main thread, which sets them."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    return {number: signal.getsignal(number) for number in signal.Signals}

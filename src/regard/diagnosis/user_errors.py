@@ -20,6 +20,11 @@ def sentence(error: BaseException, path: Path, shown: str) -> str:
     if isinstance(error, SyntaxError) and error.filename and is_theirs(error.filename):
         line = error.lineno or 0
         where = _named(error.filename, path, shown)
+        if "codec can't decode" in str(error.msg) or str(error.msg).startswith("Non-UTF-8"):
+            return (
+                f"{where} is not UTF-8, line {line}; Python reads source files as UTF-8.\n"
+                "    Save it as UTF-8, or write its encoding first: # -*- coding: latin-1 -*-"
+            )
         return (
             f"{where} does not compile, line {line}: {_first_line(error.msg)}; it must be Python."
             f"{_quoted(error.filename, line, error.text)}"
