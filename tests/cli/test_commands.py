@@ -462,8 +462,8 @@ def test_recordings_of_other_shapes_are_not_compared(run: Run, bert: str, record
     code, out, err = run("compare", recorded, "other.safetensors")
     assert (code, out) == (2, "")
     assert err.endswith(
-        "Compare texts of as many tokens, in models of the same shape; -o page.html shows any two "
-        "side by side.\n"
+        "Compare texts with the same number of tokens; with -o page.html regard shows any two side "
+        "by side.\n"
     )
 
 
