@@ -125,7 +125,10 @@ class _Trial:
         if form.axes == "pairs":  # one mask for all samples
             keep = keep[:1].expand_as(keep)
         extra = {form.argument: form.encode(keep)}
-        rows = self._run(self.contents, extra).rows
+        run = self._run(self.contents, extra)
+        rows, own = run.rows, self.lab.specimen.by_name(run.arguments)[form.argument]
+        if differs(extra[form.argument], own).any():
+            return Breach(f"The argument {form.argument} is changed in place.", extra=extra)
         if not rows.isfinite().all():
             count = int((~rows.isfinite()).any(-1).sum())
             says = f"Under a mask {count} of {rows.shape[0] * rows.shape[1]} rows are not finite."

@@ -828,7 +828,11 @@ class Heads(Law):
             return None
         values = [channel for channel, _ in heads]
         order = [values[int(row.nonzero()[0])] for row in moved if bool(row.any())]
-        if len(set(order)) > 1 and len(set(values)) < len(values) and order != sorted(order):
+        if (met := list(dict.fromkeys(order))) != sorted(met):
+            return Breach(
+                "The heads of the queries are in another order than those of the values they weigh."
+            )
+        if len(set(values)) < len(values) and order != sorted(order):
             return Breach(
                 "Neighbouring query heads should share a head of keys and values, 0 0 1 1; here "
                 f"they take turns, in the order {_turns(order)}.",
